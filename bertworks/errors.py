@@ -1,0 +1,30 @@
+"""What a person is told when something cannot be done: what, where, why, and what to type next.
+
+Every error that a user can cause is one of these two; anything else that reaches the command line is a bug of ours.
+"""
+
+
+class BertworksError(Exception):
+    """The data, a model or the machine does not allow it. The command line prints it and exits with 1.
+
+    Args:
+        what: one sentence: what is wrong, and why.
+        where: the place, as `file` or `file:line`.
+        fix: what to type or change next.
+    """
+
+    exit_code = 1
+
+    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None):
+        super().__init__(what)
+        self.what, self.where, self.fix = what, where, fix
+
+    def __str__(self) -> str:
+        place = f"{self.where}: " if self.where else ""
+        return f"{place}{self.what}" + (f"\n  fix: {self.fix}" if self.fix else "")
+
+
+class UsageError(BertworksError):
+    """The command or the recipe was typed wrongly. The command line exits with 2."""
+
+    exit_code = 2

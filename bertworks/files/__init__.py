@@ -1,0 +1,1 @@
+"""Folders that explain themselves: checkpoints, model folders, the names that others give to our parameters."""

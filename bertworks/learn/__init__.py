@@ -1,0 +1,1 @@
+"""What is asked of a network, and how it learns."""

@@ -1,0 +1,1 @@
+"""Networks: torch and this folder only. No file, no text, no step."""

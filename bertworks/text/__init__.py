@@ -1,0 +1,1 @@
+"""Raw text to token ids on disk. No torch."""
