@@ -1,0 +1,187 @@
+"""Files and folders that are there whole or not at all: written aside, fsynced, renamed into place; sha256 of files.
+
+It is not a format and knows no file of ours: it only moves bytes safely. A reader sees the old content or the new one,
+also after `kill -9` or a power cut; a full disk costs nothing that was saved before.
+"""
+
+import ctypes
+import errno
+import hashlib
+import itertools
+import os
+import re
+import shutil
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bertworks.errors import BertworksError
+
+_COUNTER = itertools.count()
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# Libraries that write by themselves report a full disk in words only (safetensors, numpy's tofile).
+_DISK_FULL_WORDS = re.compile(r"No space left on device|os error 28\b|\d+ requested and \d+ written")
+_LEFTOVER = re.compile(r"\..+@(?P<host>[^@]*)\.(?P<process>\d+)\.\d+\.tmp")
+_AT_CURRENT_FOLDER = -100  # AT_FDCWD
+_RENAME_EXCHANGE = 2
+
+
+def write_bytes(path: str | Path, data: bytes) -> None:
+    """Write a whole file atomically; missing folders above it are made."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write a whole UTF-8 file atomically, newlines as they are."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[Path]:
+    """Yield a temporary sibling to write to; when the block ends well it takes the place of `path`, durably.
+
+    When the block fails, the temporary file is removed and whatever was at `path` stays.
+
+    Raises:
+        BertworksError: the disk is full, or the file cannot be written there.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = _aside(target)
+    with _explained(target, temporary):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(target.parent, name=target.name)
+        yield temporary
+        _fsync(temporary)
+        temporary.replace(target)
+        _fsync(target.parent)
+
+
+@contextmanager
+def replacing_folder(path: str | Path) -> Iterator[Path]:
+    """Yield a new temporary sibling folder to fill; when the block ends well it takes the place of `path`, durably.
+
+    A folder already there is exchanged with the new one in one step of the file system where it can (Linux), and then
+    deleted; elsewhere there is an instant in which it stands beside, under a temporary name.
+
+    Raises:
+        BertworksError: the disk is full, or the folder cannot be written there.
+    """
+    target = Path(os.path.realpath(path))
+    temporary = _aside(target)
+    with _explained(target, temporary):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(target.parent, name=target.name)
+        temporary.mkdir()
+        yield temporary
+        for folder, _, files in os.walk(temporary, topdown=False):
+            for file in files:
+                _fsync(Path(folder) / file)
+            _fsync(Path(folder))
+        if not target.exists():
+            temporary.rename(target)
+        elif not _exchange(temporary, target):
+            old = _aside(target)
+            target.rename(old)
+            temporary.rename(target)
+            old.rename(temporary)
+        _fsync(target.parent)
+    _remove(temporary)  # the former content, if there was any
+
+
+def remove_leftovers(folder: str | Path, *, name: str | None = None) -> int:
+    """Delete what killed processes of this machine left half-written in `folder`; return how many there were.
+
+    Args:
+        name: only the leftovers of this file or folder; None: of all.
+    """
+    removed = 0
+    for entry in Path(folder).glob(".*.tmp"):
+        match = _LEFTOVER.fullmatch(entry.name)
+        if match is None or match["host"] != socket.gethostname() or _is_alive(int(match["process"])):
+            continue
+        if name is None or entry.name.startswith(f".{name}@"):
+            _remove(entry)
+            removed += 1
+    return removed
+
+
+def sha256(path: str | Path) -> str:
+    """The sha256 of a file's bytes in hexadecimal, read as a stream."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _aside(target: Path) -> Path:
+    """A sibling name that no other process or thread uses and that `remove_leftovers` recognises."""
+    return target.with_name(f".{target.name}@{socket.gethostname()}.{os.getpid()}.{next(_COUNTER)}.tmp")
+
+
+@contextmanager
+def _explained(target: Path, temporary: Path) -> Iterator[None]:
+    """Remove `temporary` when the block fails, and say in plain words why `target` could not be written."""
+    try:
+        yield
+    except BaseException as error:
+        _remove(temporary)
+        if isinstance(error, OSError) and error.errno in _DISK_FULL or _DISK_FULL_WORDS.search(str(error)):
+            raise _disk_full(target) from error
+        if isinstance(error, OSError) and _concerns(error, target):
+            raise BertworksError(
+                f"cannot be written: {error.strerror}",
+                where=str(target),
+                fix="choose another place, or make this one writable",
+            ) from error
+        raise
+
+
+def _concerns(error: OSError, target: Path) -> bool:
+    """Whether an error is about the place we write to, and not about some file that the caller's block read."""
+    names = [Path(os.fsdecode(name)) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
+    return any(name.parent == target.parent or name in target.parents for name in names)
+
+
+def _disk_full(target: Path) -> BertworksError:
+    existing = next(folder for folder in target.parents if folder.exists())
+    free = shutil.disk_usage(existing).free
+    return BertworksError(
+        f"the disk is full ({free / 1e6:.1f} MB free, or a quota is reached): this was not written; "
+        "nothing that was already saved has been touched",
+        where=str(target),
+        fix=f"free space on the disk of {existing} or choose an output folder elsewhere, then type the same again",
+    )
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two names in one step (renameat2 of Linux); False where the system cannot."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    names = os.fsencode(first), os.fsencode(second)
+    return bool(rename(_AT_CURRENT_FOLDER, names[0], _AT_CURRENT_FOLDER, names[1], _RENAME_EXCHANGE) == 0)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
