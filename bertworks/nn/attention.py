@@ -1,0 +1,80 @@
+"""Tokens gather from the tokens of their own sequence. The only module that knows which kernel does it."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import varlen
+
+from .config import EncoderConfig
+from .dropout import LEVELS, keep_mask
+from .layout import Layout
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention (Vaswani et al. 2017, section 3.2), one matrix for query, key and value."""
+
+    def __init__(self, c: EncoderConfig):
+        super().__init__()
+        self.num_heads, self.dropout = c.num_attention_heads, c.attention_dropout
+        self.qkv = nn.Linear(c.hidden_size, 3 * c.hidden_size)
+        self.output = nn.Linear(c.hidden_size, c.hidden_size)
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        p = self.dropout if self.training else 0.0
+        qkv: Tensor = self.qkv(x).view(len(x), 3, self.num_heads, -1)  # [T, 3, heads, d]
+        if qkv.is_cuda and p == 0 and qkv.dtype in (torch.bfloat16, torch.float16):
+            q, k, v = qkv.unbind(1)
+            ends = layout.cu_seqlens, layout.cu_seqlens, layout.max_seqlen, layout.max_seqlen
+            context = varlen.varlen_attn(q, k, v, *ends)
+        else:
+            q, k, v = layout.pad(qkv).permute(2, 0, 3, 1, 4)  # [B, heads, length, d] each
+            mask = None if layout.is_uniform else layout.present[:, None, None]
+            context = layout.unpad(attend(q, k, v, mask, p).transpose(1, 2))
+        return self.output(context.flatten(1))  # type: ignore[no-any-return]
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float) -> Tensor:
+    """q, k, v [B, heads, L, d]; mask bool [B, 1, 1, L], True where there is a token -> [B, heads, L, d].
+
+    `p` is the share of the attention probabilities that is dropped.
+    """
+    if q.is_cuda or not torch.is_grad_enabled():
+        return F.scaled_dot_product_attention(q, k, v, mask, p)
+    # On a CPU the backward pass of the fused kernel costs several times as much as plain matrix products.
+    batch, heads, length, size = q.shape
+    q, k, v = (t.reshape(batch * heads, length, size) for t in (q, k, v))
+    bias = None
+    if mask is not None:
+        bias = q.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf).expand(batch, heads, 1, length).flatten(0, 1)
+    context: Tensor = _Attend.apply(q, k, v, bias, round(p * LEVELS))  # type: ignore[no-untyped-call]
+    return context.unflatten(0, (batch, heads))
+
+
+class _Attend(torch.autograd.Function):
+    """softmax(q k' / sqrt(d) + bias) v with dropout. Written out because autograd would keep and pass over the largest
+    tensors of the step, the [N, L, L] scores, half a dozen times more than is needed."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropped: int) -> Tensor:  # type: ignore[no-untyped-def]
+        scale = q.shape[-1] ** -0.5
+        scores = torch.bmm(q, k.transpose(1, 2)).mul_(scale)
+        if bias is not None:
+            scores += bias
+        probabilities = torch.softmax(scores, -1, out=scores) if not scores.requires_grad else scores.softmax(-1)
+        mask = keep_mask(probabilities, dropped).mul_(LEVELS / (LEVELS - dropped)) if dropped else None
+        ctx.scale = scale
+        ctx.save_for_backward(q, k, v, probabilities, mask)
+        return torch.bmm(probabilities if mask is None else probabilities * mask, v)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:  # type: ignore[no-untyped-def]
+        q, k, v, probabilities, mask = ctx.saved_tensors
+        used = probabilities if mask is None else probabilities * mask
+        grad_v = torch.bmm(used.transpose(1, 2), grad)
+        grad_p = torch.bmm(grad, v.transpose(1, 2))
+        if mask is not None:
+            grad_p *= mask
+        grad_scores = torch._softmax_backward_data(grad_p, probabilities, -1, probabilities.dtype).mul_(ctx.scale)
+        grad_q, grad_k = torch.bmm(grad_scores, k), torch.bmm(grad_scores.transpose(1, 2), q)
+        return grad_q, grad_k, grad_v, None, None

@@ -1,0 +1,83 @@
+"""Tokens in, one vector per token and layer out. Nothing here knows of losses, tasks, files or steps."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from .attention import Attention
+from .config import EncoderConfig
+from .dropout import dropout
+from .embeddings import Embeddings
+from .layout import Layout
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+class FeedForward(nn.Module):
+    def __init__(self, c: EncoderConfig):
+        super().__init__()
+        self.activation = ACTIVATIONS[c.hidden_act]
+        self.up = nn.Linear(c.hidden_size, c.inner_size)
+        self.down = nn.Linear(c.inner_size, c.hidden_size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        return self.down(self.activation(self.up(x)))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """One layer: attention, then feed-forward, each with dropout, residual and a norm after the sum (post-LN)."""
+
+    def __init__(self, c: EncoderConfig):
+        super().__init__()
+        self.dropout = c.hidden_dropout
+        self.attention = Attention(c)
+        self.attention_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
+        self.feed_forward = FeedForward(c)
+        self.feed_forward_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        """[T, hidden] -> [T, hidden]."""
+        p = self.dropout if self.training else 0.0
+        x = self.attention_norm(dropout(self.attention(x, layout), p, residual=x))
+        return self.feed_forward_norm(dropout(self.feed_forward(x), p, residual=x))  # type: ignore[no-any-return]
+
+
+class Encoder(nn.Module):
+    """BERT's body. With `gradient_checkpointing` only the borders of layers are kept for the backward pass, which
+    computes the rest again: memory of one layer instead of all, for a third more arithmetic."""
+
+    def __init__(self, c: EncoderConfig, gradient_checkpointing: bool = False):
+        super().__init__()
+        self.config, self.gradient_checkpointing = c, gradient_checkpointing
+        self.embeddings = Embeddings(c)
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.num_hidden_layers))
+        initialize(self, c)
+
+    def forward(self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None) -> list[Tensor]:
+        """input_ids, token_type_ids int64 [T] -> num_hidden_layers + 1 tensors [T, hidden], embeddings first."""
+        states = [self.embeddings(input_ids, layout, token_type_ids)]
+        for block in self.blocks:
+            if self.gradient_checkpointing and self.training:
+                states.append(checkpoint(block, states[-1], layout, use_reentrant=False))
+            else:
+                states.append(block(states[-1], layout))
+        return states
+
+
+def initialize(module: nn.Module, c: EncoderConfig) -> None:
+    """Matrices and tables from a normal cut at two deviations, as in google-research/bert `create_initializer`; biases
+    zero; norms are born right. The row of [PAD] is drawn like any other."""
+    for part in module.modules():
+        if isinstance(part, nn.Linear | nn.Embedding):
+            limit = 2 * c.initializer_range
+            nn.init.trunc_normal_(part.weight, std=c.initializer_range, a=-limit, b=limit)
+        if isinstance(part, nn.Linear) and part.bias is not None:
+            nn.init.zeros_(part.bias)

@@ -1,0 +1,76 @@
+"""Where tokens stand: sequences of any length laid end to end in one row, without padding.
+
+Every per-token tensor of a batch is [T, ...] and obeys one Layout. Not here: what the tokens are. Padding happens inside
+`attention` alone, which asks a Layout for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Layout:
+    """T tokens in B sequences."""
+
+    cu_seqlens: Tensor  # int32 [B+1]; sequence b is tokens cu_seqlens[b]:cu_seqlens[b+1]
+    max_seqlen: int  # no sequence is longer; known on the host, so that no kernel has to ask the device
+    position_ids: Tensor  # int64 [T]
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> Layout:
+        """The layout of sequences of these lengths, in this order."""
+        cu_seqlens = torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32)
+        return cls(cu_seqlens, max(lengths), torch.cat([torch.arange(n) for n in lengths])).to(device)
+
+    def to(self, device: torch.device | str) -> Layout:
+        """The same layout on a device."""
+        return Layout(
+            self.cu_seqlens.to(device, non_blocking=True),
+            self.max_seqlen,
+            self.position_ids.to(device, non_blocking=True),
+        )
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.cu_seqlens) - 1
+
+    @property
+    def is_uniform(self) -> bool:
+        """Are all sequences of length max_seqlen? Answered on the host: only then do they fill the rectangle."""
+        return len(self.position_ids) == self.num_sequences * self.max_seqlen
+
+    @property
+    def first(self) -> Tensor:
+        """int32 [B]: the place of the first token of every sequence, which is [CLS]."""
+        return self.cu_seqlens[:-1]
+
+    @cached_property
+    def slots(self) -> Tensor:
+        """int64 [T]: the place of each token in the rectangle [B * max_seqlen]."""
+        numbers = torch.arange(self.num_sequences, device=self.cu_seqlens.device)
+        sequence_ids = numbers.repeat_interleave(self.cu_seqlens.diff(), output_size=len(self.position_ids))
+        return sequence_ids * self.max_seqlen + self.position_ids
+
+    @cached_property
+    def present(self) -> Tensor:
+        """bool [B, max_seqlen]: which places of the rectangle hold a token."""
+        places = torch.arange(self.max_seqlen, device=self.cu_seqlens.device)
+        return places < self.cu_seqlens.diff()[:, None]
+
+    def pad(self, x: Tensor) -> Tensor:
+        """[T, ...] -> [B, max_seqlen, ...], zeros after the end. A view, not a copy, if the layout is uniform."""
+        if not self.is_uniform:
+            rectangle = x.new_zeros(self.num_sequences * self.max_seqlen, *x.shape[1:])
+            x = rectangle.index_copy(0, self.slots, x)
+        return x.unflatten(0, (self.num_sequences, self.max_seqlen))
+
+    def unpad(self, x: Tensor) -> Tensor:
+        """[B, max_seqlen, ...] -> [T, ...]."""
+        x = x.flatten(0, 1)
+        return x if self.is_uniform else x.index_select(0, self.slots)
