@@ -1,0 +1,59 @@
+# Two commands need nothing beforehand: `make demo` and `make test`. Both make .venv first; a second run installs nothing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+
+.PHONY: help demo test check bench docs clean
+
+help:
+	@echo "make demo    install, then pre-train a small BERT on the English that comes with Python (at most 10 minutes)"
+	@echo "make test    install what the tests need, then run all but the slow ones, with branch coverage"
+	@echo "make check   format, lint, types, and the shape of the house"
+	@echo "make bench   run every file of benchmarks/ (long)"
+	@echo "make docs    write docs/commands.md and docs/python.md anew from the code"
+	@echo "make clean   remove .venv, the demo's output and all caches"
+
+demo: $(VENV)/.installed
+	$(BIN)/bertworks demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -q -m "not slow" --durations=10 --cov=bertworks --cov-branch --cov-report=term:skip-covered
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_structure.py tests/test_public_names.py
+
+bench: $(VENV)/.bench
+	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+docs: $(VENV)/.installed
+	$(BIN)/python docs/write_reference.py
+
+clean:
+	rm -rf $(VENV) demo build dist *.egg-info .coverage .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# torch first and alone, by this name and version: an installer that chooses between CPU and CUDA builds does it here.
+$(VENV)/.torch: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	@echo "Installing torch into $(VENV) ..."
+	$(INSTALL) "torch==2.13.0"
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.torch pyproject.toml
+	@echo "Installing bertworks into $(VENV) ..."
+	$(INSTALL) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.installed
+	@echo "Installing what the tests need ..."
+	$(INSTALL) -e ".[dev]"
+	@touch $@
+
+$(VENV)/.bench: $(VENV)/.dev
+	@echo "Installing what the benchmarks compare with ..."
+	$(INSTALL) -e ".[dev,bench]"
+	@touch $@
