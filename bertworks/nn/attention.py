@@ -61,7 +61,7 @@ class _Attend(torch.autograd.Function):
         scores = torch.bmm(q, k.transpose(1, 2)).mul_(scale)
         if bias is not None:
             scores += bias
-        probabilities = torch.softmax(scores, -1, out=scores) if not scores.requires_grad else scores.softmax(-1)
+        probabilities = torch.softmax(scores, -1, out=scores)
         mask = keep_mask(probabilities, dropped).mul_(LEVELS / (LEVELS - dropped)) if dropped else None
         ctx.scale = scale
         ctx.save_for_backward(q, k, v, probabilities, mask)
