@@ -1,0 +1,229 @@
+"""What a Hugging Face tokenizer folder says: reading and checking its files, and the content of a tokenizer.json.
+
+It knows files and their damages, not ids: `tokenizer` does the work with what is read here.
+"""
+
+import json
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bertworks.errors import BertworksError
+
+SPECIAL_TOKENS = {
+    "pad_token": "[PAD]",
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "mask_token": "[MASK]",
+}
+DEFAULT_LENGTH = 512
+LONGEST_WORD = 100  # characters; a longer word is one [UNK]
+_LARGEST_FILE = 1 << 28  # bytes; the largest published tokenizer.json has about 35 MB
+_LARGEST_VOCABULARY = 10_000_000
+
+
+@dataclass(frozen=True)
+class TokenizerFolder:
+    """What was read: the text of a tokenizer.json and what stands beside it."""
+
+    path: Path  # the file that holds the vocabulary
+    serialized: str
+    special_tokens: dict[str, str]
+    model_max_length: int
+    notes: tuple[str, ...]  # guesses that a person should know of
+
+
+def read_folder(folder: Path) -> TokenizerFolder:
+    """Read tokenizer.json, or vocab.txt with or without tokenizer_config.json.
+
+    Raises:
+        BertworksError: no such files, or files that are damaged; `where` is the file and, where known, the line.
+    """
+    config = _read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
+    notes: list[str] = []
+    special_tokens = _special_tokens(folder, config)
+    if (path := folder / "tokenizer.json").exists():
+        serialized = _read_text(path)
+        _parse_json(serialized, path)
+    elif (path := folder / "vocab.txt").exists():
+        serialized = _from_vocabulary(path, config, special_tokens, notes)
+    else:
+        raise BertworksError(
+            "no tokenizer here: neither tokenizer.json nor vocab.txt",
+            where=str(folder),
+            fix="make one with `bertworks vocab TEXT -o FOLDER`",
+        )
+    length = config.get("model_max_length")
+    if not isinstance(length, int | float) or isinstance(length, bool) or not 2 < length < 1e9:
+        notes.append(f"model_max_length is not set: {DEFAULT_LENGTH} is used")
+        length = DEFAULT_LENGTH
+    return TokenizerFolder(path, serialized, special_tokens, int(length), tuple(notes))
+
+
+def bert_pipeline(
+    model: dict[str, Any],
+    ids: dict[str, int],
+    special_tokens: dict[str, str],
+    *,
+    lowercase: bool,
+    strip_accents: bool | None,
+    chinese_characters: bool = True,
+) -> dict[str, Any]:
+    """The content of a tokenizer.json around a WordPiece model: BERT's normaliser, pre-tokeniser and template.
+
+    Args:
+        model: the `model` part.
+        ids: id of each of the special tokens as they are written.
+        special_tokens: as for Tokenizer.
+        strip_accents: None follows `lowercase`.
+        chinese_characters: put every Chinese character on its own.
+    """
+    cls_token, sep_token = special_tokens["cls_token"], special_tokens["sep_token"]
+
+    def piece(kind: str, name: str, type_id: int) -> dict[str, Any]:
+        return {kind: {"id": name, "type_id": type_id}}
+
+    single = [piece("SpecialToken", cls_token, 0), piece("Sequence", "A", 0), piece("SpecialToken", sep_token, 0)]
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [
+            {"id": number, "content": token, "single_word": False, "lstrip": False, "rstrip": False}
+            | {"normalized": False, "special": True}
+            for number, token in sorted((ids[token], token) for token in set(special_tokens.values()))
+        ],
+        "normalizer": {
+            "type": "BertNormalizer",
+            "clean_text": True,
+            "handle_chinese_chars": chinese_characters,
+            "strip_accents": strip_accents,
+            "lowercase": lowercase,
+        },
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": single,
+            "pair": [*single, piece("Sequence", "B", 1), piece("SpecialToken", sep_token, 1)],
+            "special_tokens": {
+                token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in (cls_token, sep_token)
+            },
+        },
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        "model": model,
+    }
+
+
+def word_piece_model(tokens: Sequence[str], unk_token: str = "[UNK]") -> dict[str, Any]:
+    """The `model` part of a tokenizer.json for a WordPiece vocabulary in the order of its ids."""
+    return {
+        "type": "WordPiece",
+        "unk_token": unk_token,
+        "continuing_subword_prefix": "##",
+        "max_input_chars_per_word": LONGEST_WORD,
+        "vocab": {token: number for number, token in enumerate(tokens)},
+    }
+
+
+def _read_text(path: Path) -> str:
+    """A small UTF-8 file as it is; BertworksError with the line for a byte-order mark or bad bytes."""
+    try:
+        if path.stat().st_size > _LARGEST_FILE:
+            raise BertworksError(f"{path.stat().st_size / 1e6:.0f} MB are no tokenizer file", where=str(path))
+        content = path.read_bytes()
+    except OSError as error:
+        raise BertworksError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    if content.startswith(b"\xef\xbb\xbf"):
+        raise BertworksError("begins with a byte-order mark", where=f"{path}:1", fix="save it as UTF-8 without BOM")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise BertworksError("bytes that are not UTF-8", where=f"{path}:{line}", fix="save it as UTF-8") from None
+
+
+def _parse_json(text: str, path: Path) -> dict[str, Any]:
+    """A JSON object without repeated keys (a token twice in a vocabulary has two ids, one of them lost)."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
+            lines = [number for number, line in enumerate(text.split("\n"), 1) if json.dumps(twice) in line]
+            where = f"{path}:{lines[-1]}" if lines else str(path)
+            raise BertworksError(f"{twice!r} is there twice", where=where, fix="remove one of them")
+        return found
+
+    try:
+        content = json.loads(text, object_pairs_hook=unique)
+    except json.JSONDecodeError as error:
+        raise BertworksError(f"not valid JSON: {error.msg}", where=f"{path}:{error.lineno}") from None
+    except (RecursionError, ValueError):
+        raise BertworksError("not JSON of a tokenizer: nested too deeply, or absurd numbers", where=str(path)) from None
+    if not isinstance(content, dict):
+        raise BertworksError("a JSON object is expected", where=str(path))
+    return content
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return _parse_json(_read_text(path), path)
+
+
+def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
+    """How the five special tokens are written: tokenizer_config.json, else special_tokens_map.json, else BERT's."""
+    path = folder / "special_tokens_map.json"
+    stated = (_read_json(path) if path.exists() else {}) | config
+    tokens = {}
+    for name, default in SPECIAL_TOKENS.items():
+        token = stated.get(name, default)
+        token = token.get("content") if isinstance(token, dict) else token
+        tokens[name] = token if isinstance(token, str) and token else default
+    return tokens
+
+
+def _from_vocabulary(path: Path, config: dict[str, Any], special_tokens: dict[str, str], notes: list[str]) -> str:
+    """A tokenizer.json for a vocab.txt, with the casing of its config, or a guess that is noted."""
+    tokens = _read_vocabulary(path)
+    for token in special_tokens.values():
+        if token not in tokens:
+            raise BertworksError(f"the vocabulary lacks {token}", where=str(path), fix="add it, one token per line")
+    lowercase, strip_accents = config.get("do_lower_case"), config.get("strip_accents")
+    if not isinstance(lowercase, bool):
+        cased = sum(token != token.lower() for token in tokens if not token.startswith("["))
+        lowercase = cased <= len(tokens) // 1000
+        accented = any(unicodedata.normalize("NFD", token) != token for token in tokens)
+        strip_accents = False if lowercase and accented else None
+        notes.append(
+            f"casing guessed from the vocabulary: {cased} of {len(tokens)} tokens have capitals, so text is "
+            + ("lower-cased" if lowercase else "left as it is")
+            + (", accents kept" if strip_accents is False else "")
+        )
+    model = word_piece_model(tokens, special_tokens["unk_token"])
+    ids = model["vocab"]
+    chinese = config.get("tokenize_chinese_chars", True) is not False
+    stripping = strip_accents if isinstance(strip_accents, bool) else None
+    return json.dumps(
+        bert_pipeline(
+            model, ids, special_tokens, lowercase=lowercase, strip_accents=stripping, chinese_characters=chinese
+        )
+    )
+
+
+def _read_vocabulary(path: Path) -> list[str]:
+    lines = _read_text(path).rstrip("\n").split("\n")
+    if len(lines) > _LARGEST_VOCABULARY:
+        raise BertworksError(f"{len(lines):,} lines are no vocabulary", where=str(path))
+    seen: dict[str, int] = {}
+    for number, token in enumerate(lines, 1):
+        where = f"{path}:{number}"
+        if token.endswith("\r"):
+            raise BertworksError("Windows line ends (CRLF)", where=where, fix=f"sed -i 's/\\r$//' {path}")
+        if not token:
+            raise BertworksError("an empty line is no token", where=where, fix="remove it")
+        if token in seen:
+            raise BertworksError(f"{token!r} is there twice, first in line {seen[token]}", where=where)
+        seen[token] = number
+    return lines
