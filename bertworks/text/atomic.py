@@ -82,10 +82,7 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
         if not target.exists():
             temporary.rename(target)
         elif not _exchange(temporary, target):
-            old = _aside(target)
-            target.rename(old)
-            temporary.rename(target)
-            old.rename(temporary)
+            _exchange_by_renames(temporary, target)
         _fsync(target.parent)
     _remove(temporary)  # the former content, if there was any
 
@@ -125,7 +122,7 @@ def _explained(target: Path, temporary: Path) -> Iterator[None]:
         yield
     except BaseException as error:
         _remove(temporary)
-        if isinstance(error, OSError) and error.errno in _DISK_FULL or _DISK_FULL_WORDS.search(str(error)):
+        if (isinstance(error, OSError) and error.errno in _DISK_FULL) or _DISK_FULL_WORDS.search(str(error)):
             raise _disk_full(target) from error
         if isinstance(error, OSError) and _concerns(error, target):
             raise BertworksError(
@@ -146,7 +143,7 @@ def _disk_full(target: Path) -> BertworksError:
     existing = next(folder for folder in target.parents if folder.exists())
     free = shutil.disk_usage(existing).free
     return BertworksError(
-        f"the disk is full ({free / 1e6:.1f} MB free, or a quota is reached): this was not written; "
+        f"the disk is full ({free / 1e6:.1f} MB free, or a quota or limit is reached): this was not written; "
         "nothing that was already saved has been touched",
         where=str(target),
         fix=f"free space on the disk of {existing} or choose an output folder elsewhere, then type the same again",
@@ -168,6 +165,18 @@ def _exchange(first: Path, second: Path) -> bool:
         return False
     names = os.fsencode(first), os.fsencode(second)
     return bool(rename(_AT_CURRENT_FOLDER, names[0], _AT_CURRENT_FOLDER, names[1], _RENAME_EXCHANGE) == 0)
+
+
+def _exchange_by_renames(temporary: Path, target: Path) -> None:
+    """The same in three steps. Killed in between, the former content stays, under a name that nothing ever deletes."""
+    former = temporary.with_suffix(".former")
+    target.rename(former)
+    try:
+        temporary.rename(target)
+    except OSError:
+        former.rename(target)
+        raise
+    former.rename(temporary)
 
 
 def _is_alive(process: int) -> bool:

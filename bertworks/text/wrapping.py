@@ -1,0 +1,178 @@
+r"""Lines back into paragraphs: which line breaks mean something and which only ended the line of a page.
+
+A hard-wrapped line is recognised by what wrapping does: it breaks where the next word would not have fitted before the
+right margin. Verse, headings, lists and tables break earlier, so they stay apart. Nothing here reads files.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Literal
+
+_WIDE = re.compile(r"[ᄀ-ᅟ⺀-꓏가-힣豈-﫿︰-﹏＀-｠￠-￦𠀀-𯿿]+")
+_NO_SPACE = re.compile(r"[⺀-꓏豈-﫿︰-﹏！-｠｡-ﾟ、-〿𠀀-𯿿]")  # Japanese and Chinese, not Hangul
+_ENDS_SENTENCE = re.compile(r"""[.!?…。．！？｡][\s"'”’»)\]）」』】*_]*$""")
+_LIST_ITEM = re.compile(
+    r"\s*(?:[*•‣◦▪■●・○◆+]\s|\d{1,3}[.)]\s|[(（][\da-zA-Z一-十]{1,3}[)）]|[①-⑳]|[a-zA-Z][)]\s|[|>#])"
+)
+_TABLE_ROW = re.compile(r"\S(?:\s{3,}|\t|\s?\.{4,}|\s?(?:\. ){3,}|…{3,})\s*\S")
+_WORD_BROKEN = re.compile(r"([^\W\d_]+)(-|‐|\u00ad)$")
+_FIRST_LETTERS = re.compile(r"[^\W\d_]+")
+_WORDS = re.compile(r"[^\W\d_]+(?:[-‐][^\W\d_]+)*")
+
+_NARROWEST, _WIDEST = 30, 132  # columns between which a right margin is believed
+_FEWEST_BREAKS = 4  # line breaks inside paragraphs below which a margin is not guessed
+
+
+def margin_of(lines: Sequence[str]) -> int | None:
+    """The right margin (columns; Japanese and Korean characters take two) if the lines are hard-wrapped, else None.
+
+    Believed when most breaks inside a paragraph stand where the next word did not fit any more, and most of those cut
+    through a sentence.
+    """
+    widths = [_width(line.strip()) for line in lines]
+    filled = sorted(width for width in widths if width)
+    if len(filled) <= _FEWEST_BREAKS:
+        return None
+    margin = filled[int(len(filled) * 0.98)]
+    if not _NARROWEST <= margin <= _WIDEST:
+        return None
+    breaks = tight = through = capital = 0
+    for index in range(len(lines) - 1):
+        if not widths[index] or not widths[index + 1]:
+            continue
+        line, following = lines[index].strip(), lines[index + 1].strip()
+        breaks += 1
+        if _is_full(widths[index], following, margin) and not _LIST_ITEM.match(following):
+            tight += 1
+            if not _ENDS_SENTENCE.search(line[-8:]):
+                through += 1
+                capital += following[:1].isupper()
+    if breaks < _FEWEST_BREAKS or tight < 0.5 * breaks or through < 0.5 * tight or capital > 0.5 * through:
+        return None
+    return margin
+
+
+def separation(lines: Sequence[str], margin: int | None) -> tuple[Literal["blank_line", "file"], str]:
+    """What ends a document in a plain text file of which these lines are a sample, and why, in words.
+
+    Blank lines stand between documents where each has several unwrapped lines (a sentence or a paragraph per line, as
+    in the original BERT's input); where they stand around nearly every line, between wrapped paragraphs or between
+    stanzas, they separate paragraphs and the file is the document.
+    """
+    blocks: list[int] = []
+    size = 0
+    for line in [*lines, ""]:
+        if line.strip():
+            size += 1
+        elif size:
+            blocks.append(size)
+            size = 0
+    filled = [line.strip() for line in lines if line.strip()]
+    if len(blocks) <= 1:
+        return "file", "no blank lines"
+    if margin is not None:
+        return "file", f"lines are wrapped at column {margin}; blank lines end paragraphs"
+    if sorted(blocks)[len(blocks) // 2] < 2:
+        return "file", "blank lines stand after every paragraph"
+    ends = sum(_ENDS_SENTENCE.search(line[-8:]) is not None for line in filled) / len(filled)
+    if 0.02 < ends < 0.5 and sorted(map(_width, filled))[int(len(filled) * 0.95)] <= 64:
+        return "file", "short lines that do not end sentences, as in verse; blank lines end stanzas"
+    return "blank_line", "blocks of several unwrapped lines between blank lines"
+
+
+def paragraphs(lines: Sequence[str], margin: int | None) -> list[str]:
+    """The lines without the empty ones, stripped; with a margin, lines that were one paragraph are one again."""
+    if margin is None:
+        return [stripped for line in lines if (stripped := line.strip())]
+    return _Joiner(lines, margin).paragraphs()
+
+
+class _Joiner:
+    def __init__(self, lines: Sequence[str], margin: int):
+        self._lines, self._margin = lines, margin
+
+    def paragraphs(self) -> list[str]:
+        done: list[str] = []
+        parts: list[str] = []  # of the paragraph that is growing
+        previous = ""
+        for line in self._lines:
+            if parts and self._continues(previous, line):
+                self._append(parts, line.strip())
+            else:
+                if parts:
+                    done.append("".join(parts))
+                parts = [stripped] if (stripped := line.strip()) else []
+            previous = line
+        if parts:
+            done.append("".join(parts))
+        return done
+
+    def _continues(self, line: str, following: str) -> bool:
+        """Whether the break between two lines, of which the first is not empty, only ended a line of the page."""
+        start, end = following.strip(), line.strip()
+        width = _width(end)
+        if not start or width > 1.3 * self._margin or _LIST_ITEM.match(start):
+            return False
+        if _TABLE_ROW.search(end) or _TABLE_ROW.search(start):
+            return False
+        if _indentation(following) > _indentation(line) and not _LIST_ITEM.match(end):
+            return False
+        if _is_full(width, start, self._margin):
+            return True
+        return start[0].islower() and width > 0.6 * self._margin and not _ENDS_SENTENCE.search(end[-8:])
+
+    def _append(self, parts: list[str], following: str) -> None:
+        end = parts[-1]
+        broken = _WORD_BROKEN.search(end[-40:])
+        if broken and (rest := _FIRST_LETTERS.match(following)):
+            if self._is_one_word(broken[1].lower(), broken[2], rest[0]):
+                parts[-1] = end[:-1]
+            parts.append(following)
+        elif end.endswith(("—", "--", "-")) and not end.endswith((" -", " --")) and end[-1:] != end:
+            parts.append(following)
+        elif _NO_SPACE.match(end[-1]) or _NO_SPACE.match(following):
+            parts.append(following)
+        else:
+            parts.append(" " + following)
+
+    def _is_one_word(self, first: str, hyphen: str, rest: str) -> bool:
+        """Whether the hyphen at a line's end came from the page ("consid-eration"), not from the word ("short-sword").
+
+        The rest of the text is the dictionary: the form that stands elsewhere in it is the right one.
+        """
+        if hyphen == "\u00ad":
+            return True
+        if rest[0].isupper():
+            return False
+        together, apart = first + rest.lower() in self._vocabulary, f"{first}-{rest.lower()}" in self._vocabulary
+        if together != apart:
+            return together
+        return not (first in self._vocabulary and rest.lower() in self._vocabulary)
+
+    @cached_property
+    def _vocabulary(self) -> set[str]:
+        inner = (line.strip() for line in self._lines)
+        words: set[str] = set()
+        for line in inner:
+            found = _WORDS.findall(line.lower())
+            # A broken word's halves at the ends of lines are no evidence for being words.
+            words.update(found[1:-1] if found else ())
+        return words
+
+
+def _is_full(width: int, following: str, margin: int) -> bool:
+    """Whether the first word of the next line did not fit; wrapping by hand is allowed to be ragged by a tenth."""
+    if _NO_SPACE.match(following):
+        next_word = 2
+    else:
+        next_word = 1 + _width(following[:24].split(" ", 1)[0])
+    return width + next_word > margin * 0.9
+
+
+def _width(line: str) -> int:
+    return len(line) if line.isascii() else len(line) + sum(map(len, _WIDE.findall(line)))
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip())
