@@ -1,0 +1,75 @@
+"""bertworks: from raw text to a BERT of your own. This file is the front door: the public names, each in its room.
+
+Nothing is loaded before it is used: `import bertworks` takes milliseconds, and torch comes with the first name that
+needs it. `docs/python.md` says what each name does.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from bertworks.data.masking import MaskingConfig as MaskingConfig
+    from bertworks.data.sampling import SamplingConfig as SamplingConfig
+    from bertworks.errors import BertworksError as BertworksError
+    from bertworks.errors import UsageError as UsageError
+    from bertworks.files.model import load_model as load_model
+    from bertworks.files.model import save_model as save_model
+    from bertworks.learn.objectives import PretrainingModel as PretrainingModel
+    from bertworks.learn.train import train as train
+    from bertworks.nn.config import EncoderConfig as EncoderConfig
+    from bertworks.nn.encoder import Encoder as Encoder
+    from bertworks.nn.layout import Layout as Layout
+    from bertworks.text.corpus import CorpusReader as CorpusReader
+    from bertworks.text.corpus import Document as Document
+    from bertworks.text.preflight import preflight as preflight
+    from bertworks.text.sentences import split_sentences as split_sentences
+    from bertworks.text.shards import Shards as Shards
+    from bertworks.text.shards import write_shards as write_shards
+    from bertworks.text.tokenizer import Encoding as Encoding
+    from bertworks.text.tokenizer import Tokenizer as Tokenizer
+    from bertworks.text.vocabulary import VocabularyConfig as VocabularyConfig
+    from bertworks.text.vocabulary import train_vocabulary as train_vocabulary
+    from bertworks.use.doctor import doctor as doctor
+    from bertworks.use.evaluate import evaluate_mlm as evaluate_mlm
+    from bertworks.use.fill import fill as fill
+    from bertworks.use.pretrain import estimate as estimate
+    from bertworks.use.pretrain import pretrain as pretrain
+
+_ROOMS = {
+    "data.masking": ["MaskingConfig"],
+    "data.sampling": ["SamplingConfig"],
+    "errors": ["BertworksError", "UsageError"],
+    "files.model": ["load_model", "save_model"],
+    "learn.objectives": ["PretrainingModel"],
+    "learn.train": ["train"],
+    "nn.config": ["EncoderConfig"],
+    "nn.encoder": ["Encoder"],
+    "nn.layout": ["Layout"],
+    "text.corpus": ["CorpusReader", "Document"],
+    "text.preflight": ["preflight"],
+    "text.sentences": ["split_sentences"],
+    "text.shards": ["Shards", "write_shards"],
+    "text.tokenizer": ["Encoding", "Tokenizer"],
+    "text.vocabulary": ["VocabularyConfig", "train_vocabulary"],
+    "use.doctor": ["doctor"],
+    "use.evaluate": ["evaluate_mlm"],
+    "use.fill": ["fill"],
+    "use.pretrain": ["estimate", "pretrain"],
+}
+_HOMES = {name: room for room, names in _ROOMS.items() for name in names}
+
+__all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'bertworks' has no attribute {name!r}")
+    value = getattr(import_module(f"bertworks.{_HOMES[name]}"), name)
+    globals()[name] = value  # the next time Python finds it without asking here
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,181 @@
+"""Prose out of docstrings, and the corpus made of it."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from bertworks.use import demo_corpus
+from bertworks.use.demo_corpus import write_demo_corpus
+from bertworks.use.prose import is_sentence, prose
+
+NUMPY_STYLE = """
+    fit(x, y, *, rate=0.1)
+
+    Fit a straight line to the points that are given.  The line is the one
+    with the *smallest* sum of squares, see :func:`~package.module.solve`.
+
+    Parameters
+    ----------
+    x : array_like
+        The places at which the values of the function were observed.
+    rate : float
+        How fast the line is moved to where it should be at the end.
+
+    Notes
+    -----
+    The solution is not unique if all of the places are the same.
+
+    Examples
+    --------
+    >>> fit([1, 2], [3, 4])
+    The output of this call is not a part of the text that we want.
+"""
+
+GOOGLE_STYLE = """Reads a file and returns what is in it.
+
+    Args:
+        path (str): The name of the file that is to be read by this function.
+            It may be a name with a star in it.
+
+    Returns:
+        list: The lines of the file in the order in which they were found.
+
+    Note:
+        The file is closed when all of its lines have been read.
+
+    .. math:: a = b
+
+    .. warning:: This is slow for a file that is very long.
+
+    The result can be used like this::
+
+        The code block of this example is dropped because it is code.
+
+    * The first item of a list that goes
+      on in the next line is kept.
+    * Too short.
+"""
+
+MARKDOWN = """# A heading that is not a sentence of the text.
+
+The [library](https://example.org/x) reads **all** of the files in a folder. It's `fast` and it does not need the net!
+
+| The | table | of | the | things |
+```
+This is the code of the example in a fence.
+```
+Visit https://example.org for the rest of the documentation.
+"""
+
+
+def flat(text: str) -> list[str]:
+    return [sentence for paragraph in prose(text) for sentence in paragraph]
+
+
+def test_numpy_docstring_keeps_description_and_notes():
+    assert prose(NUMPY_STYLE) == [
+        [
+            "Fit a straight line to the points that are given.",
+            "The line is the one with the smallest sum of squares, see solve.",
+        ],
+        ["The solution is not unique if all of the places are the same."],
+    ]
+
+
+def test_google_docstring_keeps_all_but_parameters_and_code():
+    assert flat(GOOGLE_STYLE) == [
+        "Reads a file and returns what is in it.",
+        "The file is closed when all of its lines have been read.",
+        "This is slow for a file that is very long.",
+        "The first item of a list that goes on in the next line is kept.",
+    ]
+
+
+def test_markdown_keeps_sentences_without_markup():
+    assert flat(MARKDOWN) == [
+        "The library reads all of the files in a folder.",
+        "It's fast and it does not need the net!",
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Use the value i.e. the one that is in the list of values.",
+        "This is the name (if there is one) of the file.",
+        '"This is what he said to the others in the room."',
+    ],
+)
+def test_sentences(text: str):
+    assert is_sentence(text)
+    assert flat(text) == [text]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "the sentence has no capital at the start of it.",
+        "The sentence has no end to it and is cut",
+        "The value of x_1 is set to {value} in the call.",
+        "The value is used if a = b and c = d are both true.",
+        "Numpy arrays tensors floats ints strings bytes.",
+        "See https://example.org for more of it.",
+        "Too short.",
+        "The value (which is not closed is used for the rest.",
+    ],
+)
+def test_no_sentences(text: str):
+    assert not is_sentence(text)
+
+
+@pytest.fixture
+def installation(tmp_path, monkeypatch):
+    """A Python installation with two packages and no prose of its own."""
+    library, packages = tmp_path / "lib", tmp_path / "site"
+    (library / "pydoc_data").mkdir(parents=True)
+    topic = "The topic of this text is how a name is bound to a value. " * 2
+    many = " ".join(f"Number {number} of the sentences is here so that the text is long." for number in range(9))
+    (library / "pydoc_data" / "topics.py").write_text(f"topics = {{'binding': {topic + many!r}}}")
+    for package in ("alpha", "beta", "test"):
+        (packages / package).mkdir(parents=True)
+        own = many.replace("Number", f"Part {package}")
+        (packages / package / "__init__.py").write_text(f'"""{own}\n\n{many}\n"""\nraise SystemExit("imported")\n')
+    (packages / "alpha" / "broken.py").write_text('"""' + many + '"""\nthis is no python\n')
+    (packages / "alpha" / "calls.py").write_text(f'add_docstr(f, r"""{many.replace("Number", "Call")}""")\n')
+    monkeypatch.setattr(demo_corpus.sysconfig, "get_path", lambda name: str(library if name == "stdlib" else packages))
+    monkeypatch.setattr(demo_corpus.importlib.metadata, "distributions", list)
+    return tmp_path
+
+
+def test_each_sentence_once_and_nothing_imported(installation):
+    corpus = write_demo_corpus(installation / "out", workers=1)
+    records = [
+        json.loads(line) for part in (corpus.training, corpus.held_out) for line in part.read_text().splitlines()
+    ]
+    assert {record["id"] for record in records} == {
+        "topic/binding", "package/alpha", "package/alpha.calls", "package/beta",
+    }  # fmt: skip
+    sentences = [s for record in records for s in re.split(r"(?<=[.]) |\n", record["text"])]
+    assert len(sentences) == len(set(sentences)) == 1 + 4 * 9
+    assert corpus.training_words + corpus.held_out_words == sum(len(r["text"].split()) for r in records)
+    assert corpus.training_documents + corpus.held_out_documents == 4
+
+
+def test_same_installation_same_bytes(installation):
+    one = write_demo_corpus(installation / "one", workers=1)
+    two = write_demo_corpus(installation / "two", workers=2)
+    assert one.training.read_bytes() == two.training.read_bytes()
+    assert one.held_out.read_bytes() == two.held_out.read_bytes()
+
+
+@pytest.mark.slow
+def test_this_installation_has_hundreds_of_thousands_of_words(tmp_path):
+    corpus = write_demo_corpus(tmp_path)
+    assert corpus.training_words > 300_000
+    assert 0.02 < corpus.held_out_words / corpus.training_words < 0.15
+    subprocess.run(
+        [sys.executable, "-c", "import bertworks.use.demo_corpus, sys; assert 'torch' not in sys.modules"], check=True
+    )
