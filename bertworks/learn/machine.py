@@ -1,0 +1,66 @@
+"""What the machine can do, measured: matrix products per second, the precision that pays, memory. Not here: models."""
+
+import ctypes
+import os
+import time
+from typing import Literal
+
+import torch
+
+Precision = Literal["fp32", "bf16"]
+DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+GAIN = 1.3  # bf16 is taken where it multiplies matrices so much faster than fp32
+
+
+def choose_device(name: str = "auto") -> torch.device:
+    """`auto`: the GPU of this process if there is one (LOCAL_RANK under torchrun), else the CPU."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device(name)
+
+
+def measure_matmul(dtype: torch.dtype, device: torch.device | str = "cpu", seconds: float = 0.3) -> float:
+    """FLOP/s of a large matrix product of BERT's shapes: the ceiling that a training step is compared with."""
+    size = 8192 if torch.device(device).type == "cuda" else 1024
+    a = torch.randn(2 * size, size, device=device).to(dtype)
+    b = torch.randn(size, size, device=device).to(dtype)
+
+    def finish() -> float:
+        if a.is_cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+    torch.mm(a, b)
+    best, begin = 0.0, finish()
+    while finish() - begin < seconds:
+        start = finish()
+        for _ in range(3):
+            torch.mm(a, b)
+        best = max(best, 3 * 2 * 2 * size**3 / (finish() - start))
+    return best
+
+
+def best_precision(device: torch.device | str = "cpu") -> Precision:
+    """bf16 where its matrix products are clearly faster here than fp32's, as on GPUs and CPUs with AMX; else fp32."""
+    bf16, fp32 = (measure_matmul(DTYPES[p], device, 0.15) for p in ("bf16", "fp32"))
+    return "bf16" if bf16 > GAIN * fp32 else "fp32"
+
+
+def keep_memory() -> None:
+    """Tells glibc to keep the memory that is freed. Once per process, before training on a CPU: otherwise every large
+    tensor is fresh memory from the kernel, whose page faults cost as much as the arithmetic. Elsewhere: no effect."""
+    if not hasattr(os, "confstr") or not (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"):
+        return
+    libc = ctypes.CDLL(None)
+    libc.mallopt(-4, 0)  # M_MMAP_MAX: no allocation outside the heap
+    libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: never give the heap's end back
+
+
+def memory_in_use(device: torch.device | str = "cpu") -> int:
+    """Bytes: of the GPU, the most so far; of a CPU process, what is resident now."""
+    if torch.device(device).type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

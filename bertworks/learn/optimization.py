@@ -1,0 +1,80 @@
+"""The optimiser and its schedule: functions of the parameters, and of the step's number. Not here: the loop."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+LONG_AGO = 1e7  # steps after which Adam's bias corrections are 1 to the last bit
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """AdamW (Loshchilov and Hutter 2019), clipping, warm-up and linear decay.
+
+    bias_correction: False is google-research/bert's AdamWeightDecayOptimizer.
+    warmup: share of the steps during which the rate climbs in a straight line from 0.
+    schedule: "linear" falls in a straight line from the peak to 0 at the last step. "linear_from_start" is that of
+    google-research/bert: the falling line begins at step 0, so that the rate drops a little where the warm-up ends.
+    """
+
+    learning_rate: float = 1e-4
+    warmup: float = 0.01
+    schedule: Literal["linear", "linear_from_start", "constant"] = "linear"
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-6
+    bias_correction: bool = True
+    max_grad_norm: float = 1.0  # of all gradients together; 0: no clipping
+
+    def __post_init__(self) -> None:
+        if not 0 < self.learning_rate < 10:
+            raise ValueError(f"learning_rate is {self.learning_rate}: expected a number above 0, and well below 10")
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"warmup is {self.warmup}: expected a share of the steps, from 0 to 1")
+
+    def rate(self, step: int, num_steps: int) -> float:
+        """The learning rate of a step, counted from 0. As in both published forms the first step of a warm-up is 0."""
+        warmup_steps = round(self.warmup * num_steps)
+        if step < warmup_steps:
+            return self.learning_rate * step / warmup_steps
+        match self.schedule:
+            case "linear":
+                share = (num_steps - step) / max(1, num_steps - warmup_steps)
+            case "linear_from_start":
+                share = 1 - step / num_steps
+            case "constant":
+                share = 1.0
+        return self.learning_rate * share
+
+
+def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW that pulls matrices and tables towards zero, but neither biases nor norms. Fused: one pass over memory."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": c.weight_decay},
+        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=c.eps, fused=True)
+    for p in trained:
+        # Without bias correction is the same as having begun long ago: the corrections are powers of the betas.
+        step = torch.tensor(0.0 if c.bias_correction else LONG_AGO, device=p.device)
+        optimizer.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+    return optimizer
+
+
+def update(optimizer: torch.optim.AdamW, learning_rate: float, grad_norm: Tensor, max_grad_norm: float) -> Tensor:
+    """One step, with gradients scaled down to `max_grad_norm`; nothing happens if `grad_norm` is not finite.
+
+    Both are done inside the fused kernel and ask nothing of the device. Returns 1 if the step was skipped, else 0.
+    """
+    skipped = (~grad_norm.isfinite()).float()
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
+    optimizer.found_inf = skipped  # type: ignore[attr-defined]
+    if max_grad_norm:
+        optimizer.grad_scale = (grad_norm / max_grad_norm).clamp_min(1.0)  # type: ignore[attr-defined]
+    optimizer.step()
+    return skipped

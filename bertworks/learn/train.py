@@ -1,0 +1,171 @@
+"""The loop. It yields after every step and does nothing else: logging, evaluation and saving are the caller's, who has
+a `for`. Not here: what is learned (an objective), from what (`batches(n)`), or where it is kept."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.parallel import DistributedDataParallel
+
+from ..data.batch import Batch
+from .losses import Tally
+from .machine import DTYPES, Precision
+from .objectives import Objective
+from .optimization import OptimizerConfig, update
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A loss and its accuracy over many batches and processes."""
+
+    loss: float
+    accuracy: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """A finished step. Tensors stay on the device until somebody asks: `read()` waits for it."""
+
+    number: int  # of steps done
+    learning_rate: float
+    grad_norm: Tensor  # before clipping
+    skipped: Tensor  # 1: loss or gradient was not finite, and the parameters were left as they were
+    sums: dict[str, Tally]  # over all batches and processes of the step
+    counts: dict[str, int]
+    tokens: int  # of this step, all processes
+
+    def read(self) -> dict[str, Mean]:
+        return means(self.sums, self.counts)
+
+
+class Compute(nn.Module):
+    """An objective in a precision. In bf16 the network computes on rounded copies of its parameters. The rounding is
+    part of the graph, and so gradients arrive, accumulate and are applied in float32: the objective's own parameters
+    are the master weights."""
+
+    def __init__(self, objective: nn.Module, precision: Precision):
+        super().__init__()
+        self.objective, self.dtype = objective, DTYPES[precision]
+
+    def forward(self, batch: Batch) -> dict[str, Tally]:
+        if self.dtype == torch.float32:
+            return cast(dict[str, Tally], self.objective(batch))
+        copies = {name: p.to(self.dtype) for name, p in self.objective.named_parameters()}
+        return cast(dict[str, Tally], functional_call(self.objective, copies, (batch,)))
+
+
+def train(
+    objective: nn.Module,
+    optimizer: torch.optim.AdamW,
+    batches: Callable[[int], Sequence[Batch]],
+    config: OptimizerConfig,
+    num_steps: int,
+    *,
+    precision: Precision = "fp32",
+    seed: int = 0,
+    start: int = 0,
+) -> Iterator[Step]:
+    """`batches(n)` are the micro-batches of step n, whoever asks and whenever: to resume is to start at another number.
+
+    The losses of a step are means over all its micro-batches and all processes of the default process group, so that
+    the split never shows in the numbers.
+    """
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    parameters = [p for p in objective.parameters() if p.requires_grad]
+    device = parameters[0].device
+    compute: nn.Module = Compute(objective, precision)
+    if world_size > 1:
+        compute = DistributedDataParallel(compute, gradient_as_bucket_view=True)
+    for step in range(start, num_steps):
+        objective.train()
+        torch.manual_seed((seed << 32) + step * world_size + rank)  # dropout, too, is a function of the step
+        parts = [batch.to(device) for batch in batches(step)]
+        counts, tokens = _global_counts(cast(Objective, objective), parts, device)
+        sums: dict[str, Tally] = {}
+        for number, batch in enumerate(parts):
+            with _no_reduction(compute, last=number == len(parts) - 1):
+                tallies: dict[str, Tally] = compute(batch)
+                # Data parallelism averages gradients; a sum over global denominators has to be undone of that.
+                losses = [t.loss * (world_size / counts[name]) for name, t in tallies.items()]
+                torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+            sums = add([sums, {name: Tally(t.loss.detach(), t.correct) for name, t in tallies.items()}])
+        sums = _reduced(sums)
+        grad_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        # A loss that is not finite may leave finite gradients: it spoils the norm so that the step is skipped.
+        grad_norm = grad_norm + 0 * torch.stack([t.loss for t in sums.values()]).sum()
+        learning_rate = config.rate(step, num_steps)
+        skipped = update(optimizer, learning_rate, grad_norm, config.max_grad_norm)
+        optimizer.zero_grad(set_to_none=world_size == 1)
+        yield Step(step + 1, learning_rate, grad_norm, skipped, sums, counts, tokens)
+
+
+@torch.no_grad()
+def evaluate(objective: nn.Module, batches: Iterable[Batch], precision: Precision = "fp32") -> dict[str, Mean]:
+    """The means over all batches, without dropout. Each process computes its share: pass it only that."""
+    compute, device = Compute(objective, precision), next(objective.parameters()).device
+    training = objective.training
+    objective.eval()
+    sums: dict[str, Tally] = {}
+    counts: dict[str, int] = {}
+    for batch in batches:
+        sums = add([sums, compute(batch.to(device))])
+        for name, count in cast(Objective, objective).counts(batch).items():
+            counts[name] = counts.get(name, 0) + count
+    objective.train(training)
+    return means(sums, counts)
+
+
+def means(sums: dict[str, Tally], counts: dict[str, int]) -> dict[str, Mean]:
+    """Sums over counts, on the host."""
+    return {
+        name: Mean(t.loss.item() / counts[name], t.correct.item() / counts[name], counts[name])
+        for name, t in sums.items()
+    }
+
+
+def add(parts: Iterable[dict[str, Tally]]) -> dict[str, Tally]:
+    """Sums of tallies, name by name."""
+    total: dict[str, Tally] = {}
+    for part in parts:
+        for name, tally in part.items():
+            so_far = total.get(name)
+            total[name] = Tally(so_far.loss + tally.loss, so_far.correct + tally.correct) if so_far else tally
+    return total
+
+
+def _no_reduction(compute: nn.Module, last: bool) -> AbstractContextManager[None]:
+    """Gradients travel once a step, with the last micro-batch."""
+    if isinstance(compute, DistributedDataParallel) and not last:
+        return cast(AbstractContextManager[None], compute.no_sync())
+    return nullcontext()
+
+
+def _global_counts(
+    objective: Objective, parts: Sequence[Batch], device: torch.device
+) -> tuple[dict[str, int], int]:
+    counts = {name: 0 for name in objective.counts(parts[0])}
+    for batch in parts:
+        for name, count in objective.counts(batch).items():
+            counts[name] += count
+    tokens = sum(len(batch.input_ids) for batch in parts)
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        row = torch.tensor([*counts.values(), tokens], device=device)
+        dist.all_reduce(row)
+        *totals, tokens = row.tolist()
+        counts = dict(zip(counts, totals, strict=True))
+    return {name: max(count, 1) for name, count in counts.items()}, tokens
+
+
+def _reduced(sums: dict[str, Tally]) -> dict[str, Tally]:
+    """Sums over processes, if there are several: one small message."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return sums
+    row = torch.stack([part for tally in sums.values() for part in tally])
+    dist.all_reduce(row)
+    return {name: Tally(row[2 * i], row[2 * i + 1]) for i, name in enumerate(sums)}
