@@ -184,11 +184,12 @@ def open_lines(path: Path, name: str, repairs: Repairs) -> Iterator[LineReader]:
 
 
 def _decompressed(path: Path) -> IO[bytes]:
+    stream: IO[bytes]
     with path.open("rb") as file:
         magic = file.read(6)
     match next((name for start, name in _COMPRESSIONS.items() if magic.startswith(start)), None):
         case "gz":
-            return io.BufferedReader(gzip.open(path), BLOCK_SIZE)  # type: ignore[arg-type]
+            return io.BufferedReader(gzip.open(path), BLOCK_SIZE)
         case "bz2":
             return bz2.open(path)
         case "xz":
@@ -196,7 +197,8 @@ def _decompressed(path: Path) -> IO[bytes]:
         case "zst":
             import pyarrow
 
-            return pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
+            stream = pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
+            return stream
         case _:
             return path.open("rb")
 

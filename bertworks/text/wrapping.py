@@ -12,15 +12,15 @@ from typing import Literal
 _WIDE = re.compile(r"[ᄀ-ᅟ⺀-꓏가-힣豈-﫿︰-﹏＀-｠￠-￦𠀀-𯿿]+")
 _NO_SPACE = re.compile(r"[⺀-꓏豈-﫿︰-﹏！-｠｡-ﾟ、-〿𠀀-𯿿]")  # Japanese and Chinese, not Hangul
 _ENDS_SENTENCE = re.compile(r"""[.!?…。．！？｡][\s"'”’»)\]）」』】*_]*$""")
-_LIST_ITEM = re.compile(
-    r"\s*(?:[*•‣◦▪■●・○◆+]\s|\d{1,3}[.)]\s|[(（][\da-zA-Z一-十]{1,3}[)）]|[①-⑳]|[a-zA-Z][)]\s|[|>#])"
-)
-_TABLE_ROW = re.compile(r"\S(?:\s{3,}|\t|\s?\.{4,}|\s?(?:\. ){3,}|…{3,})\s*\S")
+_LIST_ITEM = re.compile(r"[*•‣◦▪■●・○◆+]\s|\d{1,3}[.)]\s|[(（][\da-zA-Z一-十]{1,3}[)）]|[①-⑳]|[|>#]")
+_TABLE_GAP = re.compile(r"\S(?: {3}|\t|\.{6}|(?: \.){4}|…{3})")
+_GAPS = ("   ", "\t", "......", ". . .", "………")  # one of these stands in every such gap: quicker to look for
 _WORD_BROKEN = re.compile(r"([^\W\d_]+)(-|‐|\u00ad)$")
 _FIRST_LETTERS = re.compile(r"[^\W\d_]+")
 _WORDS = re.compile(r"[^\W\d_]+(?:[-‐][^\W\d_]+)*")
 
 _NARROWEST, _WIDEST = 30, 132  # columns between which a right margin is believed
+_MOST_LINES = 10_000  # more than these do not change the judgement
 _FEWEST_BREAKS = 4  # line breaks inside paragraphs below which a margin is not guessed
 
 
@@ -30,6 +30,7 @@ def margin_of(lines: Sequence[str]) -> int | None:
     Believed when most breaks inside a paragraph stand where the next word did not fit any more, and most of those cut
     through a sentence.
     """
+    lines = lines[:_MOST_LINES]
     widths = [_width(line.strip()) for line in lines]
     filled = sorted(width for width in widths if width)
     if len(filled) <= _FEWEST_BREAKS:
@@ -112,11 +113,13 @@ class _Joiner:
         """Whether the break between two lines, of which the first is not empty, only ended a line of the page."""
         start, end = following.strip(), line.strip()
         width = _width(end)
-        if not start or width > 1.3 * self._margin or _LIST_ITEM.match(start):
+        if not start or width > 1.3 * self._margin or (not start[0].isalpha() and _LIST_ITEM.match(start)):
             return False
-        if _TABLE_ROW.search(end) or _TABLE_ROW.search(start):
+        if following[0].isspace() and _indentation(following) > _indentation(line) and not _LIST_ITEM.match(end):
             return False
-        if _indentation(following) > _indentation(line) and not _LIST_ITEM.match(end):
+        if any(gap in line or gap in following for gap in _GAPS) and (
+            _TABLE_GAP.search(end) or _TABLE_GAP.search(start)
+        ):
             return False
         if _is_full(width, start, self._margin):
             return True
@@ -124,14 +127,12 @@ class _Joiner:
 
     def _append(self, parts: list[str], following: str) -> None:
         end = parts[-1]
-        broken = _WORD_BROKEN.search(end[-40:])
+        broken = _WORD_BROKEN.search(end[-40:]) if end[-1] in "-‐\u00ad" else None
         if broken and (rest := _FIRST_LETTERS.match(following)):
             if self._is_one_word(broken[1].lower(), broken[2], rest[0]):
                 parts[-1] = end[:-1]
             parts.append(following)
-        elif end.endswith(("—", "--", "-")) and not end.endswith((" -", " --")) and end[-1:] != end:
-            parts.append(following)
-        elif _NO_SPACE.match(end[-1]) or _NO_SPACE.match(following):
+        elif end.endswith(("—", "--")) or _is_unspaced(end[-1]) or _is_unspaced(following[0]):
             parts.append(following)
         else:
             parts.append(" " + following)
@@ -152,9 +153,8 @@ class _Joiner:
 
     @cached_property
     def _vocabulary(self) -> set[str]:
-        inner = (line.strip() for line in self._lines)
         words: set[str] = set()
-        for line in inner:
+        for line in self._lines:
             found = _WORDS.findall(line.lower())
             # A broken word's halves at the ends of lines are no evidence for being words.
             words.update(found[1:-1] if found else ())
@@ -163,11 +163,16 @@ class _Joiner:
 
 def _is_full(width: int, following: str, margin: int) -> bool:
     """Whether the first word of the next line did not fit; wrapping by hand is allowed to be ragged by a tenth."""
-    if _NO_SPACE.match(following):
-        next_word = 2
-    else:
-        next_word = 1 + _width(following[:24].split(" ", 1)[0])
-    return width + next_word > margin * 0.9
+    room = margin * 0.9 - width
+    if room < 2:
+        return True
+    if _is_unspaced(following[0]):
+        return False
+    return 1 + _width(following[:24].split(" ", 1)[0]) > room
+
+
+def _is_unspaced(character: str) -> bool:
+    return not character.isascii() and _NO_SPACE.match(character) is not None
 
 
 def _width(line: str) -> int:

@@ -1,0 +1,244 @@
+"""Files -> documents: finds what the inputs name, reads every format, joins wrapped lines, names all trouble.
+
+It does not split sentences and keeps no text: documents stream by, in an order that depends on nothing but the files'
+names, and memory does not grow with the corpus.
+"""
+
+import difflib
+import glob
+import os
+import shutil
+import sys
+import tempfile
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Literal, NamedTuple
+
+from bertworks.errors import BertworksError, UsageError
+from bertworks.text.formats import COMPRESSION_SUFFIXES, LARGEST_DOCUMENT, SUFFIXES, Findings, format_suffix, read_file
+from bertworks.text.streams import Tally
+from bertworks.text.wrapping import paragraphs
+
+_OTHER_LINE_ENDS = "\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+
+
+class Document(NamedTuple):
+    """One document, never empty."""
+
+    text: str  # paragraphs separated by "\n", without empty ones; hard-wrapped lines joined
+    source: str  # "path:line" where it begins (for Parquet the row)
+
+
+@dataclass(kw_only=True)
+class CorpusReport(Findings):
+    """What a full pass over the corpus met. `str()` of it is for people, several lines."""
+
+    files: int = 0
+    documents: int = 0
+    characters: int = 0
+    empty_documents: Tally = field(default_factory=Tally)
+    wrapped_documents: int = 0  # whose hard-wrapped lines were joined
+
+    def troubles(self) -> list[str]:
+        """One line for each kind of trouble that was met, with how often and where first."""
+        named = {
+            "files skipped": self.skipped_files,
+            "empty files": self.empty_files,
+            "empty documents": self.empty_documents,
+            "malformed lines left out": self.malformed,
+            "lines with bytes that are not UTF-8 (replaced by \N{REPLACEMENT CHARACTER})": self.bad_bytes,
+            "places with NUL characters (dropped)": self.null_characters,
+            f"documents longer than {LARGEST_DOCUMENT:,} characters (cut)": self.cut_documents,
+        }
+        return [f"{what}: {tally}" for what, tally in named.items() if tally.count]
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.documents:,} documents, {self.characters:,} characters in {self.files:,} files "
+            f"({self.bytes / 1e6:,.1f} MB read)"
+        ]
+        lines += [f"text column: {column} ({count:,} files)" for column, count in sorted(self.columns.items())]
+        lines += [f"plain text: {how} ({count:,} files)" for how, count in sorted(self.separations.items())]
+        if self.wrapped_documents:
+            lines.append(f"hard-wrapped lines joined in {self.wrapped_documents:,} documents")
+        return "\n".join(lines + self.troubles())
+
+
+class CorpusReader:
+    """The documents of files, folders, globs and "-" (standard input), in a fixed order, as often as one iterates.
+
+    Files come sorted by their path relative to the input that named them, in whatever order the inputs were typed.
+
+    Args:
+        inputs: what to read. In folders: .txt .jsonl .csv .tsv .parquet and files without suffix (WikiExtractor), also
+            .gz .zst .xz .bz2; names that begin with "." or "_" and other suffixes are left out, and counted.
+        text_column: the column or field that holds the text; None: guessed for each file, and reported.
+        documents: what ends a document in plain text; "auto": judged for each file by its first megabyte, and reported.
+
+    Attributes:
+        files: what was found.
+        report: of the last full pass; all zero before.
+
+    Raises:
+        BertworksError: an input names nothing that can be read; while iterating: a damaged file, a file without text
+            column, or no document at all.
+    """
+
+    def __init__(
+        self,
+        inputs: Sequence[str | Path],
+        *,
+        text_column: str | None = None,
+        documents: Literal["auto", "blank_line", "file"] = "auto",
+    ):
+        self._text_column, self._documents = text_column, documents
+        self._skipped = Tally()
+        self._names: dict[Path, str] = {}
+        found: dict[Path, str] = {}  # file -> path relative to its input
+        for one in [inputs] if isinstance(inputs, str | Path) else inputs:
+            for path, relative in self._find(one).items():
+                found[path] = min(relative, found.get(path, relative))
+        if not found:
+            raise UsageError("no input was given", fix="name files, folders, a glob in quotes, or - for standard input")
+        self.files = sorted(found, key=lambda path: (found[path], path))
+        self.report = CorpusReport()
+
+    def __iter__(self) -> Iterator[Document]:
+        report = CorpusReport(files=len(self.files))
+        report.skipped_files = Tally(self._skipped.count, list(self._skipped.places))
+        for path in self.files:
+            yield from self._read(path, report)
+        if not report.documents:
+            raise BertworksError(
+                "\n  ".join(["no text was found", *report.troubles()]),
+                where=self._names[self.files[0]] + (" ..." if len(self.files) > 1 else ""),
+                fix="name files that hold text",
+            )
+        self.report = report
+
+    def _read(self, path: Path, report: CorpusReport) -> Iterator[Document]:
+        name = self._names[path]
+        for raw in read_file(path, name, report, text_column=self._text_column, documents=self._documents):
+            source = f"{name}:{raw.line}"
+            report.wrapped_documents += raw.margin is not None
+            text = _clean("\n".join(paragraphs(raw.lines, raw.margin)), source, report)
+            if not text:
+                report.empty_documents.add(source)
+                continue
+            pieces = [text] if len(text) <= LARGEST_DOCUMENT else _cut(text)
+            if len(pieces) > 1:
+                report.cut_documents.add(source)
+            for piece in pieces:
+                report.documents += 1
+                report.characters += len(piece)
+                yield Document(piece, source)
+
+    def _find(self, one: str | Path) -> dict[Path, str]:
+        """The files that one input names, with their paths relative to it."""
+        if str(one) == "-":
+            return self._spool(sys.stdin.buffer, "<stdin>")
+        path = Path(one).expanduser()
+        if path.is_dir():
+            found = self._walk(path)
+        elif path.is_fifo():
+            with path.open("rb") as stream:
+                return self._spool(stream, str(path))
+        elif path.exists():
+            found = {path: path.name}
+        else:
+            found = {}
+            matches = [Path(match) for match in glob.glob(str(path), recursive=True)]  # noqa: PTH207 - it may be absolute
+            if not matches:
+                raise _nothing_there(path)
+            for match in matches:
+                found |= self._walk(match) if match.is_dir() else {match: match.name}
+        if not found:
+            raise BertworksError(
+                f"the folder has no file to read; skipped: {self._skipped}",
+                where=str(path),
+                fix=f"put files there that end in {', '.join(SUFFIXES)}, or name a file of another kind itself",
+            )
+        resolved = {file.resolve(): relative for file, relative in found.items()}
+        self._names |= {file.resolve(): str(file) for file in found}
+        return resolved
+
+    def _walk(self, folder: Path) -> dict[Path, str]:
+        found = {}
+        for parent, folders, files in os.walk(folder, onerror=_raise_unreadable):
+            folders[:] = [name for name in folders if not name.startswith((".", "_"))]
+            for name in files:
+                path = Path(parent) / name
+                if name.startswith((".", "_")):
+                    continue
+                if format_suffix(name) in ("", *SUFFIXES) or _is_wiki_part(name):
+                    found[path] = path.relative_to(folder).as_posix()
+                else:
+                    self._skipped.add(str(path))
+        return found
+
+    def _spool(self, stream: BinaryIO, name: str) -> dict[Path, str]:
+        """Copy what can be read only once to a temporary file, so that the corpus can be iterated again."""
+        with tempfile.NamedTemporaryFile(prefix="bertworks-stdin-", delete=False) as file:
+            path = Path(file.name).resolve()
+            # Only the process that made it deletes it: workers are copies of this one.
+            weakref.finalize(self, _delete_if_owner, path, os.getpid())
+            shutil.copyfileobj(stream, file, 1 << 20)
+        self._names[path] = name
+        return {path: ""}
+
+
+def _is_wiki_part(name: str) -> bool:
+    """WikiExtractor's `wiki_00`, also compressed; `Path` would see no suffix in it, but one in `AA.wiki_00`."""
+    return Path(name).suffix in COMPRESSION_SUFFIXES and "." not in Path(name).stem
+
+
+def _delete_if_owner(path: Path, process: int) -> None:
+    if os.getpid() == process:
+        path.unlink(missing_ok=True)
+
+
+def _raise_unreadable(error: OSError) -> None:
+    raise BertworksError(
+        f"the folder cannot be read: {error.strerror}", where=str(error.filename), fix="make it readable"
+    ) from error
+
+
+def _nothing_there(path: Path) -> UsageError:
+    if glob.has_magic(str(path)):
+        return UsageError("the glob matches nothing", where=str(path), fix=f"see what is there: `ls {path.parent}`")
+    folder = path.parent
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    close = difflib.get_close_matches(path.name, names, 1)
+    meant = f"did you mean {folder / close[0]}?" if close else f"see what is there: `ls {folder}`"
+    return UsageError("there is no such file or folder", where=str(path), fix=meant)
+
+
+def _clean(text: str, source: str, report: CorpusReport) -> str:
+    """Without NUL, lone surrogates and line ends other than "\\n"; JSON and Parquet can bring them in unseen."""
+    if "\0" in text:
+        report.null_characters.add(source)
+        text = text.replace("\0", "")
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            report.bad_bytes.add(source)
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if any(end in text for end in _OTHER_LINE_ENDS) or "\r" in text:
+        text = "\n".join(stripped for line in text.splitlines() if (stripped := line.strip()))
+    return text.strip()
+
+
+def _cut(text: str) -> list[str]:
+    """Pieces of at most LARGEST_DOCUMENT characters, cut at a line's end, else at a space, else anywhere."""
+    pieces, start = [], 0
+    while len(text) - start > LARGEST_DOCUMENT:
+        end = start + LARGEST_DOCUMENT
+        cuts = (text.rfind(mark, start + LARGEST_DOCUMENT // 2, end) for mark in ("\n", "。", ". ", " "))
+        cut = next((found + 1 for found in cuts if found >= 0), end)
+        pieces.append(text[start:cut].strip())
+        start = cut
+    pieces.append(text[start:].strip())
+    return [piece for piece in pieces if piece]

@@ -1,0 +1,356 @@
+"""One file of any supported format -> raw documents: plain text, JSON lines, CSV, TSV, Parquet, WikiExtractor output.
+
+The format is told by the file's name where that is clear, else by its content. Finding files, and cleaning what is
+found in them, is done elsewhere (`corpus`).
+"""
+
+import csv
+import html
+import itertools
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from bertworks.errors import BertworksError
+from bertworks.text.columns import as_text, choose_column, is_header
+from bertworks.text.streams import LONGEST_PIECE, LineReader, Repairs, Tally, open_lines
+from bertworks.text.wrapping import margin_of, separation
+
+LARGEST_DOCUMENT = 1 << 22  # characters; a longer one goes on as another document, so that memory stays flat
+COMPRESSION_SUFFIXES = (".gz", ".zst", ".xz", ".bz2")
+SUFFIXES = {
+    **dict.fromkeys((".txt", ".text"), "text"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines", ".json"), "json"),
+    **dict.fromkeys((".csv", ".tsv", ".tab"), "table"),
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
+}
+_JUDGED_CHARACTERS = 1 << 20  # of the first records, by which the text column is chosen
+_JUDGED_RECORDS = 100
+_OWN_MARGIN = 30  # lines from which a document's margin is measured in itself and not taken from its file
+
+
+_Record = TypeVar("_Record")
+
+
+class RawDocument(NamedTuple):
+    """A document as it stands in a file."""
+
+    line: int  # where it begins, from 1; for Parquet the row
+    lines: list[str]
+    margin: int | None  # the right margin if its lines are hard-wrapped
+
+
+@dataclass(kw_only=True)
+class Findings(Repairs):
+    """What reading met in files."""
+
+    malformed: Tally = field(default_factory=Tally)  # lines that are not JSON, rows with too few or many cells
+    cut_documents: Tally = field(default_factory=Tally)  # longer than LARGEST_DOCUMENT
+    empty_files: Tally = field(default_factory=Tally)
+    skipped_files: Tally = field(default_factory=Tally)  # of a kind that is not read
+    columns: Counter[str] = field(default_factory=Counter)  # text column -> number of files
+    separations: Counter[str] = field(default_factory=Counter)  # how documents were told apart -> number of files
+
+
+def read_file(
+    path: Path,
+    name: str,
+    findings: Findings,
+    *,
+    text_column: str | None,
+    documents: Literal["auto", "blank_line", "file"],
+) -> Iterator[RawDocument]:
+    """Yield the documents of one file, streaming.
+
+    Args:
+        name: what the file is called in messages; its suffix tells the format.
+        findings: is added to while reading.
+
+    Raises:
+        BertworksError: the file is damaged or cannot be read, too many of its lines are malformed, or it has no text
+            column.
+    """
+    if _is_parquet(path):
+        yield from _read_parquet(path, name, findings, text_column)
+        return
+    with open_lines(path, name, findings) as reader:
+        if not reader.head:
+            findings.empty_files.add(name)
+            return
+        kind = _kind(name, reader)
+        match kind:
+            case "text":
+                yield from _read_text(reader, name, findings, documents)
+            case "wiki":
+                yield from _read_wiki(reader, name, findings)
+            case "json":
+                yield from _read_json(reader, name, findings, text_column)
+            case "table":
+                yield from _read_table(reader, name, findings, text_column)
+            case _:
+                findings.skipped_files.add(f"{name} ({kind})")
+
+
+def format_suffix(name: str) -> str:
+    """The suffix that tells the format, in lower case: ".jsonl" for "a.JSONL.gz"; empty if there is none."""
+    path = Path(name.lower())
+    return Path(path.stem).suffix if path.suffix in COMPRESSION_SUFFIXES else path.suffix
+
+
+def _kind(name: str, reader: LineReader) -> str:
+    """text, wiki, json or table; anything else is the reason why the file is not read."""
+    head = reader.head.lstrip()
+    if head.startswith(b"<doc "):
+        return "wiki"
+    known = SUFFIXES.get(format_suffix(name))
+    if known == "parquet":
+        return "not a Parquet file, whatever its name says"
+    if _looks_binary(reader.head):
+        return "not text"
+    if known == "json" and head.startswith(b"["):
+        return "one JSON array, not JSON lines; `jq -c '.[]' FILE > FILE.jsonl` makes them"
+    if known:
+        return known
+    return "json" if head.startswith((b'{"', b"{ ")) else "text"
+
+
+def _looks_binary(head: bytes) -> bool:
+    head = head[:8192]
+    control = sum(head.count(byte) for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
+    bad = head.decode("utf-8", "replace").count("\ufffd")
+    return control > 0.3 * len(head) or (control > 0.02 * len(head) and bad > 0.1 * len(head))
+
+
+def _read_text(
+    reader: LineReader, name: str, findings: Findings, documents: Literal["auto", "blank_line", "file"]
+) -> Iterator[RawDocument]:
+    sample = reader.sample()
+    margin = margin_of(sample)
+    if documents == "auto":
+        documents, reason = separation(sample, margin)
+        findings.separations[f"{_SEPARATION_WORDS[documents]} ({reason})"] += 1
+    else:
+        findings.separations[f"{_SEPARATION_WORDS[documents]} (as asked)"] += 1
+    lines: list[str] = []
+    start = size = 0
+
+    def document() -> RawDocument:
+        return RawDocument(start, lines, margin if len(lines) < _OWN_MARGIN else margin_of(lines))
+
+    for number, line in reader.lines(longest=LONGEST_PIECE):
+        blank = not line or line.isspace()
+        if lines and (size >= LARGEST_DOCUMENT if blank else size >= 1.25 * LARGEST_DOCUMENT):
+            findings.cut_documents.add(f"{name}:{number}")
+            yield document()
+            lines, size = [], 0
+        elif blank and lines and documents == "blank_line":
+            yield document()
+            lines, size = [], 0
+        if blank and not lines:
+            continue
+        if not lines:
+            start = number
+        lines.append(line)
+        size += len(line)
+    if lines:
+        yield document()
+
+
+_SEPARATION_WORDS = {"blank_line": "a blank line ends a document", "file": "each file is a document"}
+
+
+def _read_wiki(reader: LineReader, name: str, findings: Findings) -> Iterator[RawDocument]:
+    """WikiExtractor: `<doc id=... title=...>`, the article with its title as first line, `</doc>`."""
+    start, lines, inside = 1, list[str](), False
+    number = 0
+    for number, line in reader.lines():
+        if line.startswith("<doc "):
+            if inside:
+                findings.malformed.add(f"{name}:{number}")
+                yield RawDocument(start, lines, None)
+            start, lines, inside = number, [], True
+        elif line.startswith("</doc>"):
+            yield RawDocument(start, lines, None)
+            lines, inside = [], False
+        elif line:
+            lines.append(html.unescape(line) if "&" in line else line)
+    if inside or lines:
+        findings.malformed.add(f"{name}:{number}")
+        yield RawDocument(start, lines, None)
+
+
+class _Patience:
+    """Malformed lines are counted and named while they are few; more of them are an error."""
+
+    def __init__(self, name: str, findings: Findings):
+        self._name, self._findings = name, findings
+        self.good = self._bad = 0
+
+    def malformed(self, line: int, why: str) -> None:
+        """Raises BertworksError if more than one line and more than one in a hundred are malformed."""
+        self._bad += 1
+        self._findings.malformed.add(f"{self._name}:{line}")
+        if self._bad > 1 + self.good // 100:
+            self._fail(line, why)
+
+    def close(self, line: int) -> None:
+        """Raises BertworksError if nothing was well formed."""
+        if self._bad and not self.good:
+            self._fail(line, "nothing else in the file is well formed")
+
+    def _fail(self, line: int, why: str) -> None:
+        raise BertworksError(
+            f"{self._bad} malformed lines and only {self.good:,} good ones so far: {why}",
+            where=f"{self._name}:{line}",
+            fix=f"look at it with `sed -n {line}p {self._name}`, repair the file or leave it out",
+        )
+
+
+def _read_json(reader: LineReader, name: str, findings: Findings, text_column: str | None) -> Iterator[RawDocument]:
+    patience = _Patience(name, findings)
+
+    def records() -> Iterator[tuple[int, Any]]:
+        number = 0
+        for number, line in reader.lines():
+            if not line or line.isspace():
+                continue
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                patience.malformed(number, f"this is not a JSON value ({error})")
+                continue
+            if isinstance(record, dict | str):
+                patience.good += 1
+                yield number, record
+            else:
+                patience.malformed(number, 'expected a JSON object like {"text": "..."} or a JSON string')
+        patience.close(number)
+
+    first, rest = _peek(records())
+    objects = [record for _, record in first if isinstance(record, dict)]
+    column = ""
+    if objects:
+        columns = {key: [record.get(key) for record in objects] for key in dict.fromkeys(itertools.chain(*objects))}
+        column = choose_column(columns, name, text_column)
+        findings.columns[column] += 1
+    for number, record in rest:
+        value = record if isinstance(record, str) else record.get(column)
+        text = as_text(value)
+        if text is None:
+            patience.malformed(number, f"{column!r} holds {type(value).__name__}, not text")
+        else:
+            yield _record(number, text)
+
+
+def _read_table(reader: LineReader, name: str, findings: Findings, text_column: str | None) -> Iterator[RawDocument]:
+    patience = _Patience(name, findings)
+    sample = reader.sample()
+    delimiter = "\t" if format_suffix(name) in (".tsv", ".tab") else _delimiter(sample)
+    # Quote marks in TSV are mostly just quote marks; only tabs inside quotes, which make rows uneven, tell otherwise.
+    plain = delimiter == "\t" and len({line.count("\t") for line in sample if line}) <= 1
+    csv.field_size_limit(1 << 30)
+    rows = csv.reader(
+        (line + "\n" for _, line in reader.lines()),
+        delimiter=delimiter,
+        quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
+    )
+
+    def numbered() -> Iterator[tuple[int, list[str]]]:
+        while True:
+            line = rows.line_num + 1
+            try:
+                row = next(rows)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise BertworksError(
+                    f"not a table: {error}", where=f"{name}:{line}", fix="look for a quote mark that is never closed"
+                ) from error
+            if row:
+                yield line, row
+
+    first, rest = _peek(numbered())
+    if not first:
+        return
+    header = first[0][1]
+    if is_header(header):
+        next(rest)
+        first = first[1:]
+    else:
+        header = [f"column {index}" for index in range(1, len(header) + 1)]
+    columns = {key: [row[index] for _, row in first if index < len(row)] for index, key in enumerate(header)}
+    column = choose_column(columns, name, text_column)
+    findings.columns[column] += 1
+    index, line = header.index(column), 0
+    for line, row in rest:
+        if len(row) == len(header):
+            patience.good += 1
+            yield _record(line, row[index])
+        else:
+            patience.malformed(line, f"{len(row)} cells where the first row has {len(header)}")
+    patience.close(line)
+
+
+def _read_parquet(path: Path, name: str, findings: Findings, text_column: str | None) -> Iterator[RawDocument]:
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        with parquet.ParquetFile(path) as file:
+            readable = [one.name for one in file.schema_arrow if _is_text_type(one.type)]
+            others = [one.name for one in file.schema_arrow if one.name not in readable]
+            beginning = next(file.iter_batches(batch_size=_JUDGED_RECORDS, columns=readable), None)
+            columns = beginning.to_pydict() if beginning is not None and readable else {}
+            column = choose_column({**dict.fromkeys(others, ()), **columns}, name, text_column)
+            findings.columns[column] += 1
+            row = 1
+            for batch in file.iter_batches(batch_size=256, columns=[column]):
+                findings.bytes += batch.nbytes
+                for value in batch.column(0).to_pylist():
+                    yield _record(row, as_text(value) or "")
+                    row += 1
+    except (pyarrow.ArrowException, OSError) as error:
+        raise BertworksError(
+            f"the Parquet file is damaged or cannot be read: {error}", where=name, fix="fetch it again, or leave it out"
+        ) from error
+
+
+def _is_parquet(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"PAR1"
+    except OSError:
+        return False  # said by whoever opens it to read it
+
+
+def _is_text_type(kind: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_dictionary(kind):
+        kind = kind.value_type
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _peek(records: Iterator[tuple[int, _Record]]) -> tuple[list[tuple[int, _Record]], Iterator[tuple[int, _Record]]]:
+    """The first records, by which the columns are judged, and all of them."""
+    first, size = list[tuple[int, _Record]](), 0
+    while size < _JUDGED_CHARACTERS and len(first) < _JUDGED_RECORDS:
+        record = next(records, None)
+        if record is None:
+            break
+        first.append(record)
+        size += len(str(record))
+    return first, itertools.chain(first, records)
+
+
+def _record(line: int, text: str) -> RawDocument:
+    lines = text.split("\n")
+    return RawDocument(line, lines, margin_of(lines) if len(lines) > 1 else None)
+
+
+def _delimiter(sample: list[str]) -> str:
+    header = next((line for line in sample if line.strip()), "")
+    return max(",;\t|", key=header.count)
