@@ -1,0 +1,97 @@
+"""The command `bertworks`: its verbs, and the boundary where errors become messages and exit codes.
+
+0: done. 1: the data, a model or the machine does not allow it. 2: typed wrongly. 130: stopped by Ctrl-C. A traceback is
+shown with `--debug` only. Nothing heavy is imported before a verb runs, so that help and completion answer at once.
+"""
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from cyclopts import App, CycloptsError
+
+from bertworks import __version__
+from bertworks.cli import answers, machine, text, training
+from bertworks.cli.console import say
+from bertworks.cli.options import STDIN
+from bertworks.errors import BertworksError
+
+_VERBS: tuple[Callable[..., object], ...] = (
+    text.vocab,
+    text.prepare,
+    training.pretrain,
+    answers.fill,
+    machine.doctor,
+)
+_EPILOGUE = "Every verb has its own --help. --debug, anywhere, shows the traceback of an error."
+
+
+def make_app() -> App:
+    """The parser with all verbs; it prints nothing of its own accord but help and version."""
+    app = App(
+        name="bertworks",
+        help="BERT from your own raw text: vocabulary, pre-training, answers.",
+        help_epilogue=_EPILOGUE,
+        help_format="plaintext",
+        version=__version__,
+        print_error=False,
+        exit_on_error=False,
+        verbose=False,
+        suppress_keyboard_interrupt=False,
+        result_action="return_value",
+    )
+    app.register_install_completion_command()
+    for place, verb in enumerate(_VERBS):
+        app.command(verb, help=_joined(verb), sort_key=place)
+    evaluate = App(name="evaluate", help="Measure a model on text that it was not trained on.", sort_key=3.5)
+    evaluate.command(answers.mlm, help=_joined(answers.mlm))
+    app.command(evaluate)
+    return app
+
+
+def _joined(verb: Callable[..., object]) -> str:
+    """The docstring with its lines joined, so that help breaks them where the terminal ends."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (verb.__doc__ or "").split("\n\n"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code. `arguments` without the program's name; those of the process where None."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in words
+    words = [STDIN if word == "-" else word for word in words if word != "--debug"]
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # worker processes are ours to start
+    try:
+        result = make_app()(words)
+        return result if isinstance(result, int) else 0
+    except (Exception, KeyboardInterrupt) as error:
+        if debug:
+            traceback.print_exc()
+        return _explain(error, words)
+
+
+def _explain(error: BaseException, words: list[str]) -> int:
+    """Say what went wrong in one or two lines of standard error; the exit code."""
+    if isinstance(error, BertworksError):
+        say(f"error: {error}")
+        return error.exit_code
+    if isinstance(error, CycloptsError):
+        chain = " ".join(["bertworks", *(error.command_chain or ())])
+        say(f"error: {error}\n  fix: {chain} --help")
+        return 2
+    if isinstance(error, KeyboardInterrupt):
+        say("stopped")
+        return 130
+    if isinstance(error, BrokenPipeError):  # `bertworks ... | head`: the reader has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    if isinstance(error, OSError) and error.filename:
+        say(f"error: {error.filename}: {error.strerror or error}")
+        return 1
+    say(f"error: {type(error).__name__}: {error}")
+    say(f"  this is a fault of bertworks; please report it with the output of\n  bertworks --debug {' '.join(words)}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""`bertworks vocab` and `bertworks prepare`: raw text to a vocabulary, and to token ids on disk."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from bertworks.cli.options import Documents, Inputs, Json, Output, Overwrite, TextColumn, Workers
+
+
+def vocab(
+    inputs: Inputs,
+    /,
+    *,
+    output: Output,
+    size: Annotated[int, Parameter(validator=Number(gte=10), help="Tokens, with the special ones.")] = 30000,
+    algorithm: Annotated[
+        Literal["wordpiece", "bpe", "unigram"], Parameter(help="bpe is byte-level; unigram needs sentencepiece.")
+    ] = "wordpiece",
+    lowercase: Annotated[
+        bool, Parameter(name="--uncased", negative="--cased", help="Whether case is forgotten, as in BERT uncased.")
+    ] = True,
+    max_memory: Annotated[str, Parameter(help="Memory for counting words: 512m, 1g.")] = "1g",
+    workers: Workers = None,
+    text_column: TextColumn = None,
+    documents: Documents = "auto",
+    as_json: Json = False,
+) -> None:
+    """Make a vocabulary of raw text, and write it as a Hugging Face tokenizer folder."""
+
+
+def prepare(
+    inputs: Inputs,
+    /,
+    *,
+    tokenizer: Annotated[Path, Parameter(help="A tokenizer folder, as `vocab` writes it.")],
+    output: Output,
+    workers: Workers = None,
+    text_column: TextColumn = None,
+    documents: Documents = "auto",
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Turn raw text into token ids on disk, once and in parallel; `pretrain` reads them."""

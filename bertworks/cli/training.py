@@ -1,0 +1,72 @@
+"""`bertworks pretrain`: raw text, or a folder of shards, to a pre-trained model."""
+
+from typing import Annotated, Literal
+
+from cyclopts import Parameter
+
+from bertworks.cli.console import emit, show_run
+from bertworks.cli.options import Documents, Inputs, Json, Output, Overwrite, TextColumn, Workers
+
+
+def pretrain(
+    inputs: Inputs,
+    /,
+    *,
+    output: Output,
+    recipe: Annotated[str | None, Parameter(help="A recipe by name (bert-base) or a .toml file of your own.")] = None,
+    settings: Annotated[
+        list[str] | None,
+        Parameter(
+            name="--set", negative="", help="Change one field of the recipe: --set train.steps=2000. Repeatable."
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None, Parameter(help="Time to spend (30m, 2h): size, batch and steps are chosen so that it is used.")
+    ] = None,
+    estimate: Annotated[
+        bool,
+        Parameter(
+            negative="", show_default=False, help="Print parameters, memory, tokens, time and disk, and do not start."
+        ),
+    ] = False,
+    tokenizer: Annotated[
+        str | None, Parameter(help="A tokenizer folder. Unset: a vocabulary is made of the text.")
+    ] = None,
+    init: Annotated[str | None, Parameter(help="A model folder to go on from, instead of random weights.")] = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="Where to compute.")] = "auto",
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16"] | None, Parameter(help="auto: bf16 where this hardware gains by it.")
+    ] = None,
+    seed: Annotated[int | None, Parameter(help="Of the weights, the order of the text and the masks.")] = None,
+    workers: Workers = None,
+    text_column: TextColumn = None,
+    documents: Documents = "auto",
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Pre-train a BERT on raw text, or on a folder that `prepare` wrote.
+
+    The output folder is at any time a model folder that Hugging Face transformers opens. The same command again goes on
+    where the run stopped; Ctrl-C saves first.
+    """
+    from bertworks.use import pretrain as room
+
+    arguments = {
+        "recipe": recipe,
+        "overrides": settings or [],
+        "budget": budget,
+        "tokenizer": tokenizer,
+        "init": init,
+        "device": device,
+        "precision": precision,
+        "seed": seed,
+        "overwrite": overwrite,
+        "workers": workers,
+        "text_column": text_column,
+        "documents": documents,
+    }
+    if estimate:
+        result = room.estimate(inputs, output, **arguments)
+        emit(result.as_dict()) if as_json else print(result)
+        return
+    show_run(room.pretrain(inputs, output, **arguments), as_json=as_json)
