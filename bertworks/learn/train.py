@@ -4,7 +4,7 @@ a `for`. Not here: what is learned (an objective), from what (`batches(n)`), or 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -70,11 +70,13 @@ def train(
     precision: Precision = "fp32",
     seed: int = 0,
     start: int = 0,
+    updating: AbstractContextManager[Any] | None = None,
 ) -> Iterator[Step]:
     """`batches(n)` are the micro-batches of step n, whoever asks and whenever: to resume is to start at another number.
 
     The losses of a step are means over all its micro-batches and all processes of the default process group, so that
-    the split never shows in the numbers.
+    the split never shows in the numbers. `updating` is held while parameters change: a thread that holds it may read
+    them at any other time.
     """
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     parameters = [p for p in objective.parameters() if p.requires_grad]
@@ -100,7 +102,8 @@ def train(
         # A loss that is not finite may leave finite gradients: it spoils the norm so that the step is skipped.
         grad_norm = grad_norm + 0 * torch.stack([t.loss for t in sums.values()]).sum()
         learning_rate = config.rate(step, num_steps)
-        skipped = update(optimizer, learning_rate, grad_norm, config.max_grad_norm)
+        with updating or nullcontext():
+            skipped = update(optimizer, learning_rate, grad_norm, config.max_grad_norm)
         optimizer.zero_grad(set_to_none=world_size == 1)
         yield Step(step + 1, learning_rate, grad_norm, skipped, sums, counts, tokens)
 

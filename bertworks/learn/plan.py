@@ -1,0 +1,131 @@
+"""A budget of time becomes a recipe: size, vocabulary, batch, phases and steps, from the measured speed of the machine.
+
+The table of what suits which amount of arithmetic is the outcome of the experiments in docs/diary.md.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ..data.batch import Batch, collate
+from ..data.masking import Example
+from ..nn.config import EncoderConfig
+from ..nn.family import SIZES
+from .machine import Precision, keep_memory, memory_in_use
+from .objectives import PretrainingModel
+from .optimization import OptimizerConfig, make_optimizer
+from .recipe import Phase, Recipe, TrainConfig
+from .train import train
+
+
+class Rung(NamedTuple):
+    """What suits an amount of arithmetic."""
+
+    flops: float  # matrix-product operations that the budget allows, from which this is the better choice
+    size: str
+    vocab_size: int
+    batch_size: int
+    sequence_length: int
+    learning_rate: float
+
+
+LADDER = (
+    Rung(0, "tiny", 8000, 32, 64, 3e-3),
+    Rung(6e13, "mini", 8000, 32, 64, 2e-3),
+    Rung(1e15, "small", 16000, 64, 128, 1e-3),
+    Rung(2e17, "medium", 30000, 256, 128, 6e-4),
+    Rung(1e18, "base", 30000, 256, 128, 4e-4),
+    Rung(1e20, "large", 30000, 512, 128, 3e-4),
+)
+EFFICIENCY = 0.7  # of the matmul ceiling, before anything is measured
+LONG_SHARE = 0.1  # of the arithmetic goes into the longest sequences, as in the original
+LONGEST = 512
+
+
+def rung_for(flops: float) -> Rung:
+    """The best choice for an amount of arithmetic."""
+    return [rung for rung in LADDER if rung.flops <= flops][-1]
+
+
+def choose(seconds: float, matmul: float, corpus_tokens: int) -> Recipe:
+    """A recipe for a budget, with phases of one step each: `fit` says how many. `matmul`: FLOP/s of the machine."""
+    flops = seconds * matmul * EFFICIENCY
+    rung = rung_for(flops)
+    encoder = replace(SIZES[rung.size], vocab_size=rung.vocab_size)
+    per_token = encoder.flops_per_token(rung.sequence_length, 0.15)
+    once = flops / per_token < 4 * corpus_tokens  # with few repetitions there is nothing to overfit
+    dropout = 0.0 if once else 0.1
+    phases = [Phase(num_steps=1, batch_size=rung.batch_size, sequence_length=rung.sequence_length)]
+    if LONGEST > rung.sequence_length:
+        batch_size = max(1, rung.batch_size * rung.sequence_length // LONGEST)
+        phases.append(Phase(num_steps=1, batch_size=batch_size, sequence_length=LONGEST))
+    return Recipe(
+        title=f"BERT-{rung.size} for {seconds / 60:.0f} minutes",
+        train=TrainConfig(phases=tuple(phases)),
+        encoder=replace(encoder, hidden_dropout=dropout, attention_dropout=dropout),
+        optimizer=OptimizerConfig(learning_rate=rung.learning_rate, warmup=0.1),
+    )
+
+
+def fit(recipe: Recipe, seconds: float, step_seconds: list[float]) -> Recipe:
+    """The recipe with as many steps as fill the time. `step_seconds`: of one step of each phase."""
+    shares = [1.0] if len(step_seconds) == 1 else [1 - LONG_SHARE, LONG_SHARE]
+    phases = tuple(
+        replace(phase, num_steps=max(1, int(seconds * share / cost)))
+        for phase, share, cost in zip(recipe.train.phases, shares, step_seconds, strict=True)
+    )
+    return replace(recipe, train=replace(recipe.train, phases=phases))
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Of training steps as a recipe has them, on random tokens."""
+
+    step_seconds: list[float]  # per phase
+    memory: int  # bytes that the process holds
+
+
+def measure(recipe: Recipe, device: torch.device, precision: Precision, seconds: float = 6.0) -> Measurement:
+    """Times micro-batches of every phase for about so many seconds in all; a step is as many as its batch needs."""
+    keep_memory()
+    c, train_config = recipe.encoder, recipe.train
+    pairs = recipe.sampling.pairs == "next_sentence"
+    model = PretrainingModel(c, next_sentence=pairs, gradient_checkpointing=train_config.gradient_checkpointing)
+    model.to(device)
+    step_seconds = []
+    for phase in train_config.phases:
+        micro = min(phase.batch_size, max(1, train_config.micro_batch_tokens // phase.sequence_length))
+        batch = random_batch(c, micro, phase.sequence_length, recipe.masking.rate, pairs)
+        optimizer = make_optimizer(model, recipe.optimizer)
+        times: list[float] = []
+        begin = last = time.perf_counter()
+        for step in train(model, optimizer, lambda _: [batch], recipe.optimizer, 1 << 30, precision=precision):  # noqa: B023
+            step.grad_norm.item()  # waits for the device
+            now = time.perf_counter()
+            times.append(now - last)
+            last = now
+            if len(times) >= 4 and now - begin > seconds / len(train_config.phases):
+                break
+        step_seconds.append(float(np.median(times[2:])) * phase.batch_size / micro)
+    return Measurement(step_seconds, memory_in_use(device))
+
+
+def random_batch(c: EncoderConfig, sequences: int, length: int, rate: float, pairs: bool) -> Batch:
+    """Random tokens in the shape of real ones."""
+    generator = np.random.default_rng(0)
+    asked = max(1, round(length * rate))
+    return collate(
+        [
+            Example(
+                generator.integers(c.vocab_size, size=length),
+                np.arange(length) // (length // 2 + 1),
+                np.sort(generator.permutation(length)[:asked]),
+                generator.integers(c.vocab_size, size=asked),
+                int(generator.integers(2)) if pairs else -1,
+            )
+            for _ in range(sequences)
+        ]
+    )

@@ -1,0 +1,226 @@
+"""A recipe is a TOML file; a recipe in memory is a frozen dataclass. Unknown names, wrong types and missing values are
+errors that say where and suggest a name; nothing is guessed. Not here: what the values do."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from ..data.masking import MaskingConfig
+from ..data.sampling import SamplingConfig
+from ..errors import UsageError
+from ..nn.config import EncoderConfig
+from ..text.vocabulary import VocabularyConfig
+from .optimization import OptimizerConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A stretch of a run: so many steps of `batch_size` sequences of at most `sequence_length` tokens. The original
+    trains 9 of 10 steps at length 128 and the rest at 512 (Devlin et al. 2019, appendix A.2)."""
+
+    num_steps: int
+    batch_size: int
+    sequence_length: int = 128
+
+    def __post_init__(self) -> None:
+        if min(self.num_steps, self.batch_size) < 1:
+            raise ValueError("num_steps and batch_size: expected 1 or more")
+        if self.sequence_length < 5:
+            raise ValueError(f"sequence_length is {self.sequence_length}: [CLS] A [SEP] B [SEP] needs at least 5")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """phases: one after the other, under one learning-rate schedule.
+    micro_batch_tokens: at most so many tokens are computed at once; a larger batch is accumulated. The numbers are the
+    same.
+    evaluate_every, save_every: in steps; 0: some twenty times in a run, and every few minutes.
+    """
+
+    phases: tuple[Phase, ...]
+    micro_batch_tokens: int = 8192
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    gradient_checkpointing: bool = False
+    held_out_sequences: int = 256
+    evaluate_every: int = 0
+    save_every: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        return sum(phase.num_steps for phase in self.phases)
+
+    @property
+    def sequence_length(self) -> int:
+        """The longest of all phases."""
+        return max(phase.sequence_length for phase in self.phases)
+
+    @property
+    def num_tokens(self) -> int:
+        """At most: short sequences have fewer."""
+        return sum(p.num_steps * p.batch_size * p.sequence_length for p in self.phases)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A whole pre-training: everything that decides the numbers, except the text."""
+
+    title: str
+    train: TrainConfig
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.train.phases:
+            raise ValueError("train.phases is empty: expected at least one phase")
+        if self.train.sequence_length > self.encoder.max_position_embeddings:
+            raise ValueError(
+                f"train.phases ask for {self.train.sequence_length} tokens, but encoder.max_position_embeddings is "
+                f"{self.encoder.max_position_embeddings}"
+            )
+
+
+def names() -> list[str]:
+    """The recipes that come with the package."""
+    return sorted(p.name.removesuffix(".toml") for p in _folder().iterdir() if p.name.endswith(".toml"))
+
+
+def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a TOML file, or of a name, with the `table.field=value` words of the command line put in.
+
+    Raises:
+        UsageError: no such recipe; unknown field, wrong type, missing or refused value: with its path.
+    """
+    if name.endswith(".toml"):
+        path = Path(name)
+        if not path.is_file():
+            raise UsageError(f"there is no recipe file {name}", fix=f"name one of {', '.join(names())}, or a file")
+        text = path.read_text(encoding="utf-8")
+    elif name in names():
+        text = (_folder() / f"{name}.toml").read_text(encoding="utf-8")
+    else:
+        near = get_close_matches(name, names(), 1)
+        fix = f"did you mean {near[0]}?" if near else f"name one of {', '.join(names())}, or a .toml file"
+        raise UsageError(f"there is no recipe called {name!r}", fix=fix)
+    return parse(text, name, overrides)
+
+
+def parse(text: str, where: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe that a TOML text describes. `where` is its name in errors."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"this is not TOML: {error}", where=where) from error
+    for word in overrides:
+        _put(table, word)
+    return build(Recipe, table, where)
+
+
+def replaced(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """The recipe with the `table.field=value` words put in."""
+    return parse(dump(recipe), recipe.title, overrides) if overrides else recipe
+
+
+def dump(recipe: Recipe) -> str:
+    """The recipe as TOML; reading it gives the same recipe."""
+    lines: list[str] = []
+    tables: list[tuple[str, Mapping[str, Any]]] = []
+    for name, value in asdict(recipe).items():
+        if isinstance(value, dict):
+            tables.append((name, value))
+        else:
+            lines.append(f"{name} = {_toml(value)}")
+    for name, table in tables:
+        lines += ["", f"[{name}]"]
+        phases = table.get("phases", ())
+        lines += [f"{k} = {_toml(v)}" for k, v in table.items() if k != "phases" and v is not None]
+        for phase in phases:
+            lines += ["", f"[[{name}.phases]]", *(f"{k} = {_toml(v)}" for k, v in phase.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _folder() -> Any:
+    return resources.files("bertworks") / "recipes"
+
+
+def _put(table: dict[str, Any], word: str) -> None:
+    name, equals, text = word.partition("=")
+    if not equals or not name:
+        raise UsageError(f"{word!r} sets nothing", fix="write it as table.field=value, as in optimizer.learning_rate=1e-3")
+    *path, last = name.split(".")
+    place: Any = table
+    for key in path:
+        place = place[int(key)] if isinstance(place, list) and key.isdigit() and int(key) < len(place) else _table(place, key, name)
+    try:
+        place[last] = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        place[last] = text  # a bare word is a string
+
+
+def _table(place: Any, key: str, name: str) -> Any:
+    if not isinstance(place, dict):
+        raise UsageError(f"{name}: {key!r} is not inside a table")
+    return place.setdefault(key, {})
+
+
+def build(kind: type[T], value: Any, where: str, at: str = "") -> T:
+    """`value` as a `kind`, or a UsageError that names the place `at` in the file `where`."""
+    origin, choices = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        return cast(T, _build_dataclass(kind, value, where, at))
+    if origin is Literal:
+        if value not in choices:
+            raise UsageError(f"{at}: {value!r} is none of {', '.join(map(repr, choices))}", where=where)
+        return cast(T, value)
+    if origin in (Union, UnionType):  # `X | None`; TOML has no null, so a value is an X
+        return cast(T, build(next(c for c in choices if c is not NoneType), value, where, at))
+    if origin is tuple and isinstance(value, list):
+        return cast(T, tuple(build(choices[0], v, where, f"{at}[{i}]") for i, v in enumerate(value)))
+    if kind is float and type(value) is int:
+        return cast(T, float(value))
+    if origin is tuple or type(value) is not kind:
+        raise UsageError(f"{at}: expected {getattr(kind, '__name__', kind)}, got {value!r}", where=where)
+    return cast(T, value)
+
+
+def _build_dataclass(kind: Any, value: Any, where: str, at: str) -> Any:
+    if not isinstance(value, dict):
+        raise UsageError(f"{at or 'recipe'}: expected a table, got {value!r}", where=where)
+    hints, prefix = get_type_hints(kind), at and at + "."
+    for name in value.keys() - hints.keys():
+        near = get_close_matches(name, hints, 1)
+        fix = f"did you mean {prefix}{near[0]}?" if near else f"the fields are {', '.join(sorted(hints))}"
+        raise UsageError(f"{prefix}{name}: no such field", where=where, fix=fix)
+    for f in fields(kind):
+        if f.name not in value and f.default is MISSING and f.default_factory is MISSING:
+            raise UsageError(f"{prefix}{f.name}: must be given", where=where)
+    parts = {name: build(hints[name], part, where, prefix + name) for name, part in value.items()}
+    try:
+        return kind(**parts)
+    except ValueError as error:  # what the dataclass itself refuses
+        raise UsageError(f"{at + ': ' if at else ''}{error}", where=where) from error
+
+
+def _toml(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+            return f'"{escaped}"'
+        case list() | tuple():
+            return f"[{', '.join(map(_toml, value))}]"
+        case float():
+            return repr(value) if "." in repr(value) or "e" in repr(value) or "inf" in repr(value) else f"{value!r}.0"
+        case _:
+            return str(value)

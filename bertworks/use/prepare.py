@@ -1,0 +1,94 @@
+"""Raw text to shards, and the machine room of long stages: work in a thread, news of it as events."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from ..text.atomic import replacing_folder
+from ..text.corpus import CorpusReader
+from ..text.preflight import PreflightReport, preflight
+from ..text.shards import Shards, write_shards
+from ..text.tokenizer import Tokenizer
+from ..text.vocabulary import VocabularyConfig, VocabularyReport, train_vocabulary
+from .events import Event
+
+Documents = Literal["auto", "blank_line", "file"]
+
+
+def make_vocabulary(
+    inputs: Sequence[str | Path],
+    output: Path,
+    config: VocabularyConfig,
+    *,
+    text_column: str | None = None,
+    documents: Documents = "auto",
+    max_memory: int = 1 << 30,
+    workers: int | None = None,
+) -> Iterator[Event]:
+    """A vocabulary from raw text, written as a tokenizer folder. The "done" event has the report's figures."""
+    reader = CorpusReader(inputs, text_column=text_column, documents=documents)
+
+    def work(tell: Callable[[str, int], None]) -> tuple[Tokenizer, VocabularyReport]:
+        texts = (document.text for document in reader)
+        return train_vocabulary(texts, config, max_memory=max_memory, workers=workers, progress=tell)
+
+    tokenizer, report = yield from in_background("vocabulary", work)
+    with replacing_folder(output) as temporary:
+        tokenizer.save(temporary)
+    yield Event("note", str(reader.report))
+    yield Event("done", f"{report}\nwritten to {output}", {"folder": str(output), **report.as_dict()})
+
+
+def make_shards(
+    inputs: Sequence[str | Path],
+    output: Path,
+    tokenizer: Tokenizer,
+    *,
+    text_column: str | None = None,
+    documents: Documents = "auto",
+    workers: int | None = None,
+    overwrite: bool = False,
+) -> Iterator[Event]:
+    """Shards from raw text, with what the preflight found. The "done" event has the counts."""
+    reader = CorpusReader(inputs, text_column=text_column, documents=documents)
+
+    def work(tell: Callable[[str, int], None]) -> tuple[Shards, PreflightReport]:
+        def progress(characters: int) -> None:
+            tell("characters", characters)
+
+        shards = write_shards(
+            reader, tokenizer, output, workers=workers, overwrite=overwrite, progress=progress
+        )
+        return shards, preflight(shards)
+
+    shards, found = yield from in_background("shards", work)
+    if shards.written_now:
+        yield Event("note", str(reader.report))
+        yield Event("note", str(found), found.as_dict())
+    m = shards.manifest
+    text = f"{output}: {m.documents:,} documents, {m.sentences:,} sentences, {m.tokens:,} tokens"
+    yield Event("done", text, {"folder": str(output), "documents": m.documents, "sentences": m.sentences, "tokens": m.tokens})
+
+
+def in_background(name: str, work: Callable[[Callable[[str, int], None]], Any]) -> Iterator[Event]:
+    """Runs `work(tell)` in a thread, yields what it tells as "stage" events, and returns its result."""
+    news: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
+    outcome: dict[str, Any] = {}
+
+    def run() -> None:
+        try:
+            outcome["result"] = work(lambda what, amount: news.put((what, amount)))
+        except BaseException as error:
+            outcome["error"] = error
+        finally:
+            news.put(None)
+
+    threading.Thread(target=run, daemon=True, name=name).start()
+    while (told := news.get()) is not None:
+        what, amount = told
+        yield Event("stage", f"{name}: {what} {amount:,}", {"stage": name, "what": what, "amount": amount})
+    if "error" in outcome:
+        raise outcome["error"]
+    return outcome["result"]
