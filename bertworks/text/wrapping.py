@@ -31,6 +31,9 @@ def margin_of(lines: Sequence[str]) -> int | None:
     through a sentence.
     """
     lines = lines[:_MOST_LINES]
+    lengths = [len(line) for line in lines if line]
+    if sum(length > 2 * _WIDEST for length in lengths) > 0.02 * len(lengths):
+        return None  # most text is not wrapped: this is the quick way to see it
     widths = [_width(line.strip()) for line in lines]
     filled = sorted(width for width in widths if width)
     if len(filled) <= _FEWEST_BREAKS:
