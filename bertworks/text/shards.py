@@ -1,0 +1,357 @@
+"""A folder of token ids on disk: written once, in parallel, then memory-mapped.
+
+    tokens.bin       every id of the corpus, end to end: uint16, or uint32 for more than 65,536 tokens
+    sentences.npy    int64 [S+1]: sentence s is tokens[sentences[s]:sentences[s+1]]
+    documents.npy    int64 [D+1]: document d is sentences documents[d]:documents[d+1]
+    tokenizer/       the tokenizer that made the ids
+    manifest.json    counts, settings and the sha256 of each file; written last, so that without it nothing is finished
+
+It holds no special tokens, no examples and no masks: those are drawn from it during training (`data`). Every byte is
+the same for any number of workers, and an interrupted run goes on with the parts that it had written.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertworks.errors import BertworksError
+from bertworks.text.atomic import remove_leftovers, sha256, write_text
+from bertworks.text.corpus import CorpusReader
+from bertworks.text.joining import join_parts
+from bertworks.text.parts import PartCounts, cut_into_parts, token_dtype
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.workers import write_parts
+
+FORMAT = 1  # of the folder and of the rules that make its bytes: parts of another format are not continued
+_UNKNOWN_WORDS = 1000  # examples kept
+_OURS = ("manifest.json", "plan.json", "tokens.bin", "sentences.npy", "documents.npy", "preflight.json")
+_OUR_FOLDERS = ("parts", "tokenizer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a shards folder holds."""
+
+    format: int
+    documents: int
+    sentences: int
+    tokens: int
+    characters: int  # of the text read
+    unknown_tokens: int  # [UNK]
+    empty_documents: int  # left out: without a single token
+    empty_sentences: int  # left out, likewise
+    sections: bool  # the corpus was one document, and its "documents" are sections of about 100 sentences
+    dtype: str  # of tokens.bin
+    vocab_size: int
+    tokenizer_sha256: str
+    unknown_words: dict[str, int]  # the most frequent in a sample of sentences with [UNK]
+    files: dict[str, str]  # sha256 by path inside the folder
+    corpus: dict[str, Any]  # the reader's report
+    settings: dict[str, Any]  # of the command; another command is refused
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read manifest.json.
+
+        Raises:
+            BertworksError: it is missing or garbled, or of another format.
+        """
+        if not path.exists():
+            if (path.parent / "plan.json").exists():
+                fix = "type the `bertworks prepare` command again: it goes on where it stopped"
+                raise BertworksError("these shards are not finished", where=str(path.parent), fix=fix)
+            fix = f"make them: bertworks prepare TEXT --tokenizer TOKENIZER -o {path.parent}"
+            raise BertworksError("not a shards folder: it has no manifest.json", where=str(path.parent), fix=fix)
+        again = f"make the shards again: bertworks prepare ... -o {path.parent} --overwrite"
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            found = content["format"]
+            if found != FORMAT:
+                raise BertworksError(
+                    f"format {found} of shards; this version reads {FORMAT}", where=str(path), fix=again
+                )
+            return cls(**{field.name: content[field.name] for field in fields(cls)})
+        except (ValueError, TypeError, KeyError) as error:
+            raise BertworksError(f"the manifest is garbled: {error!r}", where=str(path), fix=again) from None
+
+
+@dataclass(frozen=True)
+class Shards:
+    """An open shards folder. Sentence s is tokens[sentences[s]:sentences[s+1]], see the top of this module."""
+
+    folder: Path
+    tokens: NDArray[Any]  # uint16 or uint32 [N], mapped
+    sentences: NDArray[np.int64]  # [S+1], mapped
+    documents: NDArray[np.int64]  # [D+1], mapped
+    manifest: Manifest
+    written_now: bool = False  # whether `write_shards` had anything to write
+
+    @classmethod
+    def open(cls, folder: str | Path, *, verify: bool = False, written_now: bool = False) -> Self:
+        """Map the files of a finished folder; sizes and shapes are checked.
+
+        Args:
+            verify: also compare the sha256 of every file: reads all of them.
+
+        Raises:
+            BertworksError: not a shards folder, not finished, or damaged.
+        """
+        folder = Path(folder)
+        manifest = Manifest.load(folder / "manifest.json")
+        dtype = np.dtype(manifest.dtype)
+        path = folder / "tokens.bin"
+        size = path.stat().st_size if path.exists() else -1
+        if size != manifest.tokens * dtype.itemsize:
+            raise _damaged(path, f"{max(size, 0):,} bytes where {manifest.tokens * dtype.itemsize:,} belong")
+        tokens = np.memmap(path, dtype, mode="r", shape=(manifest.tokens,))
+        sentences = _open_index(folder / "sentences.npy", manifest.sentences, manifest.tokens)
+        documents = _open_index(folder / "documents.npy", manifest.documents, manifest.sentences)
+        for name, expected in manifest.files.items() if verify else ():
+            if not (folder / name).exists() or sha256(folder / name) != expected:
+                raise _damaged(folder / name, "its bytes are not those that were written (sha256 differs)")
+        return cls(folder, tokens, sentences, documents, manifest, written_now)
+
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer that made the ids.
+
+        Raises:
+            BertworksError: the folder's tokenizer is another one, or damaged.
+        """
+        tokenizer = Tokenizer.load(self.folder / "tokenizer")
+        if tokenizer.sha256 != self.manifest.tokenizer_sha256:
+            raise _damaged(self.folder / "tokenizer", "this is not the tokenizer that made these shards")
+        return tokenizer
+
+
+def write_shards(
+    reader: CorpusReader,
+    tokenizer: Tokenizer,
+    folder: str | Path,
+    *,
+    workers: int | None = None,
+    part_characters: int = 1 << 20,
+    overwrite: bool = False,
+    progress: Callable[[int], None] | None = None,
+) -> Shards:
+    """Turn a corpus into a shards folder, or finish one that an interrupted run began.
+
+    Returns at once when the folder is finished and inputs and tokenizer are the same.
+
+    Args:
+        workers: processes that split and encode; None: one per processor; 1: none but this one.
+        part_characters: text that a worker gets at once, and what an interruption can cost.
+        overwrite: drop what the folder holds of another command's shards.
+        progress: told the characters done so far.
+
+    Raises:
+        BertworksError: the folder belongs to something else, is in use, the disk is full, a worker died, or there is
+            no text.
+    """
+    folder = Path(folder)
+    settings = _settings(reader, tokenizer)
+    with _locked(folder):
+        if overwrite:
+            _clear(folder)
+        if (folder / "manifest.json").exists():
+            _refuse_other(Manifest.load(folder / "manifest.json").settings, settings, folder)
+            _tidy(folder)
+            return Shards.open(folder)
+        _begin(folder, settings, tokenizer)
+        counts: list[PartCounts] = []
+        unknown_words: Counter[str] = Counter()
+        done = 0
+        parts = cut_into_parts((document.text for document in reader), part_characters)
+        made = write_parts(parts, folder / "tokenizer", tokenizer.sha256, folder / "parts", workers or _processors())
+        with closing(made):
+            for part in made:
+                unknown_words.update(part.unknown_words)
+                part.unknown_words = {}
+                counts.append(part)
+                done += part.characters
+                if progress:
+                    progress(done)
+        if not sum(part.tokens for part in counts):
+            raise BertworksError(
+                "there is no text in the corpus", where=_names(reader), fix="give files that hold text"
+            )
+        manifest = _assemble(folder, counts, tokenizer, settings, reader, unknown_words)
+        write_text(folder / "manifest.json", json.dumps(asdict(manifest), indent=2, ensure_ascii=False) + "\n")
+        _tidy(folder)
+    return Shards.open(folder, written_now=True)
+
+
+def _assemble(
+    folder: Path,
+    counts: list[PartCounts],
+    tokenizer: Tokenizer,
+    settings: dict[str, Any],
+    reader: CorpusReader,
+    unknown_words: Counter[str],
+) -> Manifest:
+    """Join the parts; return the manifest that vouches for the files."""
+    dtype = token_dtype(tokenizer.vocab_size)
+    joined = join_parts(folder / "parts", counts, dtype, folder)
+    files = dict(joined.files)
+    for path in sorted((folder / "tokenizer").iterdir()):
+        files[f"tokenizer/{path.name}"] = sha256(path)
+    return Manifest(
+        format=FORMAT,
+        documents=joined.documents,
+        sentences=sum(part.sentences for part in counts),
+        tokens=sum(part.tokens for part in counts),
+        characters=sum(part.characters for part in counts),
+        unknown_tokens=sum(part.unknown_tokens for part in counts),
+        empty_documents=joined.empty_documents,
+        empty_sentences=sum(part.empty_sentences for part in counts),
+        sections=joined.sections,
+        dtype=dtype.str,
+        vocab_size=tokenizer.vocab_size,
+        tokenizer_sha256=tokenizer.sha256,
+        unknown_words=dict(sorted(unknown_words.items(), key=lambda item: (-item[1], item[0]))[:_UNKNOWN_WORDS]),
+        files=files,
+        corpus=_plain(reader.report),
+        settings=settings,
+    )
+
+
+def _open_index(path: Path, count: int, end: int) -> NDArray[np.int64]:
+    try:
+        index = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise _damaged(path, str(error)) from None
+    if index.shape != (count + 1,) or index.dtype != np.int64 or index[0] != 0 or index[-1] != end:
+        raise _damaged(path, f"its {len(index):,} numbers do not fit to the manifest")
+    return index  # type: ignore[no-any-return]
+
+
+def _damaged(path: Path, how: str) -> BertworksError:
+    return BertworksError(
+        f"damaged: {how}",
+        where=str(path),
+        fix="copy the folder again from where it was whole, or make it again: bertworks prepare ... --overwrite",
+    )
+
+
+def _settings(reader: CorpusReader, tokenizer: Tokenizer) -> dict[str, Any]:
+    """What must be the same for a folder to be continued, or to be called done."""
+    digest, size = hashlib.sha256(), 0
+    for file in reader.files:
+        status = file.stat()
+        size += status.st_size
+        # Standard input lies in a temporary file, of which path and time say nothing.
+        lasting = Path(reader._names[file]).is_file()
+        mark = f"{file} {status.st_size} {status.st_mtime_ns}" if lasting else sha256(file)
+        digest.update(f"{mark}\n".encode("utf-8", "surrogateescape"))
+    return {
+        "format": FORMAT,
+        "tokenizer": tokenizer.sha256,
+        "text_column": reader._text_column,
+        "documents": reader._documents,
+        "files": len(reader.files),
+        "bytes": size,
+        "files_sha256": digest.hexdigest(),
+    }
+
+
+def _refuse_other(there: dict[str, Any], asked: dict[str, Any], folder: Path) -> None:
+    names = [name for name in asked if there.get(name) != asked[name]]
+    if names:
+        shown = "; ".join(f"{name}: {_short(there.get(name))} there, {_short(asked[name])} asked" for name in names)
+        raise BertworksError(
+            f"this folder holds the shards of another command ({shown})",
+            where=str(folder),
+            fix="write to another folder with -o, or replace what is there with --overwrite",
+        )
+
+
+def _short(value: Any) -> str:
+    return str(value) if len(str(value)) <= 12 else f"{str(value)[:12]}..."
+
+
+def _begin(folder: Path, settings: dict[str, Any], tokenizer: Tokenizer) -> None:
+    """Take possession of the folder, or of what an interrupted run of the same command left in it."""
+    plan = folder / "plan.json"
+    if plan.exists():
+        try:
+            there = json.loads(plan.read_text(encoding="utf-8"))
+        except ValueError:
+            there = {}
+        _refuse_other(there, settings, folder)
+    elif any(not entry.name.startswith(".") for entry in folder.iterdir()):
+        raise BertworksError(
+            "this folder is not empty and holds no shards",
+            where=str(folder),
+            fix="choose a new or empty folder with -o",
+        )
+    write_text(plan, json.dumps(settings, indent=2) + "\n")
+    tokenizer.save(folder / "tokenizer")
+    for parts in (folder / "parts").glob("*"):
+        remove_leftovers(parts)
+    remove_leftovers(folder)
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what only an unfinished folder needs."""
+    (folder / "plan.json").unlink(missing_ok=True)
+    shutil.rmtree(folder / "parts", ignore_errors=True)
+
+
+def _clear(folder: Path) -> None:
+    """Remove the shards in a folder, the manifest first, and nothing else."""
+    for name in _OURS:
+        (folder / name).unlink(missing_ok=True)
+    for name in _OUR_FOLDERS:
+        shutil.rmtree(folder / name, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep the folder for this process; the system frees it however the process ends."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / ".lock").open("a")
+    except OSError as error:
+        raise BertworksError(
+            f"cannot be written: {error.strerror}", where=str(folder), fix="choose another folder with -o"
+        ) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BertworksError(
+                "another process is writing to this folder",
+                where=str(folder),
+                fix="wait until it is done, or choose another folder with -o",
+            ) from None
+        yield
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _names(reader: CorpusReader) -> str:
+    names = [str(file) for file in reader.files]
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _plain(report: Any) -> Any:
+    """A report as JSON can hold it. `dataclasses.asdict` breaks Counters before Python 3.12."""
+    if is_dataclass(report):
+        return {field.name: _plain(getattr(report, field.name)) for field in fields(report)}
+    if isinstance(report, Mapping):
+        return {str(key): _plain(value) for key, value in report.items()}
+    if isinstance(report, list | tuple):
+        return [_plain(value) for value in report]
+    return report if isinstance(report, int | float | bool | None) else str(report)

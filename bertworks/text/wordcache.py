@@ -1,0 +1,138 @@
+"""Sentences -> one flat array of ids, each distinct stretch of text encoded once: faster than the tokenizer it asks.
+
+It is a shortcut and never changes an id. BERT's pre-tokeniser cuts at white space and around every ASCII punctuation
+mark, its normaliser looks at one character at a time (lower case, NFD and clean-up never reach across a space), and
+WordPiece sees one word at a time. So the ids of a sentence are the ids of its stretches between spaces, end to end.
+Only U+0020 may serve as the cut: other white space, such as U+000B, is deleted by the clean-up and joins its
+neighbours.
+"""
+
+import json
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import tokenizers
+from numpy.typing import NDArray
+
+Arrays = tuple[NDArray[np.int32], NDArray[np.int64]]
+
+_MARKS = ',.()"'  # frequent punctuation: cut off, so that "word" and "word," are one entry
+_MAX_ENTRIES = 1 << 18  # about 60 MB
+_MAX_CHARACTERS = 1 << 23  # what scripts without spaces would otherwise keep: whole sentences
+_GROUP = 64  # unknown stretches given to the library as one text: a call costs more than a word
+
+
+class WordCache:
+    """Remembers the ids of stretches of text; forgets all when it has grown too large.
+
+    Args:
+        serialized: the text of a tokenizer.json for which `is_exact` holds. Special tokens written in the texts are not
+            recognised: they are text, as in `Tokenizer.ids`.
+    """
+
+    def __init__(self, serialized: str):
+        self._library = tokenizers.Tokenizer.from_str(serialized)
+        self._library.encode_special_tokens = True
+        self._separator = self._find_separator()
+        self._forget()
+
+    @staticmethod
+    def is_exact(serialized: str) -> bool:
+        """Whether the ids of a text are those of its stretches between spaces, for this tokenizer.json."""
+        description: dict[str, Any] = json.loads(serialized)
+        types = [(description[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
+        plain = all(token["special"] for token in description["added_tokens"])
+        return plain and types == ["BertNormalizer", "BertPreTokenizer", "WordPiece"]
+
+    def encode(self, sentences: Sequence[str]) -> Arrays:
+        """All ids end to end [sum of lengths] and the number of ids of each sentence [len(sentences)]."""
+        if len(self._numbers) > _MAX_ENTRIES or self._characters > _MAX_CHARACTERS:
+            self._forget()
+        if not sentences:
+            return flat_arrays([])
+        joined = "\n".join(sentences)
+        if joined.count("\n") != len(sentences) - 1:
+            joined = "\n".join(sentence.replace("\n", " ") for sentence in sentences)
+        for mark in "\n" + _MARKS:
+            joined = joined.replace(mark, f" {mark} ")
+        stretches = joined.split(" ")
+        numbers = np.fromiter(map(self._numbers.__getitem__, stretches), np.int64, len(stretches))
+        if self._numbers.new:
+            self._learn(self._numbers.take_new())
+        lengths = self._lengths[numbers]
+        ends = np.cumsum(lengths)
+        shifts = self._starts[numbers] - (ends - lengths)
+        ids = self._ids[np.repeat(shifts, lengths) + np.arange(ends[-1])]
+        borders = np.append(np.flatnonzero(numbers == 0), len(numbers) - 1)  # stretch 0 is the newline
+        return ids, np.diff(ends[borders], prepend=0)
+
+    def _forget(self) -> None:
+        self._numbers = _Numbers()
+        self._characters = 0
+        self._ids = np.zeros(0, np.int32)
+        self._starts = np.zeros(0, np.int64)
+        self._lengths = np.zeros(0, np.int64)
+        for stretch in ["\n", "", *_MARKS]:
+            _ = self._numbers[stretch]
+        self._append(self._encode_each(self._numbers.take_new()))
+
+    def _learn(self, stretches: list[str]) -> None:
+        self._characters += sum(map(len, stretches))
+        self._append(self._encode_grouped(stretches) or self._encode_each(stretches))
+
+    def _append(self, found: Arrays) -> None:
+        ids, lengths = found
+        starts = len(self._ids) + np.cumsum(lengths) - lengths
+        self._ids = np.concatenate([self._ids, ids])
+        self._starts = np.concatenate([self._starts, starts])
+        self._lengths = np.concatenate([self._lengths, lengths])
+
+    def _encode_each(self, stretches: list[str]) -> Arrays:
+        return flat_arrays(
+            [found.ids for found in self._library.encode_batch_fast(stretches, add_special_tokens=False)]
+        )
+
+    def _encode_grouped(self, stretches: list[str]) -> Arrays | None:
+        """Many stretches in one text, told apart by a mark that none of them contains; None where that is not clear."""
+        if self._separator is None:
+            return None
+        mark, number = self._separator
+        groups = [f" {mark} ".join([*stretches[i : i + _GROUP], ""]) for i in range(0, len(stretches), _GROUP)]
+        ids, _ = self._encode_each(groups)
+        ends = np.flatnonzero(ids == number)
+        if len(ends) != len(stretches):
+            return None
+        return np.delete(ids, ends), np.diff(ends, prepend=-1) - 1
+
+    def _find_separator(self) -> tuple[str, int] | None:
+        """A mark that is one known token, and its id."""
+        for mark in _MARKS:
+            ids = self._library.encode(mark, add_special_tokens=False).ids
+            if len(ids) == 1 and self._library.id_to_token(ids[0]) == mark:
+                return mark, ids[0]
+        return None
+
+
+class _Numbers(dict[str, int]):
+    """Numbers stretches from 0 in the order in which they are first met, and lists the new ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.new: list[str] = []
+
+    def __missing__(self, stretch: str) -> int:
+        number = self[stretch] = len(self)
+        self.new.append(stretch)
+        return number
+
+    def take_new(self) -> list[str]:
+        new, self.new = self.new, []
+        return new
+
+
+def flat_arrays(ids: list[list[int]]) -> Arrays:
+    """Lists of ids -> all ids end to end, and the length of each list."""
+    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+    return np.fromiter(chain.from_iterable(ids), np.int32, int(lengths.sum())), lengths

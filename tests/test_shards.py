@@ -1,0 +1,526 @@
+"""Shards: the same bytes for any number of workers, resumable, checked; and the word cache that makes them fast."""
+
+import fcntl
+import gzip
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertworks.errors import BertworksError
+from bertworks.text import parts as parts_module
+from bertworks.text.atomic import sha256
+from bertworks.text.corpus import CorpusReader
+from bertworks.text.parts import cut_into_parts, find_part, part_path, token_dtype
+from bertworks.text.sentences import split_sentences
+from bertworks.text.shards import Shards, write_shards
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.wordcache import WordCache
+
+SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = ["the", "cat", "sat", "on", "mat", "dog", "ran", "home", "un", "##able", "##s", "##ing", *".,!?()\"'-[]"]
+LETTERS = [prefix + letter for letter in "abcdefghijklmnopqrstuvwxyz0123456789" for prefix in ("", "##")]
+
+
+def make_tokenizer(folder: Path, tokens: list[str] | None = None, **config: object) -> Tokenizer:
+    folder.mkdir(parents=True, exist_ok=True)
+    vocabulary = SPECIALS + (tokens or list(dict.fromkeys(WORDS + LETTERS)))
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in vocabulary))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": True} | config))
+    return Tokenizer.load(folder)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def write_corpus(path: Path, documents: list[str]) -> CorpusReader:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    return CorpusReader([path])
+
+
+def make_documents(count: int, seed: int = 0) -> list[str]:
+    chance = random.Random(seed)
+    names = [word for word in WORDS if word.isalpha()] + ["Ünable", "mats", "日本", "snowy", "x-ray"]
+    return [
+        "\n".join(
+            " ".join(chance.choices(names, k=chance.randint(3, 12))).capitalize() + "."
+            for _ in range(chance.randint(1, 9))
+        )
+        for _ in range(count)
+    ]
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> CorpusReader:
+    return write_corpus(tmp_path / "corpus.jsonl", make_documents(200))
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): sha256(path) for path in files}
+
+
+def expected(documents: list[str], tokenizer: Tokenizer) -> list[list[list[int]]]:
+    """The slow truth: ids of each sentence of each document, empty ones left out."""
+    ids = [[found for found in tokenizer.ids(split_sentences(text)) if found] for text in documents]
+    return [document for document in ids if document]
+
+
+def content(shards: Shards) -> list[list[list[int]]]:
+    sentences = [
+        shards.tokens[start:end].tolist()
+        for start, end in zip(shards.sentences[:-1], shards.sentences[1:], strict=True)
+    ]
+    return [sentences[start:end] for start, end in zip(shards.documents[:-1], shards.documents[1:], strict=True)]
+
+
+def test_they_hold_the_ids_of_every_sentence(reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    shards = write_shards(reader, tokenizer, tmp_path / "shards", workers=1, part_characters=3000)
+    truth = expected([document.text for document in reader], tokenizer)
+    assert content(shards) == truth
+    manifest = shards.manifest
+    assert manifest.documents == len(truth) == len(shards.documents) - 1
+    assert manifest.sentences == sum(map(len, truth))
+    assert manifest.tokens == len(shards.tokens) == sum(len(ids) for document in truth for ids in document)
+    assert manifest.unknown_tokens == int((shards.tokens == tokenizer.unk_id).sum()) > 0
+    assert "日本" in "".join(manifest.unknown_words)
+    assert manifest.characters == sum(len(document.text) for document in reader)
+    assert manifest.corpus["documents"] == 200
+    assert shards.tokens.dtype == np.uint16
+    assert shards.tokenizer().sha256 == tokenizer.sha256
+    assert shards.written_now
+    assert sorted(path.name for path in shards.folder.iterdir()) == [
+        ".lock", "documents.npy", "manifest.json", "sentences.npy", "tokenizer", "tokens.bin",
+    ]  # fmt: skip
+
+
+def test_bytes_are_the_same_for_any_number_of_workers_and_size_of_parts(
+    reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    one = write_shards(reader, tokenizer, tmp_path / "one", workers=1, part_characters=4000)
+    three = write_shards(reader, tokenizer, tmp_path / "three", workers=3, part_characters=4000)
+    assert hashes(one.folder) == hashes(three.folder)
+    coarse = write_shards(reader, tokenizer, tmp_path / "coarse", workers=1)
+    for name in ("tokens.bin", "sentences.npy", "documents.npy"):
+        assert sha256(coarse.folder / name) == sha256(one.folder / name)
+
+
+def test_a_finished_folder_is_done_at_once(
+    reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "shards"
+    first = write_shards(reader, tokenizer, folder, workers=1)
+    monkeypatch.setattr(CorpusReader, "__iter__", lambda self: pytest.fail("the corpus was read again"))
+    again = write_shards(reader, tokenizer, folder, workers=1)
+    assert again.manifest == first.manifest
+    assert not again.written_now
+
+
+def test_other_settings_are_refused_and_overwrite_replaces(
+    reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "shards"
+    write_shards(reader, tokenizer, folder, workers=1)
+    before = hashes(folder)
+    other = make_tokenizer(tmp_path / "other", [*WORDS, *LETTERS[:20]])
+    with pytest.raises(BertworksError, match=f"tokenizer: {tokenizer.sha256[:12]}.*{other.sha256[:12]}") as caught:
+        write_shards(reader, other, folder, workers=1)
+    assert "-o" in str(caught.value.fix)
+    assert "--overwrite" in str(caught.value.fix)
+    more = write_corpus(tmp_path / "more.jsonl", make_documents(10))
+    with pytest.raises(BertworksError, match=r"bytes: .*files_sha256"):
+        write_shards(more, tokenizer, folder, workers=1)
+    same_files = CorpusReader(reader.files, text_column="text")
+    with pytest.raises(BertworksError, match="text_column: None there, text asked"):
+        write_shards(same_files, tokenizer, folder, workers=1)
+    assert hashes(folder) == before
+    replaced = write_shards(more, other, folder, workers=1, overwrite=True)
+    assert replaced.manifest.tokenizer_sha256 == other.sha256
+    assert replaced.manifest.documents == 10
+
+
+def test_an_unfinished_folder_of_another_command_is_refused(
+    reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "shards"
+    with pytest.raises(ZeroDivisionError):
+        write_shards(reader, tokenizer, folder, workers=1, part_characters=3000, progress=lambda done: 1 // 0)
+    with pytest.raises(BertworksError, match="not finished"):
+        Shards.open(folder)
+    other = make_tokenizer(tmp_path / "other", [*WORDS, *LETTERS[:20]])
+    with pytest.raises(BertworksError, match="another command"):
+        write_shards(reader, other, folder, workers=1)
+
+
+def test_a_folder_of_other_things_is_left_alone(reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    (folder / "thesis.txt").write_text("years of work")
+    for overwrite in (False, True):
+        with pytest.raises(BertworksError, match="not empty"):
+            write_shards(reader, tokenizer, folder, workers=1, overwrite=overwrite)
+    assert [path.name for path in folder.iterdir() if path.name != ".lock"] == ["thesis.txt"]
+    with pytest.raises(BertworksError, match="cannot be written"):
+        write_shards(reader, tokenizer, folder / "thesis.txt", workers=1)
+
+
+def test_it_goes_on_with_the_parts_that_are_there(
+    reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = write_shards(reader, tokenizer, tmp_path / "whole", workers=1, part_characters=3000)
+    folder = tmp_path / "shards"
+    seen: list[int] = []
+
+    def stop(done: int) -> None:
+        seen.append(done)
+        if len(seen) == 6:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_shards(reader, tokenizer, folder, workers=1, part_characters=3000, progress=stop)
+    # One part is cut short and one has a flipped byte: both are made again, the other four are not.
+    torn, flipped = part_path(folder / "parts", 1), part_path(folder / "parts", 4)
+    torn.write_bytes(torn.read_bytes()[:-1])
+    data = bytearray(flipped.read_bytes())
+    data[-1] ^= 1
+    flipped.write_bytes(data)
+    made: list[int] = []
+    write = parts_module.PartWriter.write
+    monkeypatch.setattr(
+        parts_module.PartWriter, "write", lambda self, part: (made.append(part.number), write(self, part))[1]
+    )
+    shards = write_shards(reader, tokenizer, folder, workers=1, part_characters=3000)
+    total = sum(1 for _ in cut_into_parts((document.text for document in reader), 3000))
+    assert made == [1, 4, *range(6, total)]
+    assert hashes(shards.folder) == hashes(whole.folder)
+
+
+def test_a_part_of_another_text_is_not_taken(reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "tokenizer")
+    writer = parts_module.PartWriter(tmp_path / "tokenizer", tmp_path)
+    one, other = next(cut_into_parts(["The cat sat."], 9)), next(cut_into_parts(["The dog sat."], 9))
+    counts = writer.write(one)
+    assert find_part(tmp_path, one, tokenizer.sha256) == counts
+    assert find_part(tmp_path, other, tokenizer.sha256) is None
+    assert find_part(tmp_path, one, "0" * 64) is None
+
+
+def test_long_documents_go_on_from_part_to_part(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut at spaces and line ends, a document stays one document and loses nothing."""
+    monkeypatch.setattr(parts_module, "PIECE_CHARACTERS", 200)
+    line = " ".join(["cat", "sat", "mat", "dog"] * 500)
+    lines = "\n".join("The dog ran home." for _ in range(300))
+    unbroken = "a" * 1000
+    documents = ["A cat.", line, "A dog.", lines, unbroken, "The end."]
+    reader = write_corpus(tmp_path / "corpus.jsonl", documents)
+    shards = write_shards(reader, tokenizer, tmp_path / "shards", workers=1, part_characters=300)
+    assert shards.manifest.documents == 6
+    found = content(shards)
+    flat = [[number for ids in document for number in ids] for document in found]
+    whole = [[number for ids in document for number in ids] for document in expected(documents, tokenizer)]
+    assert flat[:4] == whole[:4]
+    assert flat[5] == whole[5]
+    assert len(found[1]) > 30  # 8,000 characters without a full stop
+    assert found[3] == expected([lines], tokenizer)[0]
+
+
+@pytest.mark.parametrize("texts", [[""], ["a" * 1000], ["b " * 300, "x\ny"], ["é" * 700 + "\n" + "z" * 90]])
+def test_pieces_make_the_document(texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parts_module, "PIECE_CHARACTERS", 100)
+    pieces = [
+        (piece.decode(), begins)
+        for part in cut_into_parts(texts, 150)
+        for piece, begins in zip(part.pieces, part.begins, strict=True)
+    ]
+    assert "".join(piece for piece, _ in pieces) == "".join(texts)
+    assert sum(begins for _, begins in pieces) == len(texts)
+    assert all(len(piece) <= 100 for piece, _ in pieces)
+
+
+def test_a_corpus_of_one_document_becomes_sections(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    text = "\n".join(f"The cat {word} home." for word in ["sat", "ran"] * 175)
+    shards = write_shards(write_corpus(tmp_path / "a.jsonl", [text]), tokenizer, tmp_path / "shards", workers=1)
+    assert shards.manifest.sections
+    assert shards.manifest.sentences == 350
+    assert np.diff(shards.documents).tolist() == [88, 88, 87, 87]
+    few = write_shards(write_corpus(tmp_path / "b.jsonl", ["A cat.\nA dog."]), tokenizer, tmp_path / "few", workers=1)
+    assert few.documents.tolist() == [0, 1, 2]
+
+
+def test_what_has_no_token_is_left_out_and_counted(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    nothing = "\u200b\u200e"  # format characters: the tokenizer deletes them
+    documents = ["The cat sat.", nothing, f"A dog.\n{nothing}\nA cat.", "Home."]
+    shards = write_shards(
+        write_corpus(tmp_path / "corpus.jsonl", documents), tokenizer, tmp_path / "shards", workers=1, part_characters=5
+    )
+    assert content(shards) == expected(["The cat sat.", "A dog.\nA cat.", "Home."], tokenizer)
+    assert (shards.manifest.empty_documents, shards.manifest.empty_sentences) == (1, 2)
+
+
+def test_a_corpus_without_a_single_token_is_an_error(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    reader = write_corpus(tmp_path / "corpus.jsonl", ["\u200b", "\u200e"])
+    with pytest.raises(BertworksError, match="no text") as caught:
+        write_shards(reader, tokenizer, tmp_path / "shards", workers=1)
+    assert "corpus.jsonl" in str(caught.value)
+    assert not (tmp_path / "shards" / "manifest.json").exists()
+
+
+def test_damage_is_found(reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    shards = write_shards(reader, tokenizer, tmp_path / "shards", workers=1)
+    folder = shards.folder
+    Shards.open(folder, verify=True)
+
+    def check(name: str, change: object, message: str, *, verify: bool = False) -> None:
+        path = folder / name
+        whole = path.read_bytes()
+        path.write_bytes(change(whole))  # type: ignore[operator]
+        with pytest.raises(BertworksError, match=message) as caught:
+            Shards.open(folder, verify=verify).tokenizer()
+        assert caught.value.fix
+        assert caught.value.where
+        path.write_bytes(whole)
+
+    check("tokens.bin", lambda data: data[:-10], "bytes where")
+    check("sentences.npy", lambda data: data[:-10], "damaged")
+    check("documents.npy", lambda data: data[:20], "damaged")
+    check("documents.npy", lambda data: (folder / "sentences.npy").read_bytes(), "do not fit")
+    check("manifest.json", lambda data: data[: len(data) // 2], "garbled")
+    check("manifest.json", lambda data: b"[]", "garbled")
+    check("manifest.json", lambda data: data.replace(b'"format": 1', b'"format": 99', 1), "format 99")
+    check("tokens.bin", lambda data: bytes([data[0] ^ 1]) + data[1:], "sha256", verify=True)
+    check("tokenizer/tokenizer.json", lambda data: data.replace(b'"dog"', b'"dot"'), "not the tokenizer")
+    check("tokenizer/vocab.txt", lambda data: data + b"x\n", "sha256", verify=True)
+    (folder / "tokens.bin").unlink()
+    with pytest.raises(BertworksError, match="0 bytes where"):
+        Shards.open(folder)
+    with pytest.raises(BertworksError, match="not a shards folder") as caught:
+        Shards.open(tmp_path / "nowhere")
+    assert "bertworks prepare" in str(caught.value.fix)
+
+
+def test_a_second_writer_is_turned_away(reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    with (folder / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(BertworksError, match="another process"):
+            write_shards(reader, tokenizer, folder, workers=1)
+    assert write_shards(reader, tokenizer, folder, workers=1).manifest.documents == 200
+
+
+def test_ids_take_two_bytes_where_they_fit() -> None:
+    assert token_dtype(65_536) == np.uint16
+    assert token_dtype(65_537) == np.uint32
+
+
+# --- processes
+
+SCRIPT = """
+import sys
+from bertworks.text.corpus import CorpusReader
+from bertworks.text.shards import write_shards
+from bertworks.text.tokenizer import Tokenizer
+report = lambda done: print(done, flush=True)
+write_shards(CorpusReader([sys.argv[1]]), Tokenizer.load(sys.argv[2]), sys.argv[3], workers=2, part_characters=4000,
+             progress=report)
+"""
+
+
+def children(process: int) -> list[int]:
+    return [int(number) for number in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def start_and_wait(
+    reader: CorpusReader, tokenizer_folder: Path, folder: Path
+) -> tuple[subprocess.Popen[str], list[int]]:
+    """A script without a `__main__` guard, and its workers; returns when some parts are written."""
+    command = [sys.executable, "-c", SCRIPT, str(reader.files[0]), str(tokenizer_folder), str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for _ in range(3):
+        process.stdout.readline()
+    return process, children(process.pid)
+
+
+def all_gone(processes: list[int], seconds: float = 10) -> bool:
+    end = time.monotonic() + seconds
+    while any(Path(f"/proc/{number}").exists() for number in processes):
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks up child processes in /proc")
+@pytest.mark.parametrize("death", ["interrupt", "kill", "kill a worker"])
+def test_death_leaves_no_process_and_loses_no_part(death: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    reader = write_corpus(tmp_path / "corpus.jsonl", make_documents(6000))
+    whole = write_shards(reader, tokenizer, tmp_path / "whole", workers=1, part_characters=4000)
+    tokenizer.save(tmp_path / "tokenizer")
+    process, workers = start_and_wait(reader, tmp_path / "tokenizer", tmp_path / "shards")
+    assert len(workers) == 2
+    if death == "kill a worker":
+        os.kill(workers[0], signal.SIGKILL)
+    else:
+        process.send_signal(signal.SIGINT if death == "interrupt" else signal.SIGKILL)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode != 0
+    if death == "kill a worker":
+        assert "killed by signal 9" in errors
+        assert "type the same again" in errors
+    assert all_gone(workers)
+    with pytest.raises(BertworksError, match="not finished"):
+        Shards.open(tmp_path / "shards")
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "shards" / "parts").rglob("*.part")}
+    assert len(kept) >= 3
+    changed: list[Path] = []
+
+    def look(done: int) -> None:
+        changed.extend(path for path, written in kept.items() if path.stat().st_mtime_ns != written)
+
+    shards = write_shards(reader, tokenizer, tmp_path / "shards", workers=1, part_characters=4000, progress=look)
+    assert not changed
+    assert hashes(shards.folder) == hashes(whole.folder)
+
+
+def test_errors_of_workers_arrive(reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """The place of a part file is taken by a folder: what a worker cannot write is said by the parent."""
+    folder = tmp_path / "shards"
+    write_shards(reader, tokenizer, folder, workers=1)
+    (folder / "plan.json").write_text(json.dumps(json.loads((folder / "manifest.json").read_text())["settings"]))
+    (folder / "manifest.json").unlink()
+    part_path(folder / "parts", 0).mkdir(parents=True)
+    with pytest.raises(BertworksError, match="cannot be written: Is a directory") as caught:
+        write_shards(reader, tokenizer, folder, workers=2)
+    assert "000.part" in str(caught.value.where)
+
+
+# --- the word cache
+
+MEAN = (
+    st.sampled_from(
+        list(" .,()\"'-\t\n\r\x0b\x0c\x1c\x1f\x85\xa0\u200b\u2028\u3000\u0301\u0327\u0345ΣσςİıßǅﬁÅ\u212a\u037e")
+    )
+    | st.sampled_from(
+        ["the", "cat", "un", "able", "[MASK]", "[SEP]", "##s", "が", "か\u3099", "日本", "한국", "\u1112\u1161"]
+    )
+    | st.characters(exclude_categories=["Cs"])
+)
+
+
+@pytest.fixture(scope="module")
+def variants(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, str]]:
+    """Tokenizers that differ in casing, accents and Chinese characters, with their tokenizer.json."""
+    made = []
+    more = [*WORDS, *LETTERS, "A", "##A", "か", "##か", "\u3099", "##\u3099", "σ", "##σ", "ς", "é", "日", "한", "##국"]
+    for number, config in enumerate(
+        [
+            {},
+            {"do_lower_case": False},
+            {"strip_accents": False},
+            {"tokenize_chinese_chars": False, "strip_accents": True},
+        ]
+    ):
+        folder = tmp_path_factory.mktemp(f"variant{number}")
+        made_here = make_tokenizer(folder, list(dict.fromkeys(more)), **config)
+        made_here.save(folder)
+        made.append((made_here, (folder / "tokenizer.json").read_text()))
+    # Without full stop and comma in the vocabulary the marks cannot tell entries apart.
+    bare = make_tokenizer(tmp_path_factory.mktemp("bare"), ["a", "##a", "b"])
+    bare.save(tmp_path_factory.getbasetemp() / "bare")
+    made.append((bare, (tmp_path_factory.getbasetemp() / "bare" / "tokenizer.json").read_text()))
+    return made
+
+
+def library_ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
+    """The `tokenizers` library alone, without any cache of ours."""
+    return [encoding.ids for encoding in tokenizer._literal.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+def cached_ids(cache: WordCache, texts: list[str]) -> list[list[int]]:
+    ids, lengths = cache.encode(texts)
+    assert len(lengths) == len(texts)
+    return [row.tolist() for row in np.split(ids, np.cumsum(lengths)[:-1])] if texts else []
+
+
+@given(st.lists(st.lists(MEAN, max_size=12).map("".join), max_size=6))
+@settings(max_examples=300, deadline=None)
+def test_the_word_cache_never_changes_an_id(variants: list[tuple[Tokenizer, str]], texts: list[str]) -> None:
+    for tokenizer, serialized in variants:
+        cache = WordCache(serialized)
+        assert WordCache.is_exact(serialized)
+        truth = library_ids(tokenizer, texts)
+        assert cached_ids(cache, texts) == truth
+        assert cached_ids(cache, texts) == truth  # now from memory
+
+
+def test_the_word_cache_forgets_when_it_is_full(
+    variants: list[tuple[Tokenizer, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bertworks.text.wordcache._MAX_ENTRIES", 20)
+    tokenizer, serialized = variants[0]
+    cache = WordCache(serialized)
+    for document in make_documents(40):
+        sentences = document.split("\n")
+        assert cached_ids(cache, sentences) == library_ids(tokenizer, sentences)
+        assert len(cache._numbers) < 20 + 200
+
+
+def test_the_word_cache_knows_where_it_is_not_exact(variants: list[tuple[Tokenizer, str]]) -> None:
+    description = json.loads(variants[0][1])
+    for part, other in {
+        "model": {"type": "BPE"},
+        "pre_tokenizer": {"type": "Metaspace"},
+        "normalizer": None,
+        "added_tokens": [*description["added_tokens"], {"special": False, "content": "New York"}],
+    }.items():
+        assert not WordCache.is_exact(json.dumps(description | {part: other}))
+
+
+def test_tokenizers_of_other_kinds_are_asked_directly(tmp_path: Path) -> None:
+    """Shards of a byte-level BPE tokenizer: no word cache, the same contract."""
+    import tokenizers
+
+    library = tokenizers.ByteLevelBPETokenizer()
+    documents = make_documents(30)
+    library.train_from_iterator(documents, vocab_size=400, special_tokens=SPECIALS, show_progress=False)
+    tokenizer = Tokenizer(library._tokenizer.to_str())
+    shards = write_shards(write_corpus(tmp_path / "a.jsonl", documents), tokenizer, tmp_path / "shards", workers=1)
+    assert content(shards) == expected(documents, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("corpus", "vocabulary", "config"),
+    [
+        ("en-wikipedia-8m.jsonl.gz", "bert-base-uncased-vocab.txt", {}),
+        ("en-wikipedia-8m.jsonl.gz", "bert-base-multilingual-cased-vocab.txt", {"do_lower_case": False}),
+        ("ja-aozora-5m-chars.jsonl.gz", "bert-base-multilingual-cased-vocab.txt", {"do_lower_case": False}),
+        ("ja-aozora-5m-chars.jsonl.gz", "bert-base-uncased-vocab.txt", {}),
+        ("ko-wikipedia-1m.jsonl.gz", "bert-base-multilingual-cased-vocab.txt", {"strip_accents": False}),
+    ],
+)
+def test_the_word_cache_is_exact_on_real_text(
+    data_folder: Path, corpus: str, vocabulary: str, config: dict[str, object], tmp_path: Path
+) -> None:
+    tokens = (data_folder / "vocab" / vocabulary).read_text(encoding="utf-8").split("\n")
+    tokenizer = make_tokenizer(tmp_path, [token for token in tokens if token and token not in SPECIALS], **config)
+    tokenizer.save(tmp_path)
+    cache = WordCache((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    with gzip.open(data_folder / "text" / corpus, "rt", encoding="utf-8") as file:
+        lines = [line for _, document in zip(range(40), file) for line in json.loads(document)["text"].split("\n")][
+            :4000
+        ]
+    assert cached_ids(cache, lines) == library_ids(tokenizer, lines)
