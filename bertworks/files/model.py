@@ -1,0 +1,209 @@
+"""A model folder: config.json, model.safetensors, tokenizer files and README.md, as Hugging Face's tools expect them.
+
+It writes and reads what a network is, not how its training stands (`checkpoint`), and builds no network. Folders may
+come from strangers: nothing in them is executed, pickles are never opened.
+"""
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from bertworks.errors import BertworksError
+from bertworks.files import foreign
+from bertworks.files.storage import read_json, read_tensors, refuse_non_finite, write_tensors
+from bertworks.nn.config import EncoderConfig
+from bertworks.text.atomic import replacing, write_text
+from bertworks.text.tokenizer import Tokenizer
+
+WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+
+
+class Model(NamedTuple):
+    """What a model folder holds."""
+
+    config: EncoderConfig
+    state: dict[str, Tensor]  # float32, under our names; `foreign.parts_of(state)` says which parts there are
+    tokenizer: Tokenizer
+
+
+def save_model(
+    folder: str | Path, state: Mapping[str, Tensor], config: EncoderConfig, tokenizer: Tokenizer, *, card: str
+) -> None:
+    """Write the folder, making it if need be. Each file is replaced atomically; other files in it stay.
+
+    The weights come after all that is needed to read them, so that a folder with weights is a whole one.
+
+    Args:
+        state: parameters under our names: an encoder, and the heads that there are.
+        card: the text of README.md (`model_card`).
+
+    Raises:
+        BertworksError: weights that are not finite, do not fit the configuration or the tokenizer; a full disk.
+    """
+    folder = Path(folder)
+    theirs = foreign.to_huggingface(state, config)
+    refuse_non_finite(state, str(folder))
+    _check_vocabulary(tokenizer, config, folder)
+    settings = foreign.config_to_huggingface(
+        config, architectures=[foreign.architecture_of(state)], pad_token_id=tokenizer.pad_id
+    )
+    write_text(folder / "config.json", json.dumps(settings, indent=2) + "\n")
+    tokenizer.save(folder)
+    with replacing(folder / WEIGHTS) as temporary:
+        write_tensors(temporary, {name: value.float() for name, value in theirs.items()}, {"format": "pt"})
+    write_text(folder / "README.md", card)
+
+
+def load_model(folder: str | Path, *, needs: Collection[str] = ()) -> Model:
+    """Read a folder written by `save_model` or by Hugging Face's BERT, of the body alone or with any head.
+
+    Args:
+        needs: parts that the caller cannot do without, such as `masked_lm`.
+
+    Raises:
+        BertworksError: files missing, damaged or hostile; not a BERT; a part in `needs` is absent.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise BertworksError("no such model folder", where=str(folder), fix="make one with `bertworks pretrain`")
+    path = folder / "config.json"
+    config = foreign.config_from_huggingface(read_json(path), where=str(path))
+    weights = _read_weights(folder)
+    where = str(folder / WEIGHTS)
+    state = {name: value.float() for name, value in foreign.from_huggingface(weights, config, where=where).items()}
+    if absent := sorted(set(needs) - foreign.parts_of(state)):
+        raise BertworksError(
+            f"this model has no {' and no '.join(absent)} (it has {', '.join(sorted(foreign.parts_of(state)))})",
+            where=str(folder),
+            fix="use a folder that `bertworks pretrain` made, or one saved as BertForPreTraining",
+        )
+    refuse_non_finite(state, where)
+    tokenizer = Tokenizer.load(folder)
+    _check_vocabulary(tokenizer, config, folder)
+    return Model(config, state, tokenizer)
+
+
+def model_card(
+    config: EncoderConfig,
+    *,
+    name: str,
+    recipe: str,
+    steps: int,
+    tokens: int,
+    corpus: Mapping[str, object],
+    held_out: Mapping[str, float],
+    versions: Mapping[str, str],
+    example: str = "The capital of France is [MASK].",
+) -> str:
+    """The text of README.md: what the model is, what it learned from, how good it is, how to use it.
+
+    Args:
+        name: of the model: a line of text, by custom the name of its folder.
+        recipe: the resolved recipe, as TOML.
+        steps, tokens: updates made and tokens seen.
+        corpus: names and counts, such as {"documents": 8000, "sha256": "..."}.
+        held_out: figures on text that was not learned from; empty if there are none.
+        versions: of the software.
+        example: a sentence in the language of the model, with its mask token.
+    """
+    size = f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} heads"
+    figures = _table("Held-out figure", held_out) if held_out else "No held-out text was evaluated.\n"
+    return f"""---
+library_name: transformers
+pipeline_tag: fill-mask
+tags: [bert, bertworks, pretraining]
+---
+
+# {" ".join(name.split())}
+
+A BERT encoder pre-trained from raw text with [bertworks](https://pypi.org/project/bertworks/): {size},
+vocabulary of {config.vocab_size:,}, {config.num_parameters() / 1e6:.1f} million parameters, sequences of at most
+{config.max_position_embeddings} tokens. {steps:,} updates on {tokens:,} tokens.
+
+## Use
+
+```
+bertworks fill . {json.dumps(example, ensure_ascii=False)}
+```
+
+```python
+from transformers import pipeline
+
+fill = pipeline("fill-mask", model=".")  # the path of this folder
+fill({json.dumps(example, ensure_ascii=False)})
+```
+
+## Quality
+
+{figures}
+It repeats what its text says, with the errors and prejudices of that text.
+
+## Text
+
+{_table("Corpus", corpus)}
+## Recipe
+
+```toml
+{recipe.strip().replace("```", "'''")}
+```
+
+## Software
+
+{_table("Package", versions)}"""
+
+
+def _table(title: str, rows: Mapping[str, object]) -> str:
+    lines = [f"| {title} | |", "|---|---|"]
+    for name, value in rows.items():
+        shown = f"{value:,}" if type(value) is int else f"{value:.4f}" if isinstance(value, float) else str(value)
+        lines.append(f"| {_cell(name)} | {_cell(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def _check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, folder: Path) -> None:
+    if tokenizer.vocab_size > config.vocab_size:
+        raise BertworksError(
+            f"the tokenizer has {tokenizer.vocab_size:,} tokens, the model only {config.vocab_size:,}: "
+            "they do not belong together",
+            where=str(folder),
+            fix="put the tokenizer files beside the model that it was trained with",
+        )
+
+
+def _read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors, from one file or from the several that an index names."""
+    if (folder / WEIGHTS).exists():
+        return read_tensors(folder / WEIGHTS)
+    if (index := folder / _INDEX).exists():
+        return _read_sharded(folder, index)
+    pickles = [name for name in ("pytorch_model.bin", "pytorch_model.bin.index.json") if (folder / name).exists()]
+    if pickles:
+        raise BertworksError(
+            f"only {pickles[0]}: a pickle, which can run any program when it is opened, and is not read",
+            where=str(folder),
+            fix='if you trust where it comes from, convert it with transformers: python -c "from transformers import '
+            f"AutoModelForPreTraining as M; M.from_pretrained('{folder}').save_pretrained('{folder}')\"",
+        )
+    raise BertworksError(f"there is no {WEIGHTS}", where=str(folder), fix="choose a folder that holds a model")
+
+
+def _read_sharded(folder: Path, index: Path) -> dict[str, Tensor]:
+    places = read_json(index).get("weight_map")
+    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+        raise BertworksError("weight_map is missing or not a table of file names", where=str(index))
+    tensors: dict[str, Tensor] = {}
+    for file in sorted(set(places.values())):
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise BertworksError(f"{file[:100]!r} is not the name of a safetensors file beside it", where=str(index))
+        tensors |= read_tensors(folder / file)
+    if strays := set(places) ^ set(tensors):
+        raise BertworksError(f"the index and its files disagree about {sorted(strays)[0]}", where=str(index))
+    return tensors

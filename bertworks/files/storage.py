@@ -1,0 +1,116 @@
+"""Tensors and small facts on disk: safetensors and JSON, written as a stream, read with suspicion.
+
+It knows these two formats and not what is in them. Files may come from strangers: whatever is wrong with one is a
+BertworksError before much memory or time is spent. Nothing here reads a pickle.
+"""
+
+import hashlib
+import json
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from bertworks.errors import BertworksError
+
+_LARGEST_HEADER = 1 << 24  # bytes; BERT-Large with the state of its optimiser has 200 kB
+_LARGEST_JSON = 1 << 24
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_DAMAGED = "the file is damaged or was cut: get it again"
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """Write a safetensors file, tensor by tensor, and return the sha256 of its bytes.
+
+    The bytes are those of the safetensors library, whose own writer leaves the file unreadable for others and a
+    temporary file behind when it is killed. `path` is written in place: pass a temporary one.
+    """
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # every tensor is aligned
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for piece in (struct.pack("<Q", len(text)), text):
+            file.write(piece)
+            digest.update(piece)
+        for _, tensor in ordered:
+            content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            file.write(content)
+            digest.update(content)
+    return digest.hexdigest()
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. They stand in a private map of the file: what is never touched is never read.
+
+    Raises:
+        BertworksError: no such file; a header that lies or is absurdly long; a file that was cut.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(8)
+    except OSError as error:
+        raise BertworksError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    length = int.from_bytes(start, "little")
+    if len(start) < 8 or length > min(size - 8, _LARGEST_HEADER):
+        raise BertworksError("not a safetensors file: no header of a sensible length", where=str(path), fix=_DAMAGED)
+    try:
+        with safe_open(path, framework="pt") as opened:
+            names = opened.keys()
+            return {name: opened.get_tensor(name) for name in names}
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise BertworksError(f"not a safetensors file: {str(error)[:200]}", where=str(path), fix=_DAMAGED) from None
+
+
+def refuse_non_finite(tensors: Mapping[str, Tensor], where: str) -> None:
+    """Raises BertworksError, with the first few names, if a number is infinite or none at all."""
+    # A sum is some 20 times as fast, and finite unless a number is not (or all are absurd: then the slow look decides).
+    suspects = [name for name, value in tensors.items() if value.is_floating_point() and not value.sum().isfinite()]
+    bad = [name for name in suspects if not tensors[name].isfinite().all()]
+    if bad:
+        names = ", ".join(bad[:4]) + (f" and {len(bad) - 4} more" if len(bad) > 4 else "")
+        raise BertworksError(
+            f"NaN or infinite numbers in {names}", where=where, fix="use a model or a checkpoint saved before it broke"
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A small JSON object.
+
+    Raises:
+        BertworksError: no such file, not JSON, not an object, or absurdly large, deep or long-numbered.
+    """
+    try:
+        if path.stat().st_size > _LARGEST_JSON:
+            raise BertworksError(f"{path.stat().st_size / 1e6:.0f} MB: too much for this file", where=str(path))
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise BertworksError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    except json.JSONDecodeError as error:
+        raise BertworksError(f"not valid JSON: {error.msg}", where=f"{path}:{error.lineno}", fix=_DAMAGED) from None
+    except (RecursionError, ValueError) as error:
+        raise BertworksError(f"not valid JSON: {str(error)[:100]}", where=str(path), fix=_DAMAGED) from None
+    if not isinstance(content, dict):
+        raise BertworksError("a JSON object is expected", where=str(path), fix=_DAMAGED)
+    return content
