@@ -33,9 +33,7 @@ class Batch:
             return None if x is None else x.to(device, non_blocking=True)
 
         ids, positions, labels = (x.to(device) for x in (self.input_ids, self.masked_positions, self.labels))
-        return Batch(
-            ids, self.layout.to(device), move(self.token_type_ids), positions, labels, move(self.pair_labels)
-        )
+        return Batch(ids, self.layout.to(device), move(self.token_type_ids), positions, labels, move(self.pair_labels))
 
 
 def collate(examples: Sequence[Example]) -> Batch:
@@ -63,13 +61,21 @@ def collate(examples: Sequence[Example]) -> Batch:
 class Batches:
     """`batches(n)` is what this process computes for the n-th step: its share of the same `batch_size` sequences,
     sorted by length (neighbours pad one another little) and cut into micro-batches. Every process makes the same
-    number of them."""
+    number of them, none empty; where the shares are unequal one may be larger by a sequence than asked for.
+
+    Raises:
+        ValueError: if there are more processes than sequences.
+    """
 
     stream: Stream
     batch_size: int  # sequences in a step, over all processes
     micro_batch_size: int  # at most so many sequences at once
     rank: int = 0
     world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.batch_size < self.world_size:
+            raise ValueError(f"a batch of {self.batch_size} sequences cannot be shared by {self.world_size} processes")
 
     def __call__(self, n: int) -> list[Batch]:
         numbers = range(n * self.batch_size, (n + 1) * self.batch_size)[self.rank :: self.world_size]
@@ -78,6 +84,6 @@ class Batches:
 
     def _cuts(self, count: int) -> list[slice]:
         largest_share = -(-self.batch_size // self.world_size)
-        parts = -(-largest_share // self.micro_batch_size)
+        parts = min(-(-largest_share // self.micro_batch_size), self.batch_size // self.world_size)
         edges = [count * p // parts for p in range(parts + 1)]
         return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]

@@ -59,7 +59,7 @@ def choose(seconds: float, matmul: float, corpus_tokens: int) -> Recipe:
     once = flops / per_token < 4 * corpus_tokens  # with few repetitions there is nothing to overfit
     dropout = 0.0 if once else 0.1
     phases = [Phase(num_steps=1, batch_size=rung.batch_size, sequence_length=rung.sequence_length)]
-    if LONGEST > rung.sequence_length:
+    if rung.sequence_length < LONGEST:
         batch_size = max(1, rung.batch_size * rung.sequence_length // LONGEST)
         phases.append(Phase(num_steps=1, batch_size=batch_size, sequence_length=LONGEST))
     return Recipe(

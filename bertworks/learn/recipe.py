@@ -156,11 +156,17 @@ def _folder() -> Any:
 def _put(table: dict[str, Any], word: str) -> None:
     name, equals, text = word.partition("=")
     if not equals or not name:
-        raise UsageError(f"{word!r} sets nothing", fix="write it as table.field=value, as in optimizer.learning_rate=1e-3")
+        raise UsageError(
+            f"{word!r} sets nothing", fix="write it as table.field=value, as in optimizer.learning_rate=1e-3"
+        )
     *path, last = name.split(".")
     place: Any = table
     for key in path:
-        place = place[int(key)] if isinstance(place, list) and key.isdigit() and int(key) < len(place) else _table(place, key, name)
+        place = (
+            place[int(key)]
+            if isinstance(place, list) and key.isdigit() and int(key) < len(place)
+            else _table(place, key, name)
+        )
     try:
         place[last] = tomllib.loads(f"x = {text}")["x"]
     except tomllib.TOMLDecodeError:

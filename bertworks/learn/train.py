@@ -149,10 +149,8 @@ def _no_reduction(compute: nn.Module, last: bool) -> AbstractContextManager[None
     return nullcontext()
 
 
-def _global_counts(
-    objective: Objective, parts: Sequence[Batch], device: torch.device
-) -> tuple[dict[str, int], int]:
-    counts = {name: 0 for name in objective.counts(parts[0])}
+def _global_counts(objective: Objective, parts: Sequence[Batch], device: torch.device) -> tuple[dict[str, int], int]:
+    counts = dict.fromkeys(objective.counts(parts[0]), 0)
     for batch in parts:
         for name, count in objective.counts(batch).items():
             counts[name] += count

@@ -4,6 +4,7 @@ done again. Not here: the training itself (`run`)."""
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -18,8 +19,7 @@ import torch.distributed as dist
 from ..errors import BertworksError, UsageError
 from ..files.checkpoint import locked
 from ..files.model import Model, load_model
-from ..learn.machine import Precision, best_precision, choose_device, keep_memory, measure_matmul
-from ..learn.machine import DTYPES
+from ..learn.machine import DTYPES, Precision, best_precision, choose_device, keep_memory, measure_matmul
 from ..learn.plan import choose, fit, measure
 from ..learn.recipe import Recipe, dump, load, parse, replaced
 from ..text.atomic import write_text
@@ -102,8 +102,9 @@ def pretrain(
 
     Args:
         inputs: raw text (files, folders, globs), or one shards folder.
-        recipe: a name or a TOML file; or else `budget`: a time such as "30m" or "2h" from which a recipe is made. With
-            neither: one hour.
+        recipe: a name or a TOML file.
+        budget: a time such as "30m" or "2h". Without a recipe everything is chosen to suit it; with one, only the number
+            of steps. With neither: one hour.
         overrides: `table.field=value` words on top of the recipe.
         tokenizer: a tokenizer folder; None: a vocabulary is made from the text.
         init: a model folder to begin with, whose configuration and tokenizer are taken.
@@ -221,8 +222,6 @@ def _request(
     text_column: str | None,
     documents: Documents,
 ) -> Request:
-    if recipe and budget:
-        raise UsageError("a recipe says how many steps, a budget how much time", fix="give --recipe or --budget")
     if tokenizer and init:
         raise UsageError("a model to begin with brings its own tokenizer", fix="give --tokenizer or --init")
     if budget:
@@ -283,8 +282,6 @@ def _claim(output: Path, request: Request, overwrite: bool) -> None:
 
 
 def _clear(output: Path) -> None:
-    import shutil
-
     for path in output.iterdir():
         if path.name.startswith("."):
             continue  # the lock that we hold

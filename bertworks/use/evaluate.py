@@ -1,0 +1,64 @@
+"""How good a model is on text that it has not seen."""
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ..data.sampling import Store
+from ..errors import UsageError
+from ..files.model import load_model
+from ..learn.machine import Precision, choose_device
+from ..learn.objectives import PretrainingModel
+from ..learn.train import evaluate
+from ..text.corpus import CorpusReader
+from ..text.shards import write_shards
+from .examples import held_out_batches, in_sections
+from .prepare import Documents
+from .run import evaluation_figures
+
+
+def evaluate_mlm(
+    model: str | Path,
+    inputs: Sequence[str | Path],
+    *,
+    sequence_length: int = 128,
+    sequences: int = 0,
+    device: str = "auto",
+    precision: Precision = "fp32",
+    text_column: str | None = None,
+    documents: Documents = "auto",
+) -> dict[str, float]:
+    """Loss, accuracy and perplexity on masked words of raw text, and accuracy of next sentence prediction if the model
+    has that head and the text two documents. 15 % of the tokens are masked, 80/10/10, always the same ones.
+
+    Args:
+        sequences: at most so many; 0: all that the text gives.
+
+    Raises:
+        UsageError: sequences longer than the model can read.
+        BertworksError: no such model, no text.
+    """
+    config, state, tokenizer = load_model(model, needs={"encoder", "masked_lm"})
+    if not 5 <= sequence_length <= config.max_position_embeddings:
+        raise UsageError(
+            f"a sequence length of {sequence_length}: the model reads from 5 to {config.max_position_embeddings} tokens"
+        )
+    parts = {name.split(".")[0] for name in state}
+    reader = CorpusReader(inputs, text_column=text_column, documents=documents)
+    with tempfile.TemporaryDirectory() as folder:
+        store: Store = in_sections(write_shards(reader, tokenizer, Path(folder) / "shards"))
+        every = np.arange(len(store.documents) - 1)
+        pairs = {"pooler", "next_sentence"} <= parts and len(every) >= 2
+        network = PretrainingModel(config, next_sentence=pairs)
+        network.load_state_dict({n: t for n, t in state.items() if n in dict(network.named_parameters())})
+        batches = held_out_batches(
+            store, every, tokenizer, pairs=pairs, sequence_length=sequence_length, sequences=sequences or 1 << 40
+        )
+        means = evaluate(network.to(choose_device(device)), batches, precision)
+    counts = {
+        "sequences": float(sum(b.layout.num_sequences for b in batches)),
+        "masked_tokens": float(means["masked_lm"].count),
+    }
+    return evaluation_figures(means) | counts

@@ -1,0 +1,100 @@
+"""What a model would write in the place of [MASK]."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypedDict
+
+import numpy as np
+import torch
+
+from ..data.batch import Batch, collate
+from ..data.masking import Example
+from ..data.sampling import Ids, Special, frame
+from ..errors import BertworksError, UsageError
+from ..files.model import load_model
+from ..learn.objectives import PretrainingModel
+
+
+class Filling(TypedDict):
+    """One answer, in the field names of Hugging Face's fill-mask pipeline."""
+
+    score: float  # probability
+    token: int
+    token_str: str
+    sequence: str
+
+
+class Filler:
+    """A loaded model that fills masks."""
+
+    def __init__(self, folder: str | Path):
+        config, state, self.tokenizer = load_model(folder, needs={"encoder", "masked_lm"})
+        pairs = {name.split(".")[0] for name in state} >= {"pooler", "next_sentence"}
+        self.model = PretrainingModel(config, next_sentence=pairs)
+        heads = ("encoder", "masked_lm", *(("pooler", "next_sentence") if pairs else ()))
+        self.model.load_state_dict({n: t for n, t in state.items() if n.split(".")[0] in heads})
+        self.model.eval()
+        self.longest = config.max_position_embeddings
+
+    @torch.no_grad()
+    def __call__(self, text: str, k: int = 5) -> list[list[Filling]]:
+        """For each mask of the text, in order, the k most probable tokens, each mask on its own.
+
+        Raises:
+            BertworksError: the text has no mask.
+        """
+        t = self.tokenizer
+        ids = np.array(t.encode(text).ids[1:-1], np.int64)
+        masks = np.flatnonzero(ids == t.mask_id)
+        if not len(masks):
+            mask = t.special_tokens["mask_token"]
+            raise BertworksError(
+                f"there is nothing to fill in {_short(text)!r}", fix=f"put {mask} where a word is missing"
+            )
+        scores = self.model.scores(self._batch(ids, masks)).float().softmax(-1)
+        top = scores.topk(min(k, scores.shape[1]))
+        return [
+            [self._filling(ids, position, token, score) for score, token in zip(values, tokens, strict=True)]
+            for position, values, tokens in zip(masks.tolist(), top.values.tolist(), top.indices.tolist(), strict=True)
+        ]
+
+    def _batch(self, ids: Ids, masks: Ids) -> Batch:
+        """One sequence, or, where the text is too long for the model, one around each mask."""
+        room, special = self.longest - 2, Special(self.tokenizer.cls_id, self.tokenizer.sep_id)
+        windows = (
+            [(0, masks)] if len(ids) <= room else [(_start(m, room, len(ids)), masks[[i]]) for i, m in enumerate(masks)]
+        )
+        examples = []
+        for start, asked in windows:
+            s = frame([ids[start : start + room]], special, -1)
+            examples.append(Example(s.input_ids, s.token_type_ids, asked - start + 1, np.zeros_like(asked), -1))
+        return collate(examples)
+
+    def _filling(self, ids: Ids, position: int, token: int, score: float) -> Filling:
+        filled = ids.copy()
+        filled[position] = token
+        word = self.tokenizer.tokens[token]
+        text = self.tokenizer.decode(filled.tolist(), skip_special_tokens=False)
+        return Filling(score=score, token=token, token_str=word, sequence=text)
+
+
+def fill(model: str | Path, texts: Iterable[str], k: int = 5) -> Iterator[list[list[Filling]]]:
+    """For each text, for each of its masks, the k most probable tokens.
+
+    Raises:
+        UsageError: k is not positive.
+        BertworksError: no such model, or a text without a mask.
+    """
+    if k < 1:
+        raise UsageError(f"k is {k}: expected 1 or more")
+    filler = Filler(model)
+    for text in texts:
+        yield filler(text, k)
+
+
+def _start(position: int, room: int, length: int) -> int:
+    return int(min(max(0, position - room // 2), length - room))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."

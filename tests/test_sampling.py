@@ -1,0 +1,254 @@
+"""Sentence pairs and full sentences, held against a slow reading of the published algorithm, and against arithmetic."""
+
+import random
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from bertworks.data.sampling import (
+    FullSentences,
+    Pairs,
+    SamplingConfig,
+    Special,
+    frame,
+    make_plan,
+    make_sampler,
+    truncate,
+)
+
+CLS, SEP = 101, 102
+SPECIAL = Special(CLS, SEP)
+
+
+@dataclass
+class Store:
+    tokens: np.ndarray
+    sentences: np.ndarray
+    documents: np.ndarray
+
+
+def make_store(documents: int = 60, seed: int = 0, longest: int = 40, most_sentences: int = 30) -> Store:
+    """Token n of the corpus is 1000 + n, so that a token says where it stands."""
+    r = np.random.default_rng(seed)
+    counts = r.integers(1, most_sentences, documents)
+    lengths = r.integers(1, longest, counts.sum())
+    sentences = np.concatenate([[0], lengths.cumsum()])
+    return Store(1000 + np.arange(sentences[-1]), sentences, np.concatenate([[0], counts.cumsum()]))
+
+
+def document_of(store: Store, token: int) -> int:
+    sentence = np.searchsorted(store.sentences, token - 1000, side="right") - 1
+    return int(np.searchsorted(store.documents, sentence, side="right") - 1)
+
+
+def every(store: Store) -> np.ndarray:
+    return np.arange(len(store.documents) - 1)
+
+
+def make_pairs(store: Store, max_length: int = 64, seed: int = 0, **settings) -> Pairs:
+    c = SamplingConfig(**settings)
+    sampler = make_sampler(store, make_plan(store, every(store), c, max_length, seed), c, max_length, SPECIAL, seed)
+    assert isinstance(sampler, Pairs)
+    return sampler
+
+
+def published(store: Store, max_length: int, short_rate: float, seed: int):
+    """google-research/bert create_instances_from_document, read slowly: (tokens of A, tokens of B, label)."""
+    r = random.Random(seed)
+    documents = [
+        [list(store.tokens[a:b]) for a, b in pairwise(store.sentences[first : last + 1])]
+        for first, last in pairwise(store.documents)
+    ]
+    for d, document in enumerate(documents):
+        target = max_length - 3
+        if r.random() < short_rate:
+            target = r.randint(2, max_length - 3)
+        chunk, i = [], 0
+        while i < len(document):
+            chunk.append(document[i])
+            if i == len(document) - 1 or sum(map(len, chunk)) >= target:
+                a_end = r.randint(1, len(chunk) - 1) if len(chunk) >= 2 else 1
+                a = [t for s in chunk[:a_end] for t in s]
+                b, label = [], 0
+                if len(chunk) == 1 or r.random() < 0.5:
+                    label = 1
+                    other = r.choice([e for e in range(len(documents)) if e != d])
+                    start = r.randint(0, len(documents[other]) - 1)
+                    for sentence in documents[other][start:]:
+                        b += sentence
+                        if len(b) >= target - len(a):
+                            break
+                    i -= len(chunk) - a_end
+                else:
+                    b = [t for s in chunk[a_end:] for t in s]
+                yield a, b, label
+                chunk = []
+            i += 1
+
+
+def segments(sequence):
+    ids = sequence.input_ids
+    first, second = np.flatnonzero(ids == SEP)
+    return ids[1:first], ids[first + 1 : second]
+
+
+def test_frame_has_the_marks_of_a_pair():
+    s = frame([np.array([7, 8]), np.array([9])], SPECIAL, 1)
+    assert s.input_ids.tolist() == [CLS, 7, 8, SEP, 9, SEP]
+    assert s.token_type_ids.tolist() == [0, 0, 0, 0, 1, 1]
+    assert s.special.tolist() == [True, False, False, True, False, True]
+    assert s.pair_label == 1
+
+
+def test_pairs_are_true_neighbours_or_from_another_document():
+    store = make_store()
+    labels = []
+    for s in map(make_pairs(store).__getitem__, range(len(make_pairs(store)))):
+        a, b = segments(s)
+        assert len(s.input_ids) <= 64
+        assert len(a)
+        assert len(b)
+        assert (np.diff(a) == 1).all()
+        assert (np.diff(b) == 1).all()  # both are stretches of the text
+        if s.pair_label == 0:  # is next: B continues A, up to what was cut off between them
+            assert document_of(store, a[0]) == document_of(store, b[0])
+            assert b[0] > a[-1]
+        else:  # never the same document
+            assert document_of(store, a[0]) != document_of(store, b[0])
+        labels.append(s.pair_label)
+    assert 0.4 < np.mean(labels) < 0.75
+
+
+@pytest.mark.parametrize("short_rate", [0.0, 0.1, 1.0])
+def test_pairs_have_the_statistics_of_the_published_algorithm(short_rate):
+    store = make_store(400, seed=3)
+    ours = np.array(
+        [
+            [b - a, d - c, label]
+            for seed in range(6)
+            for a, b, c, d, label in make_pairs(store, seed=seed, short_rate=short_rate).plan
+        ]
+    )
+    theirs = np.array(
+        [[len(a), len(b), label] for seed in range(6) for a, b, label in published(store, 64, short_rate, seed)]
+    )
+    assert len(ours) == pytest.approx(len(theirs), rel=0.02)
+    deviation = theirs.std(0) * np.sqrt(2 / len(theirs))
+    assert np.abs(ours.mean(0) - theirs.mean(0)).max() < (4 * deviation).max()
+    assert (np.abs(ours.mean(0) - theirs.mean(0)) < 5 * deviation).all()
+    for column in (0, 1):
+        quantiles = np.linspace(0.05, 0.95, 10)
+        difference = np.quantile(ours[:, column], quantiles) - np.quantile(theirs[:, column], quantiles)
+        assert np.abs(difference).max() <= 2
+
+
+def test_coins_of_a_chunk_with_a_choice_are_fair():
+    """With documents of many short sentences a chunk always has a choice, so that half are random."""
+    store = make_store(300, longest=6, most_sentences=60)
+    labels = np.concatenate([make_pairs(store, seed=seed, short_rate=0.0).plan[:, 4] for seed in range(4)])
+    # Only the last sentence of a document has no choice: that lifts the share a little above one half.
+    last = 300 * 4 / len(labels)
+    assert 0.5 - 3 * 0.5 / np.sqrt(len(labels)) < labels.mean() < 0.5 + last + 3 * 0.5 / np.sqrt(len(labels))
+
+
+def test_no_sentence_is_lost():
+    """What a random B displaced is put back: every sentence is a part of some A or true B."""
+    store = make_store(50)
+    seen = np.zeros(len(store.tokens), bool)
+    for a, a_end, b, b_end, label in make_pairs(store, short_rate=0.0).plan:
+        seen[a:a_end] = True
+        if label == 0:
+            seen[b:b_end] = True
+    assert seen.all()
+
+
+def test_short_targets_are_drawn_once_per_document_uniformly():
+    """With sentences of one token the length of a chunk is the target itself."""
+    documents, size = 3000, 400
+    n = documents * size
+    store = Store(1000 + np.arange(n), np.arange(n + 1), np.arange(0, n + 1, size))
+    plan = make_pairs(store, max_length=23, short_rate=1.0).plan
+    follows = plan[plan[:, 4] == 0]
+    document = follows[:, 0] // size
+    complete = follows[:, 3] % size != 0  # the last chunk of a document may be shorter
+    lengths = follows[complete][:, 3] - follows[complete][:, 0]
+    target = {}
+    for d, length in zip(document[complete].tolist(), lengths.tolist(), strict=True):
+        assert target.setdefault(d, length) == length
+    counts = np.bincount(list(target.values()), minlength=21)
+    assert counts[:2].sum() == 0
+    assert len(counts) == 21  # from 2 to 20
+    expected = len(target) / 19
+    assert np.abs(counts[2:] - expected).max() < 5 * np.sqrt(expected)
+
+
+def test_truncation_takes_from_the_longer_and_from_either_end():
+    fronts = []
+    for seed in range(400):
+        a, a_end, b, b_end = truncate(0, 30, 100, 110, 20, lambda seed=seed: np.random.default_rng(seed))
+        assert (a_end - a) + (b_end - b) == 20
+        assert b_end - b == 10  # the shorter is not touched
+        fronts.append(a)
+    assert np.mean(fronts) == pytest.approx(10, abs=4 * np.sqrt(20) / 2 / np.sqrt(400))
+    a, a_end, b, b_end = truncate(0, 10, 100, 110, 19, lambda: np.random.default_rng(0))
+    assert (a, a_end) == (0, 10)  # of two equally long ones the second gives
+    assert truncate(0, 5, 9, 12, 8, lambda: pytest.fail("nothing to cut")) == (0, 5, 9, 12)
+
+
+def test_a_plan_is_a_function_of_its_address():
+    store = make_store()
+    assert (make_pairs(store, seed=5).plan == make_pairs(store, seed=5).plan).all()
+    assert (
+        len(make_pairs(store, seed=5).plan) != len(make_pairs(store, seed=6).plan)
+        or (make_pairs(store, seed=5).plan != make_pairs(store, seed=6).plan).any()
+    )
+
+
+def test_copies_are_cut_anew():
+    store = make_store()
+    once, twice = make_pairs(store).plan, make_pairs(store, copies=2).plan
+    assert (twice[: len(once)] == once).all()
+    rest = twice[len(once) :]
+    assert len(rest) != len(once) or (rest != once).any()
+
+
+def test_only_the_given_documents_are_used():
+    store = make_store()
+    documents = np.array([3, 7, 20, 21])
+    plan = make_plan(store, documents, SamplingConfig(), 64, 0)
+    used = {document_of(store, 1000 + t) for t in np.concatenate([plan[:, 0], plan[:, 2]])}
+    assert used == set(documents.tolist())
+
+
+def test_pairs_of_one_document_are_refused():
+    with pytest.raises(ValueError, match="at least two documents"):
+        make_plan(make_store(1), np.array([0]), SamplingConfig(), 64, 0)
+
+
+@pytest.mark.parametrize("max_length", [5, 16, 64, 5000])
+def test_full_sentences_lose_nothing_and_cross_documents_with_a_separator(max_length):
+    store = make_store(40, longest=30)
+    c = SamplingConfig(pairs="full_sentences")
+    sampler = make_sampler(store, make_plan(store, every(store), c, max_length, 0), c, max_length, SPECIAL, 0)
+    assert isinstance(sampler, FullSentences)
+    sequences = [sampler[i] for i in range(len(sampler))]
+    assert all(3 <= len(s.input_ids) <= max_length for s in sequences)
+    assert all((s.token_type_ids == 0).all() and s.pair_label == -1 for s in sequences)
+    text = np.concatenate([s.input_ids[~s.special] for s in sequences])
+    assert (text == store.tokens).all()
+    for s in sequences:
+        pieces = np.split(s.input_ids[1:], np.flatnonzero(s.input_ids[1:] == SEP))[:-1]
+        homes = [document_of(store, piece[piece != SEP][0]) for piece in pieces]
+        assert all(a < b for a, b in pairwise(homes))  # one piece per document
+    if max_length == 64:  # sentences of at most 29 tokens are whole, and no sequence could take one more
+        ends = np.cumsum([(~s.special).sum() for s in sequences])
+        assert np.isin(ends, store.sentences).all()
+
+
+def test_configurations_that_mean_nothing_are_refused():
+    with pytest.raises(ValueError, match="short_rate"):
+        SamplingConfig(short_rate=1.5)
+    with pytest.raises(ValueError, match="copies"):
+        SamplingConfig(copies=0)
