@@ -29,9 +29,9 @@ def fill(
             emit(answers)
             continue
         for mask in answers:
-            for answer in mask:
-                print(f"{answer['score']:6.1%}  {answer['token_str']:<16}  {answer['sequence']}")
-            print()
+            print(
+                table((f"{answer['score']:6.1%}  {answer['token_str']}", answer["sequence"]) for answer in mask) + "\n"
+            )
 
 
 def mlm(

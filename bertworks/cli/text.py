@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from bertworks.cli.options import Documents, Inputs, Json, Output, Overwrite, TextColumn, Workers
+from bertworks.cli.console import show_events
+from bertworks.cli.options import Documents, Inputs, Json, Output, Overwrite, TextColumn, Workers, parse_size
 
 
 def vocab(
@@ -28,6 +29,15 @@ def vocab(
     as_json: Json = False,
 ) -> None:
     """Make a vocabulary of raw text, and write it as a Hugging Face tokenizer folder."""
+    from bertworks.text.vocabulary import VocabularyConfig
+    from bertworks.use.prepare import make_vocabulary
+
+    config = VocabularyConfig(size=size, algorithm=algorithm, lowercase=lowercase)
+    memory = parse_size(max_memory, "--max-memory")
+    events = make_vocabulary(
+        inputs, output, config, text_column=text_column, documents=documents, max_memory=memory, workers=workers
+    )
+    show_events(events, as_json=as_json)
 
 
 def prepare(
@@ -43,3 +53,16 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Turn raw text into token ids on disk, once and in parallel; `pretrain` reads them."""
+    from bertworks.text.tokenizer import Tokenizer
+    from bertworks.use.prepare import make_shards
+
+    events = make_shards(
+        inputs,
+        output,
+        Tokenizer.load(tokenizer),
+        text_column=text_column,
+        documents=documents,
+        workers=workers,
+        overwrite=overwrite,
+    )
+    show_events(events, as_json=as_json)

@@ -1,10 +1,10 @@
 """`bertworks pretrain`: raw text, or a folder of shards, to a pre-trained model."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from bertworks.cli.console import emit, show_run
+from bertworks.cli.console import emit, show_events
 from bertworks.cli.options import Documents, Inputs, Json, Output, Overwrite, TextColumn, Workers
 
 
@@ -35,8 +35,9 @@ def pretrain(
     init: Annotated[str | None, Parameter(help="A model folder to go on from, instead of random weights.")] = None,
     device: Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="Where to compute.")] = "auto",
     precision: Annotated[
-        Literal["auto", "fp32", "bf16"] | None, Parameter(help="auto: bf16 where this hardware gains by it.")
-    ] = None,
+        Literal["auto", "fp32", "bf16"],
+        Parameter(help="auto: as the recipe says, or else bf16 where this hardware gains by it."),
+    ] = "auto",
     seed: Annotated[int | None, Parameter(help="Of the weights, the order of the text and the masks.")] = None,
     workers: Workers = None,
     text_column: TextColumn = None,
@@ -51,22 +52,20 @@ def pretrain(
     """
     from bertworks.use import pretrain as room
 
-    arguments = {
+    request: dict[str, Any] = {
         "recipe": recipe,
         "overrides": settings or [],
         "budget": budget,
         "tokenizer": tokenizer,
         "init": init,
         "device": device,
-        "precision": precision,
+        "precision": None if precision == "auto" else precision,
         "seed": seed,
-        "overwrite": overwrite,
-        "workers": workers,
         "text_column": text_column,
         "documents": documents,
     }
     if estimate:
-        result = room.estimate(inputs, output, **arguments)
+        result = room.estimate(inputs, **request)
         emit(result.as_dict()) if as_json else print(result)
-        return
-    show_run(room.pretrain(inputs, output, **arguments), as_json=as_json)
+    else:
+        show_events(room.pretrain(inputs, output, overwrite=overwrite, workers=workers, **request), as_json=as_json)
