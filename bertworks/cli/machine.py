@@ -1,8 +1,13 @@
 """`bertworks doctor` and `bertworks demo`: what this machine has, and what the tool does on it."""
 
 from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
 
-from bertworks.cli.console import emit
+from cyclopts import Parameter
+from cyclopts.validators import Number
+
+from bertworks.cli.console import emit, show_events
 from bertworks.cli.options import Json
 
 
@@ -20,3 +25,15 @@ def doctor(*, as_json: Json = False) -> int:
     if as_json:
         emit([asdict(check) for check in checks])
     return 0 if all(check.good for check in checks) else 1
+
+
+def demo(
+    *,
+    output: Annotated[Path, Parameter(name=["--output", "-o"], help="The folder to write.")] = Path("demo"),
+    minutes: Annotated[float, Parameter(validator=Number(gte=0.5), help="Time for the vocabulary and training.")] = 4.0,
+    as_json: Json = False,
+) -> None:
+    """Pre-train a small BERT on the English that comes with Python, and show what it learned. No data is downloaded."""
+    from bertworks.use.demo import demo as run
+
+    show_events(run(output, minutes=minutes), as_json=as_json)

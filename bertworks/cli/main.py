@@ -23,6 +23,7 @@ _VERBS: tuple[Callable[..., object], ...] = (
     training.pretrain,
     answers.fill,
     machine.doctor,
+    machine.demo,
 )
 _EPILOGUE = "Every verb has its own --help. --debug, anywhere, shows the traceback of an error."
 

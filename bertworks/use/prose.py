@@ -2,11 +2,13 @@
 
 Markup of three dialects (reStructuredText with NumPy or Google sections, and Markdown) is taken away together with all
 that is not prose: signatures, doctests, code, tables, parameter lists, formulas. What is left are paragraphs of whole
-sentences. This is no parser of these languages: where a line is in doubt it is left out, for a corpus loses little by that.
+sentences. This is no parser of these languages: what is in doubt is left out, for a corpus loses little by that.
 """
 
 import re
 from collections.abc import Iterable, Iterator
+
+from bertworks.text.sentences import split_sentences
 
 _DROPPED_SECTIONS = frozenset(
     "args arguments attributes call class code credits copyright example examples fields functions glossary inputs"
@@ -44,8 +46,6 @@ _INLINE = (
     (re.compile(r"\s+"), " "),
 )
 
-_SENTENCE_END = re.compile(r"(?<=[.!?])[\"')]*\s+(?=[\"'(]*[A-Z0-9])")
-_NO_END = re.compile(r"(?:\b(?:e\.g|i\.e|etc|cf|vs|resp|approx|Dr|Mr|Mrs|St|Fig|Eq|Sec|Ref|No|al|[A-Z])\.)$")
 _CODE = re.compile(r"[{}<>|\\=^~@#$`_\[\]*+]|://|\w/\w|\.\.|\w(?<!\bi)(?<!\be)\.[a-z]|\(\)|\s-{1,2}\w|--")
 _PLAIN = re.compile(
     r"^[\"'(]*(?:[A-Za-z]?[a-z]*(?:[-'][A-Za-z]?[a-z]+)*|[A-Z]{2,6}s?|Python|i\.e|e\.g|\d+(?:[.,]\d+)*%?)[\"')]*[.,;:!?]*[\"')]*$"
@@ -61,7 +61,7 @@ def prose(text: str) -> list[list[str]]:
     """Paragraphs of `text`, each a list of whole English sentences; markup, code and fragments are gone."""
     kept = []
     for paragraph in _paragraphs(_without_blocks(text.expandtabs().splitlines())):
-        sentences = [sentence for sentence in _sentences(_without_markup(paragraph)) if is_sentence(sentence)]
+        sentences = [sentence for sentence in split_sentences(_without_markup(paragraph)) if is_sentence(sentence)]
         if sentences:
             kept.append(sentences)
     return kept
@@ -161,14 +161,3 @@ def _without_markup(text: str) -> str:
     for pattern, replacement in _INLINE:
         text = pattern.sub(replacement, text)
     return text.strip()
-
-
-def _sentences(paragraph: str) -> Iterator[str]:
-    """Sentences of one joined paragraph; an end after an abbreviation is none."""
-    begin = 0
-    for end in _SENTENCE_END.finditer(paragraph):
-        if not _NO_END.search(paragraph[begin : end.start()]):
-            yield paragraph[begin : end.end()].strip()
-            begin = end.end()
-    if begin < len(paragraph):
-        yield paragraph[begin:].strip()
