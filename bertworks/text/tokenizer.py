@@ -29,10 +29,6 @@ from bertworks.text.tokenizer_folder import DEFAULT_LENGTH, SPECIAL_TOKENS, read
 
 Result = TypeVar("Result")
 
-_CHUNK_CACHE = 1 << 19  # chunks of text between spaces whose ids are remembered
-_LONGEST_CHUNK = 40  # characters; longer ones seldom come twice (scripts without spaces)
-_NEWLINES = re.compile("[\n\r\t]")  # with " ", the white space at which a text may be cut without changing its ids
-
 
 class Encoding(NamedTuple):
     """A text as the network reads it: [CLS] text [SEP], or [CLS] text [SEP] pair [SEP]. All lists have one length."""
@@ -89,14 +85,6 @@ class Tokenizer:
         special = {token["content"] for token in added if token["special"]} | set(self.special_tokens.values())
         self.special_ids = frozenset(numbers[token] for token in special)
         _guarded(lambda: self._library.encode("a", "b"), "the tokenizer cannot encode a pair of texts")
-        # Cutting at white space changes nothing for BERT's own pipeline, where words are met one by one.
-        self._cuttable = (
-            (self._description["normalizer"] or {}).get("type") == "BertNormalizer"
-            and self._description["normalizer"]["clean_text"]
-            and (self._description["pre_tokenizer"] or {}).get("type") == "BertPreTokenizer"
-            and all(token["special"] for token in added)
-        )
-        self._chunk_ids: dict[str, list[int]] = {}
 
     def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[Any, ...]]:
         return _rebuild, (self._library.to_str(), self.special_tokens, self.model_max_length, self.notes)
@@ -203,25 +191,11 @@ class Tokenizer:
         return [self._finish(first, None, max_length) for first in self._run(self._library.encode_batch, texts)]
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text without [CLS] and [SEP]: the fast path for corpora.
+        """The ids of each text without [CLS] and [SEP] and without offsets: the fast path for corpora.
 
         Special tokens written in the texts are NOT recognised: "[SEP]" in a document is a bracket, a word, a bracket.
-        What stands between two spaces is encoded once and remembered.
         """
-        if not self._cuttable:
-            return [encoding.ids for encoding in self._run(self._literal.encode_batch_fast, texts)]
-        known = self._chunk_ids
-        if len(known) > _CHUNK_CACHE:
-            known.clear()
-        cut = [_NEWLINES.sub(" ", text).split(" ") for text in texts]
-        unknown = list({chunk for chunks in cut for chunk in chunks if chunk not in known})
-        met = dict(zip(unknown, [encoding.ids for encoding in self._run(self._literal.encode_batch_fast, unknown)]))
-        known.update(met)
-        result = [[number for chunk in chunks for number in known[chunk]] for chunks in cut]
-        for chunk in met:
-            if len(chunk) > _LONGEST_CHUNK:
-                del known[chunk]
-        return result
+        return [encoding.ids for encoding in self._run(self._literal.encode_batch_fast, texts)]
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids, as near as the vocabulary allows (case and accents may be gone).

@@ -1,0 +1,283 @@
+"""Documents -> how often each word comes, exactly, in bounded memory and with as many processes as wanted.
+
+A word is what the tokenizer's own normaliser and pre-tokeniser make of the text. It knows nothing of vocabularies. The
+counts depend on neither the order of documents, nor the number of processes, nor how often memory ran out on the way.
+"""
+
+import heapq
+import itertools
+import json
+import os
+import queue
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from operator import itemgetter
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import tokenizers
+
+from bertworks.errors import BertworksError
+
+_BATCH = 4_000_000  # characters counted at a time
+_RUNS = 64  # sorted files merged at a time
+_ENTRY = 160  # bytes that Python takes for a counted word, besides its characters
+_NEWLINES = re.compile("[\n\r\t]")
+
+
+@dataclass(frozen=True)
+class Splitter:
+    """How a text becomes words: the two parts of a tokenizer.json, as the library writes them.
+
+    Args:
+        normalizer: the `normalizer` part.
+        pre_tokenizer: the `pre_tokenizer` part.
+        longest: characters; longer words are not counted.
+        plain: whether a chunk of ASCII letters and digits is one word as it is: "as it is" or "lower-cased", or None
+            when it may not be.
+    """
+
+    normalizer: str
+    pre_tokenizer: str
+    longest: int
+    plain: str | None
+
+    @cached_property
+    def _parts(self) -> tuple[Any, Any]:
+        empty = (
+            '{"version":"1.0","added_tokens":[],"model":{"type":"WordPiece","vocab":{"[UNK]":0},"unk_token":"[UNK]",'
+        )
+        empty += '"continuing_subword_prefix":"##","max_input_chars_per_word":100},"normalizer":%s,"pre_tokenizer":%s}'
+        library = tokenizers.Tokenizer.from_str(empty % (self.normalizer, self.pre_tokenizer))
+        return library.normalizer, library.pre_tokenizer
+
+    def words(self, chunk: str) -> list[str]:
+        """The words of a stretch of text without spaces, or of a whole text."""
+        normalizer, pre_tokenizer = self._parts
+        try:
+            normal = normalizer.normalize_str(chunk)
+        except TypeError:  # a lone surrogate, which UTF-8 cannot hold
+            normal = normalizer.normalize_str(re.sub("[\ud800-\udfff]", "\ufffd", chunk))
+        return [word for word, _ in pre_tokenizer.pre_tokenize_str(normal)]
+
+    def count(self, texts: Iterable[str]) -> dict[str, int]:
+        """How often each word comes in texts. Each different stretch between two spaces is looked at once."""
+        chunks: Counter[str] = Counter()
+        for text in texts:
+            chunks.update(_NEWLINES.sub(" ", text).split(" "))
+        del chunks[""]
+        counts: dict[str, int] = {}
+        for chunk, number in chunks.items():
+            if self.plain and chunk.isascii() and chunk.isalnum():
+                words = [chunk.lower() if self.plain == "lower-cased" else chunk]
+            else:
+                words = self.words(chunk)
+            for word in words:
+                if len(word) <= self.longest:
+                    counts[word] = counts.get(word, 0) + number
+        return counts
+
+
+class WordCounts:
+    """Word -> count in bounded memory: what is too much goes to sorted temporary files, merged when read.
+
+    Iterating gives (word, count) in the order of code points, as often as one likes. Use it as a context manager: the
+    files go when it closes.
+
+    Args:
+        max_memory: bytes that the counts may take.
+    """
+
+    def __init__(self, max_memory: int):
+        self._max_memory = max_memory
+        self._counts: dict[str, int] = {}
+        self._used = 0
+        self._runs: list[Path] = []
+        self._names = itertools.count()
+        self._folder = tempfile.TemporaryDirectory(prefix="bertworks-words-")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._folder.cleanup()
+
+    def add(self, counts: Mapping[str, int]) -> None:
+        """Add counts to what is there."""
+        for word, number in counts.items():
+            known = self._counts.get(word)
+            if known is None:
+                self._used += _ENTRY + 4 * len(word)
+                self._counts[word] = number
+                if self._used > self._max_memory:
+                    self._spill()
+            else:
+                self._counts[word] = known + number
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        return _summed([sorted(self._counts.items()), *map(_read_run, self._runs)])
+
+    def __bool__(self) -> bool:
+        return bool(self._counts or self._runs)
+
+    def _spill(self) -> None:
+        self._write_run(iter(sorted(self._counts.items())))
+        self._counts, self._used = {}, 0
+        if len(self._runs) >= _RUNS:
+            merged, self._runs = self._runs, []
+            self._write_run(_summed(list(map(_read_run, merged))))
+            for run in merged:
+                run.unlink()
+
+    def _write_run(self, items: Iterator[tuple[str, int]]) -> None:
+        path = Path(self._folder.name) / f"{next(self._names)}.tsv"
+        with path.open("w", encoding="utf-8", newline="") as file:
+            file.writelines(f"{word}\t{number}\n" for word, number in items)
+        self._runs.append(path)
+
+
+def count_words(
+    documents: Iterable[str],
+    splitter: Splitter,
+    into: WordCounts,
+    *,
+    workers: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Count the words of all documents, holding a few million characters of text at a time.
+
+    Args:
+        workers: processes; None: as many as there are cores. 1 works in this one, as does a corpus of one batch.
+        progress: called with the number of characters counted so far.
+
+    Raises:
+        BertworksError: a process was killed.
+    """
+    workers = workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    batches = _batches(documents)
+    done = 0
+
+    def add(counts: Mapping[str, int], characters: int) -> None:
+        nonlocal done
+        into.add(counts)
+        done += characters
+        if progress:
+            progress(done)
+
+    for batch, characters in itertools.islice(batches, None if workers == 1 else 1):
+        add(splitter.count(batch), characters)
+    if (following := next(batches, None)) is None:
+        return
+    waiting: deque[tuple[Future[dict[str, int]], int]] = deque()
+    with _Team(splitter, workers) as team:
+        for batch, characters in itertools.chain([following], batches):
+            waiting.append((team.submit(batch), characters))
+            while len(waiting) > workers:
+                future, characters = waiting.popleft()
+                add(future.result(), characters)
+        for future, characters in waiting:
+            add(future.result(), characters)
+
+
+class _Team:
+    """Child processes that count, each served by a thread of ours that waits for its answer.
+
+    They are plain processes fed through their standard input rather than `multiprocessing`, so that a user's script
+    needs no `if __name__ == "__main__":`; Ctrl-C does not reach them, and they end when their input does.
+    """
+
+    def __init__(self, splitter: Splitter, workers: int):
+        program = "from bertworks.text.counting import serve; serve()"
+        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(sys.path)}
+        self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+        self._all: list[subprocess.Popen[bytes]] = []
+        for _ in range(workers):
+            worker = subprocess.Popen(
+                [sys.executable, "-c", program, json.dumps(asdict(splitter))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+                start_new_session=True,
+            )
+            self._all.append(worker)
+            self._idle.put(worker)
+        self._threads = ThreadPoolExecutor(workers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self._all:
+            worker.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for worker in self._all:
+            worker.communicate()
+
+    def submit(self, texts: list[str]) -> Future[dict[str, int]]:
+        return self._threads.submit(self._count, texts)
+
+    def _count(self, texts: list[str]) -> dict[str, int]:
+        worker = self._idle.get()
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        try:
+            worker.stdin.write(json.dumps(texts).encode("ascii") + b"\n")
+            worker.stdin.flush()
+            answer = worker.stdout.readline()
+        except OSError:  # a broken pipe
+            answer = b""
+        finally:  # also when it died: the next batch must not wait for ever
+            self._idle.put(worker)
+        if not answer.endswith(b"\n"):
+            raise BertworksError(
+                "a process that counted words ended: was memory short?", fix="type the same again with fewer workers"
+            )
+        counts: dict[str, int] = json.loads(answer)
+        return counts
+
+
+def serve() -> None:
+    """What a child process does: texts come in by standard input, counts go out, until the input ends."""
+    splitter = Splitter(**json.loads(sys.argv[1]))
+    for line in sys.stdin.buffer:
+        sys.stdout.buffer.write(json.dumps(splitter.count(json.loads(line))).encode("ascii") + b"\n")
+        sys.stdout.buffer.flush()
+
+
+def _batches(documents: Iterable[str]) -> Iterator[tuple[list[str], int]]:
+    """Documents in lots of about _BATCH characters, with their number of characters."""
+    batch: list[str] = []
+    characters = 0
+    for document in documents:
+        batch.append(document)
+        characters += len(document)
+        if characters >= _BATCH:
+            yield batch, characters
+            batch, characters = [], 0
+    if batch:
+        yield batch, characters
+
+
+def _summed(sources: list[Iterable[tuple[str, int]]]) -> Iterator[tuple[str, int]]:
+    """Merge sources that are sorted by word; the counts of one word are added."""
+    for word, items in itertools.groupby(heapq.merge(*sources), key=itemgetter(0)):
+        yield word, sum(number for _, number in items)
+
+
+def _read_run(path: Path) -> Iterator[tuple[str, int]]:
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for line in file:
+            word, number = line.rsplit("\t", 1)
+            yield word, int(number)

@@ -1,0 +1,237 @@
+"""Words with counts -> the pieces worth having, by merging neighbours: WordPiece (and BPE, with the other score).
+
+It knows neither texts nor tokenizers: symbols are numbers with a written form, and the caller says how two forms join.
+"""
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import Literal
+
+Score = Literal["likelihood", "frequency"]
+_DRIFT = 0.98  # all scores are computed anew when the text has shrunk to this share of its symbols
+
+
+class MergeLearner:
+    """Merges the best pair of neighbouring symbols, again and again, with counts kept up to date.
+
+    "frequency" takes the pair that comes most often (Sennrich et al. 2016: BPE). "likelihood" takes the pair whose
+    merging raises the likelihood of the text under a unigram model most (Schuster and Nakajima 2012: WordPiece), to
+    first order n_ab * log(n_ab * N / (n_a * n_b)), n being counts and N all symbols. A merge changes n_a, n_b and N,
+    and so the score of pairs that it does not touch; these catch up when N has shrunk by 2 %. Ties go to the pair of
+    older symbols.
+
+    Args:
+        words: the symbols of each word.
+        counts: how often each word comes.
+        forms: the written form of each symbol.
+        join: the written form of two merged symbols; two ways to one form give one symbol.
+        score: what is best.
+        min_frequency: pairs that come more seldom are never merged.
+    """
+
+    def __init__(
+        self,
+        words: list[list[int]],
+        counts: Sequence[int],
+        forms: Sequence[str],
+        join: Callable[[str, str], str],
+        *,
+        score: Score,
+        min_frequency: int = 2,
+    ):
+        self.forms = list(forms)
+        self.merges: list[tuple[str, str]] = []
+        self._numbers = {form: number for number, form in enumerate(self.forms)}
+        self._words, self._counts, self._join = words, counts, join
+        self._by_likelihood, self._min_frequency = score == "likelihood", max(1, min_frequency)
+        self._symbol_counts = [0] * len(self.forms)
+        self._pair_counts: dict[tuple[int, int], int] = {}
+        self._where: dict[tuple[int, int], list[int]] = {}
+        for place, (word, count) in enumerate(zip(words, counts)):
+            for symbol in word:
+                self._symbol_counts[symbol] += count
+            for pair in pairwise(word):
+                self._pair_counts[pair] = self._pair_counts.get(pair, 0) + count
+                self._where.setdefault(pair, []).append(place)
+        self._total = sum(self._symbol_counts)
+        self._rebuild()
+
+    def step(self) -> bool:
+        """Merge the best pair; False when no pair is worth it any more."""
+        if self._by_likelihood and self._total < _DRIFT * self._total_at_rebuild:
+            self._rebuild()
+        while self._heap:
+            score, pair = self._heap[0]
+            current = self._score(pair)
+            if current is not None and current <= score:
+                heapq.heappop(self._heap)
+                self._merge(pair)
+                return True
+            if current is None:
+                heapq.heappop(self._heap)
+            else:
+                heapq.heapreplace(self._heap, (current, pair))
+        return False
+
+    def _score(self, pair: tuple[int, int]) -> float | None:
+        """Minus the gain of merging a pair; None when it is not to be merged."""
+        count = self._pair_counts.get(pair, 0)
+        if count < self._min_frequency:
+            return None
+        if not self._by_likelihood:
+            return -count
+        expected = self._symbol_counts[pair[0]] * self._symbol_counts[pair[1]]
+        gain = count * math.log(count * self._total / expected)
+        return -gain if gain > 0 else None
+
+    def _rebuild(self) -> None:
+        scored = ((self._score(pair), pair) for pair in self._pair_counts)
+        self._heap = [(score, pair) for score, pair in scored if score is not None]
+        heapq.heapify(self._heap)
+        self._total_at_rebuild = self._total
+
+    def _merge(self, pair: tuple[int, int]) -> None:
+        """Replace a pair by one symbol in all words."""
+        first, second = pair
+        form = self._join(self.forms[first], self.forms[second])
+        merged = self._numbers.setdefault(form, len(self.forms))
+        if merged == len(self.forms):
+            self.forms.append(form)
+            self._symbol_counts.append(0)
+        self.merges.append((self.forms[first], self.forms[second]))
+        grown: set[tuple[int, int]] = set()
+        replaced = 0
+        for place in self._where.pop(pair):
+            replaced += self._merge_in_word(place, first, second, merged, grown)
+        del self._pair_counts[pair]
+        self._symbol_counts[first] -= replaced
+        self._symbol_counts[second] -= replaced
+        self._symbol_counts[merged] += replaced
+        self._total -= replaced
+        for changed in grown:
+            if (score := self._score(changed)) is not None:
+                heapq.heappush(self._heap, (score, changed))
+
+    def _merge_in_word(self, place: int, first: int, second: int, merged: int, grown: set[tuple[int, int]]) -> int:
+        """Replace the pair in one word, and note the pairs that it makes. Returns the count of what was replaced."""
+        word, count = self._words[place], self._counts[place]
+        pair_counts = self._pair_counts
+        replaced = position = 0
+        while position < len(word) - 1:
+            if word[position] == first and word[position + 1] == second:
+                neighbours = []
+                if position > 0:
+                    left = word[position - 1]
+                    pair_counts[left, first] -= count
+                    neighbours.append((left, merged))
+                if position + 2 < len(word):
+                    right = word[position + 2]
+                    pair_counts[second, right] -= count
+                    neighbours.append((merged, right))
+                for pair in neighbours:
+                    pair_counts[pair] = pair_counts.get(pair, 0) + count
+                    self._where.setdefault(pair, []).append(place)
+                    grown.add(pair)
+                word[position : position + 2] = [merged]
+                replaced += count
+            position += 1
+        return replaced
+
+
+def learn_word_pieces(
+    words: Sequence[tuple[str, int]],
+    alphabet: Sequence[str],
+    size: int,
+    *,
+    score: Score,
+    min_frequency: int,
+    progress: Callable[[int], None] | None = None,
+) -> list[str]:
+    """A WordPiece vocabulary without special tokens: the alphabet, then pieces in the order in which they were found.
+
+    A fifth more is merged than asked for; then those that the tokenizer, which always takes the longest piece, uses
+    least are dropped. Mere stepping stones ("##ewsp") leave their places to words.
+
+    Args:
+        words: (word, count), in an order that does not depend on chance.
+        alphabet: characters, `##` ones for inside words. A word with other characters teaches nothing.
+        size: tokens at most.
+        progress: called with the number of pieces found so far.
+    """
+    numbers = {form: number for number, form in enumerate(alphabet)}
+    known = [(word, count) for word, count in words if all(form in numbers for form in characters_of(word))]
+    learner = MergeLearner(
+        [[numbers[form] for form in characters_of(word)] for word, _ in known],
+        [count for _, count in known],
+        alphabet,
+        lambda left, right: left + right.removeprefix("##"),
+        score=score,
+        min_frequency=min_frequency,
+    )
+    _merge_until(learner, size + (size - len(alphabet)) // 5, progress)
+    kept = _most_used(known, set(learner.forms), set(alphabet), size)
+    return [form for form in learner.forms if form in kept]
+
+
+def learn_byte_pairs(
+    words: Sequence[tuple[str, int]],
+    alphabet: Sequence[str],
+    size: int,
+    *,
+    min_frequency: int,
+    progress: Callable[[int], None] | None = None,
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """A BPE vocabulary without special tokens, and its merges in order. Arguments as for `learn_word_pieces`."""
+    numbers = {form: number for number, form in enumerate(alphabet)}
+    learner = MergeLearner(
+        [[numbers[character] for character in word] for word, _ in words],
+        [count for _, count in words],
+        alphabet,
+        lambda left, right: left + right,
+        score="frequency",
+        min_frequency=min_frequency,
+    )
+    _merge_until(learner, size, progress)
+    return learner.forms, learner.merges
+
+
+def characters_of(word: str) -> list[str]:
+    """A word in its smallest pieces: "abc" -> ["a", "##b", "##c"]."""
+    return [word[0], *("##" + character for character in word[1:])]
+
+
+def _merge_until(learner: MergeLearner, size: int, progress: Callable[[int], None] | None) -> None:
+    while len(learner.forms) < size and learner.step():
+        if progress and len(learner.merges) % 1000 == 0:
+            progress(len(learner.forms))
+
+
+def _most_used(words: Sequence[tuple[str, int]], pieces: set[str], alphabet: set[str], size: int) -> set[str]:
+    """Drop the least used pieces, half of what is too much at a time, because each one's text falls to others."""
+    cuts = [_longest_first(word, pieces) for word, _ in words]
+    while (excess := len(pieces) - size) > 0:
+        uses = dict.fromkeys(pieces, 0)
+        for cut, (_, count) in zip(cuts, words):
+            for piece in cut:
+                uses[piece] += count
+        candidates = sorted((use, piece) for piece, use in uses.items() if piece not in alphabet)
+        dropped = {piece for _, piece in candidates[: max(excess // 2, min(excess, 200))]}
+        pieces = pieces - dropped
+        for place, cut in enumerate(cuts):
+            if not dropped.isdisjoint(cut):
+                cuts[place] = _longest_first(words[place][0], pieces)
+    return pieces
+
+
+def _longest_first(word: str, pieces: set[str]) -> list[str]:
+    """The pieces of a word as WordPiece takes them; all its characters are pieces."""
+    cut, begin, prefix = [], 0, ""
+    while begin < len(word):
+        end = len(word)
+        while (piece := prefix + word[begin:end]) not in pieces:
+            end -= 1
+        cut.append(piece)
+        begin, prefix = end, "##"
+    return cut
