@@ -11,13 +11,16 @@ _LONGEST_QUOTE = 300  # characters; longer Japanese quotes are cut inside
 
 _CLOSERS = r"\"'”’»›)\]}*_」』）】〉》〕］｝"
 _OPENERS = "\"'“‘«‹„‚([{¿¡*_-–—「『（【〈《〔［｛・"
-# One run of stops and closing marks with the white space after it, or a line's end. Every alternative succeeds wherever
-# its first character matches, so that the search never goes over the same characters twice.
-_STOP = re.compile(rf"[.!?…।؟۔。！？｡．]+[.!?…。！？｡．{_CLOSERS}]*(?:\[\d{{1,3}}\])*\s*|\n")
+# A stop or a line's end with the marks and the white space after it. It matches wherever its first character does, so
+# that the search never goes over the same characters twice; one class at the front is three times as fast as two.
+_STOP = re.compile(rf"[\n.!?…।؟۔。！？｡．][.!?…。！？｡．{_CLOSERS}]*(?:\[\d{{1,3}}\])*\s*")
 _HALF_WIDTH = ".!?…।؟۔"
 _WORD = re.compile(r"[^\W\d_]+")
+_JOINTS = re.compile(r"[-–—/(\[\"'“‘«„]+")  # before an abbreviation: Minneapolis-St. Paul, (ca. 1900)
 _ACRONYM = re.compile(r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}|Ph\.D|Sc\.D|Ed\.D|Pharm\.D")
 _ENUMERATOR = re.compile(r"\d{1,3}|[IVXLC]{1,6}|[ivx]{1,5}|\d{1,3}(?:\.\d{1,3})+")
+# Where a Korean sentence goes on after a quote that ended with a stop: “…….” 라고 말했다.
+_QUOTATIVE = re.compile(r"(?:이?라[고며는던]|이?란|하[고며는였]|했|고|며|[은는이가을를와과도의로])(?![.!?])")
 # Where a Japanese sentence goes on after a quote that ended with a stop: 「……。」と言った。
 _CONTINUATION = re.compile(r"[とがはにをもので、，などやへ]|って|から|まで|だけ|より|か[、。]|[)）」』】〉》〕］]")
 
@@ -28,8 +31,8 @@ def _words(text: str) -> frozenset[str]:
 
 # Never the end of a sentence.
 _TITLES = _words(
-    """Mr Mrs Ms Mx Dr Drs Prof Gen Col Lt Capt Cpt Sgt Maj Cmdr Cdr Cpl Pvt Adm Rev Revd Hon Pres Gov Sen Rep Supt Insp
-    Messrs Mme Mmes Mlle Mlles MM Sra Srta Dra Sig Dott Hr Frl Herr Mgr Msgr Fr Br Bro Mt Ft e.g i.e E.g I.e eg ie cf Cf
+    """Mr Mrs Ms Mx Dr Drs Prof Gen Gens Col Lt Capt Cpt Sgt Maj Brig Cmdr Cdr Cpl Pvt Adm Rev Revd Hon Pres Gov Sen Rep Supt Insp
+    Messrs Mme Mmes Mlle Mlles MM Sra Srta Dra Sig Dott Hr Frl Herr Mgr Msgr Fr Br Bro Mt Ft Cols Pfc Smt Ste Sta Bl Skt MR MRS DR e.g i.e E.g I.e eg ie cf Cf
     viz vs Vs bzw z.B d.h u.a usw p.ex Nr Abb vgl Ud Uds"""
 )
 # The end of a sentence only where a word follows that begins sentences and is no name.
@@ -42,7 +45,7 @@ _ABBREVIATIONS = _words(
 # Followed by a number they are abbreviations, otherwise perhaps words.
 _BEFORE_NUMBERS = _words(
     """No Nos no nos p pp P Pp c ca art Art Arts sec Sec Secs ch Ch pt Pt Pts op ver v V par para Para paras app App cat
-    Cat ser Ser eq Eq Eqs ex Ex bk Bk col n r b d fl m s f § Nr nr tel Tel ext Ext min max"""
+    Cat ser Ser eq Eq Eqs ex Ex bk Bk col n r b d fl m s f § Nr nr tel Tel ext Ext min max Ps Pss Jer Ecc Ep"""
 )
 _STARTERS = _words(
     """The It He She They We You I This That These Those There Here In On At By For From With As After Before During
@@ -69,15 +72,14 @@ def split_sentences(text: str) -> list[str]:
         stop, end = match.span()
         mark = text[stop]
         if mark == "\n":
-            ends = True
-        elif mark in _HALF_WIDTH:
-            ends = _ends_half_width(text, start, stop, end)
-        else:
-            ends = _ends_full_width(text, start, stop, end)
-        if ends:
-            if sentence := text[start:end].strip():
-                sentences.append(sentence)
-            start = end
+            end = stop + 1
+        elif stop - start < 2 and not text[start:stop].strip().isalnum():
+            continue  # no sentence of punctuation alone: it begins the next one
+        elif not (_ends_half_width if mark in _HALF_WIDTH else _ends_full_width)(text, start, stop, end):
+            continue
+        if sentence := text[start:end].strip():
+            sentences.append(sentence)
+        start = end
     if sentence := text[start:].strip():
         sentences.append(sentence)
     if max(map(len, sentences), default=0) > LONGEST_SENTENCE:
@@ -89,19 +91,19 @@ def _ends_half_width(text: str, start: int, stop: int, end: int) -> bool:
     """Whether a sentence that begins at `start` ends with the stop in `text[stop:end]`, white space included."""
     if end == len(text):
         return True
+    following = text[end]
     if not text[end - 1].isspace():
         return _ends_without_space(text, stop, end)
-    following = text[end]
-    if following.islower():
-        return "\n" in text[stop:end]
-    if not following.isalnum():
-        if "\n" in text[stop:end]:
-            return True
-        following = _first_letter(text, end)
-        if following.islower():
-            return False
-    elif text[end - 1] == "\n" or "\n" in text[stop:end]:
+    if "\n" in text[stop:end]:
         return True
+    if not following.isalnum():
+        following = _first_letter(text, end)
+    hangul = _is_hangul(text[stop - 1]) if stop else False
+    if following.islower() and not hangul:
+        return False
+    if hangul:
+        quoted = text[stop:end].rstrip()[-1] in "\"'”’»」』》〉"
+        return not (quoted and _QUOTATIVE.match(text, end))
     if text[stop] != "." or text[stop + 1] == ".":
         return True
     return not _is_abbreviation(text, start, stop, end, following)
@@ -113,20 +115,26 @@ def _is_abbreviation(text: str, start: int, stop: int, end: int, following: str)
     Args:
         following: the first letter or digit after the white space.
     """
-    begin = text.rfind(" ", max(start, stop - 24), stop) + 1
-    if not begin:
-        begin = start
-    word = text[begin:stop].lstrip(_OPENERS)
+    begin = max(text.rfind(" ", max(start, stop - 24), stop) + 1, start)
+    word = text[begin:stop]
+    if begin == start:
+        word = word.rsplit(None, 1)[-1] if word else ""
+        if _ENUMERATOR.fullmatch(word):
+            return True
+    if not word.isalnum():
+        word = _JOINTS.split(word)[-1]
     if word in _TITLES:
         return True
     number_follows = following.isdecimal()
-    if word in _BEFORE_NUMBERS and number_follows:
+    if number_follows and word in _BEFORE_NUMBERS:
         return True
-    if (len(word) == 1 and word.isalpha()) or word in _ABBREVIATIONS or _ACRONYM.fullmatch(word):
+    if (
+        word in _ABBREVIATIONS
+        or (len(word) == 1 and word.lower() != word.upper())
+        or ("." in word and _ACRONYM.fullmatch(word))
+    ):
         return number_follows or _next_word(text, end) not in _STARTERS
-    if _ENUMERATOR.fullmatch(word):
-        return not text[start:begin].strip() or _next_word(text, end) in _GERMAN_ORDINALS
-    return False
+    return word.isdecimal() and _next_word(text, end) in _GERMAN_ORDINALS
 
 
 def _ends_without_space(text: str, stop: int, end: int) -> bool:
