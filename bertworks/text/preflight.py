@@ -175,7 +175,7 @@ class _HashSample:
                 self._keep(self._wanted(self._hashes))
 
     def _wanted(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        return np.equal(hashes & np.uint64((1 << self._level) - 1), 0)
+        return np.asarray(hashes & np.uint64((1 << self._level) - 1) == 0, np.bool_)
 
     def _keep(self, which: NDArray[Any]) -> None:
         self._hashes, self._rows, self._counts = self._hashes[which], self._rows[which], self._counts[which]
