@@ -1,0 +1,215 @@
+"""The page of a run: it shows the figures that were written, stands alone, and cannot be talked into anything else."""
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from itertools import pairwise
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from bertworks.errors import BertworksError
+from bertworks.use import report
+from bertworks.use.report import write_report
+
+
+def step_line(step, **figures):
+    return {
+        "step": step, "loss": 8.0, "masked_lm_loss": 7.0 - step / 100, "masked_lm_accuracy": 0.1,
+        "next_sentence_loss": 0.7, "next_sentence_accuracy": 0.5, "learning_rate": 1e-4, "gradient_norm": 1.5,
+        "tokens": step * 1000, "tokens_per_second": 9600.0, "seconds": step * 0.5,
+    } | figures  # fmt: skip
+
+
+def evaluation_line(step, loss=3.0):
+    figures = {"masked_lm_loss": loss, "masked_lm_accuracy": 0.4375, "masked_lm_perplexity": math.exp(loss)}
+    return {"step": step, "evaluation": figures | {"next_sentence_accuracy": 0.8125}}
+
+
+def write_metrics(folder, lines):
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def page_of(folder):
+    return write_report(folder).read_text()
+
+
+def drawings(page):
+    """Title -> the chart's picture, parsed."""
+    figures = re.findall(r"<figcaption>(.*?)(?:<span.*?)?</figcaption>\n(<svg.*?</svg>)", page, re.S)
+    return {title: ElementTree.fromstring(svg) for title, svg in figures}
+
+
+def line_of(drawing, style="train"):
+    path = next(group for group in drawing.iter("g") if group.get("class") == style).find("polyline")
+    return [tuple(map(float, point.split(","))) for point in path.get("points").split()]
+
+
+class Nesting(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+
+@pytest.fixture
+def run(tmp_path):
+    write_metrics(
+        tmp_path, [line for n in range(1, 101) for line in (step_line(n), *[evaluation_line(n)] * (n % 25 == 0))]
+    )
+    (tmp_path / "recipe.toml").write_text('title = "mine"\n[train]\n')
+    (tmp_path / "run.json").write_text(json.dumps({"versions": {"bertworks": "0.1.0", "torch": "2.13.0"}}))
+    return tmp_path
+
+
+def test_the_page_shows_the_last_figures_the_recipe_and_the_versions(run):
+    page = page_of(run)
+    assert write_report(run) == run / "report.html"
+    for expected in (
+        "100 steps", "100k tokens", "50 s of training", "43.8% of held-out masked words right", "perplexity 20.1",
+        "81.2% of sentence pairs right", "title = &quot;mine&quot;", "bertworks 0.1.0, torch 2.13.0",
+    ):  # fmt: skip
+        assert expected in page
+    assert list(drawings(page)) == [
+        "Loss on masked words", "Accuracy on masked words", "Loss on sentence pairs", "Accuracy on sentence pairs",
+        "Learning rate", "Norm of the gradient", "Tokens per second",
+    ]  # fmt: skip
+
+
+def test_a_line_is_where_its_numbers_are(run):
+    drawing = drawings(page_of(run))["Loss on masked words"]
+    labels = {text.text: text for text in drawing.iter("text")}
+    low, high = labels["3"], labels["7"]
+    points = line_of(drawing)
+    assert len(points) == 100
+    top, bottom = float(high.get("y")), float(low.get("y"))
+    for step, (x, y) in enumerate(points, 1):
+        loss = 7.0 - step / 100
+        assert y == pytest.approx(top + (7 - loss) / 4 * (bottom - top), abs=0.06)
+        assert x == pytest.approx(report.LEFT + (report.WIDTH - report.LEFT - report.RIGHT) * step / 100, abs=0.06)
+    held = line_of(drawing, "held")
+    assert [x for x, _ in held] == [points[n - 1][0] for n in (25, 50, 75, 100)]
+    assert {y for _, y in held} == {bottom}
+
+
+def test_long_runs_are_averaged_and_keep_their_extremes(tmp_path):
+    losses = [5.0 + (n % 10) / 10 for n in range(10_000)]
+    write_metrics(tmp_path, [step_line(n + 1, masked_lm_loss=loss) for n, loss in enumerate(losses)])
+    page = page_of(tmp_path)
+    drawing = drawings(page)["Loss on masked words"]
+    assert len(line_of(drawing)) <= report.MOST_POINTS
+    assert any(part.get("class") == "band" for part in drawing.iter("polygon"))
+    assert len(page) < 100_000
+
+
+@given(some.lists(some.floats(-1e6, 1e6), min_size=1, max_size=900))
+def test_groups_keep_mean_and_extremes(values):
+    points = list(enumerate(values, 1))
+    groups = report._grouped(points)
+    assert len(groups) <= report.MOST_POINTS
+    assert min(low for _, _, low, _ in groups) == min(values)
+    assert max(high for _, _, _, high in groups) == max(values)
+    assert groups[-1][0] == len(values)
+    assert all(low - 1e-9 <= mean <= high + 1e-9 for _, mean, low, high in groups)
+
+
+@given(some.floats(-1e9, 1e9), some.floats(-1e9, 1e9), some.integers(3, 8))
+def test_ticks_are_few_even_and_enclose(first, second, count):
+    low, high = sorted((first, second))
+    ticks = report._ticks(low, high, count)
+    slack = 1e-6 * max(abs(low), abs(high), high - low)
+    assert ticks[0] <= low + slack
+    assert ticks[-1] >= high - slack
+    assert 2 <= len(ticks) <= count + 3
+    if high - low > 1e-3:
+        gaps = [b - a for a, b in pairwise(ticks)]
+        assert max(gaps) - min(gaps) <= 1e-6 * max(map(abs, ticks))
+
+
+def test_the_page_stands_alone(run):
+    page = page_of(run)
+    nesting = Nesting()
+    nesting.feed(page)
+    assert nesting.open == []
+    tags = {tag for tag, _ in nesting.seen}
+    assert not tags & {"script", "link", "img", "iframe", "object", "embed", "base", "form"}
+    assert not [name for _, attributes in nesting.seen for name in attributes if name in ("src", "href", "srcset")]
+    assert "url(" not in page
+    assert "http:" not in page
+    assert "https:" not in page
+    assert "default-src 'none'" in page
+    assert "prefers-color-scheme: dark" in page
+
+
+def test_text_cannot_become_markup(tmp_path):
+    attack = "<script>alert(1)</script>\"'&</pre>"
+    folder = tmp_path / "<img src=x onerror=alert(1)>"
+    folder.mkdir()
+    write_metrics(folder, [step_line(1) | {attack: 1.0, "note": attack}, evaluation_line(1)])
+    (folder / "recipe.toml").write_text(f"title = '{attack}'")
+    (folder / "run.json").write_text(json.dumps({"versions": {attack: attack}}))
+    page = page_of(folder)
+    nesting = Nesting()
+    nesting.feed(page)
+    assert nesting.open == []
+    assert not {tag for tag, _ in nesting.seen} & {"script", "img"}
+    assert not [name for _, attributes in nesting.seen for name in attributes if name.startswith("on")]
+
+
+def test_a_resumed_run_has_its_last_word(tmp_path):
+    write_metrics(tmp_path, [step_line(n, masked_lm_loss=9.0) for n in (1, 2, 3)] + [evaluation_line(3, 9.0)])
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        for line in (step_line(2), step_line(3), evaluation_line(3, 2.0), step_line(4)):
+            file.write(json.dumps(line) + "\n")
+        file.write('{"step": 5, "loss": 1.')  # the process was killed here
+    page = page_of(tmp_path)
+    assert "4 steps" in page
+    assert "perplexity 7.4" in page
+    assert len(line_of(drawings(page)["Loss on masked words"])) == 4
+
+
+def test_numbers_that_are_none_are_left_out(tmp_path):
+    write_metrics(
+        tmp_path, [step_line(1), step_line(2, masked_lm_loss=math.nan), step_line(3, masked_lm_loss=math.inf)]
+    )
+    page = page_of(tmp_path)
+    assert "nan" not in page.lower()
+    assert len(line_of(drawings(page)["Loss on masked words"])) == 1
+    assert len(line_of(drawings(page)["Learning rate"])) == 3
+
+
+def test_a_run_that_has_not_begun_has_a_page(tmp_path):
+    assert "Nothing has been measured yet" in page_of(tmp_path)
+    write_metrics(tmp_path, [])
+    assert "0 steps" in page_of(tmp_path)
+    write_metrics(tmp_path, [evaluation_line(0)])
+    assert drawings(page_of(tmp_path)).keys() == {
+        "Loss on masked words",
+        "Accuracy on masked words",
+        "Accuracy on sentence pairs",
+    }
+
+
+@pytest.mark.parametrize("line", ["{", "[1]", '{"loss": 1}', '{"step": "x"}', '{"step": 1, "evaluation": 3}', "\ufffd"])
+def test_a_line_that_no_run_writes_is_named(run, line):
+    text = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join([*text[:4], line, *text[4:]]) + "\n")
+    with pytest.raises(BertworksError, match=r"metrics\.jsonl:5"):
+        write_report(run)
+
+
+def test_the_same_run_gives_the_same_bytes(run):
+    assert page_of(run) == page_of(run)
