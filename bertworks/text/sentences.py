@@ -20,7 +20,7 @@ _JOINTS = re.compile(r"[-–—/(\[\"'“‘«„]+")  # before an abbreviation:
 _ACRONYM = re.compile(r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}|Ph\.D|Sc\.D|Ed\.D|Pharm\.D")
 _ENUMERATOR = re.compile(r"\d{1,3}|[IVXLC]{1,6}|[ivx]{1,5}|\d{1,3}(?:\.\d{1,3})+")
 # Where a Korean sentence goes on after a quote that ended with a stop: “…….” 라고 말했다.
-_QUOTATIVE = re.compile(r"(?:이?라[고며는던]|이?란|하[고며는였]|했|고|며|[은는이가을를와과도의로])(?![.!?])")
+_QUOTATIVE = re.compile(r"(?:이?라[고며는던]|이?란|하[고며는였]|이?었|였|했|고|며|[은는이가을를와과도의로])(?![.!?])")
 # Where a Japanese sentence goes on after a quote that ended with a stop: 「……。」と言った。
 _CONTINUATION = re.compile(r"[とがはにをもので、，などやへ]|って|から|まで|だけ|より|か[、。]|[)）」』】〉》〕］]")
 
@@ -31,27 +31,29 @@ def _words(text: str) -> frozenset[str]:
 
 # Never the end of a sentence.
 _TITLES = _words(
-    """Mr Mrs Ms Mx Dr Drs Prof Gen Gens Col Lt Capt Cpt Sgt Maj Brig Cmdr Cdr Cpl Pvt Adm Rev Revd Hon Pres Gov Sen Rep Supt Insp
-    Messrs Mme Mmes Mlle Mlles MM Sra Srta Dra Sig Dott Hr Frl Herr Mgr Msgr Fr Br Bro Mt Ft Cols Pfc Smt Ste Sta Bl Skt MR MRS DR e.g i.e E.g I.e eg ie cf Cf
-    viz vs Vs bzw z.B d.h u.a usw p.ex Nr Abb vgl Ud Uds"""
+    """Mr Mrs Ms Mx Dr Drs Prof Gen Gens Col Lt Capt Cpt Sgt Maj Brig Cmdr Cdr Cpl Pvt Adm Rev Revd Hon Pres Gov Sen
+    Rep Supt Insp Messrs Mme Mmes Mlle Mlles MM Sra Srta Dra Sig Dott Hr Frl Herr Mgr Msgr Fr Br Bro Mt Ft Cols
+    Pfc Smt Ste Sta Bl Skt MR MRS DR e.g i.e E.g I.e eg ie cf Cf viz vs Vs bzw z.B d.h u.a usw p.ex Nr Abb vgl Ud
+    Uds"""
 )
 # The end of a sentence only where a word follows that begins sentences and is no name.
 _ABBREVIATIONS = _words(
-    """Inc Ltd Co Corp Cos Bros Mfg etc Etc Jr Sr Esq St Sts Ave Blvd Rd Sq Dept Univ Assn Assoc Inst Natl Intl Govt al
-    ed eds trans vol vols Vol Vols fig figs Fig Figs pp chap Chap approx ca ft lb lbs oz sq est incl excl misc orig
-    spp subsp var cv Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec Calif Conn Fla Ga Ky Md Mich Minn Okla Pa Tenn Tex
-    Va Vt Wis Ariz Ala Ark Colo Mass Neb Nev Ore Wash Rs Cie resp dgl ggf env Ph Op Lib Cod Gal Cor Deut Matt"""
+    """Inc Ltd Co Corp Cos Bros Mfg etc Etc Jr Sr Esq St Sts Ave Blvd Rd Sq Dept Univ Assn Assoc Inst Natl Intl Govt
+    al ed eds trans vol vols Vol Vols fig figs Fig Figs pp chap Chap approx ca ft lb lbs oz sq est incl excl misc
+    orig spp subsp var cv Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec Calif Conn Fla Ga Ky Md Mich Minn Okla
+    Pa Tenn Tex Va Vt Wis Ariz Ala Ark Colo Mass Neb Nev Ore Wash Rs Cie resp dgl ggf env Ph Op Lib Cod Gal Cor
+    Deut Matt"""
 )
 # Followed by a number they are abbreviations, otherwise perhaps words.
 _BEFORE_NUMBERS = _words(
-    """No Nos no nos p pp P Pp c ca art Art Arts sec Sec Secs ch Ch pt Pt Pts op ver v V par para Para paras app App cat
-    Cat ser Ser eq Eq Eqs ex Ex bk Bk col n r b d fl m s f § Nr nr tel Tel ext Ext min max Ps Pss Jer Ecc Ep"""
+    """No Nos no nos p pp P Pp c ca art Art Arts sec Sec Secs ch Ch pt Pt Pts op ver v V par para Para paras app App
+    cat Cat ser Ser eq Eq Eqs ex Ex bk Bk col n r b d fl m s f § Nr nr tel Tel ext Ext min max Ps Pss Jer Ecc Ep"""
 )
 _STARTERS = _words(
     """The It He She They We You I This That These Those There Here In On At By For From With As After Before During
-    Since While When Where What Who Why How If But And Or Yet However Although Though Because Its His Her Their Our
-    Some Many Most Several Both Each Other Another Such Also Then Thus Therefore Furthermore Moreover Later Now
-    Once Under Until Unlike According Despite Not One Two To Of Nor Hence Instead Is Are Was Were Did Do Does
+    Since While When Where What Who Why How If But And Or Yet However Although Though Because Its His Her Their
+    Our Some Many Most Several Both Each Other Another Such Also Then Thus Therefore Furthermore Moreover Later
+    Now Once Under Until Unlike According Despite Not One Two To Of Nor Hence Instead Is Are Was Were Did Do Does
     Der Die Das Er Sie Es Im Ein Eine Und Aber Wir Ich Le Les Il Elle Une En El Los Una"""
 )
 _GERMAN_ORDINALS = _words(
@@ -73,7 +75,7 @@ def split_sentences(text: str) -> list[str]:
         mark = text[stop]
         if mark == "\n":
             end = stop + 1
-        elif stop - start < 2 and not text[start:stop].strip().isalnum():
+        elif stop - start < 2 and not text[start:stop].strip().isalnum() and "\n" not in text[stop:end]:
             continue  # no sentence of punctuation alone: it begins the next one
         elif not (_ends_half_width if mark in _HALF_WIDTH else _ends_full_width)(text, start, stop, end):
             continue
@@ -141,14 +143,14 @@ def _ends_without_space(text: str, stop: int, end: int) -> bool:
     """Stops that no space follows: Korean and Japanese sentences typed without one, not decimals or addresses."""
     before, after = text[stop - 1] if stop else "", text[end]
     if _is_hangul(before) and _is_hangul(after):
-        return stop >= 3 and _is_hangul(text[stop - 2]) and before in "다요죠까네라지군음임" and text[stop] != "…"
+        return stop >= 2 and _is_hangul(text[stop - 2]) and before in "다요죠까네라지군음임" and text[stop] != "…"
     return text[stop] in "!?" and _is_unspaced(before) and _is_unspaced(after) and not _CONTINUATION.match(text, end)
 
 
 def _ends_full_width(text: str, start: int, stop: int, end: int) -> bool:
     if end == len(text) or "\n" in text[stop:end]:
         return True
-    if text[stop] == "．" and not (stop and _is_unspaced(text[stop - 1])):
+    if text[stop] == "．" and not (stop and _is_unspaced(text[stop - 1]) and not text[stop - 1].isdecimal()):
         return False  # a decimal or an enumeration: ３．１４
     if end - start <= _LONGEST_QUOTE and _is_inside_quote(text, start, end):
         return False
