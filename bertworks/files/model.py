@@ -120,7 +120,7 @@ tags: [bert, bertworks, pretraining]
 
 # {" ".join(name.split())}
 
-A BERT encoder pre-trained from raw text with [bertworks](https://pypi.org/project/bertworks/): {size},
+A BERT encoder pre-trained from raw text with bertworks: {size},
 vocabulary of {config.vocab_size:,}, {config.num_parameters() / 1e6:.1f} million parameters, sequences of at most
 {config.max_position_embeddings} tokens. {steps:,} updates on {tokens:,} tokens.
 
