@@ -13,7 +13,7 @@ import re
 import shutil
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bertworks.errors import BertworksError
@@ -73,6 +73,8 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
     with _explained(target, temporary):
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent, name=target.name)
+        if target.exists() and not target.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "there is a file of that name", str(target))
         temporary.mkdir()
         yield temporary
         for folder, _, files in os.walk(temporary, topdown=False):
@@ -193,4 +195,5 @@ def _remove(path: Path) -> None:
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
-        path.unlink(missing_ok=True)
+        with suppress(OSError):  # whatever stood in the way has been said already
+            path.unlink()

@@ -1,0 +1,171 @@
+"""Files and folders appear whole or not at all, also when the disk is full or the writer is killed."""
+
+import errno
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bertworks.errors import BertworksError
+from bertworks.text import atomic
+from bertworks.text.atomic import remove_leftovers, replacing, replacing_folder, sha256, write_bytes, write_text
+
+BIG = os.urandom(300_000)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def fail_while_writing(path: Path, error: BaseException) -> None:
+    with replacing(path) as temporary:
+        temporary.write_text("half")
+        raise error
+
+
+def fail_while_filling(path: Path, error: BaseException) -> None:
+    with replacing_folder(path) as temporary:
+        (temporary / "half").write_text("half")
+        raise error
+
+
+def test_writes_whole_files_and_missing_folders(tmp_path: Path) -> None:
+    write_text(tmp_path / "a" / "b" / "c.txt", "日本\r\n")
+    assert (tmp_path / "a" / "b" / "c.txt").read_bytes() == "日本\r\n".encode()
+    write_bytes(tmp_path / "a" / "b" / "c.txt", BIG)
+    assert (tmp_path / "a" / "b" / "c.txt").read_bytes() == BIG
+    assert names(tmp_path / "a" / "b") == ["c.txt"]
+
+
+def test_sha256_streams(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(BIG)
+    assert sha256(tmp_path / "x") == hashlib.sha256(BIG).hexdigest()
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), KeyboardInterrupt()])
+def test_a_failing_block_leaves_the_old_content_and_nothing_else(tmp_path: Path, error: BaseException) -> None:
+    write_text(tmp_path / "x", "old")
+    with pytest.raises(type(error)):
+        fail_while_writing(tmp_path / "x", error)
+    with pytest.raises(type(error)):
+        fail_while_filling(tmp_path / "folder", error)
+    assert names(tmp_path) == ["x"]
+    assert (tmp_path / "x").read_text() == "old"
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_folders_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
+    if not exchange:
+        monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)
+    for content in ("one", "two"):
+        with replacing_folder(tmp_path / "folder") as temporary:
+            (temporary / "deep").mkdir()
+            (temporary / "deep" / content).write_text(content)
+    assert names(tmp_path) == ["folder"]
+    assert names(tmp_path / "folder" / "deep") == ["two"]
+
+
+def test_a_failed_exchange_by_renames_puts_the_former_folder_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_text(tmp_path / "folder" / "old", "old")
+    monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)
+    rename = Path.rename
+
+    def failing(self: Path, target: Path) -> Path:
+        if self.suffix == ".tmp" and target.name == "folder":
+            raise OSError(errno.EIO, "Input/output error")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="Input/output"), replacing_folder(tmp_path / "folder") as temporary:
+        (temporary / "new").write_text("new")
+    assert names(tmp_path) == ["folder"]
+    assert names(tmp_path / "folder") == ["old"]
+
+
+def test_a_link_is_written_through(tmp_path: Path) -> None:
+    write_text(tmp_path / "real", "old")
+    (tmp_path / "link").symlink_to("real")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real").read_text() == "new"
+
+
+FULL_DISKS = [
+    OSError(errno.ENOSPC, "No space left on device"),
+    OSError(errno.EDQUOT, "Disk quota exceeded"),
+    RuntimeError("Error while serializing: I/O error: No space left on device (os error 28)"),
+    OSError("1024 requested and 512 written"),
+]
+
+
+@pytest.mark.parametrize("error", FULL_DISKS, ids=str)
+def test_a_full_disk_is_explained(tmp_path: Path, error: Exception) -> None:
+    write_text(tmp_path / "x", "old")
+    with pytest.raises(BertworksError) as caught:
+        fail_while_writing(tmp_path / "x", error)
+    said = str(caught.value)
+    assert str(tmp_path / "x") in said
+    assert "MB free" in said
+    assert "nothing that was already saved has been touched" in said
+    assert "free space" in said
+    assert names(tmp_path) == ["x"]
+    assert (tmp_path / "x").read_text() == "old"
+
+
+def test_a_really_full_file_system(tmp_path: Path) -> None:
+    """A limit on the file's size fails in write() itself, as a full disk does."""
+    script = (
+        "import resource, sys\n"
+        "from bertworks.text.atomic import write_bytes\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
+        "write_bytes(sys.argv[1], b'x' * 100_000)\n"
+    )
+    write_text(tmp_path / "x", "old")
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "x")], capture_output=True, text=True)
+    assert "BertworksError" in done.stderr
+    assert "the disk is full" in done.stderr
+    assert names(tmp_path) == ["x"]
+    assert (tmp_path / "x").read_text() == "old"
+
+
+def test_a_place_that_cannot_be_written_is_an_error_of_the_user(tmp_path: Path) -> None:
+    write_text(tmp_path / "file", "x")
+    with pytest.raises(BertworksError, match="cannot be written"):
+        write_text(tmp_path / "file" / "below", "y")
+    write_text(tmp_path / "folder" / "x", "x")
+    with pytest.raises(BertworksError, match="cannot be written"):
+        write_text(tmp_path / "folder", "y")
+    with pytest.raises(BertworksError, match="a file of that name"), replacing_folder(tmp_path / "file"):
+        pass
+    assert names(tmp_path) == ["file", "folder"]
+
+
+def test_errors_about_other_files_pass_unchanged(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), replacing(tmp_path / "x"):
+        Path("/nowhere/at/all").read_text()
+
+
+def test_a_killed_writer_leaves_the_old_content_and_its_rests_are_removed(tmp_path: Path) -> None:
+    script = (
+        "import os, signal, sys\n"
+        "from bertworks.text.atomic import replacing\n"
+        "with replacing(sys.argv[1]) as temporary:\n"
+        "    temporary.write_text('half')\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    write_text(tmp_path / "x", "old")
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "x")])
+    assert done.returncode == -signal.SIGKILL
+    assert (tmp_path / "x").read_text() == "old"
+    assert len(names(tmp_path)) == 2
+    with replacing(tmp_path / "y") as mine:
+        mine.write_text("z")
+        assert remove_leftovers(tmp_path, name="y") == 0
+        assert remove_leftovers(tmp_path) == 1  # not the one that is being written now
+    assert names(tmp_path) == ["x", "y"]
