@@ -18,7 +18,7 @@ PLAIN_SECONDS = 5.0  # between two lines of progress where there is no terminal
 
 _FIGURES: tuple[tuple[str, Callable[[Any], str]], ...] = (  # of a training step, in the order in which they are shown
     ("loss", lambda value: f"loss {value:.3f}"),
-    ("masked_lm_accuracy", lambda value: f"words {value:.1%}"),
+    ("masked_lm_accuracy", lambda value: f"masked words {value:.1%}"),
     ("next_sentence_accuracy", lambda value: f"next sentence {value:.1%}"),
     ("learning_rate", lambda value: f"rate {value:.1e}"),
     ("tokens_per_second", lambda value: f"{value:,.0f} tokens/s"),

@@ -153,7 +153,7 @@ def _device(device: torch.device) -> Check:
 
 def _speed(device: torch.device) -> Iterator[Check]:
     speeds = {name: measure_matmul(dtype, device) for name, dtype in DTYPES.items()}
-    text = ", ".join(f"{name} {speed / 1e9:,.0f} GFLOP/s" for name, speed in speeds.items())
+    text = ", ".join(f"{name} {speed / 1e9:,.{1 if speed < 1e10 else 0}f} GFLOP/s" for name, speed in speeds.items())
     yield Check("matmul speed", text, fields=speeds)
     precision, gain = best_precision(device), speeds["bf16"] / speeds["fp32"]
     text = f"device {device}, precision {precision}, because bf16 multiplies matrices {gain:.1f} times as fast as fp32"

@@ -1,0 +1,270 @@
+"""The command line: help at once, results on standard output, errors that say what to type, exit codes."""
+
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bertworks.cli import console
+from bertworks.cli.console import duration, figures, show_events
+from bertworks.cli.main import main
+from bertworks.cli.options import parse_size
+from bertworks.errors import BertworksError, UsageError
+from bertworks.use.events import Event
+
+VERBS = ["vocab", "prepare", "pretrain", "fill", "evaluate mlm", "doctor", "demo"]
+STEP = {
+    "step": 20, "steps": 1000, "loss": 5.4321, "masked_lm_accuracy": 0.125, "next_sentence_accuracy": None,
+    "learning_rate": 1e-4, "tokens_per_second": 9512.3, "matmul_share": 0.31, "memory": 1.25e9, "eta_seconds": 187,
+}  # fmt: skip
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """Eight documents of eighty words, in one text file."""
+    words = "the old house stands by the river and nobody knows who built it".split()
+    documents = []
+    for n in range(8):
+        sentences = [" ".join([*words[i % 5 :], str(n), *words[: i % 7]]).capitalize() + "." for i in range(6)]
+        documents.append(" ".join(sentences))
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(documents) + "\n")
+    return path
+
+
+def test_help_needs_neither_torch_nor_numpy_nor_pyarrow():
+    code = """
+import contextlib, io, json, sys
+from bertworks.cli.main import main
+for verb in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert main([*verb.split(), "--help"]) == 0
+print(json.dumps([name for name in ("torch", "numpy", "pyarrow", "tokenizers", "markdown_it") if name in sys.modules]))
+"""
+    answer = subprocess.run([sys.executable, "-c", code, json.dumps(["", *VERBS])], capture_output=True, check=True)
+    assert json.loads(answer.stdout) == []
+
+
+def test_help_lists_the_verbs_in_the_order_of_the_work(capsys):
+    assert main(["--help"]) == 0
+    out = capsys.readouterr().out
+    places = [out.index(f"│ {verb.split()[0]} ") for verb in VERBS if verb not in ("evaluate mlm",)]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_option_has_a_line_of_help(verb, capsys):
+    assert main([*verb.split(), "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    options = [line for line in lines if line.startswith(("│ --", "│    --", "│ *  --"))]
+    assert options
+    assert all(len(line.strip("│* ").split("  ")) > 1 for line in options), "an option without help"
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == "0.1.0\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["vocab", "a.txt", "--outptu", "b"], "Unknown option: --outptu. Did you mean --output?"),
+        (["vocab", "a.txt", "-o", "b", "--algorithm", "wordpeice"], 'Did you mean "wordpiece"?'),
+        (["vocab", "a.txt", "-o", "b", "--size", "many"], '--size: unable to convert "many" into int'),
+        (["vocab", "a.txt", "-o", "b", "--max-memory", "much"], "--max-memory 'much' is not a size"),
+        (["vocab", "-o", "b"], "INPUTS"),
+        (["vocab", "a.txt"], "--output"),
+        (["prepair", "a.txt"], 'Did you mean "prepare"?'),
+        (["vocab", "no-such-file.txt", "-o", "b"], "no-such-file.txt"),
+        (["pretrain", "a.txt", "-o", "b", "--recipe", "bert-bsae"], "bert-base"),
+        (["pretrain", "a.txt", "-o", "b", "--budget", "long"], "'long' is no budget"),
+    ],
+)
+def test_typing_errors_are_2_and_say_what_to_type(words, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if "--recipe" in words or "--budget" in words:
+        Path("a.txt").write_text("A text that is here.\n")
+    assert main(words) == 2
+    answer = capsys.readouterr()
+    assert message in answer.err
+    assert "fix: " in answer.err
+    assert answer.out == ""
+    assert "Traceback" not in answer.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (
+            BertworksError("it is cut", where="a.txt:3", fix="get it again"),
+            1,
+            "error: a.txt:3: it is cut\n  fix: get it",
+        ),
+        (UsageError("no such thing", fix="another"), 2, "error: no such thing\n  fix: another"),
+        (FileNotFoundError(2, "No such file or directory", "b.txt"), 1, "error: b.txt: No such file or directory"),
+        (KeyboardInterrupt(), 130, "stopped"),
+        (
+            ZeroDivisionError("division by zero"),
+            1,
+            "ZeroDivisionError: division by zero\n  this is a fault of bertworks",
+        ),
+    ],
+)
+def test_errors_become_messages_and_exit_codes(error, code, message, capsys, monkeypatch):
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr("bertworks.cli.machine.show_events", fails)
+    assert main(["demo"]) == code
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
+    assert main(["--debug", "demo"]) == code
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_reader_that_has_enough_is_no_error():
+    code = """
+import sys
+from bertworks.cli import machine, main
+machine.show_events = lambda *_, **__: [print("a long line " * 9) for _ in range(10000)]
+sys.exit(main.main(["demo"]))
+"""
+    command = ["bash", "-c", '"$0" -c "$1" | head -1; exit ${PIPESTATUS[0]}', sys.executable, code]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 141
+    assert answer.stderr == ""
+
+
+@pytest.mark.parametrize(("text", "size"), [("1g", 1 << 30), ("512m", 512 << 20), ("1.5 GiB", 3 << 29), ("2000", 2000)])
+def test_sizes(text, size):
+    assert parse_size(text, "--max-memory") == size
+
+
+@pytest.mark.parametrize("text", ["", "g", "-1g", "0", "1x", "1 1g"])
+def test_no_sizes(text):
+    with pytest.raises(UsageError, match="--max-memory"):
+        parse_size(text, "--max-memory")
+
+
+def test_durations():
+    assert [duration(s) for s in (-1, 8.4, 187, 7387)] == ["0 s", "8 s", "3:07 min", "2:03:07 h"]
+
+
+def test_figures_leave_out_what_is_unknown():
+    assert figures(STEP) == (
+        "step 20/1,000  loss 5.432  masked words 12.5%  rate 1.0e-04  9,512 tokens/s  31% of matmul speed  1.25 GB  "
+        "3:07 min left"
+    )
+
+
+def events() -> list[Event]:
+    progress = [Event("stage", f"vocabulary: counting {n}", {"stage": "vocabulary", "amount": n}) for n in range(50)]
+    steps = [Event("step", "", STEP | {"step": n}) for n in range(1, 1001)]
+    return [Event("note", "a word"), *progress, *steps, Event("done", "all done", {"folder": "x"})]
+
+
+def test_in_a_pipe_progress_is_a_line_now_and_then(capsys):
+    assert show_events(events()) == Event("done", "all done", {"folder": "x"})
+    answer = capsys.readouterr()
+    assert answer.out == "all done\n"
+    assert answer.err.splitlines()[0] == "a word"
+    steps = [line for line in answer.err.splitlines() if line.startswith("step")]
+    assert steps[-1].startswith("step 1,000/1,000")
+    assert len(steps) < 5
+    assert "\r" not in answer.err
+
+
+def test_as_json_standard_output_is_json_only(capsys):
+    show_events(events(), as_json=True)
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(lines) == 1 + 1000 + 1
+    assert lines[0] == {"kind": "note"}
+    assert lines[-1] == {"kind": "done", "folder": "x"}
+
+
+def test_on_a_terminal_figures_stay_in_place():
+    """On a pseudo-terminal: notes are printed once, the bar is drawn over, results go to standard output."""
+    code = """
+import sys, time; sys.path.insert(0, sys.argv[1])
+from test_cli import events
+from bertworks.cli.console import show_events
+def slow():
+    for event in events():
+        yield event
+        if event.fields.get("step") == 500:
+            time.sleep(0.7)  # longer than between two frames
+show_events(slow())
+"""
+    primary, secondary = pty.openpty()
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": "200", "LINES": "40"}
+    command = [sys.executable, "-c", code, str(Path(__file__).parent)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=secondary, env=environment) as process:
+        os.close(secondary)
+        shown = b""
+        try:
+            while chunk := os.read(primary, 1 << 16):
+                shown += chunk
+        except OSError:  # Linux says so when the other side is closed
+            os.close(primary)
+        assert process.stdout is not None
+        assert process.stdout.read() == b"all done\n"
+    text = shown.decode()
+    assert text.count("a word") == 1
+    assert "step 500/1,000" in text
+    assert "\x1b[" in text
+
+
+def test_vocab_then_prepare(corpus, tmp_path, capsys):
+    assert main(["vocab", str(corpus), "-o", str(tmp_path / "tok"), "--size", "120", "--workers", "1"]) == 0
+    answer = capsys.readouterr()
+    assert "tokens" in answer.out
+    assert (tmp_path / "tok" / "vocab.txt").read_text(encoding="utf-8").startswith("[PAD]\n")
+    command = f"prepare {corpus} --tokenizer {tmp_path}/tok -o {tmp_path}/shards --workers 1".split()
+    command += ["--documents", "blank_line"]
+    assert main([*command, "--json"]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines[-1]["kind"] == "done"
+    assert lines[-1]["documents"] == 8
+    assert main(command) == 0, "the same command again finds its work done"
+
+
+def test_standard_input(corpus, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(corpus.read_bytes())))
+    assert main(["vocab", "-", "-o", str(tmp_path / "piped"), "--size", "120", "--workers", "1"]) == 0
+    assert main(["vocab", str(corpus), "-o", str(tmp_path / "named"), "--size", "120", "--workers", "1"]) == 0
+    capsys.readouterr()
+    assert (tmp_path / "piped" / "vocab.txt").read_bytes() == (tmp_path / "named" / "vocab.txt").read_bytes()
+
+
+def test_fill_shows_answers_and_json(tmp_path, monkeypatch, capsys):
+    answer = {"score": 0.25, "token": 7, "token_str": "house", "sequence": "the house."}
+    monkeypatch.setattr("bertworks.use.fill.fill", lambda model, texts, k: ([[answer] * k] for _ in texts))
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the [MASK].\na [MASK].\n"))
+    assert main(["fill", "model", "-", "-k", "2"]) == 0
+    assert capsys.readouterr().out == " 25.0%  house  the house.\n 25.0%  house  the house.\n\n" * 2
+    assert main(["fill", "model", "the [MASK].", "--json", "-k", "1"]) == 0
+    assert json.loads(capsys.readouterr().out) == [[answer]]
+
+
+def test_install_completion(tmp_path):
+    environment = os.environ | {"HOME": str(tmp_path), "SHELL": "/bin/bash"}
+    command = [sys.executable, "-m", "bertworks.cli.main", "--install-completion", "--shell", "bash"]
+    answer = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert answer.returncode == 0, answer.stderr
+    written = [path for path in tmp_path.rglob("*") if path.is_file() and "bertworks" in path.name]
+    assert any("pretrain" in path.read_text() for path in written)
+
+
+def test_terminals_are_recognised(monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "dumb")
+    assert not console.is_terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    assert console.is_terminal()
