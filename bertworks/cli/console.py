@@ -110,9 +110,10 @@ def _display(*, results: bool) -> Iterator[Callable[[Event], None]]:
 
 @contextmanager
 def _terminal_display(*, results: bool) -> Iterator[Callable[[Event], None]]:
-    from rich.console import Console, Group
+    from rich.console import Console
     from rich.live import Live
     from rich.progress_bar import ProgressBar
+    from rich.table import Table
     from rich.text import Text
 
     console = Console(stderr=True, highlight=False)
@@ -120,8 +121,10 @@ def _terminal_display(*, results: bool) -> Iterator[Callable[[Event], None]]:
 
         def draw(event: Event) -> None:
             if event.kind == "step":
-                bar = ProgressBar(total=event.fields["steps"], completed=event.fields["step"])
-                live.update(Group(bar, Text(figures(event.fields))))
+                rows = Table.grid(expand=True)
+                rows.add_row(ProgressBar(total=event.fields["steps"], completed=event.fields["step"]))
+                rows.add_row(Text(figures(event.fields)))
+                live.update(rows)
             elif _is_progress(event):
                 live.update(Text(event.text))
             elif event.kind == "done" and results:
