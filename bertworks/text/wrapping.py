@@ -9,13 +9,17 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Literal
 
-_WIDE = re.compile(r"[ᄀ-ᅟ⺀-꓏가-힣豈-﫿︰-﹏＀-｠￠-￦𠀀-𯿿]+")
-_NO_SPACE = re.compile(r"[⺀-꓏豈-﫿︰-﹏！-｠｡-ﾟ、-〿𠀀-𯿿]")  # Japanese and Chinese, not Hangul
+# Written as escapes: some of these characters turn into others when a file is normalised.
+_WIDE = re.compile(
+    r"[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\U00020000-\U0003fffd]+"
+)
+_NO_SPACE = re.compile(r"[\u2e80-\ua4cf\uf900-\ufaff\ufe30-\ufe4f\uff01-\uff9f\U00020000-\U0003fffd]")  # no Hangul
 _ENDS_SENTENCE = re.compile(r"""[.!?…。．！？｡][\s"'”’»)\]）」』】*_]*$""")
 _LIST_ITEM = re.compile(r"[*•‣◦▪■●・○◆+]\s|\d{1,3}[.)]\s|[(（][\da-zA-Z一-十]{1,3}[)）]|[①-⑳]|[|>#]")
 _TABLE_GAP = re.compile(r"\S(?: {3}|\t|\.{6}|(?: \.){4}|…{3})")
 _GAPS = ("   ", "\t", "......", ". . .", "………")  # one of these stands in every such gap: quicker to look for
-_WORD_BROKEN = re.compile(r"([^\W\d_]+)(-|‐|\u00ad)$")
+_HYPHENS = ("-", "\u2010", "\u00ad")
+_WORD_BROKEN = re.compile(r"([^\W\d_]+)([-\u2010\u00ad])$")
 _FIRST_LETTERS = re.compile(r"[^\W\d_]+")
 _WORDS = re.compile(r"[^\W\d_]+(?:[-‐][^\W\d_]+)*")
 
@@ -80,7 +84,8 @@ def separation(lines: Sequence[str], margin: int | None) -> tuple[Literal["blank
     if sorted(blocks)[len(blocks) // 2] < 2:
         return "file", "blank lines stand after every paragraph"
     ends = sum(_ENDS_SENTENCE.search(line[-8:]) is not None for line in filled) / len(filled)
-    if 0.02 < ends < 0.5 and sorted(map(_width, filled))[int(len(filled) * 0.95)] <= 64:
+    punctuated = sum(not mark.isalnum() for line in filled for mark in line[-1:]) / len(filled)
+    if ends < 0.5 and punctuated > 0.1 and sorted(map(_width, filled))[int(len(filled) * 0.95)] <= 64:
         return "file", "short lines that do not end sentences, as in verse; blank lines end stanzas"
     return "blank_line", "blocks of several unwrapped lines between blank lines"
 
@@ -130,7 +135,7 @@ class _Joiner:
 
     def _append(self, parts: list[str], following: str) -> None:
         end = parts[-1]
-        broken = _WORD_BROKEN.search(end[-40:]) if end[-1] in "-‐\u00ad" else None
+        broken = _WORD_BROKEN.search(end[-40:]) if end.endswith(_HYPHENS) else None
         if broken and (rest := _FIRST_LETTERS.match(following)):
             if self._is_one_word(broken[1].lower(), broken[2], rest[0]):
                 parts[-1] = end[:-1]
@@ -157,10 +162,11 @@ class _Joiner:
     @cached_property
     def _vocabulary(self) -> set[str]:
         words: set[str] = set()
+        broken = False  # halves of a broken word are no evidence for being words
         for line in self._lines:
             found = _WORDS.findall(line.lower())
-            # A broken word's halves at the ends of lines are no evidence for being words.
-            words.update(found[1:-1] if found else ())
+            first, broken = broken, line.rstrip().endswith(_HYPHENS)
+            words.update(found[first : len(found) - broken])
         return words
 
 
