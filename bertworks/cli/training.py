@@ -7,38 +7,44 @@ from cyclopts import Parameter
 from bertworks.cli.console import emit, show_events
 from bertworks.cli.options import Documents, Inputs, Json, Output, Overwrite, TextColumn, Workers
 
+Recipe = Annotated[str | None, Parameter(help="A recipe by name (bert-base) or a .toml file of your own.")]
+Settings = Annotated[
+    list[str] | None,
+    Parameter(name="--set", negative="", help="Change one field of the recipe: --set seed=1. Repeatable."),
+]
+Budget = Annotated[
+    str | None, Parameter(help="Time to spend (30m, 2h): size, batch and steps are chosen so that it is used.")
+]
+OnlyEstimate = Annotated[
+    bool,
+    Parameter(
+        negative="", show_default=False, help="Print parameters, memory, tokens, time and disk, and do not start."
+    ),
+]
+Vocabulary = Annotated[str | None, Parameter(help="A tokenizer folder. Unset: a vocabulary is made of the text.")]
+Init = Annotated[str | None, Parameter(help="A model folder to go on from, instead of random weights.")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="Where to compute.")]
+Precision = Annotated[
+    Literal["auto", "fp32", "bf16"],
+    Parameter(help="auto: as the recipe says, or else bf16 where this hardware gains by it."),
+]
+Seed = Annotated[int | None, Parameter(help="Of the weights, the order of the text and the masks.")]
+
 
 def pretrain(
     inputs: Inputs,
     /,
     *,
     output: Output,
-    recipe: Annotated[str | None, Parameter(help="A recipe by name (bert-base) or a .toml file of your own.")] = None,
-    settings: Annotated[
-        list[str] | None,
-        Parameter(
-            name="--set", negative="", help="Change one field of the recipe: --set train.steps=2000. Repeatable."
-        ),
-    ] = None,
-    budget: Annotated[
-        str | None, Parameter(help="Time to spend (30m, 2h): size, batch and steps are chosen so that it is used.")
-    ] = None,
-    estimate: Annotated[
-        bool,
-        Parameter(
-            negative="", show_default=False, help="Print parameters, memory, tokens, time and disk, and do not start."
-        ),
-    ] = False,
-    tokenizer: Annotated[
-        str | None, Parameter(help="A tokenizer folder. Unset: a vocabulary is made of the text.")
-    ] = None,
-    init: Annotated[str | None, Parameter(help="A model folder to go on from, instead of random weights.")] = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="Where to compute.")] = "auto",
-    precision: Annotated[
-        Literal["auto", "fp32", "bf16"],
-        Parameter(help="auto: as the recipe says, or else bf16 where this hardware gains by it."),
-    ] = "auto",
-    seed: Annotated[int | None, Parameter(help="Of the weights, the order of the text and the masks.")] = None,
+    recipe: Recipe = None,
+    settings: Settings = None,
+    budget: Budget = None,
+    estimate: OnlyEstimate = False,
+    tokenizer: Vocabulary = None,
+    init: Init = None,
+    device: Device = "auto",
+    precision: Precision = "auto",
+    seed: Seed = None,
     workers: Workers = None,
     text_column: TextColumn = None,
     documents: Documents = "auto",
