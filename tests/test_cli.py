@@ -189,6 +189,13 @@ def test_as_json_standard_output_is_json_only(capsys):
     assert lines[-1] == {"kind": "done", "folder": "x"}
 
 
+def test_of_many_processes_the_first_speaks(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    assert show_events(events(), as_json=True) == Event("done", "all done", {"folder": "x"})
+    answer = capsys.readouterr()
+    assert answer.out + answer.err == ""
+
+
 def test_on_a_terminal_figures_stay_in_place():
     """On a pseudo-terminal: notes are printed once, the bar is drawn over, results go to standard output."""
     code = """

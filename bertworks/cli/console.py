@@ -71,9 +71,14 @@ def show_events(events: Iterable[Event], *, as_json: bool = False) -> Event | No
     """Show work while it goes on, and return its last event.
 
     Progress, notes and evaluations go to standard error; what is done, to standard output. With `as_json` everything
-    but progress within a stage is a line of JSON on standard output as well: `kind`, and the event's fields.
+    but progress within a stage is a line of JSON on standard output as well: `kind`, and the event's fields. Of many
+    processes that torchrun started, the first speaks for all.
     """
     last: Event | None = None
+    if os.environ.get("RANK", "0") != "0":
+        for last in events:
+            continue
+        return last
     with _display(results=not as_json) as show:
         for last in events:
             if as_json and not _is_progress(last):
