@@ -282,6 +282,9 @@ def test_bad_bytes_are_replaced_counted_and_named(tmp_path: Path) -> None:
     assert found.bad_bytes.places == [f"{path}:{line}" for line in range(4, 9)]
     assert f"not UTF-8 (replaced by \ufffd): 9 ({path}:4" in str(found)
     assert texts(path)[0].split("\n")[3] == "bad \ufffd\ufffd line."
+    assert "iconv" not in str(found)
+    japanese = write(tmp_path / "sjis.txt", "吾輩は猫である。\n".encode("cp932") * 200)
+    assert "iconv -f CP932" in str(report(japanese))
 
 
 def test_byte_order_marks_line_ends_and_null_characters(tmp_path: Path) -> None:
@@ -433,6 +436,13 @@ def test_unreadable_files_are_errors(tmp_path: Path) -> None:
     write(tmp_path / "a.txt", "x").chmod(0)
     with pytest.raises(BertworksError, match="cannot be read"):
         texts(tmp_path)
+
+
+def test_a_link_to_nowhere_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").symlink_to("gone.txt")
+    with pytest.raises(BertworksError, match="cannot be read: No such file") as caught:
+        texts(tmp_path)
+    assert str(tmp_path / "a.txt") in str(caught.value)
 
 
 # --- finding files ----------------------------------------------------------------------------------------------------

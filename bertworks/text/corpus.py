@@ -21,6 +21,8 @@ from bertworks.text.formats import COMPRESSION_SUFFIXES, LARGEST_DOCUMENT, SUFFI
 from bertworks.text.streams import Tally
 from bertworks.text.wrapping import paragraphs
 
+_BAD_BYTES = "lines with bytes that are not UTF-8 (replaced by \N{REPLACEMENT CHARACTER})"
+_MANY_BAD_LINES = 100  # from here on the whole file is rather in another encoding
 _OTHER_LINE_ENDS = "\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 
@@ -48,11 +50,14 @@ class CorpusReport(Findings):
             "empty files": self.empty_files,
             "empty documents": self.empty_documents,
             "malformed lines left out": self.malformed,
-            "lines with bytes that are not UTF-8 (replaced by \N{REPLACEMENT CHARACTER})": self.bad_bytes,
+            _BAD_BYTES: self.bad_bytes,
             "places with NUL characters (dropped)": self.null_characters,
             f"documents longer than {LARGEST_DOCUMENT:,} characters (cut)": self.cut_documents,
         }
-        return [f"{what}: {tally}" for what, tally in named.items() if tally.count]
+        lines = [f"{what}: {tally}" for what, tally in named.items() if tally.count]
+        if self.bad_bytes.count >= _MANY_BAD_LINES:
+            lines.append("  another encoding? `iconv -f CP932 -t UTF-8 FILE` (or EUC-KR, CP1252, ...) converts it")
+        return lines
 
     def __str__(self) -> str:
         lines = [
