@@ -215,6 +215,7 @@ def test_a_configuration_comes_back(size, activation):
     read = config_from_huggingface(json.loads(json.dumps(written)))
     assert read == replace(config, intermediate_size=config.inner_size)
     assert written["pad_token_id"] == 7
+    assert written["hidden_act"] == {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}[activation]
 
 
 def test_every_field_is_written_with_its_type():

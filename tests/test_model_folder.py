@@ -292,6 +292,12 @@ def test_hostile_weights_are_a_clear_error_at_once(folder, name):
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < 256 * 1024
 
 
+def test_an_enormous_header_is_not_parsed(folder):
+    (folder / "model.safetensors").write_bytes(header(b'{"__metadata__":{"a":"' + b"x" * (17 << 20) + b'"}}'))
+    with pytest.raises(BertworksError, match="no header of a sensible length"):
+        load_model(folder)
+
+
 def test_weights_cut_anywhere_are_a_clear_error(folder):
     content = (folder / "model.safetensors").read_bytes()
     for length in range(0, len(content), len(content) // 100):
