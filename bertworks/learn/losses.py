@@ -23,7 +23,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tally:
 
 
 def vocabulary_cross_entropy(x: Tensor, words: Tensor, bias: Tensor, labels: Tensor) -> Tally:
-    """The cross-entropy of `x @ words.T + bias`, whose scores are the largest tensor of a small BERT and are never kept.
+    """The cross-entropy of `x @ words.T + bias`, whose scores are the largest tensor of a small BERT: never kept.
 
     x [M, hidden], words [V, hidden], bias [V], labels int64 [M].
     """
@@ -52,13 +52,14 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
             if grad_x is not None:
                 p[torch.arange(len(asked), device=p.device), asked] -= 1
                 torch.mm(p, words, out=grad_x[start : start + rows])
-                in_words, in_bias = torch.mm(p.t(), part), p.sum(0)
+                in_words, in_bias = torch.mm(p.t(), part).float(), p.sum(0, dtype=torch.float32)
                 grad_words = in_words if grad_words is None else grad_words.add_(in_words)
                 grad_bias = in_bias if grad_bias is None else grad_bias.add_(in_bias)
+        ctx.dtype = x.dtype
         ctx.save_for_backward(grad_x, grad_words, grad_bias)
         ctx.mark_non_differentiable(correct)
         return loss, correct
 
     @staticmethod
     def backward(ctx, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
-        return *(None if g is None else g * grad.to(g.dtype) for g in ctx.saved_tensors), None
+        return *(None if g is None else (g * grad).to(ctx.dtype) for g in ctx.saved_tensors), None

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import time
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -22,24 +23,32 @@ def choose_device(name: str = "auto") -> torch.device:
 
 
 def measure_matmul(dtype: torch.dtype, device: torch.device | str = "cpu", seconds: float = 0.3) -> float:
-    """FLOP/s of a large matrix product of BERT's shapes: the ceiling that a training step is compared with."""
-    size = 8192 if torch.device(device).type == "cuda" else 1024
-    a = torch.randn(2 * size, size, device=device).to(dtype)
-    b = torch.randn(size, size, device=device).to(dtype)
+    """FLOP/s of a large matrix product: the ceiling that a training step is compared with.
 
-    def finish() -> float:
-        if a.is_cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
-    torch.mm(a, b)
-    best, begin = 0.0, finish()
-    while finish() - begin < seconds:
-        start = finish()
-        for _ in range(3):
-            torch.mm(a, b)
-        best = max(best, 3 * 2 * 2 * size**3 / (finish() - start))
+    Sizes grow until one product takes a fair part of the time, so that a slow precision is found out soon.
+    """
+    largest = 8192 if torch.device(device).type == "cuda" else 1024
+    best, size, left = 0.0, 128, seconds
+    while left > 0:
+        a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+        torch.mm(a, b)  # the first call prepares the kernel
+        took = _time_product(a, b)
+        best, left = max(best, 2 * size**3 / took), left - 4 * took
+        if took < seconds / 16:
+            size = min(2 * size, largest)
     return best
+
+
+def _time_product(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Seconds of one product, from three."""
+    if a.is_cuda:
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(3):
+        torch.mm(a, b)
+    if a.is_cuda:
+        torch.cuda.synchronize()
+    return (time.perf_counter() - start) / 3
 
 
 def best_precision(device: torch.device | str = "cpu") -> Precision:
@@ -62,5 +71,7 @@ def memory_in_use(device: torch.device | str = "cpu") -> int:
     """Bytes: of the GPU, the most so far; of a CPU process, what is resident now."""
     if torch.device(device).type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    statm = Path("/proc/self/statm")
+    if not statm.exists():
+        return 0  # no Linux: not known
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -14,6 +14,7 @@ from ..data.batch import Batch, collate
 from ..data.masking import Example
 from ..nn.config import EncoderConfig
 from ..nn.family import SIZES
+from ..text.vocabulary import VocabularyConfig
 from .machine import Precision, keep_memory, memory_in_use
 from .objectives import PretrainingModel
 from .optimization import OptimizerConfig, make_optimizer
@@ -66,6 +67,7 @@ def choose(seconds: float, matmul: float, corpus_tokens: int) -> Recipe:
         title=f"BERT-{rung.size} for {seconds / 60:.0f} minutes",
         train=TrainConfig(phases=tuple(phases)),
         encoder=replace(encoder, hidden_dropout=dropout, attention_dropout=dropout),
+        vocabulary=VocabularyConfig(size=rung.vocab_size),
         optimizer=OptimizerConfig(learning_rate=rung.learning_rate, warmup=0.1),
     )
 

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -86,7 +87,7 @@ def train(
         compute = DistributedDataParallel(compute, gradient_as_bucket_view=True)
     for step in range(start, num_steps):
         objective.train()
-        torch.manual_seed((seed << 32) + step * world_size + rank)  # dropout, too, is a function of the step
+        torch.manual_seed(_dropout_seed(seed, step, rank))
         parts = [batch.to(device) for batch in batches(step)]
         counts, tokens = _global_counts(cast(Objective, objective), parts, device)
         sums: dict[str, Tally] = {}
@@ -140,6 +141,11 @@ def add(parts: Iterable[dict[str, Tally]]) -> dict[str, Tally]:
             so_far = total.get(name)
             total[name] = Tally(so_far.loss + tally.loss, so_far.correct + tally.correct) if so_far else tally
     return total
+
+
+def _dropout_seed(seed: int, step: int, rank: int) -> int:
+    """Dropout, too, is a function of the step. Hashed, for the CPU's generator takes only the low 32 bits of a seed."""
+    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1)[0])
 
 
 def _no_reduction(compute: nn.Module, last: bool) -> AbstractContextManager[None]:

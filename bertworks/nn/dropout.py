@@ -18,7 +18,7 @@ def dropout(x: Tensor, p: float, residual: Tensor | None = None) -> Tensor:
 
 
 def keep_mask(x: Tensor, dropped: int) -> Tensor:
-    """Of the shape and type of x: 0 with probability dropped / LEVELS, else 1. One 64-bit draw serves eight elements."""
+    """Like x: 0 with probability dropped / LEVELS, else 1. One 64-bit draw serves eight elements."""
     # The full range, or every eighth byte would lack its highest bit.
     draws = torch.empty((x.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
     bits = draws.view(torch.uint8)[: x.numel()].view(x.shape)

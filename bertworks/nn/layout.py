@@ -1,7 +1,7 @@
 """Where tokens stand: sequences of any length laid end to end in one row, without padding.
 
-Every per-token tensor of a batch is [T, ...] and obeys one Layout. Not here: what the tokens are. Padding happens inside
-`attention` alone, which asks a Layout for it.
+Every per-token tensor of a batch is [T, ...] and obeys one Layout. Not here: what the tokens are. Padding happens
+inside `attention` alone, which asks a Layout for it.
 """
 
 from __future__ import annotations

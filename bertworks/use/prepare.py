@@ -3,6 +3,7 @@
 import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -38,7 +39,7 @@ def make_vocabulary(
     with replacing_folder(output) as temporary:
         tokenizer.save(temporary)
     yield Event("note", str(reader.report))
-    yield Event("done", f"{report}\nwritten to {output}", {"folder": str(output), **report.as_dict()})
+    yield Event("done", f"{report}\nwritten to {output}", {"folder": str(output), **asdict(report)})
 
 
 def make_shards(
@@ -58,9 +59,7 @@ def make_shards(
         def progress(characters: int) -> None:
             tell("characters", characters)
 
-        shards = write_shards(
-            reader, tokenizer, output, workers=workers, overwrite=overwrite, progress=progress
-        )
+        shards = write_shards(reader, tokenizer, output, workers=workers, overwrite=overwrite, progress=progress)
         return shards, preflight(shards)
 
     shards, found = yield from in_background("shards", work)
@@ -69,7 +68,9 @@ def make_shards(
         yield Event("note", str(found), found.as_dict())
     m = shards.manifest
     text = f"{output}: {m.documents:,} documents, {m.sentences:,} sentences, {m.tokens:,} tokens"
-    yield Event("done", text, {"folder": str(output), "documents": m.documents, "sentences": m.sentences, "tokens": m.tokens})
+    yield Event(
+        "done", text, {"folder": str(output), "documents": m.documents, "sentences": m.sentences, "tokens": m.tokens}
+    )
 
 
 def in_background(name: str, work: Callable[[Callable[[str, int], None]], Any]) -> Iterator[Event]:

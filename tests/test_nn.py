@@ -1,0 +1,238 @@
+"""The network against plain arithmetic: packed = padded = one by one, dropout that is one, sizes that are published."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bertworks.nn.attention import attend
+from bertworks.nn.config import EncoderConfig
+from bertworks.nn.dropout import dropout
+from bertworks.nn.encoder import Encoder
+from bertworks.nn.family import SIZES
+from bertworks.nn.heads import MaskedLMHead
+from bertworks.nn.layout import Layout
+
+TINY = EncoderConfig(
+    vocab_size=50, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=40
+)
+
+
+def make_row(lengths, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    total = sum(lengths)
+    ids = torch.randint(50, (total,), generator=generator)
+    return ids, Layout.of(lengths), torch.randint(2, (total,), generator=generator)
+
+
+@pytest.mark.parametrize("lengths", [[7], [5, 5, 5], [1, 40, 13, 2], [9, 3]])
+@pytest.mark.parametrize("gradients", [True, False])
+def test_packed_is_one_by_one(lengths, gradients):
+    """Whatever stands beside a sequence never shows, with the training path and with the inference path."""
+    torch.manual_seed(0)
+    encoder = Encoder(TINY).eval()
+    ids, layout, types = make_row(lengths)
+    with torch.set_grad_enabled(gradients):
+        together = encoder(ids, layout, types)
+        start = 0
+        for length in lengths:
+            part = slice(start, start + length)
+            alone = encoder(ids[part], Layout.of([length]), types[part])
+            for a, b in zip(together, alone, strict=True):
+                torch.testing.assert_close(a[part], b, atol=1e-5, rtol=0)
+            start += length
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_attention_is_that_of_the_paper(masked):
+    """softmax(q k' / sqrt(d)) v in float64, and its gradients, against both kernels."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, probe = (torch.randn(2, 3, 9, 8, generator=generator, dtype=torch.float64) for _ in range(4))
+    present = torch.arange(9)[None] < torch.tensor([[9], [4]])
+    mask = present[:, None, None] if masked else None
+
+    def reference(q, k, v):
+        scores = q @ k.transpose(-2, -1) / math.sqrt(8)
+        if masked:
+            scores = scores.masked_fill(~present[:, None, None], -torch.inf)
+        return scores.softmax(-1) @ v
+
+    inputs = [t.clone().requires_grad_() for t in (q, k, v)]
+    wanted = torch.autograd.grad((reference(*inputs) * probe).sum(), inputs)
+    found = torch.autograd.grad((attend(*inputs, mask, 0.0) * probe).sum(), inputs)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-10)
+    torch.testing.assert_close(attend(*inputs, mask, 0.0), reference(q, k, v), atol=1e-12, rtol=0)
+    with torch.no_grad():
+        torch.testing.assert_close(attend(q, k, v, mask, 0.0), reference(q, k, v), atol=1e-12, rtol=0)
+
+
+def test_attention_with_dropout_has_the_right_gradient():
+    """The same seed drops the same probabilities, so that finite differences apply."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 2, 5, 4, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(3))
+
+    def dropped(q, k, v):
+        torch.manual_seed(7)
+        return attend(q, k, v, None, 0.3)
+
+    assert torch.autograd.gradcheck(dropped, (q, k, v))
+
+
+def test_attention_dropout_is_right_on_average():
+    torch.manual_seed(0)
+    q, k = (torch.randn(1, 1, 6, 4).requires_grad_() for _ in range(2))
+    v = torch.ones(1, 1, 6, 4)
+    mean = torch.stack([attend(q, k, v, None, 0.25) for _ in range(4000)]).mean()
+    assert mean.item() == pytest.approx(1.0, abs=0.01)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_drops_its_share_and_scales_the_rest(dtype):
+    torch.manual_seed(0)
+    x = torch.ones(1000, 333, dtype=dtype)
+    y = dropout(x, 0.1).float()
+    assert y.unique().tolist() == pytest.approx([0.0, 256 / 230], rel=4e-3)
+    assert (y == 0).float().mean().item() == pytest.approx(26 / 256, abs=1e-3)
+    columns = (y == 0).float().mean(0)  # every byte of a draw is as random as the others
+    assert columns.max() - columns.min() < 0.08
+    eighths = torch.stack([(y.flatten()[i::8] == 0).float().mean() for i in range(8)])
+    assert (eighths - 26 / 256).abs().max() < 4e-3
+
+
+def test_dropout_adds_the_residual_and_has_the_right_gradient():
+    x, residual = (torch.randn(11, 3, dtype=torch.float64).requires_grad_() for _ in range(2))
+
+    def dropped(x, residual):
+        torch.manual_seed(3)
+        return dropout(x, 0.4, residual)
+
+    assert torch.autograd.gradcheck(dropped, (x, residual))
+    torch.manual_seed(3)
+    alone = dropout(x, 0.4)
+    torch.testing.assert_close(dropped(x, residual), residual + alone)
+    assert dropout(x, 0.0) is x
+
+
+def test_gradient_checkpointing_changes_nothing():
+    """With dropout too: the second forward draws the same numbers."""
+    ids, layout, types = make_row([9, 4])
+    results = []
+    for checkpointing in (False, True):
+        torch.manual_seed(0)
+        encoder = Encoder(TINY, checkpointing).train()
+        torch.manual_seed(1)
+        encoder(ids, layout, types)[-1].square().sum().backward()
+        results.append([p.grad for p in encoder.parameters()])
+    for a, b in zip(*results, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_initial_weights_are_cut_normals():
+    torch.manual_seed(0)
+    encoder = Encoder(SIZES["tiny"])
+    for name, p in encoder.named_parameters():
+        if name.endswith("bias"):
+            assert (p == 0).all(), name
+        elif "norm" in name:
+            assert (p == 1).all(), name
+        else:
+            assert p.abs().max() <= 0.04, name
+            # A normal cut at two deviations has 0.8796 of the deviation.
+            assert p.std().item() == pytest.approx(0.02 * 0.8796, rel=0.05), name
+    assert encoder.embeddings.word.weight[0].abs().sum() > 0  # [PAD] is drawn like any other
+
+
+@pytest.mark.parametrize(
+    ("size", "millions"),
+    [("tiny", 4.4), ("mini", 11.2), ("small", 28.8), ("medium", 41.4), ("base", 109.5), ("large", 335.1)],
+)
+def test_published_sizes_have_the_published_number_of_parameters(size, millions):
+    """Turc et al. 2019, table 1, and google-research/bert: encoder and pooler."""
+    c = SIZES[size]
+    pooler = c.hidden_size**2 + c.hidden_size
+    assert (c.num_parameters(pretraining=False) + pooler) / 1e6 == pytest.approx(millions, rel=0.005)
+
+
+def test_the_count_of_parameters_is_that_of_the_network():
+    from bertworks.learn.objectives import PretrainingModel
+
+    assert sum(p.numel() for p in Encoder(TINY).parameters()) == TINY.num_parameters(pretraining=False)
+    assert sum(p.numel() for p in PretrainingModel(TINY).parameters()) == TINY.num_parameters()
+
+
+def test_operations_are_counted_as_in_the_published_table():
+    """BERT-Base at length 128 with the head on 15 %: 0.545 GFLOP per token of training."""
+    assert SIZES["base"].flops_per_token(128, 0.15) / 1e9 == pytest.approx(0.545, abs=0.001)
+    assert SIZES["large"].flops_per_token(512, 0.15) / 1e9 == pytest.approx(1.992, abs=0.002)
+
+
+def test_gelu_is_exact_or_the_approximation():
+    x = torch.linspace(-4, 4, 101, dtype=torch.float64)
+    exact = torch.tensor([v * 0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x.tolist()], dtype=torch.float64)
+    tanh = 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    from bertworks.nn.encoder import ACTIVATIONS
+
+    torch.testing.assert_close(ACTIVATIONS["gelu"](x), exact)
+    torch.testing.assert_close(ACTIVATIONS["gelu_tanh"](x), tanh)
+    assert (exact - tanh).abs().max() > 1e-4  # they are not the same
+
+
+def test_the_head_is_tied_to_the_table_it_is_given():
+    head = MaskedLMHead(TINY)
+    x, words = torch.randn(5, 32), torch.randn(50, 32)
+    transformed = nn.functional.layer_norm(nn.functional.gelu(head.dense(x)), (32,), eps=1e-12)
+    torch.testing.assert_close(head(x, words), transformed @ words.T + head.bias)
+
+
+def test_layout_knows_places():
+    layout = Layout.of([2, 4, 1])
+    assert layout.cu_seqlens.tolist() == [0, 2, 6, 7]
+    assert layout.position_ids.tolist() == [0, 1, 0, 1, 2, 3, 0]
+    assert layout.first.tolist() == [0, 2, 6]
+    x = torch.arange(1, 8)
+    padded = layout.pad(x)
+    assert padded.tolist() == [[1, 2, 0, 0], [3, 4, 5, 6], [7, 0, 0, 0]]
+    assert layout.present.tolist() == (padded > 0).tolist()
+    assert torch.equal(layout.unpad(padded), x)
+    assert Layout.of([3, 3]).is_uniform
+
+
+def test_too_long_a_sequence_is_refused():
+    ids, layout, types = make_row([41])
+    with pytest.raises(ValueError, match="40 positions"):
+        Encoder(TINY)(ids, layout, types)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_hidden_layers": 10**9},
+        {"hidden_size": -1},
+        {"hidden_size": 100, "num_attention_heads": 3},
+        {"hidden_dropout": 1.0},
+        {"vocab_size": 10**10},
+        {"num_attention_heads": "4"},
+    ],
+)
+def test_absurd_configurations_are_refused(settings):
+    with pytest.raises(ValueError, match=r"expected|divide"):
+        EncoderConfig(**settings)
+
+
+def test_inference_leaves_no_trace_of_the_batch():
+    """The same text in ten different companies: the same vectors."""
+    torch.manual_seed(0)
+    encoder = Encoder(TINY).eval()
+    r = np.random.default_rng(0)
+    text, _, types = make_row([11], seed=5)
+    with torch.no_grad():
+        alone = encoder(text, Layout.of([11]), types)[-1]
+        for seed in range(10):
+            others = r.integers(1, 40, 4).tolist()
+            ids, _, more_types = make_row(others, seed)
+            row = torch.cat([ids, text]), Layout.of([*others, 11]), torch.cat([more_types, types])
+            cosine = nn.functional.cosine_similarity(encoder(*row)[-1][-11:], alone, dim=-1)
+            assert cosine.min() > 0.99999

@@ -1,0 +1,315 @@
+"""Learning: losses, the optimiser, and that a split of the work never shows in the numbers."""
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from bertworks.data.batch import collate
+from bertworks.data.masking import Example
+from bertworks.learn.losses import CHUNK_ELEMENTS, cross_entropy, vocabulary_cross_entropy
+from bertworks.learn.objectives import PretrainingModel
+from bertworks.learn.optimization import OptimizerConfig, make_optimizer, update
+from bertworks.learn.train import evaluate, train
+from bertworks.nn.config import EncoderConfig
+
+SMALL = EncoderConfig(
+    vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=48,
+    hidden_dropout=0.0, attention_dropout=0.0,
+)  # fmt: skip
+
+
+def make_examples(count, seed=0):
+    """Sequences of unequal length with unequal numbers of questions."""
+    r = np.random.default_rng(seed)
+    examples = []
+    for _ in range(count):
+        n = int(r.integers(6, 40))
+        asked = np.sort(r.permutation(n)[: int(r.integers(1, 6))])
+        ids = r.integers(200, size=n)
+        examples.append(
+            Example(
+                ids,
+                (np.arange(n) > n // 2).astype(np.int64),
+                asked,
+                r.integers(200, size=len(asked)),
+                int(r.integers(2)),
+            )
+        )
+    return examples
+
+
+def make_model(config=SMALL, seed=0, **settings):
+    torch.manual_seed(seed)
+    return PretrainingModel(config, **settings)
+
+
+def run(split, steps=4, config=None, precision="fp32", seed=0, model=None, optimizer=None, start=0, **settings):
+    """Trains on batches of 12 examples, each cut by `split` into micro-batches; returns model, optimiser and steps."""
+    model = model or make_model(**settings)
+    config = config or OptimizerConfig(learning_rate=1e-2, warmup=0.25)
+    optimizer = optimizer or make_optimizer(model, config)
+
+    def batches(step):
+        examples = make_examples(12, seed=100 + step)
+        return [collate(examples[a:b]) for a, b in zip([0, *split], [*split, 12], strict=True)]
+
+    taken = list(train(model, optimizer, batches, config, steps, precision=precision, seed=seed, start=start))
+    return model, optimizer, taken
+
+
+def relative(a, b):
+    return ((a - b).norm() / b.norm()).item()
+
+
+def test_vocabulary_cross_entropy_is_cross_entropy(monkeypatch):
+    """Value and gradients against autograd in float64, whole and in chunks."""
+    r = torch.Generator().manual_seed(0)
+    x, words, bias = (torch.randn(*s, generator=r, dtype=torch.float64) for s in ((37, 8), (60, 8), (60,)))
+    labels = torch.randint(60, (37,), generator=r)
+
+    def both(function):
+        inputs = [t.clone().requires_grad_() for t in (x, words, bias)]
+        loss = function(*inputs)
+        return loss, torch.autograd.grad(3 * loss, inputs)
+
+    wanted, wanted_grads = both(lambda x, w, b: nn.functional.cross_entropy(x @ w.T + b, labels, reduction="sum"))
+    for chunk in (CHUNK_ELEMENTS, 60 * 5):
+        monkeypatch.setattr("bertworks.learn.losses.CHUNK_ELEMENTS", chunk)
+        found, grads = both(lambda x, w, b: vocabulary_cross_entropy(x, w, b, labels).loss)
+        assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
+        for a, b in zip(grads, wanted_grads, strict=True):
+            assert relative(a, b) < 1e-6
+    tally = vocabulary_cross_entropy(x, words, bias, labels)
+    assert tally.correct.item() == ((x @ words.T + bias).argmax(-1) == labels).sum().item()
+    assert cross_entropy(x @ words.T + bias, labels).loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("split", [[6], [1, 2], [4, 8], list(range(1, 12))])
+def test_accumulation_is_one_big_batch(split):
+    whole, _, steps = run([])
+    parts, _, split_steps = run(split)
+    for a, b in zip(steps, split_steps, strict=True):
+        assert a.counts == b.counts
+        assert a.read()["masked_lm"].loss == pytest.approx(b.read()["masked_lm"].loss, rel=1e-6)
+        assert a.grad_norm.item() == pytest.approx(b.grad_norm.item(), rel=1e-5)
+    warm = OptimizerConfig(learning_rate=1e-2, warmup=1.0)
+    first, second = (run(s, steps=1, config=warm) for s in ([], split))
+    for (name, p), q in zip(first[0].named_parameters(), second[0].parameters(), strict=True):
+        assert torch.equal(p, q), name  # the first step of a warm-up has rate 0
+        state, other = first[1].state[p]["exp_avg"], second[1].state[q]["exp_avg"]
+        # The keys' bias has no gradient in exact arithmetic: softmax does not see it. What is left is rounding.
+        assert (state - other).norm() <= 1e-6 * max(state.norm(), 1e-3), name
+    for p, q in zip(whole.parameters(), parts.parameters(), strict=True):
+        torch.testing.assert_close(p, q, atol=1e-2, rtol=0)
+
+
+def test_a_loss_is_a_mean_over_all_its_questions_and_not_a_mean_of_means():
+    model = make_model()
+    examples = make_examples(12, seed=100)
+    parts = [evaluate(model, [collate([e])])["masked_lm"] for e in examples]
+    whole = evaluate(model, [collate(examples[:5]), collate(examples[5:])])["masked_lm"]
+    wanted = sum(p.loss * p.count for p in parts) / sum(p.count for p in parts)
+    assert whole.loss == pytest.approx(wanted, rel=1e-6)
+    assert whole.loss != pytest.approx(np.mean([p.loss for p in parts]), rel=1e-4)
+
+
+def test_the_loss_is_the_sum_of_masked_lm_and_next_sentence():
+    """Against the formula, through the gradient of the sum."""
+    model = make_model()
+    batch = collate(make_examples(5))
+    tallies = model(batch)
+    total = tallies["masked_lm"].loss / len(batch.labels) + tallies["next_sentence"].loss / 5
+    grads = torch.autograd.grad(total, list(model.parameters()))
+    norm = torch.stack([g.norm() for g in grads]).norm().item()
+    c = OptimizerConfig()
+    step = next(train(model, make_optimizer(model, c), lambda _: [batch], c, 10))
+    assert step.grad_norm.item() == pytest.approx(norm, rel=1e-5)
+
+
+def test_resumed_is_uninterrupted_to_the_bit():
+    dropout = replace(SMALL, hidden_dropout=0.1, attention_dropout=0.1)
+    whole, _, steps = run(
+        [5], steps=6, config=OptimizerConfig(learning_rate=1e-3, schedule="constant"), model=make_model(dropout)
+    )
+    c = OptimizerConfig(learning_rate=1e-3, schedule="constant")
+    model, optimizer, first = run([5], steps=3, config=c, model=make_model(dropout))
+    _, _, second = run([5], steps=6, config=c, model=model, optimizer=optimizer, start=3)
+    assert [s.grad_norm.item() for s in first + second] == [s.grad_norm.item() for s in steps]
+    assert all(torch.equal(p, q) for p, q in zip(whole.parameters(), model.parameters(), strict=True))
+
+
+def test_dropout_is_a_function_of_seed_and_step():
+    dropout = replace(SMALL, hidden_dropout=0.2, attention_dropout=0.2)
+    losses = [
+        [s.read()["masked_lm"].loss for s in run([], model=make_model(dropout), seed=seed)[2]] for seed in (0, 0, 1)
+    ]
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
+
+
+def reference_adamw(p, grads, c, rates):
+    """Loshchilov and Hutter, algorithm 2, in float64; without correction it is google-research/bert's."""
+    p, m, v = p.double().clone(), 0.0, 0.0
+    for t, (g, lr) in enumerate(zip(grads, rates, strict=True), 1):
+        m, v = c.beta1 * m + (1 - c.beta1) * g.double(), c.beta2 * v + (1 - c.beta2) * g.double() ** 2
+        m_hat, v_hat = (m / (1 - c.beta1**t), v / (1 - c.beta2**t)) if c.bias_correction else (m, v)
+        p = p - lr * (m_hat / (v_hat.sqrt() + c.eps) + c.weight_decay * p)
+    return p
+
+
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_adamw_is_the_published_one(bias_correction):
+    torch.manual_seed(0)
+    c = OptimizerConfig(bias_correction=bias_correction, weight_decay=0.1, max_grad_norm=0.0)
+    layer = nn.Linear(4, 3)
+    start, bias = layer.weight.detach().clone(), layer.bias.detach().clone()
+    optimizer = make_optimizer(layer, c)
+    grads, rates = [torch.randn(3, 4) for _ in range(6)], [0.0, 1e-2, 2e-2, 1e-2, 5e-3, 1e-3]
+    for grad, rate in zip(grads, rates, strict=True):
+        layer.weight.grad, layer.bias.grad = grad.clone(), torch.zeros(3)
+        update(optimizer, rate, grad.norm(), c.max_grad_norm)
+    torch.testing.assert_close(layer.weight.double(), reference_adamw(start, grads, c, rates), atol=1e-6, rtol=1e-6)
+    assert torch.equal(layer.bias, bias)  # no decay without a gradient: biases are not decayed
+
+
+def test_matrices_decay_and_vectors_do_not():
+    model = make_model()
+    decayed, kept = make_optimizer(model, OptimizerConfig(weight_decay=0.01)).param_groups
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert decayed["weight_decay"] == 0.01
+    assert kept["weight_decay"] == 0.0
+    assert all(names[id(p)].endswith("bias") or "norm" in names[id(p)] for p in kept["params"])
+    assert not any(names[id(p)].endswith("bias") or "norm" in names[id(p)] for p in decayed["params"])
+    assert len(decayed["params"]) + len(kept["params"]) == len(names)
+
+
+@pytest.mark.parametrize("norm", [0.5, 1.0, 20.0])
+def test_gradients_are_clipped_together(norm):
+    c = OptimizerConfig(beta1=0.0, beta2=0.0, bias_correction=False, eps=1e3, weight_decay=0.0)
+    layer = nn.Linear(3, 3)
+    before = layer.weight.detach().clone()
+    grad = torch.randn(3, 3)
+    layer.weight.grad, layer.bias.grad = grad / grad.norm() * norm, torch.zeros(3)
+    update(make_optimizer(layer, c), 1000.0, torch.tensor(norm), 1.0)
+    # With so large an eps the step is the clipped gradient itself.
+    assert (layer.weight - before).norm().item() == pytest.approx(min(norm, 1.0), rel=2e-3)
+
+
+def test_a_schedule_is_the_published_one():
+    hugging_face = OptimizerConfig(learning_rate=1.0, warmup=0.1, schedule="linear")
+    google = OptimizerConfig(learning_rate=1.0, warmup=0.1, schedule="linear_from_start")
+    constant = OptimizerConfig(learning_rate=1.0, warmup=0.1, schedule="constant")
+    for step in range(100):
+        warm = step / 10
+        assert hugging_face.rate(step, 100) == pytest.approx(warm if step < 10 else (100 - step) / 90)
+        assert google.rate(step, 100) == pytest.approx(warm if step < 10 else 1 - step / 100)
+        assert constant.rate(step, 100) == pytest.approx(min(1.0, warm))
+    assert google.rate(10, 100) < google.rate(9, 100) + 0.1  # the drop where the warm-up ends
+    assert OptimizerConfig(learning_rate=1.0, warmup=0.0).rate(0, 10) == 1.0
+
+
+@pytest.mark.parametrize("poison", ["parameter", "gradient"])
+def test_a_step_that_is_not_finite_is_skipped_and_counted(poison):
+    model = make_model()
+    c = OptimizerConfig(learning_rate=1e-2, schedule="constant", warmup=0.0)
+    optimizer = make_optimizer(model, c)
+    bad = {2, 3}
+
+    def batches(step):
+        for p in model.parameters():
+            p.register_hook(lambda g: g * torch.nan) if poison == "gradient" and step in bad else None
+        if poison == "parameter":
+            model.masked_lm.bias.data[0] = torch.inf if step in bad else 0.0
+        return [collate(make_examples(6, step))]
+
+    seen = []
+    before = None
+    for step in train(model, optimizer, batches, c, 6 if poison == "parameter" else 4):
+        seen.append(int(step.skipped.item()))
+        after = [p.detach().clone() for p in model.encoder.parameters()]
+        if before is not None and seen[-1]:
+            assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
+            assert all(s["exp_avg"].isfinite().all() for s in optimizer.state.values())
+        before = after
+    assert seen == ([0, 0, 1, 1, 0, 0] if poison == "parameter" else [0, 0, 1, 1])
+
+
+def test_bf16_learns_like_fp32_and_keeps_masters_in_fp32():
+    c = OptimizerConfig(learning_rate=1e-2, warmup=0.1)
+    exact, _, steps = run([], steps=12, config=c)
+    rounded, optimizer, bf16_steps = run([], steps=12, config=c, precision="bf16")
+    assert all(p.dtype == torch.float32 for p in rounded.parameters())
+    assert all(s["exp_avg"].dtype == torch.float32 for s in optimizer.state.values())
+    for a, b in zip(steps, bf16_steps, strict=True):
+        assert a.read()["masked_lm"].loss == pytest.approx(b.read()["masked_lm"].loss, rel=2e-2)
+    assert steps[-1].read()["masked_lm"].loss != bf16_steps[-1].read()["masked_lm"].loss
+    vectors = [torch.cat([p.flatten() for p in m.encoder.blocks.parameters()]) for m in (exact, rounded)]
+    assert nn.functional.cosine_similarity(*vectors, dim=0) > 0.99
+
+
+def test_gradient_checkpointing_gives_the_same_steps():
+    dropout = replace(SMALL, hidden_dropout=0.1, attention_dropout=0.1)
+    plain, saving = (run([4], model=make_model(dropout, gradient_checkpointing=flag))[2] for flag in (False, True))
+    assert [s.grad_norm.item() for s in plain] == [s.grad_norm.item() for s in saving]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_it_learns_by_heart(precision):
+    """Overfitting one batch: the loss goes to nothing, the answers become right."""
+    model = make_model()
+    c = OptimizerConfig(learning_rate=1e-2, warmup=0.1)
+    batch = collate(make_examples(8))
+    last = list(train(model, make_optimizer(model, c), lambda _: [batch], c, 80, precision=precision))[-1].read()
+    assert last["masked_lm"].loss < 0.05
+    assert last["masked_lm"].accuracy == 1.0
+    assert last["next_sentence"].accuracy == 1.0
+
+
+def test_without_next_sentence_nothing_is_asked_of_pairs():
+    model = make_model(next_sentence=False)
+    tallies = model(collate([e._replace(pair_label=-1) for e in make_examples(3)]))
+    assert set(tallies) == {"masked_lm"}
+    assert not any("pooler" in name for name, _ in model.named_parameters())
+
+
+def test_the_first_loss_is_that_of_a_guess():
+    """Before it has learned anything, every one of V words is equally likely."""
+    means = evaluate(make_model(), [collate(make_examples(64))])
+    assert means["masked_lm"].loss == pytest.approx(math.log(200), rel=0.02)
+    assert means["next_sentence"].loss == pytest.approx(math.log(2), rel=0.05)
+
+
+def test_the_paper_settings_make_the_paper_rate():
+    c = OptimizerConfig(learning_rate=1e-4, warmup=0.01, schedule="linear_from_start")
+    assert c.rate(0, 10**6) == 0
+    assert c.rate(5_000, 10**6) == pytest.approx(5e-5)
+    assert c.rate(10_000, 10**6) == pytest.approx(0.99e-4)
+
+
+def test_two_processes_are_one(tmp_path: Path):
+    """torchrun with two processes on the CPU against one: the same losses, norms and weights."""
+    script = Path(__file__).parent / "two_processes.py"
+
+    def launch(processes: int) -> dict[str, torch.Tensor]:
+        out = tmp_path / f"{processes}.pt"
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+        done = subprocess.run([*command, str(script), str(out)], capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return torch.load(out, weights_only=True)
+
+    one, two = launch(1), launch(2)
+    assert one.keys() == two.keys()
+    assert one["world_size"].item() == 1
+    assert two["world_size"].item() == 2
+    for name in one.keys() - {"world_size"}:
+        if name.startswith("exp_avg"):  # of the first step: no rounding has been amplified yet
+            assert (one[name] - two[name]).norm() <= 1e-6 * max(one[name].norm(), 1e-3), name
+        else:
+            torch.testing.assert_close(one[name], two[name], rtol=1e-6, atol=0)
