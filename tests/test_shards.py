@@ -339,6 +339,14 @@ write_shards(CorpusReader([sys.argv[1]]), Tokenizer.load(sys.argv[2]), sys.argv[
 """
 
 
+@pytest.fixture(scope="module")
+def large(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> tuple[CorpusReader, dict[str, str]]:
+    """A corpus of some hundred parts, and the hashes of its shards."""
+    folder = tmp_path_factory.mktemp("large")
+    reader = write_corpus(folder / "corpus.jsonl", make_documents(2500))
+    return reader, hashes(write_shards(reader, tokenizer, folder / "shards", workers=1, part_characters=4000).folder)
+
+
 def children(process: int) -> list[int]:
     return [int(number) for number in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
@@ -366,9 +374,10 @@ def all_gone(processes: list[int], seconds: float = 10) -> bool:
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="looks up child processes in /proc")
 @pytest.mark.parametrize("death", ["interrupt", "kill", "kill a worker"])
-def test_death_leaves_no_process_and_loses_no_part(death: str, tokenizer: Tokenizer, tmp_path: Path) -> None:
-    reader = write_corpus(tmp_path / "corpus.jsonl", make_documents(6000))
-    whole = write_shards(reader, tokenizer, tmp_path / "whole", workers=1, part_characters=4000)
+def test_death_leaves_no_process_and_loses_no_part(
+    death: str, large: tuple[CorpusReader, dict[str, str]], tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    reader, whole = large
     tokenizer.save(tmp_path / "tokenizer")
     process, workers = start_and_wait(reader, tmp_path / "tokenizer", tmp_path / "shards")
     assert len(workers) == 2
@@ -393,7 +402,7 @@ def test_death_leaves_no_process_and_loses_no_part(death: str, tokenizer: Tokeni
 
     shards = write_shards(reader, tokenizer, tmp_path / "shards", workers=1, part_characters=4000, progress=look)
     assert not changed
-    assert hashes(shards.folder) == hashes(whole.folder)
+    assert hashes(shards.folder) == whole
 
 
 def test_errors_of_workers_arrive(reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path) -> None:
