@@ -42,6 +42,7 @@ LADDER = (
     Rung(1e20, "large", 30000, 512, 128, 3e-4),
 )
 EFFICIENCY = 0.7  # of the matmul ceiling, before anything is measured
+EVALUATION_SHARE = 0.03  # of the time goes into held-out text
 LONG_SHARE = 0.1  # of the arithmetic goes into the longest sequences, as in the original
 LONGEST = 512
 
@@ -73,13 +74,27 @@ def choose(seconds: float, matmul: float, corpus_tokens: int) -> Recipe:
 
 
 def fit(recipe: Recipe, seconds: float, step_seconds: list[float]) -> Recipe:
-    """The recipe with as many steps as fill the time. `step_seconds`: of one step of each phase."""
-    shares = [1.0] if len(step_seconds) == 1 else [1 - LONG_SHARE, LONG_SHARE]
+    """The recipe with as many steps as fill the time, and as many evaluations as cost little of it.
+
+    step_seconds: of one step of each phase. Phases keep their shares of the tokens; those that `choose` has left open,
+    with one step each, get nine tenths and one.
+    """
+    asked = recipe.train.phases
+    if all(phase.num_steps == 1 for phase in asked) and len(asked) == 2:
+        shares = [1 - LONG_SHARE, LONG_SHARE]
+    else:
+        costs = [phase.num_steps * cost for phase, cost in zip(asked, step_seconds, strict=True)]
+        shares = [cost / sum(costs) for cost in costs]
     phases = tuple(
         replace(phase, num_steps=max(1, int(seconds * share / cost)))
-        for phase, share, cost in zip(recipe.train.phases, shares, step_seconds, strict=True)
+        for phase, share, cost in zip(asked, shares, step_seconds, strict=True)
     )
-    return replace(recipe, train=replace(recipe.train, phases=phases))
+    # A forward pass is a third of a step; its tokens are those of the first phase's sequences.
+    evaluation = step_seconds[0] / asked[0].batch_size * recipe.train.held_out_sequences / 3
+    evaluations = min(20, max(3, int(EVALUATION_SHARE * seconds / evaluation)))
+    num_steps = sum(phase.num_steps for phase in phases)
+    every = -(-num_steps // evaluations)
+    return replace(recipe, train=replace(recipe.train, phases=phases, evaluate_every=every))
 
 
 @dataclass(frozen=True)

@@ -189,14 +189,14 @@ def build(kind: type[T], value: Any, where: str, at: str = "") -> T:
             raise UsageError(f"{at}: {value!r} is none of {', '.join(map(repr, choices))}", where=where)
         return cast(T, value)
     if origin in (Union, UnionType):  # `X | None`; TOML has no null, so a value is an X
-        return cast(T, build(next(c for c in choices if c is not NoneType), value, where, at))
+        return build(next(c for c in choices if c is not NoneType), value, where, at)  # type: ignore[no-any-return]
     if origin is tuple and isinstance(value, list):
         return cast(T, tuple(build(choices[0], v, where, f"{at}[{i}]") for i, v in enumerate(value)))
     if kind is float and type(value) is int:
         return cast(T, float(value))
     if origin is tuple or type(value) is not kind:
         raise UsageError(f"{at}: expected {getattr(kind, '__name__', kind)}, got {value!r}", where=where)
-    return cast(T, value)
+    return value
 
 
 def _build_dataclass(kind: Any, value: Any, where: str, at: str) -> Any:

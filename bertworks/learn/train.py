@@ -96,7 +96,7 @@ def train(
                 tallies: dict[str, Tally] = compute(batch)
                 # Data parallelism averages gradients; a sum over global denominators has to be undone of that.
                 losses = [t.loss * (world_size / counts[name]) for name, t in tallies.items()]
-                torch.stack(losses).sum().backward()  # type: ignore[no-untyped-call]
+                torch.stack(losses).sum().backward()
             sums = add([sums, {name: Tally(t.loss.detach(), t.correct) for name, t in tallies.items()}])
         sums = _reduced(sums)
         grad_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

@@ -26,7 +26,7 @@ class Attention(nn.Module):
         if qkv.is_cuda and p == 0 and qkv.dtype in (torch.bfloat16, torch.float16):
             q, k, v = qkv.unbind(1)
             ends = layout.cu_seqlens, layout.cu_seqlens, layout.max_seqlen, layout.max_seqlen
-            context = varlen.varlen_attn(q, k, v, *ends)
+            context: Tensor = varlen.varlen_attn(q, k, v, *ends)  # type: ignore[assignment]
         else:
             q, k, v = layout.pad(qkv).permute(2, 0, 3, 1, 4)  # [B, heads, length, d] each
             mask = None if layout.is_uniform else layout.present[:, None, None]
@@ -48,7 +48,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float) -> Te
     if mask is not None:
         bias = q.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf).expand(batch, heads, 1, length).flatten(0, 1)
     context: Tensor = _Attend.apply(q, k, v, bias, round(p * LEVELS))  # type: ignore[no-untyped-call]
-    return context.unflatten(0, (batch, heads))
+    return context.view(batch, heads, length, size)
 
 
 class _Attend(torch.autograd.Function):

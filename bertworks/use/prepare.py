@@ -2,10 +2,10 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 from ..text.atomic import replacing_folder
 from ..text.corpus import CorpusReader
@@ -16,6 +16,7 @@ from ..text.vocabulary import VocabularyConfig, VocabularyReport, train_vocabula
 from .events import Event
 
 Documents = Literal["auto", "blank_line", "file"]
+Result = TypeVar("Result")
 
 
 def make_vocabulary(
@@ -55,34 +56,41 @@ def make_shards(
     """Shards from raw text, with what the preflight found. The "done" event has the counts."""
     reader = CorpusReader(inputs, text_column=text_column, documents=documents)
 
-    def work(tell: Callable[[str, int], None]) -> tuple[Shards, PreflightReport]:
+    def work(tell: Callable[[str, int], None]) -> tuple[Shards, PreflightReport | None]:
         def progress(characters: int) -> None:
             tell("characters", characters)
 
         shards = write_shards(reader, tokenizer, output, workers=workers, overwrite=overwrite, progress=progress)
-        return shards, preflight(shards)
+        if not shards.written_now and (output / "preflight.json").exists():
+            return shards, None
+        found = preflight(shards, tokenizer)
+        found.save(shards.folder)
+        return shards, found
 
     shards, found = yield from in_background("shards", work)
+    m = shards.manifest
+    counts = {"documents": m.documents, "sentences": m.sentences, "tokens": m.tokens}
+    text = f"{output}: {m.documents:,} documents, {m.sentences:,} sentences, {m.tokens:,} tokens"
     if shards.written_now:
         yield Event("note", str(reader.report))
+    else:
+        text += ", as an earlier run of the same command left them"
+    if found:
         yield Event("note", str(found), found.as_dict())
-    m = shards.manifest
-    text = f"{output}: {m.documents:,} documents, {m.sentences:,} sentences, {m.tokens:,} tokens"
-    yield Event(
-        "done", text, {"folder": str(output), "documents": m.documents, "sentences": m.sentences, "tokens": m.tokens}
-    )
+    yield Event("done", text, {"folder": str(output), **counts})
 
 
-def in_background(name: str, work: Callable[[Callable[[str, int], None]], Any]) -> Iterator[Event]:
+def in_background(name: str, work: Callable[[Callable[[str, int], None]], Result]) -> Generator[Event, None, Result]:
     """Runs `work(tell)` in a thread, yields what it tells as "stage" events, and returns its result."""
     news: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
-    outcome: dict[str, Any] = {}
+    outcome: list[Result] = []
+    failure: list[BaseException] = []
 
     def run() -> None:
         try:
-            outcome["result"] = work(lambda what, amount: news.put((what, amount)))
+            outcome.append(work(lambda what, amount: news.put((what, amount))))
         except BaseException as error:
-            outcome["error"] = error
+            failure.append(error)
         finally:
             news.put(None)
 
@@ -90,6 +98,6 @@ def in_background(name: str, work: Callable[[Callable[[str, int], None]], Any]) 
     while (told := news.get()) is not None:
         what, amount = told
         yield Event("stage", f"{name}: {what} {amount:,}", {"stage": name, "what": what, "amount": amount})
-    if "error" in outcome:
-        raise outcome["error"]
-    return outcome["result"]
+    if failure:
+        raise failure[0]
+    return outcome[0]

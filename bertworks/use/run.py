@@ -29,9 +29,10 @@ from ..learn.recipe import Recipe, dump
 from ..learn.train import Mean, Step, evaluate, train
 from ..text.atomic import write_text
 from ..text.tokenizer import Tokenizer
-from . import examples, report
+from . import examples
 from .events import Event
 from .interruption import Interruption
+from .report import write_report
 
 EVALUATIONS, SAVE_SECONDS, MOST_LINES = 20, 120.0, 10_000
 STOP_AFTER = 3  # steps in a row whose loss or gradient is not finite
@@ -153,9 +154,7 @@ class Run:
             tensor.copy_(checkpoint.tensors[name])
         self.step, self.facts = checkpoint.step, dict(checkpoint.facts)
         self._forget_later_metrics()
-        yield Event(
-            "note", f"resuming after step {self.step:,} of {self.num_steps:,}", {"resumed_step": self.step}
-        )
+        yield Event("note", f"resuming after step {self.step:,} of {self.num_steps:,}", {"resumed_step": self.step})
 
     def _first(self) -> Iterator[Event]:
         if self.rank == 0:
@@ -209,7 +208,7 @@ class Run:
         )
         state = {name: p.detach() for name, p in self.model.named_parameters()}
         save_model(self.folder, state, self.recipe.encoder, self.corpus.tokenizer, card=card)
-        report.write_report(self.folder)
+        write_report(self.folder)
         yield Event("saved", f"saved {path}", {"step": self.step, "path": str(path)})
 
     def _evaluate(self) -> Iterator[Event]:
@@ -273,7 +272,9 @@ class Run:
         figures = {"folder": str(self.folder), "step": self.step, "tokens": self.facts["tokens"]}
         figures |= {"seconds": self.facts["seconds"], "evaluation": self.facts["evaluation"]}
         figures |= {"baseline": self.facts.get("baseline"), "report": str(self.folder / "report.html")}
-        text = f"{self.folder}: {self.step:,} steps, {self.facts['tokens']:,} tokens; {describe(self.facts['evaluation'])}"
+        text = (
+            f"{self.folder}: {self.step:,} steps, {self.facts['tokens']:,} tokens; {describe(self.facts['evaluation'])}"
+        )
         best = self.facts["best"]
         if best and best["step"] < self.step:
             text += f"; the lowest held-out loss was at step {best['step']:,}: {self.folder}/checkpoints"
