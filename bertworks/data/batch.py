@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -86,4 +87,4 @@ class Batches:
         largest_share = -(-self.batch_size // self.world_size)
         parts = min(-(-largest_share // self.micro_batch_size), self.batch_size // self.world_size)
         edges = [count * p // parts for p in range(parts + 1)]
-        return [slice(a, b) for a, b in zip(edges, edges[1:], strict=False)]
+        return [slice(a, b) for a, b in pairwise(edges)]

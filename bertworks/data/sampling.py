@@ -7,6 +7,7 @@ and how often (`stream`).
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
 from typing import Literal, NamedTuple, Protocol
 
@@ -86,8 +87,8 @@ def frame(segments: list[NDArray[np.integer]], special: Special, pair_label: int
 
 
 class Pairs:
-    """`create_pretraining_data.py` of google-research/bert. A plan row is five numbers: first and last token of A, of B,
-    and the label. `documents` int64 [D'] are those that may be used.
+    """`create_pretraining_data.py` of google-research/bert. A plan row is five numbers: first and last token of A, of
+    B, and the label. `documents` int64 [D'] are those that may be used.
 
     Raises:
         ValueError: with fewer than two documents, for one of them has to be the wrong one.
@@ -187,7 +188,7 @@ class FullSentences:
         for d in documents.tolist():
             starts = store.sentences[store.documents[d] : store.documents[d + 1] + 1].tolist()
             piece = starts[0]
-            for start, end in zip(starts, starts[1:], strict=False):
+            for start, end in pairwise(starts):
                 if end - piece + 1 > room and (start > piece or room < max_length - 1):  # does not fit: new sequence
                     if start > piece:
                         rows.append((number, piece, start))

@@ -37,9 +37,7 @@ def in_sections(store: Store) -> Store:
     if count >= FEWEST:
         return store
     longest = max(2, (len(store.sentences) - 1) // FEWEST)
-    edges = [
-        np.arange(first, last, longest) for first, last in zip(store.documents, store.documents[1:], strict=False)
-    ]
+    edges = [np.arange(first, last, longest) for first, last in zip(store.documents, store.documents[1:], strict=False)]
     return Sections(store.tokens, store.sentences, np.append(np.concatenate(edges), store.documents[-1]))
 
 
