@@ -38,22 +38,22 @@ clean:
 
 # torch first and alone, by this name and version: an installer that chooses between CPU and CUDA builds does it here.
 $(VENV)/.torch: constraints.txt
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 	@echo "Installing torch into $(VENV) ..."
-	$(INSTALL) "torch==2.13.0"
+	@$(INSTALL) "torch==2.13.0"
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.torch pyproject.toml
 	@echo "Installing bertworks into $(VENV) ..."
-	$(INSTALL) -e .
+	@$(INSTALL) -e .
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.installed
 	@echo "Installing what the tests need ..."
-	$(INSTALL) -e ".[dev]"
+	@$(INSTALL) -e ".[dev]"
 	@touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
 	@echo "Installing what the benchmarks compare with ..."
-	$(INSTALL) -e ".[dev,bench]"
+	@$(INSTALL) -e ".[dev,bench]"
 	@touch $@

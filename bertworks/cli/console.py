@@ -75,15 +75,14 @@ def show_events(events: Iterable[Event], *, as_json: bool = False) -> Event | No
     processes that torchrun started, the first speaks for all.
     """
     last: Event | None = None
-    if os.environ.get("RANK", "0") != "0":
-        for last in events:
-            continue
-        return last
+    first = os.environ.get("RANK", "0") == "0"
     with _display(results=not as_json) as show:
-        for last in events:
-            if as_json and not _is_progress(last):
-                emit({"kind": last.kind, **last.fields})
-            show(last)
+        for event in events:
+            last = event
+            if first and as_json and not _is_progress(event):
+                emit({"kind": event.kind, **event.fields})
+            if first:
+                show(event)
     return last
 
 
