@@ -68,6 +68,9 @@ class Tokenizer:
         self._library = _guarded(lambda: tokenizers.Tokenizer.from_str(serialized), "not a tokenizer")
         self._library.no_truncation()
         self._library.no_padding()
+        # The same without the finish that puts special tokens around (and must be done once, after cutting).
+        self._unfinished = tokenizers.Tokenizer.from_str(self._library.to_str())
+        self._unfinished.post_processor = None
         # The same without recognising special tokens in the text: what a corpus says is only text.
         self._literal = tokenizers.Tokenizer.from_str(self._library.to_str())
         self._literal.encode_special_tokens = True
@@ -182,13 +185,13 @@ class Tokenizer:
         Raises:
             UsageError: `max_length` leaves no room for the special tokens.
         """
-        first = self._run(self._library.encode_batch, [text])[0]
-        second = None if pair is None else self._run(self._library.encode_batch, [pair])[0]
+        first = self._run(self._unfinished.encode_batch, [text])[0]
+        second = None if pair is None else self._run(self._unfinished.encode_batch, [pair])[0]
         return self._finish(first, second, max_length)
 
     def encode_batch(self, texts: Sequence[str], *, max_length: int | None = None) -> list[Encoding]:
         """`encode` for many texts at once, on all threads that TOKENIZERS_PARALLELISM and RAYON_NUM_THREADS allow."""
-        return [self._finish(first, None, max_length) for first in self._run(self._library.encode_batch, texts)]
+        return [self._finish(first, None, max_length) for first in self._run(self._unfinished.encode_batch, texts)]
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text without [CLS] and [SEP] and without offsets: the fast path for corpora.

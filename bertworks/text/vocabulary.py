@@ -256,7 +256,9 @@ def _pipeline(config: VocabularyConfig, model: dict[str, Any], ids: dict[str, in
     whole["normalizer"] = {"type": "Sequence", "normalizers": [whole["normalizer"], one_space, strip]}
     if config.algorithm == "bpe":
         bytes_of = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-        whole["pre_tokenizer"] = whole["decoder"] = bytes_of
+        whole["pre_tokenizer"] = bytes_of
+        first_space = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
+        whole["decoder"] = {"type": "Sequence", "decoders": [bytes_of, first_space]}
         whole["post_processor"] = {"type": "Sequence", "processors": [bytes_of, whole["post_processor"]]}
     else:
         spaces = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}

@@ -118,26 +118,29 @@ class MergeLearner:
         """Replace the pair in one word, and note the pairs that it makes. Returns the count of what was replaced."""
         word, count = self._words[place], self._counts[place]
         pair_counts = self._pair_counts
-        replaced = position = 0
-        while position < len(word) - 1:
-            if word[position] == first and word[position + 1] == second:
-                neighbours = []
-                if position > 0:
-                    left = word[position - 1]
-                    pair_counts[left, first] -= count
-                    neighbours.append((left, merged))
-                if position + 2 < len(word):
-                    right = word[position + 2]
-                    pair_counts[second, right] -= count
-                    neighbours.append((merged, right))
-                for pair in neighbours:
-                    pair_counts[pair] = pair_counts.get(pair, 0) + count
-                    self._where.setdefault(pair, []).append(place)
-                    grown.add(pair)
-                word[position : position + 2] = [merged]
-                replaced += count
-            position += 1
-        return replaced
+        replaced, position = 0, -1
+        while True:
+            try:
+                position = word.index(first, position + 1)
+            except ValueError:
+                return replaced
+            if position + 1 == len(word) or word[position + 1] != second:
+                continue
+            neighbours = []
+            if position > 0:
+                left = word[position - 1]
+                pair_counts[left, first] -= count
+                neighbours.append((left, merged))
+            if position + 2 < len(word):
+                right = word[position + 2]
+                pair_counts[second, right] -= count
+                neighbours.append((merged, right))
+            for pair in neighbours:
+                pair_counts[pair] = pair_counts.get(pair, 0) + count
+                self._where.setdefault(pair, []).append(place)
+                grown.add(pair)
+            word[position : position + 2] = [merged]
+            replaced += count
 
 
 def learn_word_pieces(
