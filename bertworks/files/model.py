@@ -124,18 +124,7 @@ A BERT encoder pre-trained from raw text with bertworks: {size},
 vocabulary of {config.vocab_size:,}, {config.num_parameters() / 1e6:.1f} million parameters, sequences of at most
 {config.max_position_embeddings} tokens. {steps:,} updates on {tokens:,} tokens.
 
-## Use
-
-```
-bertworks fill . {json.dumps(example, ensure_ascii=False)}
-```
-
-```python
-from transformers import pipeline
-
-fill = pipeline("fill-mask", model=".")  # the path of this folder
-fill({json.dumps(example, ensure_ascii=False)})
-```
+{_usage(json.dumps(example, ensure_ascii=False))}
 
 ## Quality
 
@@ -154,6 +143,21 @@ It repeats what its text says, with the errors and prejudices of that text.
 ## Software
 
 {_table("Package", versions)}"""
+
+
+def _usage(example: str) -> str:
+    return f"""## Use
+
+```
+bertworks fill . {example}
+```
+
+```python
+from transformers import pipeline
+
+fill = pipeline("fill-mask", model=".")  # the path of this folder
+fill({example})
+```"""
 
 
 def _table(title: str, rows: Mapping[str, object]) -> str:

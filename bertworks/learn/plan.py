@@ -31,15 +31,16 @@ class Rung(NamedTuple):
     batch_size: int
     sequence_length: int
     learning_rate: float
+    initializer_range: float
 
 
 LADDER = (
-    Rung(0, "tiny", 8000, 32, 64, 3e-3),
-    Rung(6e13, "mini", 8000, 32, 64, 2e-3),
-    Rung(1e15, "small", 16000, 64, 128, 1e-3),
-    Rung(2e17, "medium", 30000, 256, 128, 6e-4),
-    Rung(1e18, "base", 30000, 256, 128, 4e-4),
-    Rung(1e20, "large", 30000, 512, 128, 3e-4),
+    Rung(0, "tiny", 8000, 32, 64, 2e-3, 0.06),
+    Rung(1.5e14, "mini", 8000, 32, 64, 1e-3, 0.04),
+    Rung(2e15, "small", 16000, 64, 128, 7e-4, 0.02),
+    Rung(2e17, "medium", 30000, 256, 128, 6e-4, 0.02),
+    Rung(1e18, "base", 30000, 256, 128, 4e-4, 0.02),
+    Rung(1e20, "large", 30000, 512, 128, 3e-4, 0.02),
 )
 EFFICIENCY = 0.7  # of the matmul ceiling, before anything is measured
 EVALUATION_SHARE = 0.03  # of the time goes into held-out text
@@ -66,8 +67,13 @@ def choose(seconds: float, matmul: float, corpus_tokens: int) -> Recipe:
         phases.append(Phase(num_steps=1, batch_size=batch_size, sequence_length=LONGEST))
     return Recipe(
         title=f"BERT-{rung.size} for {seconds / 60:.0f} minutes",
-        train=TrainConfig(phases=tuple(phases)),
-        encoder=replace(encoder, hidden_dropout=dropout, attention_dropout=dropout),
+        train=TrainConfig(phases=tuple(phases), bias_from_counts=True),
+        encoder=replace(
+            encoder,
+            hidden_dropout=dropout,
+            attention_dropout=dropout,
+            initializer_range=rung.initializer_range,
+        ),
         vocabulary=VocabularyConfig(size=rung.vocab_size),
         optimizer=OptimizerConfig(learning_rate=rung.learning_rate, warmup=0.1),
     )

@@ -41,6 +41,8 @@ class TrainConfig:
     """phases: one after the other, under one learning-rate schedule.
     micro_batch_tokens: at most so many tokens are computed at once; a larger batch is accumulated. The numbers are the
     same.
+    bias_from_counts: the bias of the words begins at the logarithm of how often they come, not at 0. What they teach
+    would else be the first thing that a run spends its time on.
     evaluate_every, save_every: in steps; 0: some twenty times in a run, and every few minutes.
     """
 
@@ -48,6 +50,7 @@ class TrainConfig:
     micro_batch_tokens: int = 8192
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     gradient_checkpointing: bool = False
+    bias_from_counts: bool = False
     held_out_sequences: int = 256
     evaluate_every: int = 0
     save_every: int = 0

@@ -61,7 +61,8 @@ class Layout:
     def present(self) -> Tensor:
         """bool [B, max_seqlen]: which places of the rectangle hold a token."""
         places = torch.arange(self.max_seqlen, device=self.cu_seqlens.device)
-        return torch.lt(places, self.cu_seqlens.diff()[:, None])
+        lengths: Tensor = self.cu_seqlens.diff()
+        return places.lt(lengths[:, None])
 
     def pad(self, x: Tensor) -> Tensor:
         """[T, ...] -> [B, max_seqlen, ...], zeros after the end. A view, not a copy, if the layout is uniform."""

@@ -135,14 +135,19 @@ def held_out_batches(
     return [collate(examples[i : i + batch_size]) for i in range(0, len(examples), batch_size)]
 
 
+def token_counts(store: Store, documents: Ids, vocab_size: int) -> NDArray[np.int64]:
+    """int64 [vocab_size]: how often each token comes in these documents."""
+    counts = np.zeros(vocab_size, np.int64)
+    for first, last in zip(store.documents[documents], store.documents[documents + 1], strict=True):
+        part = store.tokens[store.sentences[first] : store.sentences[last]]
+        counts += np.bincount(part, minlength=vocab_size)
+    return counts
+
+
 def most_frequent_word(store: Store, documents: Ids, tokenizer: Tokenizer, batches: list[Batch]) -> tuple[str, float]:
     """The most frequent token of the training text, and the share of the held-out questions that it answers: what a
     model has to beat."""
-    counts = np.zeros(tokenizer.vocab_size, np.int64)
-    for first, last in zip(store.documents[documents], store.documents[documents + 1], strict=True):
-        part = store.tokens[store.sentences[first] : store.sentences[last]]
-        counts += np.bincount(part, minlength=len(counts))
-    best = int(counts.argmax())
+    best = int(token_counts(store, documents, tokenizer.vocab_size).argmax())
     asked = sum(len(batch.labels) for batch in batches)
     right = sum(int((batch.labels == best).sum()) for batch in batches)
     return tokenizer.tokens[best], right / max(1, asked)

@@ -3,25 +3,65 @@
 import os
 import signal
 import socket
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType, TracebackType
 
-PATIENCE = 2.0  # seconds that a step may still take
+from ..errors import BertworksError
+
+PATIENCE = 1.5  # seconds that a step may still take
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, by an exception that unwinds it: SystemExit with 143."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+class Updating:
+    """Held from the moment at which a step begins to change what is trained until the caller has taken note of that
+    step. So another thread that holds `lock` sees the state, and what is known of it, as a whole step left them."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        self.lock.acquire()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """It stays held: `noted` lets go."""
+
+    def noted(self) -> None:
+        """The step's number and figures are where `leave` looks for them."""
+        self.lock.release()
 
 
 class Interruption:
     """A context in which SIGINT and SIGTERM only set `requested`, for the loop to see after its step.
 
-    One call into a library may compute for many seconds, during which Python runs no signal handler; a thread that is
-    woken by the signal itself therefore waits for `PATIENCE` seconds at most, calls `leave` until it says that it has
-    saved, and ends the process. Holding `updating` keeps that thread away from parameters that are being changed.
+    One call into a library may compute for many seconds, during which Python runs no signal handler. A thread that is
+    woken by the signal itself therefore waits for `patience` seconds, calls `leave` while it holds `updating.lock`, and
+    ends the process; unless the loop has called `take_over` by then.
     """
 
-    def __init__(self, leave: Callable[[], bool]):
+    def __init__(self, leave: Callable[[], None], patience: float = PATIENCE):
         self.requested = 0
-        self.updating = threading.Lock()
-        self._leave, self._done = leave, threading.Event()
+        self.updating = Updating()
+        self._leave, self._patience, self._taken = leave, patience, threading.Event()
         self._previous: dict[int, object] = {}
         self._ours, self._theirs = socket.socketpair()
 
@@ -30,33 +70,48 @@ class Interruption:
         """128 + the signal's number, as shells have it."""
         return 128 + self.requested
 
+    def take_over(self) -> None:
+        """The loop itself saves and leaves. Waits for ever if the thread is at it."""
+        with self.updating.lock:
+            self._taken.set()
+
     def __enter__(self) -> "Interruption":
         if threading.current_thread() is not threading.main_thread():
             return self  # signals are the main thread's; a program that trains in another handles them itself
         self._theirs.setblocking(False)
         self._wakeup = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in SIGNALS:
             self._previous[number] = signal.signal(number, self._note)
         threading.Thread(target=self._watch, daemon=True, name="interruption").start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._done.set()
+        self._taken.set()
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         if self._previous:
             signal.set_wakeup_fd(self._wakeup)
+        else:
+            self._ours.close()
         self._theirs.close()  # ends the watching thread
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self.requested = number
 
     def _watch(self) -> None:
-        numbers = self._ours.recv(1)
-        self._ours.close()
-        if not numbers or self._done.wait(PATIENCE):
+        with self._ours:
+            while (byte := self._ours.recv(1)) and byte[0] not in SIGNALS:
+                continue  # a signal of somebody else's
+        if not byte or self._taken.wait(self._patience):
             return
-        while not self._done.wait(0.01):
-            with self.updating:
-                if self._leave():
-                    os._exit(128 + numbers[0])
+        with self.updating.lock:
+            if not self._taken.is_set():
+                code = 128 + byte[0]
+                try:
+                    self._leave()
+                except BertworksError as error:
+                    print(f"error: {error}", file=sys.stderr, flush=True)
+                    code = error.exit_code
+                if sys.stderr.isatty():
+                    print("\x1b[?25h", end="", file=sys.stderr, flush=True)  # a display may have hidden the cursor
+                os._exit(code)

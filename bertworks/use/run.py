@@ -70,6 +70,10 @@ class Run:
         )
         if init is not None:
             self._initialize(init)
+        elif recipe.train.bias_from_counts:
+            counts = examples.token_counts(self.store, self.documents, recipe.encoder.vocab_size)
+            shares = (counts + 0.5) / (counts + 0.5).sum()
+            self.model.masked_lm.bias.data.copy_(torch.from_numpy(shares).log())
         self.model.to(device)
         self.optimizer = make_optimizer(self.model, recipe.optimizer)
         self.num_steps = recipe.train.num_steps
