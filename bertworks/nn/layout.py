@@ -62,7 +62,8 @@ class Layout:
         """bool [B, max_seqlen]: which places of the rectangle hold a token."""
         places = torch.arange(self.max_seqlen, device=self.cu_seqlens.device)
         lengths: Tensor = self.cu_seqlens.diff()
-        return places.lt(lengths[:, None])
+        present: Tensor = places.lt(lengths[:, None])
+        return present
 
     def pad(self, x: Tensor) -> Tensor:
         """[T, ...] -> [B, max_seqlen, ...], zeros after the end. A view, not a copy, if the layout is uniform."""
