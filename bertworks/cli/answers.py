@@ -50,4 +50,4 @@ def mlm(
     if as_json:
         emit(result)
     else:
-        print(table((name, f"{v:.4f}" if isinstance(v, float) else f"{v}") for name, v in result.items()))
+        print(table((name, f"{v:,.0f}" if v == int(v) and v > 1 else f"{v:.4f}") for name, v in result.items()))

@@ -1,0 +1,103 @@
+"""The README does what it says: its blocks run, its links lead somewhere, its table is what the code says."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bertworks.nn.family import SIZES
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RECIPE = """
+title = "small enough for a test"
+[encoder]
+num_hidden_layers = 1
+hidden_size = 32
+num_attention_heads = 2
+intermediate_size = 64
+max_position_embeddings = 32
+[train]
+held_out_sequences = 8
+[[train.phases]]
+num_steps = 4
+batch_size = 4
+sequence_length = 32
+"""
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """An empty folder where `bertworks` and `python` are the ones under test; an hour is a run of four steps there."""
+    folder = tmp_path_factory.mktemp("readme")
+    (folder / "test.toml").write_text(RECIPE)
+    (folder / "held-out.txt").write_text("The value of a name is an object. An object has a type. " * 20)
+    (folder / "bin").mkdir()
+    for name, command in (("bertworks", f"{sys.executable} -m bertworks.cli.main"), ("python", sys.executable)):
+        (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        (folder / "bin" / name).chmod(0o755)
+    return folder
+
+
+def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+    }
+    answer = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return answer
+
+
+def test_blocks_run_one_after_the_other(folder: Path):
+    """The Python block asks for the same run as the commands before it, and so finds it done."""
+    commands = "\n".join(blocks("bash"))
+    assert "--budget 1h" in commands
+    run(["bash", "-e", "-c", commands.replace("--budget 1h", "--recipe test.toml")], folder)
+    assert (folder / "mybert" / "model.safetensors").is_file()
+    (code,) = blocks("python")
+    assert 'budget="1h"' in code
+    answer = run([sys.executable, "-c", code.replace('budget="1h"', 'recipe="test.toml"')], folder)
+    assert "masked_lm_loss" in answer.stdout
+    assert "saved" not in answer.stdout, "the run was done already"
+
+
+def test_links_lead_somewhere():
+    links = re.findall(r"\]\(([^)#]+)", README)
+    assert links
+    assert [link for link in links if "://" not in link and not (ROOT / link).is_file()] == []
+
+
+def test_make_targets_exist():
+    targets = set(re.findall(r"`?make (\w+)", README))
+    makefile = (ROOT / "Makefile").read_text()
+    assert targets >= {"demo", "test"}
+    assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
+
+
+def test_the_table_is_what_the_code_says():
+    rows = re.findall(r"^\| `bert-(\w+)` \| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) M \|$", README, re.MULTILINE)
+    expected = [
+        (
+            n,
+            f"{c.num_hidden_layers}",
+            f"{c.hidden_size}",
+            f"{c.num_attention_heads}",
+            f"{c.num_parameters(True) / 1e6:.1f}",
+        )
+        for n, c in SIZES.items()
+    ]
+    assert rows == expected
+
+
+def test_the_first_screen_has_the_example():
+    assert README.index("```python") < README.index("\n| ")
+    assert README[: README.index("</table>")].count("\n") <= 50
