@@ -10,7 +10,7 @@ from bertworks.use.demo import demo
 from bertworks.use.demo_corpus import DemoCorpus
 from bertworks.use.events import Event
 
-SENTENCE = "The value of this option decides about colours and about nothing else."
+SENTENCE = "The value of this option decides on colours, and on nothing else."
 BEFORE = {"masked_lm_accuracy": 0.001, "next_sentence_accuracy": 0.5}
 AFTER = {"masked_lm_accuracy": 0.321, "next_sentence_accuracy": 0.75}
 
@@ -61,7 +61,7 @@ def test_it_ends_with_figures_blanks_and_the_report(collected, tmp_path):
     ]
     blanks = [line for line in lines if "[MASK]" in line and not line.startswith("try")]
     assert len(blanks) == 4 + 4
-    assert blanks[-1] == "  The value of this option decides about [MASK] and about nothing else."
+    assert blanks[-1] == "  The value of this option decides on [MASK], and on nothing else."
     assert lines.count("      name 50%, name 50%, name 50%  (it was: colours)") == 4
     assert f"report: {tmp_path / 'demo' / 'model' / 'report.html'}" in lines
 

@@ -21,7 +21,7 @@ _QUESTIONS = (
 )
 _ANSWERS = 3  # per blank
 _HELD_OUT_QUESTIONS = 4
-_WORD = re.compile(r"\b[a-z]{4,9}\b")
+_WORD = re.compile(r"\b[a-z]{5,9}\b")
 
 
 def demo(folder: str | Path, *, minutes: float = 4.0) -> Iterator[Event]:
