@@ -61,8 +61,8 @@ def test_it_ends_with_figures_blanks_and_the_report(collected, tmp_path):
     ]
     blanks = [line for line in lines if "[MASK]" in line and not line.startswith("try")]
     assert len(blanks) == 4 + 4
-    assert blanks[-1] == "  The value of this option decides on [MASK], and on nothing else."
-    assert lines.count("      name 50%, name 50%, name 50%  (it was: colours)") == 4
+    assert blanks[-1] == "  The value of this option [MASK] on colours, and on nothing else."
+    assert lines.count("      name 50%, name 50%, name 50%  (it was: decides)") == 4
     assert f"report: {tmp_path / 'demo' / 'model' / 'report.html'}" in lines
 
 
