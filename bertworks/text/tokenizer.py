@@ -66,6 +66,9 @@ class Tokenizer:
         self.model_max_length = model_max_length
         self.notes = tuple(notes)
         self._library = _guarded(lambda: tokenizers.Tokenizer.from_str(serialized), "not a tokenizer")
+        # First of all: the library counts up to the greatest id when it writes itself down.
+        self.tokens = _tokens_in_order(self._library.get_vocab(with_added_tokens=True))
+        self.vocab_size = len(self.tokens)
         self._library.no_truncation()
         self._library.no_padding()
         # The same without the finish that puts special tokens around (and must be done once, after cutting).
@@ -75,8 +78,6 @@ class Tokenizer:
         self._literal = tokenizers.Tokenizer.from_str(self._library.to_str())
         self._literal.encode_special_tokens = True
         self._description: dict[str, Any] = json.loads(self._library.to_str())
-        self.tokens = _tokens_in_order(self._library.get_vocab(with_added_tokens=True))
-        self.vocab_size = len(self.tokens)
         numbers = {token: number for number, token in enumerate(self.tokens)}
         missing = [token for token in self.special_tokens.values() if token not in numbers]
         if missing:
