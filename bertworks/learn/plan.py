@@ -15,7 +15,7 @@ from ..data.masking import Example
 from ..nn.config import EncoderConfig
 from ..nn.family import SIZES
 from ..text.vocabulary import VocabularyConfig
-from .machine import Precision, keep_memory, memory_in_use
+from .machine import DTYPES, Precision, keep_memory, measure_matmul, memory_in_use
 from .objectives import PretrainingModel
 from .optimization import OptimizerConfig, make_optimizer
 from .recipe import Phase, Recipe, TrainConfig
@@ -53,30 +53,41 @@ def rung_for(flops: float) -> Rung:
     return [rung for rung in LADDER if rung.flops <= flops][-1]
 
 
-def choose(seconds: float, matmul: float, corpus_tokens: int) -> Recipe:
-    """A recipe for a budget, with phases of one step each: `fit` says how many. `matmul`: FLOP/s of the machine."""
+def choose(seconds: float, matmul: float, corpus_tokens: int, encoder: EncoderConfig | None = None) -> Recipe:
+    """A recipe for a budget, with phases of one step each: `fit` says how many.
+
+    Args:
+        matmul: FLOP/s of the machine.
+        encoder: that of a model to begin with; None: one that suits.
+    """
     flops = seconds * matmul * EFFICIENCY
     rung = rung_for(flops)
-    encoder = replace(SIZES[rung.size], vocab_size=rung.vocab_size)
-    per_token = encoder.flops_per_token(rung.sequence_length, 0.15)
+    suited = replace(SIZES[rung.size], vocab_size=rung.vocab_size, initializer_range=rung.initializer_range)
+    per_token = suited.flops_per_token(rung.sequence_length, 0.15)
     once = flops / per_token < 4 * corpus_tokens  # with few repetitions there is nothing to overfit
     dropout = 0.0 if once else 0.1
-    phases = [Phase(num_steps=1, batch_size=rung.batch_size, sequence_length=rung.sequence_length)]
-    if rung.sequence_length < LONGEST:
-        batch_size = max(1, rung.batch_size * rung.sequence_length // LONGEST)
-        phases.append(Phase(num_steps=1, batch_size=batch_size, sequence_length=LONGEST))
+    longest = min(LONGEST, encoder.max_position_embeddings) if encoder else LONGEST
+    length = min(rung.sequence_length, longest)
+    phases = [Phase(num_steps=1, batch_size=rung.batch_size, sequence_length=length)]
+    if length < longest:
+        batch_size = max(1, rung.batch_size * length // longest)
+        phases.append(Phase(num_steps=1, batch_size=batch_size, sequence_length=longest))
     return Recipe(
-        title=f"BERT-{rung.size} for {seconds / 60:.0f} minutes",
-        train=TrainConfig(phases=tuple(phases), bias_from_counts=True),
+        title=f"BERT-{rung.size} for {_words(seconds)}" if encoder is None else f"more training for {_words(seconds)}",
+        train=TrainConfig(phases=tuple(phases)),
         encoder=replace(
-            encoder,
+            encoder or suited,
+            vocab_size=encoder.vocab_size if encoder else 0,  # 0: as many as the tokenizer will have
             hidden_dropout=dropout,
             attention_dropout=dropout,
-            initializer_range=rung.initializer_range,
         ),
         vocabulary=VocabularyConfig(size=rung.vocab_size),
         optimizer=OptimizerConfig(learning_rate=rung.learning_rate, warmup=0.1),
     )
+
+
+def _words(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"
 
 
 def fit(recipe: Recipe, seconds: float, step_seconds: list[float]) -> Recipe:
@@ -100,7 +111,8 @@ def fit(recipe: Recipe, seconds: float, step_seconds: list[float]) -> Recipe:
     evaluations = min(20, max(3, int(EVALUATION_SHARE * seconds / evaluation)))
     num_steps = sum(phase.num_steps for phase in phases)
     every = -(-num_steps // evaluations)
-    return replace(recipe, train=replace(recipe.train, phases=phases, evaluate_every=every))
+    train_config = replace(recipe.train, phases=phases, evaluate_every=recipe.train.evaluate_every or every)
+    return replace(recipe, train=train_config)
 
 
 @dataclass(frozen=True)
@@ -111,29 +123,67 @@ class Measurement:
     memory: int  # bytes that the process holds
 
 
+class _Timer:
+    """Seconds spent inside, in all."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += time.perf_counter() - self._begin
+
+
 def measure(recipe: Recipe, device: torch.device, precision: Precision, seconds: float = 6.0) -> Measurement:
-    """Times micro-batches of every phase for about so many seconds in all; a step is as many as its batch needs."""
+    """Times steps of every phase for about so many seconds in all; on a slow machine on micro-batches of fewer
+    sequences than the recipe's, from which time and memory are extrapolated."""
     keep_memory()
     c, train_config = recipe.encoder, recipe.train
     pairs = recipe.sampling.pairs == "next_sentence"
+    before = memory_in_use(device)
     model = PretrainingModel(c, next_sentence=pairs, gradient_checkpointing=train_config.gradient_checkpointing)
     model.to(device)
-    step_seconds = []
+    fixed = 16 * sum(p.numel() for p in model.parameters())  # parameters, gradients, two moments: float32
+
+    patience = seconds / len(train_config.phases)
+    speed = EFFICIENCY * measure_matmul(DTYPES[precision], device)
+    step_seconds, memory = [], 0
     for phase in train_config.phases:
-        micro = min(phase.batch_size, max(1, train_config.micro_batch_tokens // phase.sequence_length))
-        batch = random_batch(c, micro, phase.sequence_length, recipe.masking.rate, pairs)
-        optimizer = make_optimizer(model, recipe.optimizer)
-        times: list[float] = []
-        begin = last = time.perf_counter()
-        for step in train(model, optimizer, lambda _: [batch], recipe.optimizer, 1 << 30, precision=precision):  # noqa: B023
-            step.grad_norm.item()  # waits for the device
-            now = time.perf_counter()
-            times.append(now - last)
-            last = now
-            if len(times) >= 4 and now - begin > seconds / len(train_config.phases):
-                break
-        step_seconds.append(float(np.median(times[2:])) * phase.batch_size / micro)
-    return Measurement(step_seconds, memory_in_use(device))
+        length = phase.sequence_length
+        full = min(phase.batch_size, max(1, train_config.micro_batch_tokens // length))
+        expected = c.flops_per_token(length, recipe.masking.rate) * length / speed  # seconds of a sequence
+        few = min(full, max(1, int(patience / 4 / expected)))
+        batch = random_batch(c, few, length, recipe.masking.rate, pairs)
+        micro, update = _time(model, recipe, precision, batch, patience)
+        step_seconds.append(micro * phase.batch_size / few + update)
+        held = memory_in_use(device)
+        memory = max(memory, held + int(max(0, held - before - fixed) * (full / few - 1)))
+    return Measurement(step_seconds, memory)
+
+
+def _time(
+    model: PretrainingModel, recipe: Recipe, precision: Precision, batch: Batch, seconds: float
+) -> tuple[float, float]:
+    """Seconds of a micro-batch, and of an update: medians, of three steps or of as many as the time allows."""
+    optimizer, updating = make_optimizer(model, recipe.optimizer), _Timer()
+    steps = train(
+        model, optimizer, lambda _: [batch], recipe.optimizer, 1 << 30, precision=precision, updating=updating
+    )
+    whole: list[float] = []
+    updates: list[float] = []
+    begin = last = time.perf_counter()
+    for step in steps:
+        step.grad_norm.item()  # waits for the device
+        now = time.perf_counter()
+        whole.append(now - last)
+        updates.append(updating.seconds)
+        last, updating.seconds = now, 0.0
+        if len(whole) >= 3 and now - begin > seconds:
+            break
+    update = float(np.median(updates[1:]))  # the first step prepares kernels and memory
+    return float(np.median(whole[1:])) - update, update
 
 
 def random_batch(c: EncoderConfig, sequences: int, length: int, rate: float, pairs: bool) -> Batch:

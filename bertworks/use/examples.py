@@ -12,13 +12,14 @@ from ..data.batch import Batch, Batches, collate
 from ..data.masking import Masker, MaskingConfig
 from ..data.sampling import Ids, SamplingConfig, Special, Store, make_plan, make_sampler, rng
 from ..data.stream import Stream
-from ..errors import BertworksError
+from ..errors import BertworksError, UsageError
 from ..learn.recipe import Phase, Recipe
 from ..text.atomic import replacing
 from ..text.tokenizer import Tokenizer
 
 FEWEST = 40  # documents below which long ones are cut into sections: next sentence prediction needs wrong ones
 HELD_OUT_SHARE, HELD_OUT_TOKENS = 0.05, 100_000
+CHUNK = 1 << 24  # tokens counted at once
 MASKS_SEED = 20181011  # of held-out masks, the same in every run; the day on which BERT was published
 
 
@@ -97,20 +98,19 @@ def _batches(
 ) -> Batches:
     seed = (recipe.seed << 8) + number
     length = phase.sequence_length
-    if not plan_path.exists() and rank == 0:
-        plan_path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(plan_path) as temporary, temporary.open("wb") as file:
-            np.save(file, make_plan(store, documents, recipe.sampling, length, seed))
     if not plan_path.exists():
-        plan = make_plan(store, documents, recipe.sampling, length, seed)
-    else:
-        plan = np.load(plan_path, mmap_mode="r")
+        made = make_plan(store, documents, recipe.sampling, length, seed)
+        if not len(made):
+            raise BertworksError("the corpus gives not one sequence", fix="give more text")
+        with replacing(plan_path) as temporary, temporary.open("wb") as file:
+            np.save(file, made)
+    plan = np.load(plan_path, mmap_mode="r")
     special = Special(tokenizer.cls_id, tokenizer.sep_id)
     sampler = make_sampler(store, plan, recipe.sampling, length, special, seed)
-    if not len(sampler):
-        raise BertworksError("the corpus gives not one sequence", fix="give more text")
     stream = Stream(sampler, make_masker(recipe.masking, tokenizer), seed, recipe.masking.dynamic)
     micro_batch_size = max(1, recipe.train.micro_batch_tokens // length)
+    if phase.batch_size < world_size:
+        raise UsageError(f"a batch of {phase.batch_size} sequences cannot be shared by {world_size} processes")
     return Batches(stream, phase.batch_size, micro_batch_size, rank, world_size)
 
 
@@ -135,19 +135,14 @@ def held_out_batches(
     return [collate(examples[i : i + batch_size]) for i in range(0, len(examples), batch_size)]
 
 
-def token_counts(store: Store, documents: Ids, vocab_size: int) -> NDArray[np.int64]:
-    """int64 [vocab_size]: how often each token comes in these documents."""
-    counts = np.zeros(vocab_size, np.int64)
-    for first, last in zip(store.documents[documents], store.documents[documents + 1], strict=True):
-        part = store.tokens[store.sentences[first] : store.sentences[last]]
-        counts += np.bincount(part, minlength=vocab_size)
-    return counts
-
-
 def most_frequent_word(store: Store, documents: Ids, tokenizer: Tokenizer, batches: list[Batch]) -> tuple[str, float]:
     """The most frequent token of the training text, and the share of the held-out questions that it answers: what a
     model has to beat."""
-    best = int(token_counts(store, documents, tokenizer.vocab_size).argmax())
+    counts = np.zeros(tokenizer.vocab_size, np.int64)
+    for first, last in zip(store.documents[documents], store.documents[documents + 1], strict=True):
+        part = store.tokens[store.sentences[first] : store.sentences[last]]
+        counts += np.bincount(part, minlength=len(counts))
+    best = int(counts.argmax())
     asked = sum(len(batch.labels) for batch in batches)
     right = sum(int((batch.labels == best).sum()) for batch in batches)
     return tokenizer.tokens[best], right / max(1, asked)
