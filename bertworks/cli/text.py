@@ -29,14 +29,14 @@ def vocab(
     as_json: Json = False,
 ) -> None:
     """Make a vocabulary of raw text, and write it as a Hugging Face tokenizer folder."""
+    from bertworks.text.corpus import CorpusReader
     from bertworks.text.vocabulary import VocabularyConfig
     from bertworks.use.prepare import make_vocabulary
 
     config = VocabularyConfig(size=size, algorithm=algorithm, lowercase=lowercase)
     memory = parse_size(max_memory, "--max-memory")
-    events = make_vocabulary(
-        inputs, output, config, text_column=text_column, documents=documents, max_memory=memory, workers=workers
-    )
+    reader = CorpusReader(inputs, text_column=text_column, documents=documents)
+    events = make_vocabulary(reader, output, config, max_memory=memory, workers=workers)
     show_events(events, as_json=as_json)
 
 
@@ -53,16 +53,11 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Turn raw text into token ids on disk, once and in parallel; `pretrain` reads them."""
+    from bertworks.text.corpus import CorpusReader
     from bertworks.text.tokenizer import Tokenizer
     from bertworks.use.prepare import make_shards
 
-    events = make_shards(
-        inputs,
-        output,
-        Tokenizer.load(tokenizer),
-        text_column=text_column,
-        documents=documents,
-        workers=workers,
-        overwrite=overwrite,
-    )
+    vocabulary = Tokenizer.load(tokenizer)
+    reader = CorpusReader(inputs, text_column=text_column, documents=documents)
+    events = make_shards(reader, output, vocabulary, workers=workers, overwrite=overwrite)
     show_events(events, as_json=as_json)

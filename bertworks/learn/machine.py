@@ -67,6 +67,13 @@ def keep_memory() -> None:
     libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: never give the heap's end back
 
 
+def total_memory(device: torch.device | str = "cpu") -> int:
+    """Bytes that the device has."""
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def memory_in_use(device: torch.device | str = "cpu") -> int:
     """Bytes: of the GPU, the most so far; of a CPU process, what is resident now."""
     if torch.device(device).type == "cuda":

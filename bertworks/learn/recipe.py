@@ -1,10 +1,13 @@
 """A recipe is a TOML file; a recipe in memory is a frozen dataclass. Unknown names, wrong types and missing values are
 errors that say where and suggest a name; nothing is guessed. Not here: what the values do."""
 
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from difflib import get_close_matches
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from types import NoneType, UnionType
@@ -41,8 +44,6 @@ class TrainConfig:
     """phases: one after the other, under one learning-rate schedule.
     micro_batch_tokens: at most so many tokens are computed at once; a larger batch is accumulated. The numbers are the
     same.
-    bias_from_counts: the bias of the words begins at the logarithm of how often they come, not at 0. What they teach
-    would else be the first thing that a run spends its time on.
     evaluate_every, save_every: in steps; 0: some twenty times in a run, and every few minutes.
     """
 
@@ -50,10 +51,15 @@ class TrainConfig:
     micro_batch_tokens: int = 8192
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     gradient_checkpointing: bool = False
-    bias_from_counts: bool = False
     held_out_sequences: int = 256
     evaluate_every: int = 0
     save_every: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.micro_batch_tokens, self.held_out_sequences) < 1:
+            raise ValueError("micro_batch_tokens and held_out_sequences: expected 1 or more")
+        if min(self.evaluate_every, self.save_every) < 0:
+            raise ValueError("evaluate_every and save_every: expected a number of steps, or 0")
 
     @property
     def num_steps(self) -> int:
@@ -91,6 +97,8 @@ class Recipe:
                 f"train.phases ask for {self.train.sequence_length} tokens, but encoder.max_position_embeddings is "
                 f"{self.encoder.max_position_embeddings}"
             )
+        if not 0 <= self.seed < 1 << 32:
+            raise ValueError(f"seed is {self.seed}: expected a whole number from 0 to {(1 << 32) - 1:,}")
 
 
 def names() -> list[str]:
@@ -108,7 +116,10 @@ def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
         path = Path(name)
         if not path.is_file():
             raise UsageError(f"there is no recipe file {name}", fix=f"name one of {', '.join(names())}, or a file")
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UsageError("this is not a text in UTF-8", where=name, fix="save it as UTF-8") from error
     elif name in names():
         text = (_folder() / f"{name}.toml").read_text(encoding="utf-8")
     else:
@@ -126,7 +137,7 @@ def parse(text: str, where: str, overrides: Sequence[str] = ()) -> Recipe:
         raise UsageError(f"this is not TOML: {error}", where=where) from error
     for word in overrides:
         _put(table, word)
-    return build(Recipe, table, where)
+    return build(Recipe, table, partial(_place, text, where))
 
 
 def replaced(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
@@ -162,34 +173,58 @@ def _put(table: dict[str, Any], word: str) -> None:
         raise UsageError(
             f"{word!r} sets nothing", fix="write it as table.field=value, as in optimizer.learning_rate=1e-3"
         )
+    try:
+        value = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
     *path, last = name.split(".")
     place: Any = table
     for key in path:
-        place = (
-            place[int(key)]
-            if isinstance(place, list) and key.isdigit() and int(key) < len(place)
-            else _table(place, key, name)
-        )
-    try:
-        place[last] = tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
-        place[last] = text  # a bare word is a string
+        place = _inside(place, key, name)
+    if isinstance(place, list) and last.isdigit() and int(last) < len(place):
+        place[int(last)] = value
+    elif isinstance(place, dict):
+        place[last] = value
+    else:
+        raise UsageError(f"{name}: {last!r} is not inside a table")
 
 
-def _table(place: Any, key: str, name: str) -> Any:
-    if not isinstance(place, dict):
-        raise UsageError(f"{name}: {key!r} is not inside a table")
-    return place.setdefault(key, {})
+def _inside(place: Any, key: str, name: str) -> Any:
+    """What stands at `key` of a table or a list; a table that is not there yet is made."""
+    if isinstance(place, list) and key.isdigit() and int(key) < len(place):
+        return place[int(key)]
+    if isinstance(place, dict):
+        return place.setdefault(key, {})
+    raise UsageError(f"{name}: there is no {key!r}")
 
 
-def build(kind: type[T], value: Any, where: str, at: str = "") -> T:
-    """`value` as a `kind`, or a UsageError that names the place `at` in the file `where`."""
+def _place(text: str, name: str, at: str) -> str:
+    """`name:line` of the field `at` (as in train.phases[1].num_steps), or `name` alone if it is not in the text."""
+    table, counts = "", Counter[str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*(\[\[?)\s*([\w.]+)", line):
+            table = header[2]
+            if header[1] == "[[":
+                table += f"[{counts[header[2]]}]"
+                counts[header[2]] += 1
+            if at == table:
+                return f"{name}:{number}"
+        elif (field_name := re.match(r"\s*([\w.]+)\s*=", line)) and at in (
+            f"{table}.{field_name[1]}".lstrip("."),
+            f"{table}.{field_name[1]}[0]".lstrip("."),
+        ):
+            return f"{name}:{number}"
+    return name
+
+
+def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "") -> T:
+    """`value` as a `kind`, or a UsageError that names its path `at`; `where` tells the file and line of a path."""
     origin, choices = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
         return cast(T, _build_dataclass(kind, value, where, at))
     if origin is Literal:
         if value not in choices:
-            raise UsageError(f"{at}: {value!r} is none of {', '.join(map(repr, choices))}", where=where)
+            raise UsageError(f"{at}: {value!r} is none of {', '.join(map(repr, choices))}", where=where(at))
         return cast(T, value)
     if origin in (Union, UnionType):  # `X | None`; TOML has no null, so a value is an X
         return build(next(c for c in choices if c is not NoneType), value, where, at)  # type: ignore[no-any-return]
@@ -198,26 +233,28 @@ def build(kind: type[T], value: Any, where: str, at: str = "") -> T:
     if kind is float and type(value) is int:
         return cast(T, float(value))
     if origin is tuple or type(value) is not kind:
-        raise UsageError(f"{at}: expected {getattr(kind, '__name__', kind)}, got {value!r}", where=where)
+        name = "a list" if origin is tuple else getattr(kind, "__name__", kind)
+        raise UsageError(f"{at}: expected {name}, got {value!r}", where=where(at))
     return value
 
 
-def _build_dataclass(kind: Any, value: Any, where: str, at: str) -> Any:
+def _build_dataclass(kind: Any, value: Any, where: Callable[[str], str], at: str) -> Any:
     if not isinstance(value, dict):
-        raise UsageError(f"{at or 'recipe'}: expected a table, got {value!r}", where=where)
+        raise UsageError(f"{at or 'recipe'}: expected a table, got {value!r}", where=where(at))
     hints, prefix = get_type_hints(kind), at and at + "."
     for name in value.keys() - hints.keys():
         near = get_close_matches(name, hints, 1)
         fix = f"did you mean {prefix}{near[0]}?" if near else f"the fields are {', '.join(sorted(hints))}"
-        raise UsageError(f"{prefix}{name}: no such field", where=where, fix=fix)
+        raise UsageError(f"{prefix}{name}: no such field", where=where(prefix + name), fix=fix)
     for f in fields(kind):
         if f.name not in value and f.default is MISSING and f.default_factory is MISSING:
-            raise UsageError(f"{prefix}{f.name}: must be given", where=where)
+            raise UsageError(f"{prefix}{f.name}: must be given", where=where(at))
     parts = {name: build(hints[name], part, where, prefix + name) for name, part in value.items()}
     try:
         return kind(**parts)
-    except ValueError as error:  # what the dataclass itself refuses
-        raise UsageError(f"{at + ': ' if at else ''}{error}", where=where) from error
+    except (ValueError, UsageError) as error:  # what the dataclass itself refuses
+        what, remedy = (error.what, error.fix) if isinstance(error, UsageError) else (str(error), None)
+        raise UsageError(f"{at + ': ' if at else ''}{what}", where=where(at), fix=remedy) from error
 
 
 def _toml(value: Any) -> str:

@@ -15,8 +15,8 @@ from ..learn.train import evaluate
 from ..text.corpus import CorpusReader
 from ..text.shards import write_shards
 from .examples import held_out_batches, in_sections
+from .metrics import evaluation_figures
 from .prepare import Documents
-from .run import evaluation_figures
 
 
 def evaluate_mlm(

@@ -38,15 +38,18 @@ class Updating:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.going_on = False
 
     def __enter__(self) -> None:
         self.lock.acquire()
+        self.going_on = True
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """It stays held: `noted` lets go."""
 
     def noted(self) -> None:
         """The step's number and figures are where `leave` looks for them."""
+        self.going_on = False
         self.lock.release()
 
 
@@ -71,7 +74,10 @@ class Interruption:
         return 128 + self.requested
 
     def take_over(self) -> None:
-        """The loop itself saves and leaves. Waits for ever if the thread is at it."""
+        """The loop itself saves and leaves. If the thread is at it already, this waits until it ends the process."""
+        if self.updating.going_on:  # an error in the middle of a step: there is nothing to save
+            self._taken.set()
+            return
         with self.updating.lock:
             self._taken.set()
 
@@ -86,7 +92,7 @@ class Interruption:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._taken.set()
+        self.take_over()
         for number, handler in self._previous.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
         if self._previous:

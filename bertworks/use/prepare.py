@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -17,20 +17,22 @@ from .events import Event
 
 Documents = Literal["auto", "blank_line", "file"]
 Result = TypeVar("Result")
+PATIENCE = 2.0  # seconds that work may take to end when nobody listens any more
+
+
+class _UnheardError(Exception):
+    """Nobody listens: the work is to end."""
 
 
 def make_vocabulary(
-    inputs: Sequence[str | Path],
+    reader: CorpusReader,
     output: Path,
     config: VocabularyConfig,
     *,
-    text_column: str | None = None,
-    documents: Documents = "auto",
     max_memory: int = 1 << 30,
     workers: int | None = None,
 ) -> Iterator[Event]:
     """A vocabulary from raw text, written as a tokenizer folder. The "done" event has the report's figures."""
-    reader = CorpusReader(inputs, text_column=text_column, documents=documents)
 
     def work(tell: Callable[[str, int], None]) -> tuple[Tokenizer, VocabularyReport]:
         texts = (document.text for document in reader)
@@ -44,17 +46,14 @@ def make_vocabulary(
 
 
 def make_shards(
-    inputs: Sequence[str | Path],
+    reader: CorpusReader,
     output: Path,
     tokenizer: Tokenizer,
     *,
-    text_column: str | None = None,
-    documents: Documents = "auto",
     workers: int | None = None,
     overwrite: bool = False,
 ) -> Iterator[Event]:
     """Shards from raw text, with what the preflight found. The "done" event has the counts."""
-    reader = CorpusReader(inputs, text_column=text_column, documents=documents)
 
     def work(tell: Callable[[str, int], None]) -> tuple[Shards, PreflightReport | None]:
         def progress(characters: int) -> None:
@@ -81,23 +80,35 @@ def make_shards(
 
 
 def in_background(name: str, work: Callable[[Callable[[str, int], None]], Result]) -> Generator[Event, None, Result]:
-    """Runs `work(tell)` in a thread, yields what it tells as "stage" events, and returns its result."""
+    """Runs `work(tell)` in a thread, yields what it tells as "stage" events, and returns its result. If the caller
+    stops listening (Ctrl-C, an abandoned generator) the work ends where it next tells something: it unwinds."""
     news: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
     outcome: list[Result] = []
     failure: list[BaseException] = []
+    unheard = threading.Event()
+
+    def tell(what: str, amount: int) -> None:
+        if unheard.is_set():
+            raise _UnheardError
+        news.put((what, amount))
 
     def run() -> None:
         try:
-            outcome.append(work(lambda what, amount: news.put((what, amount))))
+            outcome.append(work(tell))
         except BaseException as error:
             failure.append(error)
         finally:
             news.put(None)
 
-    threading.Thread(target=run, daemon=True, name=name).start()
-    while (told := news.get()) is not None:
-        what, amount = told
-        yield Event("stage", f"{name}: {what} {amount:,}", {"stage": name, "what": what, "amount": amount})
+    thread = threading.Thread(target=run, daemon=True, name=name)
+    thread.start()
+    try:
+        while (told := news.get()) is not None:
+            what, amount = told
+            yield Event("stage", f"{name}: {what} {amount:,}", {"stage": name, "what": what, "amount": amount})
+    finally:
+        unheard.set()
+        thread.join(PATIENCE)
     if failure:
         raise failure[0]
     return outcome[0]

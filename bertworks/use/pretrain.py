@@ -4,30 +4,43 @@ done again. Not here: the training itself (`run`)."""
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
+from types import TracebackType
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.distributed as dist
 
-from ..errors import BertworksError
+from ..errors import BertworksError, UsageError
 from ..files.checkpoint import locked
-from ..files.model import Model, load_model
-from ..learn.machine import DTYPES, Precision, best_precision, choose_device, keep_memory, measure_matmul
+from ..files.model import load_model
+from ..learn.machine import (
+    DTYPES,
+    Precision,
+    best_precision,
+    choose_device,
+    keep_memory,
+    measure_matmul,
+    total_memory,
+)
 from ..learn.plan import choose, fit, measure
 from ..learn.recipe import Recipe, dump, load, parse, replaced
+from ..nn.config import EncoderConfig
 from ..text.atomic import write_text
+from ..text.corpus import CorpusReader
 from ..text.shards import Shards
 from ..text.tokenizer import Tokenizer
 from .events import Event
+from .interruption import terminable
 from .prepare import Documents, make_shards, make_vocabulary
-from .request import Request, claim, make_request, seconds_of
+from .request import Request, claim, clear, corpus_tokens, make_request, refuse_nested, refuse_other, seconds_of
 from .run import Corpus, Run
 
 RESERVE = 0.06  # of a budget: evaluations, checkpoints, the last report
+CHECKPOINTS = 3  # at most: the last two and the best; each has the parameters and two moments
 
 
 @dataclass(frozen=True)
@@ -94,23 +107,31 @@ def pretrain(
     """
     begin = time.perf_counter()
     request = make_request(inputs, recipe, overrides, budget, tokenizer, init, precision, seed, text_column, documents)
-    output = Path(output)
-    where = choose_device(device)
-    with closing(_Processes(where)) as processes:
-        if not processes.first:
-            processes.wait()
-        with locked(output) if processes.first else closing(processes):
+    output, where = Path(output), choose_device(device)
+    with terminable(), _Processes(where) as processes:
+        refuse_nested(output, request)
+        if processes.first:
+            going_on = not overwrite and refuse_other(output, request)
+            draft = None if going_on and (output / "recipe.toml").exists() else _draft(request, where)
+        else:
+            processes.meet()
+        with locked(output) if processes.first else nullcontext():
             if processes.first:
-                claim(output, request, overwrite)
-                yield from _prepare(output, request, where, begin, workers)
-                processes.wait()
-            resolved = parse((output / "recipe.toml").read_text(encoding="utf-8"), "recipe.toml")
+                if overwrite:
+                    clear(output)
+                if not refuse_other(output, request):
+                    claim(output, request)
+                yield from _prepare(output, draft, _Budget(request, where, begin, processes.count), workers)
+                processes.meet()
+            resolved = parse((output / "recipe.toml").read_text(encoding="utf-8"), str(output / "recipe.toml"))
             shards = Shards.open(request.shards_folder(output))
-            corpus = Corpus(shards, _limited(shards.tokenizer(), resolved), _corpus_facts(shards, request))
-            state = None if init is None else load_model(init, needs={"encoder"}).state
-            chosen = cast(Precision, resolved.train.precision)
+            vocabulary = shards.tokenizer()
+            vocabulary.model_max_length = resolved.encoder.max_position_embeddings
+            corpus = Corpus(shards, vocabulary, _corpus_facts(shards))
             keep_memory()
-            yield from Run(output, resolved, corpus, where, chosen, state).events()
+            yield from Run(
+                output, resolved, corpus, where, cast(Precision, resolved.train.precision), request.init
+            ).events()
 
 
 def estimate(
@@ -130,20 +151,16 @@ def estimate(
     """What `pretrain` with the same arguments would take, measured with some training steps on random tokens."""
     request = make_request(inputs, recipe, overrides, budget, tokenizer, init, precision, seed, text_column, documents)
     where = choose_device(device)
-    chosen = _precision(request, where)
-    tokens = request.corpus_tokens()
-    resolved = _begin_recipe(request, where, chosen, tokens)
-    if tokenizer is not None:
-        resolved = _with_vocabulary(resolved, Tokenizer.load(tokenizer).vocab_size)
-    elif not resolved.encoder.vocab_size:
-        resolved = _with_vocabulary(resolved, resolved.vocabulary.size)
-    measured = measure(resolved, where, chosen)
+    draft = _draft(request, where)
+    resolved = _with_vocabulary(draft.recipe, draft.vocab_size)
+    measured = measure(resolved, where, cast(Precision, resolved.train.precision))
     if request.budget:
         resolved = replaced(fit(resolved, seconds_of(request.budget) * (1 - RESERVE), measured.step_seconds), overrides)
     seconds = sum(
         phase.num_steps * cost for phase, cost in zip(resolved.train.phases, measured.step_seconds, strict=True)
     )
     parameters = resolved.encoder.num_parameters(resolved.sampling.pairs == "next_sentence")
+    shards = 0 if request.is_shards else draft.tokens * (2 if resolved.encoder.vocab_size <= 1 << 16 else 4)
     return Estimate(
         resolved.title,
         parameters,
@@ -151,7 +168,7 @@ def estimate(
         resolved.train.num_steps,
         resolved.train.num_tokens,
         seconds,
-        parameters * 4 * (3 * 3 + 1) + tokens * (2 if resolved.encoder.vocab_size <= 65536 else 4),
+        4 * parameters * (3 * CHECKPOINTS + 1) + shards,
         resolved.train.num_tokens / seconds,
     )
 
@@ -169,122 +186,167 @@ def readable(seconds: float) -> str:
 
 
 class _Processes:
-    """The processes that torchrun started, or this one alone. The first prepares while the others wait."""
+    """The processes that torchrun started, or this one alone. The first prepares alone; then they meet."""
 
     def __init__(self, device: torch.device):
-        self.many = int(os.environ.get("WORLD_SIZE", "1")) > 1
-        self.ours = self.many and not dist.is_initialized()
-        if self.ours:
-            backend = "nccl" if device.type == "cuda" else "gloo"
+        self.count, rank = (
+            int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0"))
+        )
+        self.first, self.device = rank == 0, device
+        if self.count > 1 and dist.is_initialized():
+            raise BertworksError("a process group is there already", fix="let `pretrain` make it: it prepares before")
+
+    def meet(self) -> None:
+        """Waits for all processes, which make a group."""
+        if self.count > 1:
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
             dist.init_process_group(backend, timeout=timedelta(days=1))
-        self.first = not self.many or dist.get_rank() == 0
 
-    def wait(self) -> None:
-        if self.many:
-            dist.barrier()
+    def __enter__(self) -> "_Processes":
+        return self
 
-    def close(self) -> None:
-        if self.ours and dist.is_initialized():
-            self.ours = False
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.count > 1 and dist.is_initialized():
             dist.destroy_process_group()
+        if self.count > 1 and isinstance(error, RuntimeError) and _is_lost(error):
+            raise BertworksError(
+                "another process of this training ended; its own message says why",
+                fix="type the same command again: it goes on from the last checkpoint",
+            ) from error
 
 
-def _prepare(
-    output: Path, request: Request, device: torch.device, begin: float, workers: int | None
-) -> Iterator[Event]:
-    """Everything up to the resolved recipe: vocabulary, shards, plan."""
-    if (output / "recipe.toml").exists():
-        if not request.is_shards:
-            yield from _make_shards(output, request, Tokenizer.load(output / "tokenizer"), workers)
-        return
-    chosen = _precision(request, device)
-    resolved = _begin_recipe(request, device, chosen, request.corpus_tokens())
-    if not request.is_shards:
-        if request.init:
-            tokenizer = load_model(request.init).tokenizer
-            tokenizer.save(output / "tokenizer")
-        elif request.tokenizer:
-            tokenizer = Tokenizer.load(request.tokenizer)
-            tokenizer.save(output / "tokenizer")
-        elif not (output / "tokenizer" / "tokenizer.json").exists():
-            yield Event("stage", "making a vocabulary", {"stage": "vocabulary"})
-            made = make_vocabulary(
-                request.inputs, output / "tokenizer", resolved.vocabulary, text_column=request.text_column,
-                documents=request.documents, workers=workers,
+def _is_lost(error: RuntimeError) -> bool:
+    """Does it say that a process does not answer? Only NCCL has an exception for that, gloo has words."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error) or "Connection" in str(error)
+
+
+class _Draft(NamedTuple):
+    """What is known before anything is made: the recipe but for its vocabulary and, under a budget, its steps."""
+
+    recipe: Recipe
+    corpus: CorpusReader | Shards
+    tokens: int  # of the corpus, or about so many
+    tokenizer: Tokenizer | None  # None: to be made
+    vocab_size: int  # or at most so many
+
+
+def _draft(request: Request, device: torch.device) -> _Draft:
+    """Whatever of a request can be wrong is found here, before a folder is touched."""
+    model = load_model(request.init) if request.init else None
+    tokenizer = model.tokenizer if model else Tokenizer.load(request.tokenizer) if request.tokenizer else None
+    corpus = Shards.open(request.inputs[0]) if request.is_shards else request.reader()
+    if isinstance(corpus, Shards):
+        theirs = corpus.tokenizer()
+        if tokenizer and tokenizer.sha256 != theirs.sha256:
+            raise BertworksError(
+                "these shards were made with another tokenizer", where=str(corpus.folder),
+                fix=f"make others: bertworks prepare TEXT --tokenizer {request.tokenizer or request.init} -o OTHER",
             )  # fmt: skip
-            yield from _notes(made)
-        yield Event("stage", "writing shards", {"stage": "shards"})
-        yield from _make_shards(output, request, Tokenizer.load(output / "tokenizer"), workers)
-    shards = Shards.open(request.shards_folder(output))
-    resolved = _with_vocabulary(resolved, shards.manifest.vocab_size)
-    if request.init:
-        _check_init(load_model(request.init), shards, resolved)
-    if request.budget:
-        measured = measure(resolved, device, chosen)
-        left = seconds_of(request.budget) * (1 - RESERVE) - (time.perf_counter() - begin)
+        tokenizer = theirs
+    tokens = corpus_tokens(corpus)
+    recipe = _recipe(request, device, tokens, model.config if model else None)
+    vocab_size = tokenizer.vocab_size if tokenizer else recipe.vocabulary.size
+    _refuse_too_large(_with_vocabulary(recipe, vocab_size), device)
+    return _Draft(recipe, corpus, tokens, tokenizer, vocab_size)
+
+
+def _recipe(request: Request, device: torch.device, tokens: int, encoder: EncoderConfig | None) -> Recipe:
+    """The recipe asked for, or one that suits the budget; its precision is decided, its vocabulary is not."""
+    if request.recipe:
+        recipe = load(request.recipe, request.overrides)
+    else:
+        recipe = replaced(choose(60, 1, tokens, encoder), request.overrides)
+    asked = request.precision or recipe.train.precision
+    precision = best_precision(device) if asked == "auto" else cast(Precision, asked)
+    if not request.recipe:
+        matmul = measure_matmul(DTYPES[precision], device)
+        recipe = replaced(choose(seconds_of(str(request.budget)), matmul, tokens, encoder), request.overrides)
+    try:
+        recipe = replace(
+            recipe,
+            train=replace(recipe.train, precision=precision),
+            encoder=encoder if request.recipe and encoder else recipe.encoder,
+            seed=recipe.seed if request.seed is None else request.seed,
+        )
+    except ValueError as error:
+        raise UsageError(str(error), where=request.init) from error
+    return recipe
+
+
+class _Budget(NamedTuple):
+    """What there is to spend: time on a device, in a number of processes."""
+
+    request: Request
+    device: torch.device
+    begin: float  # of the clock
+    processes: int
+
+    def spent_on(self, recipe: Recipe) -> Recipe:
+        """The recipe with as many steps as fit in what is left of the time."""
+        measured = measure(recipe, self.device, cast(Precision, recipe.train.precision))
+        left = seconds_of(str(self.request.budget)) * (1 - RESERVE) - (time.perf_counter() - self.begin)
         if left < 5:
             raise BertworksError(
-                f"making the vocabulary and the shards took the whole budget of {request.budget}",
-                where=str(output), fix="the shards are kept: give more time with -o ANOTHER-FOLDER and this folder's "
-                f"shards as input: bertworks pretrain {output / 'shards'} -o ANOTHER-FOLDER --budget 1h",
-            )  # fmt: skip
-        resolved = replaced(fit(resolved, left, measured.step_seconds), request.overrides)
-        resolved = replace(resolved, train=replace(resolved.train, precision=chosen))
+                f"making the vocabulary and the shards took the whole budget of {self.request.budget}",
+                fix="type the same again: they are kept, and the whole budget is for training",
+            )
+        fitted = fit(recipe, left, [seconds / self.processes for seconds in measured.step_seconds])
+        resolved = replaced(fitted, self.request.overrides)
+        return replace(resolved, train=replace(resolved.train, precision=recipe.train.precision))
+
+
+def _prepare(output: Path, draft: _Draft | None, budget: _Budget, workers: int | None) -> Iterator[Event]:
+    """Everything up to the resolved recipe: vocabulary, shards, plan."""
+    request = budget.request
+    if draft is None:  # that recipe is there
+        if not request.is_shards and "-" not in request.inputs:  # what came by standard input is not read twice
+            yield from _notes(
+                make_shards(request.reader(), output / "shards", Tokenizer.load(output / "tokenizer"), workers=workers)
+            )
+        return
+    if isinstance(draft.corpus, CorpusReader):
+        yield from _prepare_text(output, draft, draft.corpus, workers)
+    resolved = _with_vocabulary(draft.recipe, Shards.open(request.shards_folder(output)).manifest.vocab_size)
+    if request.budget:
+        resolved = budget.spent_on(resolved)
     write_text(output / "recipe.toml", dump(resolved))
     yield Event("plan", _describe(resolved), {"recipe": asdict(resolved)})
 
 
-def _begin_recipe(request: Request, device: torch.device, precision: Precision, tokens: int) -> Recipe:
-    """The recipe before the number of steps (under a budget) and the vocabulary are known."""
-    if request.recipe:
-        resolved = load(request.recipe, request.overrides)
-    else:
-        matmul = measure_matmul(DTYPES[precision], device)
-        resolved = replaced(choose(seconds_of(str(request.budget)), matmul, tokens), request.overrides)
-    if request.init:
-        resolved = replace(resolved, encoder=load_model(request.init).config)
-    resolved = replace(resolved, train=replace(resolved.train, precision=precision))
-    return resolved if request.seed is None else replace(resolved, seed=request.seed)
-
-
-def _precision(request: Request, device: torch.device) -> Precision:
-    if request.precision in ("fp32", "bf16"):
-        return cast(Precision, request.precision)
-    if request.recipe:
-        asked = load(request.recipe, request.overrides).train.precision
-        if asked != "auto":
-            return asked
-    return best_precision(device)
+def _prepare_text(output: Path, draft: _Draft, reader: CorpusReader, workers: int | None) -> Iterator[Event]:
+    """The folders `tokenizer` and `shards`."""
+    folder = output / "tokenizer"
+    if draft.tokenizer:
+        draft.tokenizer.save(folder)
+    elif not (folder / "tokenizer.json").exists():
+        yield Event("stage", "making a vocabulary", {"stage": "vocabulary"})
+        yield from _notes(make_vocabulary(reader, folder, draft.recipe.vocabulary, workers=workers))
+    yield Event("stage", "writing shards", {"stage": "shards"})
+    yield from _notes(make_shards(reader, output / "shards", Tokenizer.load(folder), workers=workers))
 
 
 def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
-    """The recipe with as many words as the tokenizer has."""
-    return replace(recipe, encoder=replace(recipe.encoder, vocab_size=size))
-
-
-def _check_init(model: Model, shards: Shards, recipe: Recipe) -> None:
-    if model.tokenizer.sha256 != shards.tokenizer().sha256:
-        raise BertworksError(
-            "the model to begin with and the shards have different tokenizers",
-            where=str(shards.folder),
-            fix="give the raw text, or make shards with the model's tokenizer: bertworks prepare --tokenizer MODEL",
+    """The recipe with as many words as the tokenizer has, unless it asks for more (a multiple of 64 is faster)."""
+    asked = recipe.encoder.vocab_size
+    if asked and asked < size:
+        raise UsageError(
+            f"encoder.vocab_size is {asked:,}, but the vocabulary has {size:,} tokens",
+            fix="leave it out, and set vocabulary.size",
         )
+    return replace(recipe, encoder=replace(recipe.encoder, vocab_size=asked or size))
 
 
-def _limited(tokenizer: Tokenizer, recipe: Recipe) -> Tokenizer:
-    """The tokenizer, which must not let through more tokens than the model has positions."""
-    tokenizer.model_max_length = min(tokenizer.model_max_length, recipe.encoder.max_position_embeddings)
-    return tokenizer
-
-
-def _make_shards(output: Path, request: Request, tokenizer: Tokenizer, workers: int | None) -> Iterator[Event]:
-    if "-" in request.inputs and (output / "shards" / "manifest.json").exists():
-        return  # what came through standard input is not read twice
-    made = make_shards(
-        request.inputs, output / "shards", tokenizer, text_column=request.text_column,
-        documents=request.documents, workers=workers,
-    )  # fmt: skip
-    yield from _notes(made)
+def _refuse_too_large(recipe: Recipe, device: torch.device) -> None:
+    """Parameters, gradients and both moments of Adam are float32: less memory than that is too little."""
+    parameters, there = recipe.encoder.num_parameters(), total_memory(device)
+    if 16 * parameters > there:
+        raise UsageError(
+            f"a model of {parameters:,} parameters needs more than {16 * parameters / 1e9:,.1f} GB of memory to train, "
+            f"and there are {there / 1e9:,.1f} GB",
+            fix="choose a smaller encoder: fewer layers, or a smaller hidden size",
+        )
 
 
 def _notes(events: Iterator[Event]) -> Iterator[Event]:
@@ -293,7 +355,7 @@ def _notes(events: Iterator[Event]) -> Iterator[Event]:
         yield replace(event, kind="note") if event.kind == "done" else event
 
 
-def _corpus_facts(shards: Shards, request: Request) -> dict[str, object]:
+def _corpus_facts(shards: Shards) -> dict[str, object]:
     m = shards.manifest
     return {"documents": m.documents, "sentences": m.sentences, "tokens": m.tokens, "sha256": m.files["tokens.bin"]}
 

@@ -5,10 +5,13 @@ Not here: how it is done (`pretrain`).
 
 import hashlib
 import json
+import os
+import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ..errors import UsageError
 from ..text.atomic import write_text
@@ -19,6 +22,12 @@ from .run import versions
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 CHARACTERS_PER_TOKEN = 4.2  # for estimates before there is a vocabulary
+PACKED = {".gz": 2.8, ".zst": 3.0, ".xz": 3.6, ".bz2": 3.6, ".parquet": 2.0}  # characters per byte, about
+FILES = (  # of a run folder, besides run.json
+    "recipe.toml", "metrics.jsonl", "report.html", "config.json", "model.safetensors", "README.md", "vocab.txt",
+    "special_tokens_map.json", "tokenizer_config.json", "tokenizer.json",
+)  # fmt: skip
+FOLDERS = ("checkpoints", "plans", "shards", "tokenizer")
 
 
 @dataclass(frozen=True)
@@ -38,23 +47,29 @@ class Request:
 
     @property
     def is_shards(self) -> bool:
-        """Is the input a folder that `prepare` wrote?"""
-        return len(self.inputs) == 1 and (Path(self.inputs[0]) / "manifest.json").is_file()
+        """Is the input a folder that `prepare` wrote, or began to write?"""
+        folder = Path(self.inputs[0]) if len(self.inputs) == 1 else None
+        return folder is not None and any((folder / name).is_file() for name in ("manifest.json", "plan.json"))
 
     def shards_folder(self, output: Path) -> Path:
         """Where the token ids are, or will be."""
         return Path(self.inputs[0]) if self.is_shards else output / "shards"
 
-    def corpus_tokens(self) -> int:
-        """Of the shards; of raw text a guess by the size of its files."""
-        if self.is_shards:
-            return Shards.open(self.inputs[0]).manifest.tokens
-        if "-" in self.inputs:
-            return 10_000_000
-        reader = CorpusReader(self.inputs, text_column=self.text_column, documents=self.documents)
-        packed = {".gz": 2.8, ".zst": 3.0, ".xz": 3.6, ".bz2": 3.6, ".parquet": 2.0}
-        size = sum(path.stat().st_size * packed.get(path.suffix, 1.0) for path in reader.files)
-        return int(size / CHARACTERS_PER_TOKEN)
+    def reader(self) -> CorpusReader:
+        """Of the raw text. Standard input is read into a temporary file here, and only once.
+
+        Raises:
+            BertworksError: an input names nothing that can be read.
+        """
+        return CorpusReader(self.inputs, text_column=self.text_column, documents=self.documents)
+
+
+def corpus_tokens(corpus: CorpusReader | Shards) -> int:
+    """Of shards, their number; of raw text, a guess by the size of its files."""
+    if isinstance(corpus, Shards):
+        return corpus.manifest.tokens
+    size = sum(path.stat().st_size * PACKED.get(path.suffix, 1.0) for path in corpus.files)
+    return int(size / CHARACTERS_PER_TOKEN)
 
 
 def make_request(
@@ -74,67 +89,121 @@ def make_request(
     Raises:
         UsageError: options that contradict one another, or a budget that is none.
     """
+    if not inputs:
+        raise UsageError("no input was given", fix="name files, folders, a glob in quotes, or - for standard input")
     if tokenizer and init:
         raise UsageError("a model to begin with brings its own tokenizer", fix="give --tokenizer or --init")
     if budget:
         seconds_of(budget)
-    given = [str(one) for one in ([inputs] if isinstance(inputs, str | Path) else inputs)]
-    names = tuple(str(Path(one).resolve()) if Path(one).exists() else one for one in given)
-    if recipe and recipe.endswith(".toml") and Path(recipe).is_file():
-        recipe = str(Path(recipe).resolve())
+    if recipe and recipe.endswith(".toml"):
+        recipe = _absolute(recipe)
+    given = [inputs] if isinstance(inputs, str | Path) else inputs
     return Request(
-        names, recipe, tuple(overrides), budget or (None if recipe else "1h"), tokenizer, init, precision, seed,
-        text_column, documents,
+        tuple(_absolute(one) for one in given), recipe, tuple(overrides), budget or (None if recipe else "1h"),
+        tokenizer and _absolute(tokenizer), init and _absolute(init), precision, seed, text_column, documents,
     )  # fmt: skip
+
+
+def _absolute(path: str | Path) -> str:
+    """A path or a glob that means the same from every folder; "-" is standard input."""
+    return str(path) if str(path) == "-" else os.path.abspath(Path(path).expanduser())  # noqa: PTH100 - it keeps links
 
 
 def seconds_of(budget: str) -> float:
     """90s, 30m, 2h, 1d, 1h30m -> seconds."""
-    total, number = 0.0, ""
-    for letter in budget.strip().lower():
-        if letter in UNITS and number:
-            total, number = total + float(number) * UNITS[letter], ""
-        elif letter.isdigit() or letter == ".":
-            number += letter
-        else:
-            number = "?"
-            break
-    if number or total < 10:
+    words = re.fullmatch(r"(\d+(\.\d+)?[smhd])+", budget.strip().lower(), re.ASCII)
+    parts = re.findall(r"([\d.]+)([smhd])", words[0]) if words else []
+    total = sum(float(number) * UNITS[unit] for number, unit in parts)
+    if not 10 <= total < 1e9:
         raise UsageError(f"{budget!r} is no budget", fix="write a time of 10 s or more such as 30m, 2h or 1h30m")
     return total
 
 
-def claim(output: Path, request: Request, overwrite: bool) -> None:
-    """Takes the folder for this request. Refused if it holds another run, or what is no run at all."""
+def refuse_nested(output: Path, request: Request) -> None:
+    """What is read must not change because of what is written.
+
+    Raises:
+        UsageError: the folder holds what is to be read, or lies within the corpus.
+    """
+    target = output.resolve()
+    for one in filter(None, (*request.inputs, request.tokenizer, request.init)):
+        path = Path(one).resolve()
+        if target in (path, *path.parents):
+            raise UsageError(
+                f"the output folder holds what is to be read: {one}", where=str(output), fix="-o ANOTHER-FOLDER"
+            )
+        if one in request.inputs and one != "-" and path.is_dir() and path in target.parents:
+            raise UsageError(
+                f"the output folder lies in the folder that is read, {one}: the model's files would become its text",
+                where=str(output),
+                fix="-o A-FOLDER-ELSEWHERE",
+            )
+
+
+def refuse_other(output: Path, request: Request) -> bool:
+    """Whether the folder holds this very request already; False: it is free.
+
+    Raises:
+        UsageError: it holds another run, or what is no run at all.
+    """
     path = output / "run.json"
-    content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(request).items()}
-    if request.recipe and request.recipe.endswith(".toml") and Path(request.recipe).is_file():
-        content["recipe_sha256"] = hashlib.sha256(Path(request.recipe).read_bytes()).hexdigest()
-    if overwrite and path.exists():
-        _clear(output)
     if path.exists():
-        there = json.loads(path.read_text(encoding="utf-8"))["request"]
-        differing = [name for name in content if content[name] != there.get(name)]
-        if differing:
-            lines = "".join(f"\n  {n}: {there.get(n)!r} there, {content[n]!r} now" for n in differing)
+        there, now = _asked(path), _content(request)
+        if differing := [name for name in now if there.get(name) != now[name]]:
+            lines = "".join(f"\n  {name}: {_shown(there, name)} there, {_shown(now, name)} now" for name in differing)
             raise UsageError(
                 f"the folder holds a run with other settings:{lines}",
                 where=str(output),
                 fix="-o ANOTHER-FOLDER keeps both; --overwrite deletes the run that is there",
             )
-        return
-    strange = [p.name for p in output.iterdir() if not p.name.startswith(".")]
+        return True
+    strange = [p.name for p in output.iterdir() if not p.name.startswith(".")] if output.is_dir() else []
     if strange:
         raise UsageError(
             f"the folder is not empty and holds no run: {', '.join(sorted(strange)[:5])}",
             where=str(output),
             fix="-o ANOTHER-FOLDER, or empty this one",
         )
-    write_text(path, json.dumps({"request": content, "versions": versions()}, indent=2, ensure_ascii=False) + "\n")
+    return False
 
 
-def _clear(output: Path) -> None:
-    for path in output.iterdir():
-        if path.name.startswith("."):
-            continue  # the lock that we hold
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+def claim(output: Path, request: Request) -> None:
+    """Writes the request down, in a folder that `refuse_other` called free."""
+    content = {"request": _content(request), "versions": versions()}
+    write_text(output / "run.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def clear(output: Path) -> None:
+    """Deletes the run in a folder and nothing else; its run.json last, so that it can be deleted again."""
+    if not (output / "run.json").exists():
+        return
+    for name in FOLDERS:
+        shutil.rmtree(output / name, ignore_errors=True)
+    for name in (*FILES, "run.json"):
+        (output / name).unlink(missing_ok=True)
+
+
+def _content(request: Request) -> dict[str, Any]:
+    """The request as JSON holds it, and the hashes of what it names."""
+    content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(request).items()}
+    if request.recipe and request.recipe.endswith(".toml") and Path(request.recipe).is_file():
+        content["recipe_sha256"] = hashlib.sha256(Path(request.recipe).read_bytes()).hexdigest()
+    if request.is_shards and (manifest := Path(request.inputs[0]) / "manifest.json").is_file():
+        content["shards_sha256"] = hashlib.sha256(manifest.read_bytes()).hexdigest()
+    return content
+
+
+def _asked(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))["request"])
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(
+            "this is not what a run writes about itself",
+            where=str(path),
+            fix="-o ANOTHER-FOLDER; or --overwrite, which deletes the run that is there",
+        ) from None
+
+
+def _shown(content: Mapping[str, Any], name: str) -> str:
+    value = content.get(name)
+    return f"{value[:12]}..." if name.endswith("sha256") and value else repr(value)
