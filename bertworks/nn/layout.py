@@ -61,16 +61,14 @@ class Layout:
     def present(self) -> Tensor:
         """bool [B, max_seqlen]: which places of the rectangle hold a token."""
         places = torch.arange(self.max_seqlen, device=self.cu_seqlens.device)
-        lengths: Tensor = self.cu_seqlens.diff()
-        present: Tensor = places.lt(lengths[:, None])
-        return present
+        return places < self.cu_seqlens.diff()[:, None]
 
     def pad(self, x: Tensor) -> Tensor:
         """[T, ...] -> [B, max_seqlen, ...], zeros after the end. A view, not a copy, if the layout is uniform."""
         if not self.is_uniform:
             rectangle = x.new_zeros(self.num_sequences * self.max_seqlen, *x.shape[1:])
             x = rectangle.index_copy(0, self.slots, x)
-        return x.unflatten(0, (self.num_sequences, self.max_seqlen))
+        return x.view(self.num_sequences, self.max_seqlen, *x.shape[1:])
 
     def unpad(self, x: Tensor) -> Tensor:
         """[B, max_seqlen, ...] -> [T, ...]."""
