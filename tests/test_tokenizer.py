@@ -3,7 +3,7 @@
 import gzip
 import json
 import pickle
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -320,7 +320,7 @@ def test_config_that_is_no_object(tmp_path):
 
 def assert_same(tokenizer, theirs, texts):
     """Ids, offsets and type ids of every text, and of every text with its successor as a pair."""
-    pairs = list(zip(texts, texts[1:]))
+    pairs = list(pairwise(texts))
     ours = tokenizer.encode_batch(texts) + [tokenizer.encode(*pair) for pair in pairs]
     library = theirs(list(texts), return_offsets_mapping=True, return_token_type_ids=True)
     together = [library]

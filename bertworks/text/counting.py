@@ -64,7 +64,7 @@ class Splitter:
         normalizer, pre_tokenizer = self._parts
         try:
             normal = normalizer.normalize_str(chunk)
-        except TypeError:  # a lone surrogate, which UTF-8 cannot hold
+        except (TypeError, UnicodeEncodeError):  # a lone surrogate, which UTF-8 cannot hold
             normal = normalizer.normalize_str(re.sub("[\ud800-\udfff]", "\ufffd", chunk))
         return [word for word, _ in pre_tokenizer.pre_tokenize_str(normal)]
 
@@ -141,8 +141,15 @@ class WordCounts:
 
     def _write_run(self, items: Iterator[tuple[str, int]]) -> None:
         path = Path(self._folder.name) / f"{next(self._names)}.tsv"
-        with path.open("w", encoding="utf-8", newline="") as file:
-            file.writelines(f"{word}\t{number}\n" for word, number in items)
+        try:
+            with path.open("w", encoding="utf-8", newline="") as file:
+                file.writelines(f"{word}\t{number}\n" for word, number in items)
+        except OSError as error:
+            raise BertworksError(
+                f"word counts cannot be put aside: {error.strerror}",
+                where=str(path.parent),
+                fix="allow more memory, or let TMPDIR name a folder with more room",
+            ) from error
         self._runs.append(path)
 
 

@@ -124,25 +124,22 @@ def script_share(counts: WordCounts, *, as_bytes: bool) -> float:
     return script / max(total, 1)
 
 
-def strip_accents(counts: WordCounts, into: WordCounts, *, as_bytes: bool, cut_marks: bool) -> None:
+def strip_accents(counts: WordCounts, into: WordCounts, *, as_bytes: bool) -> None:
     """Add the counts as if accents had been stripped before counting.
 
     Args:
         as_bytes: the words are written in the stand-ins of byte-level BPE.
-        cut_marks: punctuation is a word; decomposing can set some free (U+2260 becomes "=" and a mark).
     """
     strip = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
-    marks = pre_tokenizers.BertPreTokenizer()
+    marks = pre_tokenizers.BertPreTokenizer()  # decomposing can set some free: U+2260 becomes "=" and an accent
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     for word, count in counts:
         plain = _plain(word, as_bytes)
         bare = plain if plain.isascii() else strip.normalize_str(plain)
         if bare == plain:
             into.add({word: count})
-        elif not as_bytes and not cut_marks:
-            into.add({bare: count} if bare else {})
         else:
-            for part, _ in (marks if cut_marks else to_bytes).pre_tokenize_str(bare):
+            for part, _ in (to_bytes if as_bytes else marks).pre_tokenize_str(bare):
                 into.add({part: count})
 
 

@@ -157,7 +157,7 @@ def _look_at(
         share = script_share(counts, as_bytes=as_bytes)
         decided = replace(config, strip_accents=_decide_accents(config, share, notes))
         if decided.strip_accents and not undecided.strip_accents:
-            strip_accents(counts, stripped, as_bytes=as_bytes, cut_marks=config.algorithm == "wordpiece")
+            strip_accents(counts, stripped, as_bytes=as_bytes)
             return Survey.of(stripped, max_memory, notes), decided
         return Survey.of(counts, max_memory, notes), decided
 

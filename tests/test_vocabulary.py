@@ -1,0 +1,377 @@
+"""Vocabularies: the same bytes whatever the way, honest figures, and nothing learned wrongly."""
+
+import gzip
+import json
+import random
+import sys
+import time
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertworks.errors import BertworksError, UsageError
+from bertworks.text import counting, survey, wordpiece
+from bertworks.text.counting import Splitter, WordCounts, count_words
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
+from bertworks.text.wordpiece import MergeLearner, characters_of, learn_word_pieces
+
+BERT = '{"type":"BertNormalizer","clean_text":true,"handle_chinese_chars":true,"strip_accents":%s,"lowercase":true}'
+SPLITTER = Splitter(BERT % "false", '{"type":"BertPreTokenizer"}', 100, "lower-cased")
+BYTES = Splitter(
+    '{"type":"Sequence","normalizers":[%s,{"type":"Strip","strip_left":true,"strip_right":true},'
+    '{"type":"Replace","pattern":{"Regex":" {2,}"},"content":" "}]}' % (BERT % "false"),
+    '{"type":"ByteLevel","add_prefix_space":true,"trim_offsets":true,"use_regex":true}',
+    1000,
+    None,
+)
+ALGORITHMS = ["wordpiece", "bpe", "unigram"]
+WORDS = "the old cat sat on a mat with 3 unhappy, unaffordable friends; café naïve résumé — Straße! it's x-ray".split()
+TEXTS = st.lists(
+    st.text(st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("aB1 \n\té中がㅏ한,.'\x0b\u3000")))
+)
+
+
+def invented(documents=60, seed=0):
+    """Documents of words that repeat, with a few that come once."""
+    chance = random.Random(seed)
+    return [
+        " ".join(chance.choices(WORDS, range(len(WORDS), 0, -1), k=40)) + f"\nword{chance.randrange(10**6)} İ \x0bq"
+        for _ in range(documents)
+    ]
+
+
+def files_of(tokenizer, folder):
+    tokenizer.save(folder)
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+# Counting
+
+
+@given(TEXTS)
+@pytest.mark.parametrize("splitter", [SPLITTER, BYTES], ids=["wordpiece", "bpe"])
+def test_counts_are_those_of_the_whole_text(splitter, texts):
+    expected = Counter(word for text in texts for word in splitter.words(text) if len(word) <= splitter.longest)
+    assert splitter.count(texts) == expected
+
+
+def test_counts_survive_a_lone_surrogate_and_long_words():
+    assert SPLITTER.count(["a\ud800b " + "x" * 101]) == {"ab": 1}
+
+
+@given(st.lists(st.dictionaries(st.text(st.sampled_from("abé中\U0001f600"), min_size=1), st.integers(1, 9))))
+@settings(deadline=None)
+def test_counts_through_files_are_exact_and_sorted(batches):
+    expected: Counter[str] = Counter()
+    with WordCounts(max_memory=1) as spilled:  # every word goes to a file of its own
+        for batch in batches:
+            spilled.add(batch)
+            expected.update(batch)
+        assert list(spilled) == sorted(expected.items())
+        assert list(spilled) == sorted(expected.items()), "as often as one likes"
+        assert bool(spilled) == bool(expected)
+
+
+def test_hundreds_of_runs_are_merged_on_the_way():
+    with WordCounts(max_memory=1) as counts:
+        for number in range(300):
+            counts.add({f"w{number % 7}": 1})
+        assert len(counts._runs) <= 2 * counting._RUNS
+        assert sum(count for _, count in counts) == 300
+
+
+def test_no_room_for_temporary_files_is_an_error_of_ours():
+    with WordCounts(max_memory=1) as counts:
+        counts._folder.cleanup()
+        with pytest.raises(BertworksError, match="cannot be put aside"):
+            counts.add({"word": 1})
+
+
+def test_a_killed_counting_process_is_an_error(monkeypatch):
+    monkeypatch.setattr(counting, "_BATCH", 10)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with WordCounts(1 << 20) as counts, pytest.raises(BertworksError, match="process that counted words ended"):
+        count_words(invented(9), SPLITTER, counts, workers=2)
+
+
+# Merging
+
+
+def naive_merges(words, score, steps):
+    """The definition, all counts made anew at every step; ties to the pair of older symbols."""
+    words = [(characters_of(word), count) for word, count in words]
+    order = {form: number for number, form in enumerate(sorted({form for word, _ in words for form in word}))}
+    merges = []
+    for _ in range(steps):
+        pairs, symbols = Counter(), Counter()
+        for word, count in words:
+            symbols.update({form: count * word.count(form) for form in set(word)})
+            for pair in pairwise(word):
+                pairs[pair] += count
+        scored = []
+        for (left, right), count in pairs.items():
+            value = wordpiece.math.log(count * symbols.total() / (symbols[left] * symbols[right])) * count
+            if score == "frequency":
+                value = count
+            if count >= 2 and value > 0:
+                scored.append((-value, order[left], order[right], left, right))
+        if not scored:
+            break
+        *_, left, right = min(scored)
+        merges.append((left, right))
+        form = left + right.removeprefix("##")
+        order.setdefault(form, len(order))
+        for word, _ in words:
+            place = 0
+            while place < len(word) - 1:
+                if (word[place], word[place + 1]) == (left, right):
+                    word[place : place + 2] = [form]
+                place += 1
+    return merges
+
+
+@pytest.mark.parametrize("score", ["frequency", "likelihood"])
+@given(st.dictionaries(st.text(st.sampled_from("abc"), min_size=1, max_size=9), st.integers(1, 20), max_size=12))
+@settings(deadline=None, max_examples=150)
+def test_merges_are_those_of_the_definition(score, words):
+    drift, wordpiece._DRIFT = wordpiece._DRIFT, 2.0  # all scores anew at every step: then nothing is approximate
+    try:
+        items = sorted(words.items())
+        alphabet = sorted({form for word, _ in items for form in characters_of(word)})
+        numbers = {form: number for number, form in enumerate(alphabet)}
+        learner = MergeLearner(
+            [[numbers[form] for form in characters_of(word)] for word, _ in items],
+            [count for _, count in items],
+            alphabet,
+            lambda left, right: left + right.removeprefix("##"),
+            score=score,
+        )
+        while len(learner.merges) < 30 and learner.step():
+            pass
+    finally:
+        wordpiece._DRIFT = drift
+    assert learner.merges == naive_merges(items, score, 30)
+
+
+def test_scores_differ_where_they_should():
+    """ "##e" is everywhere, so "x ##e" says little although it is frequent; "q ##u" always go together."""
+    words = [("xe", 50), ("ye", 60), ("ze", 60), ("e", 1), ("qu", 45)]
+    alphabet = sorted({form for word, _ in words for form in characters_of(word)})
+    first = {
+        score: learn_word_pieces(words, alphabet, len(alphabet) + 1, score=score, min_frequency=2)[-1]
+        for score in ("frequency", "likelihood")
+    }
+    assert first == {"frequency": "ye", "likelihood": "qu"}
+
+
+def test_stepping_stones_are_dropped():
+    words = [("abcdef", 100), ("xy", 3), ("zw", 2)]
+    alphabet = sorted({form for word, _ in words for form in characters_of(word)})
+    pieces = learn_word_pieces(words, alphabet, len(alphabet) + 6, score="frequency", min_frequency=2)
+    assert set(pieces[len(alphabet) :]) >= {"abcdef", "xy"}
+    few = learn_word_pieces(words, alphabet, len(alphabet) + 5, score="frequency", min_frequency=2)
+    assert few[len(alphabet) :][-1] == "xy", "a fifth more than 5 is 6; a stepping stone of abcdef went"
+
+
+# Training
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_same_bytes_whatever_the_way(algorithm, tmp_path, monkeypatch):
+    documents = invented()
+    config = VocabularyConfig(size=330, algorithm=algorithm, min_frequency=1)
+    expected = files_of(train_vocabulary(documents, config, workers=1)[0], tmp_path / "expected")
+    assert len(json.loads(expected["tokenizer.json"])["model"]["vocab"]) > 100
+    monkeypatch.setattr(counting, "_BATCH", 2000)  # several batches, so that processes start
+    monkeypatch.setattr(counting, "_RUNS", 3)
+    for number, (workers, max_memory) in enumerate([(1, 1000), (2, 1 << 30), (3, 1000)]):
+        random.Random(number).shuffle(documents)
+        made, _ = train_vocabulary(iter(documents), config, workers=workers, max_memory=max_memory)
+        assert files_of(made, tmp_path / str(number)) == expected
+
+
+def test_ids_of_special_tokens_are_fixed_and_unused_slots_follow():
+    made, _ = train_vocabulary(invented(), VocabularyConfig(size=120, unused=3))
+    assert made.tokens[:8] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]", "[unused1]", "[unused2]"]
+    assert (made.pad_id, made.unk_id, made.cls_id, made.sep_id, made.mask_id) == (0, 1, 2, 3, 4)
+    assert len(set(made.tokens)) == made.vocab_size == 120
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_transformers_opens_the_folder_and_agrees(algorithm, tmp_path):
+    from transformers import AutoTokenizer
+
+    made, report = train_vocabulary(
+        invented(), VocabularyConfig(size=330, algorithm=algorithm, model_max_length=64, min_frequency=1)
+    )
+    made.save(tmp_path)
+    assert (tmp_path / "vocab.txt").exists() == (algorithm == "wordpiece")
+    assert Tokenizer.load(tmp_path).sha256 == made.sha256
+    theirs = AutoTokenizer.from_pretrained(str(tmp_path))
+    assert theirs.model_max_length == 64
+    assert (theirs.pad_token_id, theirs.mask_token_id) == (0, 4)
+    for text in ("The old  cat, unhappy: [MASK] café!", "", "it's 3 xyz"):
+        found = theirs(text, "a mat", return_offsets_mapping=True)
+        ours = made.encode(text, "a mat")
+        assert (ours.ids, ours.type_ids) == (found["input_ids"], found["token_type_ids"])
+        assert ours.offsets == [tuple(place) for place in found["offset_mapping"]]
+    assert made.lowercase
+    assert not set(made.ids(["a [MASK] b[SEP]c [PAD] [CLS]"])[0]) & {0, 2, 3, 4}
+    words = made.decode(made.encode("the old cat").ids)
+    assert words == "the old cat"
+    assert made.starts_word[made.encode("the old cat").ids].sum() == 5
+    assert report.size == made.vocab_size
+    assert f"{report.size:,} tokens ({algorithm})" in str(report)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_dakuten_and_hangul_survive_lower_case(algorithm, tmp_path):
+    texts = ["がんばれ ガラス 한국어 ABC が", "한국어 がんばれ パン"] * 40
+    made, report = train_vocabulary(texts, VocabularyConfig(size=300, algorithm=algorithm))
+    assert made.decode(made.ids(["がんばれ 한국어 ABC"])[0]).replace(" ", "") == "がんばれ한국어abc"
+    assert any("accents are kept" in note for note in report.notes)
+    made.save(tmp_path)
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["strip_accents"] is False
+    if algorithm == "wordpiece":
+        assert made.unk_id not in made.ids(["が 한"])[0]
+
+
+def test_accents_go_as_told_and_are_doubted():
+    texts = ["がんばれ ガラス 한국어 Café"] * 40
+    stripped, report = train_vocabulary(texts, VocabularyConfig(size=100, strip_accents=True))
+    assert "がんばれ" not in stripped.tokens
+    assert any("takes them apart" in note for note in report.notes)
+    cased, _ = train_vocabulary(texts, VocabularyConfig(size=100, lowercase=False))
+    assert "Café" in cased.tokens
+    english, _ = train_vocabulary(["Café déjà"] * 40, VocabularyConfig(size=100))
+    assert "cafe" in english.tokens
+    kept, _ = train_vocabulary(["Café déjà"] * 40, VocabularyConfig(size=100, strip_accents=False))
+    assert "café" in kept.tokens
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_accents_stripped_late_are_as_if_stripped_at_once(algorithm):
+    texts = [text + " a≠b Ελλάδα naïve ﬁn Å" for text in invented()]
+    size = VocabularyConfig(size=330, algorithm=algorithm)
+    late, _ = train_vocabulary(texts, size)
+    at_once, _ = train_vocabulary(texts, VocabularyConfig(size=330, algorithm=algorithm, strip_accents=True))
+    assert late.tokens == at_once.tokens
+
+
+def test_report_tells_the_truth():
+    texts = ["ab cd"] * 3000 + ["ef gh 中"] * 3000 + [f"{number} zz" for number in range(3000)]
+    made, report = train_vocabulary(texts, VocabularyConfig(size=60, character_coverage=0.5))
+    held_back = list(survey.Sample(texts))
+    assert report.words == sum(SPLITTER.count(held_back).values())
+    assert report.unique_words == len(SPLITTER.count(held_back))
+    sample = survey.Sample(texts)
+    list(sample)
+    ids = made.ids(sample.texts)
+    assert report.unknown_rate == sum(row.count(made.unk_id) for row in ids) / sum(map(len, ids))
+    assert 0 < report.character_coverage <= 1
+
+
+def test_documents_held_back_do_not_depend_on_order():
+    texts = [f"document number {number}" * 20 for number in range(1000)]
+    learned_from = set(survey.Sample(texts))
+    assert 5 < len(texts) - len(learned_from) < 40
+    assert set(survey.Sample(reversed(texts))) == learned_from
+
+
+def test_a_tiny_corpus_is_never_all_held_back():
+    text = next(f"words {number}" for number in range(10_000) if not list(survey.Sample([f"words {number}"])))
+    made, report = train_vocabulary([text], VocabularyConfig(size=50, min_frequency=1))
+    assert "words" in made.tokens
+    assert any("too little text" in note for note in report.notes)
+
+
+def test_size_larger_than_the_data_gives_less_and_says_so():
+    made, report = train_vocabulary(["abc abc abd"] * 5, VocabularyConfig(size=5000))
+    assert made.vocab_size == report.size < 30
+    assert any("gives only" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_size_that_does_not_hold_the_alphabet_names_the_least(algorithm):
+    texts = invented()
+    with pytest.raises(UsageError) as caught:
+        train_vocabulary(texts, VocabularyConfig(size=20, algorithm=algorithm))
+    least = int(caught.value.fix.split("at least ")[1].split(",")[0])
+    made, _ = train_vocabulary(texts, VocabularyConfig(size=least, algorithm=algorithm))
+    assert made.vocab_size <= least
+    with pytest.raises(UsageError):
+        train_vocabulary(texts, VocabularyConfig(size=least - 1, algorithm=algorithm))
+
+
+def test_memory_that_holds_few_words_is_said(monkeypatch):
+    monkeypatch.setattr(survey, "_FEWEST_WORDS", 10)
+    _, report = train_vocabulary(invented(), VocabularyConfig(size=100), max_memory=10)
+    assert any("10 most frequent" in note for note in report.notes)
+
+
+@pytest.mark.parametrize(("texts", "message"), [([], "no documents"), (["", " \n\t", "\x00"], "no text")])
+def test_nothing_to_learn_from(texts, message):
+    with pytest.raises(BertworksError, match=message):
+        train_vocabulary(texts, VocabularyConfig(size=100))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"size": 0}, {"size": -5}, {"size": 10**9}, {"algorithm": "words"}, {"score": "best"}, {"unused": -1},
+        {"unused": 30000}, {"character_coverage": 0.0}, {"character_coverage": 1.5}, {"min_frequency": 0},
+        {"model_max_length": 2},
+    ],
+)  # fmt: skip
+def test_absurd_wishes_are_refused(wrong):
+    with pytest.raises(UsageError):
+        VocabularyConfig(**wrong)
+
+
+def test_progress_is_told():
+    told = []
+    train_vocabulary(invented(), VocabularyConfig(size=100), progress=lambda stage, done: told.append((stage, done)))
+    assert told[0][0] == "counting"
+    assert told[0][1] > 10_000
+
+
+def test_unigram_without_sentencepiece_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    with pytest.raises(BertworksError, match="not installed") as caught:
+        train_vocabulary(invented(), VocabularyConfig(size=330, algorithm="unigram"))
+    assert "pip install" in caught.value.fix
+
+
+# Real text
+
+
+def documents_of(path):
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)["text"]
+
+
+@pytest.mark.slow
+def test_eight_million_words_in_ninety_seconds(data_folder):
+    begun = time.perf_counter()
+    made, report = train_vocabulary(
+        documents_of(data_folder / "text" / "en-wikipedia-8m.jsonl.gz"), VocabularyConfig(size=30000)
+    )
+    assert time.perf_counter() - begun < 90
+    assert made.vocab_size == 30000
+    assert report.tokens_per_word < 1.10
+    assert report.unknown_rate < 0.0005
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("corpus", ["ja-aozora-5m-chars", "ko-wikipedia-1m"])
+def test_japanese_and_korean(data_folder, corpus):
+    _, report = train_vocabulary(
+        documents_of(data_folder / "text" / f"{corpus}.jsonl.gz"), VocabularyConfig(size=16000)
+    )
+    assert report.unknown_rate < 0.002
+    assert any("accents are kept" in note for note in report.notes)
