@@ -25,34 +25,39 @@ def choose_device(name: str = "auto") -> torch.device:
 def measure_matmul(dtype: torch.dtype, device: torch.device | str = "cpu", seconds: float = 0.3) -> float:
     """FLOP/s of a large matrix product: the ceiling that a training step is compared with.
 
-    Sizes grow until one product takes a fair part of the time, so that a slow precision is found out soon.
+    The fastest of many products counts, for other programs on the machine can only slow one down. Sizes grow until one
+    takes a fair part of the time, so that a slow precision is found out soon.
     """
     largest = 8192 if torch.device(device).type == "cuda" else 1024
-    best, size, left = 0.0, 128, seconds
-    while left > 0:
+    best, size, end = 0.0, 128, time.perf_counter() + seconds
+    while time.perf_counter() < end:
         a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
         torch.mm(a, b)  # the first call prepares the kernel
-        took = _time_product(a, b)
-        best, left = max(best, 2 * size**3 / took), left - 4 * took
+        took = min(_time_product(a, b) for _ in range(4))
+        best = max(best, 2 * size**3 / took)
         if took < seconds / 16:
             size = min(2 * size, largest)
     return best
 
 
 def _time_product(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Seconds of one product, from three."""
+    """Seconds of one product."""
     if a.is_cuda:
         torch.cuda.synchronize()
     start = time.perf_counter()
-    for _ in range(3):
-        torch.mm(a, b)
+    torch.mm(a, b)
     if a.is_cuda:
         torch.cuda.synchronize()
-    return (time.perf_counter() - start) / 3
+    return time.perf_counter() - start
 
 
 def best_precision(device: torch.device | str = "cpu") -> Precision:
-    """bf16 where its matrix products are clearly faster here than fp32's, as on GPUs and CPUs with AMX; else fp32."""
+    """bf16 where its matrix products are clearly faster here than fp32's, as on GPUs and CPUs with AMX; else fp32.
+
+    A CPU without instructions for bf16 is not measured: it would only emulate them.
+    """
+    if torch.device(device).type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return "fp32"
     bf16, fp32 = (measure_matmul(DTYPES[p], device, 0.15) for p in ("bf16", "fp32"))
     return "bf16" if bf16 > GAIN * fp32 else "fp32"
 
