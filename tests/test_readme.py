@@ -19,7 +19,7 @@ num_hidden_layers = 1
 hidden_size = 32
 num_attention_heads = 2
 intermediate_size = 64
-max_position_embeddings = 32
+max_position_embeddings = 128
 [train]
 held_out_sequences = 8
 [[train.phases]]
