@@ -79,7 +79,11 @@ def die_often(live: Live, command: dict[str, Any], whole: Path, folder: Path, de
         kill = None
         if sum(stages.values()) < deaths:
             by_time, share = draw.random() < 0.5, draw.random() / 3
-            kill = {"seconds": share * first["seconds"]} if by_time else {"operations": 1 + int(share * first["operations"])}
+            kill = (
+                {"seconds": share * first["seconds"]}
+                if by_time
+                else {"operations": 1 + int(share * first["operations"])}
+            )
         life = live(output, kill, **command)
         if life["code"] == -9:
             stages[life["stage"]] += 1
@@ -170,7 +174,9 @@ def test_a_signal_before_the_first_step(
 def test_a_finished_run_stays_as_it_is(live: Live, command: dict[str, Any], whole: Path, tmp_path: Path):
     output = tmp_path / "a"
     shutil.copytree(whole, output)
-    before = {p: p.stat().st_mtime_ns for p in output.rglob("*") if p.is_file() and p.suffix in (".safetensors", ".bin")}
+    before = {
+        p: p.stat().st_mtime_ns for p in output.rglob("*") if p.is_file() and p.suffix in (".safetensors", ".bin")
+    }
     assert live(output, **command)["code"] == 0
     assert before == {p: p.stat().st_mtime_ns for p in before}
     assert metrics(output) == metrics(whole)

@@ -117,9 +117,7 @@ def pretrain(
             processes.meet()
         with locked(output) if processes.first else nullcontext():
             if processes.first:
-                if overwrite:
-                    clear(output)
-                if not refuse_other(output, request):
+                if (overwrite and clear(output)) or not refuse_other(output, request):
                     claim(output, request)
                 yield from _prepare(output, draft, _Budget(request, where, begin, processes.count), workers)
                 processes.meet()

@@ -168,19 +168,21 @@ def refuse_other(output: Path, request: Request) -> bool:
 
 
 def claim(output: Path, request: Request) -> None:
-    """Writes the request down, in a folder that `refuse_other` called free."""
+    """Writes the request down, in a folder that `refuse_other` called free or that `clear` made so."""
     content = {"request": _content(request), "versions": versions()}
     write_text(output / "run.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def clear(output: Path) -> None:
-    """Deletes the run in a folder and nothing else; its run.json last, so that it can be deleted again."""
+def clear(output: Path) -> bool:
+    """Deletes the run in a folder and nothing else; False: there is none. Its run.json stays until the next request
+    replaces it: what a killed process leaves can so be deleted again."""
     if not (output / "run.json").exists():
-        return
+        return False
     for name in FOLDERS:
         shutil.rmtree(output / name, ignore_errors=True)
-    for name in (*FILES, "run.json"):
+    for name in FILES:
         (output / name).unlink(missing_ok=True)
+    return True
 
 
 def _content(request: Request) -> dict[str, Any]:
