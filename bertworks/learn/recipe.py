@@ -1,6 +1,7 @@
 """A recipe is a TOML file; a recipe in memory is a frozen dataclass. Unknown names, wrong types and missing values are
 errors that say where and suggest a name; nothing is guessed. Not here: what the values do."""
 
+import json
 import re
 import tomllib
 from collections import Counter
@@ -262,8 +263,9 @@ def _toml(value: Any) -> str:
         case bool():
             return "true" if value else "false"
         case str():
-            escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-            return f'"{escaped}"'
+            return json.dumps(value, ensure_ascii=False).replace(
+                "\x7f", "\\u007f"
+            )  # TOML escapes as JSON does, and DEL
         case list() | tuple():
             return f"[{', '.join(map(_toml, value))}]"
         case float():

@@ -23,7 +23,7 @@ def evaluate_mlm(
     model: str | Path,
     inputs: Sequence[str | Path],
     *,
-    sequence_length: int = 128,
+    sequence_length: int | None = None,
     sequences: int = 0,
     device: str = "auto",
     precision: Precision = "fp32",
@@ -34,6 +34,7 @@ def evaluate_mlm(
     has that head and the text two documents. 15 % of the tokens are masked, 80/10/10, always the same ones.
 
     Args:
+        sequence_length: of the examples, in tokens; None: 128, or as many as the model reads if that is less.
         sequences: at most so many; 0: all that the text gives.
 
     Raises:
@@ -41,10 +42,10 @@ def evaluate_mlm(
         BertworksError: no such model, no text.
     """
     config, state, tokenizer = load_model(model, needs={"encoder", "masked_lm"})
-    if not 5 <= sequence_length <= config.max_position_embeddings:
-        raise UsageError(
-            f"a sequence length of {sequence_length}: the model reads from 5 to {config.max_position_embeddings} tokens"
-        )
+    longest = config.max_position_embeddings
+    length = min(128, longest) if sequence_length is None else sequence_length
+    if not 5 <= length <= longest:
+        raise UsageError(f"a sequence length of {length}: the model reads from 5 to {longest} tokens")
     parts = {name.split(".")[0] for name in state}
     reader = CorpusReader(inputs, text_column=text_column, documents=documents)
     with tempfile.TemporaryDirectory() as folder:
@@ -52,9 +53,9 @@ def evaluate_mlm(
         every = np.arange(len(store.documents) - 1)
         pairs = {"pooler", "next_sentence"} <= parts and len(every) >= 2
         network = PretrainingModel(config, next_sentence=pairs)
-        network.load_state_dict({n: t for n, t in state.items() if n in dict(network.named_parameters())})
+        network.load_state_dict({name: state[name] for name, _ in network.named_parameters()})
         batches = held_out_batches(
-            store, every, tokenizer, pairs=pairs, sequence_length=sequence_length, sequences=sequences or 1 << 40
+            store, every, tokenizer, pairs=pairs, sequence_length=length, sequences=sequences or 1 << 40
         )
         means = evaluate(network.to(choose_device(device)), batches, precision)
     counts = {

@@ -1,0 +1,137 @@
+"""Filling blanks: as transformers does it in the same folder, and for texts at every edge."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from tiny import documents, write_corpus, write_recipe
+
+from bertworks.errors import BertworksError, UsageError
+from bertworks.use.fill import Filler, fill
+from bertworks.use.pretrain import pretrain
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Trained for a moment: enough for answers that differ from place to place."""
+    folder = tmp_path_factory.mktemp("model")
+    recipe = write_recipe(folder / "r.toml", ("learning_rate = 1e-3", "learning_rate = 1e-2"))
+    list(pretrain([write_corpus(folder / "t.jsonl")], folder / "a", recipe=str(recipe), workers=1, device="cpu"))
+    return folder / "a"
+
+
+@pytest.fixture(scope="module")
+def theirs(model: Path) -> transformers.FillMaskPipeline:
+    return transformers.pipeline("fill-mask", model=str(model), device="cpu")
+
+
+SENTENCE = documents(1)[0].split(".")[0] + "."
+WORDS = SENTENCE.split()
+
+
+@pytest.mark.parametrize("place", range(len(WORDS)))
+def test_the_same_answers_as_transformers(place: int, model: Path, theirs: transformers.FillMaskPipeline):
+    text = " ".join([*WORDS[:place], "[MASK]", *WORDS[place + 1 :]])
+    (ours,) = Filler(model)(text)
+    expected = theirs(text)
+    assert [answer["token"] for answer in ours] == [answer["token"] for answer in expected]
+    assert [answer["token_str"] for answer in ours] == [answer["token_str"] for answer in expected]
+    assert [a["score"] for a in ours] == pytest.approx([a["score"] for a in expected], rel=1e-4)
+    assert [a["sequence"] for a in ours] == [a["sequence"] for a in expected]
+
+
+def test_several_masks(model: Path, theirs: transformers.FillMaskPipeline):
+    text = f"[MASK] {' '.join(WORDS[1:3])} [MASK] [MASK] {WORDS[4]} [MASK]"
+    ours = Filler(model)(text, 7)
+    expected = theirs(text, top_k=7)
+    assert [[a["token"] for a in answers] for answers in ours] == [[a["token"] for a in one] for one in expected]
+    assert ours[1][0]["sequence"].count("[MASK]") == 3
+
+
+def test_only_masks(model: Path):
+    ours = Filler(model)("[MASK][MASK]")
+    assert len(ours) == 2
+    assert all(sum(answer["score"] for answer in answers) <= 1 for answers in ours)
+
+
+def test_a_text_longer_than_the_model_reads(model: Path):
+    """Each mask is read with what stands around it, however far it is from the beginning."""
+    words = " ".join(documents(20)).replace(".", " .").split()[:300]
+    filler = Filler(model)
+    assert filler.longest == 64
+    for places in ([0], [299], [0, 150, 299], [31, 32, 33]):
+        text = " ".join("[MASK]" if place in places else word for place, word in enumerate(words))
+        answers = filler(text, 3)
+        assert len(answers) == len(places)
+        ids = filler.tokenizer.encode(text).ids[1:-1]
+        asked = [n for n, token in enumerate(ids) if token == filler.tokenizer.mask_id]
+        for at, answer in zip(asked, answers, strict=True):
+            begin = min(max(0, at - 31), len(ids) - 62)
+            window = [filler.tokenizer.cls_id, *ids[begin : begin + 62], filler.tokenizer.sep_id]
+            assert [a["token"] for a in answer] == top(filler, window, at - begin + 1, 3)
+
+
+def top(filler: Filler, ids: list[int], place: int, k: int) -> list[int]:
+    """By transformers' network, with everything written out."""
+    network = transformers.BertConfig(
+        vocab_size=filler.tokenizer.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=128, max_position_embeddings=64,
+    )  # fmt: skip
+    model = transformers.BertForPreTraining(network)
+    from bertworks.files.foreign import to_huggingface
+
+    state = {name: value for name, value in filler.model.state_dict().items()}
+    model.load_state_dict(to_huggingface(state, filler.model.encoder.config), strict=False)
+    model.tie_weights()
+    with torch.no_grad():
+        scores = model.eval()(torch.tensor([ids])).prediction_logits[0, place]
+    return scores.topk(k).indices.tolist()
+
+
+def test_as_many_answers_as_there_are_tokens(model: Path):
+    size = Filler(model).tokenizer.vocab_size
+    (answers,) = Filler(model)("[MASK]", 10**6)
+    assert len(answers) == size
+    assert sum(answer["score"] for answer in answers) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("text", ["", " ", "no blank here", "[ MASK ]", "MASK", "\n"])
+def test_nothing_to_fill(text: str, model: Path):
+    with pytest.raises(BertworksError, match="nothing to fill in") as raised:
+        Filler(model)(text)
+    assert "[MASK]" in str(raised.value)
+
+
+def test_a_long_text_without_a_mask_is_shown_short(model: Path):
+    with pytest.raises(BertworksError) as raised:
+        Filler(model)("word " * 1000)
+    assert len(str(raised.value)) < 200
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "日本の[MASK]は東京です。",
+        "한국의 수도는 [MASK]입니다.",
+        "🦊 [MASK] 🐻‍❄️",
+        "مرحبا [MASK]",
+        "é\u0301 [MASK] \u200b",
+        "\x00[MASK]",
+    ],
+)
+def test_any_script(text: str, model: Path):
+    (answers,) = Filler(model)(text)
+    assert len(answers) == 5
+    json.dumps(answers)
+
+
+def test_a_generator_over_texts(model: Path):
+    answers = list(fill(model, iter(["[MASK] one", "two [MASK] [MASK]"]), 2))
+    assert [len(one) for one in answers] == [1, 2]
+    assert [len(mask) for one in answers for mask in one] == [2, 2, 2]
+    with pytest.raises(UsageError, match="k is 0"):
+        list(fill(model, ["[MASK]"], 0))
+    with pytest.raises(BertworksError, match="no such model folder"):
+        list(fill("nowhere", ["[MASK]"]))

@@ -1,0 +1,144 @@
+"""A budget becomes a plan: sizes grow with it, its time is used, and measuring takes little of it."""
+
+import time
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from bertworks.learn import plan
+from bertworks.learn.plan import LADDER, choose, fit, measure, random_batch, rung_for
+from bertworks.learn.recipe import Phase, Recipe, TrainConfig, dump, load, parse
+from bertworks.nn.config import EncoderConfig
+from bertworks.nn.family import BERT_BASE
+
+TINY = EncoderConfig(
+    vocab_size=300, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=64
+)
+
+
+def recipe_with(*phases: tuple[int, int, int], **options) -> Recipe:
+    made = tuple(Phase(num_steps=n, batch_size=b, sequence_length=s) for n, b, s in phases)
+    return Recipe(title="x", train=TrainConfig(phases=made, **options), encoder=TINY)
+
+
+def test_the_ladder_climbs():
+    assert LADDER[0].flops == 0
+    for lower, higher in pairwise(LADDER):
+        assert higher.flops > lower.flops
+        assert plan.SIZES[higher.size].num_parameters() >= plan.SIZES[lower.size].num_parameters()
+        assert higher.learning_rate <= lower.learning_rate
+        assert rung_for(higher.flops) == higher
+        assert rung_for(higher.flops * 0.999) == lower
+
+
+@pytest.mark.parametrize("exponent", range(9, 24))
+def test_every_choice_is_a_recipe(exponent: int):
+    recipe = choose(3600, 10.0**exponent, 10**8)
+    assert parse(dump(recipe), "r.toml") == recipe
+    assert recipe.encoder.vocab_size == 0  # as many as the tokenizer has
+    assert all(phase.num_steps == 1 for phase in recipe.train.phases)
+    assert recipe.train.sequence_length <= recipe.encoder.max_position_embeddings
+
+
+def test_more_time_never_makes_a_smaller_model():
+    sizes = [choose(10 * 4**n, 1e11, 10**7).encoder.num_hidden_layers for n in range(12)]
+    assert sizes == sorted(sizes)
+
+
+def test_little_text_gets_dropout():
+    assert choose(3600, 1e11, 10**9).encoder.hidden_dropout == 0
+    assert choose(3600, 1e11, 10**4).encoder.hidden_dropout == 0.1
+    assert choose(3600, 1e11, 10**4).encoder.attention_dropout == 0.1
+
+
+def test_a_model_to_begin_with_keeps_its_shape():
+    encoder = replace(BERT_BASE, max_position_embeddings=100, vocab_size=30528)
+    recipe = choose(600, 1e11, 10**9, encoder)
+    assert replace(recipe.encoder, hidden_dropout=0.1, attention_dropout=0.1) == encoder
+    assert recipe.train.sequence_length == 100
+
+
+def test_titles_say_how_long():
+    assert choose(90, 1e11, 1).title == "BERT-tiny for 90 seconds"
+    assert choose(600, 1e3, 1).title == "BERT-tiny for 10 minutes"
+
+
+@pytest.mark.parametrize("seconds", [30, 600, 36000])
+def test_the_time_is_filled(seconds: int):
+    costs = [0.02, 0.07]
+    recipe = fit(recipe_with((1, 8, 32), (1, 2, 64)), seconds, costs)
+    spent = [p.num_steps * cost for p, cost in zip(recipe.train.phases, costs, strict=True)]
+    assert sum(spent) == pytest.approx(seconds, rel=0.01)
+    assert sum(spent) <= seconds
+    assert spent[1] / seconds == pytest.approx(0.1, abs=0.01)
+
+
+def test_the_phases_of_a_recipe_keep_their_shares():
+    recipe = fit(recipe_with((900, 8, 32), (100, 8, 64)), 100, [0.01, 0.03])
+    first, second = (phase.num_steps for phase in recipe.train.phases)
+    assert first / second == pytest.approx(9, rel=0.01)
+    assert first * 0.01 + second * 0.03 == pytest.approx(100, rel=0.01)
+
+
+def test_one_phase_gets_all():
+    assert fit(recipe_with((1, 8, 32)), 10, [0.01]).train.num_steps == 1000
+
+
+def test_a_budget_for_less_than_a_step_is_a_step():
+    assert [p.num_steps for p in fit(recipe_with((1, 8, 32), (1, 8, 64)), 1, [5.0, 50.0]).train.phases] == [1, 1]
+
+
+def test_evaluations_cost_little():
+    cheap = fit(recipe_with((1, 8, 32)), 1000, [0.01])
+    assert -(-cheap.train.num_steps // cheap.train.evaluate_every) == 20
+    dear = fit(recipe_with((1, 8, 32)), 60, [2.0])
+    assert -(-dear.train.num_steps // dear.train.evaluate_every) == 3
+    asked = fit(recipe_with((1, 8, 32), evaluate_every=7), 1000, [0.01])
+    assert asked.train.evaluate_every == 7
+
+
+def test_random_batches_look_like_real_ones():
+    batch = random_batch(TINY, 6, 32, 0.15, pairs=True)
+    assert batch.layout.num_sequences == 6
+    assert len(batch.input_ids) == 6 * 32
+    assert len(batch.labels) == 6 * 5
+    assert batch.pair_labels is not None
+    assert set(batch.token_type_ids.tolist()) == {0, 1}
+    assert random_batch(TINY, 1, 5, 0.01, pairs=False).pair_labels is None
+
+
+def test_a_step_is_its_micro_batches_and_one_update(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plan, "_time", lambda *_: (2.0, 0.5))
+    monkeypatch.setattr(plan, "measure_matmul", lambda *_: 1e12)
+    recipe = recipe_with((1, 64, 64), (1, 4, 32), micro_batch_tokens=1024)
+    assert measure(recipe, torch.device("cpu"), "fp32").step_seconds == [8.5, 2.5]
+
+
+def test_measuring_takes_about_its_time():
+    measured = measure(recipe_with((1, 8, 32)), torch.device("cpu"), "fp32", 0.1)
+    assert 0 < measured.step_seconds[0] < 1
+    assert measured.memory > 0
+
+
+def test_measuring_a_large_model_on_a_slow_machine_takes_few_sequences(monkeypatch: pytest.MonkeyPatch):
+    """A step of BERT-Base takes minutes on this machine: it is measured on one sequence of each phase."""
+    asked: list[int] = []
+
+    def seen(c: EncoderConfig, sequences: int, length: int, rate: float, pairs: bool):
+        asked.append(sequences * length)
+        return random_batch(TINY, 1, 32, rate, pairs)
+
+    monkeypatch.setattr(plan, "measure_matmul", lambda *_: 5e10)
+    monkeypatch.setattr(plan, "PretrainingModel", lambda _, **options: Model(TINY, **options))
+    monkeypatch.setattr(plan, "random_batch", seen)
+    recipe = replace(load("bert-base"), encoder=BERT_BASE)
+    begin = time.perf_counter()
+    measured = measure(recipe, torch.device("cpu"), "fp32", 0.2)
+    assert time.perf_counter() - begin < 20
+    assert asked == [128, 512]
+    assert len(measured.step_seconds) == 2
+
+
+Model = plan.PretrainingModel

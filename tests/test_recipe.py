@@ -1,0 +1,214 @@
+"""Recipes: what is written is what is read, and whatever is wrong is named with its place and a remedy."""
+
+import math
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bertworks.data.masking import MaskingConfig
+from bertworks.data.sampling import SamplingConfig
+from bertworks.errors import UsageError
+from bertworks.learn.optimization import OptimizerConfig
+from bertworks.learn.recipe import Phase, Recipe, TrainConfig, dump, load, names, parse, replaced
+from bertworks.nn.config import EncoderConfig
+from bertworks.nn.family import SIZES
+from bertworks.text.vocabulary import VocabularyConfig
+
+MINIMAL = """
+title = "One"
+
+[train]
+[[train.phases]]
+num_steps = 10
+batch_size = 4
+
+[[train.phases]]
+num_steps = 5
+batch_size = 2
+sequence_length = 512
+"""
+
+
+@pytest.mark.parametrize("name", names())
+def test_the_published_recipes(name: str):
+    recipe = load(name)
+    size = name.removeprefix("bert-")
+    assert replace(recipe.encoder, vocab_size=30522) == SIZES[size]
+    assert recipe.vocabulary.size == 30522
+    assert recipe.train.num_steps == 1_000_000
+    assert [(p.num_steps, p.batch_size, p.sequence_length) for p in recipe.train.phases] == [
+        (900_000, 256, 128),
+        (100_000, 256, 512),
+    ]
+    assert recipe.optimizer == OptimizerConfig(
+        learning_rate=1e-4, warmup=0.01, schedule="linear_from_start", bias_correction=False
+    )
+    assert recipe.sampling == SamplingConfig(copies=10)
+    assert recipe.masking == MaskingConfig()
+
+
+def test_there_is_a_recipe_for_every_size():
+    assert names() == sorted(f"bert-{size}" for size in SIZES)
+
+
+def test_what_is_not_said_is_the_default():
+    recipe = parse(MINIMAL, "r.toml")
+    assert recipe == Recipe(
+        title="One",
+        train=TrainConfig(
+            phases=(Phase(num_steps=10, batch_size=4), Phase(num_steps=5, batch_size=2, sequence_length=512))
+        ),
+    )
+    assert recipe.train.num_steps == 15
+    assert recipe.train.sequence_length == 512
+    assert recipe.train.num_tokens == 10 * 4 * 128 + 5 * 2 * 512
+
+
+@given(
+    title=st.text(st.characters(exclude_categories=["C"])),
+    phases=st.lists(
+        st.builds(
+            Phase,
+            num_steps=st.integers(1, 10**9),
+            batch_size=st.integers(1, 10**6),
+            sequence_length=st.integers(5, 512),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    learning_rate=st.floats(1e-12, 9),
+    rate=st.floats(0.001, 1),
+    spans=st.lists(st.floats(0.001, 1), min_size=1, max_size=10),
+    strip_accents=st.sampled_from([None, True, False]),
+    precision=st.sampled_from(["auto", "fp32", "bf16"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_what_is_written_is_what_is_read(title, phases, learning_rate, rate, spans, strip_accents, precision, seed):
+    recipe = Recipe(
+        title=title,
+        train=TrainConfig(phases=tuple(phases), precision=precision),
+        optimizer=OptimizerConfig(learning_rate=learning_rate),
+        masking=MaskingConfig(rate=rate, spans=tuple(spans), unit="span"),
+        vocabulary=VocabularyConfig(strip_accents=strip_accents),
+        seed=seed,
+    )
+    text = dump(recipe)
+    tomllib.loads(text)
+    assert parse(text, "r.toml") == recipe
+    assert dump(parse(text, "r.toml")) == text
+
+
+@pytest.mark.parametrize("title", ['a "b" \\ c', "two\nlines", "tab\tand\x00\x1f\x7f", "日本語 🦊", ""])
+def test_any_title_survives(title: str):
+    recipe = replace(parse(MINIMAL, "r.toml"), title=title)
+    assert parse(dump(recipe), "r.toml") == recipe
+
+
+@pytest.mark.parametrize("value", [1e-4, 1e22, 0.1 + 0.2, 5e-324, 1.0, math.pi])
+def test_floats_survive_to_the_last_bit(value: float):
+    recipe = replace(parse(MINIMAL, "r.toml"), optimizer=OptimizerConfig(eps=value))
+    assert parse(dump(recipe), "r.toml").optimizer.eps == value
+
+
+@pytest.mark.parametrize(
+    ("word", "read"),
+    [
+        ("seed=3", lambda r: r.seed == 3),
+        ("title=plain words", lambda r: r.title == "plain words"),
+        ('title="quoted"', lambda r: r.title == "quoted"),
+        ("optimizer.learning_rate=1", lambda r: r.optimizer.learning_rate == 1.0),
+        ("optimizer.learning_rate=1e-3", lambda r: r.optimizer.learning_rate == 1e-3),
+        ("vocabulary.lowercase=false", lambda r: r.vocabulary.lowercase is False),
+        ("masking.unit=whole_word", lambda r: r.masking.unit == "whole_word"),
+        ("masking.spans=[0.5, 0.5]", lambda r: r.masking.spans == (0.5, 0.5)),
+        ("train.phases.1.num_steps=7", lambda r: [p.num_steps for p in r.train.phases] == [10, 7]),
+        ("train.phases.0={num_steps=1, batch_size=1}", lambda r: r.train.phases[0].batch_size == 1),
+    ],
+)
+def test_single_fields_can_be_set(word: str, read):
+    recipe = parse(MINIMAL, "r.toml")
+    assert not read(recipe)
+    assert read(parse(MINIMAL, "r.toml", [word]))
+    assert read(replaced(recipe, [word]))
+
+
+def test_the_last_word_counts():
+    assert parse(MINIMAL, "r.toml", ["seed=3", "seed=4"]).seed == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "message", "fix"),
+    [
+        ("num_steps = 10", "num_step = 10", 6, "train.phases[0].num_step: no such field", "train.phases[0].num_steps?"),
+        ("batch_size = 2", "batch_sizes = 2", 11, "train.phases[1].batch_sizes: no such field", "[1].batch_size?"),
+        ("[train]", "[train]\nprecison = 'fp32'", 5, "train.precison: no such field", "did you mean train.precision?"),
+        ("[train]", "[trian]\n[train]", 4, "trian: no such field", "did you mean train?"),
+        ("[train]", "[train]\nprecision = 'fp16'", 5, "'fp16' is none of 'auto', 'fp32', 'bf16'", None),
+        ("num_steps = 10", "num_steps = 1.5", 6, "train.phases[0].num_steps: expected int, got 1.5", None),
+        ("num_steps = 10", "num_steps = true", 6, "expected int, got True", None),
+        ("num_steps = 10", "num_steps = 0", 5, "expected 1 or more", None),
+        ("batch_size = 4\n", "", 5, "train.phases[0].batch_size: must be given", None),
+        ("sequence_length = 512", "sequence_length = 513", 1, "max_position_embeddings is 512", None),
+        ("sequence_length = 512", "sequence_length = 4", 9, "needs at least 5", None),
+        ('title = "One"', "title = 1", 2, "title: expected str, got 1", None),
+        ('title = "One"\n', "", 1, "title: must be given", None),
+        ("[train]", "[train]\nsave_every = -1", 4, "expected a number of steps", None),
+        ("[train]", "[vocabulary]\nsize = 3\n[train]", 4, "vocabulary: a vocabulary of 3 tokens", "size like 30000"),
+        ("[train]", "[vocabulary]\nalgorithm = 'bpee'\n[train]", 5, "'bpee' is none of", None),
+        ("[train]", "[masking]\nrate = 0.0\n[train]", 4, "masking: rate is 0.0", None),
+        ("[train]", "[masking]\nspans = 1\n[train]", 5, "masking.spans: expected a list, got 1", None),
+        ("[train]", "[masking]\nspans = ['a']\n[train]", 5, "masking.spans[0]: expected float, got 'a'", None),
+        ("[train]", "[optimizer]\nlearning_rate = nan\n[train]", 4, "optimizer: learning_rate is nan", None),
+        ("[train]", "[encoder]\nhidden_size = 65537\n[train]", 4, "hidden_size is 65537", None),
+        ("[train]", "[encoder]\nnum_attention_heads = 7\n[train]", 4, "does not divide", None),
+        ("[train]", "seed = 4294967296\n[train]", 1, "seed is 4294967296", None),
+        ("[train]", "encoder = 3\n[train]", 4, "encoder: expected a table, got 3", None),
+    ],
+)
+def test_what_is_wrong_is_named(old: str, new: str, line: int, message: str, fix: str | None, tmp_path: Path):
+    assert old in MINIMAL
+    path = tmp_path / "r.toml"
+    path.write_text(MINIMAL.replace(old, new, 1))
+    with pytest.raises(UsageError) as raised:
+        load(str(path))
+    error = raised.value
+    assert message in error.what
+    assert fix is None or fix in (error.fix or "")
+    assert error.where == (f"{path}:{line}" if line > 1 else str(path))
+
+
+@pytest.mark.parametrize(
+    "word", ["seed", "=3", "train.phases.2.num_steps=1", "title.a=1", "train.phases.x=1", "seed.a.b=1"]
+)
+def test_a_word_that_sets_nothing(word: str):
+    with pytest.raises(UsageError):
+        parse(MINIMAL, "r.toml", [word])
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"title = ", "not TOML"), (b"\xff\xfe", "not a text in UTF-8"), (b"", "title: must be given")],
+)
+def test_files_that_are_no_recipes(content: bytes, message: str, tmp_path: Path):
+    (tmp_path / "r.toml").write_bytes(content)
+    with pytest.raises(UsageError, match=message) as raised:
+        load(str(tmp_path / "r.toml"))
+    assert str(tmp_path / "r.toml") in str(raised.value)
+
+
+def test_a_name_that_is_none():
+    with pytest.raises(UsageError, match="did you mean bert-base"):
+        load("bert-bsae")
+    with pytest.raises(UsageError, match=r"name one of bert-base, .*, or a \.toml file"):
+        load("zzz")
+    with pytest.raises(UsageError, match="there is no recipe file"):
+        load("zzz.toml")
+
+
+def test_defaults_are_those_of_the_paper():
+    c = EncoderConfig()
+    assert (c.hidden_size, c.num_hidden_layers, c.num_attention_heads, c.max_position_embeddings) == (768, 12, 12, 512)
