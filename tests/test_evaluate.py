@@ -1,6 +1,7 @@
 """Masked-word figures: as computed with transformers on the same examples, and for texts and models at every edge."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +51,7 @@ def test_the_same_figures_as_transformers(model: Path, tmp_path: Path):
     losses, right, pairs = [], [], []
     for batch in batches:
         edges = batch.layout.cu_seqlens.tolist()
-        for number, (begin, end) in enumerate(zip(edges, edges[1:], strict=False)):
+        for number, (begin, end) in enumerate(pairwise(edges)):
             with torch.no_grad():
                 out = theirs(
                     input_ids=batch.input_ids[None, begin:end], token_type_ids=batch.token_type_ids[None, begin:end]
@@ -111,17 +112,12 @@ def test_little_text(text: str, model: Path, tmp_path: Path):
         "日本語の文です。これは二つ目の文です。",
         "한국어 문장입니다. 두 번째 문장입니다.",
         "🦊🐻‍❄️ 🎉\n\n😀 😀",
-        "\x00\ufffd",
+        "a\x00\u0301 \u200b",
     ],
 )
 def test_any_script(text: str, model: Path, tmp_path: Path):
     (tmp_path / "t.txt").write_text(text + "\n")
-    try:
-        figures = evaluate_mlm(model, [tmp_path / "t.txt"], device="cpu")
-    except BertworksError as error:
-        assert "no text" in str(error)
-    else:
-        assert math.isfinite(figures["masked_lm_loss"])
+    assert math.isfinite(evaluate_mlm(model, [tmp_path / "t.txt"], device="cpu")["masked_lm_loss"])
 
 
 def test_no_text_and_no_model(model: Path, tmp_path: Path):

@@ -9,6 +9,7 @@ import transformers
 from tiny import documents, write_corpus, write_recipe
 
 from bertworks.errors import BertworksError, UsageError
+from bertworks.files.foreign import to_huggingface
 from bertworks.use.fill import Filler, fill
 from bertworks.use.pretrain import pretrain
 
@@ -80,10 +81,8 @@ def top(filler: Filler, ids: list[int], place: int, k: int) -> list[int]:
         intermediate_size=128, max_position_embeddings=64,
     )  # fmt: skip
     model = transformers.BertForPreTraining(network)
-    from bertworks.files.foreign import to_huggingface
-
-    state = {name: value for name, value in filler.model.state_dict().items()}
-    model.load_state_dict(to_huggingface(state, filler.model.encoder.config), strict=False)
+    theirs = to_huggingface(filler.model.state_dict(), filler.model.encoder.config)
+    assert not model.load_state_dict(theirs, strict=False).unexpected_keys
     model.tie_weights()
     with torch.no_grad():
         scores = model.eval()(torch.tensor([ids])).prediction_logits[0, place]
