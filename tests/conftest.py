@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve the other tests' processes
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 
