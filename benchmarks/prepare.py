@@ -19,7 +19,6 @@ import gzip
 import json
 import multiprocessing
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,10 +26,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from provenance import provenance, publish
 
 HERE = Path(__file__).resolve().parent
 CONTENDERS = ("bare, processes", "bare, threads", "bertworks", "datasets")
@@ -46,9 +45,9 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory(prefix="bertworks-bench-") as scratch:
         results = compare(arguments, Path(scratch))
-    arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    arguments.output.write_text(json.dumps(results, indent=2) + "\n")
-    print(table(results))
+    shown = table(results)
+    publish("prepare", results, f"```\n{shown}\n```")
+    print(shown)
 
 
 def parse() -> argparse.Namespace:
@@ -60,7 +59,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--times", type=int, default=10, help="also one run on the corpus so many times over; 1: none")
-    parser.add_argument("--output", type=Path, default=HERE / "results" / "prepare.json")
     parser.add_argument("--run", choices=CONTENDERS, help=argparse.SUPPRESS)
     parser.add_argument("--scratch", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
@@ -73,6 +71,7 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     sys.path.insert(0, str(HERE.parent))
     from bertworks.text.tokenizer import Tokenizer
 
+    origin = provenance(("tokenizers", "numpy", "datasets", "transformers"))
     folder = scratch / "tokenizer"
     folder.mkdir()
     (folder / "vocab.txt").write_bytes(arguments.vocabulary.read_bytes())
@@ -91,16 +90,10 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     }
     bare = max(medians[name]["mb_per_second"] for name in CONTENDERS[:2])
     return {
-        "command": "python benchmarks/prepare.py " + " ".join(sys.argv[1:]),
-        "date": date.today().isoformat(),
+        **origin,
         "corpus": arguments.corpus.name,
         "text_bytes": size,
         "threads": arguments.threads,
-        "cpu": cpu_name(),
-        "load_average_after": os.getloadavg(),
-        "commit": commit(),
-        "python": platform.python_version(),
-        "versions": {name: version(name) for name in ("tokenizers", "numpy", "datasets", "transformers")},
         "medians": medians,
         "share_of_bare_tokenizer": medians["bertworks"]["mb_per_second"] / bare,
         "runs": runs,
@@ -165,16 +158,6 @@ def watch(process: subprocess.Popen[str], peak: list[int]) -> None:
                 continue  # it has just ended
         peak[0] = max(peak[0], total)
         time.sleep(0.1)
-
-
-def cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-
-
-def commit() -> str:
-    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, capture_output=True, text=True)
-    return found.stdout.strip()
 
 
 def table(results: dict[str, Any]) -> str:

@@ -1,0 +1,74 @@
+"""What all benchmarks share: where figures come from, where they go, and a process of its own for each contender."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "performance.md"
+TELLING = ("avx", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
+
+
+def provenance(packages: Sequence[str]) -> dict[str, Any]:
+    """What a figure depends on: the command, the code, the machine, the time and the versions."""
+    return {
+        "command": " ".join(["python", str(Path(sys.argv[0]).resolve().relative_to(HERE.parent)), *sys.argv[1:]]),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": commit(),
+        "cpu": cpu("model name"),
+        "cpu_flags": [flag for flag in TELLING if flag in cpu("flags").split()],
+        "cores": len(os.sched_getaffinity(0)),
+        "load_average": [round(load, 2) for load in os.getloadavg()],
+        "python": platform.python_version(),
+        "versions": {name: version(name) for name in packages},
+    }
+
+
+def commit() -> str:
+    """The short name of the commit, with -dirty if tracked files differ from it."""
+    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
+    return subprocess.run(command, cwd=HERE, capture_output=True, text=True).stdout.strip()
+
+
+def cpu(field: str) -> str:
+    """A field of the first processor in /proc/cpuinfo; empty if it has none."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == field), "")
+
+
+def process(script: str, arguments: Sequence[str], threads: int) -> dict[str, Any]:
+    """What a script, run in a process of its own, prints as JSON on its last line. Nothing is sent over a network."""
+    environment = os.environ | {
+        "OMP_NUM_THREADS": str(threads),
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    run = subprocess.run([sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
+    if run.returncode:
+        raise SystemExit(f"failed: {' '.join([script, *arguments])}")
+    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    return found
+
+
+def publish(name: str, results: dict[str, Any], table: str) -> None:
+    """Writes results/NAME.json, and the table between the comments `NAME` and `/NAME` of docs/performance.md."""
+    path = HERE / "results" / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(results, indent=2) + "\n")
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
+    before, _, rest = PAGE.read_text().partition(begin)
+    _, found, after = rest.partition(end)
+    if not found:
+        raise SystemExit(f"{PAGE} has no place for {name}")
+    PAGE.write_text(f"{before}{begin}{table}\n{end}{after}")
+
+
+if __name__ == "__main__":
+    print(json.dumps(provenance(("torch",)), indent=2))
