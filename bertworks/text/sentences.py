@@ -69,12 +69,14 @@ def split_sentences(text: str) -> list[str]:
     so headings stand alone; sentences longer than LONGEST_SENTENCE are cut at white space. Time is linear.
     """
     sentences = []
-    start = 0
-    for match in _STOP.finditer(text):
+    start = position = 0
+    while match := _STOP.search(text, position):
         stop, end = match.span()
         mark = text[stop]
+        # What stands behind a line's end is looked at anew: stops there are a line's own.
+        position = stop + 1 if mark == "\n" else end
         if mark == "\n":
-            end = stop + 1
+            end = position
         elif stop - start < 2 and not text[start:stop].strip().isalnum() and "\n" not in text[stop:end]:
             continue  # no sentence of punctuation alone: it begins the next one
         elif not (_ends_half_width if mark in _HALF_WIDTH else _ends_full_width)(text, start, stop, end):

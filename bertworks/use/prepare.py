@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from ..errors import UsageError
 from ..text.atomic import replacing_folder
 from ..text.corpus import CorpusReader
 from ..text.preflight import PreflightReport, preflight
@@ -17,6 +18,7 @@ from .events import Event
 
 Documents = Literal["auto", "blank_line", "file"]
 Result = TypeVar("Result")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 PATIENCE = 2.0  # seconds that work may take to end when nobody listens any more
 
 
@@ -32,7 +34,18 @@ def make_vocabulary(
     max_memory: int = 1 << 30,
     workers: int | None = None,
 ) -> Iterator[Event]:
-    """A vocabulary from raw text, written as a tokenizer folder. The "done" event has the report's figures."""
+    """A vocabulary from raw text, written as a tokenizer folder. The "done" event has the report's figures.
+
+    Raises:
+        UsageError: there is something else than a tokenizer in the folder.
+    """
+    strange = sorted(p.name for p in output.iterdir() if p.name not in TOKENIZER_FILES) if output.is_dir() else []
+    if strange:
+        raise UsageError(
+            f"the folder holds more than a tokenizer: {', '.join(strange[:5])}",
+            where=str(output),
+            fix="-o ANOTHER-FOLDER: what is there would be lost",
+        )
 
     def work(tell: Callable[[str, int], None]) -> tuple[Tokenizer, VocabularyReport]:
         texts = (document.text for document in reader)
