@@ -132,7 +132,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     axes.set_title(f"BERT-{results['size']}, the same {results['minutes']:g} minutes on {results['threads']} cores")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    figure.savefig(path, dpi=100)
+    figure.savefig(path, dpi=80)
 
 
 # --- a contender, alone in its process
