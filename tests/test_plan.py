@@ -137,8 +137,24 @@ def test_measuring_a_large_model_on_a_slow_machine_takes_few_sequences(monkeypat
     begin = time.perf_counter()
     measured = measure(recipe, torch.device("cpu"), "fp32", 0.2)
     assert time.perf_counter() - begin < 20
-    assert asked == [128, 512]
+    assert asked == [128, 128, 256, 512, 512, 1024]  # one to time, one and two to count memory
     assert len(measured.step_seconds) == 2
+
+
+def test_memory_grows_with_micro_batches_and_not_with_accumulation(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plan, "_time", lambda *_: (1.0, 0.1))
+    monkeypatch.setattr(plan, "measure_matmul", lambda *_: 1e12)
+
+    def memory(batch: int, tokens: int, **options) -> int:
+        recipe = recipe_with((1, batch, 64), micro_batch_tokens=tokens, **options)
+        return measure(recipe, torch.device("cpu"), "fp32").memory
+
+    small, large = memory(64, 1024), memory(64, 4096)
+    assert memory(128, 1024) == small
+    assert memory(64, 8192) == memory(64, 4096)
+    layers = (large - small) / 1.3 / (48 * 64)  # bytes per token
+    assert 4 * (4 * 32 + 2 * 128) < layers < 8 * 4 * (4 * 32 + 2 * 128)  # attention, and both sides of the gelu
+    assert memory(64, 4096, gradient_checkpointing=True) < large
 
 
 Model = plan.PretrainingModel

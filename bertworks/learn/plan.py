@@ -9,17 +9,18 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..data.batch import Batch, collate
 from ..data.masking import Example
 from ..nn.config import EncoderConfig
 from ..nn.family import SIZES
 from ..text.vocabulary import VocabularyConfig
-from .machine import DTYPES, Precision, keep_memory, measure_matmul, memory_in_use
+from .machine import DTYPES, Precision, keep_memory, measure_matmul
 from .objectives import PretrainingModel
 from .optimization import OptimizerConfig, make_optimizer
 from .recipe import Phase, Recipe, TrainConfig
-from .train import train
+from .train import Compute, train
 
 
 class Rung(NamedTuple):
@@ -46,6 +47,7 @@ EFFICIENCY = 0.7  # of the matmul ceiling, before anything is measured
 EVALUATION_SHARE = 0.03  # of the time goes into held-out text
 LONG_SHARE = 0.1  # of the arithmetic goes into the longest sequences, as in the original
 LONGEST = 512
+PROCESS = 400 << 20  # bytes of Python and torch, without any model
 
 
 def rung_for(flops: float) -> Rung:
@@ -120,7 +122,7 @@ class Measurement:
     """Of training steps as a recipe has them, on random tokens."""
 
     step_seconds: list[float]  # per phase
-    memory: int  # bytes that the process holds
+    memory: int  # bytes that the process, or the GPU, will hold, about
 
 
 class _Timer:
@@ -138,29 +140,44 @@ class _Timer:
 
 def measure(recipe: Recipe, device: torch.device, precision: Precision, seconds: float = 6.0) -> Measurement:
     """Times steps of every phase for about so many seconds in all; on a slow machine on micro-batches of fewer
-    sequences than the recipe's, from which time and memory are extrapolated."""
+    sequences than the recipe's. Memory is counted: what backward passes need of one and of two sequences."""
     keep_memory()
     c, train_config = recipe.encoder, recipe.train
     pairs = recipe.sampling.pairs == "next_sentence"
-    before = memory_in_use(device)
     model = PretrainingModel(c, next_sentence=pairs, gradient_checkpointing=train_config.gradient_checkpointing)
     model.to(device)
-    fixed = 16 * sum(p.numel() for p in model.parameters())  # parameters, gradients, two moments: float32
-
     patience = seconds / len(train_config.phases)
     speed = EFFICIENCY * measure_matmul(DTYPES[precision], device)
-    step_seconds, memory = [], 0
+    step_seconds, activations = [], 0
     for phase in train_config.phases:
         length = phase.sequence_length
         full = min(phase.batch_size, max(1, train_config.micro_batch_tokens // length))
         expected = c.flops_per_token(length, recipe.masking.rate) * length / speed  # seconds of a sequence
         few = min(full, max(1, int(patience / 4 / expected)))
-        batch = random_batch(c, few, length, recipe.masking.rate, pairs)
+        batch, one, two = (random_batch(c, n, length, recipe.masking.rate, pairs).to(device) for n in (few, 1, 2))
+        first, second = (_kept_for_backward(model, precision, some) for some in (one, two))
+        activations = max(activations, first + (second - first) * (full - 1))
         micro, update = _time(model, recipe, precision, batch, patience)
         step_seconds.append(micro * phase.batch_size / few + update)
-        held = memory_in_use(device)
-        memory = max(memory, held + int(max(0, held - before - fixed) * (full / few - 1)))
-    return Measurement(step_seconds, memory)
+    # Float32 parameters, gradients and two moments. Gradients of activations are not kept for long.
+    memory = 16 * sum(p.numel() for p in model.parameters()) + int(1.3 * activations)
+    return Measurement(step_seconds, memory + PROCESS)
+
+
+def _kept_for_backward(model: PretrainingModel, precision: Precision, batch: Batch) -> int:
+    """Bytes that a forward pass leaves behind, without the parameters."""
+    kept: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        tallies = Compute(model, precision)(batch)
+    for p in model.parameters():
+        kept.pop(p.untyped_storage().data_ptr(), None)
+    del tallies  # which kept it all alive until here
+    return sum(kept.values())
 
 
 def _time(
