@@ -34,6 +34,7 @@ from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.use import examples
 from bertworks.use.events import Event
 from bertworks.use.pretrain import estimate, pretrain
+from bertworks.use.run import Run
 
 SHORT = ("num_steps = 40", "num_steps = 10")
 STILL = ("hidden_size = 32", "hidden_size = 32\nhidden_dropout = 0.0\nattention_dropout = 0.0")
@@ -412,6 +413,27 @@ def test_steps_in_a_row_are_counted_across_a_stop(shards: Path, tmp_path: Path, 
     events.close()
     with pytest.raises(BertworksError, match="3 steps in a row, up to step 9"):
         run(shards, tmp_path / "a", recipe)
+
+
+@pytest.mark.parametrize(("bad", "seen", "times"), [({3, 4, 5}, 10, 2), ({15, 16, 17}, 17, 1)])
+def test_figures_that_are_read_seldom(
+    bad: set[int], seen: int, times: int, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """As on a GPU, which is asked every ten steps, and after the last: noticed late, but never missed."""
+    begin = Run.__init__
+
+    def seldom(self: Run, *arguments: Any) -> None:
+        begin(self, *arguments)
+        self.read_every = self.log_every = 10
+
+    monkeypatch.setattr(Run, "__init__", seldom)
+    recipe = write_recipe(tmp_path / "r.toml", ("num_steps = 40", "num_steps = 17"))
+    run(shards, tmp_path / "whole", recipe)
+    assert [m["step"] for m in metrics(tmp_path / "whole") if "loss" in m] == [10, 17]
+    spoil(monkeypatch, bad)
+    for _ in range(times):  # what was counted before a checkpoint is not forgotten after it
+        with pytest.raises(BertworksError, match=f"3 steps in a row, up to step {seen}"):
+            run(shards, tmp_path / "a", recipe)
 
 
 def test_held_out_text_that_is_not_finite_stops_the_run(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -30,6 +30,7 @@ from ..learn.objectives import PretrainingModel
 from ..learn.optimization import make_optimizer
 from ..learn.recipe import Recipe, dump
 from ..learn.train import Mean, Step, evaluate, train
+from ..nn.initialization import attend_to_neighbours
 from ..text.tokenizer import Tokenizer
 from . import examples
 from .events import Event
@@ -126,10 +127,10 @@ class Run:
             interruption.updating.noted()
             if event:
                 yield event
-            if step.number % self.read_every == 0 and self.skipped[2].item() >= STOP_AFTER:
+            last = step.number == self.num_steps
+            if (last or step.number % self.read_every == 0) and self.skipped[2].item() >= STOP_AFTER:
                 raise self._diverged(f"loss or gradient was not finite in {STOP_AFTER} steps in a row")
             with clock.paused():
-                last = step.number == self.num_steps
                 leaving = interruption.requested and not last and self.rank == 0
                 if leaving:
                     interruption.take_over()
@@ -200,6 +201,8 @@ class Run:
             if missing:
                 heads = ", ".join(sorted({name.split(".")[0] for name in missing}))
                 yield Event("note", f"{self.init} has no {heads}: begun at random")
+        elif self.recipe.initialization == "neighbours":
+            attend_to_neighbours(self.model.encoder)
 
     def _batches(self) -> Callable[[int], list[Batch]]:
         """The micro-batches of a step. The first process makes the plans; the others find them."""
