@@ -84,6 +84,7 @@ def choose(seconds: float, matmul: float, corpus_tokens: int, encoder: EncoderCo
             attention_dropout=dropout,
         ),
         vocabulary=VocabularyConfig(size=rung.vocab_size),
+        initialization="published" if encoder else "neighbours",
         optimizer=OptimizerConfig(learning_rate=rung.learning_rate, warmup=0.1),
     )
 

@@ -79,7 +79,11 @@ class TrainConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A whole pre-training: everything that decides the numbers, except the text."""
+    """A whole pre-training: everything that decides the numbers, except the text.
+
+    initialization: "published": everything at random; "neighbours": the first layer begins by looking at the words
+    around (`nn.initialization`), which small budgets could not learn in their time.
+    """
 
     title: str
     train: TrainConfig
@@ -88,6 +92,7 @@ class Recipe:
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    initialization: Literal["published", "neighbours"] = "published"
     seed: int = 0
 
     def __post_init__(self) -> None:
