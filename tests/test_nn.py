@@ -236,3 +236,19 @@ def test_inference_leaves_no_trace_of_the_batch():
             row = torch.cat([ids, text]), Layout.of([*others, 11]), torch.cat([more_types, types])
             cosine = nn.functional.cosine_similarity(encoder(*row)[-1][-11:], alone, dim=-1)
             assert cosine.min() > 0.99999
+
+
+def test_a_last_layer_for_some_tokens_is_that_of_all():
+    torch.manual_seed(0)
+    encoder = Encoder(TINY)
+    ids, layout, types = make_row([9, 4, 20])
+    rows = torch.tensor([30, 0, 5, 12, 9])
+    encoder.eval()
+    every, some = encoder(ids, layout, types), encoder(ids, layout, types, rows)
+    assert some[-1].shape == (5, 32)
+    torch.testing.assert_close(some[-1], every[-1][rows], atol=1e-6, rtol=0)
+    probe = torch.randn(5, 32)
+    wanted = torch.autograd.grad((every[-1][rows] * probe).sum(), list(encoder.parameters()))
+    found = torch.autograd.grad((some[-1] * probe).sum(), list(encoder.parameters()))
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)

@@ -9,6 +9,7 @@ Not here: what is hidden (`data.masking`), where tokens stand (`nn.layout`).
 
 from typing import Protocol
 
+import torch
 from torch import Tensor, nn
 
 from ..data.batch import Batch
@@ -45,17 +46,18 @@ class PretrainingModel(nn.Module):
         return asked
 
     def forward(self, batch: Batch) -> dict[str, Tally]:
-        states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1]
-        asked = self.masked_lm.transform(states.index_select(0, batch.masked_positions))
+        rows = torch.cat([batch.masked_positions, batch.layout.first.long()])  # nobody asks for the others
+        states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, rows)[-1]
+        states, first = states.split([len(batch.masked_positions), batch.layout.num_sequences])
+        asked = self.masked_lm.transform(states)
         words = self.encoder.embeddings.word.weight
         tallies = {"masked_lm": vocabulary_cross_entropy(asked, words, self.masked_lm.bias, batch.labels)}
         if self.pooler is not None and self.next_sentence is not None and batch.pair_labels is not None:
-            pooled = self.pooler(states.index_select(0, batch.layout.first))
+            pooled = self.pooler(first)
             tallies["next_sentence"] = cross_entropy(self.next_sentence(pooled), batch.pair_labels)
         return tallies
 
     def scores(self, batch: Batch) -> Tensor:
         """[M, V]: the scores of every word at the asked places."""
-        states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1]
-        words = self.encoder.embeddings.word.weight
-        return self.masked_lm(states.index_select(0, batch.masked_positions), words)  # type: ignore[no-any-return]
+        states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, batch.masked_positions)[-1]
+        return self.masked_lm(states, self.encoder.embeddings.word.weight)  # type: ignore[no-any-return]

@@ -19,8 +19,8 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(c.hidden_size, 3 * c.hidden_size)
         self.output = nn.Linear(c.hidden_size, c.hidden_size)
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        """[T, hidden] -> [T, hidden]."""
+    def forward(self, x: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
+        """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only."""
         p = self.dropout if self.training else 0.0
         qkv: Tensor = self.qkv(x).view(len(x), 3, self.num_heads, -1)  # [T, 3, heads, d]
         if qkv.is_cuda and p == 0 and qkv.dtype in (torch.bfloat16, torch.float16):
@@ -31,7 +31,8 @@ class Attention(nn.Module):
             q, k, v = layout.pad(qkv).permute(2, 0, 3, 1, 4)  # [B, heads, length, d] each
             mask = None if layout.is_uniform else layout.present[:, None, None]
             context = layout.unpad(attend(q, k, v, mask, p).transpose(1, 2))
-        return self.output(context.flatten(1))  # type: ignore[no-any-return]
+        context = context.flatten(1)
+        return self.output(context if rows is None else context.index_select(0, rows))  # type: ignore[no-any-return]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float) -> Tensor:

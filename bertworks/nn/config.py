@@ -65,12 +65,16 @@ class EncoderConfig:
         heads = (hidden * hidden + hidden) * 2 + 2 * hidden + self.vocab_size + 2 * hidden + 2
         return tables + self.num_hidden_layers * block + (heads if pretraining else 0)
 
-    def flops_per_token(self, sequence_length: int, predictions: float, training: bool = True) -> float:
+    def flops_per_token(
+        self, sequence_length: int, predictions: float, training: bool = True, finished: float = 1.0
+    ) -> float:
         """Matrix-product operations (a multiply-add counts 2) per token. `predictions`: asked tokens per token.
 
+        finished: share of the tokens whose last layer is computed beyond queries, keys and values.
         Training is three forwards: the backward pass forms two products for each of the forward pass.
         """
         hidden = self.hidden_size
         block = 2 * (4 * hidden * hidden + 2 * hidden * self.inner_size) + 4 * hidden * sequence_length
         head = 2 * hidden * (hidden + self.vocab_size)
-        return (self.num_hidden_layers * block + predictions * head) * (3 if training else 1)
+        saved = (1 - finished) * 2 * (hidden * hidden + 2 * hidden * self.inner_size)
+        return (self.num_hidden_layers * block - saved + predictions * head) * (3 if training else 1)

@@ -43,10 +43,11 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(c)
         self.feed_forward_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
 
-    def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        """[T, hidden] -> [T, hidden]."""
+    def forward(self, x: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
+        """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only: they read all the others."""
         p = self.dropout if self.training else 0.0
-        x = self.attention_norm(dropout(self.attention(x, layout), p, residual=x))
+        residual = x if rows is None else x.index_select(0, rows)
+        x = self.attention_norm(dropout(self.attention(x, layout, rows), p, residual=residual))
         return self.feed_forward_norm(dropout(self.feed_forward(x), p, residual=x))  # type: ignore[no-any-return]
 
 
@@ -61,14 +62,21 @@ class Encoder(nn.Module):
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.num_hidden_layers))
         initialize(self, c)
 
-    def forward(self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None) -> list[Tensor]:
-        """input_ids, token_type_ids int64 [T] -> num_hidden_layers + 1 tensors [T, hidden], embeddings first."""
+    def forward(
+        self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None, rows: Tensor | None = None
+    ) -> list[Tensor]:
+        """input_ids, token_type_ids int64 [T] -> num_hidden_layers + 1 tensors [T, hidden], embeddings first.
+
+        rows: int64 [R], the only tokens whose last state is wanted: the last tensor is [R, hidden], and most of the
+        last layer's work falls away.
+        """
         states = [self.embeddings(input_ids, layout, token_type_ids)]
-        for block in self.blocks:
+        for number, block in enumerate(self.blocks):
+            wanted = rows if number == len(self.blocks) - 1 else None
             if self.gradient_checkpointing and self.training:
-                states.append(checkpoint(block, states[-1], layout, use_reentrant=False))
+                states.append(checkpoint(block, states[-1], layout, wanted, use_reentrant=False))
             else:
-                states.append(block(states[-1], layout))
+                states.append(block(states[-1], layout, wanted))
         return states
 
 

@@ -297,7 +297,8 @@ class Run:
 
     def _step_event(self, step: Step, means: dict[str, Mean], tokens_per_second: float) -> Event:
         c, phase = self.recipe, self._phase()
-        flops = c.encoder.flops_per_token(c.train.phases[phase].sequence_length, c.masking.rate)
+        length, asked = c.train.phases[phase].sequence_length, c.masking.rate
+        flops = c.encoder.flops_per_token(length, asked, finished=asked + 1 / length)
         figures = {"loss": sum(mean.loss for mean in means.values()), **training_figures(means)}
         learned = finite({"step": step.number, **figures, "learning_rate": step.learning_rate})
         learned |= finite({"gradient_norm": step.grad_norm.item(), "tokens": self.facts["tokens"]})
