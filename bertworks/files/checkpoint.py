@@ -111,6 +111,12 @@ def latest_checkpoint(folder: str | Path) -> tuple[Checkpoint | None, list[Note]
     return None, notes
 
 
+def remove_deleted(folder: str | Path) -> None:
+    """Finish what a process was doing that was killed while it deleted old checkpoints."""
+    for path in Path(folder).glob(f"step-*{_DELETED}"):
+        shutil.rmtree(path)
+
+
 @contextmanager
 def locked(folder: str | Path) -> Iterator[None]:
     """Hold the folder for this process alone. The kernel lets go of it when the process ends, however it ends.
@@ -227,8 +233,7 @@ def _set_aside(path: Path) -> Path:
 def _prune(folder: Path, saved: int, keep: int, best: int | None) -> None:
     """Delete all but the newest `keep`, the best and the one just saved. A rename first makes each vanish at once."""
     try:
-        for path in folder.glob(f"step-*{_DELETED}"):  # of a process that was killed here
-            shutil.rmtree(path)
+        remove_deleted(folder)
         for step, path in _checkpoints(folder)[: -max(keep, 1)]:
             if step not in (saved, best):
                 shutil.rmtree(path.rename(path.with_name(path.name + _DELETED)))

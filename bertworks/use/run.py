@@ -23,7 +23,7 @@ import bertworks
 from ..data.batch import Batch
 from ..data.sampling import Store
 from ..errors import BertworksError, UsageError
-from ..files.checkpoint import latest_checkpoint, save_checkpoint
+from ..files.checkpoint import latest_checkpoint, remove_deleted, save_checkpoint
 from ..files.model import load_model, model_card, save_model
 from ..learn.machine import DTYPES, Precision, measure_matmul, memory_in_use
 from ..learn.objectives import PretrainingModel
@@ -189,6 +189,7 @@ class Run:
                 tensor.copy_(checkpoint.tensors[name])
             self.step, self.facts, self.saved = checkpoint.step, dict(checkpoint.facts), checkpoint.step
         if self.rank == 0:
+            remove_deleted(self.folder / "checkpoints")
             self.metrics.forget(self.step, -1 if self.facts["evaluated"] is None else self.facts["evaluated"])
         if checkpoint:
             yield Event("note", f"resuming after step {self.step:,} of {self.num_steps:,}", {"resumed_step": self.step})
