@@ -23,7 +23,7 @@ import bertworks
 from ..data.batch import Batch
 from ..data.sampling import Store
 from ..errors import BertworksError, UsageError
-from ..files.checkpoint import latest_checkpoint, remove_deleted, save_checkpoint
+from ..files.checkpoint import Checkpoint, latest_checkpoint, remove_deleted, save_checkpoint
 from ..files.model import load_model, model_card, save_model
 from ..learn.machine import DTYPES, Precision, measure_matmul, memory_in_use
 from ..learn.objectives import PretrainingModel
@@ -72,12 +72,10 @@ class Run:
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.store = examples.in_sections(corpus.store)
         self.documents, self.held_out = examples.split(self.store, recipe.seed)
-        torch.manual_seed(recipe.seed)
-        self.model = PretrainingModel(
-            recipe.encoder,
-            next_sentence=recipe.sampling.pairs == "next_sentence",
-            gradient_checkpointing=recipe.train.gradient_checkpointing,
-        ).to(device)
+        self.notes: list[str] = []  # what has to be said of the beginning
+        self.checkpoint, damaged = latest_checkpoint(folder / "checkpoints")
+        self.notes += [f"{note.path}: {note.why}; using the newest checkpoint before it" for note in damaged]
+        self.model = self._begin() if self.checkpoint is None else self._blank()
         self.optimizer = make_optimizer(self.model, recipe.optimizer)
         self.num_steps = recipe.train.num_steps
         self.step = 0
@@ -169,41 +167,54 @@ class Run:
             return self._step_event(step, means, tokens / seconds)
 
     def _resume(self) -> Iterator[Event]:
-        checkpoint, notes = latest_checkpoint(self.folder / "checkpoints")
-        for note in notes:
-            yield Event("note", f"{note.path}: {note.why}; using the newest checkpoint before it")
-        if checkpoint is None:
-            yield from self._begin()
-        else:
-            if checkpoint.facts.get("recipe_sha256") != self.facts["recipe_sha256"]:
-                raise UsageError(
-                    "recipe.toml is not the one that this run began with", where=str(self.folder),
-                    fix="put it back; or start another run with it: --recipe COPY-OF-IT.toml -o ANOTHER-FOLDER",
-                )  # fmt: skip
-            for name, tensor in self._state().items():
-                if name not in checkpoint.tensors or checkpoint.tensors[name].shape != tensor.shape:
-                    raise BertworksError(
-                        f"the checkpoint does not fit the recipe: {name}", where=str(checkpoint.path),
-                        fix="use another output folder, or --overwrite",
-                    )  # fmt: skip
-                tensor.copy_(checkpoint.tensors[name])
-            self.step, self.facts, self.saved = checkpoint.step, dict(checkpoint.facts), checkpoint.step
+        yield from (Event("note", text) for text in self.notes)
+        if self.checkpoint:
+            self._restore(self.checkpoint)
         if self.rank == 0:
             remove_deleted(self.folder / "checkpoints")
             self.metrics.forget(self.step, -1 if self.facts["evaluated"] is None else self.facts["evaluated"])
-        if checkpoint:
+        if self.checkpoint:
             yield Event("note", f"resuming after step {self.step:,} of {self.num_steps:,}", {"resumed_step": self.step})
+            self.checkpoint = None  # its file need not stay mapped
 
-    def _begin(self) -> Iterator[Event]:
-        """The parameters before the first step, where they are not drawn at random."""
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.facts.get("recipe_sha256") != self.facts["recipe_sha256"]:
+            raise UsageError(
+                "recipe.toml is not the one that this run began with", where=str(self.folder),
+                fix="put it back; or start another run with it: --recipe COPY-OF-IT.toml -o ANOTHER-FOLDER",
+            )  # fmt: skip
+        for name, tensor in self._state().items():
+            if name not in checkpoint.tensors or checkpoint.tensors[name].shape != tensor.shape:
+                raise BertworksError(
+                    f"the checkpoint does not fit the recipe: {name}", where=str(checkpoint.path),
+                    fix="use another output folder, or --overwrite",
+                )  # fmt: skip
+            tensor.copy_(checkpoint.tensors[name])
+        self.step, self.facts, self.saved = checkpoint.step, dict(checkpoint.facts), checkpoint.step
+
+    def _network(self) -> PretrainingModel:
+        pairs = self.recipe.sampling.pairs == "next_sentence"
+        checkpointing = self.recipe.train.gradient_checkpointing
+        return PretrainingModel(self.recipe.encoder, next_sentence=pairs, gradient_checkpointing=checkpointing)
+
+    def _blank(self) -> PretrainingModel:
+        """The network for a checkpoint to fill: drawing millions of numbers for nothing would take seconds."""
+        with torch.device("meta"):
+            return self._network().to_empty(device=self.device)
+
+    def _begin(self) -> PretrainingModel:
+        """The network before its first step."""
+        torch.manual_seed(self.recipe.seed)
+        model = self._network()
         if self.init is not None:
-            ours, state = self.model.state_dict(), load_model(self.init, needs={"encoder"}).state
-            missing, _ = self.model.load_state_dict({name: state[name] for name in ours if name in state}, strict=False)
+            ours, state = model.state_dict(), load_model(self.init, needs={"encoder"}).state
+            missing, _ = model.load_state_dict({name: state[name] for name in ours if name in state}, strict=False)
             if missing:
                 heads = ", ".join(sorted({name.split(".")[0] for name in missing}))
-                yield Event("note", f"{self.init} has no {heads}: begun at random")
+                self.notes.append(f"{self.init} has no {heads}: begun at random")
         elif self.recipe.initialization == "neighbours":
-            attend_to_neighbours(self.model.encoder)
+            attend_to_neighbours(model.encoder)
+        return model.to(self.device)
 
     def _batches(self) -> Callable[[int], list[Batch]]:
         """The micro-batches of a step. The first process makes the plans; the others find them."""
