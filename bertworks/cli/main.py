@@ -4,10 +4,13 @@
 shown with `--debug` only. Nothing heavy is imported before a verb runs, so that help and completion answer at once.
 """
 
+import atexit
 import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NoReturn
 
 from cyclopts import App, CycloptsError
 
@@ -97,5 +100,20 @@ def _explain(error: BaseException, words: list[str]) -> int:
     return 1
 
 
+def run() -> NoReturn:
+    """The whole process: one command, then out. Not by the interpreter's own way: threads that libraries leave running
+    now and then abort a process while it takes itself down, with everything saved and an exit code that says otherwise.
+    """
+    try:
+        code = main()
+    except SystemExit as error:  # a signal, after the run was saved
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads any more
+            stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    run()
