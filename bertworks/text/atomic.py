@@ -22,7 +22,8 @@ _COUNTER = itertools.count()
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Libraries that write by themselves report a full disk in words only (safetensors, numpy's tofile).
 _DISK_FULL_WORDS = re.compile(r"No space left on device|os error 28\b|\d+ requested and \d+ written")
-_LEFTOVER = re.compile(r"\..+@(?P<host>[^@]*)\.(?P<process>\d+)\.\d+\.tmp")
+_LEFTOVER = re.compile(r"\..+@(?P<host>[^@]*)\.(?P<process>\d+)(-(?P<began>\d+))?\.\d+\.tmp")
+_LONGEST_NAME = 100  # bytes of a name that are in the name of its temporary sibling; file systems allow 255 in all
 _AT_CURRENT_FOLDER = -100  # AT_FDCWD
 _RENAME_EXCHANGE = 2
 
@@ -98,9 +99,9 @@ def remove_leftovers(folder: str | Path, *, name: str | None = None) -> int:
     removed = 0
     for entry in Path(folder).glob(".*.tmp"):
         match = _LEFTOVER.fullmatch(entry.name)
-        if match is None or match["host"] != socket.gethostname() or _is_alive(int(match["process"])):
+        if match is None or match["host"] != socket.gethostname() or _is_writing(int(match["process"]), match["began"]):
             continue
-        if name is None or entry.name.startswith(f".{name}@"):
+        if name is None or entry.name.startswith(f".{_cut(name)}@"):
             _remove(entry)
             removed += 1
     return removed
@@ -114,7 +115,13 @@ def sha256(path: str | Path) -> str:
 
 def _aside(target: Path) -> Path:
     """A sibling name that no other process or thread uses and that `remove_leftovers` recognises."""
-    return target.with_name(f".{target.name}@{socket.gethostname()}.{os.getpid()}.{next(_COUNTER)}.tmp")
+    began = _beginning(os.getpid())
+    writer = f"{os.getpid()}-{began}" if began else str(os.getpid())
+    return target.with_name(f".{_cut(target.name)}@{socket.gethostname()}.{writer}.{next(_COUNTER)}.tmp")
+
+
+def _cut(name: str) -> str:
+    return os.fsdecode(os.fsencode(name)[:_LONGEST_NAME])
 
 
 @contextmanager
@@ -181,6 +188,21 @@ def _exchange_by_renames(temporary: Path, target: Path) -> None:
     former.rename(temporary)
 
 
+def _is_writing(process: int, began: str | None) -> bool:
+    """Is the process at work that had this number and began then? Numbers come again, in containers at once."""
+    return _is_alive(process) and (began is None or _beginning(process) in ("", began))
+
+
+def _beginning(process: int) -> str:
+    """When a process began, in ticks of the machine's clock; "" where the system does not tell (it is Linux that does,
+    in proc(5), /proc/pid/stat: the 22nd field, of which the second is a name in parentheses)."""
+    try:
+        fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
+        return fields[19].decode()
+    except (OSError, IndexError):
+        return ""
+
+
 def _is_alive(process: int) -> bool:
     try:
         os.kill(process, 0)
@@ -192,8 +214,8 @@ def _is_alive(process: int) -> bool:
 
 
 def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        with suppress(OSError):  # whatever stood in the way has been said already
+    with suppress(OSError):  # whatever stands in the way has been said already, or is said by the next who writes
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
             path.unlink()

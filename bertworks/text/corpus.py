@@ -4,21 +4,19 @@ It does not split sentences and keeps no text: documents stream by, in an order 
 names, and memory does not grow with the corpus.
 """
 
-import difflib
 import glob
+import hashlib
 import os
-import shutil
 import sys
-import tempfile
-import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple
 
 from bertworks.errors import BertworksError, UsageError
+from bertworks.text.atomic import sha256
 from bertworks.text.formats import COMPRESSION_SUFFIXES, LARGEST_DOCUMENT, SUFFIXES, Findings, format_suffix, read_file
-from bertworks.text.streams import Tally
+from bertworks.text.streams import Tally, nothing_there, spool
 from bertworks.text.wrapping import paragraphs
 
 _BAD_BYTES = "lines with bytes that are not UTF-8 (replaced by \N{REPLACEMENT CHARACTER})"
@@ -31,6 +29,14 @@ class Document(NamedTuple):
 
     text: str  # paragraphs separated by "\n", without empty ones; hard-wrapped lines joined
     source: str  # "path:line" where it begins (for Parquet the row)
+
+
+class Identity(NamedTuple):
+    """Which files a corpus has, as they stand there now; none is opened for it."""
+
+    files: int
+    bytes: int
+    stamp: str  # sha256 of paths, sizes and times of change. The same: the same text. Another: perhaps a copy of it
 
 
 @dataclass(kw_only=True)
@@ -84,6 +90,7 @@ class CorpusReader:
 
     Attributes:
         files: what was found.
+        text_column, documents: as they were asked for.
         report: of the last full pass; all zero before.
 
     Raises:
@@ -98,7 +105,7 @@ class CorpusReader:
         text_column: str | None = None,
         documents: Literal["auto", "blank_line", "file"] = "auto",
     ):
-        self._text_column, self._documents = text_column, documents
+        self.text_column, self.documents = text_column, documents
         self._skipped = Tally()
         self._names: dict[Path, str] = {}
         found: dict[Path, str] = {}  # file -> path relative to its input
@@ -108,6 +115,7 @@ class CorpusReader:
         if not found:
             raise UsageError("no input was given", fix="name files, folders, a glob in quotes, or - for standard input")
         self.files = sorted(found, key=lambda path: (found[path], path))
+        self._relative = found
         self.report = CorpusReport()
 
     def __iter__(self) -> Iterator[Document]:
@@ -123,9 +131,34 @@ class CorpusReader:
             )
         self.report = report
 
+    def identity(self) -> Identity:
+        """What can be known of the corpus at once.
+
+        Raises:
+            BertworksError: a file is gone.
+        """
+        digest, size = hashlib.sha256(), 0
+        for path in self.files:
+            try:
+                status = path.stat()
+            except OSError as error:
+                raise BertworksError(f"cannot be read: {error.strerror}", where=self._names[path]) from error
+            size += status.st_size
+            digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
+        return Identity(len(self.files), size, digest.hexdigest())
+
+    def content_sha256(self) -> str:
+        """Of the bytes of all files and their paths relative to the inputs: a copy elsewhere has the same.
+
+        All of them are read for it, many times as fast as documents are."""
+        digest = hashlib.sha256()
+        for path in self.files:
+            digest.update(f"{self._relative[path]} {sha256(path)}\n".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
+
     def _read(self, path: Path, report: CorpusReport) -> Iterator[Document]:
         name = self._names[path]
-        for raw in read_file(path, name, report, text_column=self._text_column, documents=self._documents):
+        for raw in read_file(path, name, report, text_column=self.text_column, documents=self.documents):
             source = f"{name}:{raw.line}"
             report.wrapped_documents += raw.margin is not None
             text = _clean("\n".join(paragraphs(raw.lines, raw.margin)), source, report)
@@ -184,12 +217,7 @@ class CorpusReader:
         return found
 
     def _spool(self, stream: BinaryIO, name: str) -> dict[Path, str]:
-        """Copy what can be read only once to a temporary file, so that the corpus can be iterated again."""
-        with tempfile.NamedTemporaryFile(prefix="bertworks-stdin-", delete=False) as file:
-            path = Path(file.name).resolve()
-            # Only the process that made it deletes it: workers are copies of this one.
-            weakref.finalize(self, _delete_if_owner, path, os.getpid())
-            shutil.copyfileobj(stream, file, 1 << 20)
+        path = spool(stream, self)
         self._names[path] = name
         return {path: ""}
 
@@ -197,11 +225,6 @@ class CorpusReader:
 def _is_wiki_part(name: str) -> bool:
     """WikiExtractor's `wiki_00`, also compressed; `Path` would see no suffix in it, but one in `AA.wiki_00`."""
     return Path(name).suffix in COMPRESSION_SUFFIXES and "." not in Path(name).stem
-
-
-def _delete_if_owner(path: Path, process: int) -> None:
-    if os.getpid() == process:
-        path.unlink(missing_ok=True)
 
 
 def _raise_unreadable(error: OSError) -> None:
@@ -213,11 +236,7 @@ def _raise_unreadable(error: OSError) -> None:
 def _nothing_there(path: Path) -> UsageError:
     if glob.has_magic(str(path)):
         return UsageError("the glob matches nothing", where=str(path), fix=f"see what is there: `ls {path.parent}`")
-    folder = path.parent
-    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    close = difflib.get_close_matches(path.name, names, 1)
-    meant = f"did you mean {folder / close[0]}?" if close else f"see what is there: `ls {folder}`"
-    return UsageError("there is no such file or folder", where=str(path), fix=meant)
+    return nothing_there(path)
 
 
 def _clean(text: str, source: str, report: CorpusReport) -> str:

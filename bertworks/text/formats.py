@@ -4,7 +4,6 @@ The format is told by the file's name where that is clear, else by its content. 
 found in them, is done elsewhere (`corpus`).
 """
 
-import csv
 import html
 import itertools
 import json
@@ -17,6 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from bertworks.errors import BertworksError
 from bertworks.text.columns import as_text, choose_column, is_header
 from bertworks.text.streams import LONGEST_PIECE, LineReader, Repairs, Tally, open_lines
+from bertworks.text.tables import delimiter_of, is_parquet, open_parquet, quotes_matter, split_rows
 from bertworks.text.wrapping import margin_of, separation
 
 LARGEST_DOCUMENT = 1 << 22  # characters; a longer one goes on as another document, so that memory stays flat
@@ -73,7 +73,7 @@ def read_file(
         BertworksError: the file is damaged or cannot be read, too many of its lines are malformed, or it has no text
             column.
     """
-    if _is_parquet(path):
+    if is_parquet(path):
         yield from _read_parquet(path, name, findings, text_column)
         return
     with open_lines(path, name, findings) as reader:
@@ -108,7 +108,7 @@ def _kind(name: str, reader: LineReader) -> str:
     known = SUFFIXES.get(format_suffix(name))
     if known == "parquet":
         return "not a Parquet file, whatever its name says"
-    if _looks_binary(reader.head):
+    if looks_binary(reader.head):
         return "not text"
     if known == "json" and head.startswith(b"["):
         return "one JSON array, not JSON lines; `jq -c '.[]' FILE > FILE.jsonl` makes them"
@@ -117,7 +117,8 @@ def _kind(name: str, reader: LineReader) -> str:
     return "json" if head.startswith((b'{"', b"{ ")) else "text"
 
 
-def _looks_binary(head: bytes) -> bool:
+def looks_binary(head: bytes) -> bool:
+    """Whether the first bytes of a file are not text in any encoding that is read."""
     head = head[:8192]
     control = sum(head.count(byte) for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
     bad = head.decode("utf-8", "replace").count("\ufffd")
@@ -248,31 +249,10 @@ def _read_json(reader: LineReader, name: str, findings: Findings, text_column: s
 def _read_table(reader: LineReader, name: str, findings: Findings, text_column: str | None) -> Iterator[RawDocument]:
     patience = _Patience(name, findings)
     sample = reader.sample()
-    delimiter = "\t" if format_suffix(name) in (".tsv", ".tab") else _delimiter(sample)
-    # Quote marks in TSV are mostly just quote marks; only tabs inside quotes, which make rows uneven, tell otherwise.
-    plain = delimiter == "\t" and len({line.count("\t") for line in sample if line}) <= 1
-    csv.field_size_limit(1 << 30)
-    rows = csv.reader(
-        (line + "\n" for _, line in reader.lines()),
-        delimiter=delimiter,
-        quoting=csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL,
-    )
-
-    def numbered() -> Iterator[tuple[int, list[str]]]:
-        while True:
-            line = rows.line_num + 1
-            try:
-                row = next(rows)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                raise BertworksError(
-                    f"not a table: {error}", where=f"{name}:{line}", fix="look for a quote mark that is never closed"
-                ) from error
-            if row:
-                yield line, row
-
-    first, rest = _peek(numbered())
+    delimiter = "\t" if format_suffix(name) in (".tsv", ".tab") else delimiter_of(sample)
+    quoted = delimiter != "\t" or quotes_matter(sample)
+    rows = split_rows(reader.lines(), delimiter, quoted=quoted, name=name)
+    first, rest = _peek((number, row) for number, row in rows if row)
     if not first:
         return
     header = first[0][1]
@@ -295,35 +275,19 @@ def _read_table(reader: LineReader, name: str, findings: Findings, text_column: 
 
 
 def _read_parquet(path: Path, name: str, findings: Findings, text_column: str | None) -> Iterator[RawDocument]:
-    import pyarrow
-    from pyarrow import parquet
-
-    try:
-        with parquet.ParquetFile(path) as file:
-            readable = [one.name for one in file.schema_arrow if _is_text_type(one.type)]
-            others = [one.name for one in file.schema_arrow if one.name not in readable]
-            beginning = next(file.iter_batches(batch_size=_JUDGED_RECORDS, columns=readable), None)
-            columns = beginning.to_pydict() if beginning is not None and readable else {}
-            column = choose_column({**dict.fromkeys(others, ()), **columns}, name, text_column)
-            findings.columns[column] += 1
-            row = 1
-            for batch in file.iter_batches(batch_size=256, columns=[column]):
-                findings.bytes += batch.nbytes
-                for value in batch.column(0).to_pylist():
-                    yield _record(row, as_text(value) or "")
-                    row += 1
-    except (pyarrow.ArrowException, OSError) as error:
-        raise BertworksError(
-            f"the Parquet file is damaged or cannot be read: {error}", where=name, fix="fetch it again, or leave it out"
-        ) from error
-
-
-def _is_parquet(path: Path) -> bool:
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == b"PAR1"
-    except OSError:
-        return False  # said by whoever opens it to read it
+    with open_parquet(path, name) as file:
+        readable = [one.name for one in file.schema_arrow if _is_text_type(one.type)]
+        others = [one.name for one in file.schema_arrow if one.name not in readable]
+        beginning = next(file.iter_batches(batch_size=_JUDGED_RECORDS, columns=readable), None)
+        columns = beginning.to_pydict() if beginning is not None and readable else {}
+        column = choose_column({**dict.fromkeys(others, ()), **columns}, name, text_column)
+        findings.columns[column] += 1
+        row = 1
+        for batch in file.iter_batches(batch_size=256, columns=[column]):
+            findings.bytes += batch.nbytes
+            for value in batch.column(0).to_pylist():
+                yield _record(row, as_text(value) or "")
+                row += 1
 
 
 def _is_text_type(kind: Any) -> bool:
@@ -349,8 +313,3 @@ def _peek(records: Iterator[tuple[int, _Record]]) -> tuple[list[tuple[int, _Reco
 def _record(line: int, text: str) -> RawDocument:
     lines = text.split("\n")
     return RawDocument(line, lines, margin_of(lines) if len(lines) > 1 else None)
-
-
-def _delimiter(sample: list[str]) -> str:
-    header = next((line for line in sample if line.strip()), "")
-    return max(",;\t|", key=header.count)

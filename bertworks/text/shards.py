@@ -11,7 +11,6 @@ the same for any number of workers, and an interrupted run goes on with the part
 """
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -34,6 +33,7 @@ from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.workers import write_parts
 
 FORMAT = 1  # of the folder and of the rules that make its bytes: parts of another format are not continued
+_AGAIN = "type the `bertworks prepare` command again: it goes on where it stopped"
 _UNKNOWN_WORDS = 1000  # examples kept
 _OURS = ("manifest.json", "plan.json", "tokens.bin", "sentences.npy", "documents.npy", "preflight.json")
 _OUR_FOLDERS = ("parts", "tokenizer")
@@ -69,8 +69,7 @@ class Manifest:
         """
         if not path.exists():
             if (path.parent / "plan.json").exists():
-                fix = "type the `bertworks prepare` command again: it goes on where it stopped"
-                raise BertworksError("these shards are not finished", where=str(path.parent), fix=fix)
+                raise BertworksError("these shards are not finished", where=str(path.parent), fix=_AGAIN)
             fix = f"make them: bertworks prepare TEXT --tokenizer TOKENIZER -o {path.parent}"
             raise BertworksError("not a shards folder: it has no manifest.json", where=str(path.parent), fix=fix)
         again = f"make the shards again: bertworks prepare ... -o {path.parent} --overwrite"
@@ -146,7 +145,8 @@ def write_shards(
 ) -> Shards:
     """Turn a corpus into a shards folder, or finish one that an interrupted run began.
 
-    Returns at once when the folder is finished and inputs and tokenizer are the same.
+    Returns at once when the folder is finished and inputs and tokenizer are the same. The inputs may have been copied
+    or moved together: what is in the files counts.
 
     Args:
         workers: processes that split and encode; None: one per processor; 1: none but this one.
@@ -155,8 +155,8 @@ def write_shards(
         progress: told the characters done so far.
 
     Raises:
-        BertworksError: the folder belongs to something else, is in use, the disk is full, a worker died, or there is
-            no text.
+        BertworksError: the folder belongs to something else, is in use, the disk is full, a worker died, files were
+            changed meanwhile, or there is no text.
     """
     folder = Path(folder)
     settings = _settings(reader, tokenizer)
@@ -164,10 +164,10 @@ def write_shards(
         if overwrite:
             _clear(folder)
         if (folder / "manifest.json").exists():
-            _refuse_other(Manifest.load(folder / "manifest.json").settings, settings, folder)
+            _refuse_other(Manifest.load(folder / "manifest.json").settings, settings, reader, folder)
             _tidy(folder)
             return Shards.open(folder)
-        _begin(folder, settings, tokenizer)
+        _begin(folder, settings, reader, tokenizer)
         counts: list[PartCounts] = []
         unknown_words: Counter[str] = Counter()
         done = 0
@@ -185,7 +185,7 @@ def write_shards(
             raise BertworksError(
                 "there is no text in the corpus", where=_names(reader), fix="give files that hold text"
             )
-        manifest = _assemble(folder, counts, tokenizer, settings, reader, unknown_words)
+        manifest = _assemble(folder, counts, tokenizer, _with_content(settings, reader), reader, unknown_words)
         write_text(folder / "manifest.json", json.dumps(asdict(manifest), indent=2, ensure_ascii=False) + "\n")
         _tidy(folder)
     return Shards.open(folder, written_now=True)
@@ -245,27 +245,35 @@ def _damaged(path: Path, how: str) -> BertworksError:
 
 def _settings(reader: CorpusReader, tokenizer: Tokenizer) -> dict[str, Any]:
     """What must be the same for a folder to be continued, or to be called done."""
-    digest, size = hashlib.sha256(), 0
-    for file in reader.files:
-        status = file.stat()
-        size += status.st_size
-        # Standard input lies in a temporary file, of which path and time say nothing.
-        lasting = Path(reader._names[file]).is_file()
-        mark = f"{file} {status.st_size} {status.st_mtime_ns}" if lasting else sha256(file)
-        digest.update(f"{mark}\n".encode("utf-8", "surrogateescape"))
+    found = reader.identity()
     return {
         "format": FORMAT,
         "tokenizer": tokenizer.sha256,
-        "text_column": reader._text_column,
-        "documents": reader._documents,
-        "files": len(reader.files),
-        "bytes": size,
-        "files_sha256": digest.hexdigest(),
+        "text_column": reader.text_column,
+        "documents": reader.documents,
+        "files": found.files,
+        "bytes": found.bytes,
+        "files_sha256": found.stamp,
     }
 
 
-def _refuse_other(there: dict[str, Any], asked: dict[str, Any], folder: Path) -> None:
+def _with_content(settings: dict[str, Any], reader: CorpusReader) -> dict[str, Any]:
+    """The settings of a finished folder; BertworksError if the files are no longer those that were read."""
+    content = reader.content_sha256()
+    if reader.identity().stamp != settings["files_sha256"]:
+        raise BertworksError(
+            "files of the corpus were changed while they were read",
+            where=_names(reader),
+            fix="type the same again: what was made of unchanged text is kept",
+        )
+    return settings | {"content_sha256": content}
+
+
+def _refuse_other(there: dict[str, Any], asked: dict[str, Any], reader: CorpusReader, folder: Path) -> None:
     names = [name for name in asked if there.get(name) != asked[name]]
+    if names == ["files_sha256"]:  # copied, moved or touched: what is in the files decides
+        asked = {"content_sha256": reader.content_sha256()}
+        names = [name for name in asked if there.get(name) != asked[name]]
     if names:
         shown = "; ".join(f"{name}: {_short(there.get(name))} there, {_short(asked[name])} asked" for name in names)
         raise BertworksError(
@@ -279,15 +287,16 @@ def _short(value: Any) -> str:
     return str(value) if len(str(value)) <= 12 else f"{str(value)[:12]}..."
 
 
-def _begin(folder: Path, settings: dict[str, Any], tokenizer: Tokenizer) -> None:
+def _begin(folder: Path, settings: dict[str, Any], reader: CorpusReader, tokenizer: Tokenizer) -> None:
     """Take possession of the folder, or of what an interrupted run of the same command left in it."""
     plan = folder / "plan.json"
     if plan.exists():
         try:
-            there = json.loads(plan.read_text(encoding="utf-8"))
-        except ValueError:
+            there = dict(json.loads(plan.read_text(encoding="utf-8")))
+        except (ValueError, TypeError):
             there = {}
-        _refuse_other(there, settings, folder)
+        there["files_sha256"] = settings["files_sha256"]  # of every part that is there the text is compared
+        _refuse_other(there, settings, reader, folder)
     elif any(not entry.name.startswith(".") for entry in folder.iterdir()):
         raise BertworksError(
             "this folder is not empty and holds no shards",

@@ -5,9 +5,14 @@ It knows nothing of documents or formats: only bytes, encodings and line ends. M
 
 import bz2
 import codecs
+import difflib
 import gzip
 import io
 import lzma
+import os
+import shutil
+import tempfile
+import weakref
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, UsageError
 
 BLOCK_SIZE = 1 << 20  # bytes read at a time, and the size of the sample by which a file is judged
 LONGEST_PIECE = 1 << 22  # bytes; a longer line of plain text is cut at a space, so that memory stays flat
@@ -75,11 +80,12 @@ class LineReader:
             head = head[: head.rindex(b"\n")]
         return _unify_line_ends(head.decode("utf-8", "replace")).split("\n")
 
-    def lines(self, *, longest: int | None = None) -> Iterator[tuple[int, str]]:
+    def lines(self, *, longest: int | None = None, exact: bool = False) -> Iterator[tuple[int, str]]:
         r"""Yield (line number from 1, line without its end). "\r\n" and "\r" end lines too, NUL is dropped.
 
         Args:
             longest: bytes after which a line is cut at a space and goes on as another one with the same number.
+            exact: only "\n" ends lines, "\r" and NUL stay.
         """
         number = 1
         for block in self._blocks(longest):
@@ -87,10 +93,10 @@ class LineReader:
                 text = block.decode()
             except UnicodeDecodeError:
                 text = self._decode_badly(number, block)
-            if "\0" in text:
+            if "\0" in text and not exact:
                 self._repairs.null_characters.add(f"{self._name}:{number}")
                 text = text.replace("\0", "")
-            lines = _unify_line_ends(text).split("\n")
+            lines = (text if exact else _unify_line_ends(text)).split("\n")
             ends_with_newline = not lines[-1]
             if ends_with_newline:
                 lines.pop()
@@ -181,6 +187,30 @@ def open_lines(path: Path, name: str, repairs: Repairs) -> Iterator[LineReader]:
         ) from error
     with stream:
         yield LineReader(stream, name, repairs)
+
+
+def spool(stream: IO[bytes], owner: object) -> Path:
+    """Copy what can be read only once to a temporary file, so that it can be read again; gone when `owner` is."""
+    with tempfile.NamedTemporaryFile(prefix="bertworks-stdin-", delete=False) as file:
+        path = Path(file.name).resolve()
+        # Only the process that made it deletes it: workers are copies of this one.
+        weakref.finalize(owner, _delete_if_owner, path, os.getpid())
+        shutil.copyfileobj(stream, file, BLOCK_SIZE)
+    return path
+
+
+def nothing_there(path: Path) -> UsageError:
+    """The error for a path that names nothing, with the neighbour that was perhaps meant."""
+    folder = path.parent
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    close = difflib.get_close_matches(path.name, names, 1)
+    meant = f"did you mean {folder / close[0]}?" if close else f"see what is there: `ls {folder}`"
+    return UsageError("there is no such file or folder", where=str(path), fix=meant)
+
+
+def _delete_if_owner(path: Path, process: int) -> None:
+    if os.getpid() == process:
+        path.unlink(missing_ok=True)
 
 
 def _decompressed(path: Path) -> IO[bytes]:

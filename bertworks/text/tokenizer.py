@@ -194,6 +194,11 @@ class Tokenizer:
         """`encode` for many texts at once, on all threads that TOKENIZERS_PARALLELISM and RAYON_NUM_THREADS allow."""
         return [self._finish(first, None, max_length) for first in self._run(self._unfinished.encode_batch, texts)]
 
+    def words(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
+        """int64 [n, 2] for each text: the characters where its words begin and end, as the tokenizer itself parts them
+        before it cuts them into tokens. What it drops, such as white space, is in no word."""
+        return [_words(text, found) for text, found in zip(texts, self._run(self._literal.encode_batch, texts))]
+
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text without [CLS] and [SEP] and without offsets: the fast path for corpora.
 
@@ -242,6 +247,20 @@ class Tokenizer:
                     second.truncate(keep_second)
         whole = self._library.post_process(first, second)
         return Encoding(whole.ids, whole.type_ids, whole.offsets, whole.word_ids, whole.special_tokens_mask, cut)
+
+
+def _words(text: str, encoding: Any) -> NDArray[np.int64]:
+    found: list[list[int]] = []
+    before = None
+    for word, (start, end) in zip(encoding.word_ids, encoding.offsets):
+        if word == before and found:
+            found[-1][1] = end
+        else:
+            found.append([start, end])
+        before = word
+    for span in found:  # some tokenizers count the space before a word as its own
+        span[0] += len(text[span[0] : span[1]]) - len(text[span[0] : span[1]].lstrip())
+    return np.array([span for span in found if span[0] < span[1]], np.int64).reshape(-1, 2)
 
 
 def _rebuild(serialized: str, special_tokens: dict[str, str], length: int, notes: tuple[str, ...]) -> Tokenizer:

@@ -1,0 +1,231 @@
+"""Rows -> one file: csv, tsv, JSON lines or Parquet, compressed or not; what `rows` reads comes back cell for cell.
+
+It appears whole or not at all, and memory does not grow with it. It decides nothing about what the columns are.
+"""
+
+import bz2
+import gzip
+import itertools
+import json
+import lzma
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from bertworks.errors import BertworksError, UsageError
+from bertworks.text.atomic import replacing
+from bertworks.text.formats import COMPRESSION_SUFFIXES, format_suffix
+
+FileKind = Literal["csv", "tsv", "jsonl", "parquet", "conll"]
+_KINDS: dict[str, FileKind] = {
+    **dict.fromkeys((".csv",), "csv"),
+    **dict.fromkeys((".tsv", ".tab"), "tsv"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines", ".json"), "jsonl"),
+    **dict.fromkeys((".parquet", ".pq"), "parquet"),
+    **dict.fromkeys((".conll", ".bio", ".iob", ".iob2", ".bioes"), "conll"),
+}
+_ROWS_AT_A_TIME = 500  # held in memory, and written
+
+
+def write_rows(
+    path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, kind: FileKind | None = None
+) -> int:
+    """Write rows and return how many they were.
+
+    Missing values are empty cells in tables, null in Parquet, and absent in JSON lines, which also take fields that
+    are no columns. Lists and mappings in tables are JSON.
+
+    Args:
+        path: where to; its suffix tells kind and compression. "-" is standard output, csv if no kind is given.
+        columns: their order in tables and Parquet.
+        kind: what to write whatever the suffix says.
+
+    Raises:
+        UsageError: the suffix tells no kind.
+        BertworksError: a row has a field that is no column; values of one column have no common type in Parquet; the
+            file cannot be written. Nothing is left behind then.
+    """
+    kind = kind or kind_of(path)
+    if kind == "parquet" and str(path) != "-":
+        target = Path(path).expanduser()
+        with replacing(target) as temporary:
+            return _write_parquet(temporary, target.name, columns, rows)
+    with _opened(path) as stream:
+        return _write(stream, str(path) if str(path) != "-" else "<stdout>", columns, rows, kind)
+
+
+def write_lines(path: str | Path, lines: Iterable[str]) -> None:
+    """Write lines as they are, compressed as the suffix says; "-" is standard output.
+
+    Raises:
+        BertworksError: the file cannot be written. Nothing is left behind then.
+    """
+    with _opened(path) as stream:
+        _write_portions(stream, iter(lines))
+
+
+def kind_of(path: str | Path) -> FileKind:
+    """The kind of file that a name stands for; "-" for csv.
+
+    Raises:
+        UsageError: for none that can be written.
+    """
+    if str(path) == "-":
+        return "csv"
+    name = str(path).lower()
+    kind = _KINDS.get(format_suffix(name))
+    if kind is None or (kind == "parquet" and name.endswith(COMPRESSION_SUFFIXES)):
+        raise UsageError(
+            "the name does not tell what to write" if kind is None else "Parquet is compressed inside",
+            where=str(path),
+            fix=f"end it in {', '.join(_KINDS)}; all but Parquet also with {', '.join(COMPRESSION_SUFFIXES)} after it",
+        )
+    return kind
+
+
+def _write(
+    stream: IO[bytes] | gzip.GzipFile,
+    name: str,
+    columns: Sequence[str],
+    rows: Iterable[Mapping[str, Any]],
+    kind: FileKind,
+) -> int:
+    count = 0
+    match kind:
+        case "csv" | "tsv":
+            lines = _table_lines(name, columns, rows, "," if kind == "csv" else "\t")
+            count = -1  # the header
+        case "jsonl":
+            lines = (json.dumps(dict(row), ensure_ascii=False, default=str) for row in rows)
+        case "parquet":
+            raise UsageError("Parquet cannot be written as a stream", where=name, fix="name a file, or another kind")
+        case "conll":
+            raise UsageError("CoNLL columns hold words and their tags, and no rows", where=name, fix="use another kind")
+    return count + _write_portions(stream, lines)
+
+
+def _write_portions(stream: IO[bytes] | gzip.GzipFile, lines: Iterator[str]) -> int:
+    count = 0
+    while portion := list(itertools.islice(lines, _ROWS_AT_A_TIME)):
+        stream.write("".join(f"{line}\n" for line in portion).encode())
+        count += len(portion)
+    stream.flush()
+    return count
+
+
+def _table_lines(name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], delimiter: str) -> Iterator[str]:
+    special = re.compile(f'["\r\n{delimiter}]')
+
+    def quoted(cell: str) -> str:
+        if special.search(cell) or (not cell and len(columns) == 1):  # an empty line would be no row
+            return '"' + cell.replace('"', '""') + '"'
+        return cell
+
+    yield delimiter.join(map(quoted, columns))
+    known = set(columns)
+    for number, row in enumerate(rows, 1):
+        if not row.keys() <= known:
+            raise _not_a_column(name, number, row, known)
+        yield delimiter.join(quoted(_cell(row.get(column))) for column in columns)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple | dict | bool):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
+
+
+def _not_a_column(name: str, number: int, row: Mapping[str, Any], known: set[str]) -> BertworksError:
+    extra = next(key for key in row if key not in known)
+    return BertworksError(
+        f"row {number} has the field {extra!r}, which no row before it had",
+        where=name,
+        fix="write JSON lines (a name that ends in .jsonl): there each row has its own fields",
+    )
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
+    """What lines are written to: it appears at its place when all went well."""
+    if str(path) == "-":
+        yield sys.stdout.buffer
+        return
+    target = Path(path).expanduser()
+    with replacing(target) as temporary, _compressed(temporary, target.suffix.lower()) as stream:
+        yield stream
+
+
+@contextmanager
+def _compressed(path: Path, suffix: str) -> Iterator[IO[bytes] | gzip.GzipFile]:
+    stream: IO[bytes] | gzip.GzipFile
+    match suffix:
+        case ".gz":
+            # Without name and time in it, so that the same rows are the same bytes.
+            with path.open("wb") as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as stream:
+                yield stream
+        case ".bz2":
+            with bz2.open(path, "wb") as stream:
+                yield stream
+        case ".xz":
+            with lzma.open(path, "wb") as stream:
+                yield stream
+        case ".zst":
+            import pyarrow
+
+            with pyarrow.CompressedOutputStream(str(path), "zstd") as stream:
+                yield stream
+        case _:
+            with path.open("wb") as stream:
+                yield stream
+
+
+def _write_parquet(path: Path, name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> int:
+    """With the types of the rows so far; where these turn out too narrow, what is there is written again with wider."""
+    import pyarrow
+    from pyarrow import parquet
+
+    known, count, source = set(columns), 0, iter(rows)
+    schema = pyarrow.schema([(column, pyarrow.null()) for column in columns])
+    writer = parquet.ParquetWriter(path, schema)
+    try:
+        while batch := list(itertools.islice(source, _ROWS_AT_A_TIME)):
+            for number, row in enumerate(batch, count + 1):
+                if not row.keys() <= known:
+                    raise _not_a_column(name, number, row, known)
+            try:
+                arrays = [pyarrow.array([row.get(column) for row in batch]) for column in columns]
+                table = pyarrow.Table.from_arrays(arrays, names=list(columns))
+                wider = pyarrow.unify_schemas([schema, table.schema], promote_options="permissive")
+                if wider != schema:
+                    writer.close()
+                    writer, schema = _widened(path, wider), wider
+                writer.write_table(table.cast(schema))
+            except pyarrow.ArrowException as error:
+                raise BertworksError(
+                    f"rows {count + 1} to {count + len(batch)} cannot be written as Parquet: {error}",
+                    where=name,
+                    fix="write JSON lines (a name that ends in .jsonl): there a column may hold anything",
+                ) from error
+            count += len(batch)
+    finally:
+        writer.close()
+    return count
+
+
+def _widened(path: Path, schema: Any) -> Any:
+    """A writer that has written again, with these types, what is in the file."""
+    import pyarrow
+    from pyarrow import parquet
+
+    with replacing(path) as wider, parquet.ParquetFile(path) as file:
+        writer = parquet.ParquetWriter(wider, schema)
+        for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME):
+            writer.write_table(pyarrow.Table.from_batches([batch]).cast(schema))
+    return writer

@@ -1,0 +1,430 @@
+"""What columns mean is guessed right for every set that we know, can be told, and every row is checked."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from bertworks.errors import BertworksError, UsageError
+from bertworks.text.cells import EmptyTextError, sorted_labels
+from bertworks.text.row_writer import write_rows
+from bertworks.text.rows import RowReader
+from bertworks.text.schema import Item, Schema, fitted, guess_schema, items, misplaced
+from bertworks.text.streams import Tally
+
+
+def table(folder: Path, rows: list[dict[str, object]], name: str = "a.jsonl") -> RowReader:
+    path = folder / name
+    write_rows(path, list(dict.fromkeys(key for row in rows for key in row)), rows)
+    return RowReader(path, name=name)
+
+
+def csv_text(folder: Path, *lines: list[object], name: str = "a.csv") -> RowReader:
+    content = io.StringIO()
+    csv.writer(content).writerows(lines)
+    (folder / name).write_text(content.getvalue())
+    return RowReader(folder / name, name=name)
+
+
+def guess(reader: RowReader, **known: object) -> Schema:
+    return guess_schema(reader, **known)[0]
+
+
+def failure(reader: RowReader, schema: Schema, **options: object) -> BertworksError:
+    with pytest.raises(BertworksError) as caught:
+        list(items(reader, schema, **options))
+    return caught.value
+
+
+REVIEWS = [{"review": f"It was number {n}, and I saw it.", "stars": str(n % 5 + 1)} for n in range(20)]
+
+
+# --- the guess on real sets -------------------------------------------------------------------------------------------
+
+PAIR = ("sentence1", "sentence2")
+AB = ("text_a", "text_b")
+MRPC = ("#1 String", "#2 String")
+QA = ("question", "context")
+NLI = ("contradiction", "entailment", "neutral")
+RTE = ("entailment", "not_entailment")
+WNUT = tuple(
+    f"{b}-{kind}" for b in "BI" for kind in ("corporation creative-work group location person product").split()
+)
+JA_TYPES = ("その他の組織名", "イベント名", "人名", "地名", "政治的組織名", "施設名", "法人名", "製品名")
+CODAH = tuple(f"column {n}" for n in range(2, 7))
+JCQA = ("question", *(f"choice{n}" for n in range(5)))
+REAL = {
+    "glue/CoLA/train.tsv": ("classification", ("column 4",), "column 2", ("0", "1"), 8551),
+    "glue/CoLA/dev.tsv": ("classification", ("column 4",), "column 2", ("0", "1"), 1043),
+    "glue/SST-2/train.tsv": ("classification", ("sentence",), "label", ("0", "1"), 67349),
+    "glue/SST-2/dev.tsv": ("classification", ("sentence",), "label", ("0", "1"), 872),
+    "glue/MRPC/train.tsv": ("classification", MRPC, "Quality", ("0", "1"), 3667),
+    "glue/MRPC/dev.tsv": ("classification", MRPC, "Quality", ("0", "1"), 408),
+    "glue/MRPC/msr_paraphrase_train.txt": ("classification", MRPC, "Quality", ("0", "1"), 4076),
+    "glue/MRPC/msr_paraphrase_test.txt": ("classification", MRPC, "Quality", ("0", "1"), 1725),
+    "glue/STS-B/train.tsv": ("regression", PAIR, "score", (), 5749),
+    "glue/STS-B/dev.tsv": ("regression", PAIR, "score", (), 1500),
+    "glue/QQP/train-sample.jsonl.gz": ("classification", AB, "label", ("0", "1"), 8999),
+    "glue/QQP/heldout-from-train-sample.jsonl.gz": ("classification", AB, "label", ("0", "1"), 1000),
+    "glue/MNLI/train-sample.jsonl.gz": ("classification", AB, "label", NLI, 8999),
+    "glue/MNLI/heldout-from-train-sample.jsonl.gz": ("classification", AB, "label", NLI, 1000),
+    "glue/MNLI/dev-matched-and-mismatched.csv.gz": ("classification", ("premise", "hypothesis"), "label", NLI, 19647),
+    "glue/QNLI/train-sample.jsonl.gz": ("classification", AB, "label", RTE, 8999),
+    "glue/QNLI/heldout-from-train-sample.jsonl.gz": ("classification", AB, "label", RTE, 1000),
+    "glue/QNLI/dev.tsv": ("classification", ("question", "sentence"), "label", RTE, 5463),
+    "glue/RTE/train.tsv": ("classification", PAIR, "label", RTE, 2490),
+    "glue/RTE/dev.tsv": ("classification", PAIR, "label", RTE, 277),
+    "glue/WNLI/train.tsv": ("classification", PAIR, "label", ("0", "1"), 635),
+    "glue/WNLI/dev.tsv": ("classification", PAIR, "label", ("0", "1"), 71),
+    "squad/train-v1.1-sample.json.gz": ("qa", QA, "answers", (), 8200),
+    "squad/dev-v1.1.json.gz": ("qa", QA, "answers", (), 10570),
+    "squad/dev-v2.0.json.gz": ("qa", QA, "answers", (), 11873),
+    "ner/wnut17/wnut17train.conll": ("tagging", ("tokens",), "tags", (*WNUT, "O"), 3394),
+    "ner/wnut17/emerging.dev.conll": ("tagging", ("tokens",), "tags", (*WNUT, "O"), 1009),
+    "ner/wnut17/emerging.test.annotated": ("tagging", ("tokens",), "tags", (*WNUT, "O"), 1287),
+    "ner/wikigold/wikigold.conll.txt": (
+        "tagging",
+        ("tokens",),
+        "tags",
+        ("I-LOC", "I-MISC", "I-ORG", "I-PER", "O"),
+        1696,
+    ),
+    "multiple-choice/codah/train.tsv": ("choice", CODAH, "column 7", (), 1665),
+    "multiple-choice/codah/dev.tsv": ("choice", CODAH, "column 7", (), 556),
+    "multiple-choice/codah/test.tsv": ("choice", CODAH, "column 7", (), 555),
+    "ja/jaquad/train.json.gz": ("qa", QA, "answers", (), 31748),
+    "ja/jaquad/dev.json.gz": ("qa", QA, "answers", (), 3939),
+    "ja/jsts/train.jsonl.gz": ("regression", PAIR, "label", (), 12451),
+    "ja/jsts/valid.jsonl.gz": ("regression", PAIR, "label", (), 1457),
+    "ja/jcommonsenseqa/train.jsonl.gz": ("choice", JCQA, "label", (), 8939),
+    "ja/jcommonsenseqa/valid.jsonl.gz": ("choice", JCQA, "label", (), 1119),
+    "ja/ner-wikipedia/ner.json.gz": ("spans", ("text",), "entities", JA_TYPES, 5343),
+    "ko/nsmc/ratings_train.txt.gz": ("classification", ("document",), "label", ("0", "1"), 149995),
+    "ko/nsmc/ratings_test.txt.gz": ("classification", ("document",), "label", ("0", "1"), 49997),
+    "ko/korsts/sts-train.tsv": ("regression", PAIR, "score", (), 5749),
+    "ko/korsts/sts-dev.tsv": ("regression", PAIR, "score", (), 1500),
+    "ko/korsts/sts-test.tsv": ("regression", PAIR, "score", (), 1379),
+}
+EMPTY = {"ko/nsmc/ratings_train.txt.gz": 5, "ko/nsmc/ratings_test.txt.gz": 3}
+
+
+LONG = ("ko/nsmc/ratings_train.txt.gz", "ja/jaquad/train.json.gz")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in REAL])
+def test_real_sets_are_understood(data_folder: Path, name: str) -> None:
+    reader = RowReader(data_folder / name)
+    schema, why = guess_schema(reader)
+    task, text, label, labels, count = REAL[name]
+    assert (schema.task, schema.text, schema.label, schema.labels) == (task, text, label, labels)
+    assert why[0].startswith(f"task: {task}")
+    left_out = Tally()
+    found = list(items(reader, schema, left_out=left_out))
+    assert (len(found), left_out.count) == (count, EMPTY.get(name, 0))
+    assert not any(item.label is None for item in found)
+    if task == "qa":
+        assert not any(map(misplaced, found))
+
+
+@pytest.mark.parametrize("name", ["CoLA", "SST-2", "MRPC", "STS-B", "QNLI", "RTE", "WNLI"])
+def test_test_sets_without_labels(data_folder: Path, name: str) -> None:
+    reader = RowReader(data_folder / "glue" / name / "test.tsv")
+    with pytest.raises(BertworksError, match="no column looks like a label"):
+        guess_schema(reader)
+    if name not in ("CoLA",):
+        train = guess(RowReader(data_folder / "glue" / name / ("dev.tsv")))
+        found = list(items(reader, train, labelled=False))
+        assert all(item.label is None and len(item.texts) == len(train.text) for item in found)
+
+
+# --- the guess on what else there is ----------------------------------------------------------------------------------
+
+
+def test_reviews(tmp_path: Path) -> None:
+    reader = table(tmp_path, REVIEWS, "reviews.csv")
+    schema, why = guess_schema(reader)
+    assert schema == Schema(task="classification", text=("review",), label="stars", labels=("1", "2", "3", "4", "5"))
+    assert why == [
+        "task: classification (one label for a text)",
+        "text: 'review'",
+        "label: 'stars', 5 different values: 1, 2, 3, 4, 5",
+    ]
+    assert list(items(reader, schema))[1] == Item(("It was number 1, and I saw it.",), "2", "reviews.csv:3")
+
+
+@pytest.mark.parametrize(
+    ("columns", "task", "text", "label"),
+    [
+        ({"本文": "これはとても長い文章です。", "感情": ["喜び", "悲しみ"]}, "classification", ("本文",), "感情"),
+        ({"말": "이 영화는 정말 재미있었다", "감정": ["기쁨", "슬픔"]}, "classification", ("말",), "감정"),
+        ({"bemerkung": "Das war ein guter Film", "art": ["gut", "schlecht"]}, "classification", ("bemerkung",), "art"),
+        ({"lang": ["de", "en"], "text": "some words", "kind": ["a", "b", "c"]}, "classification", ("text",), "kind"),
+        ({"title": "Title", "Text": "some words", "Topics": ["a|b", "b", "a"]}, "multilabel", ("Text",), "Topics"),
+        ({"text": "some words", "labels": ["a, b", "b", "a", "a, b", "c, a"]}, "multilabel", ("text",), "labels"),
+        ({"text": "some words", "labels": [["a", "b"], [], ["b"]]}, "multilabel", ("text",), "labels"),
+        ({"text": "some words", "label": ["a, really", "b"]}, "classification", ("text",), "label"),
+        ({"text": "some words", "score": [0.5, 1, 2.25]}, "regression", ("text",), "score"),
+        ({"text": "some words", "score": [1, 2, 3]}, "classification", ("text",), "score"),
+        ({"text": "some words", "price": [1.5, 20.5, 3]}, "regression", ("text",), "price"),
+        ({"text": "some words", "label": [n * 7 for n in range(60)]}, "regression", ("text",), "label"),
+        ({"text": "some words", "label": list(range(40))}, "classification", ("text",), "label"),
+        ({"tokens": [["a", "b"]], "ner_tags": [[0, 3]]}, "tagging", ("tokens",), "ner_tags"),
+        ({"ctx": "Which?", "endings": [["a", "b", "c"]], "gold": [0, 1, 2]}, "choice", ("ctx", "endings"), "gold"),
+        ({"premise": "It was so.", "choice1": "a", "choice2": "b", "label": [0, 1]},
+         "choice", ("premise", "choice1", "choice2"), "label"),
+        ({"video-id": "x", "sent1": "One.", "sent2": "He", "startphrase": "One. He",
+          **{f"ending{n}": f"end {n}" for n in range(4)}, "label": [0, 1, 2, 3]},
+         "choice", ("startphrase", "ending0", "ending1", "ending2", "ending3"), "label"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_guesses(
+    tmp_path: Path, columns: dict[str, object], task: str, text: tuple[str, ...], label: str, suffix: str
+) -> None:
+    def cell(value: object, n: int) -> object:
+        return value[n % len(value)] if isinstance(value, list) else f"{value} {n}"
+
+    rows = [{name: cell(value, n) for name, value in columns.items()} for n in range(240)]
+    schema = guess(table(tmp_path, rows, f"a{suffix}"))
+    assert (schema.task, schema.text, schema.label) == (task, text, label)
+    assert len(list(items(RowReader(tmp_path / f"a{suffix}"), schema))) == 240
+
+
+def test_headerless_pairs(tmp_path: Path) -> None:
+    rows = [[f"The first sentence, number {n}", f"The second sentence, number {n}", n % 3] for n in range(30)]
+    schema = guess(csv_text(tmp_path, *rows))
+    assert (schema.text, schema.label, schema.labels) == (("column 1", "column 2"), "column 3", ("0", "1", "2"))
+
+
+def test_questions_in_a_table(tmp_path: Path) -> None:
+    answers = {"text": ["1973"], "answer_start": [12]}
+    rows = [
+        {"id": str(n), "question": f"When? {n}", "context": "It began in 1973.", "answers": answers} for n in range(3)
+    ]
+    for name in ("a.parquet", "a.jsonl", "a.csv"):
+        reader = table(tmp_path, rows, name)
+        schema = guess(reader)
+        assert (schema.task, schema.text, schema.label, schema.id) == ("qa", ("question", "context"), "answers", "id")
+        assert list(items(reader, schema))[1] == Item(
+            ("When? 1", "It began in 1973."), ((12, "1973"),), f"{name}:{3 if name == 'a.csv' else 2}", "1"
+        )
+
+
+def test_numbers_as_labels_keep_their_text(tmp_path: Path) -> None:
+    labels = pyarrow.array([0, 1, 10, 2, None] * 4, pyarrow.int64())
+    texts = pyarrow.array([f"text {n}" for n in range(20)])
+    parquet.write_table(pyarrow.table({"text": texts, "label": labels}), tmp_path / "a.parquet")
+    assert guess(RowReader(tmp_path / "a.parquet")).labels == ("0", "1", "2", "10")
+    parquet.write_table(pyarrow.table({"text": texts, "label": labels.cast(pyarrow.float64())}), tmp_path / "b.parquet")
+    assert guess(RowReader(tmp_path / "b.parquet")).labels == ("0", "1", "2", "10")
+    rows = [{"text": f"text {n}", "label": f"{n % 2}.0"} for n in range(10)]
+    assert guess(table(tmp_path, rows, "c.csv")).labels == ("0.0", "1.0")
+    assert sorted_labels(["b", "10", "9"]) == ("10", "9", "b")
+
+
+def test_what_is_told_is_not_guessed(tmp_path: Path) -> None:
+    rows = [{**row, "title": f"Title {n}", "season": "winter" if n % 3 else "summer"} for n, row in enumerate(REVIEWS)]
+    reader = table(tmp_path, rows, "a.csv")
+    assert guess(reader).label == "stars"
+    schema = guess(reader, text=("title", "review"), label="season")
+    assert (schema.task, schema.text, schema.labels) == ("classification", ("title", "review"), ("summer", "winter"))
+    schema = guess(reader, task="regression")
+    assert (schema.label, schema.labels) == ("stars", ())
+    assert [item.label for item in items(reader, schema)][:3] == [1.0, 2.0, 3.0]
+    assert guess(reader, task="multilabel").labels == ("1", "2", "3", "4", "5")
+    assert next(item.label for item in items(reader, guess(reader, task="multilabel"))) == ("1",)
+    with pytest.raises(UsageError, match="did you mean --label season") as caught:
+        guess(reader, label="seson")
+    assert "review, stars, title, season" in caught.value.what
+    with pytest.raises(UsageError, match="--text review"):
+        guess(reader, text=("reviews",))
+
+
+def test_conll_can_be_something_else_and_tables_can_be_tagging(tmp_path: Path) -> None:
+    reader = csv_text(tmp_path, ["sentence", "tags"], ["EU rejects", "B-ORG O"], ["so what", "O O"])
+    schema = guess(reader, task="tagging")
+    assert next((item.texts, item.label) for item in items(reader, schema)) == (("EU", "rejects"), ("B-ORG", "O"))
+    bad = csv_text(tmp_path, ["sentence", "tags"], ["EU rejects", "B-ORG"], name="b.csv")
+    assert failure(bad, schema).what == "2 words and 1 tags"
+
+
+@pytest.mark.parametrize(
+    ("rows", "what"),
+    [
+        ([{"text": f"text {n}", "label": "x"} for n in range(5)], "all 5 rows have the same label, 'x'"),
+        ([{"text": f"text {n}", "score": 2.5} for n in range(5)], "same number, 2.5"),
+        ([{"tokens": ["a"], "tags": ["O"]}] * 5, "other than O"),
+        ([{"text": f"text {n}", "label": f"another remark {n}"} for n in range(99)], "99 different values in 99 rows"),
+        ([{"text": f"text {n}"} for n in range(5)], "no column looks like a label"),
+        ([{"label": n % 2} for n in range(10)], "no column looks like a text"),
+        ([{"text": f"text {n}", "labels": []} for n in range(5)], "no row has a label"),
+    ],
+)
+def test_nothing_to_learn(tmp_path: Path, rows: list[dict[str, object]], what: str) -> None:
+    with pytest.raises(BertworksError) as caught:
+        guess_schema(table(tmp_path, rows))
+    assert what in caught.value.what
+    assert caught.value.fix
+    assert caught.value.where == "a.jsonl"
+
+
+def test_no_rows(tmp_path: Path) -> None:
+    reader = csv_text(tmp_path, ["text", "label"])
+    with pytest.raises(BertworksError, match="no rows"):
+        guess_schema(reader)
+    assert "no rows" in failure(reader, Schema(task="classification", text=("text",))).what
+
+
+# --- rows are checked -------------------------------------------------------------------------------------------------
+
+REGRESSION = Schema(task="regression", text=("text",), label="label")
+TAGGING = Schema(task="tagging", text=("text",), label="label", labels=("O",))
+MULTILABEL = Schema(task="multilabel", text=("text",), label="label", labels=("a",))
+SPANS = Schema(task="spans", text=("text",), label="entities", labels=("x",))
+QUESTIONS = Schema(task="qa", text=("question", "context"), label="answers")
+CHOICE = Schema(task="choice", text=("p", "a", "b"), label="label")
+KNOWN = Schema(task="classification", text=("text",), label="label", labels=("neg", "pos"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "row", "what"),
+    [
+        (KNOWN, {"text": "", "label": "pos"}, "the text in 'text' is empty"),
+        (KNOWN, {"text": " \n", "label": "pos"}, "the text in 'text' is empty"),
+        (KNOWN, {"text": "NaN", "label": "pos"}, "the text in 'text' is empty: 'NaN'"),
+        (KNOWN, {"text": None, "label": "pos"}, "the text in 'text' is empty"),
+        (KNOWN, {"text": 5, "label": "pos"}, "'text' holds 5, which is no text"),
+        (KNOWN, {"label": "pos"}, "no field 'text'"),
+        (KNOWN, {"text": "a"}, "no field 'label'"),
+        (KNOWN, {"text": "a", "label": "poss"}, "the label 'poss' is not known"),
+        (KNOWN, {"text": "a", "label": ""}, "the label in 'label' is missing"),
+        (KNOWN, {"text": "a", "label": None}, "the label in 'label' is missing"),
+        (KNOWN, {"text": "a", "label": float("nan")}, "the label in 'label' is missing"),
+        (MULTILABEL, {"text": "x", "label": ["a", "b"]},
+         "the label 'b' is not known"),
+        (MULTILABEL, {"text": "x", "label": "a;b"}, "holds 'a;b'"),
+        (REGRESSION, {"text": "a", "label": "four"}, "holds 'four'"),
+        (REGRESSION, {"text": "a", "label": "nan"}, "holds 'nan'"),
+        (REGRESSION, {"text": "a", "label": True}, "holds True"),
+        (REGRESSION, {"text": "a", "label": None}, "is missing"),
+        (TAGGING, {"text": ["a", "b"], "label": ["O"]},
+         "2 words and 1 tags"),
+        (TAGGING, {"text": ["a"], "label": ["B"]}, "'B' is not known"),
+        (TAGGING, {"text": ["a", ""], "label": ["O", "O"]}, "is empty"),
+        (TAGGING, {"text": [], "label": []}, "has no word"),
+        (TAGGING, {"text": [1], "label": ["O"]}, "are no words"),
+        (SPANS,
+         {"text": "abc", "entities": [{"start": 1, "end": 4, "type": "x"}]}, "from 1 to 4 is not inside its text of 3"),
+        (SPANS,
+         {"text": "abc", "entities": [{"start": 1, "end": 2, "type": "y"}]}, "'y' is not known"),
+        (QUESTIONS,
+         {"question": "q", "context": "c", "answers": ["c"]}, "holds ['c']"),
+        (QUESTIONS,
+         {"question": "q", "context": "c", "answers": None}, "is missing"),
+        (CHOICE, {"p": "p", "a": "a", "b": "b", "label": 2}, "holds 2"),
+        (CHOICE, {"p": "p", "a": "", "b": "b", "label": 1}, "'a' is empty"),
+    ],
+)  # fmt: skip
+def test_bad_rows_are_named(tmp_path: Path, schema: Schema, row: dict[str, object], what: str) -> None:
+    good = {"classification": "pos", "multilabel": ["a"], "regression": 1, "tagging": ["O"], "choice": 0}
+    columns: dict[str, object] = dict.fromkeys(schema.text, "some")
+    columns |= {schema.label: good.get(schema.task, []), **({"text": ["some"]} if schema.task == "tagging" else {})}
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in [columns, {**columns, "entities": []}, row]))
+    found = failure(RowReader(path, name="a.jsonl"), schema)
+    assert what in found.what
+    assert found.where == "a.jsonl:3"
+    assert found.fix
+
+
+def test_unknown_labels_say_which_are_known(tmp_path: Path) -> None:
+    found = failure(csv_text(tmp_path, ["text", "label"], ["a", "poss"]), KNOWN)
+    assert (found.where, found.fix) == ("a.csv:2", "did you mean 'pos'? the labels are: neg, pos")
+
+
+def test_missing_columns(tmp_path: Path) -> None:
+    reader = csv_text(tmp_path, ["texts", "label"], ["a", "pos"])
+    with pytest.raises(UsageError, match="did you mean --text texts"):
+        next(items(reader, KNOWN))
+    with pytest.raises(UsageError, match="no column 'label'"):
+        next(items(csv_text(tmp_path, ["text", "other"], ["a", "pos"], name="b.csv"), KNOWN))
+
+
+def test_rows_without_labels(tmp_path: Path) -> None:
+    reader = csv_text(tmp_path, ["text", "other"], ["a", "pos"])
+    assert list(items(reader, KNOWN, labelled=False)) == [Item(("a",), None, "a.csv:2")]
+    (tmp_path / "b.txt").write_text("Some text.\nMore, and no label.\n")
+    plain = RowReader(tmp_path / "b.txt", name="b.txt")
+    review = Schema(task="classification", text=("review",), label="stars", labels=("1", "2"), id="id")
+    assert fitted(review, plain, labelled=False).text == ("text",)
+    assert [item.texts for item in items(plain, review, labelled=False)] == [("Some text.",), ("More, and no label.",)]
+    words = Schema(task="tagging", text=("tokens",), label="tags", labels=("O",))
+    assert next(item.texts for item in items(plain, words, labelled=False)) == ("Some", "text.")
+
+
+def test_texts_without_labels_are_guessed_from_the_beginning(tmp_path: Path) -> None:
+    rows = [{"id": n, "stars": n % 5, "review": f"It was number {n}."} for n in range(2000)]
+    schema, why = guess_schema(table(tmp_path, rows, "a.csv"), task="classification", labelled=False)
+    assert schema == Schema(task="classification", text=("review",), id="id")
+    assert why[1:] == ["text: 'review'", "name of a row: 'id'", "not used: 'stars'"]
+    choices = [{"question": f"which {n}?", "choice0": "a", "choice1": "b"} for n in range(5)]
+    schema = guess(table(tmp_path, choices, "b.csv"), task="choice", labelled=False)
+    assert (schema.task, schema.text) == ("choice", ("question", "choice0", "choice1"))
+    same = table(tmp_path, [{"column": "a"}] * 10, "c.csv")
+    assert guess(same, task="classification", labelled=False).text == ("column",)
+
+
+def test_empty_texts_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
+    reader = csv_text(tmp_path, ["text", "label"], ["a", "pos"], ["", "pos"], ["b", "neg"], ["nan", "neg"])
+    with pytest.raises(EmptyTextError):
+        list(items(reader, KNOWN))
+    left_out = Tally()
+    assert [item.texts for item in items(reader, KNOWN, left_out=left_out)] == [("a",), ("b",)]
+    assert (left_out.count, left_out.places) == (2, ["a.csv:3", "a.csv:5"])
+
+
+def test_ids(tmp_path: Path) -> None:
+    rows = [{"id": n if n != 150 else 7, "text": f"text {n}", "label": "ab"[n % 2]} for n in range(300)]
+    reader = table(tmp_path, rows)
+    schema = guess(reader)
+    assert schema.id == "id"
+    found = failure(reader, schema)
+    assert (found.where, found.what) == ("a.jsonl:151", "the id '7' of column 'id' stands twice; first at a.jsonl:8")
+    assert [item.id for item in items(reader, schema, labelled=False)][:2] == ["0", "1"]
+    assert guess(table(tmp_path, [{**row, "id": n % 9} for n, row in enumerate(rows)], "b.csv")).id is None
+
+
+def test_misplaced_answers_are_told_and_no_error(tmp_path: Path) -> None:
+    rows = [
+        {"question": "q?", "context": "It began.", "answers": [{"text": "began", "answer_start": n}]}
+        for n in (3, 4, -1)
+    ]
+    reader = table(tmp_path, rows)
+    assert [misplaced(item) for item in items(reader, guess(reader))] == [False, True, True]
+    assert not misplaced(Item(("q", "c"), (), "a:1"))
+
+
+def test_choices_by_number_letter_and_text(tmp_path: Path) -> None:
+    def labels(*given: object) -> list[int]:
+        rows = [{"question": "which?", "choice_a": "left", "choice_b": "right", "answer": one} for one in given]
+        reader = table(tmp_path, rows)
+        return [item.label for item in items(reader, guess(reader))]
+
+    assert labels(0, 1, 0) == [0, 1, 0]
+    assert labels(1, 2, 1) == [0, 1, 0]
+    assert labels("A", "b") == [0, 1]
+    assert labels("right", "left") == [1, 0]
+
+
+def test_documents_of_conll(tmp_path: Path) -> None:
+    text = "-DOCSTART- O\n\nEU B-ORG\n\nrejects O\n\n-DOCSTART- O\n\nall O\n"
+    (tmp_path / "a.conll").write_text(text)
+    reader = RowReader(tmp_path / "a.conll")
+    assert [item.document for item in items(reader, guess(reader))] == ["1", "1", "2"]
+    (tmp_path / "b.conll").write_text(text.replace("-DOCSTART- O\n\n", ""))
+    reader = RowReader(tmp_path / "b.conll")
+    assert [item.document for item in items(reader, guess(reader))] == ["", "", ""]
