@@ -11,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..nn.layout import Layout
-from .masking import Example
-from .stream import Stream
+from bertworks.data.masking import Example
+from bertworks.data.stream import Stream
+from bertworks.nn.layout import Layout
 
 
 @dataclass(frozen=True)

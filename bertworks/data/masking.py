@@ -10,7 +10,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from .sampling import Ids, Sequence
+from bertworks.data.sampling import Ids, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)

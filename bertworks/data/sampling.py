@@ -1,11 +1,14 @@
 """Which stretches of a corpus make the i-th sequence: BERT's pairs of segments, or RoBERTa's full sentences.
 
 The cuts depend on coins and on one another, so they are planned once, from lengths alone; a plan is a few numbers per
-sequence, after which any sequence is one look-up. Not here: what is hidden (`masking`), in which order sequences come
+sequence, after which any sequence is one look-up. A plan may be larger than memory: it is made block by block, and
+looked up where it is mapped. Not here: what is hidden (`masking`), in which order sequences come
 and how often (`stream`).
 """
 
-from collections.abc import Callable, Iterator
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
@@ -16,6 +19,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 Ids = NDArray[np.int64]
+Plan = NDArray[np.int64]  # [rows, columns of the sampler]
+BLOCK = 1 << 16  # rows of a plan that are made at once
 
 
 class Store(Protocol):
@@ -71,7 +76,9 @@ def rng(purpose: str, *address: int) -> Generator:
     return np.random.default_rng((int.from_bytes(purpose.encode(), "little"), *address))
 
 
-def frame(segments: list[NDArray[np.integer]], special: Special, pair_label: int, one_type: bool = False) -> Sequence:
+def frame(
+    segments: Collection[NDArray[np.integer]], special: Special, pair_label: int, one_type: bool = False
+) -> Sequence:
     """[CLS] A [SEP] B [SEP] ... with segment numbers as token types, or all 0 with `one_type`."""
     lengths = [1 + len(s) for s in segments]
     input_ids = np.empty(1 + sum(lengths), np.int64)
@@ -94,17 +101,17 @@ class Pairs:
         ValueError: with fewer than two documents, for one of them has to be the wrong one.
     """
 
-    def __init__(self, store: Store, plan: NDArray[np.int64], max_length: int, special: Special, seed: int):
+    def __init__(self, store: Store, plan: Plan, max_length: int, special: Special, seed: int):
         self.store, self.plan, self.max_length, self.special, self.seed = store, plan, max_length, special, seed
 
     @staticmethod
-    def make_plan(store: Store, documents: Ids, c: SamplingConfig, max_length: int, seed: int) -> NDArray[np.int64]:
-        """int64 [E, 5]; the same for the same arguments on every machine."""
+    def plan_blocks(store: Store, documents: Ids, c: SamplingConfig, max_length: int, seed: int) -> Iterator[Plan]:
+        """int64 [n, 5] each; the same for the same arguments on every machine."""
         if len(documents) < 2:
             raise ValueError("sentence pairs need at least two documents: one of them has to be the wrong one")
         cutter = _PairCutter(store, documents, c, max_length - 3)
-        rows = [row for copy in range(c.copies) for d in range(len(documents)) for row in cutter.cut(d, seed, copy)]
-        return np.array(rows, np.int64).reshape(-1, 5)
+        places = ((copy, d) for copy in range(c.copies) for d in range(len(documents)))
+        return _in_blocks((row for copy, d in places for row in cutter.cut(d, seed, copy)), 5)
 
     def __len__(self) -> int:
         return len(self.plan)
@@ -117,23 +124,21 @@ class Pairs:
 
 class _PairCutter:
     def __init__(self, store: Store, documents: Ids, c: SamplingConfig, budget: int):
-        self.sentences, self.budget, self.short_rate = store.sentences, budget, c.short_rate
-        self.first = store.documents[documents].tolist()  # first sentence of each document in use
-        self.last = store.documents[documents + 1].tolist()
+        self.sentences, self.budget, self.short_rate = np.asarray(store.sentences), budget, c.short_rate
+        self.first = np.asarray(store.documents[documents])  # first sentence of each document in use
+        self.last = np.asarray(store.documents[documents + 1])
 
     def cut(self, d: int, seed: int, copy: int) -> Iterator[tuple[int, int, int, int, int]]:
         """Sentences are gathered until they fill the target and split at a random sentence; half of the second parts
         are replaced from another document, and what they would have been is put back and used again."""
         coin = Random(f"pairs {seed} {copy} {self.first[d]}").random
-        first, last = self.first[d], self.last[d]
+        first, last = int(self.first[d]), int(self.last[d])
         starts = self.sentences[first : last + 1].tolist()
         count, i, target = last - first, 0, self.budget
         if coin() < self.short_rate:
             target = 2 + int(coin() * (self.budget - 1))  # uniform from 2 to the budget, once per document
         while i < count:
-            end, limit = i + 1, starts[i] + target
-            while end < count and starts[end] < limit:
-                end += 1
+            end = bisect_left(starts, starts[i] + target, lo=i + 1, hi=count)
             split = end if end - i == 1 else i + 1 + int(coin() * (end - i - 1))
             if end - i == 1 or coin() < 0.5:
                 b, b_end = self._other(d, target - (starts[split] - starts[i]), coin)
@@ -147,12 +152,10 @@ class _PairCutter:
         """First and last token of sentences of any document but d, from a random one on, until there are `tokens`."""
         e = int(coin() * (len(self.first) - 1))
         e += e >= d
-        first, last = self.first[e], self.last[e]
+        first, last = int(self.first[e]), int(self.last[e])
         start = first + int(coin() * (last - first))
         begin = int(self.sentences[start])
-        end = start + 1
-        while end < last and self.sentences[end] < begin + tokens:
-            end += 1
+        end = bisect_left(self.sentences, begin + tokens, lo=start + 1, hi=last)
         return begin, int(self.sentences[end])
 
 
@@ -176,14 +179,17 @@ class FullSentences:
     """Whole sentences in the order of the text until the length is full; over the end of a document goes an extra
     [SEP]. A sentence longer than a sequence is cut. A plan row is (sequence, first token, last token) of one piece."""
 
-    def __init__(self, store: Store, plan: NDArray[np.int64], special: Special):
+    def __init__(self, store: Store, plan: Plan, special: Special):
         self.store, self.plan, self.special = store, plan, special
-        self.edges = np.searchsorted(plan[:, 0], np.arange(plan[-1, 0] + 2)) if len(plan) else np.zeros(1, np.int64)
+        self.numbers = np.asarray(plan)[:, 0]  # [P], ascending and none left out: sequence i begins at row i or later
 
     @staticmethod
-    def make_plan(store: Store, documents: Ids, max_length: int) -> NDArray[np.int64]:
-        """int64 [P, 3]; the same for the same arguments on every machine."""
-        rows: list[tuple[int, int, int]] = []
+    def plan_blocks(store: Store, documents: Ids, max_length: int) -> Iterator[Plan]:
+        """int64 [n, 3] each; the same for the same arguments on every machine."""
+        return _in_blocks(FullSentences._cut(store, documents, max_length), 3)
+
+    @staticmethod
+    def _cut(store: Store, documents: Ids, max_length: int) -> Iterator[tuple[int, int, int]]:
         number, room = 0, max_length - 1  # every piece also needs a [SEP]
         for d in documents.tolist():
             starts = store.sentences[store.documents[d] : store.documents[d + 1] + 1].tolist()
@@ -191,39 +197,55 @@ class FullSentences:
             for start, end in pairwise(starts):
                 if end - piece + 1 > room and (start > piece or room < max_length - 1):  # does not fit: new sequence
                     if start > piece:
-                        rows.append((number, piece, start))
+                        yield number, piece, start
                     number, room, piece = number + 1, max_length - 1, start
                 while end - piece + 1 > room:  # longer than a whole sequence
-                    rows.append((number, piece, piece + room - 1))
+                    yield number, piece, piece + room - 1
                     number, piece = number + 1, piece + room - 1
             if starts[-1] > piece:
-                rows.append((number, piece, starts[-1]))
+                yield number, piece, starts[-1]
                 room -= starts[-1] - piece + 1
             if room < 2:
                 number, room = number + 1, max_length - 1
-        return np.array(rows, np.int64).reshape(-1, 3)
 
     def __len__(self) -> int:
-        return len(self.edges) - 1
+        return int(self.numbers[-1]) + 1 if len(self.numbers) else 0
 
     def __getitem__(self, i: int) -> Sequence:
-        pieces = self.plan[self.edges[i] : self.edges[i + 1], 1:].tolist()
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        begin = bisect_left(self.numbers, i, lo=i)  # some twenty numbers of a mapped plan are read, not all of them
+        pieces = self.plan[begin : bisect_right(self.numbers, i, lo=begin), 1:].tolist()
         return frame([self.store.tokens[a:b] for a, b in pieces], self.special, -1, one_type=True)
+
+
+def _in_blocks(rows: Iterable[tuple[int, ...]], columns: int) -> Iterator[Plan]:
+    """Rows of numbers as arrays of some BLOCK rows each, so that never more of them are in memory."""
+    numbers = array("q")
+    for row in rows:
+        numbers.extend(row)
+        if len(numbers) >= BLOCK * columns:
+            yield np.frombuffer(numbers, np.int64).reshape(-1, columns)
+            numbers = array("q")
+    yield np.frombuffer(numbers, np.int64).reshape(-1, columns)
 
 
 Sampler = Pairs | FullSentences
 
 
-def make_plan(store: Store, documents: Ids, c: SamplingConfig, max_length: int, seed: int) -> NDArray[np.int64]:
-    """The cuts of a corpus into sequences of at most `max_length` tokens."""
+def plan_blocks(store: Store, documents: Ids, c: SamplingConfig, max_length: int, seed: int) -> Iterator[Plan]:
+    """The cuts of a corpus into sequences of at most `max_length` tokens, some ten thousand rows at a time."""
     if c.pairs == "full_sentences":
-        return FullSentences.make_plan(store, documents, max_length)
-    return Pairs.make_plan(store, documents, c, max_length, seed)
+        return FullSentences.plan_blocks(store, documents, max_length)
+    return Pairs.plan_blocks(store, documents, c, max_length, seed)
 
 
-def make_sampler(
-    store: Store, plan: NDArray[np.int64], c: SamplingConfig, max_length: int, special: Special, seed: int
-) -> Sampler:
+def make_plan(store: Store, documents: Ids, c: SamplingConfig, max_length: int, seed: int) -> Plan:
+    """The same cuts in memory, of a small corpus."""
+    return np.concatenate(list(plan_blocks(store, documents, c, max_length, seed)))
+
+
+def make_sampler(store: Store, plan: Plan, c: SamplingConfig, max_length: int, special: Special, seed: int) -> Sampler:
     """The sequences that a plan describes."""
     if c.pairs == "full_sentences":
         return FullSentences(store, plan, special)

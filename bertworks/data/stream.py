@@ -7,8 +7,8 @@ from typing import Protocol
 
 from numpy.random import Generator
 
-from .masking import Example
-from .sampling import Sampler, Sequence, rng
+from bertworks.data.masking import Example
+from bertworks.data.sampling import Sampler, Sequence, rng
 
 
 class Policy(Protocol):
