@@ -5,9 +5,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import varlen
 
-from .config import EncoderConfig
-from .dropout import LEVELS, keep_mask
-from .layout import Layout
+from bertworks.nn.config import EncoderConfig
+from bertworks.nn.dropout import LEVELS, keep_mask
+from bertworks.nn.layout import Layout
 
 
 class Attention(nn.Module):

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from .config import EncoderConfig
-from .dropout import dropout
-from .layout import Layout
+from bertworks.nn.config import EncoderConfig
+from bertworks.nn.dropout import dropout
+from bertworks.nn.layout import Layout
 
 
 class Embeddings(nn.Module):

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from .attention import Attention
-from .config import EncoderConfig
-from .dropout import dropout
-from .embeddings import Embeddings
-from .layout import Layout
+from bertworks.nn.attention import Attention
+from bertworks.nn.config import EncoderConfig
+from bertworks.nn.dropout import dropout
+from bertworks.nn.embeddings import Embeddings
+from bertworks.nn.layout import Layout
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,

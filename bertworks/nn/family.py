@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from .config import EncoderConfig
+from bertworks.nn.config import EncoderConfig
 
 BERT_BASE = EncoderConfig(vocab_size=30522)
 BERT_LARGE = replace(BERT_BASE, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16)

@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .config import EncoderConfig
-from .encoder import ACTIVATIONS, initialize
+from bertworks.nn.config import EncoderConfig
+from bertworks.nn.encoder import ACTIVATIONS, initialize
 
 
 class Pooler(nn.Module):

@@ -9,7 +9,7 @@ from typing import cast
 
 import torch
 
-from .encoder import Block, Encoder
+from bertworks.nn.encoder import Block, Encoder
 
 FREQUENCIES = 2.0, 0.02  # radians per position, of the first and the last pair of the position table
 SHIFTS = (-1, 1, -2, 2)  # where the first heads look, in tokens; further heads begin at random
