@@ -12,11 +12,11 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from ..data.batch import Batch
-from ..nn.config import EncoderConfig
-from ..nn.encoder import Encoder, initialize
-from ..nn.heads import MaskedLMHead, Pooler
-from .losses import Tally, cross_entropy, vocabulary_cross_entropy
+from bertworks.data.batch import Batch
+from bertworks.learn.losses import Tally, cross_entropy, vocabulary_cross_entropy
+from bertworks.nn.config import EncoderConfig
+from bertworks.nn.encoder import Encoder, initialize
+from bertworks.nn.heads import MaskedLMHead, Pooler
 
 
 class Objective(Protocol):

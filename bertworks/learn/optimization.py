@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+BLOCKS = "encoder.blocks."
 LONG_AGO = 1e7  # steps after which Adam's bias corrections are 1 to the last bit
 
 
@@ -17,6 +18,8 @@ class OptimizerConfig:
     warmup: share of the steps during which the rate climbs in a straight line from 0.
     schedule: "linear" falls in a straight line from the peak to 0 at the last step. "linear_from_start" is that of
     google-research/bert: the falling line begins at step 0, so that the rate drops a little where the warm-up ends.
+    layer_decay: the rate of a layer is that of the layer above times this; heads have the full rate, the embeddings the
+    smallest (Sun et al. 2019, section 5.3.3). 1: all have the same.
     """
 
     learning_rate: float = 1e-4
@@ -28,12 +31,15 @@ class OptimizerConfig:
     eps: float = 1e-6
     bias_correction: bool = True
     max_grad_norm: float = 1.0  # of all gradients together; 0: no clipping
+    layer_decay: float = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.learning_rate < 10:
             raise ValueError(f"learning_rate is {self.learning_rate}: expected a number above 0, and well below 10")
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"warmup is {self.warmup}: expected a share of the steps, from 0 to 1")
+        if not 0 < self.layer_decay <= 1:
+            raise ValueError(f"layer_decay is {self.layer_decay}: expected a factor above 0, at most 1")
 
     def rate(self, step: int, num_steps: int) -> float:
         """The learning rate of a step, counted from 0. As in both published forms the first step of a warm-up is 0."""
@@ -53,16 +59,26 @@ class OptimizerConfig:
 def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW that pulls matrices and tables towards zero, but neither biases nor norms. Fused: one pass over memory."""
     trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in trained if p.ndim > 1], "weight_decay": c.weight_decay},
-        {"params": [p for p in trained if p.ndim < 2], "weight_decay": 0.0},
-    ]
+    blocks = [int(name.split(".")[2]) + 1 for name, _ in model.named_parameters() if name.startswith(BLOCKS)]
+    shares: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, p in model.named_parameters():
+        if p.requires_grad:
+            share = c.layer_decay ** _layers_above(name, max(blocks, default=0))
+            shares.setdefault((share, c.weight_decay if p.ndim > 1 else 0.0), []).append(p)
+    groups = [{"params": members, "weight_decay": decay, "share": share} for (share, decay), members in shares.items()]
     optimizer = torch.optim.AdamW(groups, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=c.eps, fused=True)
     for p in trained:
         # Without bias correction is the same as having begun long ago: the corrections are powers of the betas.
         step = torch.tensor(0.0 if c.bias_correction else LONG_AGO, device=p.device)
         optimizer.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
     return optimizer
+
+
+def _layers_above(name: str, blocks: int) -> int:
+    """Between a parameter and the loss: 0 for those of heads, 1 for the last block's."""
+    if name.startswith(BLOCKS):
+        return blocks - int(name.split(".")[2])
+    return blocks + 1 if name.startswith("encoder.") else 0
 
 
 def update(optimizer: torch.optim.AdamW, learning_rate: float, grad_norm: Tensor, max_grad_norm: float) -> Tensor:
@@ -72,7 +88,7 @@ def update(optimizer: torch.optim.AdamW, learning_rate: float, grad_norm: Tensor
     """
     skipped = (~grad_norm.isfinite()).float()
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = learning_rate * group["share"]
     optimizer.found_inf = skipped  # type: ignore[attr-defined]
     if max_grad_norm:
         optimizer.grad_scale = (grad_norm / max_grad_norm).clamp_min(1.0)  # type: ignore[attr-defined]

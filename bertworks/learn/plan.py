@@ -11,16 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..data.batch import Batch, collate
-from ..data.masking import Example
-from ..nn.config import EncoderConfig
-from ..nn.family import SIZES
-from ..text.vocabulary import VocabularyConfig
-from .machine import DTYPES, Precision, keep_memory, measure_matmul
-from .objectives import PretrainingModel
-from .optimization import OptimizerConfig, make_optimizer
-from .recipe import Phase, Recipe, TrainConfig
-from .train import Compute, train
+from bertworks.data.batch import Batch, collate
+from bertworks.data.masking import Example
+from bertworks.learn.machine import DTYPES, Precision, keep_memory, measure_matmul
+from bertworks.learn.objectives import PretrainingModel
+from bertworks.learn.optimization import OptimizerConfig, make_optimizer
+from bertworks.learn.recipe import Phase, Recipe, TrainConfig
+from bertworks.learn.train import Compute, train
+from bertworks.nn.config import EncoderConfig
+from bertworks.nn.family import SIZES
+from bertworks.text.vocabulary import VocabularyConfig
 
 
 class Rung(NamedTuple):
@@ -37,7 +37,7 @@ class Rung(NamedTuple):
 
 LADDER = (
     Rung(0, "tiny", 8000, 32, 64, 2e-3, 0.06),
-    Rung(1.5e14, "mini", 8000, 32, 64, 1e-3, 0.04),
+    Rung(6e14, "mini", 8000, 32, 64, 1e-3, 0.04),
     Rung(2e15, "small", 16000, 64, 128, 7e-4, 0.02),
     Rung(2e17, "medium", 30000, 256, 128, 6e-4, 0.02),
     Rung(1e18, "base", 30000, 256, 128, 4e-4, 0.02),

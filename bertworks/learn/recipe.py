@@ -14,12 +14,12 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from ..data.masking import MaskingConfig
-from ..data.sampling import SamplingConfig
-from ..errors import UsageError
-from ..nn.config import EncoderConfig
-from ..text.vocabulary import VocabularyConfig
-from .optimization import OptimizerConfig
+from bertworks.data.masking import MaskingConfig
+from bertworks.data.sampling import SamplingConfig
+from bertworks.errors import UsageError
+from bertworks.learn.optimization import OptimizerConfig
+from bertworks.nn.config import EncoderConfig
+from bertworks.text.vocabulary import VocabularyConfig
 
 T = TypeVar("T")
 
@@ -137,13 +137,18 @@ def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
 
 def parse(text: str, where: str, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe that a TOML text describes. `where` is its name in errors."""
+    return parse_as(Recipe, text, where, overrides)
+
+
+def parse_as(kind: type[T], text: str, where: str, overrides: Sequence[str] = ()) -> T:
+    """The same for recipes of any kind, which are dataclasses of values and of other dataclasses."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"this is not TOML: {error}", where=where) from error
     for word in overrides:
         _put(table, word)
-    return build(Recipe, table, partial(_place, text, where))
+    return build(kind, table, partial(_place, text, where))
 
 
 def replaced(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
@@ -151,8 +156,8 @@ def replaced(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     return parse(dump(recipe), recipe.title, overrides) if overrides else recipe
 
 
-def dump(recipe: Recipe) -> str:
-    """The recipe as TOML; reading it gives the same recipe."""
+def dump(recipe: Any) -> str:
+    """A recipe as TOML; reading it gives the same recipe."""
     lines: list[str] = []
     tables: list[tuple[str, Mapping[str, Any]]] = []
     for name, value in asdict(recipe).items():

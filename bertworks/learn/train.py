@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
-from ..data.batch import Batch
-from .losses import Tally
-from .machine import DTYPES, Precision
-from .objectives import Objective
-from .optimization import OptimizerConfig, update
+from bertworks.data.batch import Batch
+from bertworks.learn.losses import Tally
+from bertworks.learn.machine import DTYPES, Precision
+from bertworks.learn.objectives import Objective
+from bertworks.learn.optimization import OptimizerConfig, update
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Step:
 class Compute(nn.Module):
     """An objective in a precision. In bf16 the network computes on rounded copies of its parameters. The rounding is
     part of the graph, and so gradients arrive, accumulate and are applied in float32: the objective's own parameters
-    are the master weights."""
+    are the master weights. What is frozen stays as it is."""
 
     def __init__(self, objective: nn.Module, precision: Precision):
         super().__init__()
@@ -57,7 +57,8 @@ class Compute(nn.Module):
     def forward(self, batch: Batch) -> dict[str, Tally]:
         if self.dtype == torch.float32:
             return cast(dict[str, Tally], self.objective(batch))
-        copies = {name: p.to(self.dtype) for name, p in self.objective.named_parameters()}
+        learned = {name: p for name, p in self.objective.named_parameters() if p.requires_grad}
+        copies = {name: p.to(self.dtype) for name, p in learned.items()}
         return cast(dict[str, Tally], functional_call(self.objective, copies, (batch,)))
 
 
@@ -74,6 +75,7 @@ def train(
     updating: AbstractContextManager[Any] | None = None,
 ) -> Iterator[Step]:
     """`batches(n)` are the micro-batches of step n, whoever asks and whenever: to resume is to start at another number.
+    They may be none in some of several processes, save those of step 0.
 
     The losses of a step are means over all its micro-batches and all processes of the default process group, so that
     the split never shows in the numbers. `updating` is held while parameters change: a thread that holds it may read
@@ -88,12 +90,15 @@ def train(
     for step in range(start, num_steps):
         objective.train()
         torch.manual_seed(_dropout_seed(seed, step, rank))
-        parts = [batch.to(device) for batch in batches(step)]
-        counts, tokens = _global_counts(cast(Objective, objective), parts, device)
+        mine = batches(step)
+        # Who has nothing to do computes with the others, who wait for its gradients, and counts nothing.
+        share = 1.0 if mine else 0.0
+        parts = [batch.to(device) for batch in mine or batches(0)[:1]]
+        counts, tokens = _global_counts(cast(Objective, objective), parts, share, device)
         sums: dict[str, Tally] = {}
         for number, batch in enumerate(parts):
             with _no_reduction(compute, last=number == len(parts) - 1):
-                tallies: dict[str, Tally] = compute(batch)
+                tallies = {name: Tally(share * t.loss, share * t.correct) for name, t in compute(batch).items()}
                 # Data parallelism averages gradients; a sum over global denominators has to be undone of that.
                 losses = [t.loss * (world_size / counts[name]) for name, t in tallies.items()]
                 torch.stack(losses).sum().backward()
@@ -155,12 +160,14 @@ def _no_reduction(compute: nn.Module, last: bool) -> AbstractContextManager[None
     return nullcontext()
 
 
-def _global_counts(objective: Objective, parts: Sequence[Batch], device: torch.device) -> tuple[dict[str, int], int]:
+def _global_counts(
+    objective: Objective, parts: Sequence[Batch], share: float, device: torch.device
+) -> tuple[dict[str, int], int]:
     counts = dict.fromkeys(objective.counts(parts[0]), 0)
     for batch in parts:
         for name, count in objective.counts(batch).items():
-            counts[name] += count
-    tokens = sum(len(batch.input_ids) for batch in parts)
+            counts[name] += int(share * count)
+    tokens = int(share * sum(len(batch.input_ids) for batch in parts))
     if dist.is_initialized() and dist.get_world_size() > 1:
         row = torch.tensor([*counts.values(), tokens], device=device)
         dist.all_reduce(row)

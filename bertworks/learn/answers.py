@@ -1,0 +1,162 @@
+"""What a network's numbers mean: labels with probabilities, tags, entities and answers with the characters where they
+stand. numpy only, one item at a time. Not here: how good they are (`scores`)."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertworks.data.questions import Encoded
+from bertworks.text.schema import Task
+
+Logits = NDArray[np.float32]
+Answer = dict[str, Any]
+NOWHERE = 1e9  # a margin, in logits, where there is nothing that could be an answer
+N_BEST = 20  # starts and ends that are combined, and answers that are kept
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """`decoding(encoded, logits)` is the answer to an item; logits float32 [M, outputs], for all that it asks.
+
+    labels: names of the outputs.
+    threshold: multilabel: the probability from which a label is given. qa: how much likelier than the best answer
+        "there is none" may be, in logits, for the answer still to be given; None: there is always an answer.
+    max_answer: tokens of an answer (qa).
+    """
+
+    task: Task
+    labels: tuple[str, ...] = ()
+    threshold: float | None = None
+    max_answer: int = 30
+
+    def __call__(self, encoded: Encoded, logits: Logits) -> Answer:
+        match self.task:
+            case "classification":
+                p = softmax(logits[0])
+                return {"label": self.labels[int(p.argmax())], "score": float(p.max()), "scores": self._named(p)}
+            case "multilabel":
+                p = sigmoid(logits[0])
+                least = 0.5 if self.threshold is None else self.threshold
+                given = [n for n in np.argsort(-p, kind="stable") if p[n] >= least]
+                return {"labels": [self.labels[n] for n in given], "scores": self._named(p)}
+            case "regression":
+                return {"value": float(logits[0, 0])}
+            case "choice":
+                p = softmax(logits[:, 0])
+                return {"choice": int(p.argmax()), "score": float(p.max()), "scores": p.tolist()}
+            case "tagging":
+                return self._tags(encoded, logits)
+            case "spans":
+                return self._entities(encoded, logits)
+            case "qa":
+                return self._span(encoded, logits)
+
+    def _named(self, p: NDArray[np.float64]) -> dict[str, float]:
+        return dict(zip(self.labels, p.tolist(), strict=True))
+
+    def _in_order(self, encoded: Encoded, logits: Logits) -> tuple[list[str], NDArray[np.float64]]:
+        """The best label of every word or token, and its probability."""
+        p = softmax(logits)
+        best, score = np.empty(len(p), np.int64), np.empty(len(p))
+        best[encoded.places], score[encoded.places] = p.argmax(-1), p.max(-1)
+        return [self.labels[n] for n in best], score
+
+    def _tags(self, encoded: Encoded, logits: Logits) -> Answer:
+        tags, scores = self._in_order(encoded, logits)
+        answer: Answer = {"tags": tags, "scores": scores.tolist()}
+        if not encoded.item.raw:
+            return answer
+        text = encoded.item.texts[0]
+        answer["words"] = [text[start:end] for start, end in encoded.offsets.tolist()]
+        return answer | (self._entities(encoded, logits) if mark_entities(self.labels) else {})
+
+    def _entities(self, encoded: Encoded, logits: Logits) -> Answer:
+        tags, scores = self._in_order(encoded, logits)
+        text, entities = encoded.item.texts[0], []
+        for kind, first, last in runs(tags):
+            start, end = int(encoded.offsets[first, 0]), int(encoded.offsets[last - 1, 1])
+            score = float(scores[first:last].mean())
+            entities.append({"start": start, "end": end, "type": kind, "text": text[start:end], "score": score})
+        return {"entities": entities}
+
+    def _span(self, encoded: Encoded, logits: Logits) -> Answer:
+        """The best answers over all windows, by the sum of the scores of their first and last token; and how much
+        likelier it is that there is none (google-research/bert `run_squad.py`, `write_predictions`)."""
+        found: list[tuple[float, int, int]] = []
+        nothing, start = NOWHERE, 0
+        for example in encoded.unit:
+            end = start + len(example.input_ids)
+            part = slice(start, end)
+            found += best_spans(logits[part], encoded.places[part], encoded.own[part], self.max_answer)
+            nothing, start = min(nothing, float(logits[start].sum())), end
+        found.sort(reverse=True)
+        best: list[Answer] = []
+        for score, first, last in found:
+            a, b = int(encoded.offsets[first, 0]), int(encoded.offsets[last, 1])
+            text = encoded.item.texts[1][a:b]
+            if all(text != other["text"] for other in best):
+                best.append({"text": text, "start": a, "end": b, "logit": score})
+            if len(best) == N_BEST:
+                break
+        margin = nothing - best[0]["logit"] if best else NOWHERE
+        given = best[:1] if self.threshold is None or margin <= self.threshold else []
+        alone = [one["logit"] for one in best] + ([] if self.threshold is None else [nothing])
+        p = softmax(np.array(alone)) if alone else np.zeros(1)
+        for one, probability in zip(best, p.tolist(), strict=False):
+            one["score"] = probability
+            del one["logit"]
+        answer = given[0] if given else {"text": "", "start": -1, "end": -1, "score": float(p[-1])}
+        return {"answer": answer["text"], **{name: answer[name] for name in ("start", "end", "score")},
+                "no_answer_margin": float(margin), "n_best": best}  # fmt: skip
+
+
+def best_spans(
+    logits: Logits, places: NDArray[np.int64], own: NDArray[np.bool_], max_answer: int
+) -> list[tuple[float, int, int]]:
+    """Score, first and last token of the best answers in one window: of its N_BEST best starts and ends those that are
+    in order, short enough and, the start, in its best context."""
+    starts = np.flatnonzero(own & (places >= 0))
+    ends = np.flatnonzero(places >= 0)
+    starts = starts[np.argsort(-logits[starts, 0], kind="stable")[:N_BEST]]
+    ends = ends[np.argsort(-logits[ends, 1], kind="stable")[:N_BEST]]
+    length = ends[None, :] - starts[:, None] + 1
+    rows, columns = np.nonzero((length >= 1) & (length <= max_answer))
+    scores = logits[starts[rows], 0].astype(np.float64) + logits[ends[columns], 1]
+    firsts, lasts = places[starts[rows]], places[ends[columns]]
+    return list(zip(scores.tolist(), firsts.tolist(), lasts.tolist(), strict=True))
+
+
+def mark_entities(labels: Iterable[str]) -> bool:
+    """Whether these are tags of entities, in IOB1, IOB2 or BIOES, and not, say, parts of speech."""
+    return all(re.fullmatch(r"O|[BIES](-.+)?", label, re.DOTALL) for label in labels)
+
+
+def runs(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Type, begin and end of each entity, for tags in IOB1, IOB2 or BIOES, by the rules of conlleval: what continues
+    nothing begins an entity."""
+    found: list[tuple[str, int, int]] = []
+    for place, tag in enumerate(tags):
+        if tag == "O":
+            continue
+        kind, before = tag[2:], found[-1] if found else None
+        follows = tag[0] in "IE" and place > 0 and tags[place - 1][0] in "BI"
+        if follows and before and before[0] == kind and before[2] == place:
+            found[-1] = kind, before[1], place + 1
+        else:
+            found.append((kind, place, place + 1))
+    return found
+
+
+def softmax(x: NDArray[np.floating]) -> NDArray[np.float64]:
+    """Probabilities along the last axis."""
+    powers = np.exp(x.astype(np.float64) - x.max(-1, keepdims=True))
+    return np.asarray(powers / powers.sum(-1, keepdims=True))
+
+
+def sigmoid(x: NDArray[np.floating]) -> NDArray[np.float64]:
+    """A probability for each."""
+    return np.asarray(1 / (1 + np.exp(-x.astype(np.float64))))

@@ -1,0 +1,62 @@
+"""What a network says about many units, in their order, computed sorted by length. Not here: what it means."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from bertworks.data.batch import Batch, collate
+from bertworks.data.labelled import Unit, longest, packed_numbers
+from bertworks.learn.machine import DTYPES, Precision
+from bertworks.learn.tasks import TaskModel
+from bertworks.learn.train import Mean
+
+TOKENS = 4096  # of a batch, padding counted
+Logits = NDArray[np.float32]
+
+
+def logits_of(model: TaskModel, units: Sequence[Unit], precision: Precision = "fp32") -> list[Logits]:
+    """For each unit float32 [M, outputs]: the scores of everything it asks, over all its sequences in order.
+
+    The network is left as it was found; dropout is off while it computes.
+    """
+    found: list[Logits] = [np.zeros((0, model.task.outputs), np.float32)] * len(units)
+    for numbers, _, logits in _computed(model, units, precision):
+        _put(found, units, numbers, logits)
+    return found
+
+
+def examine(model: TaskModel, units: Sequence[Unit], precision: Precision = "fp32") -> tuple[list[Logits], Mean]:
+    """The same, and how well the labels of the units are met, on average."""
+    found: list[Logits] = [np.zeros((0, model.task.outputs), np.float32)] * len(units)
+    loss = correct = 0.0
+    count = 0
+    for numbers, batch, logits in _computed(model, units, precision):
+        _put(found, units, numbers, logits)
+        tally = model.task.tally(logits, batch)
+        loss, correct, count = loss + tally.loss.item(), correct + tally.correct.item(), count + model.task.count(batch)
+    return found, Mean(loss / max(1, count), correct / max(1, count), count)
+
+
+def _computed(
+    model: TaskModel, units: Sequence[Unit], precision: Precision
+) -> Iterator[tuple[list[int], Batch, torch.Tensor]]:
+    """Numbers of units, their batch, and what it gives."""
+    training, device = model.training, next(model.parameters()).device
+    model.eval()
+    asking = [number for number, unit in enumerate(units) if any(len(one.masked_positions) for one in unit)]
+    lengths, sizes = [longest(units[n]) for n in asking], [len(units[n]) for n in asking]
+    for part in packed_numbers(lengths, sizes, TOKENS):
+        numbers = [asking[place] for place in part]
+        batch = collate([example for number in numbers for example in units[number]]).to(device)
+        with torch.no_grad(), torch.autocast(device.type, DTYPES[precision], enabled=precision != "fp32"):
+            logits = model.logits(batch).float()
+        yield numbers, batch, logits
+    model.train(training)
+
+
+def _put(found: list[Logits], units: Sequence[Unit], numbers: list[int], logits: torch.Tensor) -> None:
+    counts = [sum(len(one.masked_positions) for one in units[number]) for number in numbers]
+    for number, rows in zip(numbers, np.split(logits.cpu().numpy(), np.cumsum(counts)[:-1]), strict=True):
+        found[number] = rows
