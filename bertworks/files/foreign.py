@@ -17,7 +17,7 @@ from bertworks.nn.config import LIMITS, EncoderConfig
 _QKV = "query", "key", "value"
 # Ours; theirs, joined in order along the first axis; the shape of each of theirs.
 # "#" is the number of a layer. "*" is weight, or bias, which has only the first axis. Sizes: V words, P positions,
-# T token types, H hidden, I inner, L labels (any number).
+# T token types, H hidden, I inner, C what the classifier reads, L and A any number.
 _TABLE: list[tuple[str, list[str], str]] = [
     ("encoder.embeddings.word.weight", ["embeddings.word_embeddings.weight"], "V H"),
     ("encoder.embeddings.position.weight", ["embeddings.position_embeddings.weight"], "P H"),
@@ -34,9 +34,19 @@ _TABLE: list[tuple[str, list[str], str]] = [
     ("masked_lm.norm.*", ["cls.predictions.transform.LayerNorm.*"], "H"),
     ("masked_lm.bias", ["cls.predictions.bias"], "V"),
     ("next_sentence.*", ["cls.seq_relationship.*"], "2 H"),
-    ("classifier.*", ["classifier.*"], "L H"),
+    ("classifier.*", ["classifier.*"], "L C"),
     ("span.*", ["qa_outputs.*"], "2 H"),
 ]
+# Theirs have no such network: this part has our names. Its sizes are its own, and so is then the classifier's input.
+_RECURRENT = [
+    (f"recurrent.lstm.{kind}_{source}_l{layer}{direction}", axes)
+    for layer in range(2)
+    for direction in ("", "_reverse")
+    for source in ("ih", "hh")
+    for kind, axes in (("weight", "A A"), ("bias", "A"))
+]
+_TABLE += [(name, [name], axes) for name, axes in _RECURRENT]
+OWN_TYPE = "bertworks"  # the model_type of networks that theirs cannot compute, so that they are refused there
 _PREFIX = "bert."  # before the names of the body, in files that hold a head as well
 _BODY = "embeddings.", "encoder.", "pooler."
 _TIED = {  # written twice by some versions: the copy, and what it must be equal to
@@ -91,7 +101,8 @@ class _Parameter:
 
 
 def parts_of(state: Iterable[str]) -> frozenset[str]:
-    """The parts that a state of ours holds, of: encoder, pooler, masked_lm, next_sentence, classifier, span."""
+    """The parts that a state of ours holds, of: encoder, pooler, masked_lm, next_sentence, classifier, span,
+    recurrent."""
     return frozenset(name.split(".", 1)[0] for name in state)
 
 
@@ -110,7 +121,7 @@ def to_huggingface(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[s
     """
     head = parts_of(state) - {"encoder", "pooler"}
     theirs: dict[str, Tensor] = {}
-    table = _parameters(config)
+    table = _parameters(config, state)
     _refuse_unknown(set(state) - {parameter.ours for parameter in table}, None)
     for parameter in table:
         if parameter.ours in state:
@@ -138,7 +149,7 @@ def from_huggingface(
     """
     theirs = _untied(_renamed(state, where), where)
     ours: dict[str, Tensor] = {}
-    table = _parameters(config)
+    table = _parameters(config, theirs)
     _refuse_unknown(theirs.keys() - {name for parameter in table for name in parameter.theirs}, where)
     begun = {p.part for p in table if not theirs.keys().isdisjoint(p.theirs)} | {"encoder"}
     wanted = [parameter for parameter in table if parameter.part in begun]
@@ -178,7 +189,7 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
     Raises:
         BertworksError: it is not a BERT, or not one that we compute; a value of the wrong type or an absurd size.
     """
-    if not isinstance(settings, Mapping) or settings.get("model_type") != "bert":
+    if not isinstance(settings, Mapping) or settings.get("model_type") not in ("bert", OWN_TYPE):
         kind = settings.get("model_type") if isinstance(settings, Mapping) else None
         found = f"model_type is {_shown(kind)}" if kind is not None else "there is no model_type"
         raise BertworksError(
@@ -226,10 +237,11 @@ def _shown(value: object) -> str:
     return "an enormous number" if isinstance(value, int) else f"a {type(value).__name__}"
 
 
-def _parameters(config: EncoderConfig) -> list[_Parameter]:
-    """The table with its signs replaced: one entry for each of our parameters."""
+def _parameters(config: EncoderConfig, state: Collection[str]) -> list[_Parameter]:
+    """The table with its signs replaced: one entry for each of our parameters. state: the names that there are."""
     sizes: dict[str, int | None] = {"V": config.vocab_size, "H": config.hidden_size, "I": config.inner_size}
-    sizes |= {"P": config.max_position_embeddings, "T": config.type_vocab_size, "L": None, "2": 2}
+    sizes |= {"P": config.max_position_embeddings, "T": config.type_vocab_size, "2": 2, "L": None, "A": None}
+    sizes["C"] = None if "recurrent" in parts_of(state) else config.hidden_size
     entries = []
     for ours, theirs, axes in _TABLE:
         shape = tuple(sizes[axis] for axis in axes.split())

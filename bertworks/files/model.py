@@ -7,7 +7,7 @@ come from strangers: nothing in them is executed, pickles are never opened.
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -31,7 +31,13 @@ class Model(NamedTuple):
 
 
 def save_model(
-    folder: str | Path, state: Mapping[str, Tensor], config: EncoderConfig, tokenizer: Tokenizer, *, card: str
+    folder: str | Path,
+    state: Mapping[str, Tensor],
+    config: EncoderConfig,
+    tokenizer: Tokenizer,
+    *,
+    card: str,
+    head: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the folder, making it if need be. Each file is replaced atomically; other files in it stay.
 
@@ -40,6 +46,7 @@ def save_model(
     Args:
         state: parameters under our names: an encoder, and the heads that there are.
         card: the text of README.md (`model_card`).
+        head: what config.json says of the head of a fine-tuned model (`task.settings_of`): its class and its labels.
 
     Raises:
         BertworksError: weights that are not finite, do not fit the configuration or the tokenizer; a full disk.
@@ -48,9 +55,9 @@ def save_model(
     theirs = foreign.to_huggingface(state, config)
     refuse_non_finite(state, str(folder))
     _check_vocabulary(tokenizer, config, folder)
-    settings = foreign.config_to_huggingface(
-        config, architectures=[foreign.architecture_of(state)], pad_token_id=tokenizer.pad_id
-    )
+    architectures = [foreign.architecture_of(state)] if head is None else head["architectures"]
+    settings = foreign.config_to_huggingface(config, architectures=architectures, pad_token_id=tokenizer.pad_id)
+    settings |= head or {}
     write_text(folder / "config.json", json.dumps(settings, indent=2) + "\n")
     tokenizer.save(folder)
     with replacing(folder / WEIGHTS) as temporary:

@@ -8,6 +8,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +50,16 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     text += b" " * (-len(text) % 8)
     digest = hashlib.sha256()
-    with path.open("wb") as file:
+    # One thread hashes while this one writes: who stops a training should not wait for both.
+    with path.open("wb") as file, ThreadPoolExecutor(1) as hashing:
         for piece in (struct.pack("<Q", len(text)), text):
             file.write(piece)
             digest.update(piece)
         for _, tensor in ordered:
             content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            hashed = hashing.submit(digest.update, content)
             file.write(content)
-            digest.update(content)
+            hashed.result()
     return digest.hexdigest()
 
 
