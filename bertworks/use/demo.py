@@ -1,18 +1,27 @@
-"""The whole way once, in a few minutes, on text that every Python brings along; what was learned is shown at the end.
+"""The whole way once, in a few minutes, on text that every Python brings along: pre-training, fine-tuning, what came
+of it.
 
-It trains by `pretrain` and answers by `fill`, as anybody would; its own are only the corpus and the questions.
+It works by `pretrain`, `fill` and `finetune`, as anybody would; its own are only the data, the questions and the
+baselines.
 """
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from bertworks.files.names import packaged_minilm
 from bertworks.use.demo_corpus import write_demo_corpus
+from bertworks.use.demo_origins import read_demo_origins, write_demo_origins
 from bertworks.use.events import Event
 from bertworks.use.fill import Filling, fill
+from bertworks.use.finetune import finetune_events, make_finetune_request
 from bertworks.use.pretrain import pretrain
 
+# Of the fine-tuning, for some 90 seconds on two cores: a large network, and the small one that was just pre-trained.
+MINILM = ("epochs=3", "optimizer.learning_rate=1e-4")
+OWN = ("epochs=6", "optimizer.learning_rate=1e-3")
 _QUESTIONS = (
     "The function returns the [MASK] of the list.",
     "If the file does not [MASK], an exception is raised.",
@@ -24,10 +33,11 @@ _HELD_OUT_QUESTIONS = 4
 _WORD = re.compile(r"\b[a-z]{5,9}\b")
 
 
-def demo(folder: str | Path, *, minutes: float = 4.0) -> Iterator[Event]:
-    """Write the corpus, train for so many minutes, and show figures and filled blanks. `folder` gets `model/` as well.
+def demo(folder: str | Path, *, minutes: float = 3.5) -> Iterator[Event]:
+    """Write the corpus, pre-train for so many minutes, fine-tune for some one and a half, and show what came of it.
 
-    The same call again goes on where it stopped; a finished demo only shows its results.
+    `folder` gets the pre-trained `model/`, the labelled data `origins/` and the fine-tuned `classifier/`. The same call
+    again goes on where it stopped; a finished demo only shows its results.
     """
     folder = Path(folder)
     training, held_out = folder / "training.jsonl", folder / "held-out.jsonl"
@@ -39,15 +49,28 @@ def demo(folder: str | Path, *, minutes: float = 4.0) -> Iterator[Event]:
             f"{corpus.held_out_words:,} words in {corpus.held_out_documents:,} documents"
         )
         yield Event("note", text, {"training_words": corpus.training_words, "held_out_words": corpus.held_out_words})
-    model = folder / "model"
-    done: Event | None = None
+    model, origins, classifier = folder / "model", folder / "origins", folder / "classifier"
+    learned: Event | None = None
     for event in pretrain([training], model, budget=f"{round(minutes * 60)}s"):
         if event.kind == "done":
-            done = event  # the last of them is the run's
+            learned = event  # the last of them is the run's
         else:
             yield event
-    if done is not None:
-        yield Event("done", f"{_results(done, model)}\n\n{_blanks(model, held_out)}\n\n{_ways_on(folder)}", done.fields)
+    assert learned is not None
+    if not (origins / "dev.csv").exists():
+        write_demo_origins((training, held_out), origins)
+    begin, settings = ("minilm", MINILM) if packaged_minilm() else (str(model), OWN)
+    yield Event("stage", f"fine-tuning {begin}: from which library is a paragraph?")
+    taught: Event | None = None
+    for event in finetune_events(classifier, make_finetune_request(origins, model=begin, overrides=settings)):
+        if event.kind == "done":
+            taught = event
+        else:
+            yield event
+    assert taught is not None
+    figures = baselines(origins) | {f"{begin}, fine-tuned": taught.fields["score"]}
+    text = f"{_results(learned, model)}\n\n{_blanks(model, held_out)}\n\n{_scores(figures)}\n\n{_ways_on(folder)}"
+    yield Event("done", text, {"pretrained": learned.fields, "finetuned": taught.fields, "accuracy": figures})
 
 
 def _results(done: Event, model: Path) -> str:
@@ -97,11 +120,36 @@ def _held_out_questions(held_out: Path) -> list[tuple[str, str]]:
     return questions[:_HELD_OUT_QUESTIONS]
 
 
+def baselines(origins: Path) -> dict[str, float]:
+    """Share of dev that needs no network to be right: the most frequent library, and a bag of words."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+
+    (texts, libraries), (asked, right) = read_demo_origins(origins)
+    most = Counter(libraries).most_common(1)[0][0]
+    bag, line = TfidfVectorizer(), LogisticRegression(max_iter=1000)
+    line.fit(bag.fit_transform(texts), libraries)
+    given = line.predict(bag.transform(asked))
+    return {
+        f"always {most!r}": right.count(most) / len(right),
+        "bag of words (scikit-learn)": sum(a == b for a, b in zip(given, right, strict=True)) / len(right),
+    }
+
+
+def _scores(figures: dict[str, float]) -> str:
+    """The fine-tuned model's figure below those of the baselines."""
+    width = max(map(len, figures))
+    lines = [f"{name:<{width}}  {share:6.1%}" for name, share in figures.items()]
+    return "\n".join(["from which library is a paragraph? right on modules that were set aside:", *lines])
+
+
 def _ways_on(folder: Path) -> str:
     lines = [
-        f"report: {folder / 'model' / 'report.html'}",
-        f'try:    bertworks fill {folder / "model"} "The result is a [MASK]."',
-        f"        bertworks evaluate mlm {folder / 'model'} {folder / 'held-out.jsonl'}",
-        "        bertworks pretrain YOUR-TEXT -o YOUR-MODEL --budget 1h",
+        f"reports: {folder / 'model' / 'report.html'}",
+        f"         {folder / 'classifier' / 'report.html'}",
+        f'try:     bertworks fill {folder / "model"} "The result is a [MASK]."',
+        f"         bertworks predict {folder / 'classifier'} {folder / 'origins' / 'dev.csv'} --top-k 3",
+        "         bertworks pretrain YOUR-TEXT -o YOUR-MODEL --budget 1h",
+        "         bertworks finetune YOUR-TABLE.csv -o YOUR-CLASSIFIER",
     ]
     return "\n".join(lines)

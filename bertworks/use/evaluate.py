@@ -6,17 +6,18 @@ from pathlib import Path
 
 import numpy as np
 
-from ..data.sampling import Store
-from ..errors import UsageError
-from ..files.model import load_model
-from ..learn.machine import Precision, choose_device
-from ..learn.objectives import PretrainingModel
-from ..learn.train import evaluate
-from ..text.corpus import CorpusReader
-from ..text.shards import write_shards
-from .examples import held_out_batches, in_sections
-from .metrics import evaluation_figures
-from .prepare import Documents
+from bertworks.data.sampling import Store
+from bertworks.errors import UsageError
+from bertworks.files.model import load_model
+from bertworks.files.names import locate
+from bertworks.learn.machine import Precision, choose_device
+from bertworks.learn.objectives import PretrainingModel
+from bertworks.learn.train import evaluate
+from bertworks.text.corpus import CorpusReader
+from bertworks.text.shards import write_shards
+from bertworks.use.examples import held_out_batches, in_sections
+from bertworks.use.metrics import evaluation_figures
+from bertworks.use.prepare import Documents
 
 
 def evaluate_mlm(
@@ -34,6 +35,7 @@ def evaluate_mlm(
     has that head and the text two documents. 15 % of the tokens are masked, 80/10/10, always the same ones.
 
     Args:
+        model: a folder, or the name of a model on the Hugging Face hub.
         sequence_length: of the examples, in tokens; None: 128, or as many as the model reads if that is less.
         sequences: at most so many; 0: all that the text gives.
 
@@ -41,7 +43,7 @@ def evaluate_mlm(
         UsageError: sequences longer than the model can read.
         BertworksError: no such model, no text.
     """
-    config, state, tokenizer = load_model(model, needs={"encoder", "masked_lm"})
+    config, state, tokenizer = load_model(locate(model), needs={"encoder", "masked_lm"})
     longest = config.max_position_embeddings
     length = min(128, longest) if sequence_length is None else sequence_length
     if not 5 <= length <= longest:

@@ -1,21 +1,32 @@
 """A shards folder and a recipe become batches: for every step of a run, and for its held-out text."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..data.batch import Batch, Batches, collate
-from ..data.masking import Masker, MaskingConfig
-from ..data.sampling import Ids, SamplingConfig, Special, Store, make_plan, make_sampler, rng
-from ..data.stream import Stream
-from ..errors import BertworksError, UsageError
-from ..learn.recipe import Phase, Recipe
-from ..text.atomic import replacing
-from ..text.tokenizer import Tokenizer
+from bertworks.data.batch import Batch, Batches, collate
+from bertworks.data.masking import Masker, MaskingConfig
+from bertworks.data.sampling import (
+    Ids,
+    Plan,
+    SamplingConfig,
+    Special,
+    Store,
+    make_plan,
+    make_sampler,
+    plan_blocks,
+    rng,
+)
+from bertworks.data.stream import Stream
+from bertworks.errors import BertworksError, UsageError
+from bertworks.learn.recipe import Phase, Recipe
+from bertworks.text.atomic import replacing
+from bertworks.text.tokenizer import Tokenizer
 
 FEWEST = 40  # documents below which long ones are cut into sections: next sentence prediction needs wrong ones
 HELD_OUT_SHARE, HELD_OUT_TOKENS = 0.05, 100_000
@@ -99,11 +110,7 @@ def _batches(
     seed = (recipe.seed << 8) + number
     length = phase.sequence_length
     if not plan_path.exists():
-        made = make_plan(store, documents, recipe.sampling, length, seed)
-        if not len(made):
-            raise BertworksError("the corpus gives not one sequence", fix="give more text")
-        with replacing(plan_path) as temporary, temporary.open("wb") as file:
-            np.save(file, made)
+        _write_plan(plan_path, plan_blocks(store, documents, recipe.sampling, length, seed))
     plan = np.load(plan_path, mmap_mode="r")
     special = Special(tokenizer.cls_id, tokenizer.sep_id)
     sampler = make_sampler(store, plan, recipe.sampling, length, special, seed)
@@ -112,6 +119,29 @@ def _batches(
     if phase.batch_size < world_size:
         raise UsageError(f"a batch of {phase.batch_size} sequences cannot be shared by {world_size} processes")
     return Batches(stream, phase.batch_size, micro_batch_size, rank, world_size)
+
+
+def _write_plan(path: Path, blocks: Iterator[Plan]) -> None:
+    """An .npy file int64 [rows, columns] of blocks of rows, which are not kept in memory.
+
+    Raises:
+        BertworksError: there is not one row.
+    """
+    first = next(blocks)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        rows = 0
+        _write_header(file, (rows, first.shape[1]))
+        for block in chain([first], blocks):
+            file.write(block.tobytes())
+            rows += len(block)
+        if not rows:
+            raise BertworksError("the corpus gives not one sequence", fix="give more text")
+        file.seek(0)
+        _write_header(file, (rows, first.shape[1]))  # as long as the first: numpy leaves room for the number of rows
+
+
+def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
+    np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": shape})
 
 
 def held_out_batches(

@@ -7,28 +7,30 @@ from typing import TypedDict
 import numpy as np
 import torch
 
-from ..data.batch import Batch, collate
-from ..data.masking import Example
-from ..data.sampling import Ids, Special, frame
-from ..errors import BertworksError, UsageError
-from ..files.model import load_model
-from ..learn.objectives import PretrainingModel
+from bertworks.data.batch import Batch, collate
+from bertworks.data.masking import Example
+from bertworks.data.sampling import Ids, Special, frame
+from bertworks.errors import BertworksError, UsageError
+from bertworks.files.model import load_model
+from bertworks.files.names import locate
+from bertworks.learn.objectives import PretrainingModel
 
 
 class Filling(TypedDict):
-    """One answer, in the field names of Hugging Face's fill-mask pipeline."""
+    """One answer, in the field names and values of Hugging Face's fill-mask pipeline, and one more for people."""
 
     score: float  # probability
     token: int
     token_str: str
-    sequence: str
+    sequence: str  # decoded: a space between all words, also in languages that write none
+    text: str  # as it was given, the token in the place of its mask
 
 
 class Filler:
-    """A loaded model that fills masks."""
+    """A loaded model that fills masks. The model is a folder, or a name as `files.names` knows them."""
 
-    def __init__(self, folder: str | Path):
-        config, state, self.tokenizer = load_model(folder, needs={"encoder", "masked_lm"})
+    def __init__(self, model: str | Path):
+        config, state, self.tokenizer = load_model(locate(model), needs={"encoder", "masked_lm"})
         pairs = {name.split(".")[0] for name in state} >= {"pooler", "next_sentence"}
         self.model = PretrainingModel(config, next_sentence=pairs)
         heads = ("encoder", "masked_lm", *(("pooler", "next_sentence") if pairs else ()))
@@ -44,7 +46,8 @@ class Filler:
             BertworksError: the text has no mask.
         """
         t = self.tokenizer
-        ids = np.array(t.encode(text).ids[1:-1], np.int64)
+        encoding = t.encode(text)
+        ids = np.array(encoding.ids[1:-1], np.int64)
         masks = np.flatnonzero(ids == t.mask_id)
         if not len(masks):
             mask = t.special_tokens["mask_token"]
@@ -54,7 +57,16 @@ class Filler:
         scores = self.model.scores(self._batch(ids, masks)).float().softmax(-1)
         top = scores.topk(min(k, scores.shape[1]))
         return [
-            [self._filling(ids, position, token, score) for score, token in zip(values, tokens, strict=True)]
+            [
+                Filling(
+                    score=score,
+                    token=token,
+                    token_str=t.tokens[token],
+                    sequence=self._decoded(ids, position, token),
+                    text=self._replaced(text, encoding.offsets[position + 1], token),
+                )
+                for score, token in zip(values, tokens, strict=True)
+            ]
             for position, values, tokens in zip(masks.tolist(), top.values.tolist(), top.indices.tolist(), strict=True)
         ]
 
@@ -70,12 +82,17 @@ class Filler:
             examples.append(Example(s.input_ids, s.token_type_ids, asked - start + 1, np.zeros_like(asked), -1))
         return collate(examples)
 
-    def _filling(self, ids: Ids, position: int, token: int, score: float) -> Filling:
+    def _decoded(self, ids: Ids, position: int, token: int) -> str:
         filled = ids.copy()
         filled[position] = token
-        word = self.tokenizer.tokens[token]
-        text = self.tokenizer.decode(filled.tolist(), skip_special_tokens=False)
-        return Filling(score=score, token=token, token_str=word, sequence=text)
+        return self.tokenizer.decode(filled.tolist(), skip_special_tokens=False)
+
+    def _replaced(self, text: str, place: tuple[int, int], token: int) -> str:
+        """The text with a token where the mask at `place` (first and last character) stands."""
+        begin, end = place
+        word = self.tokenizer.decode([token], skip_special_tokens=False).strip().removeprefix("##")
+        mask = self.tokenizer.special_tokens["mask_token"]
+        return text[:begin] + text[begin:end].replace(mask, word) + text[end:]  # a space may belong to the mask
 
 
 def fill(model: str | Path, texts: Iterable[str], k: int = 5) -> Iterator[list[list[Filling]]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
-from ..errors import BertworksError
+from bertworks.errors import BertworksError
 
 PATIENCE = 1.5  # seconds that a step may still take
 SIGNALS = (signal.SIGINT, signal.SIGTERM)

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..errors import BertworksError
-from ..learn.train import Mean
-from ..text.atomic import write_text
+from bertworks.errors import BertworksError
+from bertworks.learn.train import Mean
+from bertworks.text.atomic import write_text
 
 
 class Metrics:

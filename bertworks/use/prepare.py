@@ -7,14 +7,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from ..errors import UsageError
-from ..text.atomic import replacing_folder
-from ..text.corpus import CorpusReader
-from ..text.preflight import PreflightReport, preflight
-from ..text.shards import Shards, write_shards
-from ..text.tokenizer import Tokenizer
-from ..text.vocabulary import VocabularyConfig, VocabularyReport, train_vocabulary
-from .events import Event
+from bertworks.errors import UsageError
+from bertworks.text.atomic import replacing_folder
+from bertworks.text.corpus import CorpusReader
+from bertworks.text.preflight import PreflightReport, preflight
+from bertworks.text.shards import Shards, write_shards
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.vocabulary import VocabularyConfig, VocabularyReport, train_vocabulary
+from bertworks.use.events import Event
 
 Documents = Literal["auto", "blank_line", "file"]
 Result = TypeVar("Result")

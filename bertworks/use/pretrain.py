@@ -1,23 +1,20 @@
 """From raw text, or shards, to a pre-trained model in one call that can be repeated: whatever is done already is not
 done again. Not here: the training itself (`run`)."""
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
-from datetime import timedelta
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, cast
 
 import torch
-import torch.distributed as dist
 
-from ..errors import BertworksError, UsageError
-from ..files.checkpoint import locked
-from ..files.model import load_model
-from ..learn.machine import (
+from bertworks.errors import BertworksError, UsageError
+from bertworks.files.checkpoint import locked
+from bertworks.files.model import load_model
+from bertworks.files.names import locate
+from bertworks.learn.machine import (
     DTYPES,
     Precision,
     best_precision,
@@ -26,18 +23,21 @@ from ..learn.machine import (
     measure_matmul,
     total_memory,
 )
-from ..learn.plan import choose, fit, measure
-from ..learn.recipe import Recipe, dump, load, parse, replaced
-from ..nn.config import EncoderConfig
-from ..text.atomic import write_text
-from ..text.corpus import CorpusReader
-from ..text.shards import Shards
-from ..text.tokenizer import Tokenizer
-from .events import Event
-from .interruption import terminable
-from .prepare import Documents, make_shards, make_vocabulary
-from .request import Request, claim, clear, corpus_tokens, make_request, refuse_nested, refuse_other, seconds_of
-from .run import Corpus, Run
+from bertworks.learn.plan import choose, fit, measure
+from bertworks.learn.recipe import Recipe, dump, load, parse, replaced
+from bertworks.nn.config import EncoderConfig
+from bertworks.text.atomic import write_text
+from bertworks.text.corpus import CorpusReader
+from bertworks.text.shards import Shards
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.use.claims import claim, clear, refuse_nested, refuse_other
+from bertworks.use.events import Event
+from bertworks.use.interruption import terminable
+from bertworks.use.prepare import Documents, make_shards, make_vocabulary
+from bertworks.use.pretraining import Corpus, Pretraining
+from bertworks.use.processes import Processes
+from bertworks.use.request import Request, corpus_tokens, make_request, seconds_of
+from bertworks.use.run import Run
 
 RESERVE = 0.06  # of a budget: evaluations, checkpoints, the last report
 CHECKPOINTS = 3  # at most: the last two and the best; each has the parameters and two moments
@@ -99,7 +99,8 @@ def pretrain(
             number of steps. With neither: one hour.
         overrides: `table.field=value` words on top of the recipe.
         tokenizer: a tokenizer folder; None: a vocabulary is made from the text.
-        init: a model folder to begin with, whose configuration and tokenizer are taken.
+        init: a model to begin with, a folder or a name on the Hugging Face hub: its configuration and tokenizer are
+            taken.
 
     Raises:
         UsageError: the folder belongs to a run with other settings, or the request is contradictory.
@@ -108,17 +109,17 @@ def pretrain(
     begin = time.perf_counter()
     request = make_request(inputs, recipe, overrides, budget, tokenizer, init, precision, seed, text_column, documents)
     output, where = Path(output), choose_device(device)
-    with terminable(), _Processes(where) as processes:
-        refuse_nested(output, request)
+    with terminable(), Processes(where) as processes:
+        refuse_nested(output, request.paths, request.inputs)
         if processes.first:
-            going_on = not overwrite and refuse_other(output, request)
+            going_on = not overwrite and refuse_other(output, request.content())
             draft = None if going_on and (output / "recipe.toml").exists() else _draft(request, where)
         else:
             processes.meet()
         with locked(output) if processes.first else nullcontext():
             if processes.first:
-                if (overwrite and clear(output)) or not refuse_other(output, request):
-                    claim(output, request)
+                if (overwrite and clear(output)) or not refuse_other(output, request.content()):
+                    claim(output, request.content())
                 yield from _prepare(output, draft, _Budget(request, where, begin, processes.count), workers)
                 processes.meet()
             resolved = parse((output / "recipe.toml").read_text(encoding="utf-8"), str(output / "recipe.toml"))
@@ -127,9 +128,7 @@ def pretrain(
             vocabulary.model_max_length = resolved.encoder.max_position_embeddings
             corpus = Corpus(shards, vocabulary, _corpus_facts(shards))
             keep_memory()
-            yield from Run(
-                output, resolved, corpus, where, cast(Precision, resolved.train.precision), request.init
-            ).events()
+            yield from Run(output, Pretraining(resolved, corpus, request.init), where).events()
 
 
 def estimate(
@@ -183,43 +182,6 @@ def readable(seconds: float) -> str:
     return f"{minutes // 1440} d {minutes % 1440 // 60} h"
 
 
-class _Processes:
-    """The processes that torchrun started, or this one alone. The first prepares alone; then they meet."""
-
-    def __init__(self, device: torch.device):
-        self.count, rank = (
-            int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0"))
-        )
-        self.first, self.device = rank == 0, device
-        if self.count > 1 and dist.is_initialized():
-            raise BertworksError("a process group is there already", fix="let `pretrain` make it: it prepares before")
-
-    def meet(self) -> None:
-        """Waits for all processes, which make a group."""
-        if self.count > 1:
-            if self.device.type == "cuda":
-                torch.cuda.set_device(self.device)
-            backend = "nccl" if self.device.type == "cuda" else "gloo"
-            dist.init_process_group(backend, timeout=timedelta(days=1))
-
-    def __enter__(self) -> "_Processes":
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.count > 1 and dist.is_initialized():
-            dist.destroy_process_group()
-        if self.count > 1 and isinstance(error, RuntimeError) and _is_lost(error):
-            raise BertworksError(
-                "another process of this training ended; its own message says why",
-                fix="type the same command again: it goes on from the last checkpoint",
-            ) from error
-
-
-def _is_lost(error: RuntimeError) -> bool:
-    """Does it say that a process does not answer? Only NCCL has an exception for that, gloo has words."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error) or "Connection" in str(error)
-
-
 class _Draft(NamedTuple):
     """What is known before anything is made: the recipe but for its vocabulary and, under a budget, its steps."""
 
@@ -232,7 +194,8 @@ class _Draft(NamedTuple):
 
 def _draft(request: Request, device: torch.device) -> _Draft:
     """Whatever of a request can be wrong is found here, before a folder is touched."""
-    model = load_model(request.init) if request.init else None
+    begin = locate(request.init) if request.init else None
+    model = load_model(begin) if begin else None
     tokenizer = model.tokenizer if model else Tokenizer.load(request.tokenizer) if request.tokenizer else None
     corpus = Shards.open(request.inputs[0]) if request.is_shards else request.reader()
     if isinstance(corpus, Shards):
@@ -240,7 +203,7 @@ def _draft(request: Request, device: torch.device) -> _Draft:
         if tokenizer and tokenizer.sha256 != theirs.sha256:
             raise BertworksError(
                 "these shards were made with another tokenizer", where=str(corpus.folder),
-                fix=f"make others: bertworks prepare TEXT --tokenizer {request.tokenizer or request.init} -o OTHER",
+                fix=f"make others: bertworks prepare TEXT --tokenizer {request.tokenizer or begin} -o OTHER",
             )  # fmt: skip
         tokenizer = theirs
     tokens = corpus_tokens(corpus)

@@ -1,7 +1,8 @@
 """A training in its run folder: from wherever its newest checkpoint stands to its last step, saving on the way.
 
 The folder is a model folder at all times (config.json, model.safetensors, tokenizer, README.md), plus recipe.toml,
-metrics.jsonl, report.html, `checkpoints/` and `plans/`. Not here: where recipe and shards come from (`pretrain`).
+metrics.jsonl, report.html, `checkpoints/` and `plans/`. Not here: what is trained, on what, and how it is judged
+(`Work`).
 """
 
 import hashlib
@@ -9,46 +10,54 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 import bertworks
-
-from ..data.batch import Batch
-from ..data.sampling import Store
-from ..errors import BertworksError, UsageError
-from ..files.checkpoint import Checkpoint, latest_checkpoint, remove_deleted, save_checkpoint
-from ..files.model import load_model, model_card, save_model
-from ..learn.machine import DTYPES, Precision, measure_matmul, memory_in_use
-from ..learn.objectives import PretrainingModel
-from ..learn.optimization import make_optimizer
-from ..learn.recipe import Recipe, dump
-from ..learn.train import Mean, Step, evaluate, train
-from ..nn.initialization import attend_to_neighbours
-from ..text.tokenizer import Tokenizer
-from . import examples
-from .events import Event
-from .interruption import PATIENCE, Interruption
-from .metrics import Metrics, Stopwatch, describe, evaluation_figures, finite, training_figures
-from .report import write_report
+from bertworks.data.batch import Batch
+from bertworks.errors import BertworksError, UsageError
+from bertworks.files.checkpoint import Checkpoint, latest_checkpoint, remove_deleted, save_checkpoint
+from bertworks.learn.machine import DTYPES, Precision, measure_matmul, memory_in_use
+from bertworks.learn.optimization import OptimizerConfig, make_optimizer
+from bertworks.learn.train import Mean, Step, train
+from bertworks.use.events import Event
+from bertworks.use.interruption import PATIENCE, Interruption
+from bertworks.use.metrics import Metrics, Stopwatch, finite, training_figures
 
 EVALUATIONS, SAVE_SECONDS, MOST_LINES = 20, 120.0, 10_000
+JUDGED = ("evaluated", "evaluation", "best")  # what an evaluation leaves among the facts
 STOP_AFTER = 3  # steps in a row whose loss or gradient is not finite
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """What a run learns from."""
+class Work(Protocol):
+    """What a run trains. Everything it returns is a function of its arguments and of what it was made of: a run asks
+    again after every restart."""
 
-    store: Store
-    tokenizer: Tokenizer
-    facts: Mapping[str, object]  # for the model card
+    keeps: ClassVar[Literal["last", "best"]]  # of all states that were evaluated: which the model folder holds
+    seed: int
+    precision: Precision
+    optimizer: OptimizerConfig
+    num_steps: int
+    evaluate_every: int  # steps; 0: some twenty times
+    save_every: int  # steps; 0: every few minutes
+
+    def begin(self) -> tuple[nn.Module, list[str]]: ...  # the network before its first step; what is to be said of it
+    def blank(self) -> nn.Module: ...  # one for a checkpoint to fill
+    def batches(self, plans: Path, rank: int, world_size: int) -> Callable[[int], list[Batch]]: ...
+    def evaluate(self, network: nn.Module) -> dict[str, float]: ...
+    def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool: ...
+    def enough(self, evaluated: int, best: int) -> bool: ...  # steps of the last and best evaluation: is it the end?
+    def baseline(self) -> tuple[str, dict[str, Any]] | None: ...  # what knowing nothing would get, in words and figures
+    def flops_per_token(self, step: int) -> float: ...
+    def progress(self, step: int) -> dict[str, Any]: ...  # further figures to show, such as the phase
+    def describe(self, figures: Mapping[str, float]) -> str: ...
+    def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None: ...  # model and card
+    def report(self, folder: Path) -> None: ...
 
 
 class Run:
@@ -58,26 +67,16 @@ class Run:
     holds: a run that goes on from one cannot be told from a run that was never stopped.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        recipe: Recipe,
-        corpus: Corpus,
-        device: torch.device,
-        precision: Precision,
-        init: str | None = None,
-    ):
-        self.folder, self.recipe, self.corpus, self.device, self.precision = folder, recipe, corpus, device, precision
-        self.init, self.metrics = init, Metrics(folder / "metrics.jsonl")
+    def __init__(self, folder: Path, work: Work, device: torch.device):
+        self.folder, self.work, self.device = folder, work, device
+        self.metrics = Metrics(folder / "metrics.jsonl")
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        self.store = examples.in_sections(corpus.store)
-        self.documents, self.held_out = examples.split(self.store, recipe.seed)
-        self.notes: list[str] = []  # what has to be said of the beginning
         self.checkpoint, damaged = latest_checkpoint(folder / "checkpoints")
-        self.notes += [f"{note.path}: {note.why}; using the newest checkpoint before it" for note in damaged]
-        self.model = self._begin() if self.checkpoint is None else self._blank()
-        self.optimizer = make_optimizer(self.model, recipe.optimizer)
-        self.num_steps = recipe.train.num_steps
+        # What has to be said of the beginning.
+        self.notes = [f"{note.path}: {note.why}; using the newest checkpoint before it" for note in damaged]
+        self.model = self._network()
+        self.optimizer = make_optimizer(self.model, work.optimizer)
+        self.num_steps = work.num_steps
         self.step = 0
         self.facts: dict[str, Any] = {
             "recipe_sha256": hashlib.sha256((folder / "recipe.toml").read_bytes()).hexdigest(),
@@ -85,16 +84,25 @@ class Run:
             "seconds": 0.0,  # of training alone
             "evaluated": None,  # after which step, last
             "evaluation": {},  # its figures
-            "best": None,  # the step and the figures with the lowest held-out loss
-            "exported": None,  # the step of the model in the folder
+            "best": None,  # the step and the figures of the best evaluation
+            "exported": None,  # the step after which model folder and report were brought up to date
         }
         # Steps left out because loss or gradient was not finite: all, the latest in a row, the most in a row.
         self.skipped = torch.zeros(3, device=device)
         self.saved: int | None = None  # the step of the checkpoint that this process wrote or read last
-        self.evaluate_every = recipe.train.evaluate_every or max(1, -(-self.num_steps // EVALUATIONS))
+        self.evaluate_every = work.evaluate_every or max(1, -(-self.num_steps // EVALUATIONS))
         # To ask a GPU for figures is to wait for it, so it is asked seldom.
         self.read_every = 10 if device.type == "cuda" else 1
         self.log_every = self.read_every * max(1, -(-self.num_steps // (MOST_LINES * self.read_every)))
+
+    def _network(self) -> nn.Module:
+        if self.checkpoint is None:
+            network, notes = self.work.begin()
+            self.notes += notes
+            return network.to(self.device)
+        # Drawing millions of numbers for nothing would take seconds.
+        with torch.device("meta"):
+            return self.work.blank().to_empty(device=self.device)
 
     def events(self) -> Iterator[Event]:
         """Trains to the end. Ctrl-C and SIGTERM save and raise SystemExit with 128 + the signal's number."""
@@ -115,9 +123,11 @@ class Run:
             yield from self._evaluate()
         if self._asks_for_evaluation() and self.facts["exported"] != self.step:
             yield from self._save()
+        if self._is_over():
+            return
         steps = train(
-            self.model, self.optimizer, batches, self.recipe.optimizer, self.num_steps,
-            precision=self.precision, seed=self.recipe.seed, start=self.step, updating=interruption.updating,
+            self.model, self.optimizer, batches, self.work.optimizer, self.num_steps,
+            precision=self.work.precision, seed=self.work.seed, start=self.step, updating=interruption.updating,
         )  # fmt: skip
         saved, clock = time.perf_counter(), Stopwatch()
         for step in steps:
@@ -134,20 +144,27 @@ class Run:
                     interruption.take_over()
                 elif self._asks_for_evaluation():
                     yield from self._evaluate()
-                if leaving or last or self._is_due(saved):
+                if leaving or self._is_over() or self._is_due(saved):
                     yield from self._save()
                     saved = time.perf_counter()
                 if leaving:
                     raise SystemExit(interruption.exit_code)
+            if self._is_over():
+                return
 
     def _asks_for_evaluation(self) -> bool:
         return self.step % self.evaluate_every == 0 or self.step == self.num_steps
+
+    def _is_over(self) -> bool:
+        best, evaluated = self.facts["best"], self.facts["evaluated"]
+        enough = best is not None and evaluated == self.step and self.work.enough(evaluated, best["step"])
+        return self.step == self.num_steps or enough
 
     def _is_due(self, saved: float) -> bool:
         """Is it time for a checkpoint, the last one having been written at `saved`?"""
         if self.facts["best"] and self.facts["best"]["step"] == self.step:
             return True
-        every = self.recipe.train.save_every
+        every = self.work.save_every
         return self.step % every == 0 if every else time.perf_counter() - saved > SAVE_SECONDS
 
     def _take_note(self, step: Step, clock: Stopwatch) -> Event | None:
@@ -192,56 +209,18 @@ class Run:
             tensor.copy_(checkpoint.tensors[name])
         self.step, self.facts, self.saved = checkpoint.step, dict(checkpoint.facts), checkpoint.step
 
-    def _network(self) -> PretrainingModel:
-        pairs = self.recipe.sampling.pairs == "next_sentence"
-        checkpointing = self.recipe.train.gradient_checkpointing
-        return PretrainingModel(self.recipe.encoder, next_sentence=pairs, gradient_checkpointing=checkpointing)
-
-    def _blank(self) -> PretrainingModel:
-        """The network for a checkpoint to fill: drawing millions of numbers for nothing would take seconds."""
-        with torch.device("meta"):
-            return self._network().to_empty(device=self.device)
-
-    def _begin(self) -> PretrainingModel:
-        """The network before its first step."""
-        torch.manual_seed(self.recipe.seed)
-        model = self._network()
-        if self.init is not None:
-            ours, state = model.state_dict(), load_model(self.init, needs={"encoder"}).state
-            missing, _ = model.load_state_dict({name: state[name] for name in ours if name in state}, strict=False)
-            if missing:
-                heads = ", ".join(sorted({name.split(".")[0] for name in missing}))
-                self.notes.append(f"{self.init} has no {heads}: begun at random")
-        elif self.recipe.initialization == "neighbours":
-            attend_to_neighbours(model.encoder)
-        return model.to(self.device)
-
     def _batches(self) -> Callable[[int], list[Batch]]:
         """The micro-batches of a step. The first process makes the plans; the others find them."""
         if self.rank > 0:
             dist.barrier()
-        batches = examples.phase_batches(
-            self.store, self.documents, self.recipe, self.corpus.tokenizer, self.folder / "plans", self.rank,
-            self.world_size,
-        )  # fmt: skip
+        batches = self.work.batches(self.folder / "plans", self.rank, self.world_size)
         if self.rank == 0 and self.world_size > 1:
             dist.barrier()
         return batches
 
     @cached_property
-    def _held_out_batches(self) -> list[Batch]:
-        return examples.held_out_batches(
-            self.store,
-            self.held_out,
-            self.corpus.tokenizer,
-            pairs=self.model.next_sentence is not None,
-            sequence_length=self.recipe.train.phases[0].sequence_length,
-            sequences=self.recipe.train.held_out_sequences,
-        )
-
-    @cached_property
     def _matmul_speed(self) -> float:
-        return measure_matmul(DTYPES[self.precision], self.device)
+        return measure_matmul(DTYPES[self.work.precision], self.device)
 
     def _state(self) -> dict[str, Tensor]:
         """Everything that changes, by name; the tensors themselves."""
@@ -251,8 +230,9 @@ class Run:
         return state | {"skipped": self.skipped}
 
     def _leave(self) -> None:
-        """Saves what the last step left, from another thread, unless that is saved."""
-        if self.rank == 0 and self.saved != self.step:
+        """Saves what the last step left, from another thread, unless that is saved. Before the first there is nothing
+        that the same command would not make again."""
+        if self.rank == 0 and self.step and self.saved != self.step:
             self._save_state()
 
     def _save_state(self) -> Path:
@@ -266,57 +246,47 @@ class Run:
         """The model for everyone to use, the report, and last the checkpoint: where that stands, all stands."""
         if self.rank != 0:
             return
-        card = model_card(
-            self.recipe.encoder,
-            name=self.folder.resolve().name,
-            recipe=dump(self.recipe),
-            steps=self.step,
-            tokens=self.facts["tokens"],
-            corpus=self.corpus.facts,
-            held_out=self.facts["evaluation"],
-            versions=versions(),
-        )
-        state = {name: p.detach() for name, p in self.model.named_parameters()}
-        save_model(self.folder, state, self.recipe.encoder, self.corpus.tokenizer, card=card)
-        write_report(self.folder)
+        best = self.facts["best"]
+        if self.work.keeps == "last" or best is None or best["step"] == self.step:
+            self.work.save(self.folder, self.model, self.facts | {"step": self.step})
+        self.work.report(self.folder)
         self.facts = self.facts | {"exported": self.step}
         path = self._save_state()
         yield Event("saved", f"saved {path}", {"step": self.step, "path": str(path)})
 
     def _evaluate(self) -> Iterator[Event]:
-        if self.rank != 0:
-            return
-        if "baseline" not in self.facts:
-            yield self._baseline()
-        figures = evaluation_figures(evaluate(self.model, self._held_out_batches, self.precision))
+        """The first process judges; what it found decides in all of them whether the training goes on."""
+        if self.rank == 0:
+            yield from self._judge()
+        if self.world_size > 1:
+            judged = [{name: self.facts[name] for name in JUDGED}]
+            dist.broadcast_object_list(judged, src=0)
+            self.facts = self.facts | judged[0]
+
+    def _judge(self) -> Iterator[Event]:
+        if "baseline" not in self.facts and (found := self.work.baseline()):
+            text, baseline = found
+            self.facts = self.facts | {"baseline": baseline}
+            yield Event("note", text, {"baseline": baseline})
+        figures = self.work.evaluate(self.model)
         if not all(map(math.isfinite, figures.values())):
             raise self._diverged("the loss on held-out text is not finite")
         best = self.facts["best"]
-        if best is None or figures["masked_lm_loss"] < best["masked_lm_loss"]:
+        if best is None or self.work.is_better(figures, best):
             best = {"step": self.step, **figures}
         self.metrics.record({"step": self.step, "evaluation": figures})
         self.facts = self.facts | {"evaluated": self.step, "evaluation": figures, "best": best}
-        text = f"held out after step {self.step:,}: {describe(figures)}"
+        text = f"held out after step {self.step:,}: {self.work.describe(figures)}"
         yield Event("evaluation", text, {"step": self.step, **figures})
 
-    def _baseline(self) -> Event:
-        word, accuracy = examples.most_frequent_word(
-            self.store, self.documents, self.corpus.tokenizer, self._held_out_batches
-        )
-        self.facts = self.facts | {"baseline": {"token": word, "masked_lm_accuracy": accuracy}}
-        text = f"always answering {word!r} would get {accuracy:.1%} of the masked words right"
-        return Event("note", text, {"baseline": self.facts["baseline"]})
-
     def _step_event(self, step: Step, means: dict[str, Mean], tokens_per_second: float) -> Event:
-        c, phase = self.recipe, self._phase()
-        length, asked = c.train.phases[phase].sequence_length, c.masking.rate
-        flops = c.encoder.flops_per_token(length, asked, finished=asked + 1 / length)
         figures = {"loss": sum(mean.loss for mean in means.values()), **training_figures(means)}
         learned = finite({"step": step.number, **figures, "learning_rate": step.learning_rate})
         learned |= finite({"gradient_norm": step.grad_norm.item(), "tokens": self.facts["tokens"]})
+        flops = tokens_per_second * self.work.flops_per_token(step.number)
         measured = {
             "tokens_per_second": tokens_per_second,
-            "matmul_share": tokens_per_second * flops / self._matmul_speed / self.world_size,
+            "matmul_share": flops / self._matmul_speed / self.world_size,
             "memory": memory_in_use(self.device),
             "seconds": self.facts["seconds"],
         }
@@ -325,21 +295,12 @@ class Run:
         left = self.facts["seconds"] / step.number * (self.num_steps - step.number)
         shown = {
             "steps": self.num_steps,
-            "phase": phase + 1,
-            "phases": len(c.train.phases),
+            **self.work.progress(step.number),
             "eta_seconds": left,
             "skipped": int(self.skipped[0].item()),
         }
         text = f"step {step.number:,}/{self.num_steps:,}  loss {figures['loss']:.3f}  {tokens_per_second:,.0f} tokens/s"
         return Event("step", text, learned | measured | shown)
-
-    def _phase(self) -> int:
-        end = 0
-        for number, phase in enumerate(self.recipe.train.phases):
-            end += phase.num_steps
-            if self.step <= end:
-                return number
-        return len(self.recipe.train.phases) - 1
 
     def _diverged(self, what: str) -> BertworksError:
         last = max((int(p.name[5:]) for p in (self.folder / "checkpoints").glob("step-*[0-9]")), default=0)
@@ -348,19 +309,20 @@ class Run:
             "is intact",
             where=str(self.folder),
             fix="lower the rate in a new folder: -o OTHER --set optimizer.learning_rate="
-            f"{self.recipe.optimizer.learning_rate / 3:.1e}",
+            f"{self.work.optimizer.learning_rate / 3:.1e}",
         )
 
     def _done(self) -> Event:
         figures = {"folder": str(self.folder), "step": self.step, "tokens": self.facts["tokens"]}
         figures |= {"seconds": self.facts["seconds"], "evaluation": self.facts["evaluation"]}
-        figures |= {"baseline": self.facts.get("baseline"), "report": str(self.folder / "report.html")}
-        text = (
-            f"{self.folder}: {self.step:,} steps, {self.facts['tokens']:,} tokens; {describe(self.facts['evaluation'])}"
-        )
+        figures |= {"best": self.facts["best"], "baseline": self.facts.get("baseline")}
+        figures |= {"report": str(self.folder / "report.html")}
+        described = self.work.describe(self.facts["evaluation"])
+        text = f"{self.folder}: {self.step:,} steps, {self.facts['tokens']:,} tokens; {described}"
         best = self.facts["best"]
         if best and best["step"] < self.step:
-            text += f"; the lowest held-out loss was at step {best['step']:,}: {self.folder}/checkpoints"
+            where = f": {self.folder}/checkpoints" if self.work.keeps == "last" else f": {self.work.describe(best)}"
+            text += f"; the best was after step {best['step']:,}{where}"
         return Event("done", text, figures)
 
 

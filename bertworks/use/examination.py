@@ -1,0 +1,339 @@
+"""What the best state of a training makes of dev, told in full: figures, tables, mistakes, report, model card. Not
+here: the figures themselves (`judging`), single mistakes (`mistakes`), the page (`task_report`)."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertworks.data.questions import Encoded
+from bertworks.files.model import WEIGHTS
+from bertworks.files.names import is_name
+from bertworks.files.storage import read_json
+from bertworks.files.task import TaskDescription
+from bertworks.learn import scores, squad_scores
+from bertworks.learn.answers import Answer
+from bertworks.learn.finetuning import FinetuneRecipe
+from bertworks.learn.inference import logits_of
+from bertworks.learn.machine import Precision
+from bertworks.learn.recipe import dump, parse_as
+from bertworks.text.atomic import sha256, write_text
+from bertworks.text.row_writer import write_rows
+from bertworks.text.schema import Item, Task
+from bertworks.use.finetuning import decoding_of
+from bertworks.use.judging import NAMES, SHARES, describe_scores, judge
+from bertworks.use.mistakes import Mistake, confusion, counted, frequent, given_spans, gold_spans, mistakes
+from bertworks.use.predict import Predictor
+from bertworks.use.run import versions
+from bertworks.use.survey import Survey
+from bertworks.use.task_report import write_task_report
+
+RESULT = "result.json"
+MOST_LABELS = 50  # of a confusion matrix; more are no picture
+MOST_POINTS = 1000  # of gold and predicted numbers
+WORST = 25  # mistakes on the page; errors.csv has all
+
+
+class Examination:
+    """Of the model that a folder holds, on dev.
+
+    Args:
+        dev: what it reads of dev, with labels.
+    """
+
+    def __init__(self, folder: Path, description: TaskDescription, dev: Sequence[Encoded], survey: Survey):
+        self.folder, self.description, self.dev, self.survey = folder, description, dev, survey
+
+    def report(self, folder: Path) -> None:
+        """Draws report.html of what there is so far."""
+        there = (folder / RESULT).exists()
+        result = self._kept(sha256(folder / WEIGHTS)) if there else None
+        write_task_report(folder, str(self.survey), result)
+
+    def examine(self, device: torch.device, precision: Precision) -> tuple[dict[str, float], str]:
+        """The figures, and what a person should know at the end. Writes errors.csv, README.md, report.html and last
+        result.json, which says of which weights it is: of these nothing is computed twice.
+
+        Raises:
+            BertworksError: the model cannot be read, or the disk is full.
+        """
+        weights = sha256(self.folder / WEIGHTS)
+        result = self._kept(weights)
+        if result is None:
+            found, wrong = self._judged(device, precision)
+            result = {"weights_sha256": weights, **found}
+            self._write(result, wrong)
+        return result["figures"], self._told(result)
+
+    def _kept(self, weights: str) -> dict[str, Any] | None:
+        """What was found before of the very same weights."""
+        path = self.folder / RESULT
+        result = read_json(path) if path.exists() else {}
+        return result if result.get("weights_sha256") == weights else None
+
+    def _judged(self, device: torch.device, precision: Precision) -> tuple[dict[str, Any], list[Mistake]]:
+        """result.json but for the weights, and all that is wrong."""
+        predictor = Predictor(self.folder, device=device.type, precision=precision)
+        logits = logits_of(predictor.network, [one.unit for one in self.dev], precision)
+        items = [one.item for one in self.dev]
+
+        def judged(d: TaskDescription) -> tuple[list[Answer], dict[str, float]]:
+            decoding = decoding_of(d)
+            answers = [decoding(one, rows) for one, rows in zip(self.dev, logits, strict=True)]
+            return answers, judge(d, items, answers)
+
+        d = self.description
+        answers, figures = judged(d)
+        if "threshold" in figures:
+            d = replace(d, threshold=best_threshold(answers, figures))
+            answers, figures = judged(d)
+            figures["threshold"] = d.threshold or 0.0
+            d.save(self.folder)
+        wrong = mistakes(d, items, answers)
+        names, counts = confusion(d, items, answers)
+        result = {
+            "task": d.task,
+            "rows": len(items),
+            "figures": figures,
+            "table": table(d, self.dev, answers),
+            "confusion": {"labels": names, "counts": counts.tolist()} if 0 < len(names) <= MOST_LABELS else {},
+            "points": points(items, answers) if d.task == "regression" else [],
+            "mistakes": len(wrong),
+            "frequent": frequent(wrong),
+            "worst": [asdict(one) for one in wrong[:WORST]],
+        }
+        return result, wrong
+
+    def _write(self, result: Mapping[str, Any], wrong: Sequence[Mistake]) -> None:
+        write_errors(self.folder / "errors.csv", self.description, wrong)
+        recipe = parse_as(FinetuneRecipe, (self.folder / "recipe.toml").read_text(encoding="utf-8"), "recipe.toml")
+        request = read_json(self.folder / "run.json")["request"]
+        facts = {"evaluation": result["figures"]}
+        card = model_card_of(self.folder, self.description, recipe, request["model"], self.survey, facts)
+        write_text(self.folder / "README.md", card)
+        write_task_report(self.folder, str(self.survey), result)
+        write_text(self.folder / RESULT, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+    def _told(self, result: Mapping[str, Any]) -> str:
+        d = self.description
+        lines = [f"{self.folder}: {describe_scores(result['figures'])} on dev"]
+        if d.task == "regression":
+            off = [abs(gold - given) for gold, given in result["points"]]
+            lines.append(f"half of the numbers are off by less than {np.median(off):.3g}")
+        elif result["mistakes"]:
+            most = f": {result['frequent']}" if result["frequent"] else ""
+            lines.append(counted(result["mistakes"], result["rows"]) + most)
+        lines.append(f"see {self.folder / 'report.html'} and {self.folder / 'errors.csv'}")
+        lines.append(f"next: bertworks predict {self.folder} new.csv -o scored.csv")
+        return "\n".join(lines)
+
+
+def best_threshold(answers: Sequence[Answer], figures: Mapping[str, float]) -> float:
+    """The margin that gives the best F1. Where that is to answer nothing at all, one that no answer has."""
+    threshold = figures["threshold"]
+    margins = [answer["no_answer_margin"] for answer in answers]
+    nothing_is_best = threshold not in margins
+    return min(0.0, *margins) - 1 if nothing_is_best else threshold
+
+
+def table(d: TaskDescription, dev: Sequence[Encoded], answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
+    """Figures of parts: of each label, of each type of entity, of each kind of question."""
+    items = [one.item for one in dev]
+    match d.task:
+        case "classification":
+            return scores.per_class([x.label for x in items], [answer["label"] for answer in answers], d.labels)
+        case "multilabel":  # a label of a row is counted like an entity of a text
+            gold = [[(0, 1, name) for name in item.label] for item in items]
+            return scores.spans_per_type(gold, [[(0, 1, name) for name in answer["labels"]] for answer in answers])
+        case "tagging" | "spans":
+            return scores.spans_per_type([gold_spans(d, x) for x in items], [given_spans(d, a) for a in answers])
+        case "qa":
+            return _questions(dev, answers)
+        case "regression" | "choice":
+            return {}
+
+
+def _questions(dev: Sequence[Encoded], answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
+    """Questions with and without answer; contexts that are read in one piece and in several."""
+    items = [one.item for one in dev]
+    unit = squad_scores.unit_of([item.texts[1] for item in items])
+    without = not all(item.label for item in items)
+    version: squad_scores.Version = "2.0" if without else "1.1"
+    parts: dict[str, list[squad_scores.Score]] = {}
+    for one, answer in zip(dev, answers, strict=True):
+        golds = [text for _, text in one.item.label]
+        found = squad_scores.score(golds, answer["answer"], version=version, unit=unit)
+        kinds = ["with an answer" if golds else "without an answer"] if without else []
+        for kind in [*kinds, "context in one piece" if len(one.unit) == 1 else "context in several pieces"]:
+            parts.setdefault(kind, []).append(found)
+    return {
+        kind: {
+            "exact": sum(x.exact for x in found) / len(found),
+            "f1": sum(x.f1 for x in found) / len(found),
+            "support": float(len(found)),
+        }
+        for kind, found in sorted(parts.items())
+    }
+
+
+def points(items: Sequence[Item], answers: Sequence[Answer]) -> list[tuple[float, float]]:
+    """Some numbers that are right, and what was answered, spread over all rows."""
+    step = -(-len(items) // MOST_POINTS)
+    return [(float(item.label), a["value"]) for item, a in list(zip(items, answers, strict=True))[::step]]
+
+
+def write_errors(path: Path, d: TaskDescription, wrong: Sequence[Mistake]) -> None:
+    """errors.csv: where each mistake stands, its texts under the names they have in the data, what is right, what was
+    answered, and how surely."""
+    texts = {"tagging": d.text[:1], "qa": d.text[:1], "choice": d.text[:1]}.get(d.task, d.text)
+    others = list(wrong[0].figures) if wrong else []
+    score = "difference" if d.task == "regression" else "score"
+    columns = ["where", *texts, "gold", "predicted", score, *others]
+    for number in range(1, 1 + len(texts)):
+        if columns.count(columns[number]) > 1:
+            columns[number] += " (text)"
+    rows = ([m.where, *m.texts, m.gold, m.predicted, *map(_rounded, (m.score, *m.figures.values()))] for m in wrong)
+    write_rows(path, columns, (dict(zip(columns, row, strict=True)) for row in rows))
+
+
+def _rounded(figure: float | None) -> float | None:
+    return None if figure is None else round(figure, 4)
+
+
+# --- the model card ---------------------------------------------------------------------------------------------------
+
+_PIPELINES: Mapping[Task, str] = {
+    "classification": "text-classification", "multilabel": "text-classification", "regression": "text-classification",
+    "tagging": "token-classification", "spans": "token-classification", "qa": "question-answering",
+    "choice": "multiple-choice",
+}  # fmt: skip
+_METRICS = {  # ours -> those of the hub
+    "accuracy": "accuracy", "f1": "f1", "macro_f1": "f1", "micro_f1": "f1", "precision": "precision",
+    "recall": "recall", "matthews_correlation": "matthews_correlation", "pearson": "pearsonr",
+    "spearman": "spearmanr", "exact": "exact_match",
+}  # fmt: skip
+_ASKS: Mapping[Task, str] = {  # lines of Python, in transformers
+    "classification": 'ask = pipeline("text-classification", model=".")\nask({example})',
+    "multilabel": 'ask = pipeline("text-classification", model=".", top_k=None)\nask({example})',
+    "regression": 'ask = pipeline("text-classification", model=".", function_to_apply="none")\nask({example})',
+    "tagging": 'ask = pipeline("token-classification", model=".", aggregation_strategy="first")\nask("Some words.")',
+    "spans": 'ask = pipeline("token-classification", model=".", aggregation_strategy="simple")\nask("Some words.")',
+}
+_CLASSES = {"qa": "AutoModelForQuestionAnswering", "choice": "AutoModelForMultipleChoice"}
+
+
+def model_card_of(
+    folder: Path,
+    d: TaskDescription,
+    recipe: FinetuneRecipe,
+    model_name: str,
+    survey: Survey,
+    facts: Mapping[str, Any],
+) -> str:
+    """The text of README.md: what the model does, what it learned from, how good it is, how to use it.
+
+    Args:
+        model_name: what it began as, as it was typed.
+        facts: `evaluation`, its figures on dev.
+    """
+    task = next((note[6:] for note in survey.notes if note.startswith("task: ")), d.task)
+    began = model_name if is_name(model_name) else Path(model_name).name
+    columns = " and ".join(f"`{_cell(column)}`" for column in d.text) or "its text"
+    return f"""---
+library_name: {"bertworks" if d.recurrent_units else "transformers"}
+pipeline_tag: {_PIPELINES[d.task]}
+{_front(model_name, facts["evaluation"])}tags: [bert, bertworks, {d.task}]
+---
+
+# {" ".join(folder.resolve().name.split())}
+
+A BERT for {task}, fine-tuned with bertworks from `{_cell(began)}`.
+It reads {columns} and at most {d.max_length} tokens at once{_beyond(d)}.
+
+## Quality
+
+{_quality(survey, facts["evaluation"])}
+## Data
+
+{_data(survey)}
+## Use
+
+{_usage(d)}
+## Limits
+
+It has learned from these rows, with their errors and prejudices, and answers any text whatever with one of its labels
+or with a piece of that text: also texts of which it knows nothing. How sure it says it is has not been calibrated.
+
+## Recipe
+
+```toml
+{dump(recipe).strip().replace("```", "'''")}
+```
+
+{_rows(("Package", ""), versions())}"""
+
+
+def _front(model_name: str, figures: Mapping[str, float]) -> str:
+    """Lines that the hub reads: what it began as, where that is a name the hub knows, and which figures there are."""
+    base = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}.get(model_name, model_name)
+    lines = f"base_model: {base}\n" if is_name(model_name) and "/" in base else ""
+    metrics = list(dict.fromkeys(_METRICS[name] for name in figures if name in _METRICS))
+    return lines + (f"metrics: [{', '.join(metrics)}]\n" if metrics else "")
+
+
+def _quality(survey: Survey, figures: Mapping[str, float]) -> str:
+    rows = {
+        title: f"{figures[name]:.1%}" if name in SHARES else f"{figures[name]:.3f}"
+        for name, title in NAMES.items()
+        if name in figures
+    }
+    told = next((note for note in survey.notes if note.startswith("judged on")), "judged on rows set aside")
+    told = re.sub("judged on .*/", "judged on ", told)  # folders are nobody's business
+    return f"""{_rows(("On dev", ""), rows)}
+Dev: {told}.
+Its rows also decided which state of the training was kept: on texts from elsewhere expect somewhat less.
+"""
+
+
+def _data(survey: Survey) -> str:
+    labels = {name: f"{train:,} | {dev:,}" for name, (train, dev) in list(survey.labels.items())[:MOST_LABELS]}
+    parts = [f"{survey.train:,} rows to learn from, {survey.dev:,} to judge on.\n"]
+    if labels:
+        parts.append(_rows(("Label", "in train | in dev"), labels))
+    return "\n".join(parts) + "".join(f"\n- {warning}" for warning in survey.warnings) + "\n"
+
+
+def _beyond(d: TaskDescription) -> str:
+    return "; longer texts are read in pieces" if d.task in ("tagging", "spans", "qa") else "; longer texts are cut"
+
+
+def _usage(d: TaskDescription) -> str:
+    example = '{"text": "A text", "text_pair": "and another"}' if len(d.text) == 2 else '"A text"'
+    command = "```\nbertworks predict . new.csv -o scored.csv\n```\n\nThe dot stands for the path of this folder.\n"
+    if d.recurrent_units:
+        return f"{command}transformers has no such network, and refuses this folder.\n"
+    if d.task in _ASKS:
+        code = f"from transformers import pipeline\n\n{_ASKS[d.task].replace('{example}', example)}"
+    else:
+        one = _CLASSES[d.task]
+        code = (
+            f"from transformers import {one}, AutoTokenizer\n\n"
+            f'model = {one}.from_pretrained(".")\ntokenizer = AutoTokenizer.from_pretrained(".")'
+        )
+    return f"{command}\n```python\n{code}\n```\n"
+
+
+def _rows(head: tuple[str, str], rows: Mapping[str, str]) -> str:
+    """A table; the second column may be several, parted by bars."""
+    bars = head[1].count("|")
+    lines = [f"| {head[0]} | {head[1]} |", "|---|---|" + "---|" * bars]
+    return "\n".join([*lines, *(f"| {_cell(name)} | {value} |" for name, value in rows.items())]) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())

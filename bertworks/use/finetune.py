@@ -1,0 +1,347 @@
+"""From labelled data to a fine-tuned model in one call that can be repeated: whatever is done already is not done
+again. Not here: the training itself (`run`), and many of them (`trials`)."""
+
+import hashlib
+import json
+import shutil
+import tempfile
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from bertworks.data.labelled import Unit
+from bertworks.data.questions import Encoded, training_units
+from bertworks.errors import BertworksError, UsageError
+from bertworks.files.checkpoint import locked
+from bertworks.files.model import load_model
+from bertworks.files.names import locate
+from bertworks.files.task import TaskDescription, read_task, refuse_other_task
+from bertworks.learn.finetuning import FinetuneRecipe, load_finetune_recipe, resolved
+from bertworks.learn.machine import Precision, best_precision, choose_device, keep_memory
+from bertworks.learn.recipe import dump, parse_as
+from bertworks.text.atomic import sha256, write_text
+from bertworks.text.rows import Quoting
+from bertworks.text.schema import Task
+from bertworks.use.claims import absolute, claim, clear, refuse_nested, refuse_other
+from bertworks.use.datasets import LabelledData, read_data
+from bertworks.use.events import Event
+from bertworks.use.examination import Examination, model_card_of
+from bertworks.use.finetuning import Beginning, Finetuning
+from bertworks.use.interruption import terminable
+from bertworks.use.judging import metric_of
+from bertworks.use.predict import Predictor, reading_of
+from bertworks.use.processes import Processes
+from bertworks.use.run import Run
+from bertworks.use.survey import Survey, survey
+
+FINISHED = "finished.json"  # what the last event said; a folder that has it is done
+
+
+@dataclass(frozen=True)
+class FinetuneRequest:
+    """What a person asked for: the same request in the same folder goes on, another is refused."""
+
+    data: str
+    model: str = "minilm"
+    dev: str | None = None
+    recipe: str = "stable"
+    overrides: tuple[str, ...] = ()
+    task: Task | None = None
+    text: tuple[str, ...] = ()
+    label: str | None = None
+    group: str | None = None
+    metric: str | None = None
+    quoting: Quoting = "auto"
+    precision: str | None = None
+    seed: int = 0
+    new_head: bool = False
+    fold: int | None = None  # of `folds`: the part that is judged on
+    folds: int = 0
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """What is read, and must not lie in what is written."""
+        return tuple(filter(None, (self.data, self.dev, self.model if Path(self.model).is_dir() else None)))
+
+    def content(self) -> dict[str, Any]:
+        """As JSON holds it, with hashes of what it names."""
+        content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        for name in ("data", "dev", "recipe"):
+            path = Path(str(content[name]))
+            files = sorted(path.iterdir()) if path.is_dir() else [path]
+            if files := [file for file in files if file.is_file()]:
+                content[f"{name}_sha256"] = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
+        return content
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that a fine-tuning needs, read and checked."""
+
+    request: FinetuneRequest
+    recipe: FinetuneRecipe
+    data: LabelledData
+    description: TaskDescription
+    beginning: Beginning
+    units: list[Unit]
+    train: list[Encoded]
+    dev: list[Encoded]
+
+    def survey(self) -> Survey:
+        """What a person should know before it begins."""
+        return survey(self.data, self.train, self.dev, self.beginning.model.tokenizer, self.description.max_length)
+
+
+def finetune_events(
+    output: str | Path,
+    request: FinetuneRequest,
+    *,
+    device: str = "auto",
+    overwrite: bool = False,
+    data: LabelledData | None = None,
+) -> Iterator[Event]:
+    """Fine-tunes a model and yields what happens; `output` becomes a model folder with the best state that was found.
+
+    data: what the request names, where that is read already; None: it is read here.
+
+    Raises:
+        UsageError: the folder belongs to a run with other settings, or the request is contradictory.
+        BertworksError: the data, the model, the disk or the training does not allow it.
+    """
+    output, where = Path(output), choose_device(device)
+    with terminable(), Processes(where) as processes:
+        refuse_nested(output, request.paths)
+        if not processes.first:
+            processes.meet()  # by then the first has claimed the folder, or found it finished
+        going_on = not (overwrite and processes.first) and refuse_other(output, request.content())
+        if going_on and (output / FINISHED).exists():
+            if processes.first:
+                processes.meet()
+            yield _finished(output)
+            return
+        kept = output / "recipe.toml"
+        recipe = kept.read_text(encoding="utf-8") if going_on and kept.exists() else None
+        prepared = prepare(request, where, recipe, data)
+        processes.refuse_to_share(min(prepared.recipe.batch_size, len(prepared.units)))
+        with locked(output) if processes.first else nullcontext():
+            if processes.first:
+                if (overwrite and clear(output)) or not going_on:
+                    claim(output, request.content())
+                if not kept.exists():
+                    write_text(kept, dump(prepared.recipe))
+                processes.meet()
+            yield from train(prepared, output, where, processes)
+
+
+def prepare(
+    request: FinetuneRequest, device: torch.device, kept: str | None = None, data: LabelledData | None = None
+) -> Prepared:
+    """Reads all that a request names. Whatever of it can be wrong is found here, before a folder is touched.
+
+    kept: the resolved recipe of a run that goes on.
+    """
+    recipe = load_finetune_recipe(request.recipe, (*request.overrides, f"seed={request.seed}"))
+    metric = request.metric
+    if request.task and request.task != "tagging":  # whose labels are not known yet
+        metric_of(request.task, metric)
+    folder = locate(request.model)
+    model = load_model(folder, needs={"encoder"})
+    data = data or read_data(
+        request.data, dev=request.dev, task=request.task, text=request.text, label=request.label, group=request.group,
+        quoting=request.quoting, fold=None if request.fold is None else (request.fold, request.folds),
+        whole_documents=recipe.document_context,
+    )  # fmt: skip
+    metric_of(data.schema.task, metric, data.schema.labels)
+    longest = model.config.max_position_embeddings
+    if kept is not None:
+        recipe = parse_as(FinetuneRecipe, kept, "recipe.toml")
+    else:
+        asked = request.precision or recipe.precision
+        precision = best_precision(device) if asked == "auto" else cast(Precision, asked)
+        recipe = replace(recipe, precision=precision)
+    recipe = replace(recipe, max_length=resolved(recipe, 1, longest).max_length)
+    description = describe_task(data, recipe)
+    reading = reading_of(description, model.tokenizer)
+    train, dev = list(reading(data.train)), list(reading(data.dev))
+    units = [unit for encoded in train for unit in training_units(encoded, description.task)]
+    head = None
+    if not request.new_head and not {"classifier.weight", "span.weight"}.isdisjoint(model.state):
+        head = read_task(folder)
+        refuse_other_task(
+            head, description.task, description.labels, request.model, recurrent_units=description.recurrent_units
+        )
+    beginning = Beginning(request.model, model, head)
+    return Prepared(request, resolved(recipe, len(units), longest), data, description, beginning, units, train, dev)
+
+
+def describe_task(data: LabelledData, recipe: FinetuneRecipe) -> TaskDescription:
+    """What the model will do, in terms of the data."""
+    schema, labels, choices = data.schema, data.schema.labels, 0
+    if recipe.recurrent_units and schema.task not in ("tagging", "spans"):
+        raise UsageError(
+            f"recurrent units tag words, and the data is for {schema.task}", fix="use another recipe: stable, paper"
+        )
+    if schema.task == "spans":
+        labels = ("O", *(f"{part}-{kind}" for kind in labels for part in "BI"))
+    if schema.task == "choice":
+        counts = Counter(len(item.texts) - 1 for item in (*data.train, *data.dev))
+        choices = counts.most_common(1)[0][0]
+        if odd := next((item for item in (*data.train, *data.dev) if len(item.texts) - 1 != choices), None):
+            raise BertworksError(
+                f"{len(odd.texts) - 1} choices, where most rows have {choices}", where=odd.where,
+                fix="give every row as many choices",
+            )  # fmt: skip
+    without_answer = schema.task == "qa" and any(not item.label for item in (*data.train, *data.dev))
+    return TaskDescription(
+        task=schema.task,
+        labels=labels,
+        text=schema.text,
+        label=schema.label,
+        separator=schema.separator,
+        num_choices=choices,
+        max_length=recipe.max_length,
+        stride=recipe.stride,
+        max_question=recipe.max_question,
+        max_answer=recipe.max_answer,
+        document_context=recipe.document_context,
+        document=schema.document if recipe.document_context else None,
+        recurrent_units=recipe.recurrent_units,
+        threshold=0.0 if without_answer else None,
+    )
+
+
+def train(prepared: Prepared, output: Path, device: torch.device, processes: Processes) -> Iterator[Event]:
+    """The training and, with its best state, the examination. The folder is claimed and locked; only the first process
+    writes into it."""
+    p, found = prepared, prepared.survey()
+    if processes.first:
+        write_text(output / "data.json", json.dumps(found.as_dict(), indent=2, ensure_ascii=False) + "\n")
+    keep_memory()
+    examination = Examination(output, p.description, p.dev, found)
+    work = Finetuning(
+        p.recipe, p.description, p.beginning, p.units, p.dev, cast(Precision, p.recipe.precision),
+        metric=metric_of(p.description.task, p.request.metric, p.description.labels),
+        card=lambda facts: model_card_of(output, p.description, p.recipe, p.request.model, found, facts),
+        report=examination.report,
+    )  # fmt: skip
+    yield Event("plan", f"{found}\n{_plan(p, work)}", {"survey": found.as_dict(), "recipe": asdict(p.recipe)})
+    done: Event | None = None
+    for event in Run(output, work, device).events():
+        if event.kind == "done":
+            done = event
+        else:
+            yield event
+    assert done is not None
+    if processes.first:
+        figures, text = examination.examine(device, cast(Precision, p.recipe.precision))
+        best: Mapping[str, Any] = done.fields["best"] or {}
+        fields = done.fields | {"figures": figures, "metric": work.metric, "score": figures[work.metric], "best": best}
+        told = {"text": text, "fields": fields}
+        write_text(output / FINISHED, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
+        shutil.rmtree(output / "checkpoints")  # nothing is left to go on with; the best state is the model
+    processes.wait()
+    yield _finished(output)
+
+
+def _finished(output: Path) -> Event:
+    """The last event of a run that is done."""
+    told = json.loads((output / FINISHED).read_text(encoding="utf-8"))
+    return Event("done", told["text"], told["fields"])
+
+
+def _plan(p: Prepared, work: Finetuning) -> str:
+    steps = work.train_batches.steps_per_epoch
+    units = p.recipe.recurrent_units
+    how = f" in the frozen encoder, {units} units in the LSTM above" if units else ""
+    early = f"; ends early after {p.recipe.patience} evaluations without gain" if p.recipe.patience else ""
+    return (
+        f"model        {p.request.model}: {p.beginning.model.config.num_parameters(False):,} parameters{how}\n"
+        f"training     {p.recipe.epochs} epochs of {steps:,} steps, {p.recipe.batch_size} at a time, rate "
+        f"{p.recipe.optimizer.learning_rate:g}{early}"
+    )
+
+
+def finetune(
+    data: str | Path,
+    *,
+    model: str | Path = "minilm",
+    output: str | Path | None = None,
+    device: str = "auto",
+    overwrite: bool = False,
+    **options: Any,
+) -> Predictor:
+    """Fine-tunes and returns the model with the best state on dev, ready to answer: `.predict(texts)`, `.save(folder)`.
+    It says nothing while it works, which takes minutes; to see what happens, go through `finetune_events`.
+
+    Args:
+        data: a file, or a folder with a train and a dev file.
+        output: the run folder; None: a temporary one, which lives as long as what is returned.
+        options: those of `make_finetune_request`: dev, task, text, label, recipe, overrides, seed and others.
+
+    Raises:
+        UsageError, BertworksError: see `finetune_events`.
+    """
+    request = make_finetune_request(data, model=model, **options)
+    folder = Path(tempfile.mkdtemp(prefix="bertworks-") if output is None else output)
+    try:
+        for _ in finetune_events(folder, request, device=device, overwrite=overwrite):
+            pass
+        predictor = Predictor(folder, device=device)
+    except BaseException:
+        if output is None:
+            shutil.rmtree(folder)
+        raise
+    if output is None:
+        weakref.finalize(predictor, shutil.rmtree, folder, ignore_errors=True)
+    return predictor
+
+
+def make_finetune_request(
+    data: str | Path,
+    *,
+    model: str | Path = "minilm",
+    dev: str | Path | None = None,
+    recipe: str = "stable",
+    overrides: Sequence[str] = (),
+    task: Task | None = None,
+    text: Sequence[str] = (),
+    label: str | None = None,
+    group: str | None = None,
+    metric: str | None = None,
+    quoting: Quoting = "auto",
+    precision: str | None = None,
+    seed: int = 0,
+    new_head: bool = False,
+) -> FinetuneRequest:
+    """What `finetune_events` is to do. Paths then mean the same from every folder.
+
+    Args:
+        data: a file, or a folder with a train and a dev file.
+        model: what to begin with: `minilm`, a model folder, or the name of a BERT on the Hugging Face hub.
+        dev: a file to judge on; None: the folder's, or a tenth of the rows.
+        recipe: "stable", "paper", or a TOML file; overrides: `field=value` words on top of it.
+        task, text, label: what the columns mean; None and (): it is guessed.
+        group: a column; rows that share its value are not divided between train and dev.
+        metric: the figure by which the best state is chosen; None: that of the task.
+        quoting: whether quote marks enclose cells.
+        seed: of the new head, the order of the rows and dropout.
+        new_head: whether the head of a model that was fine-tuned before is forgotten.
+
+    Raises:
+        UsageError: standard input, which comes only once.
+    """
+    if str(data) == "-" or str(dev) == "-":
+        raise UsageError("fine-tuning reads its data more than once, standard input only comes once",
+                         fix="write it to a file first")  # fmt: skip
+    name = str(model)
+    return FinetuneRequest(
+        absolute(data), absolute(name) if Path(name).is_dir() else name, None if dev is None else absolute(dev),
+        absolute(recipe) if recipe.endswith(".toml") else recipe, tuple(overrides), task, tuple(text), label, group,
+        metric, quoting, precision, seed, new_head,
+    )  # fmt: skip

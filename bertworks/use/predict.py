@@ -1,0 +1,332 @@
+"""A fine-tuned model's answers: to texts in memory, and to files of any size, in their order and with nothing lost."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bertworks.data.questions import Encoded, Reading
+from bertworks.errors import BertworksError, UsageError
+from bertworks.files.model import load_model
+from bertworks.files.names import locate
+from bertworks.files.storage import read_json
+from bertworks.files.task import TaskDescription, read_task
+from bertworks.learn.answers import Answer
+from bertworks.learn.inference import logits_of
+from bertworks.learn.machine import Precision, choose_device, keep_memory
+from bertworks.learn.tasks import TaskModel
+from bertworks.text.atomic import sha256
+from bertworks.text.cells import EmptyTextError
+from bertworks.text.row_writer import FileKind, kind_of, write_lines, write_rows
+from bertworks.text.rows import Quoting, RowReader
+from bertworks.text.schema import Item, Schema, Task, fitted, guess_schema, items, read_item
+from bertworks.text.streams import Tally
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.use.events import Event
+from bertworks.use.finetuning import decoding_of, task_of
+from bertworks.use.shown import Columns, Shown
+from bertworks.use.spool import Spool
+
+AT_ONCE = 2048  # items that are read, sorted by length and answered together
+
+
+class Predictor:
+    """A fine-tuned model, loaded.
+
+    Args:
+        model: a folder of ours or of transformers' own, `minilm`, or a hub id; it must have a head.
+        threshold: multilabel: the probability from which a label is given, 0.5 unless the model says otherwise. qa: see
+            `learn.answers.Decoding`.
+
+    Raises:
+        BertworksError: no such model, or it was not fine-tuned.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        device: str = "auto",
+        precision: Precision = "fp32",
+        threshold: float | None = None,
+        max_length: int | None = None,
+    ):
+        self.folder = locate(model)
+        found = read_task(self.folder)
+        changes: dict[str, Any] = {} if threshold is None else {"threshold": threshold}
+        changes |= {} if max_length is None else {"max_length": max_length}
+        _check_threshold(found.task, threshold)
+        self.description, self.precision = replace(found, **changes), precision
+        head = "span" if found.task == "qa" else "classifier"
+        config, state, self.tokenizer = load_model(self.folder, needs={"encoder", head})
+        if self.description.max_length > config.max_position_embeddings:
+            raise UsageError(
+                f"max_length is {max_length}, but the model reads at most {config.max_position_embeddings} tokens"
+            )
+        self.network = TaskModel(config, task_of(self.description), recurrent_units=found.recurrent_units)
+        ours = self.network.state_dict()
+        _check_head(ours, state, self.folder)
+        self.network.load_state_dict({name: state[name] for name in ours})
+        self.network.to(choose_device(device)).eval()
+        keep_memory()
+
+    @property
+    def reading(self) -> Reading:
+        """How the model reads."""
+        return reading_of(self.description, self.tokenizer)
+
+    def answers(self, asked: Iterable[Item]) -> Iterator[tuple[Encoded, Answer]]:
+        """To each item, in their order; some thousand are in memory at a time."""
+        decoding, encoded = decoding_of(self.description), self.reading(asked)
+        while group := list(islice(encoded, AT_ONCE)):
+            logits = logits_of(self.network, [one.unit for one in group], self.precision)
+            for one, rows in zip(group, logits, strict=True):
+                yield one, decoding(one, rows)
+
+    def predict(self, texts: Sequence[Any], *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
+        """What the model says of each text.
+
+        One label: `label` and `score`, its probability. Several: `labels`. A number: `value`. Tagging: `tags`, one for
+        each word; of a string also its `words`, and `entities` where tags mark these. Spans: `entities`, each with
+        `start`, `end`, `type`, `text` and `score`. A question: `answer`, its `start` and `end` in the context, and
+        `score`; "" and -1 for no answer. Choices: `choice`, from 0, and `score`.
+
+        Args:
+            texts: strings; pairs, questions with their contexts, or a prompt with its choices as tuples; for tagging
+                lists of words, or strings, which are parted into words as the tokenizer does it.
+            top_k: with more than one, `scores` has so many labels and their probabilities; of a question, `n_best` has
+                so many answers.
+            probabilities: those of all labels, or of all answers that were weighed.
+
+        Raises:
+            UsageError: texts of another kind, or more than one answer of a model that gives only one.
+        """
+        if isinstance(texts, str):
+            raise UsageError("expected a list of texts, not one text", fix="predict([text])[0]")
+        d = self.description
+        shown = {raw: Shown.of_task(d, top_k, probabilities, raw) for raw in (False, d.task == "tagging")}
+        asked = [_item(one, number, d) for number, one in enumerate(texts, 1)]
+        return [shown[encoded.item.raw].of(answer) for encoded, answer in self.answers(asked)]
+
+    def save(self, folder: str | Path) -> None:
+        """Copies the model folder, which transformers opens as well.
+
+        Raises:
+            UsageError: there is something in the way.
+        """
+        target = Path(folder)
+        if target.exists() and any(target.iterdir()):
+            raise UsageError("the folder is not empty", where=str(target), fix="name another one")
+        target.mkdir(parents=True, exist_ok=True)
+        for path in sorted(self.folder.iterdir()):
+            if path.is_file() and not path.name.startswith("."):
+                shutil.copyfile(path, target / path.name)
+
+
+def reading_of(d: TaskDescription, tokenizer: Tokenizer) -> Reading:
+    """How a model that does this reads its items."""
+    return Reading(tokenizer, d.task, d.labels, d.max_length, d.stride, d.max_question, d.document_context)
+
+
+def predict_file(
+    model: str | Path,
+    data: str | Path,
+    output: str | Path,
+    *,
+    text: Sequence[str] = (),
+    top_k: int = 1,
+    probabilities: bool = False,
+    threshold: float | None = None,
+    device: str = "auto",
+    precision: Precision = "fp32",
+    quoting: Quoting = "auto",
+    kind: FileKind | None = None,
+) -> Iterator[Event]:
+    """Answers to every row of a file, beside its own columns, in its order. Stopped and called again it goes on where
+    it was; the output appears when it is whole.
+
+    Args:
+        data, output: files; "-" is standard input and output. The output's suffix tells its format. CoNLL, for tags:
+            the lines of the file that was read, where it is one, with a further cell; else words and their tags.
+        text: the columns to read; (): those that the model learned from, or else a guess.
+        top_k, probabilities: see `Predictor.predict`.
+
+    Raises:
+        BertworksError, UsageError: no such model or column; a row that cannot be answered, with its line.
+    """
+    kind = kind or kind_of(output)
+    predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
+    d = predictor.description
+    if kind == "conll" and d.task != "tagging":
+        raise UsageError(f"CoNLL columns are for tags, and this model is for {d.task}", fix="write another kind")
+    reader = RowReader(data, quoting=quoting)
+    schema, notes = schema_for(reader, d, text)
+    yield from (Event("note", note) for note in notes)
+    taken = reader.columns if kind != "conll" else []
+    columns = Columns(Shown.of_task(d, top_k, probabilities, schema.raw), taken)
+    spool = Spool(Path(output) if str(output) != "-" else None, _fingerprint(predictor, reader, columns, schema))
+    if spool.count:
+        yield Event("note", f"going on after {spool.count:,} rows", {"resumed_row": spool.count})
+    empty = Tally()
+    for portion in _portions(islice(_asked(reader, schema, empty), spool.count, None), d.document_context):
+        answers = predictor.answers(item for item in portion if item is not None)
+        spool.add([columns.nothing if item is None else columns.of(*next(answers)) for item in portion])
+        amount = {"stage": "predict", "what": "rows", "amount": spool.count}
+        yield Event("stage", f"predict: {spool.count:,} rows", amount)
+    yield from (Event("note", note) for note in reader.notes)
+    if empty.count:
+        yield Event("note", f"rows without text, and therefore without answer: {empty}", {"empty": empty.count})
+    if kind == "conll":
+        write_lines(output, _tagged(reader, schema, spool))
+    else:
+        rows = ({**row.values, **result} for row, result in zip(reader, spool.read(), strict=True))
+        write_rows(output, [*reader.columns, *columns.names], rows, kind=kind)
+    spool.remove()
+    cut = f"; {spool.truncated:,} were too long and were cut" if spool.truncated else ""
+    fields = {"output": str(output), "rows": spool.count, "truncated": spool.truncated}
+    yield Event("done", f"{output}: {spool.count:,} rows{cut}", fields)
+
+
+def _portions(asked: Iterator[Item | None], whole_documents: bool) -> Iterator[list[Item | None]]:
+    """AT_ONCE rows each; with `whole_documents` more, up to the end of a document, which is read as a whole."""
+    portion: list[Item | None] = []
+    for item in asked:
+        before = portion[-1] if portion else None
+        together = whole_documents and item and before and item.document and item.document == before.document
+        if len(portion) >= AT_ONCE and not together:
+            yield portion
+            portion = []
+        portion.append(item)
+    if portion:
+        yield portion
+
+
+def _tagged(reader: RowReader, schema: Schema, spool: Spool) -> Iterator[str]:
+    """The lines of a CoNLL file of answers: those of the file that was read, where it is one, with a further cell."""
+    if reader.kind == "conll":
+        yield from reader.with_tags(tag for result in spool.read() for tag in result["predicted_tags"])
+        return
+    fitting = fitted(schema, reader, labelled=False)
+    for row, result in zip(reader, spool.read(), strict=True):
+        tags = result["predicted_tags"] or []
+        words = result["predicted_words"] if schema.raw else tags and read_item(row, fitting, labelled=False).texts
+        for word, tag in zip(words or [], tags, strict=True):
+            if "\t" in word or "\n" in word:
+                raise BertworksError(f"the word {word!r} does not fit in a line", where=row.where, fix="write .jsonl")
+            yield f"{word}\t{tag}"
+        yield ""
+
+
+def answer_questions(
+    data: str | Path, model: str | Path, *, device: str = "auto", precision: Precision = "fp32"
+) -> Iterator[tuple[str, Answer]]:
+    """Question id and answer, in the order of the file; see `learn.answers.Decoding` for what an answer holds.
+
+    Raises:
+        BertworksError: the data is not SQuAD, or the model was not fine-tuned for it.
+    """
+    predictor = Predictor(model, device=device, precision=precision)
+    if predictor.description.task != "qa":
+        raise BertworksError(
+            f"this model was fine-tuned for {predictor.description.task}, not for answering questions",
+            where=str(model),
+            fix="fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER",
+        )
+    reader = RowReader(data)
+    schema, _ = schema_for(reader, predictor.description, ("question", "context"))
+    for encoded, answer in predictor.answers(items(reader, schema, labelled=False)):
+        yield encoded.item.id, answer
+
+
+def _asked(reader: RowReader, schema: Schema, empty: Tally) -> Iterator[Item | None]:
+    """A row of the file as an item; None for one without text, which is counted."""
+    schema = fitted(schema, reader, labelled=False)
+    for row in reader:
+        try:
+            yield read_item(row, schema, labelled=False)
+        except EmptyTextError:
+            empty.add(row.where)
+            yield None
+
+
+def schema_for(reader: RowReader, d: TaskDescription, text: Sequence[str]) -> tuple[Schema, list[str]]:
+    """What to read of a file: the columns asked for, those that the model learned from, or a guess."""
+    wanted = tuple(text) or (d.text if all(name in reader.columns for name in d.text) else ())
+    schema, notes = guess_schema(reader, task=d.task, text=wanted, labelled=False)
+    document = d.document if d.document in reader.columns else schema.document
+    raw = d.task == "tagging" and _holds_texts(reader, schema.text[0], d)
+    return replace(schema, label=None, labels=d.labels, document=document, raw=raw), [] if wanted else notes
+
+
+def _holds_texts(reader: RowReader, column: str, d: TaskDescription) -> bool:
+    """Whether a column holds texts, and not words: it is the only one of a file without lists, or the model did not
+    learn from a column of that name."""
+    first = next((row.values[column] for row in reader if row.values.get(column)), None)
+    return isinstance(first, str) and not first.startswith("[") and (len(reader.columns) == 1 or column not in d.text)
+
+
+_EXPECTED = {  # what a text is, by task
+    "tagging": "a string, or a list of words", "qa": "(question, context)", "choice": "(prompt, choice, choice, ...)",
+    "spans": "a string",
+}  # fmt: skip
+
+
+def _item(one: Any, number: int, d: TaskDescription) -> Item:
+    texts = (one,) if isinstance(one, str) else tuple(one) if isinstance(one, list | tuple) else ()
+    good = len(texts) > 0 and all(isinstance(text, str) for text in texts)
+    match d.task:
+        case "tagging":
+            fits = True
+        case "choice":
+            fits = len(texts) == d.num_choices + 1
+        case "qa" | "spans":
+            fits = len(texts) == (2 if d.task == "qa" else 1)
+        case _:
+            fits = len(texts) <= 2
+    if not good or not fits:
+        expected = _EXPECTED.get(d.task, "a string, or a pair of them")
+        raise UsageError(f"text {number} is {str(one)[:60]!r}: expected {expected}")
+    return Item(texts, None, f"text {number}", str(number), raw=d.task == "tagging" and isinstance(one, str))
+
+
+def _check_threshold(task: Task, threshold: float | None) -> None:
+    if threshold is None:
+        return
+    if task not in ("multilabel", "qa"):
+        raise UsageError(f"a model for {task} has no threshold", fix="leave it out")
+    if task == "multilabel" and not 0 <= threshold <= 1:
+        raise UsageError(f"the threshold is {threshold}: expected a probability, from 0 to 1")
+
+
+def _check_head(ours: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor], folder: Path) -> None:
+    """The head has as many outputs as the description has labels, and the pooler that a task needs is there."""
+    for name, tensor in ours.items():
+        if name not in state:
+            raise BertworksError(f"this model has no {name.split('.')[0]}", where=str(folder),
+                                 fix="fine-tune it again; its files are not of one model")  # fmt: skip
+        if state[name].shape != tensor.shape:
+            raise BertworksError(
+                f"{name} is {list(state[name].shape)}, but the task asks for {list(tensor.shape)}", where=str(folder),
+                fix="its task.json or config.json is of another model",
+            )  # fmt: skip
+
+
+def _fingerprint(predictor: Predictor, reader: RowReader, columns: Columns, schema: Schema) -> str:
+    """What the answers depend on."""
+    state = reader.path.stat()
+    weights = predictor.folder / "model.safetensors"
+    content = {
+        "model": sha256(weights) if weights.exists() else read_json(predictor.folder / "config.json"),
+        "data": [str(reader.path.resolve()), state.st_size, state.st_mtime_ns],
+        "task": asdict(predictor.description),
+        "schema": asdict(schema),
+        "shown": asdict(columns.shown),
+        "precision": predictor.precision,
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

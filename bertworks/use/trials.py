@@ -1,0 +1,145 @@
+"""Many fine-tunings of one request: over seeds, over parts of the data, over settings; and what they say together. Not
+here: one of them (`finetune`)."""
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from bertworks.errors import UsageError
+from bertworks.learn.finetuning import PAPER_GRID
+from bertworks.learn.scores import interval
+from bertworks.text.atomic import replacing, write_text
+from bertworks.use.datasets import LabelledData
+from bertworks.use.events import Event
+from bertworks.use.finetune import FinetuneRequest, finetune_events
+from bertworks.use.processes import refuse_many
+
+MODEL_FILES = (
+    "config.json", "task.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt",
+    "README.md", "report.html", "errors.csv", "result.json", "model.safetensors",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One fine-tuning of many."""
+
+    folder: str  # within the output
+    setting: str  # the words of the sweep that make it different; "" where there are none
+    request: FinetuneRequest
+
+
+def plan_trials(request: FinetuneRequest, *, seeds: int = 1, folds: int = 0, sweep: Sequence[str] = ()) -> list[Trial]:
+    """All combinations.
+
+    Args:
+        seeds: as many, counted from the request's; the division into train and dev stays the same.
+        folds: parts of the data, each of which is judged on once; 0: the usual division.
+        sweep: `field=value,value,...` words, or "paper": the grid of Devlin et al. 2019, appendix A.3.
+
+    Raises:
+        UsageError: words that sweep nothing; folds beside a dev file.
+    """
+    if folds and (folds < 2 or request.dev):
+        raise UsageError("folds divide the training data: 2 or more of them, and no --dev beside")
+    trials = []
+    for words in product(*(_values(word) for word in _grid(sweep))):
+        for number in range(max(1, folds)):
+            for seed in range(request.seed, request.seed + seeds):
+                name = [word.replace("optimizer.", "") for word in words]
+                name += [f"fold-{number}"] if folds else []
+                name += [f"seed-{seed}"] if seeds > 1 or not name else []
+                one = replace(
+                    request, overrides=(*request.overrides, *words), seed=seed,
+                    fold=number if folds else None, folds=folds,
+                )  # fmt: skip
+                trials.append(Trial("-".join(name).replace("/", "_"), " ".join(words), one))
+    return trials
+
+
+def run_trials(
+    output: str | Path,
+    trials: Sequence[Trial],
+    *,
+    device: str = "auto",
+    overwrite: bool = False,
+    data: LabelledData | None = None,
+) -> Iterator[Event]:
+    """Runs them one after the other, each in a folder of its own within `output`, where afterwards the best model on
+    dev stands and trials.json tells of all. Stopped and called again it goes on where it was.
+
+    data: what the request names, where that is read already.
+
+    Raises:
+        UsageError: torchrun started several processes. Otherwise as `finetune_events`.
+    """
+    refuse_many(
+        "one process makes several fine-tunings, one after the other",
+        "leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1",
+    )
+    output = Path(output)
+    done: list[dict[str, Any]] = []
+    for number, trial in enumerate(trials, 1):
+        yield Event("stage", f"fine-tuning {number} of {len(trials)}: {trial.folder}", {"stage": trial.folder})
+        last: Event | None = None
+        for event in finetune_events(
+            output / trial.folder, trial.request, device=device, overwrite=overwrite, data=data
+        ):
+            if event.kind == "done":
+                last = event
+            else:
+                yield event
+        assert last is not None
+        f = last.fields
+        done.append(
+            {"folder": trial.folder, "setting": trial.setting, "seed": trial.request.seed, "fold": trial.request.fold}
+            | {"metric": f["metric"], "score": f["score"], "figures": f["figures"], "seconds": f["seconds"]}
+        )
+        write_text(output / "trials.json", json.dumps({"trials": done, "settings": summary(done)}, indent=2) + "\n")
+    best = max(done, key=lambda one: one["score"])
+    for name in MODEL_FILES:
+        if (output / best["folder"] / name).exists():
+            with replacing(output / name) as temporary:
+                shutil.copyfile(output / best["folder"] / name, temporary)
+    text = f"{table(done)}\n{output}: the best model, of {best['folder']}"
+    yield Event("done", text, {"folder": str(output), "trials": done, "settings": summary(done), "best": best})
+
+
+def summary(done: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each setting of a sweep the scores over seeds and folds: mean, deviation and 95 % interval."""
+    settings: dict[str, list[float]] = {}
+    for one in done:
+        settings.setdefault(one["setting"], []).append(one["score"])
+    return [{"setting": name, "scores": scores, **asdict(interval(scores))} for name, scores in settings.items()]
+
+
+def table(done: Sequence[dict[str, Any]]) -> str:
+    """The same for people."""
+    metric = done[0]["metric"]
+    lines = []
+    for row in sorted(summary(done), key=lambda row: -row["mean"]):
+        spread = f" ± {row['margin']:.4f} (95 %), deviation {row['deviation']:.4f}" if row["count"] > 1 else ""
+        each = ", ".join(f"{score:.4f}" for score in row["scores"])
+        lines.append(f"{row['setting'] or 'all'}: {metric} {row['mean']:.4f}{spread}; {each}")
+    return "\n".join(lines)
+
+
+def _grid(sweep: Sequence[str]) -> list[str]:
+    words = []
+    for word in sweep:
+        if word == "paper":
+            words += [f"{name}={','.join(map(str, values))}" for name, values in PAPER_GRID.items()]
+        else:
+            words.append(word)
+    return words
+
+
+def _values(word: str) -> list[str]:
+    name, equals, values = word.partition("=")
+    if not equals or not name or not all(values.split(",")):
+        raise UsageError(f"{word!r} sweeps nothing", fix="write it as optimizer.learning_rate=2e-5,5e-5; or: paper")
+    return [f"{name}={value}" for value in values.split(",")]
