@@ -1,4 +1,4 @@
-"""bertworks: from raw text to a BERT of your own. This file is the front door: the public names, each in its room.
+"""bertworks: a BERT from your own text and labels. This file is the front door: the public names, each in its room.
 
 Nothing is loaded before it is used: `import bertworks` takes milliseconds, and torch comes with the first name that
 needs it. `docs/python.md` says what each name does.
@@ -31,11 +31,19 @@ if TYPE_CHECKING:
     from bertworks.text.tokenizer import Tokenizer as Tokenizer
     from bertworks.text.vocabulary import VocabularyConfig as VocabularyConfig
     from bertworks.text.vocabulary import train_vocabulary as train_vocabulary
+    from bertworks.use.check import check_file as check_file
     from bertworks.use.doctor import doctor as doctor
     from bertworks.use.evaluate import evaluate_mlm as evaluate_mlm
     from bertworks.use.fill import fill as fill
+    from bertworks.use.finetune import finetune as finetune
+    from bertworks.use.finetune import finetune_events as finetune_events
+    from bertworks.use.finetune import make_finetune_request as make_finetune_request
+    from bertworks.use.glue import evaluate_glue as evaluate_glue
+    from bertworks.use.predict import Predictor as Predictor
+    from bertworks.use.predict import predict_file as predict_file
     from bertworks.use.pretrain import estimate as estimate
     from bertworks.use.pretrain import pretrain as pretrain
+    from bertworks.use.squad import evaluate_squad as evaluate_squad
 
 _ROOMS = {
     "data.masking": ["MaskingConfig"],
@@ -53,10 +61,15 @@ _ROOMS = {
     "text.shards": ["Shards", "write_shards"],
     "text.tokenizer": ["Encoding", "Tokenizer"],
     "text.vocabulary": ["VocabularyConfig", "train_vocabulary"],
+    "use.check": ["check_file"],
     "use.doctor": ["doctor"],
     "use.evaluate": ["evaluate_mlm"],
     "use.fill": ["fill"],
+    "use.finetune": ["finetune", "finetune_events", "make_finetune_request"],
+    "use.glue": ["evaluate_glue"],
+    "use.predict": ["Predictor", "predict_file"],
     "use.pretrain": ["estimate", "pretrain"],
+    "use.squad": ["evaluate_squad"],
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}
 

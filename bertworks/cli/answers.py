@@ -1,15 +1,19 @@
 """`bertworks fill` and `bertworks evaluate`: what a model answers, and how well."""
 
+import json
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from bertworks.cli.console import emit, table
-from bertworks.cli.options import Documents, Inputs, Json, TextColumn, Texts
+from bertworks.cli.console import emit, say, show_events, table
+from bertworks.cli.options import Documents, Inputs, Json, Output, TextColumn, Texts
+from bertworks.errors import UsageError
+from bertworks.text.atomic import write_text
 
-Model = Annotated[str, Parameter(help="A model folder.")]
+Model = Annotated[str, Parameter(help="A model folder, or the name of a model on the Hugging Face hub.")]
 
 
 def fill(
@@ -29,9 +33,7 @@ def fill(
             emit(answers)
             continue
         for mask in answers:
-            print(
-                table((f"{answer['score']:6.1%}  {answer['token_str']}", answer["sequence"]) for answer in mask) + "\n"
-            )
+            print(table((f"{answer['score']:6.1%}  {answer['token_str']}", answer["text"]) for answer in mask) + "\n")
 
 
 def mlm(
@@ -51,3 +53,74 @@ def mlm(
         emit(result)
     else:
         print(table((name, f"{v:,.0f}" if v == int(v) and v > 1 else f"{v:.4f}") for name, v in result.items()))
+
+
+def squad(
+    *,
+    data: Annotated[Path, Parameter(help="Questions with their gold answers, in the format of SQuAD 1.1 or 2.0.")],
+    predictions: Annotated[
+        Path | None, Parameter(help='A JSON object of answers: {"question id": "answer"}, "" for none.')
+    ] = None,
+    model: Annotated[str | None, Parameter(help="A model fine-tuned on questions, which answers them.")] = None,
+    output: Annotated[
+        Path | None, Parameter(name=["--output", "-o"], help="Where to write the model's answers, as JSON.")
+    ] = None,
+    no_answer_probabilities: Annotated[
+        Path | None,
+        Parameter(help='A JSON object, {"question id": 0.25}: also find the best threshold for leaving questions out.'),
+    ] = None,
+    unit: Annotated[
+        Literal["auto", "word", "character"],
+        Parameter(help="What F1 counts. auto: characters for Japanese and Chinese, else words."),
+    ] = "auto",
+    as_json: Json = False,
+) -> None:
+    """The official SQuAD figures, in per cent, of answers in a file or of a model's own."""
+    from bertworks.use.squad import evaluate_squad
+
+    if (predictions is None) == (model is None):
+        raise UsageError("whose answers? Name a file of them or a model", fix="give --predictions or --model")
+    if model is not None:
+        from bertworks.use.predict import answer_questions
+
+        say(f"{model} answers the questions of {data} ...")
+        answers = dict(answer_questions(data, model))
+        given = {identity: answer["answer"] for identity, answer in answers.items()}
+        if output is not None:
+            write_text(output, json.dumps(given, indent=1, ensure_ascii=False) + "\n")
+        result = evaluate_squad(data, given, na_probs=no_answer_probabilities, unit=unit)
+    else:
+        assert predictions is not None
+        result = evaluate_squad(data, predictions, na_probs=no_answer_probabilities, unit=unit)
+    if as_json:
+        emit(result)
+        return
+    named = {key: result.pop(key) for key in ("missing_ids", "unknown_ids")}
+    print(table((name, f"{v:,}" if isinstance(v, int) else str(v)) for name, v in result.items()))
+    for what, identities in zip(("questions without an answer", "answers to no question"), named.values()):
+        if identities:
+            shown = ", ".join(identities[:5]) + (", ..." if len(identities) > 5 else "")
+            say(f"{len(identities):,} {what}: {shown}")
+
+
+def glue(
+    *,
+    data: Annotated[Path, Parameter(help="The folder that holds GLUE's folders: CoLA, SST-2, MRPC, ...")],
+    output: Output,
+    model: Annotated[str, Parameter(help="minilm, a model folder, or the name of a BERT on the hub.")] = "minilm",
+    task: Annotated[list[str] | None, Parameter(negative="", help="Only this one. Repeatable.")] = None,
+    seeds: Annotated[int, Parameter(validator=Number(gte=1), help="Trainings of each task.")] = 1,
+    recipe: Annotated[str, Parameter(help="stable, paper, or a .toml file of your own.")] = "stable",
+    settings: Annotated[
+        list[str] | None, Parameter(name="--set", negative="", help="Change one field of the recipe. Repeatable.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Fine-tune on every task of GLUE that is there, and write the table beside the published rows and the files for
+    the leaderboard."""
+    from bertworks.use.glue import evaluate_glue
+
+    events = evaluate_glue(
+        data, output, model=model, tasks=task or [], seeds=seeds, recipe=recipe, overrides=settings or []
+    )
+    show_events(events, as_json=as_json)

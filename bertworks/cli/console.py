@@ -67,16 +67,17 @@ def figures(fields: Mapping[str, Any]) -> str:
     return "  ".join([step, *(show(fields[name]) for name, show in _FIGURES if fields.get(name) is not None)])
 
 
-def show_events(events: Iterable[Event], *, as_json: bool = False) -> Event | None:
+def show_events(events: Iterable[Event], *, as_json: bool = False, results: bool = True) -> Event | None:
     """Show work while it goes on, and return its last event.
 
     Progress, notes and evaluations go to standard error; what is done, to standard output. With `as_json` everything
     but progress within a stage is a line of JSON on standard output as well: `kind`, and the event's fields. Of many
-    processes that torchrun started, the first speaks for all.
+    processes that torchrun started, the first speaks for all. Without `results` nothing is said of what is done: the
+    work itself writes to standard output.
     """
     last: Event | None = None
     first = os.environ.get("RANK", "0") == "0"
-    with _display(results=not as_json) as show:
+    with _display(results=results and not as_json) as show:
         for event in events:
             last = event
             if first and as_json and not _is_progress(event):

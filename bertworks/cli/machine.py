@@ -30,10 +30,12 @@ def doctor(*, as_json: Json = False) -> int:
 def demo(
     *,
     output: Annotated[Path, Parameter(name=["--output", "-o"], help="The folder to write.")] = Path("demo"),
-    minutes: Annotated[float, Parameter(validator=Number(gte=0.5), help="Time for the vocabulary and training.")] = 4.0,
+    minutes: Annotated[float, Parameter(validator=Number(gte=0.5), help="Time for vocabulary and pre-training.")] = 3.5,
     as_json: Json = False,
 ) -> None:
-    """Pre-train a small BERT on the English that comes with Python, and show what it learned. No data is downloaded."""
+    """Pre-train a small BERT on the English that comes with Python, fine-tune one to tell its libraries apart, and show
+    what they learned. No data is downloaded.
+    """
     from bertworks.use.demo import demo as run
 
     show_events(run(output, minutes=minutes), as_json=as_json)

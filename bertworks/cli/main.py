@@ -15,7 +15,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 from bertworks import __version__
-from bertworks.cli import answers, machine, text, training
+from bertworks.cli import answers, finetuning, machine, text, training
 from bertworks.cli.console import say
 from bertworks.cli.options import STDIN
 from bertworks.errors import BertworksError
@@ -24,6 +24,9 @@ _VERBS: tuple[Callable[..., object], ...] = (
     text.vocab,
     text.prepare,
     training.pretrain,
+    finetuning.check,
+    finetuning.finetune,
+    finetuning.predict,
     answers.fill,
     machine.doctor,
     machine.demo,
@@ -35,7 +38,7 @@ def make_app() -> App:
     """The parser with all verbs; it prints nothing of its own accord but help and version."""
     app = App(
         name="bertworks",
-        help="BERT from your own raw text: vocabulary, pre-training, answers.",
+        help="BERT from your own raw text: vocabulary, pre-training, fine-tuning, answers.",
         help_epilogue=_EPILOGUE,
         help_format="plaintext",
         version=__version__,
@@ -48,8 +51,9 @@ def make_app() -> App:
     app.register_install_completion_command()
     for place, verb in enumerate(_VERBS):
         app.command(verb, help=_joined(verb), sort_key=place)
-    evaluate = App(name="evaluate", help="Measure a model on text that it was not trained on.", sort_key=3.5)
-    evaluate.command(answers.mlm, help=_joined(answers.mlm))
+    evaluate = App(name="evaluate", help="Measure a model, or answers, on what it was not trained on.", sort_key=6.5)
+    for measure in (answers.mlm, answers.squad, answers.glue):
+        evaluate.command(measure, help=_joined(measure))
     app.command(evaluate)
     return app
 

@@ -22,7 +22,10 @@ OnlyEstimate = Annotated[
     ),
 ]
 Vocabulary = Annotated[str | None, Parameter(help="A tokenizer folder. Unset: a vocabulary is made of the text.")]
-Init = Annotated[str | None, Parameter(help="A model folder to go on from, instead of random weights.")]
+Init = Annotated[
+    str | None,
+    Parameter(help="A model to go on from, instead of random weights: a folder, minilm, or a name on the hub."),
+]
 Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="Where to compute.")]
 Precision = Annotated[
     Literal["auto", "fp32", "bf16"],
