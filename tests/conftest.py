@@ -1,6 +1,7 @@
 """What all tests share: the folder of real data, and one thread per test process so that timings do not matter."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,9 @@ import pytest
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve the other tests' processes
 os.environ["HF_HUB_OFFLINE"] = "1"
+# A shell starts what runs in the background deaf to Ctrl-C, and children inherit that: tests of it would wait for ever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +21,17 @@ def data_folder() -> Path:
     if not folder:
         pytest.skip("BERTWORKS_DATA is unset: this test needs the real corpora")
     return Path(folder)
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny BERT with random weights, to begin fine-tunings with."""
+    from fine import write_model  # brings torch, which most tests do without
+
+    return write_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture
+def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs do not measure the machine, which takes longer than what they train here."""
+    monkeypatch.setattr("bertworks.use.run.measure_matmul", lambda *_: 1e11)

@@ -3,7 +3,9 @@
 import errno
 import hashlib
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -169,3 +171,54 @@ def test_a_killed_writer_leaves_the_old_content_and_its_rests_are_removed(tmp_pa
         assert remove_leftovers(tmp_path, name="y") == 0
         assert remove_leftovers(tmp_path) == 1  # not the one that is being written now
     assert names(tmp_path) == ["x", "y"]
+
+
+def leave(folder: Path, writer: str, name: str = "x") -> Path:
+    """What a writer leaves half-written, by number and time of its process."""
+    rest = folder / f".{name}@{socket.gethostname()}.{writer}.0.tmp"
+    rest.write_text("half")
+    return rest
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="this system does not tell when a process began")
+def test_a_living_process_does_not_protect_what_another_of_its_number_left(tmp_path: Path) -> None:
+    """In a container the same small numbers come with every start."""
+    with replacing(tmp_path / "y") as mine:
+        mine.write_text("z")
+        began = re.search(rf"\.{os.getpid()}-(\d+)\.", mine.name)
+        assert began is not None
+        rest = leave(tmp_path, f"{os.getpid()}-{int(began[1]) - 1}")
+        assert remove_leftovers(tmp_path) == 1
+        assert not rest.exists()
+        assert mine.exists()
+
+
+def test_where_no_time_is_known_a_living_process_protects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rest = leave(tmp_path, str(os.getpid()))
+    assert remove_leftovers(tmp_path) == 0
+    rest.unlink()
+    monkeypatch.setattr(atomic, "_beginning", lambda process: "")
+    with replacing(tmp_path / "y") as mine:
+        mine.write_text("z")
+        leave(tmp_path, f"{os.getpid()}-7")
+        assert remove_leftovers(tmp_path) == 0
+        assert names(tmp_path) == sorted([mine.name, rest.name.replace(f"{os.getpid()}", f"{os.getpid()}-7")])
+    assert "y" in names(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["x" * 255, "日" * 85])
+def test_names_as_long_as_the_file_system_allows(tmp_path: Path, name: str) -> None:
+    for content in ("old", "new"):
+        write_text(tmp_path / name, content)
+    assert names(tmp_path) == [name]
+    assert (tmp_path / name).read_text() == "new"
+    leave(tmp_path, "999999999", os.fsdecode(os.fsencode(name)[:100]))
+    assert remove_leftovers(tmp_path, name=name) == 1
+
+
+def test_a_name_too_long_is_an_error_of_the_user(tmp_path: Path) -> None:
+    with pytest.raises(BertworksError, match="File name too long"):
+        write_text(tmp_path / ("x" * 256), "content")
+    with pytest.raises(BertworksError, match="File name too long"):
+        write_text(tmp_path / ("x" * 256) / "y", "content")
+    assert names(tmp_path) == []

@@ -1,7 +1,9 @@
-"""The demo: what it shows of a run, and that it does not collect its corpus twice."""
+"""The demo: what it shows of its two runs, and that it does not collect its data twice."""
 
+import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,16 +44,36 @@ def collected(monkeypatch) -> list[Path]:
         answer = {"score": 0.5, "token": 1, "token_str": "name", "sequence": ""}
         return ([[answer] * k] for text in texts if "[MASK]" in text)
 
+    def write_demo_origins(corpus, folder):
+        calls.append(folder)
+        folder.mkdir()
+        for part, count in (("train", 40), ("dev", 10)):
+            with (folder / f"{part}.csv").open("w", newline="") as file:
+                rows = csv.writer(file)
+                rows.writerow(["text", "library"])
+                rows.writerows([("numbers and arrays", "numpy"), ("graphs and paths", "networkx")] * count)
+                rows.writerows([("arrays of graphs", "numpy")] * (count // 2))
+
+    def finetune_events(output, request):
+        assert request.data == str(output.parent / "origins")
+        yield Event("note", f"fine-tuning {request.model} with {request.overrides[0]}")
+        yield Event("done", "fine-tuned", {"score": 0.876})
+
     monkeypatch.setattr(room, "write_demo_corpus", write_demo_corpus)
+    monkeypatch.setattr(room, "write_demo_origins", write_demo_origins)
+    monkeypatch.setattr(room, "finetune_events", finetune_events)
+    monkeypatch.setattr(room, "packaged_minilm", lambda: Path("there"))
     monkeypatch.setattr(room, "pretrain", pretrain)
     monkeypatch.setattr(room, "fill", fill)
     return calls
 
 
-def test_it_ends_with_figures_blanks_and_the_report(collected, tmp_path):
-    events = list(demo(tmp_path / "demo", minutes=1.5))
-    assert [event.kind for event in events] == ["stage", "note", "note", "done"]
+def test_it_ends_with_figures_blanks_and_the_reports(collected, tmp_path):
+    folder = tmp_path / "demo"
+    events = list(demo(folder, minutes=1.5))
+    assert [event.kind for event in events] == ["stage", "note", "note", "stage", "note", "done"]
     assert "1,234 words" in events[1].text
+    assert events[-2].text == f"fine-tuning minilm with {room.MINILM[0]}"
     lines = events[-1].text.splitlines()
     assert lines[:4] == [
         "held-out text      masked words  next sentence",
@@ -63,10 +85,25 @@ def test_it_ends_with_figures_blanks_and_the_report(collected, tmp_path):
     assert len(blanks) == 4 + 4
     assert blanks[-1] == "  The value of this option [MASK] on colours, and on nothing else."
     assert lines.count("      name 50%, name 50%, name 50%  (it was: decides)") == 4
-    assert f"report: {tmp_path / 'demo' / 'model' / 'report.html'}" in lines
+    at = lines.index("from which library is a paragraph? right on modules that were set aside:")
+    assert lines[at + 1 : at + 4] == [
+        "always 'numpy'                60.0%",
+        "bag of words (scikit-learn)  100.0%",
+        "minilm, fine-tuned            87.6%",
+    ]
+    assert f"reports: {folder / 'model' / 'report.html'}" in lines
+    assert f"         {folder / 'classifier' / 'report.html'}" in lines
 
 
-def test_the_corpus_is_collected_once(collected, tmp_path):
-    for _ in range(2):
-        assert list(demo(tmp_path / "demo", minutes=1.5))[-1].kind == "done"
-    assert collected == [tmp_path / "demo"]
+def test_without_minilm_it_goes_on_with_its_own_model(collected, tmp_path, monkeypatch):
+    monkeypatch.setattr(room, "packaged_minilm", lambda: None)
+    events = list(demo(tmp_path / "demo", minutes=1.5))
+    own = str(tmp_path / "demo" / "model")
+    assert events[-2].text == f"fine-tuning {own} with {room.OWN[0]}"
+    assert f"{own}, fine-tuned" in events[-1].text
+
+
+def test_data_is_collected_once(collected, tmp_path):
+    ends: list[Any] = [list(demo(tmp_path / "demo", minutes=1.5))[-1] for _ in range(2)]
+    assert ends[0] == ends[1]
+    assert collected == [tmp_path / "demo", tmp_path / "demo" / "origins"]

@@ -1,6 +1,7 @@
 """Filling blanks: as transformers does it in the same folder, and for texts at every edge."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -124,6 +125,31 @@ def test_any_script(text: str, model: Path):
     (answers,) = Filler(model)(text)
     assert len(answers) == 5
     json.dumps(answers)
+    assert [a["text"] for a in answers] == [text.replace("[MASK]", a["token_str"].removeprefix("##")) for a in answers]
+
+
+def test_the_text_is_shown_as_it_was_given(model: Path):
+    filler = Filler(model)
+    text = "  Ka  [MASK]日本[MASK],\tÉ[MASK]\n"
+    for number, answers in enumerate(filler(text, filler.tokenizer.vocab_size)):
+        parts = text.split("[MASK]")
+        before, after = "[MASK]".join(parts[: number + 1]), "[MASK]".join(parts[number + 1 :])
+        shown = {answer["token_str"]: answer["text"] for answer in answers}
+        assert shown["ka"] == f"{before}ka{after}"
+        piece = next(token for token in shown if token.startswith("##"))
+        assert shown[piece] == before + piece[2:] + after
+
+
+def test_a_mask_that_takes_the_space_before_it(model: Path, tmp_path: Path):
+    """As in vocabularies that write the space into the token."""
+    shutil.copytree(model, tmp_path / "model", ignore=shutil.ignore_patterns("checkpoints", "shards"))
+    file = tmp_path / "model" / "tokenizer.json"
+    content = json.loads(file.read_text())
+    (mask,) = (token for token in content["added_tokens"] if token["content"] == "[MASK]")
+    mask["lstrip"] = True
+    file.write_text(json.dumps(content))
+    (answers,) = Filler(tmp_path / "model")("ka [MASK]!")
+    assert answers[0]["text"] == f"ka {answers[0]['token_str'].removeprefix('##')}!"
 
 
 def test_a_generator_over_texts(model: Path):

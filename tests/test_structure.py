@@ -20,7 +20,12 @@ LIBRARIES = {  # what each wing may import besides the standard library
     "use": "numpy pyarrow safetensors tokenizers torch",
     "cli": "cyclopts rich",
 }
-ALSO = {"data.batch": "torch"}
+ALSO = {
+    "data.batch": "torch",
+    "files.names": "huggingface_hub",
+    "learn.scores": "scipy seqeval sklearn",
+    "use.demo": "sklearn",
+}
 LONGEST_MODULE, LONGEST_FUNCTION = 400, 60
 
 FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}

@@ -1,0 +1,135 @@
+"""A tiny BERT with a vocabulary of its own, and labelled data that it can learn in a second."""
+
+import csv
+import json
+import random
+from pathlib import Path
+
+import torch
+
+from bertworks.files.model import save_model
+from bertworks.learn.objectives import PretrainingModel
+from bertworks.nn.config import EncoderConfig
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
+
+GOOD = ["good", "great", "fine", "lovely", "happy"]
+BAD = ["bad", "awful", "poor", "nasty", "sad"]
+FILLER = "the film was a story of men and dogs in this town with some music that they heard last night".split()
+PEOPLE = ["Anna", "Boris", "Clara", "Dmitri"]
+PLACES = ["Paris", "Kyoto", "Oslo", "Lima"]
+
+
+def tokenizer(length: int = 64) -> Tokenizer:
+    words = " ".join([*GOOD, *BAD, *FILLER, *PEOPLE, *PLACES, "who where lives in ? . ,"])
+    made, _ = train_vocabulary([words] * 5, VocabularyConfig(size=200))
+    made.model_max_length = length
+    return made
+
+
+def write_model(folder: Path, *, length: int = 64, hidden_size: int = 32) -> Path:
+    """A model folder with random weights."""
+    t = tokenizer(length)
+    config = EncoderConfig(
+        vocab_size=t.vocab_size, hidden_size=hidden_size, num_hidden_layers=2, num_attention_heads=2,
+        max_position_embeddings=length, initializer_range=0.1, hidden_dropout=0.0, attention_dropout=0.0,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    save_model(folder, PretrainingModel(config).state_dict(), config, t, card="tiny")
+    return folder
+
+
+def sentence(draw: random.Random, *words: str, length: int = 8) -> str:
+    chosen = draw.choices(FILLER, k=draw.randint(3, length)) + list(words)
+    draw.shuffle(chosen)
+    return " ".join(chosen)
+
+
+def write_reviews(path: Path, count: int = 200, seed: int = 0) -> Path:
+    """text,stars,label: pos and neg by one word."""
+    draw = random.Random(seed)
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["text", "label", "reviewer"])
+        for number in range(count):
+            positive = draw.random() < 0.5
+            rows.writerow(
+                [sentence(draw, draw.choice(GOOD if positive else BAD)), "pos" if positive else "neg", number % 7]
+            )
+    return path
+
+
+def write_multilabel(path: Path, count: int = 200) -> Path:
+    draw = random.Random(1)
+    with path.open("w") as file:
+        for _ in range(count):
+            labels = [name for name in ("person", "place") if draw.random() < 0.5]
+            words = [draw.choice({"person": PEOPLE, "place": PLACES}[name]) for name in labels]
+            file.write(json.dumps({"text": sentence(draw, *words), "labels": labels}) + "\n")
+    return path
+
+
+def write_pairs(path: Path, count: int = 200) -> Path:
+    """sentence1, sentence2, score: how many of three words agree in mood."""
+    draw = random.Random(2)
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file, delimiter="\t")
+        rows.writerow(["sentence1", "sentence2", "score"])
+        for _ in range(count):
+            good = draw.random()
+            words = [draw.choice(GOOD if draw.random() < good else BAD) for _ in range(3)]
+            score = sum(word in GOOD for word in words) / 3 * 5
+            rows.writerow([sentence(draw), sentence(draw, *words), f"{score:.2f}"])
+    return path
+
+
+def write_conll(path: Path, count: int = 120) -> Path:
+    draw = random.Random(3)
+    lines = []
+    for _ in range(count):
+        for word in sentence(draw, draw.choice(PEOPLE), draw.choice(PLACES), draw.choice(PLACES)).split():
+            tag = "B-person" if word in PEOPLE else "B-place" if word in PLACES else "O"
+            lines.append(f"{word}\t{tag}")
+        lines.append("")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def write_spans(path: Path, count: int = 120) -> Path:
+    draw = random.Random(4)
+    found = []
+    for _ in range(count):
+        name = draw.choice(PEOPLE)
+        text = sentence(draw, name)
+        start = text.index(name)
+        found.append({"text": text, "entities": [{"start": start, "end": start + len(name), "type": "person"}]})
+    path.write_text(json.dumps(found))
+    return path
+
+
+def write_squad(path: Path, count: int = 120, *, impossible: bool = True) -> Path:
+    draw = random.Random(5)
+    paragraphs = []
+    for number in range(count):
+        place, person = draw.choice(PLACES), draw.choice(PEOPLE)
+        context = f"{sentence(draw)} {person} lives in {place} . {sentence(draw)}"
+        asked = {"id": f"q{number}", "question": f"where lives {person} ?", "is_impossible": False}
+        asked["answers"] = [{"text": place, "answer_start": context.index(f"in {place} .") + 3}]
+        if impossible and number % 4 == 0:
+            context = context.replace(f"lives in {place}", "was in this town")
+            asked |= {"answers": [], "is_impossible": True}
+        paragraphs.append({"context": context, "qas": [asked]})
+    path.write_text(json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": paragraphs}]}))
+    return path
+
+
+def write_choices(path: Path, count: int = 160) -> Path:
+    draw = random.Random(6)
+    with path.open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["startphrase", "ending0", "ending1", "ending2", "label"])
+        for _ in range(count):
+            right = draw.randrange(3)
+            endings = [sentence(draw, draw.choice(GOOD if n == right else BAD)) for n in range(3)]
+            rows.writerow([sentence(draw), *endings, right])
+    return path

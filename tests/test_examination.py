@@ -1,0 +1,242 @@
+"""The examination at the end of a fine-tuning: its figures are those of the model in the folder, its files agree with
+one another and with the answers, and nothing is computed twice."""
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fine import (
+    write_choices,
+    write_conll,
+    write_multilabel,
+    write_pairs,
+    write_reviews,
+    write_spans,
+    write_squad,
+)
+
+from bertworks.files.task import read_task
+from bertworks.learn.recipe import dump
+from bertworks.text.atomic import write_text
+from bertworks.text.rows import RowReader
+from bertworks.use import examination as room
+from bertworks.use.claims import claim
+from bertworks.use.examination import Examination, best_threshold, model_card_of
+from bertworks.use.finetune import Prepared, make_finetune_request, prepare
+from bertworks.use.finetuning import Finetuning
+from bertworks.use.judging import judge
+from bertworks.use.predict import Predictor
+
+CPU = torch.device("cpu")
+WRITERS: dict[str, tuple[Callable[[Path], Path], str]] = {
+    "classification": (write_reviews, "reviews.csv"), "multilabel": (write_multilabel, "topics.jsonl"),
+    "regression": (write_pairs, "pairs.tsv"), "tagging": (write_conll, "names.conll"),
+    "spans": (write_spans, "spans.json"), "qa": (write_squad, "squad.json"), "choice": (write_choices, "choices.csv"),
+}  # fmt: skip
+
+
+def begun(task: str, model: Path, folder: Path) -> tuple[Path, Prepared]:
+    """A run folder as it is before the first step: the model has a head that nobody trained."""
+    write, name = WRITERS[task]
+    output = folder / "run"
+    request = make_finetune_request(write(folder / name), model=model, overrides=["epochs=1", "precision=fp32"])
+    p = prepare(request, CPU)
+    output.mkdir()
+    claim(output, request.content())
+    write_text(output / "recipe.toml", dump(p.recipe))
+    work = Finetuning(
+        p.recipe,
+        p.description,
+        p.beginning,
+        p.units,
+        p.dev,
+        "fp32",
+        card=lambda facts: "card",
+        report=lambda path: None,
+    )
+    network, _ = work.begin()
+    work.save(output, network, {})
+    figures = work.evaluate(network)
+    write_text(output / "metrics.jsonl", json.dumps({"step": 0, "evaluation": figures}) + "\n")
+    return output, p
+
+
+def examined(output: Path, p: Prepared) -> tuple[dict[str, float], str]:
+    return Examination(output, p.description, p.dev, p.survey()).examine(CPU, "fp32")
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("task", WRITERS)
+def test_every_task_is_examined_and_all_files_agree(task: str, model: Path, tmp_path: Path) -> None:
+    output, p = begun(task, model, tmp_path)
+    figures, text = examined(output, p)
+    # The model as anybody else finds it in the folder answers so, and no otherwise.
+    predictor = Predictor(output, device="cpu")
+    answers = [answer for _, answer in predictor.answers(p.data.dev)]
+    expected = judge(predictor.description, p.data.dev, answers)
+    for name in set(figures) - {"threshold"}:
+        assert figures[name] == pytest.approx(expected[name], abs=1e-6), name
+    result = read(output / "result.json")
+    assert result["figures"] == figures
+    assert result["rows"] == len(p.data.dev)
+    errors = list(RowReader(output / "errors.csv"))
+    assert len(errors) == result["mistakes"] > 0
+    assert all(Path(row.values["where"].partition(":")[0]).name == Path(p.request.data).name for row in errors)
+    card = (output / "README.md").read_text()
+    assert f"{p.survey().train:,} rows to learn from" in card
+    page = (output / "report.html").read_text()
+    assert "mistake" in page
+    for expected_text in (str(output), "report.html", "errors.csv", f"next: bertworks predict {output} new.csv"):
+        assert expected_text in text
+
+
+def test_tables_of_classes_add_up(model: Path, tmp_path: Path) -> None:
+    output, p = begun("classification", model, tmp_path)
+    figures, text = examined(output, p)
+    result = read(output / "result.json")
+    counts = result["confusion"]["counts"]
+    assert result["confusion"]["labels"] == ["neg", "pos"]
+    assert sum(map(sum, counts)) == result["rows"]
+    assert counts[0][0] + counts[1][1] == round(figures["accuracy"] * result["rows"])
+    assert result["mistakes"] == counts[0][1] + counts[1][0]
+    assert [result["table"][name]["support"] for name in ("neg", "pos")] == list(map(sum, counts))
+    assert "taken for" in text
+    rows = list(csv.DictReader((output / "errors.csv").read_text().splitlines()))
+    assert all(row["gold"] != row["predicted"] for row in rows)
+    assert [float(row["gold_score"]) for row in rows] == sorted(float(row["gold_score"]) for row in rows)
+
+
+def test_nothing_is_computed_twice_for_the_same_weights(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, p = begun("qa", model, tmp_path)
+    first = examined(output, p)
+    stamps = {path: path.stat().st_mtime_ns for path in output.iterdir()}
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("asked again")
+
+    monkeypatch.setattr(room, "Predictor", refuse)
+    assert examined(output, p) == first
+    assert {path: path.stat().st_mtime_ns for path in output.iterdir()} == stamps
+    weights = output / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\x00\x00\x80\x3f")
+    with pytest.raises(AssertionError, match="asked again"):
+        examined(output, p)
+
+
+def test_a_result_of_other_weights_is_not_shown(model: Path, tmp_path: Path) -> None:
+    output, p = begun("classification", model, tmp_path)
+    examined(output, p)
+    examination = Examination(output, p.description, p.dev, p.survey())
+    examination.report(output)
+    assert "The worst mistakes" in (output / "report.html").read_text()
+    weights = output / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-4] + b"\x00\x00\x80\x3f")
+    examination.report(output)
+    assert "The worst mistakes" not in (output / "report.html").read_text()
+
+
+def test_without_a_result_there_is_a_report(model: Path, tmp_path: Path) -> None:
+    output, p = begun("classification", model, tmp_path)
+    Examination(output, p.description, p.dev, p.survey()).report(output)
+    assert "Accuracy on dev" in (output / "report.html").read_text()
+
+
+def test_what_is_not_written_to_the_end_is_done_again(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, p = begun("classification", model, tmp_path)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(room, "write_task_report", killed)
+        with pytest.raises(KeyboardInterrupt):
+            examined(output, p)
+    assert not (output / "result.json").exists()
+    figures, _ = examined(output, p)
+    assert read(output / "result.json")["figures"] == figures
+
+
+def test_the_best_threshold_is_stored_in_the_model(model: Path, tmp_path: Path) -> None:
+    output, p = begun("qa", model, tmp_path)
+    assert p.description.threshold == 0.0
+    figures, _ = examined(output, p)
+    assert read_task(output).threshold == figures["threshold"]
+    assert figures["f1"] == pytest.approx(figures["best_f1"])
+    for threshold in (-50.0, 0.0, 50.0):
+        other = Predictor(output, device="cpu", threshold=threshold)
+        answers = [answer for _, answer in other.answers(p.data.dev)]
+        assert judge(replace(p.description, threshold=threshold), p.data.dev, answers)["f1"] <= figures["f1"] + 1e-9
+    table = read(output / "result.json")["table"]
+    assert table["with an answer"]["support"] + table["without an answer"]["support"] == len(p.data.dev)
+
+
+def test_a_model_that_had_better_not_answer_does_not() -> None:
+    answers = [{"no_answer_margin": margin} for margin in (-3.0, 2.0)]
+    assert best_threshold(answers, {"threshold": 2.0}) == 2.0
+    assert best_threshold(answers, {"threshold": -3.0}) == -3.0
+    assert best_threshold(answers, {"threshold": 0.0}) < -3.0
+    assert best_threshold([{"no_answer_margin": 5.0}], {"threshold": 0.0}) < 0
+
+
+def test_questions_that_all_have_answers_need_no_threshold(model: Path, tmp_path: Path) -> None:
+    write_squad(tmp_path / "squad.json", impossible=False)
+    request = make_finetune_request(tmp_path / "squad.json", model=model, overrides=["precision=fp32"])
+    assert prepare(request, CPU).description.threshold is None
+
+
+def test_columns_of_the_data_that_are_called_as_ours_are_told_apart(model: Path, tmp_path: Path) -> None:
+    _, p = begun("classification", model, tmp_path)
+    wrong = [room.Mistake("a.csv:1", ("x", "y"), "pos", "neg", 0.5, 0.5)]
+    room.write_errors(tmp_path / "e.csv", replace(p.description, text=("gold", "where")), wrong)
+    assert (tmp_path / "e.csv").read_text().splitlines()[0] == "where,gold (text),where (text),gold,predicted,score"
+
+
+@pytest.mark.parametrize("task", WRITERS)
+def test_the_card_names_no_folder_and_has_the_figures(task: str, model: Path, tmp_path: Path) -> None:
+    output, p = begun(task, model, tmp_path)
+    figures, _ = examined(output, p)
+    card = (output / "README.md").read_text()
+    assert str(tmp_path) not in card
+    assert str(model.parent) not in card
+    front = card.split("---\n")[1]
+    lines = dict(line.split(": ", 1) for line in front.splitlines())
+    assert lines["library_name"] == "transformers"
+    assert lines["pipeline_tag"] in {
+        "text-classification", "token-classification", "question-answering", "multiple-choice",
+    }  # fmt: skip
+    assert "base_model" not in lines, "a folder is no model of the hub"
+    assert lines["metrics"].startswith("[")
+    shown = {
+        "classification": f"| accuracy | {figures.get('accuracy', 0):.1%} |",
+        "regression": f"| Spearman | {figures.get('spearman', 0):.3f} |",
+        "qa": f"| F1 | {figures.get('f1', 0):.1%} |",
+    }
+    assert shown.get(task, "") in card
+    assert "epochs = 1" in card
+
+
+def test_the_card_names_the_model_of_the_hub(model: Path, tmp_path: Path) -> None:
+    output, p = begun("classification", model, tmp_path)
+    facts: dict[str, Any] = {"evaluation": {"accuracy": 0.5}}
+    for name, base in (("minilm", "sentence-transformers/all-MiniLM-L6-v2"), ("some/bert", "some/bert")):
+        card = model_card_of(output, p.description, p.recipe, name, p.survey(), facts)
+        assert f"base_model: {base}\n" in card
+
+
+def test_labels_and_names_cannot_break_the_card(model: Path, tmp_path: Path) -> None:
+    output, p = begun("classification", model, tmp_path)
+    survey = replace(p.survey(), labels={"a|b\nc": (1, 1)})
+    card = model_card_of(output, p.description, p.recipe, "x", survey, {"evaluation": {}})
+    assert "| a\\|b c | 1 | 1 |" in card

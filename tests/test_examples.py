@@ -1,0 +1,54 @@
+"""The plans of a run: whole files that any numpy reads, made once, and the same that the sampler would make."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_sampling import every, make_store
+from tiny import write_recipe
+
+from bertworks.data import sampling
+from bertworks.data.sampling import make_plan
+from bertworks.errors import BertworksError
+from bertworks.learn.recipe import Recipe, load
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.use.examples import phase_batches
+
+TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"token{number}" for number in range(40_000))]
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    (folder / "vocab.txt").write_text("".join(f"{token}\n" for token in TOKENS))
+    (folder / "tokenizer_config.json").write_text('{"do_lower_case": true}')
+    return Tokenizer.load(folder)
+
+
+def recipe_for(tmp_path: Path, *overrides: str) -> Recipe:
+    return load(str(write_recipe(tmp_path / "r.toml")), list(overrides))
+
+
+@pytest.mark.parametrize("pairs", ["next_sentence", "full_sentences"])
+@pytest.mark.parametrize("block", [3, 1 << 16])
+def test_a_plan_on_disk_is_the_plan(
+    pairs: str, block: int, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(sampling, "BLOCK", block)
+    store, recipe = make_store(), recipe_for(tmp_path, f"sampling.pairs={pairs}", "seed=3")
+    batches = phase_batches(store, every(store), recipe, tokenizer, tmp_path / "plans", 0, 1)
+    expected = io.BytesIO()
+    np.save(expected, make_plan(store, every(store), recipe.sampling, 32, 3 << 8))
+    file = tmp_path / "plans" / "phase-0.npy"
+    assert file.read_bytes() == expected.getvalue()
+    monkeypatch.setattr("bertworks.use.examples.plan_blocks", lambda *_: pytest.fail("it is there already"))
+    again = phase_batches(store, every(store), recipe, tokenizer, tmp_path / "plans", 0, 1)
+    assert [b.input_ids.tolist() for b in batches(2)] == [b.input_ids.tolist() for b in again(2)]
+
+
+def test_a_corpus_without_a_sequence_leaves_no_plan(tokenizer: Tokenizer, tmp_path: Path):
+    store, recipe = make_store(), recipe_for(tmp_path, "sampling.pairs=full_sentences")
+    with pytest.raises(BertworksError, match="not one sequence"):
+        phase_batches(store, np.array([], np.int64), recipe, tokenizer, tmp_path / "plans", 0, 1)
+    assert list((tmp_path / "plans").iterdir()) == []

@@ -1,0 +1,76 @@
+"""The table of GLUE from a folder with tiny tasks."""
+
+import json
+from pathlib import Path
+
+import pytest
+from fine import write_pairs, write_reviews
+
+from bertworks.errors import BertworksError, UsageError
+from bertworks.use.glue import evaluate_glue, table
+
+FAST = ("optimizer.learning_rate=2e-3", "epochs=3", "patience=0", "precision=fp32")
+
+
+pytestmark = pytest.mark.usefixtures("known_speed")
+
+
+def write_glue(folder: Path, count: int = 80) -> Path:
+    """SST-2, STS-B and the beginning of RTE, in GLUE's own layout."""
+    folder.mkdir()
+    for split, seed in (("train", 0), ("dev", 1)):
+        reviews = write_reviews(folder / "reviews.csv", count, seed).read_text().splitlines()[1:]
+        rows = [line.split(",") for line in reviews]
+        lines = [f"{text}\t{int(label == 'pos')}" for text, label, _ in rows]
+        path = folder / "SST-2" / f"{split}.tsv"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("\n".join(["sentence\tlabel", *lines]) + "\n")
+        pairs = write_pairs(folder / "pairs.tsv", count)
+        sts = folder / "STS-B" / f"{split}.tsv"
+        sts.parent.mkdir(exist_ok=True)
+        sts.write_text(pairs.read_text())
+    (folder / "SST-2" / "test.tsv").write_text("index\tsentence\n0\ta good film\n1\ta bad film\n")
+    (folder / "RTE").mkdir()
+    (folder / "RTE" / "dev.tsv").write_text("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n")
+    for name in ("reviews.csv", "pairs.tsv"):
+        (folder / name).unlink()
+    return folder
+
+
+def test_the_table_names_what_it_is_of(model: Path, tmp_path: Path) -> None:
+    data = write_glue(tmp_path / "glue")
+    events = list(evaluate_glue(data, tmp_path / "out", model=model, seeds=2, overrides=FAST, device="cpu"))
+    assert any("RTE: no train file" in event.text for event in events)
+    told = json.loads((tmp_path / "out/glue.json").read_text())
+    assert set(told["columns"]) == {"SST-2", "STS-B"}
+    scores = [seed["accuracy"] for seed in told["columns"]["SST-2"]["seeds"]]
+    assert len(scores) == 2
+    text = (tmp_path / "out/table.md").read_text()
+    assert f"{50 * sum(scores):.1f} ± " in text
+    assert "of 2 tasks" in text
+    assert "Missing from the average" in text
+    assert "BERT-Base (Devlin et al. 2019, table 1) | test |" in text
+    lines = (tmp_path / "out/submission/SST-2.tsv").read_text().splitlines()
+    assert lines[0] == "index\tprediction"
+    assert [line.split("\t")[0] for line in lines[1:]] == ["0", "1"]
+    *_, again = evaluate_glue(data, tmp_path / "out", model=model, seeds=2, overrides=FAST, device="cpu")
+    assert again.text == events[-1].text
+
+
+def test_samples_and_other_dev_sets_are_named() -> None:
+    rows = {"QQP": {"split": "heldout", "sampled": True, "train": "train-sample.jsonl.gz", "metrics": ["f1"],
+                    "seeds": [{"f1": 0.8}]}}  # fmt: skip
+    text = table(rows, "tiny", "stable", 1)
+    assert "Trained on a sample of the official training set: QQP (train-sample.jsonl.gz)" in text
+    assert "Not measured on the official dev set as it is: QQP on heldout" in text
+    assert "| 80.0 |" in text
+
+
+def test_what_is_no_task_is_refused(model: Path, tmp_path: Path) -> None:
+    data = write_glue(tmp_path / "glue")
+    with pytest.raises(UsageError, match="no task of GLUE"):
+        list(evaluate_glue(data, tmp_path / "out", model=model, tasks=["SST"]))
+    with pytest.raises(BertworksError, match="CoLA is not there"):
+        list(evaluate_glue(data, tmp_path / "out", model=model, tasks=["CoLA"]))
+    with pytest.raises(BertworksError, match="no task has both"):
+        list(evaluate_glue(data, tmp_path / "out", model=model, tasks=["RTE"]))

@@ -1,0 +1,171 @@
+"""Single mistakes: none is lost, none is invented, each stands in its place, and the tables add up."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from bertworks.files.task import TaskDescription
+from bertworks.learn import scores
+from bertworks.text.schema import Item, Task
+from bertworks.use.mistakes import NOTHING, confusion, counted, frequent, mistakes, paired
+
+LABELS = ("a", "b", "c")
+TAGS = ("O", "B-x", "I-x", "B-y", "I-y")
+
+
+def describe(task: Task, **fields: Any) -> TaskDescription:
+    return TaskDescription(task=task, **fields)
+
+
+def items_of(labels: list[Any], *texts: str) -> list[Item]:
+    return [Item(texts or (f"text {n}",), label, f"a.csv:{n + 1}", f"q{n}") for n, label in enumerate(labels)]
+
+
+def labelled(given: str, p: float, right: str) -> dict[str, Any]:
+    rest = dict.fromkeys(LABELS, 0.1) | {right: 0.05, given: p}
+    return {"label": given, "score": p, "scores": rest}
+
+
+def tagged(tags: list[str]) -> dict[str, Any]:
+    return {"tags": tags, "scores": [0.5] * len(tags)}
+
+
+@settings(deadline=None)  # the first call imports what counts
+@given(some.lists(some.tuples(some.sampled_from(LABELS), some.sampled_from(LABELS)), min_size=1))
+def test_of_labels_every_wrong_row_is_a_mistake_and_the_table_is_that_of_the_scores(
+    pairs: list[tuple[str, str]],
+) -> None:
+    items = items_of([gold for gold, _ in pairs])
+    answers = [labelled(answer, 0.7, gold) for gold, answer in pairs]
+    d = describe("classification", labels=LABELS)
+    found = mistakes(d, items, answers)
+    wrong = [n for n, (gold, answer) in enumerate(pairs) if gold != answer]
+    assert sorted(one.where for one in found) == sorted(f"a.csv:{n + 1}" for n in wrong)
+    names, counts = confusion(d, items, answers)
+    assert names == list(LABELS)
+    expected = scores.confusion([gold for gold, _ in pairs], [answer for _, answer in pairs], LABELS)
+    np.testing.assert_array_equal(counts, expected)
+
+
+def test_the_surest_mistake_comes_first() -> None:
+    items = items_of(["a", "a", "a"])
+    answers = [
+        {"label": "b", "score": 0.6, "scores": {"a": 0.3, "b": 0.6, "c": 0.1}},
+        {"label": "c", "score": 0.9, "scores": {"a": 0.02, "b": 0.08, "c": 0.9}},
+        {"label": "b", "score": 0.5, "scores": {"a": 0.4, "b": 0.5, "c": 0.1}},
+    ]
+    found = mistakes(describe("classification", labels=LABELS), items, answers)
+    assert [one.where for one in found] == ["a.csv:2", "a.csv:1", "a.csv:3"]
+    assert found[0].figures == {"gold_score": 0.02}
+    assert frequent(found) == "'a' taken for 'b' (2), 'a' taken for 'c' (1)"
+
+
+def test_of_several_labels_the_one_most_wrong_gives_the_kind() -> None:
+    items = items_of([("a", "b"), (), ("c",)])
+    answers = [
+        {"labels": ["a", "c"], "scores": {"a": 0.9, "b": 0.4, "c": 0.95}},
+        {"labels": [], "scores": {"a": 0.1, "b": 0.1, "c": 0.1}},
+        {"labels": [], "scores": {"a": 0.1, "b": 0.1, "c": 0.05}},
+    ]
+    found = mistakes(describe("multilabel", labels=LABELS), items, answers)
+    assert [(one.where, one.kind) for one in found] == [("a.csv:1", "'c' given wrongly"), ("a.csv:3", "'c' missed")]
+    assert found[0].gold == '["a", "b"]'
+    assert confusion(describe("multilabel", labels=LABELS), items, answers)[0] == []
+
+
+def test_numbers_are_all_there_the_farthest_first() -> None:
+    found = mistakes(describe("regression"), items_of([1.0, 2.0, 3.0]), [{"value": x} for x in (1.5, 0.0, 3.0)])
+    assert [(one.where, one.score) for one in found] == [("a.csv:2", -2.0), ("a.csv:1", 0.5), ("a.csv:3", 0.0)]
+    assert frequent(found) == ""
+
+
+def test_choices_are_shown_as_texts() -> None:
+    d = describe("choice", num_choices=3)
+    items = [Item(("prompt", "one", "two", "three"), 2, "a.csv:1"), Item(("prompt", "x", "y", "z"), 0, "a.csv:2")]
+    answers = [{"choice": 0, "score": 0.6, "scores": [0.6, 0.3, 0.1]}, {"choice": 0, "score": 1, "scores": [1, 0, 0]}]
+    (one,) = mistakes(d, items, answers)
+    assert (one.texts, one.gold, one.predicted) == (("prompt",), "three", "one")
+    names, counts = confusion(d, items, answers)
+    assert names == ["1", "2", "3"]
+    assert counts.tolist() == [[1, 0, 0], [0, 0, 0], [1, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("golds", "answer", "kind", "f1"),
+    [
+        (["in Paris", "Paris"], "Paris", None, 1.0),
+        (["the Paris"], "paris.", None, 1.0),
+        (["in Paris"], "Paris now", "partly right", 0.5),
+        (["Paris"], "Oslo", "quite another answer", 0.0),
+        (["Paris"], "", "left without an answer", 0.0),
+        ([], "Oslo", "answered, but there is no answer", 0.0),
+        ([], "", None, 1.0),
+    ],
+)
+def test_answers_are_wrong_in_five_ways(golds: list[str], answer: str, kind: str | None, f1: float) -> None:
+    asked = Item(("who ?", "a context"), tuple((0, gold) for gold in golds), "q.json: question 1", "1")
+    found = mistakes(describe("qa"), [asked], [{"answer": answer, "score": 0.5}])
+    assert [(one.kind, one.figures["f1"], one.texts) for one in found] == ([(kind, f1, ("who ?",))] if kind else [])
+
+
+ENTITIES = some.lists(
+    some.tuples(some.integers(0, 8), some.integers(1, 4), some.sampled_from("xy")).map(
+        lambda t: (t[0], t[0] + t[1], t[2])
+    )
+)
+
+
+@given(ENTITIES, ENTITIES)
+def test_every_entity_is_in_one_pair(gold: list[Any], answered: list[Any]) -> None:
+    pairs = paired(gold, answered)
+    assert [a for a, _ in pairs if a] == list(dict.fromkeys(gold))
+    assert sorted(b for _, b in pairs if b) == sorted(set(answered))
+    for a, b in pairs:
+        assert a or b
+        if a and b:
+            assert max(a[0], b[0]) < min(a[1], b[1]), "a pair shares a word"
+
+
+@settings(deadline=None)  # the first call imports what counts
+@given(some.lists(some.lists(some.tuples(some.sampled_from(TAGS), some.sampled_from(TAGS)), min_size=1), min_size=1))
+def test_the_table_of_entities_has_the_sums_of_the_scores(sentences: list[list[tuple[str, str]]]) -> None:
+    golds, answered = ([[pair[n] for pair in one] for one in sentences] for n in (0, 1))
+    d = describe("tagging", labels=TAGS)
+    items = [Item(("word",) * len(tags), tuple(tags), f"a:{n}") for n, tags in enumerate(golds)]
+    answers = [tagged(tags) for tags in answered]
+    names, counts = confusion(d, items, answers)
+    table = scores.tagging_per_type(golds, answered)
+    for place, name in enumerate(names[:-1]):
+        assert counts[place].sum() == table[name]["support"]
+        assert counts[place, place] >= round(table[name]["recall"] * table[name]["support"])
+    found = mistakes(d, items, answers)
+    right = sum(round(row["recall"] * row["support"]) for row in table.values())
+    assert len(found) == counts.sum() - right
+
+
+def test_entities_are_wrong_in_four_ways() -> None:
+    words = ("Anna", "Lee", "saw", "Oslo", "and", "Rome", "today")
+    gold = ("B-x", "I-x", "O", "B-y", "O", "B-y", "O")
+    given = ["B-x", "O", "O", "B-x", "O", "O", "B-y"]
+    found = mistakes(describe("tagging", labels=TAGS), [Item(words, gold, "a:1")], [tagged(given)])
+    assert {(one.gold, one.predicted, one.kind) for one in found} == {
+        ("x: Anna Lee", "x: Anna", "borders of 'x' wrong"), ("y: Oslo", "x: Oslo", "'y' taken for 'x'"),
+        ("y: Rome", NOTHING, "'y' missed"), (NOTHING, "y: today", "'y' seen where nothing is"),
+    }  # fmt: skip
+
+
+def test_spans_are_shown_by_their_characters() -> None:
+    asked = Item(("Anna saw Oslo",), ((0, 4, "x"), (9, 13, "y")), "a:1")
+    answer = {"entities": [{"start": 0, "end": 4, "type": "y", "text": "Anna", "score": 0.8}]}
+    found = mistakes(describe("spans", labels=TAGS), [asked], [answer])
+    assert [(one.gold, one.predicted, one.score) for one in found] == [
+        ("x: Anna", "y: Anna", 0.8), ("y: Oslo", NOTHING, None),
+    ]  # fmt: skip
+
+
+def test_counts_in_words() -> None:
+    assert counted(1, 2000) == "1 mistake in 2,000 rows"
+    assert counted(1200, 2000) == "1,200 mistakes in 2,000 rows"

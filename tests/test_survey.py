@@ -1,0 +1,281 @@
+"""The survey of labelled data: what it counts is there, what it warns of is true, and clean data gives no warning."""
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fine import (
+    BAD,
+    FILLER,
+    GOOD,
+    sentence,
+    tokenizer,
+    write_choices,
+    write_conll,
+    write_model,
+    write_multilabel,
+    write_pairs,
+    write_reviews,
+    write_spans,
+    write_squad,
+)
+
+from bertworks.cli.main import main
+from bertworks.data.questions import Reading
+from bertworks.errors import BertworksError, UsageError
+from bertworks.text.schema import Item, Schema, Task
+from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
+from bertworks.use.check import check_file
+from bertworks.use.datasets import LabelledData
+from bertworks.use.survey import Found, Lengths, Survey, count_labels, survey
+
+WRITERS = {
+    "classification": (write_reviews, "reviews.csv"), "multilabel": (write_multilabel, "topics.jsonl"),
+    "regression": (write_pairs, "pairs.tsv"), "tagging": (write_conll, "names.conll"),
+    "spans": (write_spans, "spans.json"), "qa": (write_squad, "squad.json"), "choice": (write_choices, "choices.csv"),
+}  # fmt: skip
+T = tokenizer()
+
+
+def item(number: int, label: Any, *texts: str, file: str = "train.csv") -> Item:
+    return Item(texts, label, f"/data/{file}:{number}")
+
+
+def looked(
+    train: list[Item], dev: list[Item], task: Task = "classification", max_length: int = 64, t: Any = T
+) -> Survey:
+    names: set[str] = set()
+    for one in (*train, *dev):
+        names.update([one.label] if isinstance(one.label, str) else one.label if task == "tagging" else ())
+    labels = ("O", "B-person", "I-person") if task == "spans" else tuple(sorted(names))
+    reading = Reading(t, task, labels, max_length, stride=16)
+    data = LabelledData(Schema(task=task, text=("text",), labels=labels), train, dev, ["task: this", "judged on rows"])
+    return survey(data, list(reading(train)), list(reading(dev)), t, max_length)
+
+
+def reviews(count: int, file: str = "train.csv", seed: int = 0) -> list[Item]:
+    draw = random.Random(seed)
+    rows = ((n, draw.random() < 0.5) for n in range(count))
+    return [
+        item(n, "pos" if good else "neg", f"{sentence(draw, draw.choice(GOOD if good else BAD), length=20)} {n}",
+             file=file)
+        for n, good in rows
+    ]  # fmt: skip
+
+
+def warnings_of(found: Survey, word: str) -> list[str]:
+    return [warning for warning in found.warnings if word in warning]
+
+
+@pytest.mark.parametrize("task", WRITERS)
+def test_every_task_is_surveyed_by_check(task: str, tmp_path: Path) -> None:
+    write, name = WRITERS[task]
+    found = check_file(write(tmp_path / name), model=write_model(tmp_path / "model"))
+    assert found.task == task
+    assert sum(found.lengths.counts) == found.train + found.dev
+    assert found.notes[0].startswith(f"task: {task}")
+    text = str(found)
+    assert f"{found.train:,} to learn from, {found.dev:,} to judge on" in text
+    assert json.loads(json.dumps(found.as_dict()))["train"] == found.train
+    assert bool(found.targets) == (task == "regression")
+    assert bool(found.labels) == (task != "regression")
+    values = [line[13:] for line in text.splitlines() if not line.startswith("warning")]
+    assert all(value and line[11:13] == "  " for value, line in zip(values, text.splitlines(), strict=False))
+
+
+def test_clean_data_has_no_warnings() -> None:
+    assert looked(reviews(300), reviews(250, "dev.csv", seed=1), t=numbers()).warnings == []
+
+
+def numbers() -> Any:
+    """A tokenizer that knows numbers as well."""
+    words = " ".join([*GOOD, *BAD, *FILLER, *map(str, range(300))])
+    return train_vocabulary([words] * 5, VocabularyConfig(size=600))[0]
+
+
+def test_labels_are_counted_in_train_and_dev() -> None:
+    train, dev = reviews(40), reviews(9, "dev.csv", seed=1)
+    found = looked(train, dev)
+    counted, judged = Counter(x.label for x in train), Counter(x.label for x in dev)
+    assert found.labels == {name: (counted[name], judged[name]) for name, _ in counted.most_common()}
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "expected"),
+    [
+        ("multilabel", [("a", "b"), (), ("a",)], {"a": 2, "b": 1}),
+        ("spans", [((0, 1, "x"), (2, 3, "y")), ((0, 3, "x"),)], {"x": 2, "y": 1}),
+        ("tagging", [("B-x", "I-x", "B-x"), ("O", "I-y", "O")], {"x": 2, "y": 1}),  # IOB2, and IOB1
+        ("tagging", [("B-x", "I-x", "E-x", "S-x", "O")], {"x": 2}),  # BIOES
+        ("tagging", [("NOUN", "VERB", "NOUN")], {"NOUN": 2, "VERB": 1}),  # no entities
+        ("qa", [((0, "x"),), (), ((3, "y"),)], {"with an answer": 2, "without an answer": 1}),
+        ("choice", [0, 2, 2], {"1": 1, "3": 2}),
+        ("regression", [1.0, 2.0], {}),
+    ],
+)
+def test_what_counts_as_a_label(task: Task, labels: list[Any], expected: dict[str, int]) -> None:
+    assert count_labels([item(n, label, "text") for n, label in enumerate(labels)], task) == expected
+
+
+def test_copies_leaks_and_contradictions_are_found_with_their_places() -> None:
+    train = [item(1, "pos", "a good film"), item(2, "neg", "a bad film"), item(3, "pos", " A  GOOD film"),
+             item(4, "pos", "a bad film")]  # fmt: skip
+    dev = [item(1, "neg", "a good film", file="dev.csv"), item(2, "neg", "a poor film", file="dev.csv")]
+    found = looked(train, dev)
+    assert found.copies == Found(2, ["train.csv:3 = train.csv:1", "train.csv:4 = train.csv:2"])
+    assert found.leaked == Found(1, ["dev.csv:1 = train.csv:1"])
+    assert found.conflicts.rows == 2
+    assert found.conflicts.places[0] == "train.csv:4 and train.csv:2: 'pos' and 'neg'"
+    assert warnings_of(found, "1 rows of dev (50.0%) are in train as well (dev.csv:1 = train.csv:1)")
+    assert warnings_of(found, "nobody can get both right")
+
+
+def test_capitals_make_a_difference_where_the_model_sees_them() -> None:
+    train, dev = [item(1, "pos", "Film"), item(2, "neg", "film")], [item(1, "pos", "FILM", file="dev.csv")]
+    cased = train_vocabulary(["Film film FILM"] * 5, VocabularyConfig(size=40, lowercase=False))[0]
+    assert looked(train, dev, t=cased).copies.rows == 0
+    assert looked(train, dev).leaked.rows == looked(train, dev).copies.rows == 1
+
+
+def test_a_question_may_have_several_answers() -> None:
+    train = [item(1, ((0, "Anna"),), "who ?", "Anna lives"), item(2, ((5, "lives"),), "who ?", "Anna lives")]
+    found = looked(train, train[:1], "qa")
+    assert found.copies.rows == 1
+    assert found.conflicts.rows == 0
+
+
+@pytest.mark.parametrize("task", ["classification", "tagging", "spans", "qa"])
+@pytest.mark.parametrize("words", [3, 61, 62, 63, 90, 200])
+def test_lengths_are_those_of_the_whole_text(task: Task, words: int) -> None:
+    text = random.Random(words).choices(FILLER, k=words)
+    label: Any = {"classification": "x", "tagging": ("O",) * words, "spans": (), "qa": ()}[task]
+    texts = text if task == "tagging" else [" ".join(text)]
+    long = item(1, label, *(["who ?"] if task == "qa" else []), *texts)
+    found = looked([long], [long], task).lengths
+    expected = words + (5 if task == "qa" else 2)  # [CLS], [SEP], and the question with its own
+    assert found.longest == found.median == expected
+    assert found.too_long == (2 if expected > 64 else 0)
+    assert found.windows == (task != "classification")
+
+
+def test_the_picture_of_lengths_has_a_bar_for_each_bin() -> None:
+    lengths = Lengths(width=2, counts=[0, 4, 8, 1], median=4, longest=90, max_length=64, too_long=1, windows=False)
+    bars, axis, words = lengths.lines()
+    assert bars == " ▄█▁"
+    assert axis.endswith("6 tokens and more")
+    assert "1 (7.7%) have more than 64 and are cut" in words
+    whole = Lengths(width=2, counts=[0, 4, 8, 1], median=4, longest=7, max_length=64, too_long=0, windows=False)
+    assert whole.lines()[1].endswith("8 tokens")
+
+
+def test_few_very_long_rows_do_not_flatten_the_picture() -> None:
+    train = [*reviews(300), item(999, "pos", "film " * 3000)]
+    found = looked(train, reviews(10, "dev.csv", 1), max_length=8000).lengths
+    assert found.longest == 3002
+    assert len(found.counts) * found.width < 60
+    assert sum(found.counts) == 311
+
+
+def test_unknown_words_are_measured_and_named() -> None:
+    train = [item(n, "pos", f"the film {'ж' if n % 2 else 'was'}") for n in range(10)]
+    found = looked(train, [item(1, "neg", "ж", file="dev.csv")])
+    tokens = sum(len(ids) for ids in T.ids([*(x.texts[0] for x in train), "ж"]))
+    assert found.unknown == pytest.approx(6 / tokens)
+    assert found.unknown_words == ["ж"]
+    assert warnings_of(found, "vocabulary does not fit")
+
+
+def test_marks_that_the_tokenizer_drops_are_told() -> None:
+    japanese = train_vocabulary(["か が は ば です"] * 5, VocabularyConfig(size=60, strip_accents=True))[0]
+    keeping = train_vocabulary(["か が は ば です"] * 5, VocabularyConfig(size=60, lowercase=False))[0]
+    train = [item(n, "pos", "か が です") for n in range(3)]
+    assert warnings_of(looked(train, train, t=japanese), "reads が as か")
+    assert not warnings_of(looked(train, train, t=keeping), "Japanese")
+
+
+def test_labels_that_cannot_be_learned_or_judged_are_named() -> None:
+    def tags(*kinds: str) -> tuple[str, ...]:
+        return tuple(f"B-{kind}" for kind in kinds)
+
+    train = [item(n, tags("person", "place"), "Anna", "Paris") for n in range(20)]
+    train.append(item(99, tags("rare", "place"), "good", "Oslo"))
+    found = looked(train, [item(1, tags("person", "new"), "Clara", "Lima", file="dev.csv")], "tagging")
+    assert warnings_of(found, "train lacks and no model can learn: 'new'")
+    assert warnings_of(found, "fewer than 10 times in train, too seldom to be learned well: 'rare'")
+    assert warnings_of(found, "not in dev")[0].endswith("'place', 'rare'")
+
+
+def test_imbalance_names_both_ends() -> None:
+    train = [item(n, "neg" if n % 10 else "pos", f"film {n}") for n in range(200)]
+    found = looked(train, train[:20])
+    assert warnings_of(found, "'neg' is 9 times as frequent as 'pos': always answering 'neg' would be right in 90.0%")
+    even = [item(n, "neg" if n % 2 else "pos", f"film {n}") for n in range(200)]
+    assert not warnings_of(looked(even, even[:20]), "times as frequent")
+
+
+def test_many_labels_fit_on_the_screen() -> None:
+    train = [item(n, f"label {n % 100:03}", f"film {n}") for n in range(1000)]
+    text = str(looked(train, train[:100]))
+    assert "and 92 others, the rarest 'label 099' with 10" in text
+    assert len(text.splitlines()) < 30
+
+
+def test_all_bad_rows_are_listed_at_once(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    path, good = tmp_path / "bad.csv", "good film,0\nbad film,1\n" * 9
+    options: Any = {"model": model, "task": "regression"}
+    path.write_text("text,label\n" + good + "fine,much\n,2\nnice,\nlovely,nan\n")
+    with pytest.raises(BertworksError) as caught:
+        check_file(path, **options)
+    assert "3 rows cannot be learned from" in caught.value.what
+    assert [f"bad.csv:{line}: " in caught.value.what for line in (19, 20, 21, 22, 23)] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert "holds 'much'" in caught.value.what
+    assert "write a number there" in (caught.value.fix or "")
+    path.write_text("text,label\n" + good + "fine,much\n")
+    with pytest.raises(BertworksError) as caught:
+        check_file(path, **options)
+    assert caught.value.where == f"{path}:20"
+    path.write_text("text,label\n" + good + "fine,much\n" * 50)
+    with pytest.raises(BertworksError, match=r"50 rows(.|\n)*and 30 others"):
+        check_file(path, **options)
+
+
+def test_rows_without_text_are_left_out_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "holes.csv"
+    path.write_text("text,label\n" + "good film,pos\n,neg\nbad one,neg\n" * 9)
+    found = check_file(path, model=write_model(tmp_path / "model"))
+    assert found.train + found.dev == 18
+    assert "holes.csv:3" in str(found)
+
+
+def test_what_is_no_row_is_said_as_it_is(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "model")
+    (tmp_path / "one.csv").write_text("text,label\ngood,pos\nfine,pos\n")
+    with pytest.raises(BertworksError, match="all 2 rows have the same label, 'pos'"):
+        check_file(tmp_path / "one.csv", model=model)
+    with pytest.raises(UsageError, match="column"):
+        check_file(write_reviews(tmp_path / "r.csv"), model=model, label="lable")
+    with pytest.raises(BertworksError, match="no such model folder"):
+        check_file(tmp_path / "r.csv", model=tmp_path / "modle")
+
+
+def test_the_verb_prints_for_people_and_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["check", str(write_reviews(tmp_path / "r.csv")), "--model", str(write_model(tmp_path / "model"))]
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("task         classification")
+    assert "next: bertworks finetune" in printed.err
+    assert main([*words, "--json", "--text", "text"]) == 0
+    assert json.loads(capsys.readouterr().out)["labels"].keys() == {"pos", "neg"}
+    (tmp_path / "bad.csv").write_text("text,label\n" + "good,pos\nbad,neg\n" * 9 + "bad,\n")
+    assert main(["check", str(tmp_path / "bad.csv"), *words[2:]]) == 1
+    assert "bad.csv:20: the label in 'label' is missing" in capsys.readouterr().err

@@ -1,0 +1,182 @@
+"""The page of a fine-tuning: what was found is on it, where it belongs, and no text becomes markup."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from bertworks.errors import BertworksError
+from bertworks.files.task import TaskDescription
+from bertworks.learn.finetuning import RECIPES
+from bertworks.learn.recipe import dump
+from bertworks.text.schema import Task
+from bertworks.use import charts
+from bertworks.use.task_report import write_task_report
+
+ATTACK = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&</pre></td>"
+
+
+class Nesting(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def nesting(page: str) -> Nesting:
+    found = Nesting()
+    found.feed(page)
+    assert found.open == []
+    return found
+
+
+def run_folder(folder: Path, task: Task = "classification", metric: str | None = None, scores: Any = None) -> Path:
+    lines: list[dict[str, Any]] = []
+    for step in range(1, 41):
+        lines.append({"step": step, "loss": 1 / step, "learning_rate": 1e-4, "gradient_norm": 1.0, "tokens": 100 * step,
+                      "seconds": step / 2})  # fmt: skip
+        if step % 10 == 0:
+            accuracy, f1, loss = (scores or {10: (0.5, 0.4, 0.9), 20: (0.8, 0.6, 0.7), 30: (0.8, 0.7, 0.5),
+                                             40: (0.7, 0.75, 0.8)})[step]  # fmt: skip
+            figures = {"loss": loss, "accuracy": accuracy, "macro_f1": f1, "spearman": accuracy}
+            lines.append({"step": step, "evaluation": figures})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "recipe.toml").write_text(dump(RECIPES["stable"]))
+    run = {"request": {"metric": metric, "model": "tiny"}, "versions": {"bertworks": "0.1.0"}}
+    (folder / "run.json").write_text(json.dumps(run))
+    TaskDescription(task=task, labels=("neg", "pos")).save(folder)
+    return folder
+
+
+def result(**fields: Any) -> dict[str, Any]:
+    worst = {"where": "/data/dev.csv:7", "texts": ["the text"], "gold": "pos", "predicted": "neg", "score": 0.97}
+    return {
+        "task": "classification", "rows": 100, "figures": {"accuracy": 0.8, "macro_f1": 0.7},
+        "table": {"neg": {"precision": 0.75, "recall": 0.6, "f1": 0.667, "support": 50.0}},
+        "confusion": {"labels": ["neg", "pos"], "counts": [[30, 20], [0, 50]]}, "points": [],
+        "mistakes": 20, "frequent": "'neg' taken for 'pos' (20)", "worst": [worst],
+    } | fields  # fmt: skip
+
+
+def page_of(folder: Path, found: dict[str, Any] | None = None, data: str = "rows  100") -> str:
+    assert write_task_report(folder, data, found) == folder / "report.html"
+    return (folder / "report.html").read_text()
+
+
+def drawing(page: str, title: str) -> ElementTree.Element:
+    figures = re.findall(r"<figcaption>(.*?)(?:<span.*?)?</figcaption>\n(<svg.*?</svg>)", page, re.S)
+    return ElementTree.fromstring(dict(figures)[title])
+
+
+def test_what_was_found_is_on_the_page(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path), result())
+    for expected in (
+        "40 steps", "4k tokens", "20 s of training", "best after step 30: accuracy 80.0%, macro F1 70.0%",
+        "What was taken for what", "By label", "66.7%", "The worst mistakes", "20 mistakes in 100 rows",
+        "&#x27;neg&#x27; taken for &#x27;pos&#x27; (20)", "the text", "dev.csv:7", "97%", "Looks at dev",
+        "rows  100", "title = &quot;stable&quot;", "bertworks 0.1.0",
+    ):  # fmt: skip
+        assert expected in page, expected
+    assert "/data/dev.csv" not in page
+
+
+def test_the_best_look_is_marked_by_the_figure_that_was_asked_for(tmp_path: Path) -> None:
+    right = charts.WIDTH - charts.RIGHT
+    for metric, title, best in ((None, "Accuracy on dev", 30), ("macro_f1", "Macro F1 on dev", 40)):
+        picture = drawing(page_of(run_folder(tmp_path, metric=metric)), title)
+        (ring,) = [part for part in picture.iter("circle") if part.get("class") == "ring"]
+        expected = charts.LEFT + (right - charts.LEFT) * best / 40  # of equal accuracies that of the lower loss
+        assert float(ring.get("cx", 0)) == pytest.approx(expected, abs=0.06)
+        dots = [part for part in picture.iter("circle") if part.get("class") == "dot"]
+        assert len(dots) == 4
+        assert ring.get("cy") == dots[best // 10 - 1].get("cy")
+
+
+def test_training_and_dev_share_a_chart_of_the_loss(tmp_path: Path) -> None:
+    groups = drawing(page_of(run_folder(tmp_path)), "Loss").iter("g")
+    assert [group.get("class") for group in groups] == ["train", "held"]
+
+
+def test_cells_show_counts_and_shares_of_their_rows(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path), result())
+    cells = re.findall(r'<td class="(\w+)" style="--share: ([\d.]+)">([\d,]+)(?:<small>(\d+%)</small>)?</td>', page)
+    assert cells == [
+        ("right", "0.600", "30", "60%"), ("wrong", "0.400", "20", "40%"), ("wrong", "0.000", "0", ""),
+        ("right", "1.000", "50", "100%"),
+    ]  # fmt: skip
+
+
+def test_numbers_are_scattered_around_the_line_on_which_they_are_right(tmp_path: Path) -> None:
+    dots = [(0.0, 0.0), (5.0, 5.0), (5.0, 0.0)]
+    found = result(task="regression", points=dots, confusion={}, table={}, frequent="", figures={"spearman": 0.5})
+    page = page_of(run_folder(tmp_path, "regression"), found)
+    picture = drawing(page, "Numbers of dev")
+    (line,) = [part for part in picture.iter("line") if part.get("class") == "ideal"]
+    places = [(part.get("cx"), part.get("cy")) for part in picture.iter("circle")]
+    assert places[0] == (line.get("x1"), line.get("y1"))
+    assert places[1][0] == places[2][0]
+    assert places[2][1] == places[0][1]
+    x1, y1, x2, y2 = (float(line.get(name, 0)) for name in ("x1", "y1", "x2", "y2"))
+    x, y = map(float, (str(place) for place in places[1]))
+    assert (x - x1) / (x2 - x1) == pytest.approx((y - y1) / (y2 - y1), abs=1e-3)
+    assert "difference" in page
+    assert "What was taken for what" not in page
+
+
+@pytest.mark.parametrize("score", [0.5, None])
+def test_texts_cannot_become_markup(tmp_path: Path, score: float | None) -> None:
+    folder = tmp_path / "<img src=x onerror=alert(1)>"
+    folder.mkdir()
+    worst = {"where": ATTACK, "texts": [ATTACK, ATTACK * 50], "gold": ATTACK, "predicted": ATTACK, "score": score}
+    found = result(
+        worst=[worst], frequent=ATTACK, table={ATTACK: {"f1": 1.0}},
+        confusion={"labels": [ATTACK, "pos"], "counts": [[1, 0], [0, 1]]},
+    )  # fmt: skip
+    run_folder(folder)
+    (folder / "recipe.toml").write_text(ATTACK)
+    page = page_of(folder, found, data=ATTACK)
+    seen = nesting(page).seen
+    assert not {tag for tag, _ in seen} & {"script", "img", "link", "iframe", "form"}
+    assert not [
+        name for _, attributes in seen for name in attributes if name.startswith("on") or name in ("src", "href")
+    ]
+    assert "default-src 'none'" in page
+    assert page.count("&lt;script&gt;") > 8
+    assert "http:" not in page
+    assert "https:" not in page
+    assert len(page) < 60_000, "long texts are cut"
+
+
+def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    (folder / "metrics.jsonl").unlink()
+    page = page_of(folder)
+    assert "Nothing has been measured yet" in page
+    nesting(page)
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    assert page_of(folder, result()) == page_of(folder, result())
+
+
+def test_a_line_that_no_run_writes_is_named(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path)
+    (folder / "metrics.jsonl").write_text("{}\n")
+    with pytest.raises(BertworksError, match=r"metrics\.jsonl:1"):
+        page_of(folder)
