@@ -1,10 +1,11 @@
 """What is learned in the same time: our `pretrain --budget` beside transformers, on the same text and the same cores.
 
-    python benchmarks/learning.py [CORPUS] [--minutes 30] [--size mini] [--threads N] [--quick]
+    python benchmarks/learning.py [CORPUS] [--minutes 30] [--size mini] [--threads N] [--together] [--quick]
 
 All train a model of the same shape, over the same vocabulary, on the same documents, for the same time, one after the
-other, each in a process of its own. The loss on masked words of held-out text is taken at ten moments, always on the
-same masks (15 %, 80/10/10, full sentences without pairs, 128 tokens), while the clock stands still.
+other, each in a process of its own; or, with --together, at the same time, each on its own share of the cores, so that
+whatever else the machine does disturbs all alike. The loss on masked words of held-out text is taken at ten moments,
+always on the same masks (15 %, 80/10/10, full sentences without pairs, 128 tokens), while the clock stands still.
 
     bertworks                     what `pretrain --budget` does with a model of this size: recipe, measuring of the
                                   speed (which counts) and schedule; without checkpoints
@@ -26,8 +27,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +63,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--size", default="mini", help="a size of the plan of bertworks: tiny, mini, small, ...")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--together", action="store_true", help="at the same time, each on its share of the cores")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--shards", type=Path, help="shards of the corpus that are there already")
     parser.add_argument("--quick", action="store_true", help="does it run? half a minute each, nothing is kept")
     parser.add_argument("--contender", choices=CONTENDERS, help=argparse.SUPPRESS)
@@ -75,10 +80,19 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
     origin = provenance(("torch", "transformers", "tokenizers", "numpy"))
     shards = arguments.shards or make_shards(arguments, scratch)
     options = ["--shards", str(shards), "--minutes", str(arguments.minutes), "--size", arguments.size]
-    curves = {}
-    for name in CONTENDERS:
-        curves[name] = process(__file__, ["--contender", name, *options], arguments.threads)
-        print(f"{name:28} loss {curves[name]['curve'][-1]['loss']:.3f}", file=sys.stderr, flush=True)
+    names = arguments.contenders
+    cores = sorted(os.sched_getaffinity(0))[: arguments.threads]
+    share = len(cores) // len(names) if arguments.together else len(cores)
+    if not share:
+        raise SystemExit(f"{len(names)} contenders on {len(cores)} cores: name fewer with --contenders")
+    shares = [cores[n * share : (n + 1) * share] if arguments.together else cores for n in range(len(names))]
+    with ThreadPoolExecutor(len(names) if arguments.together else 1) as pool:
+        run = partial(process, __file__, threads=share)
+        found = [pool.submit(run, ["--contender", name, *options], cores=own) for name, own in zip(names, shares)]
+        curves = {name: one.result() for name, one in zip(names, found)}
+    for name, curve in curves.items():
+        print(f"{name:28} loss {curve['curve'][-1]['loss']:.3f}", file=sys.stderr, flush=True)
+    arguments.threads = share
     facts = {"corpus": arguments.corpus.name, "minutes": arguments.minutes, "size": arguments.size}
     return {**origin, "threads": arguments.threads, **facts, "contenders": curves}
 
@@ -101,7 +115,7 @@ def table(results: dict[str, Any]) -> str:
     ours = found["bertworks"]["curve"]
     lines = [
         f"`{results['command']}` at {results['commit']}, {results['time'][:10]}; {results['corpus']}, "
-        f"{results['minutes']:g} minutes each on {results['cpu']}, {results['threads']} threads; "
+        f"{results['minutes']:g} minutes each on {results['cpu']}, {results['threads']} threads each; "
         f"BERT-{results['size']}, {found['bertworks']['recipe']}.",
         "",
         "| | precision | steps | tokens | held-out loss | accuracy | bertworks is there after |",
@@ -125,11 +139,13 @@ def draw(results: dict[str, Any], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4), layout="constrained")
-    for (name, one), colour in zip(results["contenders"].items(), ("#0072b2", "#d55e00", "#888888"), strict=True):
+    for (name, one), colour in zip(results["contenders"].items(), ("#0072b2", "#d55e00", "#888888"), strict=False):
         minutes, losses = zip(*((p["seconds"] / 60, p["loss"]) for p in one["curve"]), strict=True)
         axes.plot(minutes, losses, "o-", color=colour, label=f"{name}: {losses[-1]:.2f}", markersize=3.5)
     axes.set(xlabel="minutes of training", ylabel="held-out loss of masked words", xlim=(0, None))
-    axes.set_title(f"BERT-{results['size']}, the same {results['minutes']:g} minutes on {results['threads']} cores")
+    axes.set_title(
+        f"BERT-{results['size']}, the same {results['minutes']:g} minutes, {results['threads']} core(s) each"
+    )
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     figure.savefig(path, dpi=80)
@@ -223,7 +239,6 @@ def bertworks(recipe: Any, precision: Any, store: Any, documents: Any, tokenizer
     import torch
 
     from bertworks.learn.machine import keep_memory
-    from bertworks.learn.objectives import PretrainingModel
     from bertworks.learn.optimization import make_optimizer
     from bertworks.learn.plan import fit, measure
     from bertworks.learn.train import train
@@ -233,8 +248,7 @@ def bertworks(recipe: Any, precision: Any, store: Any, documents: Any, tokenizer
     keep_memory()
     measured = measure(recipe, torch.device("cpu"), precision)
     recipe = fit(recipe, clock.seconds * (1 - RESERVE) - clock.elapsed, measured.step_seconds)
-    torch.manual_seed(recipe.seed)
-    model = PretrainingModel(recipe.encoder)
+    model = begin(recipe)
     optimizer = make_optimizer(model, recipe.optimizer)
 
     def steps() -> Iterator[int]:
@@ -247,6 +261,20 @@ def bertworks(recipe: Any, precision: Any, store: Any, documents: Any, tokenizer
                     break
 
     return steps(), model.state_dict
+
+
+def begin(recipe: Any) -> Any:
+    """Our network before its first step, as `pretrain` begins it."""
+    import torch
+
+    from bertworks.learn.objectives import PretrainingModel
+    from bertworks.nn.initialization import attend_to_neighbours
+
+    torch.manual_seed(recipe.seed)
+    model = PretrainingModel(recipe.encoder)
+    if recipe.initialization == "neighbours":
+        attend_to_neighbours(model.encoder)
+    return model
 
 
 def transformers(recipe: Any, _: Any, store: Any, documents: Any, tokenizer: Any, clock: Clock) -> Steps:
@@ -307,15 +335,13 @@ def transformers_our_settings(
     from transformers import BertConfig, BertForPreTraining
 
     from bertworks.files.foreign import config_to_huggingface, from_huggingface, to_huggingface
-    from bertworks.learn.objectives import PretrainingModel
     from bertworks.learn.optimization import make_optimizer
     from bertworks.learn.plan import LONG_SHARE
     from bertworks.use.examples import phase_batches
 
-    torch.manual_seed(recipe.seed)
     c = recipe.encoder
     model = BertForPreTraining(BertConfig(**config_to_huggingface(c, architectures=["BertForPreTraining"]))).train()
-    model.load_state_dict(to_huggingface(PretrainingModel(c).state_dict(), c), strict=False)  # tied copies follow
+    model.load_state_dict(to_huggingface(begin(recipe).state_dict(), c), strict=False)  # tied copies follow
     optimizer = make_optimizer(model, recipe.optimizer)
     # As many steps as the time allows: phases share it as in `fit`, and the rate follows the clock.
     borders = [1 - LONG_SHARE] * (len(recipe.train.phases) - 1)

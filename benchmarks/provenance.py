@@ -43,14 +43,19 @@ def cpu(field: str) -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == field), "")
 
 
-def process(script: str, arguments: Sequence[str], threads: int) -> dict[str, Any]:
-    """What a script, run in a process of its own, prints as JSON on its last line. Nothing is sent over a network."""
+def process(script: str, arguments: Sequence[str], threads: int, cores: Sequence[int] | None = None) -> dict[str, Any]:
+    """What a script, run in a process of its own, prints as JSON on its last line. Nothing is sent over a network.
+
+    cores: the only ones that it may use; None: all.
+    """
     environment = os.environ | {
         "OMP_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
-    run = subprocess.run([sys.executable, script, *arguments], stdout=subprocess.PIPE, text=True, env=environment)
+    pinned = [] if cores is None else ["taskset", "--cpu-list", ",".join(map(str, cores))]
+    command = [*pinned, sys.executable, script, *arguments]
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
     if run.returncode:
         raise SystemExit(f"failed: {' '.join([script, *arguments])}")
     found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])

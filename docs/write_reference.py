@@ -4,11 +4,16 @@ import inspect
 import subprocess
 import sys
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 import bertworks
 
 DOCS = Path(__file__).parent
-VERBS = ("", "vocab", "prepare", "pretrain", "fill", "evaluate mlm", "doctor", "demo")
+VERBS = (
+    "", "vocab", "prepare", "pretrain", "check", "finetune", "predict", "fill", "evaluate mlm", "evaluate glue",
+    "evaluate squad", "doctor", "demo",
+)  # fmt: skip
 
 
 def commands() -> str:
@@ -29,10 +34,22 @@ def python() -> str:
     for name in bertworks.__all__:
         value = getattr(bertworks, name)
         is_error = inspect.isclass(value) and issubclass(value, Exception)
-        signature = "" if is_error else str(inspect.signature(value)).replace("bertworks.", "")
-        page += [f"## `{name}`", f"From `{value.__module__}`.", "```python", f"{name}{signature}", "```"]
-        page += ["```text", inspect.cleandoc(value.__doc__ or ""), "```", ""]
+        page += [f"## `{name}`", f"From `{value.__module__}`.", *described(name, value, signed=not is_error)]
+        for method in [] if is_error or not inspect.isclass(value) else methods(value):
+            page += [f"### `{name}.{method}`", *described(method, getattr(value, method))]
     return "\n".join(page)
+
+
+def methods(kind: type) -> list[str]:
+    """Those of its own that are for everybody, in the order in which they are written."""
+    own = [name for name, member in vars(kind).items() if isinstance(member, FunctionType | classmethod)]
+    return [name for name in own if not name.startswith("_") and getattr(kind, name).__doc__]
+
+
+def described(name: str, value: Any, *, signed: bool = True) -> list[str]:
+    """Signature and docstring."""
+    signature = str(inspect.signature(value)).replace("bertworks.", "") if signed else ""
+    return ["```python", f"{name}{signature}", "```", "```text", inspect.cleandoc(value.__doc__ or ""), "```", ""]
 
 
 if __name__ == "__main__":
