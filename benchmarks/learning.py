@@ -274,6 +274,7 @@ def begin(recipe: Any) -> Any:
     model = PretrainingModel(recipe.encoder)
     if recipe.initialization == "neighbours":
         attend_to_neighbours(model.encoder)
+        model.encoder.embeddings.position.requires_grad_(False)
     return model
 
 
@@ -336,15 +337,17 @@ def transformers_our_settings(
 
     from bertworks.files.foreign import config_to_huggingface, from_huggingface, to_huggingface
     from bertworks.learn.optimization import make_optimizer
-    from bertworks.learn.plan import LONG_SHARE
+    from bertworks.learn.plan import LATER_SHARE
     from bertworks.use.examples import phase_batches
 
     c = recipe.encoder
     model = BertForPreTraining(BertConfig(**config_to_huggingface(c, architectures=["BertForPreTraining"]))).train()
     model.load_state_dict(to_huggingface(begin(recipe).state_dict(), c), strict=False)  # tied copies follow
+    model.bert.embeddings.position_embeddings.requires_grad_(recipe.initialization == "published")
     optimizer = make_optimizer(model, recipe.optimizer)
     # As many steps as the time allows: phases share it as in `fit`, and the rate follows the clock.
-    borders = [1 - LONG_SHARE] * (len(recipe.train.phases) - 1)
+    later = len(recipe.train.phases) - 1
+    borders = [1 - LATER_SHARE * (later - n) for n in range(later)]
     endless = tuple(replace(phase, num_steps=1 << 30) for phase in recipe.train.phases)
     recipe = replace(recipe, train=replace(recipe.train, phases=endless, micro_batch_tokens=1 << 30))
 

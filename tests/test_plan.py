@@ -57,6 +57,8 @@ def test_a_model_to_begin_with_keeps_its_shape():
     recipe = choose(600, 1e11, 10**9, encoder)
     assert replace(recipe.encoder, hidden_dropout=0.1, attention_dropout=0.1) == encoder
     assert recipe.train.sequence_length == 100
+    assert [phase.sequence_length for phase in recipe.train.phases] == [64, 100]
+    assert [phase.batch_size for phase in recipe.train.phases] == [32, 20]
 
 
 def test_titles_say_how_long():
@@ -66,12 +68,12 @@ def test_titles_say_how_long():
 
 @pytest.mark.parametrize("seconds", [30, 600, 36000])
 def test_the_time_is_filled(seconds: int):
-    costs = [0.02, 0.07]
-    recipe = fit(recipe_with((1, 8, 32), (1, 2, 64)), seconds, costs)
+    costs = [0.02, 0.04, 0.07]
+    recipe = fit(recipe_with((1, 8, 32), (1, 4, 48), (1, 2, 64)), seconds, costs)
     spent = [p.num_steps * cost for p, cost in zip(recipe.train.phases, costs, strict=True)]
     assert sum(spent) == pytest.approx(seconds, rel=0.01)
     assert sum(spent) <= seconds
-    assert spent[1] / seconds == pytest.approx(0.1, abs=0.01)
+    assert [one / seconds for one in spent] == pytest.approx([0.6, 0.2, 0.2], abs=0.01)
 
 
 def test_the_phases_of_a_recipe_keep_their_shares():

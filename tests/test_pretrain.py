@@ -26,8 +26,8 @@ from bertworks.files.checkpoint import locked
 from bertworks.files.model import load_model
 from bertworks.learn.losses import Tally
 from bertworks.learn.objectives import PretrainingModel
-from bertworks.learn.plan import measure
-from bertworks.learn.recipe import load
+from bertworks.learn.plan import Measurement, measure
+from bertworks.learn.recipe import Recipe, load
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import write_shards
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
@@ -487,6 +487,17 @@ def test_two_phases_under_one_schedule(shards: Path, tmp_path: Path):
     assert len(list((tmp_path / "a" / "plans").iterdir())) == 2
 
 
+def test_positions_are_not_trained_where_they_begin_with_neighbours(shards: Path, tmp_path: Path):
+    begin = ('title = "Tiny"', 'title = "Tiny"\ninitialization = "neighbours"')
+    recipe = write_recipe(tmp_path / "r.toml", SHORT, begin)
+    run(shards, tmp_path / "a", recipe)
+    table = load_model(tmp_path / "a").state["encoder.embeddings.position.weight"]
+    # Sines and cosines of one angle, times one amplitude, in every row: also in those that no sequence reached.
+    sines, cosines = table.chunk(2, 1)
+    squares = sines**2 + cosines**2
+    torch.testing.assert_close(squares, squares[0, 0].expand_as(squares))
+
+
 def test_two_phases_resumed_in_the_second(shards: Path, tmp_path: Path):
     second = (
         "sequence_length = 32",
@@ -655,21 +666,23 @@ def test_what_the_first_process_refuses_ends_the_second(tmp_path: Path):
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which a step of the first phase takes 0.1 s and one of the second 0.4 s."""
-    seconds = SimpleNamespace(step_seconds=[0.1, 0.4], memory=1 << 30)
-    monkeypatch.setattr("bertworks.use.pretrain.measure", lambda *_: seconds)
+    """A machine on which a step of the first phase takes 0.1 s, of the second 0.2 s, of the third 0.4 s."""
+
+    def measure(recipe: Recipe, *_: object) -> Measurement:
+        return Measurement([0.1, 0.2, 0.4][: len(recipe.train.phases)], 1 << 30)
+
+    monkeypatch.setattr("bertworks.use.pretrain.measure", measure)
     monkeypatch.setattr("bertworks.use.pretrain.measure_matmul", lambda *_: 1e9)
     monkeypatch.setattr("bertworks.use.pretrain.best_precision", lambda *_: "fp32")
 
 
 def test_a_budget_becomes_a_plan_that_stays(fast: None, shards: Path, tmp_path: Path):
     small = ["encoder.hidden_size=32", "encoder.num_attention_heads=2", "train.phases.0.batch_size=2"]
-    small += ["train.phases.1.batch_size=1", "train.held_out_sequences=4"]
+    small += ["train.phases.1.batch_size=1", "train.phases.2.batch_size=1", "train.held_out_sequences=4"]
     events = pretrain([shards], tmp_path / "a", budget="20s", overrides=small, device="cpu")
     plan = next(event for event in events if event.kind == "plan").fields["recipe"]
     phases = plan["train"]["phases"]
-    assert sum(phase["num_steps"] * cost for phase, cost in zip(phases, [0.1, 0.4], strict=True)) < 20
-    assert phases[0]["num_steps"] * 0.1 + phases[1]["num_steps"] * 0.4 > 15
+    assert 15 < sum(phase["num_steps"] * cost for phase, cost in zip(phases, [0.1, 0.2, 0.4], strict=True)) < 20
     kept = (tmp_path / "a" / "recipe.toml").read_text()
     events.close()
     again = pretrain([shards], tmp_path / "a", budget="20s", overrides=small, device="cpu")

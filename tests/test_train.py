@@ -254,6 +254,18 @@ def test_bf16_learns_like_fp32_and_keeps_masters_in_fp32():
     assert nn.functional.cosine_similarity(*vectors, dim=0) > 0.99
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_frozen_table_stays_and_the_rest_learns(precision):
+    model = make_model()
+    frozen = model.encoder.embeddings.position.weight.requires_grad_(False)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    c = OptimizerConfig(learning_rate=1e-2, warmup=0.1)
+    _, optimizer, _ = run([], steps=12, config=c, model=model, precision=precision)
+    assert torch.equal(frozen, before["encoder.embeddings.position.weight"])
+    assert frozen not in optimizer.state
+    assert all(p is frozen or not torch.equal(p, before[name]) for name, p in model.named_parameters())
+
+
 def test_gradient_checkpointing_gives_the_same_steps():
     dropout = replace(SMALL, hidden_dropout=0.1, attention_dropout=0.1)
     plain, saving = (run([4], model=make_model(dropout, gradient_checkpointing=flag))[2] for flag in (False, True))

@@ -29,24 +29,25 @@ class Rung(NamedTuple):
     flops: float  # matrix-product operations that the budget allows, from which this is the better choice
     size: str
     vocab_size: int
-    batch_size: int
-    sequence_length: int
+    tokens: int  # of a step
+    lengths: tuple[int, ...]  # of the sequences, phase after phase
     learning_rate: float
     initializer_range: float
 
 
 LADDER = (
-    Rung(0, "tiny", 8000, 32, 64, 2e-3, 0.06),
-    Rung(6e14, "mini", 8000, 32, 64, 1e-3, 0.04),
-    Rung(2e15, "small", 16000, 64, 128, 7e-4, 0.02),
-    Rung(2e17, "medium", 30000, 256, 128, 6e-4, 0.02),
-    Rung(1e18, "base", 30000, 256, 128, 4e-4, 0.02),
-    Rung(1e20, "large", 30000, 512, 128, 3e-4, 0.02),
+    Rung(0, "tiny", 8000, 2048, (64, 128, 512), 2e-3, 0.06),
+    Rung(6e14, "mini", 8000, 2048, (64, 128, 512), 1e-3, 0.04),
+    Rung(2e15, "small", 16000, 8192, (128, 512), 7e-4, 0.02),
+    Rung(2e17, "medium", 30000, 32768, (128, 512), 6e-4, 0.02),
+    Rung(1e18, "base", 30000, 32768, (128, 512), 4e-4, 0.02),
+    Rung(1e20, "large", 30000, 65536, (128, 512), 3e-4, 0.02),
 )
 EFFICIENCY = 0.7  # of the matmul ceiling, before anything is measured
 EVALUATION_SHARE = 0.03  # of the time goes into held-out text
-LONG_SHARE = 0.1  # of the arithmetic goes into the longest sequences, as in the original
-LONGEST = 512
+# Of the time goes into each phase after the first. The original gives its last a tenth of the steps, which in a short
+# run is too little to learn what changes with the length (docs/diary.md).
+LATER_SHARE = 0.2
 PROCESS = 400 << 20  # bytes of Python and torch, without any model
 
 
@@ -65,15 +66,12 @@ def choose(seconds: float, matmul: float, corpus_tokens: int, encoder: EncoderCo
     flops = seconds * matmul * EFFICIENCY
     rung = rung_for(flops)
     suited = replace(SIZES[rung.size], vocab_size=rung.vocab_size, initializer_range=rung.initializer_range)
-    per_token = suited.flops_per_token(rung.sequence_length, 0.15)
+    per_token = suited.flops_per_token(rung.lengths[0], 0.15)
     once = flops / per_token < 4 * corpus_tokens  # with few repetitions there is nothing to overfit
     dropout = 0.0 if once else 0.1
-    longest = min(LONGEST, encoder.max_position_embeddings) if encoder else LONGEST
-    length = min(rung.sequence_length, longest)
-    phases = [Phase(num_steps=1, batch_size=rung.batch_size, sequence_length=length)]
-    if length < longest:
-        batch_size = max(1, rung.batch_size * length // longest)
-        phases.append(Phase(num_steps=1, batch_size=batch_size, sequence_length=longest))
+    longest = encoder.max_position_embeddings if encoder else max(rung.lengths)
+    lengths = sorted({min(length, longest) for length in rung.lengths})
+    phases = [Phase(num_steps=1, batch_size=max(1, rung.tokens // n), sequence_length=n) for n in lengths]
     return Recipe(
         title=f"BERT-{rung.size} for {_words(seconds)}" if encoder is None else f"more training for {_words(seconds)}",
         train=TrainConfig(phases=tuple(phases)),
@@ -97,11 +95,12 @@ def fit(recipe: Recipe, seconds: float, step_seconds: list[float]) -> Recipe:
     """The recipe with as many steps as fill the time, and as many evaluations as cost little of it.
 
     step_seconds: of one step of each phase. Phases keep their shares of the tokens; those that `choose` has left open,
-    with one step each, get nine tenths and one.
+    with one step each, get those of LATER_SHARE.
     """
     asked = recipe.train.phases
-    if all(phase.num_steps == 1 for phase in asked) and len(asked) == 2:
-        shares = [1 - LONG_SHARE, LONG_SHARE]
+    if all(phase.num_steps == 1 for phase in asked):
+        later = [LATER_SHARE] * (len(asked) - 1)
+        shares = [1 - sum(later), *later]
     else:
         costs = [phase.num_steps * cost for phase, cost in zip(asked, step_seconds, strict=True)]
         shares = [cost / sum(costs) for cost in costs]
@@ -109,8 +108,9 @@ def fit(recipe: Recipe, seconds: float, step_seconds: list[float]) -> Recipe:
         replace(phase, num_steps=max(1, int(seconds * share / cost)))
         for phase, share, cost in zip(asked, shares, step_seconds, strict=True)
     )
-    # A forward pass is a third of a step; its tokens are those of the first phase's sequences.
-    evaluation = step_seconds[0] / asked[0].batch_size * recipe.train.held_out_sequences / 3
+    # A forward pass is a third of a step; the longest sequences are as many tokens again.
+    token = step_seconds[0] / asked[0].batch_size / asked[0].sequence_length
+    evaluation = 2 / 3 * token * recipe.train.held_out_sequences * recipe.train.held_out_length
     evaluations = min(20, max(3, int(EVALUATION_SHARE * seconds / evaluation)))
     num_steps = sum(phase.num_steps for phase in phases)
     every = -(-num_steps // evaluations)

@@ -23,6 +23,8 @@ from bertworks.text.vocabulary import VocabularyConfig
 
 T = TypeVar("T")
 
+HELD_OUT_LENGTH = 128
+
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
@@ -45,6 +47,7 @@ class TrainConfig:
     """phases: one after the other, under one learning-rate schedule.
     micro_batch_tokens: at most so many tokens are computed at once; a larger batch is accumulated. The numbers are the
     same.
+    held_out_sequences: of 128 tokens, and about as many tokens in sequences of the greatest length.
     evaluate_every, save_every: in steps; 0: some twenty times in a run, and every few minutes.
     """
 
@@ -72,6 +75,11 @@ class TrainConfig:
         return max(phase.sequence_length for phase in self.phases)
 
     @property
+    def held_out_length(self) -> int:
+        """Of most held-out sequences: the same for runs of all plans, so that their figures compare."""
+        return min(HELD_OUT_LENGTH, self.sequence_length)
+
+    @property
     def num_tokens(self) -> int:
         """At most: short sequences have fewer."""
         return sum(p.num_steps * p.batch_size * p.sequence_length for p in self.phases)
@@ -82,7 +90,8 @@ class Recipe:
     """A whole pre-training: everything that decides the numbers, except the text.
 
     initialization: "published": everything at random; "neighbours": the first layer begins by looking at the words
-    around (`nn.initialization`), which small budgets could not learn in their time.
+    around (`nn.initialization`), which small budgets could not learn in their time, and the table of positions is not
+    trained.
     """
 
     title: str

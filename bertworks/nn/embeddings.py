@@ -32,6 +32,7 @@ class Embeddings(nn.Module):
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         # A row of the product table is position + segment: one small table, read once, instead of two large sums.
         kinds = self.token_type.num_embeddings
-        places = (self.position.weight[: layout.max_seqlen, None] + self.token_type.weight).flatten(0, 1)
+        positions = self.position.weight[: layout.max_seqlen, None].to(self.token_type.weight.dtype)  # if it is frozen
+        places = (positions + self.token_type.weight).flatten(0, 1)
         x = self.word(input_ids) + places.index_select(0, layout.position_ids * kinds + types)
         return dropout(self.norm(x), self.dropout if self.training else 0.0)

@@ -96,6 +96,11 @@ def evaluation_figures(means: Mapping[str, Mean]) -> dict[str, float]:
     return training_figures(means) | {"masked_lm_perplexity": math.exp(min(means["masked_lm"].loss, 700.0))}
 
 
+def lengths(figures: Mapping[str, float]) -> list[int]:
+    """Of longer sequences that were examined as well."""
+    return sorted(int(name.rpartition("_")[2]) for name in figures if name.startswith("masked_lm_loss_at_"))
+
+
 def describe(figures: Mapping[str, float]) -> str:
     """Held-out figures as a sentence."""
     if not figures:
@@ -104,6 +109,9 @@ def describe(figures: Mapping[str, float]) -> str:
         f"masked words: loss {figures['masked_lm_loss']:.3f}, accuracy {figures['masked_lm_accuracy']:.1%}, "
         f"perplexity {figures['masked_lm_perplexity']:,.1f}"
     )
+    for length in lengths(figures):
+        text += f" (at {length} tokens {figures[f'masked_lm_loss_at_{length}']:.3f}"
+        text += f" and {figures[f'masked_lm_accuracy_at_{length}']:.1%})"
     if "next_sentence_accuracy" in figures:
         text += f"; next sentence: accuracy {figures['next_sentence_accuracy']:.1%}"
     return text

@@ -50,7 +50,10 @@ class Pretraining:
 
     def blank(self) -> PretrainingModel:
         checkpointing = self.recipe.train.gradient_checkpointing
-        return PretrainingModel(self.recipe.encoder, next_sentence=self._pairs, gradient_checkpointing=checkpointing)
+        model = PretrainingModel(self.recipe.encoder, next_sentence=self._pairs, gradient_checkpointing=checkpointing)
+        # See `nn.initialization`: sines and cosines hold for all lengths as long as nobody moves some of them.
+        model.encoder.embeddings.position.requires_grad_(self.recipe.initialization == "published")
+        return model
 
     def begin(self) -> tuple[nn.Module, list[str]]:
         torch.manual_seed(self.recipe.seed)
@@ -71,7 +74,12 @@ class Pretraining:
         )
 
     def evaluate(self, network: nn.Module) -> dict[str, float]:
-        return evaluation_figures(evaluate(network, self._held_out_batches, self.precision))
+        figures = evaluation_figures(evaluate(network, self._held_out_batches, self.precision))
+        if self._long_batches:
+            words = evaluate(network, self._long_batches, self.precision)["masked_lm"]
+            length = self.recipe.train.sequence_length
+            figures |= {f"masked_lm_loss_at_{length}": words.loss, f"masked_lm_accuracy_at_{length}": words.accuracy}
+        return figures
 
     def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool:
         return figures["masked_lm_loss"] < best["masked_lm_loss"]
@@ -129,11 +137,24 @@ class Pretraining:
 
     @cached_property
     def _held_out_batches(self) -> list[Batch]:
+        train = self.recipe.train
+        return self._questions(train.held_out_length, train.held_out_sequences)
+
+    @cached_property
+    def _long_batches(self) -> list[Batch]:
+        """About as many tokens in sequences of the greatest length; none if the others are as long."""
+        train = self.recipe.train
+        if train.sequence_length <= train.held_out_length:
+            return []
+        sequences = train.held_out_sequences * train.held_out_length // train.sequence_length
+        return self._questions(train.sequence_length, max(1, sequences))
+
+    def _questions(self, sequence_length: int, sequences: int) -> list[Batch]:
         return examples.held_out_batches(
             self.store,
             self.held_out,
             self.corpus.tokenizer,
             pairs=self._pairs,
-            sequence_length=self.recipe.train.phases[0].sequence_length,
-            sequences=self.recipe.train.held_out_sequences,
+            sequence_length=sequence_length,
+            sequences=sequences,
         )

@@ -11,6 +11,7 @@ from bertworks.files.storage import read_json
 from bertworks.text.atomic import write_text
 from bertworks.use import charts
 from bertworks.use.charts import Series, Show
+from bertworks.use.metrics import lengths
 
 
 def write_report(folder: str | Path) -> Path:
@@ -23,7 +24,7 @@ def write_report(folder: str | Path) -> Path:
     steps, evaluations = read_metrics(folder / "metrics.jsonl")
     sections = [charts.side_by_side(list(_charts(steps, evaluations)))]
     if evaluations:
-        sections.append(charts.figures("Held-out text", _COLUMNS, evaluations))
+        sections.append(charts.figures("Held-out text", _columns(evaluations[-1]), evaluations))
     sections += origin(folder)
     page = charts.page(folder.resolve().name, "pre-training", _summary(steps, evaluations), sections)
     write_text(folder / "report.html", page)
@@ -103,11 +104,31 @@ def _charts(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> I
             yield charts.chart(title, series, show, from_zero)
 
 
+def _columns(evaluation: dict[str, Any]) -> list[tuple[str, str, Show]]:
+    """Those of all runs, and of sequences longer than most if there are any."""
+    return _COLUMNS + [
+        column
+        for length in lengths(evaluation)
+        for column in (
+            (f"masked_lm_loss_at_{length}", f"loss at {length} tokens", _loss),
+            (f"masked_lm_accuracy_at_{length}", f"accuracy at {length} tokens", _accuracy),
+        )
+    ]
+
+
+def _loss(value: float) -> str:
+    return f"{value:.4f}"
+
+
+def _accuracy(value: float) -> str:
+    return f"{value:.2%}"
+
+
 _COLUMNS: list[tuple[str, str, Show]] = [
     ("step", "step", lambda step: f"{step:,.0f}"),
-    ("masked_lm_loss", "loss, masked words", lambda loss: f"{loss:.4f}"),
-    ("masked_lm_accuracy", "accuracy, masked words", lambda accuracy: f"{accuracy:.2%}"),
+    ("masked_lm_loss", "loss, masked words", _loss),
+    ("masked_lm_accuracy", "accuracy, masked words", _accuracy),
     ("masked_lm_perplexity", "perplexity", lambda perplexity: f"{perplexity:,.2f}"),
-    ("next_sentence_loss", "loss, sentence pairs", lambda loss: f"{loss:.4f}"),
-    ("next_sentence_accuracy", "accuracy, sentence pairs", lambda accuracy: f"{accuracy:.2%}"),
+    ("next_sentence_loss", "loss, sentence pairs", _loss),
+    ("next_sentence_accuracy", "accuracy, sentence pairs", _accuracy),
 ]
