@@ -67,12 +67,17 @@ def publish(name: str, results: dict[str, Any], table: str) -> None:
     path = HERE / "results" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(results, indent=2) + "\n")
+    write_between(PAGE, name, table)
+
+
+def write_between(page: Path, name: str, table: str) -> None:
+    """Puts a table between the comments `NAME` and `/NAME` of a page."""
     begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->"
-    before, _, rest = PAGE.read_text().partition(begin)
+    before, _, rest = page.read_text().partition(begin)
     _, found, after = rest.partition(end)
     if not found:
-        raise SystemExit(f"{PAGE} has no place for {name}")
-    PAGE.write_text(f"{before}{begin}{table}\n{end}{after}")
+        raise SystemExit(f"{page} has no place for {name}")
+    page.write_text(f"{before}{begin}{table}\n{end}{after}")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from bertworks.use.check import check_file as check_file
     from bertworks.use.doctor import doctor as doctor
     from bertworks.use.evaluate import evaluate_mlm as evaluate_mlm
+    from bertworks.use.evaluate import evaluate_task as evaluate_task
     from bertworks.use.fill import fill as fill
     from bertworks.use.finetune import finetune as finetune
     from bertworks.use.finetune import finetune_events as finetune_events
@@ -63,7 +64,7 @@ _ROOMS = {
     "text.vocabulary": ["VocabularyConfig", "train_vocabulary"],
     "use.check": ["check_file"],
     "use.doctor": ["doctor"],
-    "use.evaluate": ["evaluate_mlm"],
+    "use.evaluate": ["evaluate_mlm", "evaluate_task"],
     "use.fill": ["fill"],
     "use.finetune": ["finetune", "finetune_events", "make_finetune_request"],
     "use.glue": ["evaluate_glue"],

@@ -55,6 +55,40 @@ def mlm(
         print(table((name, f"{v:,.0f}" if v == int(v) and v > 1 else f"{v:.4f}") for name, v in result.items()))
 
 
+def task(
+    model: Annotated[str, Parameter(help="A fine-tuned model folder.")],
+    data: Annotated[str, Parameter(help="Labelled rows that it has not seen, in any format that finetune reads.")],
+    /,
+    *,
+    errors: Annotated[
+        Path | None, Parameter(name=["--errors", "-o"], help="A file for every mistake, the surest first.")
+    ] = None,
+    text: Annotated[
+        list[str] | None, Parameter(negative="", help="Column of the text; twice for pairs. Unset: the model knows.")
+    ] = None,
+    label: Annotated[str | None, Parameter(help="Column of the label. Unset: the model knows.")] = None,
+    threshold: Annotated[float | None, Parameter(help="See predict.")] = None,
+    as_json: Json = False,
+) -> None:
+    """The figures of a fine-tuned model on labelled rows, in all and label by label."""
+    from bertworks.use.evaluate import evaluate_task
+    from bertworks.use.judging import describe_scores
+
+    result = evaluate_task(model, data, errors=errors, text=text or [], label=label, threshold=threshold)
+    if as_json:
+        emit(result)
+        return
+    print(f"{result['rows']:,} rows: {describe_scores(result['figures'])}")
+    width = max((len(name) for name in result["table"]), default=0)
+    for name, figures in result["table"].items():
+        shown = (f"{key} {v:,.0f}" if key == "support" else f"{key} {v:.1%}" for key, v in figures.items())
+        print(f"{name:<{width}}  {'  '.join(shown)}")
+    if result["frequent"]:
+        say(f"{result['mistakes']:,} mistakes: {result['frequent']}")
+    if errors is not None:
+        say(f"written to {errors}")
+
+
 def squad(
     *,
     data: Annotated[Path, Parameter(help="Questions with their gold answers, in the format of SQuAD 1.1 or 2.0.")],
@@ -110,6 +144,7 @@ def glue(
     model: Annotated[str, Parameter(help="minilm, a model folder, or the name of a BERT on the hub.")] = "minilm",
     task: Annotated[list[str] | None, Parameter(negative="", help="Only this one. Repeatable.")] = None,
     seeds: Annotated[int, Parameter(validator=Number(gte=1), help="Trainings of each task.")] = 1,
+    seed: Annotated[int, Parameter(help="Of the first training.")] = 0,
     recipe: Annotated[str, Parameter(help="stable, paper, or a .toml file of your own.")] = "stable",
     settings: Annotated[
         list[str] | None, Parameter(name="--set", negative="", help="Change one field of the recipe. Repeatable.")
@@ -121,6 +156,6 @@ def glue(
     from bertworks.use.glue import evaluate_glue
 
     events = evaluate_glue(
-        data, output, model=model, tasks=task or [], seeds=seeds, recipe=recipe, overrides=settings or []
+        data, output, model=model, tasks=task or [], seeds=seeds, seed=seed, recipe=recipe, overrides=settings or []
     )
     show_events(events, as_json=as_json)

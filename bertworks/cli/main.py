@@ -52,7 +52,7 @@ def make_app() -> App:
     for place, verb in enumerate(_VERBS):
         app.command(verb, help=_joined(verb), sort_key=place)
     evaluate = App(name="evaluate", help="Measure a model, or answers, on what it was not trained on.", sort_key=6.5)
-    for measure in (answers.mlm, answers.squad, answers.glue):
+    for measure in (answers.mlm, answers.task, answers.squad, answers.glue):
         evaluate.command(measure, help=_joined(measure))
     app.command(evaluate)
     return app

@@ -1,8 +1,10 @@
-"""How good a model is on text that it has not seen."""
+"""How good a model is on what it has not seen: raw text, or labelled rows."""
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -10,13 +12,20 @@ from bertworks.data.sampling import Store
 from bertworks.errors import UsageError
 from bertworks.files.model import load_model
 from bertworks.files.names import locate
+from bertworks.files.task import TaskDescription
 from bertworks.learn.machine import Precision, choose_device
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.train import evaluate
 from bertworks.text.corpus import CorpusReader
+from bertworks.text.rows import Quoting, RowReader
+from bertworks.text.schema import Schema, guess_schema, items
 from bertworks.text.shards import write_shards
+from bertworks.use.examination import table, write_errors
 from bertworks.use.examples import held_out_batches, in_sections
+from bertworks.use.judging import judge
 from bertworks.use.metrics import evaluation_figures
+from bertworks.use.mistakes import frequent, mistakes
+from bertworks.use.predict import Predictor, schema_for
 from bertworks.use.prepare import Documents
 
 
@@ -65,3 +74,61 @@ def evaluate_mlm(
         "masked_tokens": float(means["masked_lm"].count),
     }
     return evaluation_figures(means) | counts
+
+
+def evaluate_task(
+    model: str | Path,
+    data: str | Path,
+    *,
+    errors: str | Path | None = None,
+    text: Sequence[str] = (),
+    label: str | None = None,
+    threshold: float | None = None,
+    quoting: Quoting = "auto",
+    device: str = "auto",
+    precision: Precision = "fp32",
+) -> dict[str, Any]:
+    """What a fine-tuned model makes of labelled rows, best of all of rows that had no part in the training: `task`,
+    `rows`, `figures`, `table` (figures of each label, type of entity or kind of question), `mistakes` (how many) and
+    `frequent` (their commonest kinds, in words).
+
+    Args:
+        errors: a file to write every mistake to, the surest first.
+        text, label: columns; () and None: those that the model learned from, or else a guess.
+        threshold: see `Predictor`.
+
+    Raises:
+        UsageError: no such column.
+        BertworksError: no such model, or a row that cannot be judged, with its line; a label that the model does not
+            know is one of these.
+    """
+    predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
+    d, reader = predictor.description, RowReader(data, quoting=quoting)
+    found = list(predictor.answers(items(reader, _labelled(reader, d, text, label))))
+    encoded, answers = [one for one, _ in found], [answer for _, answer in found]
+    judged = [one.item for one in encoded]
+    wrong = mistakes(d, judged, answers)
+    if errors is not None:
+        write_errors(Path(errors), d, wrong)
+    return {
+        "task": d.task,
+        "rows": len(judged),
+        "figures": judge(d, judged, answers),
+        "table": table(d, encoded, answers),
+        "mistakes": len(wrong),
+        "frequent": frequent(wrong),
+    }
+
+
+def _labelled(reader: RowReader, d: TaskDescription, text: Sequence[str], label: str | None) -> Schema:
+    """What to read of a file: the texts as for a prediction, and labels by the names that the model has."""
+    schema = replace(schema_for(reader, d, text)[0], raw=False)
+    label = label or d.label
+    first_choice = 0
+    if label is None or d.task == "choice":
+        guess = guess_schema(reader, task=d.task, text=schema.text, label=label)[0]
+        label, first_choice = guess.label, guess.first_choice
+    names = d.labels
+    if d.task == "spans":  # the model has a tag for the first token of each type, and one for the others
+        names = tuple(name[2:] for name in d.labels if name.startswith("B-"))
+    return replace(schema, label=label, labels=names, separator=d.separator, first_choice=first_choice)

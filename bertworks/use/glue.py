@@ -27,6 +27,7 @@ def evaluate_glue(
     model: str | Path = "minilm",
     tasks: Sequence[str] = (),
     seeds: int = 1,
+    seed: int = 0,
     recipe: str = "stable",
     overrides: Sequence[str] = (),
     device: str = "auto",
@@ -40,13 +41,14 @@ def evaluate_glue(
 
     Args:
         tasks: names of GLUE's folders; (): all that are there.
+        seed: the first of the `seeds`.
 
     Raises:
         UsageError: a name that is no task of GLUE.
         BertworksError: no task is there, or one of those asked for is not.
     """
     output, there = Path(output), _asked(find(data), tasks, data)
-    options = {"model": model, "recipe": recipe, "overrides": overrides, "precision": precision}
+    options = {"model": model, "recipe": recipe, "overrides": overrides, "precision": precision, "seed": seed}
     rows: dict[str, dict[str, Any]] = {}
     for found in there:
         name = found.benchmark.name
@@ -107,6 +109,7 @@ def _measured(
     """Columns of the table: the figures of every seed, and what they are figures of."""
     split = found.measured_on[0]
     about = {"split": split, "sampled": found.sampled, "train": found.files["train"].name}
+    about |= {"seconds": [trial["seconds"] for trial in trials]}
     name, metrics = found.benchmark.name, found.benchmark.metrics
     columns = {HALVES.get(split, name): [_only(trial["figures"], metrics) for trial in trials]}
     for other in found.measured_on[1:]:  # the other half of MNLI
