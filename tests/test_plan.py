@@ -48,6 +48,7 @@ def test_more_time_never_makes_a_smaller_model():
 
 def test_little_text_gets_dropout():
     assert choose(3600, 1e11, 10**9).encoder.hidden_dropout == 0
+    assert choose(3600, 1e11, 10**7).encoder.hidden_dropout == 0  # ten times, by a network of 1.6 million parameters
     assert choose(3600, 1e11, 10**4).encoder.hidden_dropout == 0.1
     assert choose(3600, 1e11, 10**4).encoder.attention_dropout == 0.1
 

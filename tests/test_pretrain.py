@@ -487,6 +487,22 @@ def test_two_phases_under_one_schedule(shards: Path, tmp_path: Path):
     assert len(list((tmp_path / "a" / "plans").iterdir())) == 2
 
 
+def test_long_sequences_are_examined_as_well(shards: Path, tmp_path: Path):
+    longer = ("max_position_embeddings = 64", "max_position_embeddings = 160")
+    second = (
+        "sequence_length = 32",
+        "sequence_length = 32\n[[train.phases]]\nnum_steps=2\nbatch_size=2\nsequence_length=160",
+    )
+    *_, done = run(shards, tmp_path / "a", write_recipe(tmp_path / "r.toml", SHORT, longer, second))
+    figures = done.fields["evaluation"]
+    assert {"masked_lm_loss_at_160", "masked_lm_accuracy_at_160"} < figures.keys()
+    loss = figures["masked_lm_loss_at_160"]
+    assert f"(at 160 tokens {loss:.3f} and " in done.text
+    page = (tmp_path / "a" / "report.html").read_text()
+    assert "loss at 160 tokens" in page
+    assert f"{loss:.4f}" in page
+
+
 def test_positions_are_not_trained_where_they_begin_with_neighbours(shards: Path, tmp_path: Path):
     begin = ('title = "Tiny"', 'title = "Tiny"\ninitialization = "neighbours"')
     recipe = write_recipe(tmp_path / "r.toml", SHORT, begin)

@@ -48,6 +48,7 @@ EVALUATION_SHARE = 0.03  # of the time goes into held-out text
 # Of the time goes into each phase after the first. The original gives its last a tenth of the steps, which in a short
 # run is too little to learn what changes with the length (docs/diary.md).
 LATER_SHARE = 0.2
+REPETITIONS = 4  # of a text, from which on it may be learned by heart
 PROCESS = 400 << 20  # bytes of Python and torch, without any model
 
 
@@ -67,8 +68,9 @@ def choose(seconds: float, matmul: float, corpus_tokens: int, encoder: EncoderCo
     rung = rung_for(flops)
     suited = replace(SIZES[rung.size], vocab_size=rung.vocab_size, initializer_range=rung.initializer_range)
     per_token = suited.flops_per_token(rung.lengths[0], 0.15)
-    once = flops / per_token < 4 * corpus_tokens  # with few repetitions there is nothing to overfit
-    dropout = 0.0 if once else 0.1
+    # With few repetitions there is nothing to overfit, and a small network cannot learn a large text by heart.
+    by_heart = flops / per_token > REPETITIONS * corpus_tokens and 2 * suited.num_parameters() > corpus_tokens
+    dropout = 0.1 if by_heart else 0.0
     longest = encoder.max_position_embeddings if encoder else max(rung.lengths)
     lengths = sorted({min(length, longest) for length in rung.lengths})
     phases = [Phase(num_steps=1, batch_size=max(1, rung.tokens // n), sequence_length=n) for n in lengths]
