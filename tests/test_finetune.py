@@ -22,6 +22,7 @@ from fine import (
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.task import read_task
+from bertworks.learn.finetuning import suited_rate
 from bertworks.use.events import Event
 from bertworks.use.finetune import finetune, finetune_events, make_finetune_request
 from bertworks.use.predict import Predictor, predict_file
@@ -304,3 +305,13 @@ def test_tags_that_are_no_entities_are_judged_by_the_word(model: Path, tmp_path:
     assert done.fields["metric"] == "accuracy"
     assert done.fields["score"] > 0.9
     assert set(done.fields["figures"]) >= {"accuracy", "macro_f1"}
+
+
+def test_the_rate_suits_the_network_unless_it_is_named(model: Path, tmp_path: Path) -> None:
+    data = write_reviews(tmp_path / "reviews.csv", 40)
+    run(data, tmp_path / "a", model, overrides=("epochs=1",))
+    assert "\nlearning_rate = 0.0012\n" in (tmp_path / "a" / "recipe.toml").read_text()  # 5e-5 * 768 / 32
+    run(data, tmp_path / "b", model, overrides=("epochs=1", "optimizer.learning_rate=3e-4"))
+    assert "\nlearning_rate = 0.0003\n" in (tmp_path / "b" / "recipe.toml").read_text()
+    assert suited_rate(768) == 5e-5
+    assert suited_rate(384) == 1e-4

@@ -163,6 +163,7 @@ def test_the_last_word_counts():
         ("[train]", "[masking]\nspans = 1\n[train]", 5, "masking.spans: expected a list, got 1", None),
         ("[train]", "[masking]\nspans = ['a']\n[train]", 5, "masking.spans[0]: expected float, got 'a'", None),
         ("[train]", "[optimizer]\nlearning_rate = nan\n[train]", 4, "optimizer: learning_rate is nan", None),
+        ("[train]", "[optimizer]\nlearning_rate = 0\n[train]", 1, "learning_rate is 0: expected the rate", None),
         ("[train]", "[encoder]\nhidden_size = 65537\n[train]", 4, "hidden_size is 65537", None),
         ("[train]", "[encoder]\nnum_attention_heads = 7\n[train]", 4, "does not divide", None),
         ("[train]", "seed = 4294967296\n[train]", 1, "seed is 4294967296", None),

@@ -11,6 +11,7 @@ from typing import Literal
 from bertworks.errors import UsageError
 from bertworks.learn.optimization import OptimizerConfig
 from bertworks.learn.recipe import dump, parse_as
+from bertworks.nn.config import EncoderConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +75,10 @@ class FinetuneRecipe:
 
 
 LEAST_STEPS = 1000
+RATE = 768, 5e-5  # of a network so wide
 RECIPES = {
-    # Mosbach et al. 2021: bias correction, a warm-up, long enough. Smaller networks take, and need, larger rates.
-    "stable": FinetuneRecipe(title="stable", optimizer=OptimizerConfig(learning_rate=5e-5, warmup=0.1)),
+    # Mosbach et al. 2021: bias correction, a warm-up, long enough.
+    "stable": FinetuneRecipe(title="stable", optimizer=OptimizerConfig(learning_rate=0.0, warmup=0.1)),
     # Devlin et al. 2019, appendix A.3, as released: 3 epochs, no bias correction, the best of the grid on dev.
     "paper": FinetuneRecipe(
         title="paper",
@@ -114,11 +116,32 @@ def load_finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRe
     return parse_as(FinetuneRecipe, dump(RECIPES[name]), name, overrides)
 
 
-def resolved(recipe: FinetuneRecipe, count: int, longest: int) -> FinetuneRecipe:
-    """Everything that was left open, decided. count: items to train on; longest: tokens that the model reads."""
-    steps_per_epoch = math.ceil(count / recipe.batch_size)
-    epochs = recipe.epochs or min(20, max(3, math.ceil(LEAST_STEPS / steps_per_epoch)))
+def suited_length(recipe: FinetuneRecipe, longest: int) -> int:
+    """Tokens of a sequence, of a network that reads so many.
+
+    Raises:
+        UsageError: the recipe asks for more.
+    """
     max_length = recipe.max_length or min(512, longest)
     if max_length > longest:
         raise UsageError(f"max_length is {max_length}, but the model reads at most {longest} tokens")
-    return replace(recipe, epochs=epochs, max_length=max_length)
+    return max_length
+
+
+def suited_rate(hidden_size: int) -> float:
+    """The learning rate that a network of this width takes: smaller networks take, and need, larger ones."""
+    width, rate = RATE
+    return float(f"{rate * width / hidden_size:.1e}")
+
+
+def resolved(recipe: FinetuneRecipe, count: int, c: EncoderConfig) -> FinetuneRecipe:
+    """Everything that was left open, decided. count: items to train on; c: the network."""
+    steps_per_epoch = math.ceil(count / recipe.batch_size)
+    epochs = recipe.epochs or min(20, max(3, math.ceil(LEAST_STEPS / steps_per_epoch)))
+    rate = recipe.optimizer.learning_rate or suited_rate(c.hidden_size)
+    return replace(
+        recipe,
+        epochs=epochs,
+        max_length=suited_length(recipe, c.max_position_embeddings),
+        optimizer=replace(recipe.optimizer, learning_rate=rate),
+    )

@@ -14,6 +14,7 @@ LONG_AGO = 1e7  # steps after which Adam's bias corrections are 1 to the last bi
 class OptimizerConfig:
     """AdamW (Loshchilov and Hutter 2019), clipping, warm-up and linear decay.
 
+    learning_rate: the highest; 0: what suits the network, where a recipe knows that (`finetuning`).
     bias_correction: False is google-research/bert's AdamWeightDecayOptimizer.
     warmup: share of the steps during which the rate climbs in a straight line from 0.
     schedule: "linear" falls in a straight line from the peak to 0 at the last step. "linear_from_start" is that of
@@ -34,7 +35,7 @@ class OptimizerConfig:
     layer_decay: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.learning_rate < 10:
+        if not 0 <= self.learning_rate < 10:
             raise ValueError(f"learning_rate is {self.learning_rate}: expected a number above 0, and well below 10")
         if not 0 <= self.warmup <= 1:
             raise ValueError(f"warmup is {self.warmup}: expected a share of the steps, from 0 to 1")

@@ -112,6 +112,8 @@ class Recipe:
                 f"train.phases ask for {self.train.sequence_length} tokens, but encoder.max_position_embeddings is "
                 f"{self.encoder.max_position_embeddings}"
             )
+        if not self.optimizer.learning_rate:
+            raise ValueError("optimizer.learning_rate is 0: expected the rate, which a pre-training does not choose")
         if not 0 <= self.seed < 1 << 32:
             raise ValueError(f"seed is {self.seed}: expected a whole number from 0 to {(1 << 32) - 1:,}")
 

@@ -9,7 +9,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.files.foreign import config_from_huggingface
 from bertworks.files.names import locate
 from bertworks.files.storage import read_json
-from bertworks.learn.finetuning import load_finetune_recipe, resolved
+from bertworks.learn.finetuning import load_finetune_recipe, suited_length
 from bertworks.text.cells import EmptyTextError
 from bertworks.text.rows import Quoting, RowReader
 from bertworks.text.schema import Schema, Task, guess_schema, read_item
@@ -55,7 +55,7 @@ def check_file(
         reader = RowReader(data, quoting=quoting) if Path(data).is_file() else None
         raise _with_others(error, reader, task, text, label) from error
     recipe = load_finetune_recipe("stable")
-    recipe = replace(recipe, max_length=resolved(recipe, 1, longest).max_length)
+    recipe = replace(recipe, max_length=suited_length(recipe, longest))
     description = describe_task(found, recipe)
     reading = reading_of(description, tokenizer)
     train, judged = list(reading(found.train)), list(reading(found.dev))

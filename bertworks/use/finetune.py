@@ -22,7 +22,7 @@ from bertworks.files.checkpoint import locked
 from bertworks.files.model import load_model
 from bertworks.files.names import locate
 from bertworks.files.task import TaskDescription, read_task, refuse_other_task
-from bertworks.learn.finetuning import FinetuneRecipe, load_finetune_recipe, resolved
+from bertworks.learn.finetuning import FinetuneRecipe, load_finetune_recipe, resolved, suited_length
 from bertworks.learn.machine import Precision, best_precision, choose_device, keep_memory
 from bertworks.learn.recipe import dump, parse_as
 from bertworks.text.atomic import sha256, write_text
@@ -158,14 +158,13 @@ def prepare(
         whole_documents=recipe.document_context,
     )  # fmt: skip
     metric_of(data.schema.task, metric, data.schema.labels)
-    longest = model.config.max_position_embeddings
     if kept is not None:
         recipe = parse_as(FinetuneRecipe, kept, "recipe.toml")
     else:
         asked = request.precision or recipe.precision
         precision = best_precision(device) if asked == "auto" else cast(Precision, asked)
         recipe = replace(recipe, precision=precision)
-    recipe = replace(recipe, max_length=resolved(recipe, 1, longest).max_length)
+    recipe = replace(recipe, max_length=suited_length(recipe, model.config.max_position_embeddings))
     description = describe_task(data, recipe)
     reading = reading_of(description, model.tokenizer)
     train, dev = list(reading(data.train)), list(reading(data.dev))
@@ -177,7 +176,9 @@ def prepare(
             head, description.task, description.labels, request.model, recurrent_units=description.recurrent_units
         )
     beginning = Beginning(request.model, model, head)
-    return Prepared(request, resolved(recipe, len(units), longest), data, description, beginning, units, train, dev)
+    return Prepared(
+        request, resolved(recipe, len(units), model.config), data, description, beginning, units, train, dev
+    )
 
 
 def describe_task(data: LabelledData, recipe: FinetuneRecipe) -> TaskDescription:
