@@ -31,10 +31,12 @@ if TYPE_CHECKING:
     from bertworks.text.tokenizer import Tokenizer as Tokenizer
     from bertworks.text.vocabulary import VocabularyConfig as VocabularyConfig
     from bertworks.text.vocabulary import train_vocabulary as train_vocabulary
+    from bertworks.use.blimp import evaluate_blimp as evaluate_blimp
     from bertworks.use.check import check_file as check_file
     from bertworks.use.doctor import doctor as doctor
     from bertworks.use.evaluate import evaluate_mlm as evaluate_mlm
     from bertworks.use.evaluate import evaluate_task as evaluate_task
+    from bertworks.use.explain import explain as explain
     from bertworks.use.fill import fill as fill
     from bertworks.use.finetune import finetune as finetune
     from bertworks.use.finetune import finetune_events as finetune_events
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from bertworks.use.predict import predict_file as predict_file
     from bertworks.use.pretrain import estimate as estimate
     from bertworks.use.pretrain import pretrain as pretrain
+    from bertworks.use.score import score as score
     from bertworks.use.squad import evaluate_squad as evaluate_squad
 
 _ROOMS = {
@@ -62,14 +65,17 @@ _ROOMS = {
     "text.shards": ["Shards", "write_shards"],
     "text.tokenizer": ["Encoding", "Tokenizer"],
     "text.vocabulary": ["VocabularyConfig", "train_vocabulary"],
+    "use.blimp": ["evaluate_blimp"],
     "use.check": ["check_file"],
     "use.doctor": ["doctor"],
     "use.evaluate": ["evaluate_mlm", "evaluate_task"],
+    "use.explain": ["explain"],
     "use.fill": ["fill"],
     "use.finetune": ["finetune", "finetune_events", "make_finetune_request"],
     "use.glue": ["evaluate_glue"],
     "use.predict": ["Predictor", "predict_file"],
     "use.pretrain": ["estimate", "pretrain"],
+    "use.score": ["score"],
     "use.squad": ["evaluate_squad"],
 }
 _HOMES = {name: room for room, names in _ROOMS.items() for name in names}

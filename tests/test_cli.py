@@ -17,7 +17,10 @@ from bertworks.cli.options import parse_size
 from bertworks.errors import BertworksError, UsageError
 from bertworks.use.events import Event
 
-VERBS = ["vocab", "prepare", "pretrain", "fill", "evaluate mlm", "evaluate squad", "doctor", "demo"]
+VERBS = [
+    "vocab", "prepare", "pretrain", "fill", "score", "explain", "evaluate mlm", "evaluate blimp", "evaluate squad",
+    "doctor", "demo",
+]  # fmt: skip
 STEP = {
     "step": 20, "steps": 1000, "loss": 5.4321, "masked_lm_accuracy": 0.125, "next_sentence_accuracy": None,
     "learning_rate": 1e-4, "tokens_per_second": 9512.3, "matmul_share": 0.31, "memory": 1.25e9, "eta_seconds": 187,

@@ -1,7 +1,8 @@
-"""`bertworks fill` and `bertworks evaluate`: what a model answers, and how well."""
+"""`bertworks fill`, `score`, `explain` and `evaluate`: what a model answers, why, and how well."""
 
 import json
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -9,11 +10,19 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from bertworks.cli.console import emit, say, show_events, table
-from bertworks.cli.options import Documents, Inputs, Json, Output, TextColumn, Texts
+from bertworks.cli.options import Documents, Inputs, Json, Output, Sentences, TextColumn, Texts
 from bertworks.errors import UsageError
 from bertworks.text.atomic import write_text
 
 Model = Annotated[str, Parameter(help="A model folder, or the name of a model on the Hugging Face hub.")]
+WithinWord = Annotated[
+    bool,
+    Parameter(
+        negative="",
+        show_default=False,
+        help="With a token hide the later pieces of its word as well, which else give it away (PLL-word-l2r).",
+    ),
+]
 
 
 def fill(
@@ -27,13 +36,63 @@ def fill(
     """Fill the blanks of a text: the likeliest words for every [MASK]."""
     from bertworks.use import fill as room
 
-    lines = (line for text in texts for line in (sys.stdin.read().splitlines() if text == "-" else [text]))
-    for answers in room.fill(model, lines, k=count):
+    for answers in room.fill(model, _lines(texts), k=count):
         if as_json:
             emit(answers)
             continue
         for mask in answers:
             print(table((f"{answer['score']:6.1%}  {answer['token_str']}", answer["text"]) for answer in mask) + "\n")
+
+
+def score(
+    model: Model,
+    sentences: Sentences,
+    /,
+    *,
+    within_word: WithinWord = False,
+    as_json: Json = False,
+) -> None:
+    """How likely a model finds sentences: pseudo-log-likelihoods, each token hidden in turn.
+
+    Columns: the sum of the logarithms, their mean over the tokens, the sentence.
+    """
+    from bertworks.use import score as room
+
+    if not as_json:
+        print(f"{'sum':>9}  {'mean':>7}")
+    for found in room.score(model, _lines(sentences), within_word=within_word):
+        if as_json:
+            emit(found)
+        else:
+            print(f"{found['score']:9.2f}  {found['score'] / len(found['tokens']):7.3f}  {found['text']}", flush=True)
+
+
+def explain(
+    model: Annotated[str, Parameter(help="A model, fine-tuned or not: a folder, minilm, or a name on the hub.")],
+    texts: Annotated[
+        list[str],
+        Parameter(help="A text; two for a pair; a question and its context; for a pre-trained model with a [MASK]."),
+    ],
+    /,
+    *,
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"], help="The HTML file to write.")] = None,
+    target: Annotated[
+        str | None, Parameter(help="Another label; the word whose tag is meant; another word for the [MASK].")
+    ] = None,
+    baseline: Annotated[
+        Literal["mask", "pad"], Parameter(help='The token that stands for "nothing is said".')
+    ] = "mask",
+    as_json: Json = False,
+) -> None:
+    """Why a model says what it says: which words speak for it, who attends to whom, which tokens are alike."""
+    from bertworks.use.explain import explain as room
+
+    found = room(model, *texts, target=target, baseline=baseline)
+    if output is not None:
+        found.save(output)
+    emit(found.as_dict()) if as_json else print(found)
+    if output is not None:
+        say(f"written to {output}")
 
 
 def mlm(
@@ -137,6 +196,30 @@ def squad(
             say(f"{len(identities):,} {what}: {shown}")
 
 
+def blimp(
+    model: Model,
+    /,
+    *,
+    data: Annotated[
+        Path,
+        Parameter(
+            help="Pairs of sentences: a file with sentence_good, sentence_bad, UID, or a folder of .jsonl files."
+        ),
+    ],
+    output: Annotated[Path | None, Parameter(name=["--output", "-o"], help="A JSON file for the result.")] = None,
+    sample: Annotated[
+        int, Parameter(validator=Number(gte=0), help="So many pairs of each paradigm, always the same; 0: all.")
+    ] = 0,
+    within_word: WithinWord = False,
+    as_json: Json = False,
+) -> None:
+    """Grammatical or not: how often the good sentence of a pair scores strictly higher, by paradigm of BLiMP."""
+    from bertworks.use.blimp import evaluate_blimp
+
+    events = evaluate_blimp(model, data, output=output, sample=sample, within_word=within_word)
+    show_events(events, as_json=as_json)
+
+
 def glue(
     *,
     data: Annotated[Path, Parameter(help="The folder that holds GLUE's folders: CoLA, SST-2, MRPC, ...")],
@@ -159,3 +242,12 @@ def glue(
         data, output, model=model, tasks=task or [], seeds=seeds, seed=seed, recipe=recipe, overrides=settings or []
     )
     show_events(events, as_json=as_json)
+
+
+def _lines(texts: Iterable[str]) -> Iterator[str]:
+    """The texts that were typed; in the place of - the lines of standard input, one at a time."""
+    for text in texts:
+        if text == "-":
+            yield from (line.rstrip("\r\n") for line in sys.stdin)
+        else:
+            yield text

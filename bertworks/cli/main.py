@@ -28,6 +28,8 @@ _VERBS: tuple[Callable[..., object], ...] = (
     finetuning.finetune,
     finetuning.predict,
     answers.fill,
+    answers.score,
+    answers.explain,
     machine.doctor,
     machine.demo,
 )
@@ -51,8 +53,8 @@ def make_app() -> App:
     app.register_install_completion_command()
     for place, verb in enumerate(_VERBS):
         app.command(verb, help=_joined(verb), sort_key=place)
-    evaluate = App(name="evaluate", help="Measure a model, or answers, on what it was not trained on.", sort_key=6.5)
-    for measure in (answers.mlm, answers.task, answers.squad, answers.glue):
+    evaluate = App(name="evaluate", help="Measure a model, or answers, on what it was not trained on.", sort_key=8.5)
+    for measure in (answers.mlm, answers.blimp, answers.task, answers.squad, answers.glue):
         evaluate.command(measure, help=_joined(measure))
     app.command(evaluate)
     return app

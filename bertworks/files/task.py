@@ -64,6 +64,11 @@ class TaskDescription:
         write_text(folder / FILE, json.dumps({"format": FORMAT, **asdict(self)}, indent=2, ensure_ascii=False) + "\n")
 
 
+def has_task(folder: Path) -> bool:
+    """Whether the model of a folder was fine-tuned for a task that we know."""
+    return (folder / FILE).exists() or bool(_tasks(read_json(folder / "config.json")))
+
+
 def read_task(folder: Path) -> TaskDescription:
     """What the model of a folder does.
 
@@ -73,9 +78,9 @@ def read_task(folder: Path) -> TaskDescription:
     if (folder / FILE).exists():
         return _read_ours(folder / FILE)
     settings = read_json(folder / "config.json")
-    named = settings.get("architectures")
-    tasks = [task for task, name in _CLASSES.items() if isinstance(named, list) and name in named]
+    tasks = _tasks(settings)
     if not tasks:
+        named = settings.get("architectures")
         found = ", ".join(map(str, named))[:100] if isinstance(named, list) and named else "no head"
         raise BertworksError(
             f"this model ({found}) was not fine-tuned for a task", where=str(folder),
@@ -127,6 +132,12 @@ def refuse_other_task(
     else:
         return
     raise BertworksError(what, where=where, fix="--new-head forgets the model's head and begins another one")
+
+
+def _tasks(settings: dict[str, Any]) -> list[str]:
+    """What the head may be for, by the names of transformers' classes."""
+    named = settings.get("architectures")
+    return [task for task, name in _CLASSES.items() if isinstance(named, list) and name in named]
 
 
 def _listed(labels: Collection[str]) -> str:

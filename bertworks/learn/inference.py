@@ -8,11 +8,14 @@ from numpy.typing import NDArray
 
 from bertworks.data.batch import Batch, collate
 from bertworks.data.labelled import Unit, longest, packed_numbers
+from bertworks.data.masking import Example
 from bertworks.learn.machine import DTYPES, Precision
+from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.tasks import TaskModel
 from bertworks.learn.train import Mean
 
 TOKENS = 4096  # of a batch, padding counted
+SCORES = 1 << 24  # of words at asked places, at once
 Logits = NDArray[np.float32]
 
 
@@ -37,6 +40,26 @@ def examine(model: TaskModel, units: Sequence[Unit], precision: Precision = "fp3
         tally = model.task.tally(logits, batch)
         loss, correct, count = loss + tally.loss.item(), correct + tally.correct.item(), count + model.task.count(batch)
     return found, Mean(loss / max(1, count), correct / max(1, count), count)
+
+
+def log_probabilities(
+    model: PretrainingModel, examples: Sequence[Example], precision: Precision = "fp32"
+) -> NDArray[np.float64]:
+    """[examples]: the natural logarithm of the probability that the label of each has at its one masked place.
+
+    The model is in evaluation mode. The vocabulary is scored at asked places alone.
+    """
+    found = np.zeros(len(examples))
+    device, vocabulary = next(model.parameters()).device, model.encoder.config.vocab_size
+    lengths, most = [len(example.input_ids) for example in examples], max(1, SCORES // vocabulary)
+    for part in packed_numbers(lengths, [1] * len(examples), TOKENS):
+        for numbers in (part[n : n + most] for n in range(0, len(part), most)):
+            batch = collate([examples[number] for number in numbers]).to(device)
+            with torch.no_grad(), torch.autocast(device.type, DTYPES[precision], enabled=precision != "fp32"):
+                scores = model.scores(batch).float()
+            told = scores.gather(1, batch.labels[:, None])[:, 0] - scores.logsumexp(-1)
+            found[numbers] = told.cpu().numpy()
+    return found
 
 
 def _computed(

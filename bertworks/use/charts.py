@@ -1,7 +1,9 @@
 """The pieces that pages about models are made of: their frame, charts, tables, numbers in words. A page needs nothing
-else: no script, no network, no library. Not here: what is on a page (`report`, `task_report`)."""
+else: no network, no library. Not here: what is on a page (`report`, `task_report`, `explanation`)."""
 
+import hashlib
 import math
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -65,28 +67,33 @@ class Series:
     best: Point | None = None  # is marked
 
 
-def page(name: str, what: str, summary: str, sections: Sequence[str]) -> str:
+def page(name: str, what: str, summary: str, sections: Sequence[str], *, style: str = "", script: str = "") -> str:
     """A whole page.
 
     Args:
         name, what: of the model, and of what was done to it; summary: a line.
         sections: HTML.
+        style: CSS beyond STYLE.
+        script: JavaScript of ours, the only one that the page lets run: its hash is in the page's policy.
     """
     body = "\n".join(sections)
+    digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    allowed = f"; script-src 'sha256-{digest}'" if script else ""
+    end = f"<script>{script}</script>\n" if script else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'{allowed}">
 <title>{escape(name)}: {escape(what)}</title>
-<style>{STYLE}</style>
+<style>{STYLE}{style}</style>
 </head>
 <body>
 <h1>{escape(name)}</h1>
 <p class="summary">{escape(summary)}</p>
 {body}
-</body>
+{end}</body>
 </html>
 """
 

@@ -13,7 +13,9 @@ from bertworks.data.sampling import Ids, Special, frame
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.model import load_model
 from bertworks.files.names import locate
+from bertworks.learn.machine import choose_device
 from bertworks.learn.objectives import PretrainingModel
+from bertworks.text.tokenizer import Tokenizer
 
 
 class Filling(TypedDict):
@@ -26,17 +28,24 @@ class Filling(TypedDict):
     text: str  # as it was given, the token in the place of its mask
 
 
+def load_masked_lm(model: str | Path, device: str = "auto") -> tuple[PretrainingModel, Tokenizer]:
+    """A model that says what is behind masks, in evaluation mode.
+
+    Raises:
+        BertworksError: no such model, or one without this head.
+    """
+    config, state, tokenizer = load_model(locate(model), needs={"encoder", "masked_lm"})
+    network = PretrainingModel(config, next_sentence=False)
+    network.load_state_dict({name: state[name] for name in network.state_dict()})
+    return network.to(choose_device(device)).eval(), tokenizer
+
+
 class Filler:
     """A loaded model that fills masks. The model is a folder, or a name as `files.names` knows them."""
 
     def __init__(self, model: str | Path):
-        config, state, self.tokenizer = load_model(locate(model), needs={"encoder", "masked_lm"})
-        pairs = {name.split(".")[0] for name in state} >= {"pooler", "next_sentence"}
-        self.model = PretrainingModel(config, next_sentence=pairs)
-        heads = ("encoder", "masked_lm", *(("pooler", "next_sentence") if pairs else ()))
-        self.model.load_state_dict({n: t for n, t in state.items() if n.split(".")[0] in heads})
-        self.model.eval()
-        self.longest = config.max_position_embeddings
+        self.model, self.tokenizer = load_masked_lm(model, "cpu")
+        self.longest = self.model.encoder.config.max_position_embeddings
 
     @torch.no_grad()
     def __call__(self, text: str, k: int = 5) -> list[list[Filling]]:

@@ -111,7 +111,7 @@ class Predictor:
             raise UsageError("expected a list of texts, not one text", fix="predict([text])[0]")
         d = self.description
         shown = {raw: Shown.of_task(d, top_k, probabilities, raw) for raw in (False, d.task == "tagging")}
-        asked = [_item(one, number, d) for number, one in enumerate(texts, 1)]
+        asked = [item_of(one, number, d) for number, one in enumerate(texts, 1)]
         return [shown[encoded.item.raw].of(answer) for encoded, answer in self.answers(asked)]
 
     def save(self, folder: str | Path) -> None:
@@ -277,7 +277,8 @@ _EXPECTED = {  # what a text is, by task
 }  # fmt: skip
 
 
-def _item(one: Any, number: int, d: TaskDescription) -> Item:
+def item_of(one: Any, number: int, d: TaskDescription) -> Item:
+    """One of the texts that `Predictor.predict` takes, checked."""
     texts = (one,) if isinstance(one, str) else tuple(one) if isinstance(one, list | tuple) else ()
     good = len(texts) > 0 and all(isinstance(text, str) for text in texts)
     match d.task:

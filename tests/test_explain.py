@@ -1,0 +1,349 @@
+"""Explanations: attention as transformers gives it, attributions that add up to what they explain, and a page in which
+text stays text."""
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from fine import tokenizer
+
+from bertworks.cli.main import main
+from bertworks.errors import UsageError
+from bertworks.files.model import load_model, save_model
+from bertworks.files.task import TaskDescription, settings_of
+from bertworks.learn.attribution import TOLERANCE, log_odds
+from bertworks.learn.tasks import TaskModel
+from bertworks.nn.attention_maps import attention_maps
+from bertworks.nn.encoder import Encoder
+from bertworks.nn.layout import Layout
+from bertworks.text.schema import Task
+from bertworks.use.explain import explain
+from bertworks.use.explanation import NOT_ATTRIBUTION, SCRIPT, Explanation
+from bertworks.use.finetuning import task_of
+
+TEXT = "the film was good in this storytown"
+ATTACK = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&</figure> </script><!--"
+LABELS = {"classification": ("pos", "neg", "even"), "multilabel": ("a", "b"), "tagging": ("O", "B-x", "I-x"),
+          "spans": ("O", "B-x", "I-x")}  # fmt: skip
+ASKED = {
+    "classification": (TEXT,), "multilabel": (TEXT, "men"), "regression": (TEXT, "men and dogs"), "tagging": (TEXT,),
+    "spans": (TEXT,), "qa": ("where lives Anna ?", "Anna lives in Paris ."), "choice": ("the men", "good", "a dog"),
+}  # fmt: skip
+
+
+def write_task_model(model: Path, folder: Path, task: Task, labels: Sequence[str] = (), units: int = 0) -> Path:
+    """The tiny BERT with a head drawn at random."""
+    config, state, t = load_model(model)
+    d = TaskDescription(task=task, labels=tuple(labels or LABELS.get(task, ())), num_choices=2, max_length=64,
+                        recurrent_units=units)  # fmt: skip
+    torch.manual_seed(1)
+    network = TaskModel(config, task_of(d), recurrent_units=units)
+    network.load_state_dict(
+        {name: value for name, value in state.items() if name in network.state_dict()}, strict=False
+    )
+    for head in (network.classifier, network.span):
+        if head is not None:
+            torch.nn.init.normal_(head.weight)
+    save_model(folder, network.state_dict(), config, t, card="tiny", head=settings_of(d))
+    d.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reviews(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_task_model(model, tmp_path_factory.mktemp("reviews") / "m", "classification")
+
+
+@pytest.fixture(scope="module")
+def found(reviews: Path) -> Explanation:
+    return explain(reviews, TEXT)
+
+
+def theirs(folder: Path) -> transformers.BertForSequenceClassification:
+    kind = transformers.BertForSequenceClassification
+    return kind.from_pretrained(folder, attn_implementation="eager").eval()
+
+
+# --- attention and states
+
+
+def test_attention_is_that_of_transformers(model: Path):
+    """In a batch of unequal lengths."""
+    config, state, _ = load_model(model)
+    encoder = Encoder(config)
+    encoder.load_state_dict({n.removeprefix("encoder."): v for n, v in state.items() if n.startswith("encoder.")})
+    lengths = [7, 1, 12]
+    rows = [torch.randint(config.vocab_size, (n,)) for n in lengths]
+    layout, ids = Layout.of(lengths), torch.cat(rows)
+    maps = attention_maps(encoder.eval(), encoder(ids, layout), layout)
+    oracle = transformers.BertModel.from_pretrained(model, attn_implementation="eager").eval()
+    assert [tuple(one.shape) for one in maps] == [(3, config.num_attention_heads, 12, 12)] * config.num_hidden_layers
+    for number, row in enumerate(rows):
+        expected = oracle(row[None], output_attentions=True).attentions
+        n = len(row)
+        for ours, one in zip(maps, expected, strict=True):
+            assert (ours[number, :, :n, :n] - one[0]).abs().max() <= 1e-5
+            assert not ours[number, :, n:].any()
+            assert not ours[number, :, :, n:].any()
+
+
+def test_an_explanation_holds_the_attention_and_the_similarity_of_its_text(reviews: Path, found: Explanation):
+    ids = torch.tensor([tokenizer().encode(TEXT).ids])
+    with torch.no_grad():
+        expected = theirs(reviews)(ids, output_attentions=True, output_hidden_states=True)
+    for ours, one in zip(found.attention, expected.attentions, strict=True):
+        assert np.abs(ours - one[0].numpy()).max() <= 1e-5
+    for ours, state in zip(found.similarity, expected.hidden_states, strict=True):
+        x = state[0]
+        cosine = torch.nn.functional.cosine_similarity(x[:, None], x[None], dim=-1)
+        assert np.abs(ours - cosine.numpy()).max() <= 1e-5
+
+
+# --- attributions
+
+
+def number_of(network: transformers.BertForSequenceClassification, label: int, **inputs: torch.Tensor) -> torch.Tensor:
+    return log_odds(network(**inputs).logits, label)
+
+
+def baseline_of(ids: torch.Tensor, other: int) -> torch.Tensor:
+    t = tokenizer()
+    return torch.where((ids == t.cls_id) | (ids == t.sep_id), ids, torch.tensor(other))
+
+
+@pytest.mark.parametrize("baseline", ["mask", "pad"])
+def test_integrated_gradients_are_those_of_a_plain_sum(reviews: Path, baseline: str):
+    """The definition, by transformers' network: 300 steps, their midpoints, one after the other."""
+    ours = explain(reviews, TEXT, baseline=baseline)
+    t, network = tokenizer(), theirs(reviews)
+    label = LABELS["classification"].index(ours.answer[0][0])
+    ids = torch.tensor([t.encode(TEXT).ids])
+    other = baseline_of(ids, t.mask_id if baseline == "mask" else t.pad_id)
+    words = network.bert.embeddings.word_embeddings.weight.detach()
+    base, difference, total = words[other], words[ids] - words[other], 0.0
+    for step in range(300):
+        x = (base + (step + 0.5) / 300 * difference).requires_grad_()
+        number_of(network, label, inputs_embeds=x).sum().backward()
+        total += x.grad / 300
+    expected = (difference * total).sum(-1)[0].numpy()
+    assert ours.gradients is not None
+    assert ours.gradients.attributions == pytest.approx(expected, abs=2e-3)
+    assert abs(ours.gradients.error) <= TOLERANCE * np.abs(ours.gradients.attributions).sum()
+    with torch.no_grad():
+        ends = [float(number_of(network, label, input_ids=one)) for one in (other, ids)]
+    assert [ours.gradients.start, ours.gradients.end] == pytest.approx(ends, abs=1e-4)
+
+
+def test_occlusion_is_the_fall_without_each_word(reviews: Path, found: Explanation):
+    t, network = tokenizer(), theirs(reviews)
+    label = LABELS["classification"].index(found.answer[0][0])
+    ids = torch.tensor([t.encode(TEXT).ids])
+    with torch.no_grad():
+        whole = float(number_of(network, label, input_ids=ids))
+        for (first, end), fall in zip(found.spans, found.occlusion, strict=True):
+            hidden = ids.clone()
+            hidden[0, first:end] = baseline_of(ids, t.mask_id)[0, first:end]
+            assert fall == pytest.approx(whole - float(number_of(network, label, input_ids=hidden)), abs=1e-4)
+
+
+def test_words_are_whole(found: Explanation):
+    assert found.words == ("[CLS]", "the", "film", "was", "good", "in", "this", "storytown", "[SEP]")
+    assert found.spans[-2][1] - found.spans[-2][0] > 1
+    by_word = found.word_gradients
+    assert by_word.sum() == pytest.approx(found.gradients.attributions.sum())
+    assert by_word[0] == by_word[-1] == found.occlusion[0] == found.occlusion[-1] == 0
+
+
+def test_log_odds_do_not_change_with_what_is_added_to_all():
+    logits = torch.randn(3, 4)
+    p = logits.softmax(-1)[:, 2]
+    assert torch.allclose(log_odds(logits, 2), (p / (1 - p)).log(), atol=1e-5)
+    assert torch.allclose(log_odds(logits, 2), log_odds(logits + 5, 2), atol=1e-5)
+    assert torch.equal(log_odds(logits[:, :1], 0), logits[:, 0])
+
+
+@pytest.mark.parametrize("task", ASKED)
+def test_every_task(task: Task, model: Path, tmp_path: Path):
+    found = explain(write_task_model(model, tmp_path / "m", task), *ASKED[task])
+    assert found.asked
+    assert found.gradients.attributions.any()
+    assert found.occlusion.any()
+    assert abs(found.gradients.error) <= 2 * TOLERANCE * np.abs(found.gradients.attributions).sum()
+    assert len(found.tokens) == found.attention[0].shape[-1] == found.similarity.shape[-1]
+    Page(found.html())
+    json.dumps(found.as_dict())
+    assert found.completeness in str(found)
+
+
+def test_another_target(reviews: Path, model: Path, tmp_path: Path):
+    for label in LABELS["classification"]:
+        assert f"“{label}”" in explain(reviews, TEXT, target=label).asked
+    with pytest.raises(UsageError, match="no label 'good'"):
+        explain(reviews, TEXT, target="good")
+    tagger = write_task_model(model, tmp_path / "t", "tagging")
+    assert "“storytown”" in explain(tagger, TEXT, target="storytown").asked
+    with pytest.raises(UsageError, match="'bad' is not in the text"):
+        explain(tagger, TEXT, target="bad")
+    with pytest.raises(UsageError, match="one answer"):
+        explain(write_task_model(model, tmp_path / "r", "regression"), TEXT, target="1")
+
+
+def test_a_word_far_back_in_a_long_text(model: Path, tmp_path: Path):
+    tagger = write_task_model(model, tmp_path / "t", "tagging")
+    long = explain(tagger, f"{'the men heard ' * 40} Kyoto", target="Kyoto")
+    assert "kyoto" in long.words
+    assert "the part with this answer" in long.notes[0]
+    assert long.occlusion[long.words.index("kyoto")]
+
+
+def test_an_encoder_that_lets_no_gradients_through(model: Path, tmp_path: Path):
+    found = explain(write_task_model(model, tmp_path / "t", "tagging", units=8), TEXT)
+    assert found.gradients is None
+    assert found.occlusion.any()
+    assert "only occlusion" in found.notes[0]
+    assert "Occlusion" in found.html()
+    assert "Integrated" not in found.html()
+
+
+def test_a_pretrained_model(model: Path, tmp_path: Path):
+    found = explain(model, "the [MASK] was good")
+    assert found.answer[0][0] in found.asked
+    assert found.word_gradients[2] == found.occlusion[2] == 0, "the mask itself is in the baseline too"
+    assert found.gradients.attributions.any()
+    assert "“film”" in explain(model, "the [MASK] was good", target="film").asked
+    with pytest.raises(UsageError, match="tokens: expected a word"):
+        explain(model, "the [MASK] was good", target="storytown")
+    plain = explain(model, "the film", "men")
+    assert (plain.asked, plain.gradients, plain.occlusion) == ("", None, None)
+    assert "put [MASK]" in plain.notes[0]
+    assert "Where each token looks" in plain.html()
+    config, state, t = load_model(model)
+    body = {name: value for name, value in state.items() if name.startswith("encoder.")}
+    save_model(tmp_path / "body", body, config, t, card="body")
+    assert "no head" in explain(tmp_path / "body", "the [MASK]").notes[0]
+    with pytest.raises(UsageError, match="3 texts"):
+        explain(model, "a", "b", "c")
+
+
+@pytest.mark.parametrize("text", ["", " ", "🦊 日本", "\x00 men", "men \ud800", "مرحبا", "men " * 300, ATTACK])
+def test_texts_at_every_edge(text: str, reviews: Path, model: Path, tmp_path: Path):
+    for folder in (reviews, model):
+        explain(folder, text).save(tmp_path / "why.html")
+        Page((tmp_path / "why.html").read_text())
+
+
+# --- the page
+
+
+class Page(HTMLParser):
+    """Every element is closed; nothing is loaded from anywhere."""
+
+    def __init__(self, text: str):
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.said = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+        for tag, attributes in self.tags:
+            assert tag not in ("link", "img", "iframe", "object", "base", "form")
+            assert not {"src", "href", "action", "srcset"} & set(attributes)
+            assert not any(name.startswith("on") for name in attributes)
+        assert "http" not in re.sub(r"http-equiv", "", text)
+        assert not re.search(r"url\(|@import", text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not self.open or self.open[-1] not in ("script", "style"):
+            self.said += data
+
+
+def test_text_never_becomes_markup(model: Path, tmp_path: Path):
+    folder = write_task_model(model, tmp_path / ATTACK.replace("/", ""), "classification", [ATTACK, "b", "c"])
+    page = Page(explain(folder, ATTACK, target=ATTACK).html())
+    assert page.said.count(ATTACK) >= 3, "the text, the label and what is asked"
+    assert [tag for tag, _ in page.tags].count("script") == 2
+
+
+def test_the_page_lets_only_its_own_script_run(found: Explanation):
+    html = found.html()
+    (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+    assert script == SCRIPT
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in html
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|fetch\(", script)
+
+
+def test_what_is_on_the_page(found: Explanation):
+    said = Page(found.html()).said
+    assert NOT_ATTRIBUTION in said
+    assert found.completeness in said
+    assert TEXT in said
+    for word, value in zip(found.words, found.word_gradients, strict=True):
+        assert word in said
+        assert not value or f"{value:+.2f}" in said
+
+
+def shown(html: str) -> dict[str, list[str]]:
+    return json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL)[1])
+
+
+def test_the_numbers_of_the_maps(found: Explanation):
+    data, n = shown(found.html()), len(found.tokens)
+    for ours, packed in zip(found.attention, data["attention"], strict=True):
+        values = np.frombuffer(base64.b64decode(packed), np.uint8).reshape(-1, n, n) / 255
+        assert np.abs(values - ours).max() <= 0.5 / 255 + 1e-6
+    for ours, packed in zip(found.similarity, data["similarity"], strict=True):
+        values = (np.frombuffer(base64.b64decode(packed), np.uint8).reshape(n, n) - 127.0) / 127
+        assert np.abs(values - ours).max() <= 0.5 / 127 + 1e-6
+
+
+def test_a_page_of_a_long_text_stays_small(found: Explanation, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("bertworks.use.explanation.MOST_CELLS", 4 * 25)
+    html = found.html()
+    assert shown(html)["tokens"] == list(found.tokens[:5])
+    assert "the first 5 are shown" in Page(html).said
+
+
+def test_the_command(reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    page = tmp_path / "why.html"
+    assert main(["explain", str(reviews), TEXT, "-o", str(page), "--target", "neg"]) == 0
+    out, err = capsys.readouterr()
+    assert "“neg” (log-odds)" in out
+    assert "completeness error" in out
+    assert f"written to {page}" in err
+    assert page.read_text() == explain(reviews, TEXT, target="neg").html()
+    assert main(["explain", str(reviews), TEXT, "--baseline", "pad", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["baseline"] == "[PAD]"
+    assert main(["explain", str(reviews), "a", "b", "c"]) == 2
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not installed")
+def test_in_a_browser(found: Explanation, tmp_path: Path):
+    """The script runs under the page's policy and draws every number."""
+    found.save(tmp_path / "why.html")
+    command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
+    drawn = subprocess.run([*command, "--dump-dom", (tmp_path / "why.html").as_uri()], capture_output=True, text=True,
+                           timeout=60, check=True).stdout  # fmt: skip
+    heads, layers, n = found.attention[0].shape[0], len(found.attention), len(found.tokens)
+    assert drawn.count("<canvas") == heads * layers
+    assert drawn.count("→") >= (1 + heads + 1 + layers) * n
+    assert drawn.count('role="radio"') == 2 * n
