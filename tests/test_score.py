@@ -136,6 +136,10 @@ def test_the_command(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 3
     assert lines[1].split()[0] == f"{next(score(model, ['the film was good']))['score']:.2f}"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"men \xff dogs\r\n"), encoding="ascii"))
+    assert main(["score", str(model), "-", "a \udcff man", "--json"]) == 0
+    lines = capsys.readouterr().out.strip().split("\n")
+    assert [json.loads(line)["text"] for line in lines] == ["men \ufffd dogs", "a ? man"]
     assert main(["score", str(model), ""]) == 1
     assert "no word" in capsys.readouterr().err
 

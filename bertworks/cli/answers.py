@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -10,7 +11,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from bertworks.cli.console import emit, say, show_events, table
-from bertworks.cli.options import Documents, Inputs, Json, Output, Sentences, TextColumn, Texts
+from bertworks.cli.options import Documents, Explained, Inputs, Json, Output, Sentences, TextColumn, Texts
 from bertworks.errors import UsageError
 from bertworks.text.atomic import write_text
 
@@ -69,10 +70,7 @@ def score(
 
 def explain(
     model: Annotated[str, Parameter(help="A model, fine-tuned or not: a folder, minilm, or a name on the hub.")],
-    texts: Annotated[
-        list[str],
-        Parameter(help="A text; two for a pair; a question and its context; for a pre-trained model with a [MASK]."),
-    ],
+    texts: Explained,
     /,
     *,
     output: Annotated[Path | None, Parameter(name=["--output", "-o"], help="The HTML file to write.")] = None,
@@ -87,7 +85,7 @@ def explain(
     """Why a model says what it says: which words speak for it, who attends to whom, which tokens are alike."""
     from bertworks.use.explain import explain as room
 
-    found = room(model, *texts, target=target, baseline=baseline)
+    found = room(model, *_lines(texts), target=target, baseline=baseline)
     if output is not None:
         found.save(output)
     emit(found.as_dict()) if as_json else print(found)
@@ -245,9 +243,12 @@ def glue(
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """The texts that were typed; in the place of - the lines of standard input, one at a time."""
+    """The texts that were typed; in the place of - the lines of standard input, one at a time. What is not UTF-8 is
+    replaced, or it could not be shown again."""
     for text in texts:
         if text == "-":
+            if isinstance(sys.stdin, TextIOWrapper):
+                sys.stdin.reconfigure(encoding="utf-8", errors="replace")
             yield from (line.rstrip("\r\n") for line in sys.stdin)
         else:
-            yield text
+            yield text.encode("utf-8", "replace").decode()

@@ -29,6 +29,14 @@ Texts = Annotated[
     list[str], Parameter(converter=_values, help="Texts with [MASK] in them, or - for the lines of standard input.")
 ]
 Sentences = Annotated[list[str], Parameter(converter=_values, help="Sentences, or - for the lines of standard input.")]
+Explained = Annotated[
+    list[str],
+    Parameter(
+        converter=_values,
+        help="A text, for a pre-trained model with a [MASK]; two for a pair, or a question and its context; or - for"
+        " the lines of standard input.",
+    ),
+]
 Output = Annotated[Path, Parameter(name=["--output", "-o"], help="The folder to write.")]
 Workers = Annotated[
     int | None, Parameter(validator=Number(gte=1), help="Processes. Unset: one per core that may be used.")

@@ -16,6 +16,7 @@ from bertworks.data.sampling import Ids
 
 TOKENS = 4096  # of a batch of copies
 FEWEST_STEPS, MOST_STEPS = 32, 512
+MOST_TOKENS = 1 << 15  # of all copies on the way: a long text gets fewer steps
 TOLERANCE = 0.01  # of the sum of all attributions without their signs
 
 
@@ -57,7 +58,7 @@ class IntegratedGradients:
 def integrated_gradients(asked: Asked, example: Example, baseline: Ids) -> IntegratedGradients:
     """Sundararajan et al. 2017, over the word embeddings: the gradient's mean on the straight way from those of
     `baseline` to those of the sequence (Gauss-Legendre), times the difference. Steps are doubled until the completeness
-    error is below TOLERANCE, or there are MOST_STEPS.
+    error is below TOLERANCE, or there are as many as may be.
 
     baseline: int64 [n], the tokens that stand for "nothing is said here"; where it has the sequence's own token, that
         token gets 0.
@@ -67,12 +68,12 @@ def integrated_gradients(asked: Asked, example: Example, baseline: Ids) -> Integ
         ids, other = (torch.from_numpy(x).to(asked.word.weight.device) for x in (example.input_ids, baseline))
         base = asked.word(other)
         difference = asked.word(ids) - base
-    steps = FEWEST_STEPS
+    steps, most = FEWEST_STEPS, min(MOST_STEPS, MOST_TOKENS // len(base))
     while True:
         gradient = sum(_gradients(asked, example, base, difference, steps), torch.zeros_like(base))
         attributions = (gradient * difference).sum(-1).double().cpu().numpy()
         found = IntegratedGradients(attributions, start, end, steps)
-        if abs(found.error) <= TOLERANCE * np.abs(attributions).sum() or steps >= MOST_STEPS:
+        if abs(found.error) <= TOLERANCE * np.abs(attributions).sum() or 2 * steps > most:
             return found
         steps *= 2
 

@@ -95,7 +95,7 @@ def _figures(pairs: Sequence[Pair], right: Sequence[bool]) -> dict[str, Any]:
     for pair, one in zip(pairs, right, strict=True):
         outcomes[pair["UID"]].append(one)
         phenomenon[pair["UID"]] = str(pair.get("linguistics_term") or "")
-    paradigms = {
+    paradigms: dict[str, dict[str, Any]] = {
         uid: {"accuracy": sum(of) / len(of), "pairs": len(of), "phenomenon": phenomenon[uid]}
         for uid, of in sorted(outcomes.items(), key=lambda one: (phenomenon[one[0]], one[0]))
     }
@@ -113,7 +113,8 @@ def _figures(pairs: Sequence[Pair], right: Sequence[bool]) -> dict[str, Any]:
 def _table(result: Mapping[str, Any]) -> str:
     """For people: paradigms under their phenomena."""
     width = max(len(name) for name in (*result["paradigms"], *result["phenomena"])) + 2
-    lines, last = [], None
+    lines: list[str] = []
+    last: str | None = None
     for uid, found in result["paradigms"].items():
         if found["phenomenon"] != last:
             last = found["phenomenon"]

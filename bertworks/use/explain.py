@@ -31,7 +31,7 @@ from bertworks.text.tokenizer import Tokenizer
 from bertworks.use.explanation import Explanation
 from bertworks.use.predict import Predictor, item_of
 
-MOST_ANSWERS = 10
+MOST_ANSWERS = 5
 Value = Callable[[Tensor], Tensor]  # [copies, M, outputs] -> [copies]
 Rows = tuple[tuple[str, str], ...]
 
@@ -139,7 +139,8 @@ def _pretrained(folder: Path, texts: Sequence[str], target: str | None, device: 
     encoding = t.encode(*texts, max_length=config.max_position_embeddings)
     ids, types = (np.array(one, np.int64) for one in (encoding.ids, encoding.type_ids))
     masks = np.flatnonzero(ids == t.mask_id)[:1]
-    question, answer = _Question(Example(ids, types, masks, np.zeros_like(masks), -1)), ()
+    question = _Question(Example(ids, types, masks, np.zeros_like(masks), -1))
+    answer: Rows = ()
     notes = [f"{encoding.num_truncated} tokens were too many and were cut off"] if encoding.num_truncated else []
     if "masked_lm" not in parts_of(state):
         notes.append("this model has no head: there is no answer whose words could be weighed")
@@ -258,7 +259,9 @@ def _answered(encoded: Encoded, answer: Answer) -> _Question:
         begin += len(places)
         firsts, lasts = np.flatnonzero((places == start) & own), np.flatnonzero(places == stop)
         if len(firsts) and len(lasts):
-            return _Question(example, f"the answer “{answer['answer']}” (its score)", _ends(firsts[0], lasts[0]))
+            return _Question(
+                example, f"the answer “{answer['answer']}” (its score)", _ends(int(firsts[0]), int(lasts[0]))
+            )
     raise BertworksError("the answer stands in no window")  # it came from one
 
 

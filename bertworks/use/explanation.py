@@ -29,7 +29,8 @@ STYLE = """
   margin: 0 3px 4px 0; border: 1px solid var(--line); border-radius: 6px; text-align: center; vertical-align: top;
   background: color-mix(in srgb, var(--shade, var(--card)) calc(var(--share, 0) * 60%), var(--card)); }
 .chip small { display: block; font-size: 11px; opacity: .8; font-variant-numeric: tabular-nums; }
-.frame { color: var(--soft); } .tokens button { cursor: pointer; font-size: 14px; }
+.warning { border-left: 3px solid var(--held); padding-left: 12px; } .frame { color: var(--soft); }
+.tokens button { cursor: pointer; font-size: 14px; }
 .tokens button[aria-checked=true] { border-color: var(--train); box-shadow: inset 0 0 0 1px var(--train); }
 :focus-visible { outline: 2px solid var(--held); outline-offset: 1px; }
 select { font: inherit; color: inherit; background: var(--card); border: 1px solid var(--line); border-radius: 6px;
@@ -299,7 +300,7 @@ class Explanation:
         content = json.dumps(data, ensure_ascii=True).replace("<", "\\u003c")
         quiet = '<noscript><p class="quiet">This part of the page needs its own script to run.</p></noscript>'
         attention = (
-            f"<p><strong>{escape(NOT_ATTRIBUTION)}</strong></p>{part}{quiet}"
+            f'<p class="warning">{escape(NOT_ATTRIBUTION)}</p>{part}{quiet}'
             '<p class="quiet">All heads: a row of a square is a token that looks, a column one that is looked at. '
             "Click a square for its layer.</p>"
             '<div class="scroll overview" id="overview"></div>'
