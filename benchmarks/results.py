@@ -29,7 +29,11 @@ from provenance import HERE, commit, process, provenance, write_between
 PAGE = HERE.parent / "docs" / "results.md"
 STORE = HERE / "results" / "tasks.json"
 DATA = Path(os.environ.get("BERTWORKS_DATA", "."))
-EQUAL = ("epochs=3", "patience=0", "optimizer.learning_rate=5e-5")  # on top of the recipe "stable": the settings of `--peer`
+EQUAL = (
+    "epochs=3",
+    "patience=0",
+    "optimizer.learning_rate=5e-5",
+)  # on top of the recipe "stable": the settings of `--peer`
 
 
 @dataclass(frozen=True)
