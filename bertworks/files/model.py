@@ -4,6 +4,7 @@ It writes and reads what a network is, not how its training stands (`checkpoint`
 come from strangers: nothing in them is executed, pickles are never opened.
 """
 
+import hashlib
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -15,7 +16,7 @@ from bertworks.errors import BertworksError
 from bertworks.files import foreign
 from bertworks.files.storage import read_json, read_tensors, refuse_non_finite, write_tensors
 from bertworks.nn.config import EncoderConfig
-from bertworks.text.atomic import replacing, write_text
+from bertworks.text.atomic import replacing, sha256, write_text
 from bertworks.text.tokenizer import Tokenizer
 
 WEIGHTS = "model.safetensors"
@@ -92,6 +93,13 @@ def load_model(folder: str | Path, *, needs: Collection[str] = ()) -> Model:
     tokenizer = Tokenizer.load(folder)
     _check_vocabulary(tokenizer, config, folder)
     return Model(config, state, tokenizer)
+
+
+def weights_sha256(folder: str | Path) -> str:
+    """Of the weights of a model folder: two folders that agree in it hold the same network."""
+    folder = Path(folder)
+    found = [sha256(path) for path in sorted(folder.glob("model*.safetensors"))]
+    return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
 
 
 def model_card(

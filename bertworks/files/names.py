@@ -22,6 +22,7 @@ _INDEX = "model.safetensors.index.json"  # of weights in several files
 _WANTED = (
     "config.json", _WEIGHTS, _INDEX, "model-*.safetensors",
     "vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "?_*/config.json",
 )  # fmt: skip
 _HUB_IDS = {  # names without an owner: Google's models are known by them since before there were owners
     _MINILM: "sentence-transformers/all-MiniLM-L6-v2",

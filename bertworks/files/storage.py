@@ -99,21 +99,26 @@ def refuse_non_finite(tensors: Mapping[str, Tensor], where: str) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A small JSON object.
+    """A small JSON object. Raises as `read_json_value`, and where it is no object."""
+    content = read_json_value(path)
+    if not isinstance(content, dict):
+        raise BertworksError("a JSON object is expected", where=str(path), fix=_DAMAGED)
+    return content
+
+
+def read_json_value(path: Path) -> Any:
+    """A small JSON file.
 
     Raises:
-        BertworksError: no such file, not JSON, not an object, or absurdly large, deep or long-numbered.
+        BertworksError: no such file, not JSON, or absurdly large, deep or long-numbered.
     """
     try:
         if path.stat().st_size > _LARGEST_JSON:
             raise BertworksError(f"{path.stat().st_size / 1e6:.0f} MB: too much for this file", where=str(path))
-        content = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except OSError as error:
         raise BertworksError(f"cannot be read: {error.strerror}", where=str(path)) from None
     except json.JSONDecodeError as error:
         raise BertworksError(f"not valid JSON: {error.msg}", where=f"{path}:{error.lineno}", fix=_DAMAGED) from None
     except (RecursionError, ValueError) as error:
         raise BertworksError(f"not valid JSON: {str(error)[:100]}", where=str(path), fix=_DAMAGED) from None
-    if not isinstance(content, dict):
-        raise BertworksError("a JSON object is expected", where=str(path), fix=_DAMAGED)
-    return content

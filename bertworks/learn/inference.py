@@ -1,10 +1,11 @@
 """What a network says about many units, in their order, computed sorted by length. Not here: what it means."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from bertworks.data.batch import Batch, collate
 from bertworks.data.labelled import Unit, longest, packed_numbers
@@ -13,6 +14,8 @@ from bertworks.learn.machine import DTYPES, Precision
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.tasks import TaskModel
 from bertworks.learn.train import Mean
+from bertworks.nn.encoder import Encoder
+from bertworks.nn.pooling import Pooling, pool
 
 TOKENS = 4096  # of a batch, padding counted
 SCORES = 1 << 24  # of words at asked places, at once
@@ -25,7 +28,7 @@ def logits_of(model: TaskModel, units: Sequence[Unit], precision: Precision = "f
     The network is left as it was found; dropout is off while it computes.
     """
     found: list[Logits] = [np.zeros((0, model.task.outputs), np.float32)] * len(units)
-    for numbers, _, logits in _computed(model, units, precision):
+    for numbers, _, logits in _computed(model, model.logits, units, precision):
         _put(found, units, numbers, logits)
     return found
 
@@ -35,7 +38,7 @@ def examine(model: TaskModel, units: Sequence[Unit], precision: Precision = "fp3
     found: list[Logits] = [np.zeros((0, model.task.outputs), np.float32)] * len(units)
     loss = correct = 0.0
     count = 0
-    for numbers, batch, logits in _computed(model, units, precision):
+    for numbers, batch, logits in _computed(model, model.logits, units, precision):
         _put(found, units, numbers, logits)
         tally = model.task.tally(logits, batch)
         loss, correct, count = loss + tally.loss.item(), correct + tally.correct.item(), count + model.task.count(batch)
@@ -62,9 +65,23 @@ def log_probabilities(
     return found
 
 
+def vectors_of(
+    encoder: Encoder, units: Sequence[Unit], pooling: Pooling, precision: Precision = "fp32"
+) -> NDArray[np.float32]:
+    """float32 [units, hidden]: one vector for each unit, which is one sequence that asks about one token."""
+
+    def compute(batch: Batch) -> Tensor:
+        return pool(encoder(batch.input_ids, batch.layout, batch.token_type_ids), batch.layout, pooling)
+
+    found = np.zeros((len(units), encoder.config.hidden_size), np.float32)
+    for numbers, _, vectors in _computed(encoder, compute, units, precision):
+        found[numbers] = vectors.cpu().numpy()
+    return found
+
+
 def _computed(
-    model: TaskModel, units: Sequence[Unit], precision: Precision
-) -> Iterator[tuple[list[int], Batch, torch.Tensor]]:
+    model: nn.Module, compute: Callable[[Batch], Tensor], units: Sequence[Unit], precision: Precision
+) -> Iterator[tuple[list[int], Batch, Tensor]]:
     """Numbers of units, their batch, and what it gives."""
     training, device = model.training, next(model.parameters()).device
     model.eval()
@@ -74,12 +91,12 @@ def _computed(
         numbers = [asking[place] for place in part]
         batch = collate([example for number in numbers for example in units[number]]).to(device)
         with torch.no_grad(), torch.autocast(device.type, DTYPES[precision], enabled=precision != "fp32"):
-            logits = model.logits(batch).float()
-        yield numbers, batch, logits
+            result = compute(batch).float()
+        yield numbers, batch, result
     model.train(training)
 
 
-def _put(found: list[Logits], units: Sequence[Unit], numbers: list[int], logits: torch.Tensor) -> None:
+def _put(found: list[Logits], units: Sequence[Unit], numbers: list[int], logits: Tensor) -> None:
     counts = [sum(len(one.masked_positions) for one in units[number]) for number in numbers]
     for number, rows in zip(numbers, np.split(logits.cpu().numpy(), np.cumsum(counts)[:-1]), strict=True):
         found[number] = rows

@@ -53,10 +53,13 @@ def as_text(value: object) -> str | None:
     return None
 
 
-def choose_column(columns: Mapping[str, Sequence[object]], name: str, wanted: str | None) -> str:
-    """Choose the column that holds the text: the one asked for, else by name, else the one with the longest texts."""
+def choose_column(
+    columns: Mapping[str, Sequence[object]], name: str, wanted: str | None, option: str = "--text-column"
+) -> str:
+    """Choose the column that holds the text: the one asked for, else by name, else the one with the longest texts.
+    option: with which it is named, for messages."""
     if wanted is not None:
-        return find_column(list(columns), name, wanted, "--text-column")
+        return find_column(list(columns), name, wanted, option)
     listed = ", ".join(columns) or "none"
     lengths = {key: _mean_length(values) for key, values in columns.items()}
     by_name = {key.strip().lower(): key for key in reversed(list(columns)) if lengths[key]}
@@ -67,7 +70,7 @@ def choose_column(columns: Mapping[str, Sequence[object]], name: str, wanted: st
         raise BertworksError(
             f"no column looks like text; the columns are: {listed}",
             where=name,
-            fix="name the one that holds the text with --text-column",
+            fix=f"name the one that holds the text with {option}",
         )
     return longest
 

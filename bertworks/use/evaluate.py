@@ -1,4 +1,4 @@
-"""How good a model is on what it has not seen: raw text, or labelled rows."""
+"""How good a model is on what it has not seen: raw text, labelled rows, likeness of texts."""
 
 import tempfile
 from collections.abc import Sequence
@@ -9,17 +9,21 @@ from typing import Any
 import numpy as np
 
 from bertworks.data.sampling import Store
-from bertworks.errors import UsageError
+from bertworks.errors import BertworksError, UsageError
 from bertworks.files.model import load_model
 from bertworks.files.names import locate
 from bertworks.files.task import TaskDescription
 from bertworks.learn.machine import Precision, choose_device
 from bertworks.learn.objectives import PretrainingModel
+from bertworks.learn.scores import Scores, regression
 from bertworks.learn.train import evaluate
+from bertworks.learn.whitening import Moments, Whitening, normalized
+from bertworks.nn.pooling import Pooling
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.rows import Quoting, RowReader
 from bertworks.text.schema import Schema, guess_schema, items
 from bertworks.text.shards import write_shards
+from bertworks.use.embedder import Embedder, vectors_of_file
 from bertworks.use.examination import table, write_errors
 from bertworks.use.examples import held_out_batches, in_sections
 from bertworks.use.judging import judge
@@ -74,6 +78,44 @@ def evaluate_mlm(
         "masked_tokens": float(means["masked_lm"].count),
     }
     return evaluation_figures(means) | counts
+
+
+def evaluate_sts(
+    model: str | Path,
+    data: str | Path,
+    *,
+    pooling: Pooling | None = None,
+    learn_from: str | Path | None = None,
+    device: str = "auto",
+) -> dict[str, Any]:
+    """How well the cosine of two texts agrees with a person's score of their likeness: `rows`, and `pearson` and
+    `spearman` for vectors as they are (`none`), centred (`center`) and whitened (`whiten`).
+
+    Args:
+        data: labelled pairs, in any format that fine-tuning reads.
+        learn_from: a file of texts from which centre and whitening are learned; None: from the texts of `data`.
+
+    Raises:
+        BertworksError, UsageError: no such model; rows that are no pairs with numbers.
+    """
+    reader = RowReader(data)
+    schema, _ = guess_schema(reader, task="regression")
+    if len(schema.text) != 2:
+        raise BertworksError("these rows have no two texts to be compared", where=reader.name, fix="name another file")
+    pairs = list(items(reader, schema))
+    embedder = Embedder(model, pooling=pooling, device=device)
+    first, second = (embedder.embed([pair.texts[place] for pair in pairs]) for place in (0, 1))
+    moments = Moments(embedder.dimension)
+    for vectors in (first, second) if learn_from is None else vectors_of_file(embedder, learn_from):
+        moments.add(vectors)
+
+    def scores(kind: Whitening) -> Scores:
+        ends = (first, second) if kind == "none" else map(moments.whitener(kind), (first, second))
+        a, b = map(normalized, ends)
+        found = regression([float(pair.label) for pair in pairs], (a * b).sum(-1).tolist())
+        return {name: found[name] for name in ("pearson", "spearman")}
+
+    return {"rows": len(pairs), "none": scores("none"), "center": scores("center"), "whiten": scores("whiten")}
 
 
 def evaluate_task(

@@ -1,0 +1,143 @@
+"""What a sentence-transformers folder says of its vectors: how tokens become one, how much is read, with what prompts.
+
+Read in both layouts, written in the older one, which every reader knows. A folder without such files gives the mean, as
+sentence-transformers takes it. Not here: weights and tokenizer (`model`). What cannot be computed is refused, not left
+out."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from bertworks.errors import BertworksError
+from bertworks.files.storage import read_json, read_json_value
+from bertworks.nn.pooling import Pooling
+from bertworks.text.atomic import write_text
+
+_MODULES, _TRANSFORMER, _MODEL = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
+_OLD_POOLINGS = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
+_UNKNOWN = "use a model whose modules are Transformer, Pooling (mean, cls or max) and Normalize"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceSettings:
+    """How a text becomes a vector.
+
+    max_length: tokens that are read; None: as many as the tokenizer says.
+    lowercase: texts are lower-cased before the tokenizer sees them.
+    prompts: what is put before a text, by name.
+    default_prompt: the name of the one that is used when none is named.
+    """
+
+    pooling: Pooling = "mean"
+    normalize: bool = False
+    max_length: int | None = None
+    lowercase: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None
+
+    def prompt(self, *names: str) -> str:
+        """The first of these that the model has, or else its default one, or else nothing."""
+        wanted = [*names, *([self.default_prompt] if self.default_prompt and not names else [])]
+        return next((self.prompts[name] for name in wanted if name in self.prompts), "")
+
+
+def read_sentence(folder: str | Path) -> tuple[Path, SentenceSettings]:
+    """The folder with weights and tokenizer, which may lie within, and the settings.
+
+    Raises:
+        BertworksError: a module that is not computed here, or files that make no sense.
+    """
+    folder = Path(folder)
+    if not (folder / _MODULES).exists():
+        return folder, SentenceSettings()
+    modules = read_json_value(folder / _MODULES)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise BertworksError("a list of modules is expected", where=str(folder / _MODULES))
+    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
+    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
+        raise BertworksError(
+            f"the vectors of this model are made by {', '.join(kinds)[:200] or 'nothing'}",
+            where=str(folder / _MODULES),
+            fix=_UNKNOWN,
+        )
+    inner = _inside(folder, modules[0])
+    transformer = read_json(inner / _TRANSFORMER) if (inner / _TRANSFORMER).exists() else {}
+    length = transformer.get("max_seq_length")
+    if length is not None and (type(length) is not int or length < 3):
+        raise BertworksError(
+            f"max_seq_length is {length!r:.40}", where=str(inner / _TRANSFORMER), fix="write 3 or more"
+        )
+    prompts, default = _prompts(folder / _MODEL)
+    return inner, SentenceSettings(
+        pooling=_pooling(_inside(folder, modules[1]) / "config.json", prompted=any(prompts.values())),
+        normalize="Normalize" in kinds,
+        max_length=length,
+        lowercase=transformer.get("do_lower_case") is True,
+        prompts=prompts,
+        default_prompt=default,
+    )
+
+
+def write_sentence(folder: str | Path, settings: SentenceSettings, hidden_size: int) -> None:
+    """Makes a model folder one that sentence-transformers opens, and reads as we do.
+
+    Raises:
+        BertworksError: the pooling is none of its own.
+    """
+    folder = Path(folder)
+    if settings.pooling not in _OLD_POOLINGS:
+        raise BertworksError(f"sentence-transformers has no pooling {settings.pooling!r}", fix="take mean, cls or max")
+    names = ["Transformer", "Pooling", *(["Normalize"] if settings.normalize else [])]
+    modules = [
+        {"idx": n, "name": str(n), "path": f"{n}_{name}" if n else "", "type": f"sentence_transformers.models.{name}"}
+        for n, name in enumerate(names)
+    ]
+    poolings = {f"pooling_mode_{theirs}": ours == settings.pooling for ours, theirs in _OLD_POOLINGS.items()}
+    files: dict[str, Any] = {
+        "1_Pooling/config.json": {"word_embedding_dimension": hidden_size, **poolings},
+        _TRANSFORMER: {"max_seq_length": settings.max_length, "do_lower_case": settings.lowercase},
+        _MODEL: {
+            "prompts": dict(settings.prompts),
+            "default_prompt_name": settings.default_prompt,
+            "similarity_fn_name": "cosine",
+        },
+        _MODULES: modules,  # the last one: with it the others are read
+    }
+    if settings.normalize:  # a folder without content would be lost on the way
+        files = {"2_Normalize/config.json": {}} | files
+    for name, content in files.items():
+        write_text(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def _inside(folder: Path, module: Mapping[str, Any]) -> Path:
+    path = module.get("path")
+    if not isinstance(path, str) or Path(path).name != path:
+        raise BertworksError(f"{path!r:.100} is not the name of a folder beside it", where=str(folder / _MODULES))
+    return folder / path
+
+
+def _pooling(path: Path, *, prompted: bool) -> Pooling:
+    content = read_json(path)
+    wanted = content.get("pooling_mode")
+    if wanted is None:
+        chosen = [name.removeprefix("pooling_mode_") for name, value in content.items()
+                  if name.startswith("pooling_mode_") and value]  # fmt: skip
+        names = {theirs: ours for ours, theirs in _OLD_POOLINGS.items()}
+        wanted = [names.get(name, name) for name in chosen] or ["mean"]
+    modes = wanted if isinstance(wanted, list) else [wanted]
+    if len(modes) != 1 or modes[0] not in get_args(Pooling):
+        raise BertworksError(f"pooling by {', '.join(map(str, modes))[:100]}", where=str(path), fix=_UNKNOWN)
+    if prompted and content.get("include_prompt") is False:
+        raise BertworksError("pooling leaves out the tokens of the prompt", where=str(path), fix="use another model")
+    return cast(Pooling, modes[0])
+
+
+def _prompts(path: Path) -> tuple[dict[str, str], str | None]:
+    content = read_json(path) if path.exists() else {}
+    prompts, default = content.get("prompts") or {}, content.get("default_prompt_name")
+    good = isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values())
+    if not good or not (default is None or default in prompts):
+        raise BertworksError("prompts are texts by name, and the default one is among them", where=str(path))
+    return prompts, default

@@ -1,0 +1,145 @@
+"""A file of texts -> a file of vectors, of any size, in its order and with nothing lost. Not here: how a text becomes a
+vector (`embedder`)."""
+
+import base64
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bertworks.learn.machine import Precision
+from bertworks.learn.whitening import Moments, Whitener, Whitening
+from bertworks.nn.pooling import Pooling
+from bertworks.text.atomic import replacing
+from bertworks.text.row_writer import FileKind, kind_of, write_rows
+from bertworks.text.rows import Quoting, RowReader
+from bertworks.text.streams import Tally
+from bertworks.use.embedder import AT_ONCE, Embedder, Vectors, portions, row_text, text_columns, vectors_of_file
+from bertworks.use.events import Event
+from bertworks.use.spool import Spool
+
+_COLUMN = "embedding"
+
+
+def embed_file(
+    model: str | Path,
+    data: str | Path,
+    output: str | Path,
+    *,
+    text: Sequence[str] = (),
+    pooling: Pooling | None = None,
+    normalize: bool | None = None,
+    max_length: int | None = None,
+    whitening: Whitening = "none",
+    learn_from: str | Path | None = None,
+    device: str = "auto",
+    precision: Precision = "fp32",
+    quoting: Quoting = "auto",
+) -> Iterator[Event]:
+    """The vector of every row of a file, in its order: an array in .npy, else a column `embedding` beside its own.
+    Stopped and called again it goes on where it was; the output appears when it is whole.
+
+    Args:
+        data: any file of rows, or of lines; "-" is standard input.
+        text: columns, joined by a space; (): guessed.
+        pooling, normalize, max_length: see `Embedder`.
+        whitening: "center" takes the mean of all vectors away; "whiten" makes all directions equally wide as well.
+        learn_from: a file of texts from which that is learned; None: from `data` itself.
+
+    Raises:
+        BertworksError, UsageError: no such model or column, a row that cannot be read, an output of no known kind.
+    """
+    is_array = str(output).endswith(".npy")
+    kind = None if is_array else kind_of(output)
+    embedder = Embedder(
+        model, pooling=pooling, normalize=normalize, max_length=max_length, device=device, precision=precision
+    )
+    reader = RowReader(data, quoting=quoting)
+    columns = text_columns(reader, text)
+    yield Event("note", f"text: {', '.join(columns)}; {embedder.settings.pooling} of {embedder.dimension} dimensions")
+    spool = Spool(Path(output) if str(output) != "-" else None, _fingerprint(embedder, reader, columns))
+    if spool.count:
+        yield Event("note", f"going on after {spool.count:,} rows", {"resumed_row": spool.count})
+    empty = Tally()
+    yield from _fill(spool, embedder, reader, columns, empty)
+    yield from (Event("note", note) for note in reader.notes)
+    if empty.count:
+        yield Event("note", f"rows without text, which have the vector of no text: {empty}", {"empty": empty.count})
+    whitener = _whitener(embedder, spool, whitening, learn_from)
+    written = _spooled(embedder, spool, whitener)
+    if kind is None:
+        _write_array(Path(output), written, spool.count, embedder.dimension)
+    else:
+        _write_columns(output, kind, reader, written)
+    spool.remove()
+    note = f"; {spool.truncated:,} were too long and were cut" if spool.truncated else ""
+    fields = {"output": str(output), "rows": spool.count, "dimension": embedder.dimension, "truncated": spool.truncated}
+    yield Event("done", f"{output}: {spool.count:,} vectors of {embedder.dimension}{note}", fields)
+
+
+def _fill(spool: Spool, embedder: Embedder, reader: RowReader, columns: Sequence[str], empty: Tally) -> Iterator[Event]:
+    """Embeds what is not in the spool."""
+    for rows in portions(itertools.islice(reader, spool.count, None)):
+        texts = [row_text(row, columns, empty) for row in rows]
+        vectors, cut = embedder.portion(texts)
+        spool.add([
+            {"vector": base64.b64encode(vector.tobytes()).decode(), "truncated_tokens": n}
+            for vector, n in zip(vectors, cut, strict=True)
+        ])  # fmt: skip
+        amount = {"stage": "embed", "what": "rows", "amount": spool.count}
+        yield Event("stage", f"embed: {spool.count:,} rows", amount)
+
+
+def _stored(spool: Spool, dimension: int) -> Iterator[Vectors]:
+    """The vectors of a spool, in portions."""
+    answers = spool.read()
+    while group := list(itertools.islice(answers, AT_ONCE)):
+        raw = b"".join(base64.b64decode(answer["vector"]) for answer in group)
+        yield np.frombuffer(raw, np.float32).reshape(-1, dimension)
+
+
+def _whitener(embedder: Embedder, spool: Spool, kind: Whitening, path: str | Path | None) -> Whitener | None:
+    if kind == "none":
+        return None
+    moments = Moments(embedder.dimension)
+    for vectors in _stored(spool, embedder.dimension) if path is None else vectors_of_file(embedder, path):
+        moments.add(vectors)
+    return moments.whitener(kind) if moments.count else None
+
+
+def _spooled(embedder: Embedder, spool: Spool, whitener: Whitener | None) -> Iterator[Vectors]:
+    for vectors in _stored(spool, embedder.dimension):
+        yield vectors if whitener is None else embedder.finish(whitener(vectors))
+
+
+def _write_array(path: Path, portions: Iterable[Vectors], count: int, dimension: int) -> None:
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (count, dimension)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for vectors in portions:
+            file.write(vectors.astype("<f4").tobytes())
+
+
+def _write_columns(output: str | Path, kind: FileKind, reader: RowReader, portions: Iterable[Vectors]) -> None:
+    column = _COLUMN
+    while column in reader.columns:
+        column += "_"
+    single = itertools.chain.from_iterable(portions)
+    # Parquet knows float32. Elsewhere numbers have as many digits as tell one float32 from the next.
+    shown = single if kind == "parquet" else ([float(str(x)) for x in vector] for vector in single)
+    rows = ({**row.values, column: vector} for row, vector in zip(reader, shown, strict=True))
+    write_rows(output, [*reader.columns, column], rows, kind=kind)
+
+
+def _fingerprint(embedder: Embedder, reader: RowReader, columns: Sequence[str]) -> str:
+    state = reader.path.stat()
+    content = {
+        "model": embedder.fingerprint,
+        "data": [str(reader.path.resolve()), state.st_size, state.st_mtime_ns],
+        "columns": list(columns),
+        "precision": embedder.precision,
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

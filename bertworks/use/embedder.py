@@ -1,0 +1,191 @@
+"""A model that makes vectors of texts, loaded; and what the text of a row is. Not here: whole files (`embed`), what is
+near what (`index`)."""
+
+import itertools
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertworks.data.masking import Example
+from bertworks.errors import BertworksError, UsageError
+from bertworks.files.model import load_model, weights_sha256
+from bertworks.files.names import locate
+from bertworks.files.sentence import read_sentence, write_sentence
+from bertworks.learn.inference import vectors_of
+from bertworks.learn.machine import Precision, choose_device, keep_memory
+from bertworks.learn.whitening import normalized
+from bertworks.nn.encoder import Encoder
+from bertworks.nn.pooling import Pooling
+from bertworks.text.columns import as_text, choose_column, find_column
+from bertworks.text.rows import Row, RowReader
+from bertworks.text.streams import Tally
+
+Vectors = NDArray[np.float32]
+AT_ONCE = 2048  # texts that are read, sorted by length and embedded together
+_JUDGED_ROWS = 100  # by which the column of the text is told
+
+
+class Embedder:
+    """A loaded model that makes vectors.
+
+    Args:
+        model: a folder of ours, of transformers or of sentence-transformers, `minilm`, or a hub id.
+        pooling, normalize, max_length: None: as the model's own files say; else the mean, not normalised, and as many
+            tokens as the model reads.
+
+    Attributes:
+        dimension: of its vectors.
+
+    Raises:
+        BertworksError: no such model, or one whose vectors are made in another way.
+        UsageError: `max_length` is more than the model reads.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+        max_length: int | None = None,
+        device: str = "auto",
+        precision: Precision = "fp32",
+    ):
+        self.folder, found = read_sentence(locate(model))
+        config, state, self.tokenizer = load_model(self.folder, needs={"encoder"})
+        longest = config.max_position_embeddings
+        if max_length is not None and not 3 <= max_length <= longest:
+            raise UsageError(f"max_length is {max_length}: the model reads from 3 to {longest} tokens")
+        self.settings = replace(
+            found,
+            pooling=pooling or found.pooling,
+            normalize=found.normalize if normalize is None else normalize,
+            max_length=max_length or min(found.max_length or longest, self.tokenizer.model_max_length, longest),
+        )
+        self.dimension, self.precision = config.hidden_size, precision
+        self._network = Encoder(config)
+        self._network.load_state_dict({name: state[f"encoder.{name}"] for name in self._network.state_dict()})
+        self._network.to(choose_device(device)).eval()
+        keep_memory()
+
+    def embed(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+        """float32 [texts, dimension]. A text's vector does not depend on its neighbours. prompt: what is put before
+        each; None: the model's default."""
+        return np.concatenate([
+            np.zeros((0, self.dimension), np.float32),
+            *(self.portion(texts[start : start + AT_ONCE], prompt)[0] for start in range(0, len(texts), AT_ONCE)),
+        ])  # fmt: skip
+
+    def portion(self, texts: Sequence[str], prompt: str | None = None) -> tuple[Vectors, list[int]]:
+        """The same for so many as fit in memory; and how many tokens of each were not read."""
+        before = self.settings.prompt() if prompt is None else prompt
+        read = [before + text for text in texts]
+        if self.settings.lowercase:
+            read = [text.lower() for text in read]
+        encodings = self.tokenizer.encode_batch(read, max_length=self.settings.max_length)
+        asked = np.zeros(1, np.int64)
+        units = [[Example(np.array(e.ids), np.array(e.type_ids), asked, asked, -1)] for e in encodings]
+        vectors = vectors_of(self._network, units, self.settings.pooling, self.precision)
+        return self.finish(vectors), [encoding.num_truncated for encoding in encodings]
+
+    def finish(self, vectors: Vectors) -> Vectors:
+        """Of length 1, if that is what the model gives."""
+        return normalized(vectors) if self.settings.normalize else vectors
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the model as a folder that sentence-transformers opens, and reads as it is read here.
+
+        Raises:
+            UsageError: there is something in the way.
+            BertworksError: the pooling is none of sentence-transformers.
+        """
+        target = Path(folder)
+        if target.exists() and any(target.iterdir()):
+            raise UsageError("the folder is not empty", where=str(target), fix="name another one")
+        write_sentence(target, self.settings, self.dimension)
+        for path in sorted(self.folder.iterdir()):
+            if path.is_file() and not path.name.startswith(".") and not (target / path.name).exists():
+                shutil.copyfile(path, target / path.name)
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """All that its vectors depend on, save for the text."""
+        return {
+            "weights_sha256": weights_sha256(self.folder),
+            "tokenizer_sha256": self.tokenizer.sha256,
+            **asdict(self.settings),
+        }
+
+
+def embed(
+    model: str | Path,
+    texts: Sequence[str],
+    *,
+    pooling: Pooling | None = None,
+    normalize: bool | None = None,
+    device: str = "auto",
+) -> Vectors:
+    """The vectors of texts, float32 [texts, dimension]. For more than one call, `Embedder` loads the model only once.
+
+    Args:
+        model, pooling, normalize: see `Embedder`.
+
+    Raises:
+        UsageError: one text and no list.
+        BertworksError: no such model.
+    """
+    if isinstance(texts, str):
+        raise UsageError("expected a list of texts, not one text", fix="embed(model, [text])[0]")
+    return Embedder(model, pooling=pooling, normalize=normalize, device=device).embed(texts)
+
+
+def text_columns(reader: RowReader, wanted: Sequence[str]) -> tuple[str, ...]:
+    """The columns that hold the text: those asked for, or a guess.
+
+    Raises:
+        UsageError, BertworksError: no such column, or none that looks like text.
+    """
+    if wanted:
+        return tuple(find_column(reader.columns, reader.name, name, "--text") for name in wanted)
+    if len(reader.columns) == 1:
+        return tuple(reader.columns)
+    judged = [row.values for row in itertools.islice(reader, _JUDGED_ROWS)]
+    columns = {name: [values.get(name) for values in judged] for name in reader.columns}
+    return (choose_column(columns, reader.name, None, "--text"),)
+
+
+def row_text(row: Row, columns: Sequence[str], empty: Tally) -> str:
+    """The text of a row, its columns joined by a space; one without text is counted, and "".
+
+    Raises:
+        BertworksError: something else than text stands there.
+    """
+    parts = [as_text(row.values.get(column)) for column in columns]
+    for column, part in zip(columns, parts, strict=True):
+        if part is None:
+            shown = f"{row.values[column]!r:.60}"
+            raise BertworksError(f"{column!r} holds {shown}, which is no text", where=row.where, fix="name another one")
+    text = " ".join(part.strip() for part in parts if part and part.strip())
+    if not text:
+        empty.add(row.where)
+    return text
+
+
+def portions(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """AT_ONCE rows each."""
+    source = iter(rows)
+    while portion := list(itertools.islice(source, AT_ONCE)):
+        yield portion
+
+
+def vectors_of_file(embedder: Embedder, path: str | Path) -> Iterator[Vectors]:
+    """The vectors of a file's texts, in portions."""
+    reader = RowReader(path)
+    columns = text_columns(reader, ())
+    for rows in portions(reader):
+        yield embedder.portion([row_text(row, columns, Tally()) for row in rows])[0]
