@@ -34,7 +34,11 @@ if TYPE_CHECKING:
     from bertworks.use.blimp import evaluate_blimp as evaluate_blimp
     from bertworks.use.check import check_file as check_file
     from bertworks.use.doctor import doctor as doctor
+    from bertworks.use.embed import embed_file as embed_file
+    from bertworks.use.embedder import Embedder as Embedder
+    from bertworks.use.embedder import embed as embed
     from bertworks.use.evaluate import evaluate_mlm as evaluate_mlm
+    from bertworks.use.evaluate import evaluate_sts as evaluate_sts
     from bertworks.use.evaluate import evaluate_task as evaluate_task
     from bertworks.use.explain import explain as explain
     from bertworks.use.fill import fill as fill
@@ -42,10 +46,13 @@ if TYPE_CHECKING:
     from bertworks.use.finetune import finetune_events as finetune_events
     from bertworks.use.finetune import make_finetune_request as make_finetune_request
     from bertworks.use.glue import evaluate_glue as evaluate_glue
+    from bertworks.use.index import Index as Index
+    from bertworks.use.indexing import index_file as index_file
     from bertworks.use.predict import Predictor as Predictor
     from bertworks.use.predict import predict_file as predict_file
     from bertworks.use.pretrain import estimate as estimate
     from bertworks.use.pretrain import pretrain as pretrain
+    from bertworks.use.retrieval import evaluate_retrieval as evaluate_retrieval
     from bertworks.use.score import score as score
     from bertworks.use.squad import evaluate_squad as evaluate_squad
 
@@ -68,13 +75,18 @@ _ROOMS = {
     "use.blimp": ["evaluate_blimp"],
     "use.check": ["check_file"],
     "use.doctor": ["doctor"],
-    "use.evaluate": ["evaluate_mlm", "evaluate_task"],
+    "use.embed": ["embed_file"],
+    "use.embedder": ["Embedder", "embed"],
+    "use.evaluate": ["evaluate_mlm", "evaluate_sts", "evaluate_task"],
     "use.explain": ["explain"],
     "use.fill": ["fill"],
     "use.finetune": ["finetune", "finetune_events", "make_finetune_request"],
     "use.glue": ["evaluate_glue"],
+    "use.index": ["Index"],
+    "use.indexing": ["index_file"],
     "use.predict": ["Predictor", "predict_file"],
     "use.pretrain": ["estimate", "pretrain"],
+    "use.retrieval": ["evaluate_retrieval"],
     "use.score": ["score"],
     "use.squad": ["evaluate_squad"],
 }

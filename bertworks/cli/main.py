@@ -15,7 +15,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 from bertworks import __version__
-from bertworks.cli import answers, finetuning, machine, text, training
+from bertworks.cli import answers, finetuning, machine, search, text, training
 from bertworks.cli.console import say
 from bertworks.cli.options import STDIN
 from bertworks.errors import BertworksError
@@ -30,6 +30,9 @@ _VERBS: tuple[Callable[..., object], ...] = (
     answers.fill,
     answers.score,
     answers.explain,
+    search.embed,
+    search.index,
+    search.search,
     machine.doctor,
     machine.demo,
 )
@@ -53,8 +56,16 @@ def make_app() -> App:
     app.register_install_completion_command()
     for place, verb in enumerate(_VERBS):
         app.command(verb, help=_joined(verb), sort_key=place)
-    evaluate = App(name="evaluate", help="Measure a model, or answers, on what it was not trained on.", sort_key=8.5)
-    for measure in (answers.mlm, answers.blimp, answers.task, answers.squad, answers.glue):
+    evaluate = App(name="evaluate", help="Measure a model, or answers, on what it was not trained on.", sort_key=11.5)
+    for measure in (
+        answers.mlm,
+        answers.blimp,
+        answers.task,
+        answers.squad,
+        answers.glue,
+        search.sts,
+        search.retrieval,
+    ):
         evaluate.command(measure, help=_joined(measure))
     app.command(evaluate)
     return app

@@ -1,0 +1,303 @@
+"""Documents that can be searched by meaning, by words, or by both. Not here: how they lie on disk (`segments`), files
+of documents (`indexing`)."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, Self, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertworks.errors import BertworksError, UsageError
+from bertworks.files.names import is_name
+from bertworks.learn.ranking import Scores, best, fused
+from bertworks.learn.whitening import normalized
+from bertworks.nn.pooling import Pooling
+from bertworks.text.lexical import bm25, hash_of, postings
+from bertworks.use.embedder import Embedder
+from bertworks.use.rerank import Reranker
+from bertworks.use.segments import (
+    MANIFEST,
+    Manifest,
+    Segment,
+    read_manifest,
+    remove_strays,
+    write_manifest,
+    write_segment,
+    writing,
+)
+
+Ranking = Literal["hybrid", "dense", "bm25"]
+RERANKED = 50  # of the first hits, at least, are read by a second model
+_ROWS = 1 << 16  # of a segment that is made of many
+_SCORES = 1 << 24  # that are in memory at a time
+
+
+class Hit(TypedDict):
+    """A document that was found."""
+
+    id: str
+    score: float  # dense: cosine; bm25: without upper bound; hybrid: from 0 to 1; after another model: what it says
+    text: str
+    fields: dict[str, Any]  # the other columns of its row
+
+
+class Index:
+    """A folder of documents and their vectors, opened. Vectors are of length 1, so that their product is the cosine.
+    What another process adds is seen when the folder is opened again.
+
+    Args:
+        model: where the model is now; None: where it was when the index was made.
+
+    Attributes:
+        manifest: what the index says of itself.
+
+    Raises:
+        BertworksError: no index there, or a damaged one. When it is asked for vectors: the model is not there, or is
+            another one than that which made the index.
+    """
+
+    def __init__(self, folder: str | Path, *, model: str | Path | None = None, device: str = "auto"):
+        self.folder, self._model, self._device = Path(folder), model, device
+        self._segments: dict[str, Segment] = {}
+        self._open(read_manifest(self.folder))
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | Path,
+        model: str | Path,
+        *,
+        pooling: Pooling | None = None,
+        max_length: int | None = None,
+        device: str = "auto",
+    ) -> Self:
+        """An index without documents.
+
+        Args:
+            model, pooling, max_length: see `Embedder`.
+
+        Raises:
+            UsageError: the folder is not empty.
+        """
+        folder = Path(folder)
+        strange = [path.name for path in folder.iterdir() if path.name[0] != "."] if folder.is_dir() else []
+        if strange == [MANIFEST] and not read_manifest(folder).segments:
+            strange = []  # nothing came into it
+        if strange:
+            what = "there is an index already" if MANIFEST in strange else f"the folder is not empty: {strange[0]}"
+            raise UsageError(what, where=str(folder), fix="name another folder")
+        embedder = Embedder(model, pooling=pooling, max_length=max_length, device=device)
+        name = str(model) if is_name(model) else str(Path(model).resolve())
+        with writing(folder):
+            write_manifest(folder, Manifest(model=name, fingerprint=embedder.fingerprint, dimension=embedder.dimension))
+        return cls(folder, model=model, device=device)
+
+    def __len__(self) -> int:
+        return sum(int(segment.alive.sum()) for segment in self._segments.values())
+
+    def add(
+        self,
+        texts: Sequence[str],
+        ids: Sequence[str] | None = None,
+        fields: Sequence[Mapping[str, Any]] | None = None,
+    ) -> int:
+        """Adds documents, all or none; how many that are there were replaced, because they had the same id.
+
+        Args:
+            ids: None: numbers that were never used.
+            fields: what is kept beside each text, as JSON can say it.
+
+        Raises:
+            UsageError: a text is empty, or there are more or fewer ids or fields than texts.
+            BertworksError: another process writes, or the model is another one.
+        """
+        if isinstance(texts, str):
+            raise UsageError("expected a list of texts, not one text", fix="add([text])")
+        count = len(texts)
+        if any(given is not None and len(given) != count for given in (ids, fields)):
+            raise UsageError(f"there are {count} texts, and not as many ids or fields")
+        if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
+            raise UsageError(f"text {empty[0]} is empty")
+        with self.changing():
+            return self.append(texts, ids, fields) if count else 0
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Deletes documents, as far as they are there, and says how many were. Their texts stay on disk until
+        `compact`."""
+        if isinstance(ids, str):
+            raise UsageError("expected a list of ids, not one id", fix="delete([id])")
+        with self.changing():
+            segments, count = self._without(np.array([hash_of(one) for one in ids], np.int64))
+            self._commit(replace(self.manifest, segments=segments))
+        return count
+
+    def compact(self) -> None:
+        """Writes the index anew: deleted documents are gone from the disk, and many small segments become few."""
+        with self.changing():
+            manifest = replace(self.manifest, segments={})
+            rows: list[dict[str, Any]] = []
+            vectors: list[NDArray[np.float32]] = []
+            for segment in self._segments.values():
+                rows += segment.rows(np.flatnonzero(segment.alive))
+                vectors.append(segment.vectors[segment.alive])
+                if len(rows) >= _ROWS:
+                    manifest, rows, vectors = self._written(manifest, rows, np.concatenate(vectors)), [], []
+            if rows:
+                manifest = self._written(manifest, rows, np.concatenate(vectors))
+            self._commit(manifest)
+            remove_strays(self.folder, manifest)
+
+    def search(
+        self,
+        query: str,
+        k: int = 10,
+        *,
+        ranking: Ranking = "hybrid",
+        rerank: "Reranker | str | Path | None" = None,
+    ) -> list[Hit]:
+        """The k best documents for a query, the best first.
+
+        Args:
+            ranking: "dense" by the cosine of vectors, "bm25" by words, "hybrid" by the sum of both.
+            rerank: a model that was fine-tuned on pairs of texts; it reads the query with each of the first
+                max(k, 50) documents and puts these in a new order.
+
+        Raises:
+            UsageError: k is not positive; the second model does not read pairs.
+            BertworksError: the model is not there, or is another one.
+        """
+        if k < 1:
+            raise UsageError(f"k is {k}: expected 1 or more")
+        second = Reranker(rerank, device=self._device) if isinstance(rerank, str | Path) else rerank
+        (scores,) = self.scores([query], ranking)
+        numbers = best(scores, k if second is None else max(k, RERANKED))
+        rows, final = list(self.rows(numbers)), scores[numbers]
+        if second is not None:
+            final = second(query, [row["text"] for row in rows])
+        order = best(final, k)
+        return [Hit(score=float(final[i]), **{name: rows[i][name] for name in ("id", "text", "fields")}) for i in order]  # type: ignore[typeddict-item]
+
+    def scores(self, queries: Sequence[str], ranking: Ranking = "hybrid") -> Iterator[Scores]:
+        """For each query float32 [documents, deleted ones too]: -inf for what is no hit."""
+        total = sum(map(len, self._segments.values()))
+        parts = [segment.postings for segment in self._segments.values()]
+        alive = [segment.alive for segment in self._segments.values()]
+        at_once = max(1, _SCORES // max(1, total))
+        for start in range(0, len(queries), at_once):
+            group = queries[start : start + at_once]
+            dense = self._dense(group, total) if ranking != "bm25" else []
+            for number, query in enumerate(group):
+                match ranking:
+                    case "dense":
+                        yield dense[number]
+                    case "bm25":
+                        yield bm25(query, parts, alive)
+                    case "hybrid":
+                        yield fused(dense[number], bm25(query, parts, alive))
+
+    def rows(self, numbers: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
+        """`id`, `text` and `fields` of documents by their place in `scores`."""
+        segments = list(self._segments.values())
+        edges = np.cumsum([0, *map(len, segments)])
+        for number in numbers:
+            place = int(np.searchsorted(edges, number, side="right")) - 1
+            yield from segments[place].rows([int(number - edges[place])])
+
+    @cached_property
+    def embedder(self) -> Embedder:
+        """The model, which must be the one that made the index."""
+        wanted = self.manifest.fingerprint
+        found = Embedder(
+            self._model or self.manifest.model,
+            pooling=wanted.get("pooling"), normalize=wanted.get("normalize"), max_length=wanted.get("max_length"),
+            device=self._device,
+        )  # fmt: skip
+        differing = [name for name, value in found.fingerprint.items() if wanted.get(name) != value]
+        if differing:
+            raise BertworksError(
+                f"this index was made by another model than {self._model or self.manifest.model}: {differing[0]} "
+                "is not the same, and vectors of two models cannot be compared",
+                where=str(self.folder),
+                fix=f"give the model that made it, {self.manifest.model}; or make the index again",
+            )
+        return found
+
+    # --- changes: under the lock of `changing` --------------------------------------------------------------------
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """While this lasts the index is ours, and is what it is on disk."""
+        with writing(self.folder):
+            self._open(read_manifest(self.folder))
+            remove_strays(self.folder, self.manifest)
+            yield
+
+    def append(
+        self,
+        texts: Sequence[str],
+        ids: Sequence[str] | None,
+        fields: Sequence[Mapping[str, Any]] | None,
+        sources: Mapping[str, tuple[int, bool]] | None = None,
+    ) -> int:
+        """`add` without its checks, within `changing`. Of documents with one id the last one counts. sources: what the
+        manifest says from then on (`segments.Manifest`)."""
+        first = self.manifest.next_row
+        names = [str(first + n) for n in range(len(texts))] if ids is None else list(ids)
+        last = {name: place for place, name in enumerate(names)}
+        kept = sorted(last.values())
+        embedder = self.embedder
+        prompt = embedder.settings.prompt("document", "passage", "corpus")
+        vectors = normalized(embedder.embed([texts[place] for place in kept], prompt=prompt))
+        rows = [
+            {"id": names[place], "text": texts[place], "fields": dict(fields[place]) if fields else {}}
+            for place in kept
+        ]
+        segments, replaced = self._without(np.array([hash_of(row["id"]) for row in rows], np.int64))
+        manifest = replace(self.manifest, segments=segments, next_row=first + len(texts))
+        manifest = self._written(manifest, rows, vectors)
+        self._commit(manifest if sources is None else replace(manifest, sources=dict(sources)))
+        return replaced + len(texts) - len(kept)
+
+    def note_sources(self, sources: Mapping[str, tuple[int, bool]]) -> None:
+        """What the manifest says from now on of files that were read, within `changing`."""
+        self._commit(replace(self.manifest, sources=dict(sources)))
+
+    def _written(self, manifest: Manifest, rows: Sequence[dict[str, Any]], vectors: NDArray[np.float32]) -> Manifest:
+        """The manifest with a segment more, which is on disk."""
+        name = f"segment-{manifest.next_segment:06d}"
+        keys = np.array([hash_of(row["id"]) for row in rows], np.int64)
+        write_segment(self.folder, name, rows, vectors, keys, postings(row["text"] for row in rows))
+        return replace(manifest, segments={**manifest.segments, name: ""}, next_segment=manifest.next_segment + 1)
+
+    def _without(self, keys: NDArray[np.int64]) -> tuple[dict[str, str], int]:
+        """Segments, as the manifest has them, in which these are deleted; and how many that are."""
+        found = {name: segment.without(keys) for name, segment in self._segments.items()}
+        deleted = {name: self._segments[name].deleted if not count else bits for name, (bits, count) in found.items()}
+        return deleted, sum(count for _, count in found.values())
+
+    def _commit(self, manifest: Manifest) -> None:
+        write_manifest(self.folder, manifest)
+        self._open(manifest)
+
+    def _open(self, manifest: Manifest) -> None:
+        known, self.manifest = self._segments, manifest
+        self._segments = {
+            name: known[name] if name in known and known[name].deleted == deleted
+            else Segment(self.folder, name, deleted, manifest.dimension)
+            for name, deleted in manifest.segments.items()
+        }  # fmt: skip
+
+    def _dense(self, queries: Sequence[str], total: int) -> Scores:
+        """Cosines [queries, total]."""
+        asked = normalized(self.embedder.embed(queries, prompt=self.embedder.settings.prompt("query")))
+        scores = np.empty((len(queries), total), np.float32)
+        edges = np.cumsum([0, *map(len, self._segments.values())]).tolist()
+        for segment, (start, end) in zip(self._segments.values(), pairwise(edges), strict=True):
+            np.matmul(asked, segment.vectors.T, out=scores[:, start:end])
+            scores[:, start:end][:, ~segment.alive] = -np.inf
+        return scores

@@ -1,0 +1,305 @@
+"""An index: what is found, added and deleted; what a killed process leaves; that vectors of two models never meet."""
+
+import json
+import random
+import shutil
+import subprocess
+import sys
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fine import FILLER, sentence, write_model
+
+import bertworks
+from bertworks.cli.main import main
+from bertworks.errors import BertworksError, UsageError
+from bertworks.files.model import load_model, save_model
+from bertworks.files.task import TaskDescription, settings_of
+from bertworks.learn.tasks import TaskModel
+from bertworks.use.finetuning import task_of
+from bertworks.use.index import Index
+from bertworks.use.indexing import index_file
+from bertworks.use.rerank import Reranker
+from bertworks.use.segments import MANIFEST, writing
+
+TEXTS = ["good film", "sad dogs", "Anna lives in Oslo", "the men heard music last night", "story of this town"]
+
+
+@pytest.fixture
+def index(model: Path, tmp_path: Path) -> Index:
+    made = Index.create(tmp_path / "idx", model, device="cpu")
+    made.add(TEXTS, ids=list("abcde"), fields=[{"n": n} for n in range(5)])
+    return made
+
+
+def ids(index: Index, query: str = "sad dogs", **settings: object) -> list[str]:
+    return [hit["id"] for hit in index.search(query, 99, **settings)]
+
+
+def test_dense_is_the_cosine(index: Index, model: Path):
+    vectors = bertworks.embed(model, ["old dogs", *TEXTS], normalize=True, device="cpu").astype(np.float64)
+    cosines = vectors[1:] @ vectors[0]
+    hits = index.search("old dogs", 3, ranking="dense")
+    assert [hit["id"] for hit in hits] == ["abcde"[n] for n in np.argsort(-cosines)[:3]]
+    assert [hit["score"] for hit in hits] == pytest.approx(sorted(cosines, reverse=True)[:3], abs=1e-6)
+    place = "abcde".index(hits[0]["id"])
+    assert (hits[0]["text"], hits[0]["fields"]) == (TEXTS[place], {"n": place})
+
+
+def test_words_and_both(index: Index):
+    assert ids(index, "DOGS music", ranking="bm25") == ["b", "d"]
+    assert ids(index, "nothing", ranking="bm25") == []
+    assert set(ids(index, "nothing", ranking="hybrid")) == set("abcde")
+    assert index.search("sad dogs")[0] == {"id": "b", "score": pytest.approx(1), "text": "sad dogs", "fields": {"n": 1}}
+
+
+def test_many_segments_are_as_one(model: Path, tmp_path: Path):
+    draw = random.Random(0)
+    texts = [sentence(draw) for _ in range(60)]
+    one, many = (Index.create(tmp_path / name, model, device="cpu") for name in ("one", "many"))
+    one.add(texts)
+    for start in range(0, 60, 7):
+        many.add(texts[start : start + 7])
+    many.delete([str(n) for n in range(1, 60, 3)])
+    one.delete([str(n) for n in range(1, 60, 3)])
+    for ranking in ("dense", "bm25", "hybrid"):
+        for query in (texts[0], FILLER[3], "good men"):
+            first, second = (found.search(query, 50, ranking=ranking) for found in (one, many))
+            assert [hit["id"] for hit in first] == [hit["id"] for hit in second]
+            assert [hit["score"] for hit in first] == pytest.approx([hit["score"] for hit in second], abs=1e-5)
+    before = many.search("good men", 50)
+    many.compact()
+    assert len(list((tmp_path / "many").glob("segment-*"))) == 2
+    assert [hit["id"] for hit in many.search("good men", 50)] == [hit["id"] for hit in before]
+    assert texts[0] not in (tmp_path / "many" / next(iter(many.manifest.segments))).with_suffix(".jsonl").read_text()
+
+
+def test_what_is_deleted_is_not_found(index: Index):
+    assert index.delete(["b", "c", "x"]) == 2
+    assert len(index) == 3
+    for found in (index, Index(index.folder, device="cpu")):
+        for ranking in ("dense", "hybrid"):
+            assert set(ids(found, ranking=ranking)) == set("ade")
+        assert ids(found, ranking="bm25") == []
+    assert index.delete(["b"]) == 0
+    assert index.delete(list("ade")) == 3
+    assert ids(index) == ids(index, ranking="bm25") == []
+    index.compact()
+    assert ids(index) == []
+    assert index.manifest.segments == {}
+    index.add(["sad dogs"])
+    assert ids(index) == ["6"], "a number that was never used"
+
+
+def test_the_same_id_takes_the_place(index: Index):
+    assert index.add(["happy dogs", "other", "great music"], ids=["b", "f", "f"]) == 2
+    assert (len(index), set(ids(index))) == (6, set("abcdef"))
+    assert {hit["id"]: hit["text"] for hit in index.search("x", 99)}["f"] == "great music"
+    assert ids(index, "sad", ranking="bm25") == []
+
+
+def test_wrong_calls(index: Index, model: Path, tmp_path: Path):
+    for call in (
+        lambda: index.add("text"), lambda: index.add(["a", " "]), lambda: index.add(["a"], ids=["1", "2"]),
+        lambda: index.delete("a"), lambda: index.search("a", 0), lambda: Index.create(index.folder, model),
+    ):  # fmt: skip
+        with pytest.raises(UsageError):
+            call()
+    with pytest.raises(BertworksError, match="no index here"):
+        Index(tmp_path)
+    assert index.add([]) == 0
+    with writing(index.folder), pytest.raises(BertworksError, match="another process"):
+        index.add(["a"])
+    assert len(Index(index.folder)) == 5
+
+
+def test_vectors_of_two_models_never_meet(index: Index, model: Path, tmp_path: Path):
+    other = write_model(tmp_path / "other")
+    config, state, tokenizer = load_model(other)
+    state["encoder.embeddings.norm.bias"] = state["encoder.embeddings.norm.bias"] + 0.5
+    save_model(other, state, config, tokenizer, card="")
+    (tmp_path / "d.txt").write_text("good\n")
+    for call in (
+        lambda: Index(index.folder, model=other, device="cpu").search("a"),
+        lambda: Index(index.folder, model=other, device="cpu").add(["a"]),
+        lambda: list(index_file(tmp_path / "d.txt", index.folder, model=other, device="cpu")),
+    ):
+        with pytest.raises(BertworksError, match="made by another model"):
+            call()
+    assert [hit["id"] for hit in Index(index.folder, model=other).search("dogs", ranking="bm25")] == ["b"]
+    moved = shutil.copytree(model, tmp_path / "moved")
+    assert ids(Index(index.folder, model=moved, device="cpu")) == ids(index)
+
+
+GOOD = {"format": 1, "model": "", "fingerprint": {}, "dimension": 32}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{}, {"format": 1}, {**GOOD, "model": 3}, {**GOOD, "segments": {"../a": ""}}, {**GOOD, "segments": {"a": ""}}],
+)
+def test_damaged_ones_are_said_to_be_so(damage: dict, index: Index):
+    (index.folder / MANIFEST).write_text(json.dumps(damage))
+    with pytest.raises(BertworksError):
+        Index(index.folder)
+
+
+def test_damaged_segments(index: Index):
+    (segment,) = index.folder.glob("segment-*.safetensors")
+    (rows,) = index.folder.glob("segment-*.jsonl")
+    rows.write_bytes(rows.read_bytes()[:40])
+    with pytest.raises(BertworksError, match="damaged"):
+        Index(index.folder, device="cpu").search("dogs")
+    content = segment.read_bytes()
+    segment.write_bytes(content[: len(content) // 2])
+    with pytest.raises(BertworksError, match="not a safetensors file"):
+        Index(index.folder)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from bertworks.use.index import Index
+folder, model = Path(sys.argv[1]), sys.argv[2]
+rename = Path.replace
+for k in range(1, 8):
+    child = os.fork()  # before torch has computed anything: no threads yet
+    if child == 0:
+        index = Index(folder / str(k), model=model, device="cpu")
+        def dying(self, target, left=[k]):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return rename(self, target)
+        Path.replace = dying
+        index.add(["happy dogs", "other"], ids=["b", "f"])
+        index.delete(["a"])
+        index.compact()
+        os._exit(0)
+    print(os.waitpid(child, 0)[1])
+"""
+
+
+def test_a_killed_writer_leaves_the_index_whole(index: Index, model: Path, tmp_path: Path):
+    """Before each rename in turn: of two files of a segment, the manifest, the manifest, two files, the manifest."""
+    for k in range(1, 8):
+        shutil.copytree(index.folder, tmp_path / "killed" / str(k))
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "killed"), str(model)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["9"] * 7
+    for k, there in enumerate(["abcde"] * 3 + ["abcdef"] + ["bcdef"] * 3, 1):
+        found = Index(tmp_path / "killed" / str(k), device="cpu")
+        assert set(ids(found)) == set(there)
+        assert [hit["id"] for hit in found.search("happy", ranking="bm25")] == (["b"] if "f" in there else [])
+        found.add(["new"], ids=["n"])
+        assert len(found) == len(there) + 1
+        names = {path.name for path in found.folder.iterdir()} - {".lock", MANIFEST}
+        assert names == {f"{name}.{kind}" for name in found.manifest.segments for kind in ("jsonl", "safetensors")}
+
+
+# --- files
+
+
+def write_documents(path: Path, *extra: dict) -> Path:
+    rows = [
+        {"id": name, "text": text, "year": 1900 + n} for n, (name, text) in enumerate(zip("abcde", TEXTS, strict=True))
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in [*rows, *extra]))
+    return path
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertworks.use.embedder.AT_ONCE", 2)
+
+
+def test_files(model: Path, tmp_path: Path, small: None):
+    documents, folder = write_documents(tmp_path / "d.jsonl", {"id": "x", "text": " "}), tmp_path / "idx"
+    *_, last = index_file(documents, folder, model=model, device="cpu")
+    assert last.fields == {"index": str(folder), "documents": 5, "replaced": 0}
+    assert Index(folder, device="cpu").search("sad dogs", 1)[0]["fields"] == {"year": 1901}
+    before = (folder / MANIFEST).read_bytes()
+    *_, last = index_file(documents, folder, device="cpu")
+    assert "in the index already" in last.text
+    assert (folder / MANIFEST).read_bytes() == before
+    write_documents(documents, {"id": "f", "text": "nasty music"})
+    *_, last = index_file(documents, folder, device="cpu")
+    assert last.fields == {"index": str(folder), "documents": 6, "replaced": 5}
+    (tmp_path / "t.txt").write_text("one\n\ntwo\n")
+    *_, last = index_file(tmp_path / "t.txt", folder, device="cpu")
+    assert last.fields["documents"] == 8
+    with pytest.raises(UsageError, match="pooling mean, not cls"):
+        list(index_file(documents, folder, pooling="cls", device="cpu"))
+
+
+def test_a_stopped_file_goes_on(model: Path, tmp_path: Path, small: None):
+    documents, folder = write_documents(tmp_path / "d.jsonl"), tmp_path / "idx"
+    stopped = index_file(documents, folder, model=model, device="cpu")
+    assert list(islice(stopped, 3))[-1].fields["amount"] == 4
+    stopped.close()
+    assert len(Index(folder)) == 4
+    events = list(index_file(documents, folder, model=model, device="cpu"))
+    assert [event.fields["resumed_row"] for event in events if "resumed_row" in event.fields] == [4]
+    assert set(ids(Index(folder, device="cpu"))) == set("abcde")
+
+
+def test_bad_rows_leave_nothing_half_done(model: Path, tmp_path: Path):
+    (tmp_path / "d.csv").write_text("id,text\n1,good film\n,sad dogs\n")
+    with pytest.raises(BertworksError, match=r"d\.csv:3: the row has no 'id'"):
+        list(index_file(tmp_path / "d.csv", tmp_path / "idx", model=model, device="cpu"))
+    *_, last = index_file(
+        write_documents(tmp_path / "d.jsonl"), tmp_path / "idx", model=model, pooling="cls", device="cpu"
+    )
+    assert last.fields["documents"] == 5
+
+
+def test_the_verbs(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    documents, folder = write_documents(tmp_path / "d.jsonl"), str(tmp_path / "idx")
+    assert main(["index", str(documents), "--model", str(model), "-o", folder]) == 0
+    assert main(["index", "-o", folder, "--delete", "c", "--delete", "z", "--compact"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"{folder}: 5 rows of {documents}; 5 documents\n"
+    assert "deleted 1 of 2" in captured.err
+    assert main(["search", folder, "sad dogs", "-k", "2", "--json"]) == 0
+    hits = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(hits) == 2
+    assert hits[0]["id"] == "b"
+    assert main(["search", folder, "sad dogs", "-k", "1", "--ranking", "bm25"]) == 0
+    assert capsys.readouterr().out.endswith("  b  sad dogs\n")
+    assert main(["index", "-o", folder]) == 2
+
+
+# --- a second model
+
+
+def write_pair_model(model: Path, folder: Path, description: TaskDescription) -> Path:
+    config, state, tokenizer = load_model(model)
+    torch.manual_seed(1)
+    network = TaskModel(config, task_of(description))
+    ours = {name: state.get(name, value) for name, value in network.state_dict().items()}
+    save_model(folder, ours, config, tokenizer, card="", head=settings_of(description))
+    return folder
+
+
+@pytest.mark.parametrize(("task", "labels"), [("regression", ()), ("classification", ("no", "yes"))])
+def test_a_second_model_orders_anew(task: str, labels: tuple[str, ...], index: Index, model: Path, tmp_path: Path):
+    pair_model = write_pair_model(model, tmp_path / "pairs", TaskDescription(task=task, labels=labels))
+    hits = index.search("sad dogs", 4, rerank=pair_model)
+    answers = bertworks.Predictor(pair_model, device="cpu").predict(
+        [("sad dogs", text) for text in TEXTS], probabilities=task == "classification"
+    )
+    scores = [answer["value"] if not labels else answer["scores"]["yes"] for answer in answers]
+    order = np.argsort(-np.array(scores))[:4]
+    assert [hit["id"] for hit in hits] == ["abcde"[n] for n in order]
+    assert [hit["score"] for hit in hits] == pytest.approx([scores[n] for n in order], abs=1e-5)
+
+
+def test_a_second_model_of_another_kind(model: Path, tmp_path: Path):
+    three = TaskDescription(task="classification", labels=("a", "b", "c"))
+    with pytest.raises(UsageError, match="3 labels"):
+        Reranker(write_pair_model(model, tmp_path / "three", three))
+    with pytest.raises(BertworksError):
+        Reranker(model)
