@@ -174,6 +174,8 @@ def test_wrong_calls(model: Path):
         bertworks.embed(model, "text")
     with pytest.raises(UsageError, match="reads from 3 to 64"):
         Embedder(model, max_length=65)
+    with pytest.raises(UsageError, match="no pooling 'median'"):
+        Embedder(model, pooling="median")
     assert bertworks.embed(model, [], device="cpu").shape == (0, 32)
 
 

@@ -94,6 +94,21 @@ def test_what_is_deleted_is_not_found(index: Index):
     assert ids(index) == ["6"], "a number that was never used"
 
 
+def test_an_open_index_outlives_a_compaction(index: Index):
+    reader, before = Index(index.folder, device="cpu"), ids(index)
+    index.delete(["b"])
+    index.compact()
+    assert ids(reader) == before
+
+
+def test_half_a_character(index: Index):
+    index.add(["music \ud83d"], ids=["\ud83d"])
+    assert index.search("music", 2, ranking="bm25")[0] == {
+        "id": "\ud83d", "score": pytest.approx(1.2, abs=1), "text": "music \ud83d", "fields": {}
+    }  # fmt: skip
+    assert index.delete(["\ud83d"]) == 1
+
+
 def test_the_same_id_takes_the_place(index: Index):
     assert index.add(["happy dogs", "other", "great music"], ids=["b", "f", "f"]) == 2
     assert (len(index), set(ids(index))) == (6, set("abcdef"))

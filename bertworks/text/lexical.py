@@ -96,4 +96,4 @@ def _found(part: Postings, alive: NDArray[np.bool_], word: int) -> tuple[NDArray
 @lru_cache(1 << 18)
 def hash_of(word: str) -> int:
     """64 bits that stand for a word, or a name; two of a million differ in them but once in 10^7 times."""
-    return int.from_bytes(blake2b(word.encode(), digest_size=8).digest(), "little", signed=True)
+    return int.from_bytes(blake2b(word.encode(errors="surrogatepass"), digest_size=8).digest(), "little", signed=True)

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,7 +43,7 @@ class Embedder:
 
     Raises:
         BertworksError: no such model, or one whose vectors are made in another way.
-        UsageError: `max_length` is more than the model reads.
+        UsageError: no such pooling; `max_length` is more than the model reads.
     """
 
     def __init__(
@@ -56,6 +56,8 @@ class Embedder:
         device: str = "auto",
         precision: Precision = "fp32",
     ):
+        if pooling is not None and pooling not in get_args(Pooling):
+            raise UsageError(f"there is no pooling {pooling!r}", fix=f"take one of {', '.join(get_args(Pooling))}")
         self.folder, found = read_sentence(locate(model))
         config, state, self.tokenizer = load_model(self.folder, needs={"encoder"})
         longest = config.max_position_embeddings

@@ -64,7 +64,13 @@ class Index:
     def __init__(self, folder: str | Path, *, model: str | Path | None = None, device: str = "auto"):
         self.folder, self._model, self._device = Path(folder), model, device
         self._segments: dict[str, Segment] = {}
-        self._open(read_manifest(self.folder))
+        manifest = read_manifest(self.folder)
+        try:
+            self._open(manifest)
+        except BertworksError:
+            if (now := read_manifest(self.folder)) == manifest:
+                raise
+            self._open(now)  # another process compacted it meanwhile
 
     @classmethod
     def create(
@@ -132,7 +138,7 @@ class Index:
         if isinstance(ids, str):
             raise UsageError("expected a list of ids, not one id", fix="delete([id])")
         with self.changing():
-            segments, count = self._without(np.array([hash_of(one) for one in ids], np.int64))
+            segments, count = self._without(np.array([hash_of(str(one)) for one in ids], np.int64))
             self._commit(replace(self.manifest, segments=segments))
         return count
 
@@ -247,7 +253,7 @@ class Index:
         """`add` without its checks, within `changing`. Of documents with one id the last one counts. sources: what the
         manifest says from then on (`segments.Manifest`)."""
         first = self.manifest.next_row
-        names = [str(first + n) for n in range(len(texts))] if ids is None else list(ids)
+        names = [str(first + n) for n in range(len(texts))] if ids is None else list(map(str, ids))
         last = {name: place for place, name in enumerate(names)}
         kept = sorted(last.values())
         embedder = self.embedder

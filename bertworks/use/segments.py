@@ -50,9 +50,12 @@ class Segment:
     `postings` of their texts, `alive` bool [n], `deleted` as the manifest has it."""
 
     def __init__(self, folder: Path, name: str, deleted: str, dimension: int):
-        self.deleted, self._path, self._rows = deleted, folder / f"{name}.safetensors", folder / f"{name}.jsonl"
-        tensors = {key: tensor.numpy() for key, tensor in read_tensors(self._path).items()}
+        self.deleted, self._path = deleted, folder / f"{name}.jsonl"
+        path = folder / f"{name}.safetensors"
+        tensors = {key: tensor.numpy() for key, tensor in read_tensors(path).items()}
         try:
+            # Mapped, as the tensors are: what is open stays readable when another process compacts the index.
+            self._lines = np.memmap(self._path, np.uint8, "r")
             self.vectors, self.keys, self._offsets = (tensors[key] for key in ("vectors", "keys", "offsets"))
             self.postings = Postings(**{key: tensors[f"postings.{key}"] for key in Postings._fields})
             n = len(self.keys)
@@ -61,10 +64,10 @@ class Segment:
             whole = self.vectors.shape == (n, dimension) and len(self.alive) == n and self._offsets.shape == (n + 1,)
             whole = whole and len(self.postings.lengths) == n and len(self.postings.texts) == len(self.postings.counts)
             whole = whole and len(self.postings.starts) == len(self.postings.words) + 1
-        except (KeyError, TypeError, ValueError):
+        except (OSError, KeyError, TypeError, ValueError):
             whole = False
         if not whole:
-            raise BertworksError("this is no segment of such an index", where=str(self._path), fix=_DAMAGED)
+            raise BertworksError("this is no segment of such an index", where=str(path), fix=_DAMAGED)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -76,15 +79,14 @@ class Segment:
 
     def rows(self, numbers: Sequence[int] | NDArray[np.int64]) -> Iterator[dict[str, Any]]:
         """What these rows hold."""
-        with self._rows.open("rb") as file:
-            for number in numbers:
-                try:
-                    file.seek(int(self._offsets[number]))
-                    row = json.loads(file.readline())
-                    row["id"], row["text"], row["fields"]
-                except (OSError, ValueError, KeyError, TypeError):
-                    raise BertworksError(f"row {number} is damaged", where=str(self._rows), fix=_DAMAGED) from None
-                yield row
+        for number in numbers:
+            line = self._lines[self._offsets[number] : self._offsets[number + 1]].tobytes()
+            try:
+                row = json.loads(line)
+                row["id"], row["text"], row["fields"]
+            except (ValueError, KeyError, TypeError):
+                raise BertworksError(f"row {number} is damaged", where=str(self._path), fix=_DAMAGED) from None
+            yield row
 
 
 def write_segment(
@@ -96,7 +98,7 @@ def write_segment(
     words: Postings,
 ) -> None:
     """Writes a segment, which no manifest names yet. rows: with `id`, `text` and `fields`."""
-    lines = [(json.dumps(row, ensure_ascii=False, default=str) + "\n").encode() for row in rows]
+    lines = [(json.dumps(row, ensure_ascii=False, default=str) + "\n").encode(errors="surrogatepass") for row in rows]
     with replacing(folder / f"{name}.jsonl") as temporary, temporary.open("wb") as file:
         file.writelines(lines)
     offsets = np.cumsum([0, *map(len, lines)], dtype=np.int64)
