@@ -185,8 +185,8 @@ class Index:
         rows, final = list(self.rows(numbers)), scores[numbers]
         if second is not None:
             final = second(query, [row["text"] for row in rows])
-        order = best(final, k)
-        return [Hit(score=float(final[i]), **{name: rows[i][name] for name in ("id", "text", "fields")}) for i in order]  # type: ignore[typeddict-item]
+        hits = ((rows[place], float(final[place])) for place in best(final, k))
+        return [Hit(id=row["id"], score=score, text=row["text"], fields=row["fields"]) for row, score in hits]
 
     def scores(self, queries: Sequence[str], ranking: Ranking = "hybrid") -> Iterator[Scores]:
         """For each query float32 [documents, deleted ones too]: -inf for what is no hit."""
@@ -196,15 +196,15 @@ class Index:
         at_once = max(1, _SCORES // max(1, total))
         for start in range(0, len(queries), at_once):
             group = queries[start : start + at_once]
-            dense = self._dense(group, total) if ranking != "bm25" else []
-            for number, query in enumerate(group):
+            dense = self._dense(group, total) if ranking != "bm25" else np.zeros((len(group), 0), np.float32)
+            for query, cosines in zip(group, dense, strict=True):
                 match ranking:
                     case "dense":
-                        yield dense[number]
+                        yield cosines
                     case "bm25":
                         yield bm25(query, parts, alive)
                     case "hybrid":
-                        yield fused(dense[number], bm25(query, parts, alive))
+                        yield fused(cosines, bm25(query, parts, alive))
 
     def rows(self, numbers: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
         """`id`, `text` and `fields` of documents by their place in `scores`."""
