@@ -94,9 +94,10 @@ def test_the_best_are_those_of_a_sort():
 def test_fusion_by_hand():
     dense = np.array([0.9, 0.5, 0.1, -np.inf], np.float32)
     words = np.array([-np.inf, 4.0, 2.0, -np.inf], np.float32)
-    np.testing.assert_allclose(fused(dense, words), [0.5, 0.75, 0.25, -np.inf], rtol=1e-6)
-    np.testing.assert_allclose(fused(dense, np.full(4, -np.inf, np.float32)), [0.5, 0.25, 0, -np.inf], rtol=1e-6)
-    assert np.isneginf(fused(np.full(2, -np.inf, np.float32), words[:2])).all()
+    np.testing.assert_allclose(fused(dense, words), [1 / 61, 1 / 62 + 1 / 61, 1 / 63 + 1 / 62, -np.inf], rtol=1e-6)
+    nothing = np.full(4, -np.inf, np.float32)
+    np.testing.assert_allclose(fused(dense, nothing), [1 / 61, 1 / 62, 1 / 63, -np.inf], rtol=1e-6)
+    assert np.isneginf(fused(nothing, nothing)).all()
 
 
 def test_figures_by_hand():

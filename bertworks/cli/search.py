@@ -7,8 +7,9 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from bertworks.cli.console import emit, say, show_events, table
-from bertworks.cli.finetuning import Device, Quotes
+from bertworks.cli.finetuning import Quotes
 from bertworks.cli.options import STDIN, Json
+from bertworks.cli.training import Device
 from bertworks.errors import UsageError
 
 Model = Annotated[str, Parameter(help="A model folder, minilm, or the name of a model on the Hugging Face hub.")]

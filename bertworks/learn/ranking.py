@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Scores = NDArray[np.float32]  # of documents; -inf: no hit at all
+_DEPTH, _CONSTANT = 1000, 60  # of the fusion
 
 
 def best(scores: Scores, k: int) -> NDArray[np.int64]:
@@ -19,19 +20,13 @@ def best(scores: Scores, k: int) -> NDArray[np.int64]:
     return numbers[np.lexsort((numbers, -scores[numbers]))][:k]
 
 
-def fused(dense: Scores, lexical: Scores, weight: float = 0.5) -> Scores:
-    """The two scores of each document, each stretched to reach from 0 to 1, and their weighted sum (`weight`: of the
-    dense ones). What has no word of the query has 0 there; what is no hit of the dense ones (a deleted document) is
-    none."""
-    return weight * _stretched(dense) + (1 - weight) * np.nan_to_num(_stretched(lexical, 0.0), neginf=0.0)
-
-
-def fused_ranks(dense: Scores, lexical: Scores, depth: int = 1000, constant: int = 60) -> Scores:
-    """Reciprocal rank fusion of the first `depth` of both (Cormack et al. 2009)."""
+def fused(dense: Scores, lexical: Scores) -> Scores:
+    """Reciprocal rank fusion (Cormack et al. 2009): of the first _DEPTH of both, the sum of 1 / (60 + rank). It has no
+    weight that would have to be fitted; docs/diary.md has what a weighted sum of the scores gives."""
     found = np.full(len(dense), -np.inf, np.float32)
     for scores in (dense, lexical):
-        numbers = best(scores, depth)
-        found[numbers] = np.maximum(found[numbers], 0) + 1 / (constant + 1 + np.arange(len(numbers)))
+        numbers = best(scores, _DEPTH)
+        found[numbers] = np.maximum(found[numbers], 0) + 1 / (_CONSTANT + 1 + np.arange(len(numbers)))
     return found
 
 
@@ -61,12 +56,3 @@ def recall(ranking: Sequence[str], grades: Mapping[str, int], k: int) -> float:
 
 def _discounted(gains: Sequence[int]) -> float:
     return float(sum(gain / np.log2(rank + 1) for rank, gain in enumerate(gains, 1)))
-
-
-def _stretched(scores: Scores, low: float | None = None) -> Scores:
-    """From 0 (for `low`; None: for the least) to 1 for the highest."""
-    hits = scores[np.isfinite(scores)]
-    if not len(hits):
-        return scores
-    low = float(hits.min()) if low is None else low
-    return (scores - low) / max(float(hits.max()) - low, 1e-12)

@@ -59,4 +59,6 @@ class Moments:
 
 def normalized(x: NDArray[np.float32]) -> NDArray[np.float32]:
     """Rows of length 1; a row of zeros stays."""
-    return x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), _SHORTEST)
+    lengths = np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), _SHORTEST).astype(np.float32)
+    scaled: NDArray[np.float32] = np.divide(x, lengths, dtype=np.float32)
+    return scaled

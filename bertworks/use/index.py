@@ -41,7 +41,7 @@ class Hit(TypedDict):
     """A document that was found."""
 
     id: str
-    score: float  # dense: cosine; bm25: without upper bound; hybrid: from 0 to 1; after another model: what it says
+    score: float  # cosine; BM25, without upper bound; hybrid: by ranks, at most 2/61; or what a second model says
     text: str
     fields: dict[str, Any]  # the other columns of its row
 
@@ -169,7 +169,7 @@ class Index:
         """The k best documents for a query, the best first.
 
         Args:
-            ranking: "dense" by the cosine of vectors, "bm25" by words, "hybrid" by the sum of both.
+            ranking: "dense" by the cosine of vectors, "bm25" by words, "hybrid" by the ranks in both.
             rerank: a model that was fine-tuned on pairs of texts; it reads the query with each of the first
                 max(k, 50) documents and puts these in a new order.
 
@@ -259,7 +259,7 @@ class Index:
         embedder = self.embedder
         prompt = embedder.settings.prompt("document", "passage", "corpus")
         vectors = normalized(embedder.embed([texts[place] for place in kept], prompt=prompt))
-        rows = [
+        rows: list[dict[str, Any]] = [
             {"id": names[place], "text": texts[place], "fields": dict(fields[place]) if fields else {}}
             for place in kept
         ]
