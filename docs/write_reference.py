@@ -11,8 +11,8 @@ import bertworks
 
 DOCS = Path(__file__).parent
 VERBS = (
-    "", "vocab", "prepare", "pretrain", "check", "finetune", "predict", "fill", "score", "explain", "evaluate mlm",
-    "evaluate blimp", "evaluate task", "evaluate glue", "evaluate squad", "doctor", "demo",
+    "", "vocab", "prepare", "pretrain", "check", "finetune", "predict", "fill", "score", "explain", "export",
+    "evaluate mlm", "evaluate blimp", "evaluate task", "evaluate glue", "evaluate squad", "doctor", "demo",
 )  # fmt: skip
 
 

@@ -356,10 +356,12 @@ def test_a_graph_that_is_no_bert_or_reads_other_files(exported: Path, tmp_path: 
             Predictor(folder)
 
 
-def test_an_exported_model_is_only_asked(exported: Path, tmp_path: Path):
+def test_an_exported_model_is_only_asked(exported: Path, capsys: pytest.CaptureFixture[str]):
     with pytest.raises(UsageError, match="computed on the CPU"):
         Predictor(exported, precision="bf16")
-    assert main(["fill", str(exported), "a [MASK] film"]) == 1
+    for command in (["fill", str(exported), "a [MASK] film"], ["explain", str(exported), "a film"]):
+        assert main(command) == 1
+        assert "exported" in capsys.readouterr().err
 
 
 # --- what a person sees -----------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ from bertworks.files.task import TaskDescription, has_task
 from bertworks.learn.answers import Answer
 from bertworks.learn.attribution import Asked, integrated_gradients, log_odds, occlusion
 from bertworks.learn.inference import logits_of
+from bertworks.learn.tasks import TaskModel
 from bertworks.learn.machine import choose_device
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.nn.attention_maps import attention_maps
@@ -174,6 +175,9 @@ def _masked(network: PretrainingModel, t: Tokenizer, example: Example, target: s
 def _finetuned(folder: Path, texts: Sequence[str], target: str | None, device: str) -> _Reader:
     predictor = Predictor(folder, device=device)
     d, network = predictor.description, predictor.network
+    if not isinstance(network, TaskModel):
+        fix = "name the folder that it was exported from"
+        raise BertworksError("nobody can look into an exported model", where=str(folder), fix=fix)
     item = item_of(texts[0] if len(texts) == 1 else texts, 1, d)
     ((encoded, answer),) = predictor.answers([item])
     if target is not None and d.task in ("regression", "choice", "qa"):
