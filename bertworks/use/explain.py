@@ -23,9 +23,9 @@ from bertworks.files.task import TaskDescription, has_task
 from bertworks.learn.answers import Answer
 from bertworks.learn.attribution import Asked, integrated_gradients, log_odds, occlusion
 from bertworks.learn.inference import logits_of
-from bertworks.learn.tasks import TaskModel
 from bertworks.learn.machine import choose_device
 from bertworks.learn.objectives import PretrainingModel
+from bertworks.learn.tasks import TaskModel
 from bertworks.nn.attention_maps import attention_maps
 from bertworks.nn.encoder import Encoder
 from bertworks.text.tokenizer import Tokenizer
