@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from bertworks.use.evaluate import evaluate_sts as evaluate_sts
     from bertworks.use.evaluate import evaluate_task as evaluate_task
     from bertworks.use.explain import explain as explain
+    from bertworks.use.export import export as export
     from bertworks.use.fill import fill as fill
     from bertworks.use.finetune import finetune as finetune
     from bertworks.use.finetune import finetune_events as finetune_events
@@ -79,6 +80,7 @@ _ROOMS = {
     "use.embedder": ["Embedder", "embed"],
     "use.evaluate": ["evaluate_mlm", "evaluate_sts", "evaluate_task"],
     "use.explain": ["explain"],
+    "use.export": ["export"],
     "use.fill": ["fill"],
     "use.finetune": ["finetune", "finetune_events", "make_finetune_request"],
     "use.glue": ["evaluate_glue"],

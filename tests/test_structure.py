@@ -23,8 +23,11 @@ LIBRARIES = {  # what each wing may import besides the standard library
 ALSO = {
     "data.batch": "torch",
     "files.names": "huggingface_hub",
+    "files.onnx_graph": "onnx",
+    "learn.exported": "onnxruntime",
     "learn.scores": "scipy seqeval sklearn",
     "use.demo": "sklearn",
+    "use.export": "onnxruntime",
 }
 LONGEST_MODULE, LONGEST_FUNCTION = 400, 60
 

@@ -6,7 +6,7 @@ come from strangers: nothing in them is executed, pickles are never opened.
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from bertworks.text.atomic import replacing, sha256, write_text
 from bertworks.text.tokenizer import Tokenizer
 
 WEIGHTS = "model.safetensors"
+EXPORTED = "model.onnx"  # in the place of the weights, in a folder that `use.export` wrote
 _INDEX = "model.safetensors.index.json"
 
 
@@ -56,14 +57,39 @@ def save_model(
     theirs = foreign.to_huggingface(state, config)
     refuse_non_finite(state, str(folder))
     _check_vocabulary(tokenizer, config, folder)
-    architectures = [foreign.architecture_of(state)] if head is None else head["architectures"]
+    save_settings(folder, state, config, tokenizer, head=head)
+    with replacing(folder / WEIGHTS) as temporary:
+        write_tensors(temporary, {name: value.float() for name, value in theirs.items()}, {"format": "pt"})
+    write_text(folder / "README.md", card)
+
+
+def save_settings(
+    folder: Path,
+    names: Iterable[str],
+    config: EncoderConfig,
+    tokenizer: Tokenizer,
+    *,
+    head: Mapping[str, Any] | None = None,
+) -> None:
+    """All of a model folder but weights and card: config.json and the tokenizer files. names: of the parameters."""
+    architectures = [foreign.architecture_of(names)] if head is None else head["architectures"]
     settings = foreign.config_to_huggingface(config, architectures=architectures, pad_token_id=tokenizer.pad_id)
     settings |= head or {}
     write_text(folder / "config.json", json.dumps(settings, indent=2) + "\n")
     tokenizer.save(folder)
-    with replacing(folder / WEIGHTS) as temporary:
-        write_tensors(temporary, {name: value.float() for name, value in theirs.items()}, {"format": "pt"})
-    write_text(folder / "README.md", card)
+
+
+def load_settings(folder: Path) -> tuple[EncoderConfig, Tokenizer]:
+    """What `save_settings` wrote.
+
+    Raises:
+        BertworksError: files missing, damaged or hostile; not a BERT.
+    """
+    path = folder / "config.json"
+    config = foreign.config_from_huggingface(read_json(path), where=str(path))
+    tokenizer = Tokenizer.load(folder)
+    _check_vocabulary(tokenizer, config, folder)
+    return config, tokenizer
 
 
 def load_model(folder: str | Path, *, needs: Collection[str] = ()) -> Model:
@@ -197,6 +223,11 @@ def _check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, folder: Path)
         )
 
 
+def is_exported(folder: Path) -> bool:
+    """Whether the model of a folder is an ONNX file, and nothing else."""
+    return (folder / EXPORTED).is_file() and not any((folder / name).exists() for name in (WEIGHTS, _INDEX))
+
+
 def _read_weights(folder: Path) -> dict[str, Tensor]:
     """All tensors, from one file or from the several that an index names."""
     if (folder / WEIGHTS).exists():
@@ -210,6 +241,12 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
             where=str(folder),
             fix='if you trust where it comes from, convert it with transformers: python -c "from transformers import '
             f"AutoModelForPreTraining as M; M.from_pretrained('{folder}').save_pretrained('{folder}')\"",
+        )
+    if is_exported(folder):
+        raise BertworksError(
+            f"only {EXPORTED}: an exported model, which answers (`bertworks predict`) and can do nothing else",
+            where=str(folder),
+            fix="name the folder that it was exported from",
         )
     raise BertworksError(f"there is no {WEIGHTS}", where=str(folder), fix="choose a folder that holds a model")
 

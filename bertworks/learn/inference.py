@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from bertworks.data.batch import Batch, collate
 from bertworks.data.labelled import Unit, longest, packed_numbers
 from bertworks.data.masking import Example
+from bertworks.learn.exported import Exported
 from bertworks.learn.machine import DTYPES, Precision
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.tasks import TaskModel
@@ -22,7 +23,7 @@ SCORES = 1 << 24  # of words at asked places, at once
 Logits = NDArray[np.float32]
 
 
-def logits_of(model: TaskModel, units: Sequence[Unit], precision: Precision = "fp32") -> list[Logits]:
+def logits_of(model: TaskModel | Exported, units: Sequence[Unit], precision: Precision = "fp32") -> list[Logits]:
     """For each unit float32 [M, outputs]: the scores of everything it asks, over all its sequences in order.
 
     The network is left as it was found; dropout is off while it computes.
@@ -83,7 +84,7 @@ def _computed(
     model: nn.Module, compute: Callable[[Batch], Tensor], units: Sequence[Unit], precision: Precision
 ) -> Iterator[tuple[list[int], Batch, Tensor]]:
     """Numbers of units, their batch, and what it gives."""
-    training, device = model.training, next(model.parameters()).device
+    training, device = model.training, next((p.device for p in model.parameters()), torch.device("cpu"))
     model.eval()
     asking = [number for number, unit in enumerate(units) if any(len(one.masked_positions) for one in unit)]
     lengths, sizes = [longest(units[n]) for n in asking], [len(units[n]) for n in asking]

@@ -25,6 +25,7 @@ from bertworks.learn.attribution import Asked, integrated_gradients, log_odds, o
 from bertworks.learn.inference import logits_of
 from bertworks.learn.machine import choose_device
 from bertworks.learn.objectives import PretrainingModel
+from bertworks.learn.tasks import TaskModel
 from bertworks.nn.attention_maps import attention_maps
 from bertworks.nn.encoder import Encoder
 from bertworks.text.tokenizer import Tokenizer
@@ -174,6 +175,9 @@ def _masked(network: PretrainingModel, t: Tokenizer, example: Example, target: s
 def _finetuned(folder: Path, texts: Sequence[str], target: str | None, device: str) -> _Reader:
     predictor = Predictor(folder, device=device)
     d, network = predictor.description, predictor.network
+    if not isinstance(network, TaskModel):
+        fix = "name the folder that it was exported from"
+        raise BertworksError("nobody can look into an exported model", where=str(folder), fix=fix)
     item = item_of(texts[0] if len(texts) == 1 else texts, 1, d)
     ((encoded, answer),) = predictor.answers([item])
     if target is not None and d.task in ("regression", "choice", "qa"):

@@ -13,14 +13,16 @@ import torch
 
 from bertworks.data.questions import Encoded, Reading
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.model import load_model
+from bertworks.files.model import EXPORTED, WEIGHTS, is_exported, load_model, load_settings
 from bertworks.files.names import locate
 from bertworks.files.storage import read_json
 from bertworks.files.task import TaskDescription, read_task
 from bertworks.learn.answers import Answer
+from bertworks.learn.exported import Exported
 from bertworks.learn.inference import logits_of
 from bertworks.learn.machine import Precision, choose_device, keep_memory
 from bertworks.learn.tasks import TaskModel
+from bertworks.nn.config import EncoderConfig
 from bertworks.text.atomic import sha256
 from bertworks.text.cells import EmptyTextError
 from bertworks.text.row_writer import FileKind, kind_of, write_lines, write_rows
@@ -40,7 +42,7 @@ class Predictor:
     """A fine-tuned model, loaded.
 
     Args:
-        model: a folder of ours or of transformers' own, `minilm`, or a hub id; it must have a head.
+        model: a folder of ours, also an exported one, or of transformers' own, or a hub id; it must have a head.
         threshold: multilabel: the probability from which a label is given, 0.5 unless the model says otherwise. qa: see
             `learn.answers.Decoding`.
 
@@ -63,17 +65,11 @@ class Predictor:
         changes |= {} if max_length is None else {"max_length": max_length}
         _check_threshold(found.task, threshold)
         self.description, self.precision = replace(found, **changes), precision
-        head = "span" if found.task == "qa" else "classifier"
-        config, state, self.tokenizer = load_model(self.folder, needs={"encoder", head})
+        self.network, config, self.tokenizer = _loaded(self.folder, self.description, device, precision)
         if self.description.max_length > config.max_position_embeddings:
             raise UsageError(
                 f"max_length is {max_length}, but the model reads at most {config.max_position_embeddings} tokens"
             )
-        self.network = TaskModel(config, task_of(self.description), recurrent_units=found.recurrent_units)
-        ours = self.network.state_dict()
-        _check_head(ours, state, self.folder)
-        self.network.load_state_dict({name: state[name] for name in ours})
-        self.network.to(choose_device(device)).eval()
         keep_memory()
 
     @property
@@ -127,6 +123,24 @@ class Predictor:
         for path in sorted(self.folder.iterdir()):
             if path.is_file() and not path.name.startswith("."):
                 shutil.copyfile(path, target / path.name)
+
+
+def _loaded(
+    folder: Path, d: TaskDescription, device: str, precision: Precision
+) -> tuple[TaskModel | Exported, EncoderConfig, Tokenizer]:
+    if is_exported(folder):
+        if device == "cuda" or precision != "fp32":
+            raise UsageError(
+                "an exported model is computed on the CPU, in the precision of its file", where=str(folder)
+            )
+        config, tokenizer = load_settings(folder)
+        return Exported(folder / EXPORTED, task_of(d)), config, tokenizer
+    config, state, tokenizer = load_model(folder, needs={"encoder", "span" if d.task == "qa" else "classifier"})
+    network = TaskModel(config, task_of(d), recurrent_units=d.recurrent_units)
+    ours = network.state_dict()
+    _check_head(ours, state, folder)
+    network.load_state_dict({name: state[name] for name in ours})
+    return network.to(choose_device(device)).eval(), config, tokenizer
 
 
 def reading_of(d: TaskDescription, tokenizer: Tokenizer) -> Reading:
@@ -321,7 +335,7 @@ def _check_head(ours: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tens
 def _fingerprint(predictor: Predictor, reader: RowReader, columns: Columns, schema: Schema) -> str:
     """What the answers depend on."""
     state = reader.path.stat()
-    weights = predictor.folder / "model.safetensors"
+    weights = predictor.folder / (EXPORTED if is_exported(predictor.folder) else WEIGHTS)
     content = {
         "model": sha256(weights) if weights.exists() else read_json(predictor.folder / "config.json"),
         "data": [str(reader.path.resolve()), state.st_size, state.st_mtime_ns],

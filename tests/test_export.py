@@ -1,0 +1,379 @@
+"""Models as ONNX files: beside transformers, beside ours in every task, with 8 bits; what is refused leaves nothing."""
+
+import csv
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import transformers
+from fine import (
+    tokenizer,
+    write_choices,
+    write_conll,
+    write_model,
+    write_multilabel,
+    write_pairs,
+    write_reviews,
+    write_spans,
+    write_squad,
+)
+
+from bertworks.cli.main import main
+from bertworks.data.batch import Batch
+from bertworks.errors import BertworksError, UsageError
+from bertworks.files.model import save_model
+from bertworks.files.onnx_graph import write_onnx
+from bertworks.files.task import TaskDescription, settings_of
+from bertworks.learn.exported import Exported
+from bertworks.learn.tasks import Classification, TaskModel
+from bertworks.nn.config import EncoderConfig
+from bertworks.nn.encoder import Encoder
+from bertworks.nn.layout import Layout
+from bertworks.text.rows import RowReader
+from bertworks.text.schema import Task, items
+from bertworks.use.evaluate import evaluate_task
+from bertworks.use.events import Event
+from bertworks.use.export import export
+from bertworks.use.finetuning import task_of
+from bertworks.use.predict import Predictor, predict_file, schema_for
+
+LENGTH = 64
+CONFIG = EncoderConfig(
+    vocab_size=tokenizer().vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+    max_position_embeddings=LENGTH, initializer_range=0.3,
+)  # fmt: skip
+D = TaskDescription
+TASKS: dict[Task, tuple[TaskDescription, Callable[[Path], Path], str, type]] = {
+    "classification": (D(task="classification", labels=("neg", "pos"), text=("text",), label="label"), write_reviews,
+                       "d.csv", transformers.AutoModelForSequenceClassification),
+    "multilabel": (D(task="multilabel", labels=("person", "place"), text=("text",), label="labels"), write_multilabel,
+                   "d.jsonl", transformers.AutoModelForSequenceClassification),
+    "regression": (D(task="regression", text=("sentence1", "sentence2"), label="score"), write_pairs, "d.tsv",
+                   transformers.AutoModelForSequenceClassification),
+    "tagging": (D(task="tagging", labels=("O", "B-person", "B-place")), write_conll, "d.conll",
+                transformers.AutoModelForTokenClassification),
+    "spans": (D(task="spans", labels=("O", "B-person", "I-person")), write_spans, "d.json",
+              transformers.AutoModelForTokenClassification),
+    "qa": (D(task="qa", max_question=8, stride=8), write_squad, "d.json", transformers.AutoModelForQuestionAnswering),
+    "choice": (D(task="choice", num_choices=3), write_choices, "d.csv", transformers.AutoModelForMultipleChoice),
+}  # fmt: skip
+
+
+def write_head(folder: Path, task: Task, *, recurrent_units: int = 0) -> Path:
+    """A model folder with a head of random weights."""
+    d = replace(TASKS[task][0], max_length=LENGTH, recurrent_units=recurrent_units)
+    torch.manual_seed(1)
+    state = TaskModel(CONFIG, task_of(d), recurrent_units=recurrent_units).state_dict()
+    save_model(folder, state, CONFIG, tokenizer(LENGTH), card="tiny", head=settings_of(d))
+    d.save(folder)
+    return folder
+
+
+def write_encoder(folder: Path) -> Path:
+    torch.manual_seed(1)
+    state = {f"encoder.{name}": value for name, value in Encoder(CONFIG).state_dict().items()}
+    save_model(folder, state, CONFIG, tokenizer(LENGTH), card="tiny")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_head(tmp_path_factory.mktemp("classifier") / "model", "classification")
+
+
+@pytest.fixture(scope="module")
+def exported(classifier: Path) -> Path:
+    run(classifier, classifier.parent / "onnx")
+    return classifier.parent / "onnx"
+
+
+def run(model: Path, output: Path, **options: Any) -> list[Event]:
+    return list(export(model, output, **options))
+
+
+def answers(model: Path, data: Path) -> list[dict[str, Any]]:
+    predictor, reader = Predictor(model, device="cpu"), RowReader(data)
+    rows = items(reader, schema_for(reader, predictor.description, ())[0], labelled=False)
+    return [answer for _, answer in predictor.answers(rows)]
+
+
+def close(one: Any, other: Any) -> bool:
+    """The same names, texts and places; numbers within a thousandth."""
+    match one:
+        case dict():
+            return one.keys() == other.keys() and all(close(value, other[name]) for name, value in one.items())
+        case list():
+            return len(one) == len(other) and all(map(close, one, other))
+        case float():
+            return abs(one - other) <= 1e-3
+        case _:
+            return one == other
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [*TASKS, "encoder", "masked_lm"])
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # transformers' own
+def test_another_program_gets_what_transformers_computes(kind: str, tmp_path: Path):
+    if kind in TASKS:
+        write_head(tmp_path / "model", kind)
+        theirs = TASKS[kind][3].from_pretrained(tmp_path / "model")
+    elif kind == "masked_lm":
+        theirs = transformers.AutoModelForMaskedLM.from_pretrained(write_model(tmp_path / "model", length=LENGTH))
+    else:
+        theirs = transformers.AutoModel.from_pretrained(write_encoder(tmp_path / "model"), add_pooling_layer=False)
+    *_, done = run(tmp_path / "model", tmp_path / "onnx")
+    assert done.fields["largest_difference"] < 1e-4
+    path = tmp_path / "onnx/model.onnx"
+    onnx.checker.check_model(str(path), full_check=True)
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    draw = np.random.default_rng(0)
+    for shape in [(1, 1), (3, 17), (2, LENGTH)]:
+        size = (2, *shape) if kind == "choice" else shape
+        mask = (np.arange(shape[1]) < draw.integers(1, shape[1] + 1, (*size[:-1], 1))).astype(np.int64)
+        feed = {
+            "input_ids": draw.integers(5, 60, size),
+            "attention_mask": mask,
+            "token_type_ids": draw.integers(0, 2, size),
+        }
+        with torch.no_grad():
+            expected = theirs.eval()(**{name: torch.from_numpy(value) for name, value in feed.items()})
+        names = [output.name for output in session.get_outputs()]
+        assert names == list(expected.keys())
+        for name, found in zip(names, session.run(None, feed), strict=True):
+            wanted = expected[name].numpy()
+            if found.shape[1:2] == mask.shape[1:2] and kind != "choice":  # of padding nothing is expected
+                found, wanted = found[mask == 1], wanted[mask == 1]
+            np.testing.assert_allclose(found, wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
+def test_every_activation(activation: Any, tmp_path: Path):
+    torch.manual_seed(0)
+    network = TaskModel(replace(CONFIG, hidden_act=activation), Classification(num_labels=4, pooled=False)).eval()
+    write_onnx(tmp_path / "m.onnx", network.state_dict(), network.encoder.config, "tokens")
+    ids, layout = torch.randint(0, 60, (20,)), Layout.of([3, 16, 1])
+    batch = Batch(ids, layout, None, torch.arange(1, 18), torch.arange(17), None)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            Exported(tmp_path / "m.onnx", network.task).logits(batch), network.logits(batch), atol=1e-4, rtol=0
+        )
+
+
+def test_the_folder_explains_itself(classifier: Path, exported: Path):
+    assert {path.name for path in exported.iterdir()} == {
+        "README.md", "config.json", "model.onnx", "special_tokens_map.json", "task.json", "tokenizer.json",
+        "tokenizer_config.json", "vocab.txt",
+    }  # fmt: skip
+    for name in ("config.json", "task.json", "tokenizer.json", "vocab.txt"):
+        assert (exported / name).read_bytes() == (classifier / name).read_bytes()
+    page = (exported / "README.md").read_text()
+    assert "`logits` ['batch', 2]" in page
+    assert "classification" in page
+
+
+def test_what_makes_a_vector_of_the_states_goes_along(tmp_path: Path):
+    model = write_encoder(tmp_path / "model")
+    (model / "1_Pooling").mkdir()
+    for name in ("modules.json", "1_Pooling/config.json"):
+        (model / name).write_text('{"pooling_mode_mean_tokens": true}')
+    run(model, tmp_path / "onnx")
+    for name in ("modules.json", "1_Pooling/config.json"):
+        assert (tmp_path / "onnx" / name).read_text() == (model / name).read_text()
+    assert json.loads((tmp_path / "onnx/config.json").read_text())["architectures"] == ["BertModel"]
+
+
+def test_only_the_encoder_of_a_model_with_a_head(classifier: Path, tmp_path: Path):
+    run(classifier, tmp_path / "onnx", encoder=True)
+    assert Exported(tmp_path / "onnx/model.onnx").outputs == ["last_hidden_state"]
+    assert not (tmp_path / "onnx/task.json").exists()
+    with pytest.raises(BertworksError, match="was not fine-tuned for a task"):
+        Predictor(tmp_path / "onnx")
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_answers_are_those_of_the_model(task: Task, tmp_path: Path):
+    write_head(tmp_path / "model", task)
+    data = TASKS[task][1](tmp_path / TASKS[task][2])
+    run(tmp_path / "model", tmp_path / "onnx")
+    ours, theirs = answers(tmp_path / "model", data), answers(tmp_path / "onnx", data)
+    assert len(ours) > 100
+    assert all(map(close, ours, theirs))
+    if task in ("classification", "qa", "tagging"):
+        assert len({json.dumps(one, default=str) for one in ours}) > 10  # else a model that reads nothing would pass
+
+
+def test_a_file_is_predicted_alike(classifier: Path, exported: Path, tmp_path: Path):
+    data = write_reviews(tmp_path / "d.csv", 50)
+    rows = []
+    for model in (classifier, exported):
+        list(predict_file(model, data, tmp_path / "out.csv", device="cpu" if model == classifier else "auto"))
+        with (tmp_path / "out.csv").open(newline="") as file:
+            rows.append(list(csv.DictReader(file)))
+    for one, other in zip(*rows, strict=True):
+        assert abs(float(one.pop("predicted_score")) - float(other.pop("predicted_score"))) < 1e-3
+        assert one == other
+
+
+def test_a_copy_is_a_model(exported: Path, tmp_path: Path):
+    Predictor(exported).save(tmp_path / "copy")
+    assert Predictor(tmp_path / "copy").predict(["a good film"]) == Predictor(exported).predict(["a good film"])
+
+
+def test_as_many_threads_as_torch(exported: Path):
+    found = Exported(exported / "model.onnx").session.get_session_options().intra_op_num_threads
+    assert found == torch.get_num_threads()
+
+
+@pytest.mark.parametrize("task", ["classification", "qa"])
+def test_eight_bits_are_smaller_and_say_what_they_cost(task: Task, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    write_head(tmp_path / "model", task)
+    data = TASKS[task][1](tmp_path / TASKS[task][2])
+    *_, plain = run(tmp_path / "model", tmp_path / "plain")
+    *notes, done = run(tmp_path / "model", tmp_path / "int8", int8=True, data=data)
+    assert done.fields["bytes"] == (tmp_path / "int8/model.onnx").stat().st_size < plain.fields["bytes"] / 2
+    cost = done.fields["cost"]
+    assert 0 < cost["mean"] < cost["largest"] < cost["deviation"]
+    before, after = (evaluate_task(tmp_path / name, data, device="cpu")["figures"] for name in ("model", "int8"))
+    assert done.fields["figures_ours"] == before
+    assert done.fields["figures"] == after
+    assert [note.text.split(":")[0] for note in notes[1:]] == ["int8", "speed", str(data)]
+    assert sorted(path.name for path in (tmp_path / "int8").glob("model*")) == ["model.onnx"]
+    assert not caplog.records
+
+
+def test_eight_bits_of_masked_words(model: Path, tmp_path: Path):
+    *_, done = run(model, tmp_path / "int8", int8=True)
+    assert done.fields["cost"]["largest"] < done.fields["cost"]["deviation"]
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_differs_is_not_kept(classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def wrong(path: Path, state: dict[str, torch.Tensor], *others: Any) -> None:
+        write_onnx(path, state | {"classifier.bias": state["classifier.bias"] + 0.001}, *others)
+
+    monkeypatch.setattr("bertworks.use.export.write_onnx", wrong)
+    with pytest.raises(BertworksError, match=r"differs from the model by 1\.0e-03 on 1 x 1 tokens; it is not kept"):
+        run(classifier, tmp_path / "onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_stops_leaves_nothing(classifier: Path, tmp_path: Path):
+    events = export(classifier, tmp_path / "onnx")
+    next(events)
+    events.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_with_something_in_it_is_left_alone(classifier: Path, tmp_path: Path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="not empty"):
+        run(classifier, tmp_path)
+    with pytest.raises(UsageError, match="not empty"):
+        run(classifier, tmp_path / "notes.txt")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("missing", ["onnx", "onnxruntime"])
+def test_a_missing_library_is_named(missing: str, classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(BertworksError, match=missing) as raised:
+        run(classifier, tmp_path / "onnx")
+    assert raised.value.fix == 'pip install "bertworks[export]"'
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_models_that_cannot_be_exported(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_head(tmp_path / "recurrent", "tagging", recurrent_units=8)
+    with pytest.raises(BertworksError, match="LSTM"):
+        run(tmp_path / "recurrent", tmp_path / "onnx")
+    with pytest.raises(UsageError, match="exported one"):
+        run(exported, tmp_path / "onnx")
+    model = write_encoder(tmp_path / "encoder")
+    with pytest.raises(UsageError, match="no head of a task"):
+        run(model, tmp_path / "onnx", data=write_reviews(tmp_path / "d.csv"))
+    monkeypatch.setattr("bertworks.files.onnx_graph._LARGEST", 1000)
+    with pytest.raises(BertworksError, match="2 GB"):
+        run(model, tmp_path / "onnx")
+    assert not (tmp_path / "onnx").exists()
+
+
+def test_bad_rows_are_named_and_nothing_is_written(classifier: Path, tmp_path: Path):
+    (tmp_path / "d.csv").write_text("text,label\na good film,so-so\n")
+    with pytest.raises(BertworksError, match=r"d\.csv:2.*so-so"):
+        run(classifier, tmp_path / "onnx", data=tmp_path / "d.csv")
+    assert not (tmp_path / "onnx").exists()
+
+
+def copied(folder: Path, target: Path, **files: bytes) -> Path:
+    Predictor(folder).save(target)
+    for name, content in files.items():
+        (target / name.replace("_", ".")).write_bytes(content)
+    return target
+
+
+def test_damaged_folders(exported: Path, tmp_path: Path):
+    with pytest.raises(BertworksError, match=r"model\.onnx: onnxruntime cannot open it"):
+        Predictor(copied(exported, tmp_path / "cut", model_onnx=(exported / "model.onnx").read_bytes()[:5000]))
+    task = json.loads((exported / "task.json").read_text())
+    three = json.dumps(task | {"labels": ["a", "b", "c"]}).encode()
+    with pytest.raises(BertworksError, match="not what the task asks for"):
+        Predictor(copied(exported, tmp_path / "three", task_json=three))
+    with pytest.raises(BertworksError, match="not what the task asks for"):
+        Predictor(copied(exported, tmp_path / "qa", task_json=json.dumps(task | {"task": "qa"}).encode()))
+    choice = json.dumps(task | {"task": "choice", "num_choices": 2}).encode()
+    with pytest.raises(BertworksError, match="not what the task asks for"):
+        Predictor(copied(exported, tmp_path / "choice", task_json=choice))
+
+
+def test_a_graph_that_is_no_bert_or_reads_other_files(exported: Path, tmp_path: Path):
+    values, floats = onnx.helper.make_tensor_value_info, onnx.TensorProto.FLOAT
+    secret = onnx.TensorProto(name="w", data_type=floats, dims=[4], data_location=onnx.TensorProto.EXTERNAL)
+    (tmp_path / "secret").write_bytes(bytes(16))
+    secret.external_data.add(key="location", value="../secret")
+    for tensor, message in ((secret, "cannot open"), (onnx.numpy_helper.from_array(np.zeros(4, "f"), "w"), "no BERT")):
+        graph = onnx.helper.make_graph(
+            [onnx.helper.make_node("Add", ["x", "w"], ["y"])], "g", [values("x", floats, [4])],
+            [values("y", floats, [4])], [tensor],
+        )  # fmt: skip
+        made = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=9)
+        folder = copied(exported, tmp_path / message.replace(" ", "-"), model_onnx=made.SerializeToString())
+        with pytest.raises(BertworksError, match=message):
+            Predictor(folder)
+
+
+def test_an_exported_model_is_only_asked(exported: Path, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(UsageError, match="computed on the CPU"):
+        Predictor(exported, precision="bf16")
+    for command in (["fill", str(exported), "a [MASK] film"], ["explain", str(exported), "a film"]):
+        assert main(command) == 1
+        assert "exported" in capsys.readouterr().err
+
+
+# --- what a person sees -----------------------------------------------------------------------------------------------
+
+
+def test_the_command(classifier: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    data = write_reviews(tmp_path / "d.csv", 40)
+    command = ["export", str(classifier), "--format", "onnx", "-o"]
+    assert main([*command, str(tmp_path / "onnx"), "--int8", "--data", str(data)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out.startswith(f"{tmp_path / 'onnx/model.onnx'}: 0.")
+    assert [line.split()[0] for line in shown.err.splitlines()] == ["onnxruntime", "int8:", "speed:", f"{data}:"]
+    assert main([*command, str(tmp_path / "again"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["kind"] == "done"
+    assert main([*command, str(tmp_path / "again")]) == 2
