@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from bertworks.text.vocabulary import train_vocabulary as train_vocabulary
     from bertworks.use.blimp import evaluate_blimp as evaluate_blimp
     from bertworks.use.check import check_file as check_file
+    from bertworks.use.convert import convert as convert
+    from bertworks.use.convert import import_checkpoint as import_checkpoint
     from bertworks.use.doctor import doctor as doctor
     from bertworks.use.evaluate import evaluate_mlm as evaluate_mlm
     from bertworks.use.evaluate import evaluate_task as evaluate_task
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from bertworks.use.predict import predict_file as predict_file
     from bertworks.use.pretrain import estimate as estimate
     from bertworks.use.pretrain import pretrain as pretrain
+    from bertworks.use.push import push as push
     from bertworks.use.score import score as score
     from bertworks.use.squad import evaluate_squad as evaluate_squad
 
@@ -67,6 +70,7 @@ _ROOMS = {
     "text.vocabulary": ["VocabularyConfig", "train_vocabulary"],
     "use.blimp": ["evaluate_blimp"],
     "use.check": ["check_file"],
+    "use.convert": ["convert", "import_checkpoint"],
     "use.doctor": ["doctor"],
     "use.evaluate": ["evaluate_mlm", "evaluate_task"],
     "use.explain": ["explain"],
@@ -75,6 +79,7 @@ _ROOMS = {
     "use.glue": ["evaluate_glue"],
     "use.predict": ["Predictor", "predict_file"],
     "use.pretrain": ["estimate", "pretrain"],
+    "use.push": ["push"],
     "use.score": ["score"],
     "use.squad": ["evaluate_squad"],
 }

@@ -11,7 +11,8 @@ import bertworks
 
 DOCS = Path(__file__).parent
 VERBS = (
-    "", "vocab", "prepare", "pretrain", "check", "finetune", "predict", "fill", "score", "explain", "evaluate mlm",
+    "", "vocab", "prepare", "pretrain", "check", "finetune", "predict", "fill", "score", "explain", "import",
+    "convert", "push", "evaluate mlm",
     "evaluate blimp", "evaluate task", "evaluate glue", "evaluate squad", "doctor", "demo",
 )  # fmt: skip
 

@@ -25,6 +25,7 @@ ALSO = {
     "files.names": "huggingface_hub",
     "learn.scores": "scipy seqeval sklearn",
     "use.demo": "sklearn",
+    "use.push": "huggingface_hub",
 }
 LONGEST_MODULE, LONGEST_FUNCTION = 400, 60
 

@@ -15,7 +15,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 from bertworks import __version__
-from bertworks.cli import answers, finetuning, machine, text, training
+from bertworks.cli import answers, doors, finetuning, machine, text, training
 from bertworks.cli.console import say
 from bertworks.cli.options import STDIN
 from bertworks.errors import BertworksError
@@ -30,6 +30,9 @@ _VERBS: tuple[Callable[..., object], ...] = (
     answers.fill,
     answers.score,
     answers.explain,
+    doors.import_,
+    doors.convert,
+    doors.push,
     machine.doctor,
     machine.demo,
 )

@@ -49,7 +49,7 @@ def read_folder(folder: Path) -> TokenizerFolder:
         serialized = _read_text(path)
         _parse_json(serialized, path)
     elif (path := folder / "vocab.txt").exists():
-        serialized = _from_vocabulary(path, config, special_tokens, notes)
+        serialized = _with_added(_from_vocabulary(path, config, special_tokens, notes), folder, config)
     else:
         raise BertworksError(
             "no tokenizer here: neither tokenizer.json nor vocab.txt",
@@ -61,6 +61,18 @@ def read_folder(folder: Path) -> TokenizerFolder:
         notes.append(f"model_max_length is not set: {DEFAULT_LENGTH} is used")
         length = DEFAULT_LENGTH
     return TokenizerFolder(path, serialized, special_tokens, int(length), tuple(notes))
+
+
+def read_vocabulary(path: Path, *, lowercase: bool | None, model_max_length: int) -> TokenizerFolder:
+    """Read a vocab.txt alone, whatever it is called. lowercase: None: guessed, and noted.
+
+    Raises:
+        BertworksError: as `read_folder`.
+    """
+    notes: list[str] = []
+    config = {} if lowercase is None else {"do_lower_case": lowercase}
+    serialized = _from_vocabulary(path, config, SPECIAL_TOKENS, notes)
+    return TokenizerFolder(path, serialized, dict(SPECIAL_TOKENS), model_max_length, tuple(notes))
 
 
 def bert_pipeline(
@@ -210,6 +222,28 @@ def _from_vocabulary(path: Path, config: dict[str, Any], special_tokens: dict[st
             model, ids, special_tokens, lowercase=lowercase, strip_accents=stripping, chinese_characters=chinese
         )
     )
+
+
+def _with_added(serialized: str, folder: Path, config: dict[str, Any]) -> str:
+    """With the tokens that old folders keep beside their vocabulary, and those that they call special."""
+    found = [path for name in ("added_tokens.json", "special_tokens_map.json") if (path := folder / name).exists()]
+    read = {path.name: _read_json(path) for path in found}
+    added = read.get("added_tokens.json", {})
+    named = (read.get("special_tokens_map.json", {}) | config).get("additional_special_tokens")
+    more = [token.get("content") if isinstance(token, dict) else token for token in named or []]
+    content = json.loads(serialized)
+    ids = content["model"]["vocab"] | added
+    known = {token["content"] for token in content["added_tokens"]}
+    for token in sorted({*added, *more} - known, key=str):
+        if not isinstance(token, str) or type(ids.get(token)) is not int or not 0 <= ids[token] < len(ids):
+            what = f"the added token {str(token)[:60]!r} has no place in the vocabulary"
+            raise BertworksError(what, where=str(folder), fix="give it the next number in added_tokens.json")
+        content["added_tokens"].append(
+            {"id": ids[token], "content": token, "single_word": False, "lstrip": False, "rstrip": False}
+            | {"normalized": token not in more, "special": token in more}
+        )
+    content["added_tokens"].sort(key=lambda token: token["id"])
+    return json.dumps(content)
 
 
 def _read_vocabulary(path: Path) -> list[str]:
