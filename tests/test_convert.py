@@ -326,6 +326,31 @@ def test_what_a_published_tokenizer_cuts_and_pads_is_not_passed_on(tmp_path):
     assert len(transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")("a b c d e f")["input_ids"]) == 8
 
 
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_two_tokenizer_files_that_contradict_are_read_as_by_transformers(tmp_path, lowercase):
+    folder = tmp_path / "theirs"
+    theirs_of("BertModel").save_pretrained(folder)
+    write_tokenizer(folder, model_max_length=32, do_lower_case=not lowercase)
+    Tokenizer.load(folder).save(folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"do_lower_case": lowercase}))
+    text, _ = said(folder, tmp_path / "ours")
+    assert f"tokenizer_config.json says do_lower_case {str(lowercase).lower()}, unlike tokenizer.json" in text
+    for read in (folder, tmp_path / "ours"):
+        ids = transformers.AutoTokenizer.from_pretrained(read)("A b Á")["input_ids"]
+        assert load_model(read).tokenizer.encode("A b Á").ids == ids == [2, 5 if lowercase else 1, 6, ids[3], 3]
+    assert ids[3] == (5 if lowercase else 1)
+
+
+def test_words_that_another_program_finds_are_refused(tmp_path):
+    config = {"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "mecab"}
+    write_tokenizer(tmp_path, **config)
+    with pytest.raises(BertworksError, match="found by mecab and cut by wordpiece"):
+        Tokenizer.load(tmp_path)
+    write_tokenizer(tmp_path, **config | {"word_tokenizer_type": "basic"})
+    Tokenizer.load(tmp_path)
+
+
 # --- refusals
 
 

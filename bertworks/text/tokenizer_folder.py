@@ -21,6 +21,9 @@ SPECIAL_TOKENS = {
 }
 DEFAULT_LENGTH = 512
 LONGEST_WORD = 100  # characters; a longer word is one [UNK]
+_NORMALIZING = {  # in tokenizer_config.json: in the normaliser of a tokenizer.json
+    "do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"
+}  # fmt: skip
 _LARGEST_FILE = 1 << 28  # bytes; the largest published tokenizer.json has about 35 MB
 _LARGEST_VOCABULARY = 10_000_000
 
@@ -46,9 +49,9 @@ def read_folder(folder: Path) -> TokenizerFolder:
     notes: list[str] = []
     special_tokens = _special_tokens(folder, config)
     if (path := folder / "tokenizer.json").exists():
-        serialized = _read_text(path)
-        _parse_json(serialized, path)
+        serialized = _as_configured(_read_text(path), path, config, notes)
     elif (path := folder / "vocab.txt").exists():
+        _refuse_other_words(folder, config)
         serialized = _with_added(_from_vocabulary(path, config, special_tokens, notes), folder, config)
     else:
         raise BertworksError(
@@ -222,6 +225,38 @@ def _from_vocabulary(path: Path, config: dict[str, Any], special_tokens: dict[st
             model, ids, special_tokens, lowercase=lowercase, strip_accents=stripping, chinese_characters=chinese
         )
     )
+
+
+def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: list[str]) -> str:
+    """Where the two files of a BERT tokenizer contradict each other, transformers follows tokenizer_config.json."""
+    content = _parse_json(serialized, path)
+    normalizer = content.get("normalizer")
+    if not isinstance(normalizer, dict) or normalizer.get("type") != "BertNormalizer":
+        return serialized
+    if config.get("tokenizer_class", "BertTokenizer") not in ("BertTokenizer", "BertTokenizerFast"):
+        return serialized
+    changed = [
+        (theirs, name)
+        for theirs, name in _NORMALIZING.items()
+        if isinstance(config.get(theirs), bool) and config[theirs] != normalizer.get(name)
+    ]
+    if not changed:
+        return serialized
+    content["normalizer"] = normalizer | {name: config[theirs] for theirs, name in changed}
+    said = ", ".join(f"{theirs} {str(config[theirs]).lower()}" for theirs, _ in changed)
+    notes.append(f"tokenizer_config.json says {said}, unlike tokenizer.json: followed, as in transformers")
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _refuse_other_words(folder: Path, config: dict[str, Any]) -> None:
+    """A vocab.txt of pieces of words that another program finds must not be read as if they stood between spaces."""
+    kinds = config.get("word_tokenizer_type", "basic"), config.get("subword_tokenizer_type", "wordpiece")
+    if config.get("tokenizer_class") == "BertJapaneseTokenizer" and kinds != ("basic", "wordpiece"):
+        raise BertworksError(
+            f"its words are found by {str(kinds[0])[:40]} and cut by {str(kinds[1])[:40]}, which is not done here",
+            where=str(folder / "tokenizer_config.json"),
+            fix="choose a model with a tokenizer.json, or one whose words are those of BERT",
+        )
 
 
 def _with_added(serialized: str, folder: Path, config: dict[str, Any]) -> str:
