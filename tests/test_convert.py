@@ -269,6 +269,21 @@ def test_the_class_is_that_of_the_weights(tmp_path):
     assert fields["parts"] == ["encoder", "masked_lm", "next_sentence", "pooler"]
 
 
+def test_half_precision_becomes_float32_and_is_told(tmp_path):
+    folder = tmp_path / "theirs"
+    original = theirs_of("BertModel", id2label={0: "left", 1: "over"})
+    original.half().save_pretrained(folder)
+    write_tokenizer(folder, model_max_length=32)
+    text, _ = said(folder, tmp_path / "ours")
+    assert "the numbers are float32 now; they were float16" in text
+    assert "left out of config.json: id2label, label2id" in text
+    found = transformers.AutoModel.from_pretrained(tmp_path / "ours")
+    assert found.dtype == torch.float32
+    expected = numbers(original.float(), "BertModel")
+    for name, value in numbers(found, "BertModel").items():
+        torch.testing.assert_close(value, expected[name], atol=1e-5, rtol=0)
+
+
 def test_a_folder_of_ours_keeps_its_task(tmp_path, tokenizer):
     config = EncoderConfig(**SIZES)
     torch.manual_seed(0)

@@ -264,13 +264,13 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
         raise BertworksError(str(error), where=where, fix="correct the file, or get it again") from error
 
 
-def settings_to_keep(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def settings_to_keep(settings: Mapping[str, Any], *, head: bool) -> tuple[dict[str, Any], list[str]]:
     """What a config.json of theirs says beyond what an EncoderConfig and a head do, to be written again; names of what
-    is left out."""
+    is left out. head: whether there is one whose labels are told elsewhere."""
     ours = {theirs for theirs, _ in _SETTINGS.values()} | {"hidden_act", "model_type", "architectures", "pad_token_id"}
     ours |= {"is_decoder", "add_cross_attention", "tie_word_embeddings", "dtype"} | _OF_LABELS
     kept = {name: value for name, value in settings.items() if name not in ours | _NOT_KEPT}
-    return kept, sorted(_NOT_KEPT & settings.keys())
+    return kept, sorted((_NOT_KEPT | (set() if head else _OF_LABELS)) & settings.keys())
 
 
 def _kind(settings: Mapping[str, Any]) -> Any:

@@ -150,20 +150,23 @@ def _of_google(model: Model, notes: tuple[str, ...]) -> _Opened:
 def _of_folder(folder: Path) -> _Opened:
     model = load_model(folder)
     settings = read_json(folder / "config.json")
-    kept, dropped = foreign.settings_to_keep(settings)
     head, task = _head(folder, settings, model.state)
+    kept, dropped = foreign.settings_to_keep(settings, head=bool(foreign.parts_of(model.state) & _HEADS))
     was = settings.get("architectures")
     notes = [f"architectures was {was}; it is {head['architectures']} now, which these weights are"]
     notes = notes if was and was != head["architectures"] else []
-    twice = foreign.not_needed(read_weights(folder))
+    weights = read_weights(folder)
+    others = {str(v.dtype).removeprefix("torch.") for v in weights.values() if v.is_floating_point()} - {"float32"}
+    notes += [f"the numbers are float32 now; they were {', '.join(sorted(others))}"] * bool(others)
+    twice = foreign.not_needed(weights)
     notes += [f"left out of the weights, as counters or copies: {', '.join(twice)}"] * bool(twice)
     notes += [f"left out of config.json: {', '.join(dropped)}"] * bool(dropped)
     root = folder.resolve()
     root = root.parents[1] if root.parent.name == "snapshots" else root  # the hub's cache links to files beside it
     files = [file for name in PAPERS if (file := folder / name).is_file() and root in file.resolve().parents]
     read = {*_READ, *(file.name for file in files)}
-    others = [entry for entry in sorted(folder.iterdir()) if entry.name not in read and not _is_shard(entry)]
-    names = [f"{entry.name}/" if entry.is_dir() else entry.name for entry in others]
+    entries = [entry for entry in sorted(folder.iterdir()) if entry.name not in read and not _is_shard(entry)]
+    names = [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]
     more = [f"and {len(names) - 20} more"] if len(names) > 20 else []
     notes += [f"left out of the folder: {', '.join([*names[:20], *more])}"] * bool(names)
     return _Opened(model, kept | head, (*notes, *model.tokenizer.notes), tuple(files), task)
