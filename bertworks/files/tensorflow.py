@@ -41,7 +41,7 @@ def find_checkpoint(path: Path) -> Path | None:
             raise BertworksError("several checkpoints in this folder", where=str(path), fix=f"give one of {names}")
         return found[0].with_suffix("") if found else None
     prefix = path.with_name(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path.name))
-    there = prefix.with_name(f"{prefix.name}.index").exists() or any(prefix.parent.glob(f"{prefix.name}.data-*"))
+    there = [f"{prefix}{end}" for end in (".index", ".data-00000-of-00001") if Path(f"{prefix}{end}").exists()]
     return prefix if prefix.name and there else None
 
 
