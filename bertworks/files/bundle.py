@@ -285,7 +285,7 @@ def _stretches(data: NDArray[np.uint8]) -> _Words:
 def _after_zeros(width: int) -> _Words:
     """[32]: what each bit of the register becomes after so many bytes of zeros, a power of two."""
     bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
-    shift = _table()[bits & 0xFFFF] ^ (bits >> 16)
+    shift: _Words = _table()[bits & 0xFFFF] ^ (bits >> 16)
     for _ in range(width.bit_length() - 2):
         shift = _applied(shift, shift)
     return shift

@@ -49,7 +49,7 @@ def push(
         BertworksError: not a whole model; links in it; no card; no token, no permission or no network.
     """
     from huggingface_hub.errors import HFValidationError
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     folder = Path(folder)
     try:
@@ -111,7 +111,7 @@ def _completed(path: Path, repository: str, licence: str | None) -> tuple[str, l
 
     try:
         text = path.read_text(encoding="utf-8")
-        card = ModelCard(text)
+        card: Any = ModelCard(text)  # whose data take any name
         data = card.data.to_dict()
     except Exception as error:  # yaml has classes of its own for what is wrong
         reason = " ".join(str(error).split())[:200]
