@@ -5,7 +5,7 @@ import math
 import resource
 import shutil
 
-import google
+import bundles
 import numpy as np
 import pytest
 import torch
@@ -76,7 +76,7 @@ def written(folder, variables, **options):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bert_config.json").write_text(json.dumps(CONFIG))
     (folder / "vocab.txt").write_text("\n".join(TOKENS) + "\n")
-    return google.write(folder / "bert_model.ckpt", variables, **options)
+    return bundles.write(folder / "bert_model.ckpt", variables, **options)
 
 
 def last_state(v, c, ids, types, gelu=True):
@@ -125,7 +125,7 @@ def our_state(model, ids, types):
 @pytest.mark.parametrize("size", [0, 1, 3, 4, 5, 63, 64, 65, 67, 127, 128, 129, 200, 4099, 65535, 65536, 65537, 66050])
 def test_the_checksum_is_that_of_the_standard(size):
     data = np.random.default_rng(size).integers(0, 256, size, np.uint8)
-    assert crc32c(data) == google.crc32c(data.tobytes())
+    assert crc32c(data) == bundles.crc32c(data.tobytes())
     assert crc32c(np.frombuffer(b"123456789", np.uint8)) == 0xE3069283
 
 
@@ -133,7 +133,7 @@ def test_the_checksum_is_that_of_the_standard(size):
 def test_every_variable_comes_back(tmp_path, files):
     variables = with_slots(numbers())
     variables["half"] = np.arange(5, dtype=np.float16)
-    found = read_index(google.write(tmp_path / "model.ckpt-20", variables, files=files))
+    found = read_index(bundles.write(tmp_path / "model.ckpt-20", variables, files=files))
     assert list(found) == sorted(variables)
     for name, value in variables.items():
         read = found[name].read().numpy()
@@ -241,7 +241,7 @@ def test_a_checkpoint_is_found_by_any_of_its_names(tmp_path):
     ):  # fmt: skip
         assert find_checkpoint(tmp_path / name) == prefix
     assert find_checkpoint(tmp_path / "other.ckpt") is None
-    google.write(tmp_path / "model.ckpt-7", {"a": np.zeros(1, np.float32)})
+    bundles.write(tmp_path / "model.ckpt-7", {"a": np.zeros(1, np.float32)})
     with pytest.raises(BertworksError, match="several checkpoints"):
         find_checkpoint(tmp_path)
 
@@ -348,7 +348,7 @@ def test_a_changed_byte_anywhere_is_seen(tmp_path):
 
 
 def huge(*sizes):
-    return b"".join(google.message(2, google.number(1, size)) for size in sizes)
+    return b"".join(bundles.message(2, bundles.number(1, size)) for size in sizes)
 
 
 NAME = "bert/pooler/dense/kernel"
@@ -377,30 +377,30 @@ def test_lies_are_errors_before_memory_is_spent(tmp_path, lie):
 
 
 def place(start, size):
-    return google.varint(start) + google.varint(size)
+    return bundles.varint(start) + bundles.varint(size)
 
 
-ONE = (b"a", google.entry(np.zeros(1, np.float32), 0))
+ONE = (b"a", bundles.entry(np.zeros(1, np.float32), 0))
 INDEXES = {
     "empty": b"",
-    "only the magic number": (b"\0" * 40) + google.table([])[-8:],
-    "places beyond the end": (place(2**60, 2**60) * 2).ljust(40, b"\0") + google.table([])[-8:],
-    "places without end": b"\xff" * 40 + google.table([])[-8:],
-    "no entries": google.table([]),
-    "no header": google.table([ONE]),
-    "big-endian": google.table([(b"", google.header(1, 1)), ONE]),
-    "no files": google.table([(b"", google.header(0)), ONE]),
-    "a billion files": google.table([(b"", google.header(10**9)), ONE]),
-    "compressed": google.table([(b"", google.header()), ONE], kind=1),
-    "twice": google.table([(b"", google.header()), ONE, ONE]),
-    "not sorted": google.table([(b"", google.header()), (b"b", ONE[1]), ONE]),
-    "a name that is no text": google.table([(b"", google.header()), (b"\xff\xfe", ONE[1])]),
-    "a name without end": google.table([(b"", google.header()), (b"n" * 5000, ONE[1])]),
-    "no message": google.table([(b"", google.header()), (b"a", b"\xff" * 30)]),
-    "a message cut": google.table([(b"", google.header()), (b"a", ONE[1][:-2])]),
-    "a group": google.table([(b"", google.header()), (b"a", b"\x0b")]),
-    "a number for a message": google.table([(b"", google.header()), (b"a", google.number(2, 5))]),
-    "a message for a number": google.table([(b"", google.header()), (b"a", google.message(1, b"x"))]),
+    "only the magic number": (b"\0" * 40) + bundles.table([])[-8:],
+    "places beyond the end": (place(2**60, 2**60) * 2).ljust(40, b"\0") + bundles.table([])[-8:],
+    "places without end": b"\xff" * 40 + bundles.table([])[-8:],
+    "no entries": bundles.table([]),
+    "no header": bundles.table([ONE]),
+    "big-endian": bundles.table([(b"", bundles.header(1, 1)), ONE]),
+    "no files": bundles.table([(b"", bundles.header(0)), ONE]),
+    "a billion files": bundles.table([(b"", bundles.header(10**9)), ONE]),
+    "compressed": bundles.table([(b"", bundles.header()), ONE], kind=1),
+    "twice": bundles.table([(b"", bundles.header()), ONE, ONE]),
+    "not sorted": bundles.table([(b"", bundles.header()), (b"b", ONE[1]), ONE]),
+    "a name that is no text": bundles.table([(b"", bundles.header()), (b"\xff\xfe", ONE[1])]),
+    "a name without end": bundles.table([(b"", bundles.header()), (b"n" * 5000, ONE[1])]),
+    "no message": bundles.table([(b"", bundles.header()), (b"a", b"\xff" * 30)]),
+    "a message cut": bundles.table([(b"", bundles.header()), (b"a", ONE[1][:-2])]),
+    "a group": bundles.table([(b"", bundles.header()), (b"a", b"\x0b")]),
+    "a number for a message": bundles.table([(b"", bundles.header()), (b"a", bundles.number(2, 5))]),
+    "a message for a number": bundles.table([(b"", bundles.header()), (b"a", bundles.message(1, b"x"))]),
     "a safetensors file": b"\x10\0\0\0\0\0\0\0{}              " + b"\0" * 64,
 }
 
@@ -417,7 +417,7 @@ def test_an_index_of_many_names_and_one_that_is_enormous(tmp_path, monkeypatch):
     prefix = written(tmp_path, {"a": np.zeros(1, np.float32)})
     monkeypatch.setattr("bertworks.files.bundle._MOST_VARIABLES", 100)
     rows = [(f"n{number:05d}".encode(), ONE[1]) for number in range(200)]
-    prefix.with_name("bert_model.ckpt.index").write_bytes(google.table([(b"", google.header()), *rows]))
+    prefix.with_name("bert_model.ckpt.index").write_bytes(bundles.table([(b"", bundles.header()), *rows]))
     with pytest.raises(BertworksError, match="more than 100 variables"):
         read_index(prefix)
     with prefix.with_name("bert_model.ckpt.index").open("wb") as file:

@@ -1,5 +1,5 @@
 """Writes checkpoints as TensorFlow does, by the letter of its format: LevelDB's table of protobuf messages. Only what
-the tests need: float32, one block per few names. It shares nothing with the reader but the standard."""
+the tests need. It shares nothing with the reader but the standard; TensorFlow 2.21 reads the same numbers from both."""
 
 import struct
 from pathlib import Path
