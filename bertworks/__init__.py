@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from bertworks.text.vocabulary import train_vocabulary as train_vocabulary
     from bertworks.use.blimp import evaluate_blimp as evaluate_blimp
     from bertworks.use.check import check_file as check_file
+    from bertworks.use.convert import convert as convert
+    from bertworks.use.convert import import_checkpoint as import_checkpoint
     from bertworks.use.doctor import doctor as doctor
     from bertworks.use.embed import embed_file as embed_file
     from bertworks.use.embedder import Embedder as Embedder
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from bertworks.use.predict import predict_file as predict_file
     from bertworks.use.pretrain import estimate as estimate
     from bertworks.use.pretrain import pretrain as pretrain
+    from bertworks.use.push import push as push
     from bertworks.use.retrieval import evaluate_retrieval as evaluate_retrieval
     from bertworks.use.score import score as score
     from bertworks.use.squad import evaluate_squad as evaluate_squad
@@ -75,6 +78,7 @@ _ROOMS = {
     "text.vocabulary": ["VocabularyConfig", "train_vocabulary"],
     "use.blimp": ["evaluate_blimp"],
     "use.check": ["check_file"],
+    "use.convert": ["convert", "import_checkpoint"],
     "use.doctor": ["doctor"],
     "use.embed": ["embed_file"],
     "use.embedder": ["Embedder", "embed"],
@@ -88,6 +92,7 @@ _ROOMS = {
     "use.indexing": ["index_file"],
     "use.predict": ["Predictor", "predict_file"],
     "use.pretrain": ["estimate", "pretrain"],
+    "use.push": ["push"],
     "use.retrieval": ["evaluate_retrieval"],
     "use.score": ["score"],
     "use.squad": ["evaluate_squad"],

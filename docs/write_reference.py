@@ -12,8 +12,8 @@ import bertworks
 DOCS = Path(__file__).parent
 VERBS = (
     "", "vocab", "prepare", "pretrain", "check", "finetune", "predict", "fill", "score", "explain", "embed", "index",
-    "search", "export", "evaluate mlm", "evaluate blimp", "evaluate task", "evaluate glue", "evaluate squad",
-    "evaluate sts", "evaluate retrieval", "doctor", "demo",
+    "search", "export", "import", "convert", "push", "evaluate mlm", "evaluate blimp", "evaluate task",
+    "evaluate glue", "evaluate squad", "evaluate sts", "evaluate retrieval", "doctor", "demo",
 )  # fmt: skip
 
 

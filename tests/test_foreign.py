@@ -247,7 +247,14 @@ def test_unknown_keys_are_ignored_and_whole_numbers_may_be_rates():
 
 @pytest.mark.parametrize(
     ("theirs", "ours"),
-    [("gelu", "gelu"), ("gelu_new", "gelu_tanh"), ("gelu_pytorch_tanh", "gelu_tanh"), ("relu", "relu")],
+    [
+        ("gelu", "gelu"),
+        ("gelu_new", "gelu_tanh"),
+        ("gelu_pytorch_tanh", "gelu_tanh"),
+        ("relu", "relu"),
+        ("gelu_python", "gelu"),
+        ("gelu_fast", "gelu_tanh"),
+    ],
 )
 def test_the_two_gelus_are_told_apart(theirs, ours):
     assert config_from_huggingface({"model_type": "bert", "hidden_act": theirs}).hidden_act == ours
@@ -275,6 +282,13 @@ def test_an_absurd_configuration_is_refused(name, value):
     assert words in str(raised.value).replace("_", " ")
     assert str(raised.value).startswith("folder/config.json: ")
     assert len(str(raised.value)) < 500
+
+
+def test_a_configuration_of_2019_is_known_by_its_class():
+    assert config_from_huggingface({"architectures": ["BertForMaskedLM"]}).num_hidden_layers == 12
+    for named in (["RobertaForMaskedLM"], ["BertModel", "GPT2Model"], [], "BertModel", None, [None]):
+        with pytest.raises(BertworksError, match="there is no model_type"):
+            config_from_huggingface({"architectures": named})
 
 
 @pytest.mark.parametrize("content", [{}, {"hidden_size": 8}, [], "bert", None])

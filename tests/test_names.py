@@ -14,7 +14,7 @@ from tiny import write_corpus, write_recipe
 from bertworks.errors import BertworksError
 from bertworks.files import names
 from bertworks.files.model import load_model
-from bertworks.files.names import is_name, locate
+from bertworks.files.names import PAPERS, is_name, locate
 from bertworks.nn.encoder import Encoder
 from bertworks.nn.layout import Layout
 from bertworks.use.fill import Filler
@@ -123,8 +123,9 @@ def test_only_what_is_needed_is_fetched_and_never_a_pickle(here: Path, monkeypat
     locate("owner/name")
     assert list(asked) == ["owner/name"]
     assert {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json"} <= set(asked["owner/name"])
-    ends = {pattern.rsplit(".", 1)[1] for pattern in asked["owner/name"]}
-    assert ends == {"json", "txt", "safetensors"}
+    ends = {Path(pattern).suffix for pattern in asked["owner/name"] if pattern not in PAPERS}
+    assert ends == {".json", ".txt", ".safetensors"}
+    assert not [paper for paper in PAPERS if Path(paper).suffix not in ("", ".md", ".txt")]
 
 
 def test_a_model_that_has_only_pickles_is_refused(here: Path):

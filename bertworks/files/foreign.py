@@ -1,9 +1,10 @@
-"""What Hugging Face calls BERT's parameters and settings: two tables, each read in both directions.
+"""What Hugging Face and Google call BERT's parameters and settings: tables, each read in both directions.
 
-The only module in which a foreign name may appear; it does not import that library, opens no file, builds no network.
+The only module in which a foreign name may appear; it imports no library of theirs, opens no file, builds no network.
 Whatever is read is checked against the configuration first: a name, a shape or a size that does not fit is an error.
 """
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,13 @@ _TIED = {  # written twice by some versions: the copy, and what it must be equal
 }
 _BUFFERS = {"embeddings.position_ids", "embeddings.token_type_ids"}  # counters saved by old versions: not parameters
 _OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
+_OUTPUTS = {  # layers whose name at Google's ends in output_weights and output_bias: what stands before
+    "cls.predictions": "cls/predictions/",
+    "cls.seq_relationship": "cls/seq_relationship/",
+    "classifier": "",
+    "qa_outputs": "cls/squad/",
+}
+_OPTIMIZER = re.compile(r"(.+/)?(adam_m|adam_v|Adam|Adam_1|beta[12]_power|global_step)")  # its variables at Google's
 
 _SETTINGS = {  # ours: theirs, and the value that a file means when it does not say
     "vocab_size": ("vocab_size", 30522),
@@ -70,10 +78,16 @@ _SETTINGS = {  # ours: theirs, and the value that a file means when it does not 
     "initializer_range": ("initializer_range", 0.02),
 }
 # Theirs: ours. Google's code computes the tanh approximation under the name "gelu"; in these files "gelu" is exact.
-_ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+_ACTIVATIONS = {
+    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
+    "gelu_python": "gelu", "gelu_fast": "gelu_tanh",
+}  # fmt: skip
 # Settings that change what is computed, and the only value that is an encoder of ours.
 _OTHER_NETWORKS = {"position_embedding_type": "absolute", "is_decoder": False}
-
+_NOT_KEPT = {  # settings of theirs that concern other files than ours, or make their library run a program
+    "auto_map", "custom_pipelines", "quantization_config", "transformers_version", "torch_dtype", "_name_or_path",
+}  # fmt: skip
+_OF_LABELS = {"id2label", "label2id", "num_labels", "_num_labels", "problem_type"}
 
 _CLASSES = {  # the heads that a state holds: the class of theirs that saves exactly these
     frozenset({"masked_lm", "next_sentence"}): "BertForPreTraining",
@@ -162,6 +176,38 @@ def from_huggingface(
     return ours
 
 
+def not_needed(names: Collection[str]) -> list[str]:
+    """Which of the names in a file `from_huggingface` does without: counters, and copies of what is there as well."""
+    bare = {name.removeprefix(_PREFIX): name for name in names}
+    return sorted(name for short, name in bare.items() if short in _BUFFERS or _TIED.get(short) in bare)
+
+
+def names_of_google(config: EncoderConfig) -> dict[str, str]:
+    """What Google's code calls the variables of a BERT: their name, and the one in Hugging Face's files.
+
+    A variable that is called `kernel` is the transposed matrix.
+    """
+    theirs = [name for p in _parameters(config, []) if p.part != "recurrent" for name in p.theirs]
+    names = {}
+    for name in theirs:
+        stem, _, end = name.rpartition(".")
+        if stem in _OUTPUTS:
+            names[f"{_OUTPUTS[stem]}output_{'weights' if end == 'weight' else end}"] = name
+            continue
+        stem = f"{_PREFIX if name.startswith(_BODY) else ''}{stem}".replace("layer.", "layer_").replace(".", "/")
+        if stem.endswith("LayerNorm"):
+            end = {"weight": "gamma", "bias": "beta"}[end]
+        elif end == "weight":
+            end = "" if stem.endswith("_embeddings") else "kernel"
+        names[f"{stem}/{end}".rstrip("/")] = name
+    return names
+
+
+def is_of_optimizer(name: str) -> bool:
+    """Whether a variable of Google's is the state of a training, and no parameter."""
+    return _OPTIMIZER.fullmatch(name) is not None
+
+
 def config_to_huggingface(
     config: EncoderConfig, *, architectures: Collection[str], pad_token_id: int = 0
 ) -> dict[str, Any]:
@@ -189,8 +235,8 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
     Raises:
         BertworksError: it is not a BERT, or not one that we compute; a value of the wrong type or an absurd size.
     """
-    if not isinstance(settings, Mapping) or settings.get("model_type") not in ("bert", OWN_TYPE):
-        kind = settings.get("model_type") if isinstance(settings, Mapping) else None
+    kind = _kind(settings) if isinstance(settings, Mapping) else None
+    if kind not in ("bert", OWN_TYPE):
         found = f"model_type is {_shown(kind)}" if kind is not None else "there is no model_type"
         raise BertworksError(
             f"{found}: expected the configuration of a BERT",
@@ -216,6 +262,22 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
         return EncoderConfig(hidden_act=_ACTIVATIONS[activation], **values)  # type: ignore[arg-type]
     except ValueError as error:
         raise BertworksError(str(error), where=where, fix="correct the file, or get it again") from error
+
+
+def settings_to_keep(settings: Mapping[str, Any], *, head: bool) -> tuple[dict[str, Any], list[str]]:
+    """What a config.json of theirs says beyond what an EncoderConfig and a head do, to be written again; names of what
+    is left out. head: whether there is one whose labels are told elsewhere."""
+    ours = {theirs for theirs, _ in _SETTINGS.values()} | {"hidden_act", "model_type", "architectures", "pad_token_id"}
+    ours |= {"is_decoder", "add_cross_attention", "tie_word_embeddings", "dtype"} | _OF_LABELS
+    kept = {name: value for name, value in settings.items() if name not in ours | _NOT_KEPT}
+    return kept, sorted((_NOT_KEPT | (set() if head else _OF_LABELS)) & settings.keys())
+
+
+def _kind(settings: Mapping[str, Any]) -> Any:
+    """The model_type. The first versions did not write it, but some the name of the class."""
+    named = settings.get("architectures")
+    old = isinstance(named, list) and all(re.match("Bert(For|Model)", str(name)) for name in named) and named
+    return settings.get("model_type", "bert" if old else None)
 
 
 def _number(value: object, name: str, kind: type, where: str | None) -> int | float:

@@ -106,7 +106,7 @@ def load_model(folder: str | Path, *, needs: Collection[str] = ()) -> Model:
         raise BertworksError("no such model folder", where=str(folder), fix="make one with `bertworks pretrain`")
     path = folder / "config.json"
     config = foreign.config_from_huggingface(read_json(path), where=str(path))
-    weights = _read_weights(folder)
+    weights = read_weights(folder)
     where = str(folder / WEIGHTS)
     state = {name: value.float() for name, value in foreign.from_huggingface(weights, config, where=where).items()}
     if absent := sorted(set(needs) - foreign.parts_of(state)):
@@ -228,8 +228,12 @@ def is_exported(folder: Path) -> bool:
     return (folder / EXPORTED).is_file() and not any((folder / name).exists() for name in (WEIGHTS, _INDEX))
 
 
-def _read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors, from one file or from the several that an index names."""
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """All tensors under the names in the file, or in the several files that an index names.
+
+    Raises:
+        BertworksError: no such file, or one that is damaged or hostile; only a pickle.
+    """
     if (folder / WEIGHTS).exists():
         return read_tensors(folder / WEIGHTS)
     if (index := folder / _INDEX).exists():

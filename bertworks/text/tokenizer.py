@@ -25,7 +25,13 @@ from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.text.atomic import write_text
-from bertworks.text.tokenizer_folder import DEFAULT_LENGTH, SPECIAL_TOKENS, read_folder
+from bertworks.text.tokenizer_folder import (
+    DEFAULT_LENGTH,
+    SPECIAL_TOKENS,
+    TokenizerFolder,
+    read_folder,
+    read_vocabulary,
+)
 
 Result = TypeVar("Result")
 
@@ -102,7 +108,21 @@ class Tokenizer:
         Raises:
             BertworksError: no such files, or files that are damaged; `where` is the file and, where known, the line.
         """
-        found = read_folder(Path(folder))
+        return cls._of(read_folder(Path(folder)))
+
+    @classmethod
+    def from_vocabulary(
+        cls, path: str | Path, *, lowercase: bool | None = None, model_max_length: int = DEFAULT_LENGTH
+    ) -> Self:
+        """Read a vocab.txt alone, one WordPiece token per line. lowercase: None: guessed, and `notes` says so.
+
+        Raises:
+            BertworksError: as `load`.
+        """
+        return cls._of(read_vocabulary(Path(path), lowercase=lowercase, model_max_length=model_max_length))
+
+    @classmethod
+    def _of(cls, found: TokenizerFolder) -> Self:
         try:
             made = cls(
                 found.serialized,

@@ -21,6 +21,9 @@ SPECIAL_TOKENS = {
 }
 DEFAULT_LENGTH = 512
 LONGEST_WORD = 100  # characters; a longer word is one [UNK]
+_NORMALIZING = {  # in tokenizer_config.json: in the normaliser of a tokenizer.json
+    "do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"
+}  # fmt: skip
 _LARGEST_FILE = 1 << 28  # bytes; the largest published tokenizer.json has about 35 MB
 _LARGEST_VOCABULARY = 10_000_000
 
@@ -46,10 +49,10 @@ def read_folder(folder: Path) -> TokenizerFolder:
     notes: list[str] = []
     special_tokens = _special_tokens(folder, config)
     if (path := folder / "tokenizer.json").exists():
-        serialized = _read_text(path)
-        _parse_json(serialized, path)
+        serialized = _as_configured(_read_text(path), path, config, notes)
     elif (path := folder / "vocab.txt").exists():
-        serialized = _from_vocabulary(path, config, special_tokens, notes)
+        _refuse_other_words(folder, config)
+        serialized = _with_added(_from_vocabulary(path, config, special_tokens, notes), folder, config)
     else:
         raise BertworksError(
             "no tokenizer here: neither tokenizer.json nor vocab.txt",
@@ -61,6 +64,18 @@ def read_folder(folder: Path) -> TokenizerFolder:
         notes.append(f"model_max_length is not set: {DEFAULT_LENGTH} is used")
         length = DEFAULT_LENGTH
     return TokenizerFolder(path, serialized, special_tokens, int(length), tuple(notes))
+
+
+def read_vocabulary(path: Path, *, lowercase: bool | None, model_max_length: int) -> TokenizerFolder:
+    """Read a vocab.txt alone, whatever it is called. lowercase: None: guessed, and noted.
+
+    Raises:
+        BertworksError: as `read_folder`.
+    """
+    notes: list[str] = []
+    config = {} if lowercase is None else {"do_lower_case": lowercase}
+    serialized = _from_vocabulary(path, config, SPECIAL_TOKENS, notes)
+    return TokenizerFolder(path, serialized, dict(SPECIAL_TOKENS), model_max_length, tuple(notes))
 
 
 def bert_pipeline(
@@ -210,6 +225,60 @@ def _from_vocabulary(path: Path, config: dict[str, Any], special_tokens: dict[st
             model, ids, special_tokens, lowercase=lowercase, strip_accents=stripping, chinese_characters=chinese
         )
     )
+
+
+def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: list[str]) -> str:
+    """Where the two files of a BERT tokenizer contradict each other, transformers follows tokenizer_config.json."""
+    content = _parse_json(serialized, path)
+    normalizer = content.get("normalizer")
+    if not isinstance(normalizer, dict) or normalizer.get("type") != "BertNormalizer":
+        return serialized
+    if config.get("tokenizer_class", "BertTokenizer") not in ("BertTokenizer", "BertTokenizerFast"):
+        return serialized
+    changed = [
+        (theirs, name)
+        for theirs, name in _NORMALIZING.items()
+        if isinstance(config.get(theirs), bool) and config[theirs] != normalizer.get(name)
+    ]
+    if not changed:
+        return serialized
+    content["normalizer"] = normalizer | {name: config[theirs] for theirs, name in changed}
+    said = ", ".join(f"{theirs} {str(config[theirs]).lower()}" for theirs, _ in changed)
+    notes.append(f"tokenizer_config.json says {said}, unlike tokenizer.json: followed, as in transformers")
+    return json.dumps(content, ensure_ascii=False)
+
+
+def _refuse_other_words(folder: Path, config: dict[str, Any]) -> None:
+    """A vocab.txt of pieces of words that another program finds must not be read as if they stood between spaces."""
+    kinds = config.get("word_tokenizer_type", "basic"), config.get("subword_tokenizer_type", "wordpiece")
+    if config.get("tokenizer_class") == "BertJapaneseTokenizer" and kinds != ("basic", "wordpiece"):
+        raise BertworksError(
+            f"its words are found by {str(kinds[0])[:40]} and cut by {str(kinds[1])[:40]}, which is not done here",
+            where=str(folder / "tokenizer_config.json"),
+            fix="choose a model with a tokenizer.json, or one whose words are those of BERT",
+        )
+
+
+def _with_added(serialized: str, folder: Path, config: dict[str, Any]) -> str:
+    """With the tokens that old folders keep beside their vocabulary, and those that they call special."""
+    found = [path for name in ("added_tokens.json", "special_tokens_map.json") if (path := folder / name).exists()]
+    read = {path.name: _read_json(path) for path in found}
+    added = read.get("added_tokens.json", {})
+    named = (read.get("special_tokens_map.json", {}) | config).get("additional_special_tokens")
+    more = [token.get("content") if isinstance(token, dict) else token for token in named or []]
+    content = json.loads(serialized)
+    ids = content["model"]["vocab"] | added
+    known = {token["content"] for token in content["added_tokens"]}
+    for token in sorted({*added, *more} - known, key=str):
+        if not isinstance(token, str) or type(ids.get(token)) is not int or not 0 <= ids[token] < len(ids):
+            what = f"the added token {str(token)[:60]!r} has no place in the vocabulary"
+            raise BertworksError(what, where=str(folder), fix="give it the next number in added_tokens.json")
+        content["added_tokens"].append(
+            {"id": ids[token], "content": token, "single_word": False, "lstrip": False, "rstrip": False}
+            | {"normalized": token not in more, "special": token in more}
+        )
+    content["added_tokens"].sort(key=lambda token: token["id"])
+    return json.dumps(content)
 
 
 def _read_vocabulary(path: Path) -> list[str]:

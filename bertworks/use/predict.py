@@ -299,7 +299,7 @@ def item_of(one: Any, number: int, d: TaskDescription) -> Item:
         case "tagging":
             fits = True
         case "choice":
-            fits = len(texts) == d.num_choices + 1
+            fits = len(texts) == d.num_choices + 1 if d.num_choices else len(texts) > 2  # 0: nobody said how many
         case "qa" | "spans":
             fits = len(texts) == (2 if d.task == "qa" else 1)
         case _:
