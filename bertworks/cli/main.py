@@ -86,9 +86,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     words = [STDIN if word == "-" else word for word in words if word != "--debug"]
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # worker processes are ours to start
-    # Threads that wait sleep. By default they spin, which makes a step tens of times slower as soon as another program
-    # wants one of the cores.
+    # Threads that wait look up for some microseconds and then sleep. By default they spin on, which makes a step tens of
+    # times slower as soon as another program wants one of the cores; asleep at once, small networks gain nothing from a
+    # second core (docs/diary.md).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     try:
         result = make_app()(words)
         return result if isinstance(result, int) else 0
