@@ -86,9 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in words
     words = [STDIN if word == "-" else word for word in words if word != "--debug"]
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # worker processes are ours to start
-    # Threads that wait look up for some microseconds and then sleep. By default they spin on, which makes a step tens of
-    # times slower as soon as another program wants one of the cores; asleep at once, small networks gain nothing from a
-    # second core (docs/diary.md).
+    # Waiting threads look for work for some microseconds, then sleep. By default they look on, which makes a step tens
+    # of times slower as soon as another program wants one of the cores; asleep at once, small networks gain nothing
+    # from a second core (docs/diary.md).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     try:
