@@ -239,7 +239,8 @@ def test_a_pretrained_model(model: Path, tmp_path: Path):
 def test_texts_at_every_edge(text: str, reviews: Path, model: Path, tmp_path: Path):
     for folder in (reviews, model):
         explain(folder, text).save(tmp_path / "why.html")
-        Page((tmp_path / "why.html").read_text())
+        page = Page((tmp_path / "why.html").read_text())  # which refuses what is not closed, or loads anything
+        assert "Where each token looks" in page.said
 
 
 # --- the page
