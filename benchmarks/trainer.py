@@ -143,7 +143,7 @@ def train_with_transformers(name: str, seed: int, data: Path) -> dict[str, Any]:
         begin = time.perf_counter()
         Judging(model, settings, data_collator=collator, train_dataset=Rows(units), eval_dataset=Rows([])).train()
         seconds = time.perf_counter() - begin
-    return {"figures": best, "seconds": seconds - spent, "step": len(units)}
+    return {"figures": best, "seconds": seconds - spent}
 
 
 def model_class(task: str) -> Any:
