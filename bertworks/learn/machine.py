@@ -65,11 +65,23 @@ def best_precision(device: torch.device | str = "cpu") -> Precision:
 def keep_memory() -> None:
     """Tells glibc to keep the memory that is freed. Once per process, before training on a CPU: otherwise every large
     tensor is fresh memory from the kernel, whose page faults cost as much as the arithmetic. Elsewhere: no effect."""
+    if libc := _glibc():
+        libc.mallopt(-4, 0)  # M_MMAP_MAX: no allocation outside the heap
+        libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: never give the heap's end back
+
+
+def return_memory() -> None:
+    """Gives the system what is kept and not in use. Batches differ in size, so that what is kept falls into pieces and
+    grows, to several times what is needed; now and then this is worth the page faults that follow."""
+    if libc := _glibc():
+        libc.malloc_trim(0)
+
+
+def _glibc() -> ctypes.CDLL | None:
+    """The C library, if it is that one."""
     if not hasattr(os, "confstr") or not (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"):
-        return
-    libc = ctypes.CDLL(None)
-    libc.mallopt(-4, 0)  # M_MMAP_MAX: no allocation outside the heap
-    libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: never give the heap's end back
+        return None
+    return ctypes.CDLL(None)
 
 
 def total_memory(device: torch.device | str = "cpu") -> int:

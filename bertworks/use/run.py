@@ -22,7 +22,7 @@ import bertworks
 from bertworks.data.batch import Batch
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.checkpoint import Checkpoint, latest_checkpoint, remove_deleted, save_checkpoint
-from bertworks.learn.machine import DTYPES, Precision, measure_matmul, memory_in_use
+from bertworks.learn.machine import DTYPES, Precision, measure_matmul, memory_in_use, return_memory
 from bertworks.learn.optimization import OptimizerConfig, make_optimizer
 from bertworks.learn.train import Mean, Step, train
 from bertworks.use.events import Event
@@ -258,6 +258,7 @@ class Run:
         """The first process judges; what it found decides in all of them whether the training goes on."""
         if self.rank == 0:
             yield from self._judge()
+        return_memory()
         if self.world_size > 1:
             judged = [{name: self.facts[name] for name in JUDGED}]
             dist.broadcast_object_list(judged, src=0)
