@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from bertworks.learn import machine
+
 HERE = Path(__file__).parent
 GLIBC = hasattr(os, "confstr") and (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
 
@@ -32,3 +34,15 @@ def test_memory_is_kept_until_it_is_returned() -> None:
     assert kept >= 250
     assert left <= 40
     assert intact == 1 << 20
+
+
+def test_memory_that_has_grown_by_half_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = [100, 150, 151, 120, 170, 181, 90, 100]
+    left, returned = iter(sizes), list[int]()
+    watch, seen = machine.MemoryWatch(), list[int]()
+    monkeypatch.setattr(machine, "memory_in_use", lambda device: next(left))
+    monkeypatch.setattr(machine, "return_memory", lambda: returned.append(len(seen)))
+    for _ in sizes:
+        seen.append(watch.look())
+    assert seen == sizes
+    assert returned == [2, 5]

@@ -10,6 +10,7 @@ import torch
 
 Precision = Literal["fp32", "bf16"]
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+GROWTH = 1.5  # of the memory in use, from which on what is kept is returned
 GAIN = 1.3  # bf16 is taken where it multiplies matrices so much faster than fp32
 
 
@@ -71,8 +72,7 @@ def keep_memory() -> None:
 
 
 def return_memory() -> None:
-    """Gives the system what is kept and not in use. Batches differ in size, so that what is kept falls into pieces and
-    grows, to several times what is needed; now and then this is worth the page faults that follow."""
+    """Gives the system what is kept and not in use, at the price of page faults to come."""
     if libc := _glibc():
         libc.malloc_trim(0)
 
@@ -99,3 +99,22 @@ def memory_in_use(device: torch.device | str = "cpu") -> int:
     if not statm.exists():
         return 0  # no Linux: not known
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class MemoryWatch:
+    """Looks at the memory of a training that keeps what is freed. Batches differ in size, so that what is kept falls
+    into pieces and grows to several times what is needed: having grown by GROWTH it is returned."""
+
+    def __init__(self, device: torch.device | str = "cpu"):
+        self.device = device
+        self.settled = 0  # bytes at the first look after a return; 0: not looked yet
+
+    def look(self) -> int:
+        """Bytes in use, to be asked now and then."""
+        now = memory_in_use(self.device)
+        if not self.settled:
+            self.settled = now
+        elif now > GROWTH * self.settled:
+            return_memory()
+            self.settled = 0
+        return now

@@ -22,7 +22,7 @@ import bertworks
 from bertworks.data.batch import Batch
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.checkpoint import Checkpoint, latest_checkpoint, remove_deleted, save_checkpoint
-from bertworks.learn.machine import DTYPES, Precision, measure_matmul, memory_in_use, return_memory
+from bertworks.learn.machine import DTYPES, MemoryWatch, Precision, measure_matmul
 from bertworks.learn.optimization import OptimizerConfig, make_optimizer
 from bertworks.learn.train import Mean, Step, train
 from bertworks.use.events import Event
@@ -69,6 +69,7 @@ class Run:
 
     def __init__(self, folder: Path, work: Work, device: torch.device):
         self.folder, self.work, self.device = folder, work, device
+        self.memory = MemoryWatch(device)
         self.metrics = Metrics(folder / "metrics.jsonl")
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.checkpoint, damaged = latest_checkpoint(folder / "checkpoints")
@@ -258,7 +259,6 @@ class Run:
         """The first process judges; what it found decides in all of them whether the training goes on."""
         if self.rank == 0:
             yield from self._judge()
-        return_memory()
         if self.world_size > 1:
             judged = [{name: self.facts[name] for name in JUDGED}]
             dist.broadcast_object_list(judged, src=0)
@@ -288,7 +288,7 @@ class Run:
         measured = {
             "tokens_per_second": tokens_per_second,
             "matmul_share": flops / self._matmul_speed / self.world_size,
-            "memory": memory_in_use(self.device),
+            "memory": self.memory.look(),
             "seconds": self.facts["seconds"],
         }
         if self.rank == 0:
