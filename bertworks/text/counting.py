@@ -6,16 +6,11 @@ counts depend on neither the order of documents, nor the number of processes, no
 
 import heapq
 import itertools
-import json
-import os
-import queue
 import re
-import subprocess
-import sys
 import tempfile
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -26,6 +21,7 @@ from typing import Any, Self
 import tokenizers
 
 from bertworks.errors import BertworksError
+from bertworks.text.workers import in_lots, in_processes
 
 _BATCH = 4_000_000  # characters counted at a time
 _RUNS = 64  # sorted files merged at a time
@@ -170,111 +166,29 @@ def count_words(
     Raises:
         BertworksError: a process was killed.
     """
-    workers = workers or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    batches = _batches(documents)
+    batches = in_lots(documents, _BATCH)
+    first = list(itertools.islice(batches, 2))
+    counted = in_processes(
+        "bertworks.text.counting:counter",
+        [asdict(splitter)],
+        itertools.chain(first, batches),
+        workers if len(first) > 1 else 1,
+        ended="a process that counted words ended: was memory short?",
+        fix="type the same again with fewer workers",
+    )
     done = 0
-
-    def add(counts: Mapping[str, int], characters: int) -> None:
-        nonlocal done
-        into.add(counts)
-        done += characters
-        if progress:
-            progress(done)
-
-    for batch, characters in itertools.islice(batches, None if workers == 1 else 1):
-        add(splitter.count(batch), characters)
-    if (following := next(batches, None)) is None:
-        return
-    waiting: deque[tuple[Future[dict[str, int]], int]] = deque()
-    with _Team(splitter, workers) as team:
-        for batch, characters in itertools.chain([following], batches):
-            waiting.append((team.submit(batch), characters))
-            while len(waiting) > workers:
-                future, characters = waiting.popleft()
-                add(future.result(), characters)
-        for future, characters in waiting:
-            add(future.result(), characters)
+    with closing(counted):
+        for counts, characters in counted:
+            into.add(counts)
+            done += characters
+            if progress:
+                progress(done)
 
 
-class _Team:
-    """Child processes that count, each served by a thread of ours that waits for its answer.
-
-    They are plain processes fed through their standard input rather than `multiprocessing`, so that a user's script
-    needs no `if __name__ == "__main__":`; Ctrl-C does not reach them, and they end when their input does.
-    """
-
-    def __init__(self, splitter: Splitter, workers: int):
-        program = "from bertworks.text.counting import serve; serve()"
-        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(sys.path)}
-        self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
-        self._all: list[subprocess.Popen[bytes]] = []
-        for _ in range(workers):
-            worker = subprocess.Popen(
-                [sys.executable, "-c", program, json.dumps(asdict(splitter))],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
-                start_new_session=True,
-            )
-            self._all.append(worker)
-            self._idle.put(worker)
-        self._threads = ThreadPoolExecutor(workers)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for worker in self._all:
-            worker.kill()
-        self._threads.shutdown(cancel_futures=True)
-        for worker in self._all:
-            worker.communicate()
-
-    def submit(self, texts: list[str]) -> Future[dict[str, int]]:
-        return self._threads.submit(self._count, texts)
-
-    def _count(self, texts: list[str]) -> dict[str, int]:
-        worker = self._idle.get()
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        try:
-            worker.stdin.write(json.dumps(texts).encode("ascii") + b"\n")
-            worker.stdin.flush()
-            answer = worker.stdout.readline()
-        except OSError:  # a broken pipe
-            answer = b""
-        finally:  # also when it died: the next batch must not wait for ever
-            self._idle.put(worker)
-        if not answer.endswith(b"\n"):
-            raise BertworksError(
-                "a process that counted words ended: was memory short?", fix="type the same again with fewer workers"
-            )
-        counts: dict[str, int] = json.loads(answer)
-        return counts
-
-
-def serve() -> None:
-    """What a child process does: texts come in by standard input, counts go out, until the input ends."""
-    splitter = Splitter(**json.loads(sys.argv[1]))
-    for line in sys.stdin.buffer:
-        sys.stdout.buffer.write(json.dumps(splitter.count(json.loads(line))).encode("ascii") + b"\n")
-        sys.stdout.buffer.flush()
-
-
-def _batches(documents: Iterable[str]) -> Iterator[tuple[list[str], int]]:
-    """Documents in lots of about _BATCH characters, with their number of characters."""
-    batch: list[str] = []
-    characters = 0
-    for document in documents:
-        batch.append(document)
-        characters += len(document)
-        if characters >= _BATCH:
-            yield batch, characters
-            batch, characters = [], 0
-    if batch:
-        yield batch, characters
+def counter(splitter: dict[str, Any]) -> Callable[[list[str]], tuple[dict[str, int], int]]:
+    """What each process does: texts -> their words with counts, and the number of their characters."""
+    count = Splitter(**splitter).count
+    return lambda texts: (count(texts), sum(map(len, texts)))
 
 
 def _summed(sources: list[Iterable[tuple[str, int]]]) -> Iterator[tuple[str, int]]:

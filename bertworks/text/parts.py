@@ -8,10 +8,11 @@ of the text it was made from.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from bertworks.text.atomic import replacing
 from bertworks.text.sentences import split_sentences
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.wordcache import Arrays, WordCache, flat_arrays
+from bertworks.text.workers import in_lots, in_processes
 
 PIECE_CHARACTERS = 1 << 18  # a longer document is cut at a line end or a space: a 100 MB line is no special case
 _BATCH_CHARACTERS = 1 << 19  # given to the tokenizer at once
@@ -101,18 +103,28 @@ def _part(number: int, pieces: list[bytes], begins: list[bool], characters: int)
     return Part(number, pieces, begins, characters, digest.hexdigest())
 
 
-class Encoder(Protocol):
-    def encode(self, sentences: list[str]) -> Arrays: ...
+def write_parts(
+    parts: Iterable[Part], tokenizer_folder: Path, folder: Path, workers: int | None
+) -> Generator[PartCounts, None, None]:
+    """Write the parts that are not there yet and yield the counts of all, in order.
 
+    Args:
+        workers: processes; None: one per processor; 1: none but this one.
 
-class _PlainEncoder:
-    """The tokenizer itself, for those of which the word cache is not exact."""
-
-    def __init__(self, tokenizer: Tokenizer):
-        self._tokenizer = tokenizer
-
-    def encode(self, sentences: list[str]) -> Arrays:
-        return flat_arrays(self._tokenizer.ids(sentences))
+    Raises:
+        BertworksError: a worker was killed, or could not write. The parts written so far stay and are found again.
+    """
+    made = in_processes(
+        "bertworks.text.parts:PartWriter",
+        [str(tokenizer_folder), str(folder)],
+        map(tuple, parts),
+        workers,
+        ended="a worker process ended while it made part {number} ({how})",
+        fix="type the same again: it goes on with the parts that are written; fewer --workers need less memory",
+    )
+    with closing(made):
+        for counts in made:
+            yield PartCounts(**counts)
 
 
 class PartWriter:
@@ -123,15 +135,23 @@ class PartWriter:
         folder: where part files go.
     """
 
-    def __init__(self, tokenizer_folder: Path, folder: Path):
+    def __init__(self, tokenizer_folder: str | Path, folder: str | Path):
         tokenizer = Tokenizer.load(tokenizer_folder)
-        serialized = (tokenizer_folder / "tokenizer.json").read_text(encoding="utf-8")
-        exact = WordCache.is_exact(serialized)
-        self._encoder: Encoder = WordCache(serialized) if exact else _PlainEncoder(tokenizer)
+        serialized = (Path(tokenizer_folder) / "tokenizer.json").read_text(encoding="utf-8")
+        self._encode: Callable[[list[str]], Arrays] = (
+            WordCache(serialized).encode
+            if WordCache.is_exact(serialized)
+            else lambda sentences: flat_arrays(tokenizer.ids(sentences))
+        )
         self._unknown = tokenizer.unk_id
         self._tokenizer_sha256 = tokenizer.sha256
         self._dtype = token_dtype(tokenizer.vocab_size)
-        self._folder = folder
+        self._folder = Path(folder)
+
+    def __call__(self, part: tuple[Any, ...]) -> dict[str, Any]:
+        """The counts of a part, as plain values both (`workers`), written unless an earlier run left it whole."""
+        found = Part(*part)
+        return asdict(find_part(self._folder, found, self._tokenizer_sha256) or self.write(found))
 
     def write(self, part: Part) -> PartCounts:
         """Split, encode and write one part; atomically."""
@@ -140,8 +160,8 @@ class PartWriter:
         tokens: list[NDArray[Any]] = []
         lengths: list[NDArray[np.int64]] = []
         words: Counter[str] = Counter()
-        for batch in _batches(sentences):
-            ids, lengths_of_batch = self._encoder.encode(batch)
+        for batch in in_lots(sentences, _BATCH_CHARACTERS):
+            ids, lengths_of_batch = self._encode(batch)
             tokens.append(ids.astype(self._dtype))
             lengths.append(lengths_of_batch)
             self._note_unknown(batch, ids, lengths_of_batch, counts, words)
@@ -169,7 +189,7 @@ class PartWriter:
             return
         sentences = _rows_with(self._unknown, ids, lengths)[:sampled]
         candidates = [word for row in sentences for word in batch[row][:_LOOKED_AT].split()]
-        for row in _rows_with(self._unknown, *self._encoder.encode(candidates)):
+        for row in _rows_with(self._unknown, *self._encode(candidates)):
             words[candidates[row][:_WORD_CHARACTERS]] += 1
 
 
@@ -189,19 +209,6 @@ def _sentences(part: Part) -> tuple[list[str], list[int]]:
             fragments.append(0)
         fragments[-1] += len(found)
     return sentences, fragments
-
-
-def _batches(sentences: list[str]) -> Iterator[list[str]]:
-    batch: list[str] = []
-    characters = 0
-    for sentence in sentences:
-        batch.append(sentence)
-        characters += len(sentence)
-        if characters >= _BATCH_CHARACTERS:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
 
 
 def part_path(folder: Path, number: int) -> Path:

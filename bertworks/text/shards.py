@@ -12,7 +12,6 @@ the same for any number of workers, and an interrupted run goes on with the part
 
 import fcntl
 import json
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -28,9 +27,8 @@ from bertworks.errors import BertworksError
 from bertworks.text.atomic import remove_leftovers, sha256, write_text
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.joining import join_parts
-from bertworks.text.parts import PartCounts, cut_into_parts, token_dtype
+from bertworks.text.parts import PartCounts, cut_into_parts, token_dtype, write_parts
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.text.workers import write_parts
 
 FORMAT = 1  # of the folder and of the rules that make its bytes: parts of another format are not continued
 _AGAIN = "type the `bertworks prepare` command again: it goes on where it stopped"
@@ -172,7 +170,7 @@ def write_shards(
         unknown_words: Counter[str] = Counter()
         done = 0
         parts = cut_into_parts((document.text for document in reader), part_characters)
-        made = write_parts(parts, folder / "tokenizer", tokenizer.sha256, folder / "parts", workers or _processors())
+        made = write_parts(parts, folder / "tokenizer", folder / "parts", workers)
         with closing(made):
             for part in made:
                 unknown_words.update(part.unknown_words)
@@ -344,10 +342,6 @@ def _locked(folder: Path) -> Iterator[None]:
                 fix="wait until it is done, or choose another folder with -o",
             ) from None
         yield
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _names(reader: CorpusReader) -> str:
