@@ -7,20 +7,23 @@ names, and memory does not grow with the corpus.
 import glob
 import hashlib
 import os
-import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.text.atomic import sha256
-from bertworks.text.formats import COMPRESSION_SUFFIXES, LARGEST_DOCUMENT, SUFFIXES, Findings, format_suffix, read_file
-from bertworks.text.streams import Tally, nothing_there, spool
+from bertworks.text.formats import (
+    COMPRESSION_SUFFIXES,
+    LARGEST_DOCUMENT,
+    SUFFIXES,
+    CorpusReport,
+    format_suffix,
+    read_file,
+)
+from bertworks.text.streams import Tally, nothing_there, rereadable
 from bertworks.text.wrapping import paragraphs
 
-_BAD_BYTES = "lines with bytes that are not UTF-8 (replaced by \N{REPLACEMENT CHARACTER})"
-_MANY_BAD_LINES = 100  # from here on the whole file is rather in another encoding
 _OTHER_LINE_ENDS = "\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 
@@ -29,52 +32,6 @@ class Document(NamedTuple):
 
     text: str  # paragraphs separated by "\n", without empty ones; hard-wrapped lines joined
     source: str  # "path:line" where it begins (for Parquet the row)
-
-
-class Identity(NamedTuple):
-    """Which files a corpus has, as they stand there now; none is opened for it."""
-
-    files: int
-    bytes: int
-    stamp: str  # sha256 of paths, sizes and times of change. The same: the same text. Another: perhaps a copy of it
-
-
-@dataclass(kw_only=True)
-class CorpusReport(Findings):
-    """What a full pass over the corpus met. `str()` of it is for people, several lines."""
-
-    files: int = 0
-    documents: int = 0
-    characters: int = 0
-    empty_documents: Tally = field(default_factory=Tally)
-    wrapped_documents: int = 0  # whose hard-wrapped lines were joined
-
-    def troubles(self) -> list[str]:
-        """One line for each kind of trouble that was met, with how often and where first."""
-        named = {
-            "files skipped": self.skipped_files,
-            "empty files": self.empty_files,
-            "empty documents": self.empty_documents,
-            "malformed lines left out": self.malformed,
-            _BAD_BYTES: self.bad_bytes,
-            "places with NUL characters (dropped)": self.null_characters,
-            f"documents longer than {LARGEST_DOCUMENT:,} characters (cut)": self.cut_documents,
-        }
-        lines = [f"{what}: {tally}" for what, tally in named.items() if tally.count]
-        if self.bad_bytes.count >= _MANY_BAD_LINES:
-            lines.append("  another encoding? `iconv -f CP932 -t UTF-8 FILE` (or EUC-KR, CP1252, ...) converts it")
-        return lines
-
-    def __str__(self) -> str:
-        lines = [
-            f"{self.documents:,} documents, {self.characters:,} characters in {self.files:,} files "
-            f"({self.bytes / 1e6:,.1f} MB read)"
-        ]
-        lines += [f"text column: {column} ({count:,} files)" for column, count in sorted(self.columns.items())]
-        lines += [f"plain text: {how} ({count:,} files)" for how, count in sorted(self.separations.items())]
-        if self.wrapped_documents:
-            lines.append(f"hard-wrapped lines joined in {self.wrapped_documents:,} documents")
-        return "\n".join(lines + self.troubles())
 
 
 class CorpusReader:
@@ -131,8 +88,9 @@ class CorpusReader:
             )
         self.report = report
 
-    def identity(self) -> Identity:
-        """What can be known of the corpus at once.
+    def identity(self) -> dict[str, int | str]:
+        """What can be known of the corpus without opening a file: how many `files` and `bytes`, and `files_sha256`, of
+        paths, sizes and times of change. The same: the same text. Another: perhaps a copy of it.
 
         Raises:
             BertworksError: a file is gone.
@@ -145,7 +103,7 @@ class CorpusReader:
                 raise BertworksError(f"cannot be read: {error.strerror}", where=self._names[path]) from error
             size += status.st_size
             digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
-        return Identity(len(self.files), size, digest.hexdigest())
+        return {"files": len(self.files), "bytes": size, "files_sha256": digest.hexdigest()}
 
     def content_sha256(self) -> str:
         """Of the bytes of all files and their paths relative to the inputs: a copy elsewhere has the same.
@@ -175,14 +133,12 @@ class CorpusReader:
 
     def _find(self, one: str | Path) -> dict[Path, str]:
         """The files that one input names, with their paths relative to it."""
-        if str(one) == "-":
-            return self._spool(sys.stdin.buffer, "<stdin>")
-        path = Path(one).expanduser()
+        path, piped = rereadable(one, self)
+        if piped:
+            self._names[path] = piped
+            return {path: ""}
         if path.is_dir():
             found = self._walk(path)
-        elif path.is_fifo():
-            with path.open("rb") as stream:
-                return self._spool(stream, str(path))
         elif path.exists():
             found = {path: path.name}
         else:
@@ -215,11 +171,6 @@ class CorpusReader:
                 else:
                     self._skipped.add(str(path))
         return found
-
-    def _spool(self, stream: BinaryIO, name: str) -> dict[Path, str]:
-        path = spool(stream, self)
-        self._names[path] = name
-        return {path: ""}
 
 
 def _is_wiki_part(name: str) -> bool:

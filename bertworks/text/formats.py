@@ -7,8 +7,7 @@ found in them, is done elsewhere (`corpus`).
 import html
 import itertools
 import json
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -19,6 +18,8 @@ from bertworks.text.streams import LONGEST_PIECE, LineReader, Repairs, Tally, op
 from bertworks.text.tables import delimiter_of, is_parquet, open_parquet, quotes_matter, split_rows
 from bertworks.text.wrapping import margin_of, separation
 
+_BAD_BYTES = "lines with bytes that are not UTF-8 (replaced by \N{REPLACEMENT CHARACTER})"
+_MANY_BAD_LINES = 100  # from here on the whole file is rather in another encoding
 LARGEST_DOCUMENT = 1 << 22  # characters; a longer one goes on as another document, so that memory stays flat
 COMPRESSION_SUFFIXES = (".gz", ".zst", ".xz", ".bz2")
 SUFFIXES = {
@@ -44,21 +45,53 @@ class RawDocument(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Findings(Repairs):
-    """What reading met in files."""
+class CorpusReport(Repairs):
+    """What a full pass over the files of a corpus met. `str()` of it is for people, several lines."""
 
     malformed: Tally = field(default_factory=Tally)  # lines that are not JSON, rows with too few or many cells
     cut_documents: Tally = field(default_factory=Tally)  # longer than LARGEST_DOCUMENT
     empty_files: Tally = field(default_factory=Tally)
     skipped_files: Tally = field(default_factory=Tally)  # of a kind that is not read
-    columns: Counter[str] = field(default_factory=Counter)  # text column -> number of files
-    separations: Counter[str] = field(default_factory=Counter)  # how documents were told apart -> number of files
+    columns: dict[str, int] = field(default_factory=dict)  # text column -> number of files
+    separations: dict[str, int] = field(default_factory=dict)  # how documents were told apart -> number of files
+    files: int = 0
+    documents: int = 0
+    characters: int = 0
+    empty_documents: Tally = field(default_factory=Tally)
+    wrapped_documents: int = 0  # whose hard-wrapped lines were joined
+
+    def troubles(self) -> list[str]:
+        """One line for each kind of trouble that was met, with how often and where first."""
+        named = {
+            "files skipped": self.skipped_files,
+            "empty files": self.empty_files,
+            "empty documents": self.empty_documents,
+            "malformed lines left out": self.malformed,
+            _BAD_BYTES: self.bad_bytes,
+            "places with NUL characters (dropped)": self.null_characters,
+            f"documents longer than {LARGEST_DOCUMENT:,} characters (cut)": self.cut_documents,
+        }
+        lines = [f"{what}: {tally}" for what, tally in named.items() if tally.count]
+        if self.bad_bytes.count >= _MANY_BAD_LINES:
+            lines.append("  another encoding? `iconv -f CP932 -t UTF-8 FILE` (or EUC-KR, CP1252, ...) converts it")
+        return lines
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.documents:,} documents, {self.characters:,} characters in {self.files:,} files "
+            f"({self.bytes / 1e6:,.1f} MB read)"
+        ]
+        lines += [f"text column: {column} ({count:,} files)" for column, count in sorted(self.columns.items())]
+        lines += [f"plain text: {how} ({count:,} files)" for how, count in sorted(self.separations.items())]
+        if self.wrapped_documents:
+            lines.append(f"hard-wrapped lines joined in {self.wrapped_documents:,} documents")
+        return "\n".join(lines + self.troubles())
 
 
 def read_file(
     path: Path,
     name: str,
-    findings: Findings,
+    report: CorpusReport,
     *,
     text_column: str | None,
     documents: Literal["auto", "blank_line", "file"],
@@ -67,31 +100,31 @@ def read_file(
 
     Args:
         name: what the file is called in messages; its suffix tells the format.
-        findings: is added to while reading.
+        report: is added to while reading.
 
     Raises:
         BertworksError: the file is damaged or cannot be read, too many of its lines are malformed, or it has no text
             column.
     """
     if is_parquet(path):
-        yield from _read_parquet(path, name, findings, text_column)
+        yield from _read_parquet(path, name, report, text_column)
         return
-    with open_lines(path, name, findings) as reader:
+    with open_lines(path, name, report) as reader:
         if not reader.head:
-            findings.empty_files.add(name)
+            report.empty_files.add(name)
             return
         kind = _kind(name, reader)
         match kind:
             case "text":
-                yield from _read_text(reader, name, findings, documents)
+                yield from _read_text(reader, name, report, documents)
             case "wiki":
-                yield from _read_wiki(reader, name, findings)
+                yield from _read_wiki(reader, name, report)
             case "json":
-                yield from _read_json(reader, name, findings, text_column)
+                yield from _read_json(reader, name, report, text_column)
             case "table":
-                yield from _read_table(reader, name, findings, text_column)
+                yield from _read_table(reader, name, report, text_column)
             case _:
-                findings.skipped_files.add(f"{name} ({kind})")
+                report.skipped_files.add(f"{name} ({kind})")
 
 
 def format_suffix(name: str) -> str:
@@ -126,15 +159,15 @@ def looks_binary(head: bytes) -> bool:
 
 
 def _read_text(
-    reader: LineReader, name: str, findings: Findings, documents: Literal["auto", "blank_line", "file"]
+    reader: LineReader, name: str, report: CorpusReport, documents: Literal["auto", "blank_line", "file"]
 ) -> Iterator[RawDocument]:
     sample = reader.sample()
     margin = margin_of(sample)
+    reason = "as asked"
     if documents == "auto":
         documents, reason = separation(sample, margin)
-        findings.separations[f"{_SEPARATION_WORDS[documents]} ({reason})"] += 1
-    else:
-        findings.separations[f"{_SEPARATION_WORDS[documents]} (as asked)"] += 1
+    how = f"{'a blank line ends a document' if documents == 'blank_line' else 'each file is a document'} ({reason})"
+    report.separations[how] = report.separations.get(how, 0) + 1
     lines: list[str] = []
     start = size = 0
 
@@ -144,7 +177,7 @@ def _read_text(
     for number, line in reader.lines(longest=LONGEST_PIECE):
         blank = not line or line.isspace()
         if lines and (size >= LARGEST_DOCUMENT if blank else size >= 1.25 * LARGEST_DOCUMENT):
-            findings.cut_documents.add(f"{name}:{number}")
+            report.cut_documents.add(f"{name}:{number}")
             yield document()
             lines, size = [], 0
         elif blank and lines and documents == "blank_line":
@@ -160,17 +193,14 @@ def _read_text(
         yield document()
 
 
-_SEPARATION_WORDS = {"blank_line": "a blank line ends a document", "file": "each file is a document"}
-
-
-def _read_wiki(reader: LineReader, name: str, findings: Findings) -> Iterator[RawDocument]:
+def _read_wiki(reader: LineReader, name: str, report: CorpusReport) -> Iterator[RawDocument]:
     """WikiExtractor: `<doc id=... title=...>`, the article with its title as first line, `</doc>`."""
     start, lines, inside = 1, list[str](), False
     number = 0
     for number, line in reader.lines():
         if line.startswith("<doc "):
             if inside:
-                findings.malformed.add(f"{name}:{number}")
+                report.malformed.add(f"{name}:{number}")
                 yield RawDocument(start, lines, None)
             start, lines, inside = number, [], True
         elif line.startswith("</doc>"):
@@ -179,21 +209,21 @@ def _read_wiki(reader: LineReader, name: str, findings: Findings) -> Iterator[Ra
         elif line:
             lines.append(html.unescape(line) if "&" in line else line)
     if inside or lines:
-        findings.malformed.add(f"{name}:{number}")
+        report.malformed.add(f"{name}:{number}")
         yield RawDocument(start, lines, None)
 
 
 class _Patience:
     """Malformed lines are counted and named while they are few; more of them are an error."""
 
-    def __init__(self, name: str, findings: Findings):
-        self._name, self._findings = name, findings
+    def __init__(self, name: str, report: CorpusReport):
+        self._name, self._report = name, report
         self.good = self._bad = 0
 
     def malformed(self, line: int, why: str) -> None:
         """Raises BertworksError if more than one line and more than one in a hundred are malformed."""
         self._bad += 1
-        self._findings.malformed.add(f"{self._name}:{line}")
+        self._report.malformed.add(f"{self._name}:{line}")
         if self._bad > 1 + self.good // 100:
             self._fail(line, why)
 
@@ -210,8 +240,8 @@ class _Patience:
         )
 
 
-def _read_json(reader: LineReader, name: str, findings: Findings, text_column: str | None) -> Iterator[RawDocument]:
-    patience = _Patience(name, findings)
+def _read_json(reader: LineReader, name: str, report: CorpusReport, text_column: str | None) -> Iterator[RawDocument]:
+    patience = _Patience(name, report)
 
     def records() -> Iterator[tuple[int, Any]]:
         number = 0
@@ -235,8 +265,7 @@ def _read_json(reader: LineReader, name: str, findings: Findings, text_column: s
     column = ""
     if objects:
         columns = {key: [record.get(key) for record in objects] for key in dict.fromkeys(itertools.chain(*objects))}
-        column = choose_column(columns, name, text_column)
-        findings.columns[column] += 1
+        column = _text_column(columns, name, text_column, report)
     for number, record in rest:
         value = record if isinstance(record, str) else record.get(column)
         text = as_text(value)
@@ -246,8 +275,8 @@ def _read_json(reader: LineReader, name: str, findings: Findings, text_column: s
             yield _record(number, text)
 
 
-def _read_table(reader: LineReader, name: str, findings: Findings, text_column: str | None) -> Iterator[RawDocument]:
-    patience = _Patience(name, findings)
+def _read_table(reader: LineReader, name: str, report: CorpusReport, text_column: str | None) -> Iterator[RawDocument]:
+    patience = _Patience(name, report)
     sample = reader.sample()
     delimiter = "\t" if format_suffix(name) in (".tsv", ".tab") else delimiter_of(sample)
     quoted = delimiter != "\t" or quotes_matter(sample)
@@ -262,8 +291,7 @@ def _read_table(reader: LineReader, name: str, findings: Findings, text_column: 
     else:
         header = [f"column {index}" for index in range(1, len(header) + 1)]
     columns = {key: [row[index] for _, row in first if index < len(row)] for index, key in enumerate(header)}
-    column = choose_column(columns, name, text_column)
-    findings.columns[column] += 1
+    column = _text_column(columns, name, text_column, report)
     index, line = header.index(column), 0
     for line, row in rest:
         if len(row) == len(header):
@@ -274,20 +302,25 @@ def _read_table(reader: LineReader, name: str, findings: Findings, text_column: 
     patience.close(line)
 
 
-def _read_parquet(path: Path, name: str, findings: Findings, text_column: str | None) -> Iterator[RawDocument]:
+def _read_parquet(path: Path, name: str, report: CorpusReport, text_column: str | None) -> Iterator[RawDocument]:
     with open_parquet(path, name) as file:
         readable = [one.name for one in file.schema_arrow if _is_text_type(one.type)]
         others = [one.name for one in file.schema_arrow if one.name not in readable]
         beginning = next(file.iter_batches(batch_size=_JUDGED_RECORDS, columns=readable), None)
         columns = beginning.to_pydict() if beginning is not None and readable else {}
-        column = choose_column({**dict.fromkeys(others, ()), **columns}, name, text_column)
-        findings.columns[column] += 1
+        column = _text_column({**dict.fromkeys(others, ()), **columns}, name, text_column, report)
         row = 1
         for batch in file.iter_batches(batch_size=256, columns=[column]):
-            findings.bytes += batch.nbytes
+            report.bytes += batch.nbytes
             for value in batch.column(0).to_pylist():
                 yield _record(row, as_text(value) or "")
                 row += 1
+
+
+def _text_column(columns: Mapping[str, Sequence[object]], name: str, wanted: str | None, report: CorpusReport) -> str:
+    column = choose_column(columns, name, wanted)
+    report.columns[column] = report.columns.get(column, 0) + 1
+    return column
 
 
 def _is_text_type(kind: Any) -> bool:

@@ -8,7 +8,7 @@ import hashlib
 import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +19,10 @@ from bertworks.text.parts import PartArrays, PartCounts, read_part
 SECTION_SENTENCES = 100
 
 
-class Joined(NamedTuple):
-    documents: int
-    empty_documents: int
-    sections: bool  # whether the documents are sections of the only one
-    files: dict[str, str]  # sha256 by name
-
-
-def join_parts(parts: Path, counts: Sequence[PartCounts], dtype: np.dtype[Any], folder: Path) -> Joined:
-    """Write tokens.bin, sentences.npy and documents.npy into `folder`, each atomically.
+def join_parts(parts: Path, counts: Sequence[PartCounts], dtype: np.dtype[Any], folder: Path) -> dict[str, Any]:
+    """Write tokens.bin, sentences.npy and documents.npy into `folder`, each atomically. Returns what a manifest says of
+    them: `documents`, `empty_documents`, `sections` (whether the documents are sections of the only one), and `files`,
+    the sha256 by name.
 
     Args:
         parts: the folder of the part files.
@@ -45,7 +40,7 @@ def join_parts(parts: Path, counts: Sequence[PartCounts], dtype: np.dtype[Any], 
     if sections:
         # Next sentence prediction needs another document to draw a wrong sentence from.
         documents = max(2, round(sentences / SECTION_SENTENCES))
-        sizes = iter([_even_sizes(sentences, documents)])
+        sizes = iter([(sentences + documents - 1 - np.arange(documents)) // documents])  # they differ by one at most
     streams = {
         "tokens.bin": (part.tokens.tobytes() for _, part in arrays()),
         "sentences.npy": _index_bytes(sentences, (part.lengths.astype(np.int64) for _, part in arrays())),
@@ -53,14 +48,7 @@ def join_parts(parts: Path, counts: Sequence[PartCounts], dtype: np.dtype[Any], 
     }
     files = {name: _write_stream(folder / name, blocks) for name, blocks in streams.items()}
     begun = sum(part.fragments - part.continues for part in counts)
-    return Joined(documents, begun - found, sections, files)
-
-
-def _even_sizes(total: int, number: int) -> NDArray[np.int64]:
-    """`number` sizes that differ by one at most and make `total`."""
-    sizes = np.full(number, total // number, np.int64)
-    sizes[: total % number] += 1
-    return sizes
+    return {"documents": documents, "empty_documents": begun - found, "sections": sections, "files": files}
 
 
 def _document_sizes(parts: Iterable[tuple[PartCounts, PartArrays]]) -> Iterator[NDArray[np.int64]]:

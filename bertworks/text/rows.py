@@ -6,7 +6,6 @@ is decided elsewhere (`schema`). Memory does not grow with the file, save for on
 
 import itertools
 import json
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +24,7 @@ from bertworks.text.annotations import (
 )
 from bertworks.text.columns import KNOWN_NAMES, is_header
 from bertworks.text.formats import format_suffix, looks_binary
-from bertworks.text.streams import LineReader, Repairs, Tally, nothing_there, open_lines, spool
+from bertworks.text.streams import LineReader, Repairs, Tally, nothing_there, open_lines, rereadable
 from bertworks.text.tables import delimiter_of, is_parquet, mended, open_parquet, quotes_matter, split_rows
 
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
@@ -57,9 +56,9 @@ class RowReader:
         quoting: whether quote marks enclose cells of a table ("quoted") or are just quote marks ("raw"); "auto": judged
             for tab-separated tables, "quoted" for others.
         header: whether a table's first row names the columns; None: judged.
-        name: what the file is called in messages.
 
     Attributes:
+        name: what the file is called in messages.
         kind: what the file is.
         columns: the names of the values; of JSON lines those that the first rows have.
         broken: rows of a raw table that a line's end inside of a cell divides, and that were joined again; of the last
@@ -70,21 +69,9 @@ class RowReader:
             not JSON or not UTF-8, a quote mark that is never closed, a file that changes meanwhile.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        quoting: Quoting = "auto",
-        header: bool | None = None,
-        name: str | None = None,
-    ):
-        if str(path) == "-":
-            self.path, self.name = spool(sys.stdin.buffer, self), name or "<stdin>"
-        elif Path(path).is_fifo():
-            with Path(path).open("rb") as stream:
-                self.path, self.name = spool(stream, self), name or str(path)
-        else:
-            self.path, self.name = Path(path).expanduser(), name or str(path)
+    def __init__(self, path: str | Path, *, quoting: Quoting = "auto", header: bool | None = None):
+        self.path, piped = rereadable(path, self)
+        self.name = piped or str(path)
         if not self.path.exists():
             raise nothing_there(self.path)
         if self.path.is_dir():

@@ -14,9 +14,9 @@ import fcntl
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -200,25 +200,18 @@ def _assemble(
     """Join the parts; return the manifest that vouches for the files."""
     dtype = token_dtype(tokenizer.vocab_size)
     joined = join_parts(folder / "parts", counts, dtype, folder)
-    files = dict(joined.files)
     for path in sorted((folder / "tokenizer").iterdir()):
-        files[f"tokenizer/{path.name}"] = sha256(path)
+        joined["files"][f"tokenizer/{path.name}"] = sha256(path)
+    summed = ("sentences", "tokens", "characters", "unknown_tokens", "empty_sentences")
     return Manifest(
         format=FORMAT,
-        documents=joined.documents,
-        sentences=sum(part.sentences for part in counts),
-        tokens=sum(part.tokens for part in counts),
-        characters=sum(part.characters for part in counts),
-        unknown_tokens=sum(part.unknown_tokens for part in counts),
-        empty_documents=joined.empty_documents,
-        empty_sentences=sum(part.empty_sentences for part in counts),
-        sections=joined.sections,
+        **{name: sum(getattr(part, name) for part in counts) for name in summed},
+        **joined,
         dtype=dtype.str,
         vocab_size=tokenizer.vocab_size,
         tokenizer_sha256=tokenizer.sha256,
         unknown_words=dict(sorted(unknown_words.items(), key=lambda item: (-item[1], item[0]))[:_UNKNOWN_WORDS]),
-        files=files,
-        corpus=_plain(reader.report),
+        corpus=asdict(reader.report),
         settings=settings,
     )
 
@@ -243,22 +236,19 @@ def _damaged(path: Path, how: str) -> BertworksError:
 
 def _settings(reader: CorpusReader, tokenizer: Tokenizer) -> dict[str, Any]:
     """What must be the same for a folder to be continued, or to be called done."""
-    found = reader.identity()
     return {
         "format": FORMAT,
         "tokenizer": tokenizer.sha256,
         "text_column": reader.text_column,
         "documents": reader.documents,
-        "files": found.files,
-        "bytes": found.bytes,
-        "files_sha256": found.stamp,
+        **reader.identity(),
     }
 
 
 def _with_content(settings: dict[str, Any], reader: CorpusReader) -> dict[str, Any]:
     """The settings of a finished folder; BertworksError if the files are no longer those that were read."""
     content = reader.content_sha256()
-    if reader.identity().stamp != settings["files_sha256"]:
+    if reader.identity()["files_sha256"] != settings["files_sha256"]:
         raise BertworksError(
             "files of the corpus were changed while they were read",
             where=_names(reader),
@@ -347,14 +337,3 @@ def _locked(folder: Path) -> Iterator[None]:
 def _names(reader: CorpusReader) -> str:
     names = [str(file) for file in reader.files]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-
-
-def _plain(report: Any) -> Any:
-    """A report as JSON can hold it. `dataclasses.asdict` breaks Counters before Python 3.12."""
-    if is_dataclass(report):
-        return {field.name: _plain(getattr(report, field.name)) for field in fields(report)}
-    if isinstance(report, Mapping):
-        return {str(key): _plain(value) for key, value in report.items()}
-    if isinstance(report, list | tuple):
-        return [_plain(value) for value in report]
-    return report if isinstance(report, int | float | bool | None) else str(report)

@@ -11,6 +11,7 @@ import io
 import lzma
 import os
 import shutil
+import sys
 import tempfile
 import weakref
 import zlib
@@ -189,8 +190,21 @@ def open_lines(path: Path, name: str, repairs: Repairs) -> Iterator[LineReader]:
         yield LineReader(stream, name, repairs)
 
 
-def spool(stream: IO[bytes], owner: object) -> Path:
-    """Copy what can be read only once to a temporary file, so that it can be read again; gone when `owner` is."""
+def rereadable(path: str | Path, owner: object) -> tuple[Path, str | None]:
+    """Where to read as often as one likes, and how messages call a pipe, or "-" for standard input; None for a file.
+
+    What can be read only once is copied to a temporary file that is gone when `owner` is.
+    """
+    if str(path) == "-":
+        return _spooled(sys.stdin.buffer, owner), "<stdin>"
+    path = Path(path).expanduser()
+    if path.is_fifo():
+        with path.open("rb") as stream:
+            return _spooled(stream, owner), str(path)
+    return path, None
+
+
+def _spooled(stream: IO[bytes], owner: object) -> Path:
     with tempfile.NamedTemporaryFile(prefix="bertworks-stdin-", delete=False) as file:
         path = Path(file.name).resolve()
         # Only the process that made it deletes it: workers are copies of this one.
