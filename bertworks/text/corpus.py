@@ -18,8 +18,8 @@ from bertworks.text.formats import (
     LARGEST_DOCUMENT,
     SUFFIXES,
     CorpusReport,
+    FileReader,
     format_suffix,
-    read_file,
 )
 from bertworks.text.streams import Tally, nothing_there, rereadable
 from bertworks.text.wrapping import paragraphs
@@ -116,7 +116,7 @@ class CorpusReader:
 
     def _read(self, path: Path, report: CorpusReport) -> Iterator[Document]:
         name = self._names[path]
-        for raw in read_file(path, name, report, text_column=self.text_column, documents=self.documents):
+        for raw in FileReader(path, name, report, self.text_column, self.documents):
             source = f"{name}:{raw.line}"
             report.wrapped_documents += raw.margin is not None
             text = _clean("\n".join(paragraphs(raw.lines, raw.margin)), source, report)

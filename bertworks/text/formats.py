@@ -88,43 +88,208 @@ class CorpusReport(Repairs):
         return "\n".join(lines + self.troubles())
 
 
-def read_file(
-    path: Path,
-    name: str,
-    report: CorpusReport,
-    *,
-    text_column: str | None,
-    documents: Literal["auto", "blank_line", "file"],
-) -> Iterator[RawDocument]:
-    """Yield the documents of one file, streaming.
+@dataclass
+class FileReader:
+    """The documents of one file of a corpus, streaming; iterated once.
 
-    Args:
-        name: what the file is called in messages; its suffix tells the format.
-        report: is added to while reading.
+    name: what the file is called in messages; its suffix tells the format.
+    report: is added to while reading.
+    text_column, documents: as for `CorpusReader`.
 
     Raises:
-        BertworksError: the file is damaged or cannot be read, too many of its lines are malformed, or it has no text
-            column.
+        BertworksError: while iterating: the file is damaged or cannot be read, too many of its lines are malformed, or
+            it has no text column.
     """
-    if is_parquet(path):
-        yield from _read_parquet(path, name, report, text_column)
-        return
-    with open_lines(path, name, report) as reader:
-        if not reader.head:
-            report.empty_files.add(name)
+
+    path: Path
+    name: str
+    report: CorpusReport
+    text_column: str | None
+    documents: Literal["auto", "blank_line", "file"]
+    _good: int = 0
+    _bad: int = 0
+
+    def __iter__(self) -> Iterator[RawDocument]:
+        if is_parquet(self.path):
+            yield from self._parquet()
             return
-        kind = _kind(name, reader)
-        match kind:
-            case "text":
-                yield from _read_text(reader, name, report, documents)
-            case "wiki":
-                yield from _read_wiki(reader, name, report)
-            case "json":
-                yield from _read_json(reader, name, report, text_column)
-            case "table":
-                yield from _read_table(reader, name, report, text_column)
-            case _:
-                report.skipped_files.add(f"{name} ({kind})")
+        with open_lines(self.path, self.name, self.report) as reader:
+            if not reader.head:
+                self.report.empty_files.add(self.name)
+                return
+            kind = self._kind(reader)
+            match kind:
+                case "text":
+                    yield from self._text(reader)
+                case "wiki":
+                    yield from self._wiki(reader)
+                case "json":
+                    yield from self._json(reader)
+                case "table":
+                    yield from self._table(reader)
+                case _:
+                    self.report.skipped_files.add(f"{self.name} ({kind})")
+
+    def _kind(self, reader: LineReader) -> str:
+        """text, wiki, json or table; anything else is the reason why the file is not read."""
+        head = reader.head.lstrip()
+        if head.startswith(b"<doc "):
+            return "wiki"
+        known = SUFFIXES.get(format_suffix(self.name))
+        if known == "parquet":
+            return "not a Parquet file, whatever its name says"
+        if looks_binary(reader.head):
+            return "not text"
+        if known == "json" and head.startswith(b"["):
+            return "one JSON array, not JSON lines; `jq -c '.[]' FILE > FILE.jsonl` makes them"
+        if known:
+            return known
+        return "json" if head.startswith((b'{"', b"{ ")) else "text"
+
+    def _text(self, reader: LineReader) -> Iterator[RawDocument]:
+        sample = reader.sample()
+        margin = margin_of(sample)
+        ends, reason = (self.documents, "as asked") if self.documents != "auto" else separation(sample, margin)
+        how = f"{'a blank line ends a document' if ends == 'blank_line' else 'each file is a document'} ({reason})"
+        self.report.separations[how] = self.report.separations.get(how, 0) + 1
+        lines: list[str] = []
+        start = size = 0
+
+        def document() -> RawDocument:
+            return RawDocument(start, lines, margin if len(lines) < _OWN_MARGIN else margin_of(lines))
+
+        for number, line in reader.lines(longest=LONGEST_PIECE):
+            blank = not line or line.isspace()
+            if lines and (size >= LARGEST_DOCUMENT if blank else size >= 1.25 * LARGEST_DOCUMENT):
+                self.report.cut_documents.add(f"{self.name}:{number}")
+                yield document()
+                lines, size = [], 0
+            elif blank and lines and ends == "blank_line":
+                yield document()
+                lines, size = [], 0
+            if blank and not lines:
+                continue
+            if not lines:
+                start = number
+            lines.append(line)
+            size += len(line)
+        if lines:
+            yield document()
+
+    def _wiki(self, reader: LineReader) -> Iterator[RawDocument]:
+        """WikiExtractor: `<doc id=... title=...>`, the article with its title as first line, `</doc>`."""
+        start, lines, inside = 1, list[str](), False
+        number = 0
+        for number, line in reader.lines():
+            if line.startswith("<doc "):
+                if inside:
+                    self.report.malformed.add(f"{self.name}:{number}")
+                    yield RawDocument(start, lines, None)
+                start, lines, inside = number, [], True
+            elif line.startswith("</doc>"):
+                yield RawDocument(start, lines, None)
+                lines, inside = [], False
+            elif line:
+                lines.append(html.unescape(line) if "&" in line else line)
+        if inside or lines:
+            self.report.malformed.add(f"{self.name}:{number}")
+            yield RawDocument(start, lines, None)
+
+    def _json(self, reader: LineReader) -> Iterator[RawDocument]:
+        first, rest = _peek(self._json_values(reader))
+        objects = [record for _, record in first if isinstance(record, dict)]
+        column = ""
+        if objects:
+            keys = dict.fromkeys(itertools.chain(*objects))
+            column = self._chosen({key: [record.get(key) for record in objects] for key in keys})
+        for number, record in rest:
+            value = record if isinstance(record, str) else record.get(column)
+            text = as_text(value)
+            if text is None:
+                self._malformed(number, f"{column!r} holds {type(value).__name__}, not text")
+            else:
+                yield _record(number, text)
+
+    def _json_values(self, reader: LineReader) -> Iterator[tuple[int, Any]]:
+        number = 0
+        for number, line in reader.lines():
+            if not line or line.isspace():
+                continue
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                self._malformed(number, f"this is not a JSON value ({error})")
+                continue
+            if isinstance(record, dict | str):
+                self._good += 1
+                yield number, record
+            else:
+                self._malformed(number, 'expected a JSON object like {"text": "..."} or a JSON string')
+        self._check_some_good(number)
+
+    def _table(self, reader: LineReader) -> Iterator[RawDocument]:
+        sample = reader.sample()
+        delimiter = "\t" if format_suffix(self.name) in (".tsv", ".tab") else delimiter_of(sample)
+        quoted = delimiter != "\t" or quotes_matter(sample)
+        rows = split_rows(reader.lines(), delimiter, quoted=quoted, name=self.name)
+        first, rest = _peek((number, row) for number, row in rows if row)
+        if not first:
+            return
+        header = first[0][1]
+        if is_header(header):
+            next(rest)
+            first = first[1:]
+        else:
+            header = [f"column {index}" for index in range(1, len(header) + 1)]
+        column = self._chosen(
+            {key: [row[index] for _, row in first if index < len(row)] for index, key in enumerate(header)}
+        )
+        index, line = header.index(column), 0
+        for line, row in rest:
+            if len(row) == len(header):
+                self._good += 1
+                yield _record(line, row[index])
+            else:
+                self._malformed(line, f"{len(row)} cells where the first row has {len(header)}")
+        self._check_some_good(line)
+
+    def _parquet(self) -> Iterator[RawDocument]:
+        with open_parquet(self.path, self.name) as file:
+            readable = [one.name for one in file.schema_arrow if _is_text_type(one.type)]
+            others = [one.name for one in file.schema_arrow if one.name not in readable]
+            beginning = next(file.iter_batches(batch_size=_JUDGED_RECORDS, columns=readable), None)
+            columns = beginning.to_pydict() if beginning is not None and readable else {}
+            column = self._chosen({**dict.fromkeys(others, ()), **columns})
+            row = 1
+            for batch in file.iter_batches(batch_size=256, columns=[column]):
+                self.report.bytes += batch.nbytes
+                for value in batch.column(0).to_pylist():
+                    yield _record(row, as_text(value) or "")
+                    row += 1
+
+    def _chosen(self, columns: Mapping[str, Sequence[object]]) -> str:
+        """The column that holds the text, reported."""
+        column = choose_column(columns, self.name, self.text_column)
+        self.report.columns[column] = self.report.columns.get(column, 0) + 1
+        return column
+
+    def _malformed(self, line: int, why: str) -> None:
+        """Counted and named; raises BertworksError if more than one line and more than one in a hundred are so."""
+        self._bad += 1
+        self.report.malformed.add(f"{self.name}:{line}")
+        if self._bad > 1 + self._good // 100:
+            self._fail(line, why)
+
+    def _check_some_good(self, line: int) -> None:
+        if self._bad and not self._good:
+            self._fail(line, "nothing else in the file is well formed")
+
+    def _fail(self, line: int, why: str) -> None:
+        raise BertworksError(
+            f"{self._bad} malformed lines and only {self._good:,} good ones so far: {why}",
+            where=f"{self.name}:{line}",
+            fix=f"look at it with `sed -n {line}p {self.name}`, repair the file or leave it out",
+        )
 
 
 def format_suffix(name: str) -> str:
@@ -133,194 +298,12 @@ def format_suffix(name: str) -> str:
     return Path(path.stem).suffix if path.suffix in COMPRESSION_SUFFIXES else path.suffix
 
 
-def _kind(name: str, reader: LineReader) -> str:
-    """text, wiki, json or table; anything else is the reason why the file is not read."""
-    head = reader.head.lstrip()
-    if head.startswith(b"<doc "):
-        return "wiki"
-    known = SUFFIXES.get(format_suffix(name))
-    if known == "parquet":
-        return "not a Parquet file, whatever its name says"
-    if looks_binary(reader.head):
-        return "not text"
-    if known == "json" and head.startswith(b"["):
-        return "one JSON array, not JSON lines; `jq -c '.[]' FILE > FILE.jsonl` makes them"
-    if known:
-        return known
-    return "json" if head.startswith((b'{"', b"{ ")) else "text"
-
-
 def looks_binary(head: bytes) -> bool:
     """Whether the first bytes of a file are not text in any encoding that is read."""
     head = head[:8192]
     control = sum(head.count(byte) for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
     bad = head.decode("utf-8", "replace").count("\ufffd")
     return control > 0.3 * len(head) or (control > 0.02 * len(head) and bad > 0.1 * len(head))
-
-
-def _read_text(
-    reader: LineReader, name: str, report: CorpusReport, documents: Literal["auto", "blank_line", "file"]
-) -> Iterator[RawDocument]:
-    sample = reader.sample()
-    margin = margin_of(sample)
-    reason = "as asked"
-    if documents == "auto":
-        documents, reason = separation(sample, margin)
-    how = f"{'a blank line ends a document' if documents == 'blank_line' else 'each file is a document'} ({reason})"
-    report.separations[how] = report.separations.get(how, 0) + 1
-    lines: list[str] = []
-    start = size = 0
-
-    def document() -> RawDocument:
-        return RawDocument(start, lines, margin if len(lines) < _OWN_MARGIN else margin_of(lines))
-
-    for number, line in reader.lines(longest=LONGEST_PIECE):
-        blank = not line or line.isspace()
-        if lines and (size >= LARGEST_DOCUMENT if blank else size >= 1.25 * LARGEST_DOCUMENT):
-            report.cut_documents.add(f"{name}:{number}")
-            yield document()
-            lines, size = [], 0
-        elif blank and lines and documents == "blank_line":
-            yield document()
-            lines, size = [], 0
-        if blank and not lines:
-            continue
-        if not lines:
-            start = number
-        lines.append(line)
-        size += len(line)
-    if lines:
-        yield document()
-
-
-def _read_wiki(reader: LineReader, name: str, report: CorpusReport) -> Iterator[RawDocument]:
-    """WikiExtractor: `<doc id=... title=...>`, the article with its title as first line, `</doc>`."""
-    start, lines, inside = 1, list[str](), False
-    number = 0
-    for number, line in reader.lines():
-        if line.startswith("<doc "):
-            if inside:
-                report.malformed.add(f"{name}:{number}")
-                yield RawDocument(start, lines, None)
-            start, lines, inside = number, [], True
-        elif line.startswith("</doc>"):
-            yield RawDocument(start, lines, None)
-            lines, inside = [], False
-        elif line:
-            lines.append(html.unescape(line) if "&" in line else line)
-    if inside or lines:
-        report.malformed.add(f"{name}:{number}")
-        yield RawDocument(start, lines, None)
-
-
-class _Patience:
-    """Malformed lines are counted and named while they are few; more of them are an error."""
-
-    def __init__(self, name: str, report: CorpusReport):
-        self._name, self._report = name, report
-        self.good = self._bad = 0
-
-    def malformed(self, line: int, why: str) -> None:
-        """Raises BertworksError if more than one line and more than one in a hundred are malformed."""
-        self._bad += 1
-        self._report.malformed.add(f"{self._name}:{line}")
-        if self._bad > 1 + self.good // 100:
-            self._fail(line, why)
-
-    def close(self, line: int) -> None:
-        """Raises BertworksError if nothing was well formed."""
-        if self._bad and not self.good:
-            self._fail(line, "nothing else in the file is well formed")
-
-    def _fail(self, line: int, why: str) -> None:
-        raise BertworksError(
-            f"{self._bad} malformed lines and only {self.good:,} good ones so far: {why}",
-            where=f"{self._name}:{line}",
-            fix=f"look at it with `sed -n {line}p {self._name}`, repair the file or leave it out",
-        )
-
-
-def _read_json(reader: LineReader, name: str, report: CorpusReport, text_column: str | None) -> Iterator[RawDocument]:
-    patience = _Patience(name, report)
-
-    def records() -> Iterator[tuple[int, Any]]:
-        number = 0
-        for number, line in reader.lines():
-            if not line or line.isspace():
-                continue
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                patience.malformed(number, f"this is not a JSON value ({error})")
-                continue
-            if isinstance(record, dict | str):
-                patience.good += 1
-                yield number, record
-            else:
-                patience.malformed(number, 'expected a JSON object like {"text": "..."} or a JSON string')
-        patience.close(number)
-
-    first, rest = _peek(records())
-    objects = [record for _, record in first if isinstance(record, dict)]
-    column = ""
-    if objects:
-        columns = {key: [record.get(key) for record in objects] for key in dict.fromkeys(itertools.chain(*objects))}
-        column = _text_column(columns, name, text_column, report)
-    for number, record in rest:
-        value = record if isinstance(record, str) else record.get(column)
-        text = as_text(value)
-        if text is None:
-            patience.malformed(number, f"{column!r} holds {type(value).__name__}, not text")
-        else:
-            yield _record(number, text)
-
-
-def _read_table(reader: LineReader, name: str, report: CorpusReport, text_column: str | None) -> Iterator[RawDocument]:
-    patience = _Patience(name, report)
-    sample = reader.sample()
-    delimiter = "\t" if format_suffix(name) in (".tsv", ".tab") else delimiter_of(sample)
-    quoted = delimiter != "\t" or quotes_matter(sample)
-    rows = split_rows(reader.lines(), delimiter, quoted=quoted, name=name)
-    first, rest = _peek((number, row) for number, row in rows if row)
-    if not first:
-        return
-    header = first[0][1]
-    if is_header(header):
-        next(rest)
-        first = first[1:]
-    else:
-        header = [f"column {index}" for index in range(1, len(header) + 1)]
-    columns = {key: [row[index] for _, row in first if index < len(row)] for index, key in enumerate(header)}
-    column = _text_column(columns, name, text_column, report)
-    index, line = header.index(column), 0
-    for line, row in rest:
-        if len(row) == len(header):
-            patience.good += 1
-            yield _record(line, row[index])
-        else:
-            patience.malformed(line, f"{len(row)} cells where the first row has {len(header)}")
-    patience.close(line)
-
-
-def _read_parquet(path: Path, name: str, report: CorpusReport, text_column: str | None) -> Iterator[RawDocument]:
-    with open_parquet(path, name) as file:
-        readable = [one.name for one in file.schema_arrow if _is_text_type(one.type)]
-        others = [one.name for one in file.schema_arrow if one.name not in readable]
-        beginning = next(file.iter_batches(batch_size=_JUDGED_RECORDS, columns=readable), None)
-        columns = beginning.to_pydict() if beginning is not None and readable else {}
-        column = _text_column({**dict.fromkeys(others, ()), **columns}, name, text_column, report)
-        row = 1
-        for batch in file.iter_batches(batch_size=256, columns=[column]):
-            report.bytes += batch.nbytes
-            for value in batch.column(0).to_pylist():
-                yield _record(row, as_text(value) or "")
-                row += 1
-
-
-def _text_column(columns: Mapping[str, Sequence[object]], name: str, wanted: str | None, report: CorpusReport) -> str:
-    column = choose_column(columns, name, wanted)
-    report.columns[column] = report.columns.get(column, 0) + 1
-    return column
 
 
 def _is_text_type(kind: Any) -> bool:
