@@ -13,9 +13,17 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from bertworks.errors import BertworksError
-from bertworks.text.columns import as_text, choose_column, is_header
 from bertworks.text.streams import LONGEST_PIECE, LineReader, Repairs, Tally, open_lines
-from bertworks.text.tables import delimiter_of, is_parquet, open_parquet, quotes_matter, split_rows
+from bertworks.text.tables import (
+    as_text,
+    choose_column,
+    delimiter_of,
+    is_header,
+    is_parquet,
+    open_parquet,
+    quotes_matter,
+    split_rows,
+)
 from bertworks.text.wrapping import margin_of, separation
 
 _BAD_BYTES = "lines with bytes that are not UTF-8 (replaced by \N{REPLACEMENT CHARACTER})"

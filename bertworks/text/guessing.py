@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bertworks.text.cells import answers_of, label_text, list_of
-from bertworks.text.columns import ID_NAMES, LABEL_NAMES, PAIRS, PROMPTS, SINGLE_TEXTS
 from bertworks.text.rows import Row
+from bertworks.text.tables import ID_NAMES, LABEL_NAMES, PAIRS, PROMPTS, SINGLE_TEXTS
 
 MOST_VALUES = 2000  # different ones that are counted in a column
 MOST_CLASSES = 20  # of numbers without fraction: more of them are rather amounts

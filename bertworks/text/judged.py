@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bertworks.errors import BertworksError
-from bertworks.text.columns import as_text
 from bertworks.text.rows import RowReader
 from bertworks.text.streams import Repairs, open_lines
+from bertworks.text.tables import as_text
 
 _ELEMENT = re.compile(r"<(doc|top)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
 _FIELD = re.compile(r"<(docno|num|title|text)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)

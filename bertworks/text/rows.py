@@ -22,10 +22,18 @@ from bertworks.text.annotations import (
     with_entities,
     with_tags,
 )
-from bertworks.text.columns import KNOWN_NAMES, is_header
 from bertworks.text.formats import format_suffix, looks_binary
 from bertworks.text.streams import LineReader, Repairs, Tally, nothing_there, open_lines, rereadable
-from bertworks.text.tables import delimiter_of, is_parquet, mended, open_parquet, quotes_matter, split_rows
+from bertworks.text.tables import (
+    KNOWN_NAMES,
+    delimiter_of,
+    is_header,
+    is_parquet,
+    mended,
+    open_parquet,
+    quotes_matter,
+    split_rows,
+)
 
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
 Quoting = Literal["auto", "raw", "quoted"]

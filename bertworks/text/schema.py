@@ -26,7 +26,6 @@ from bertworks.text.cells import (
     text_of,
     words_of,
 )
-from bertworks.text.columns import find_column
 from bertworks.text.guessing import (
     MOST_CLASSES,
     Column,
@@ -44,6 +43,7 @@ from bertworks.text.guessing import (
 )
 from bertworks.text.rows import Row, RowReader
 from bertworks.text.streams import Tally
+from bertworks.text.tables import find_column
 
 Task = Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"]
 _SHOWN_LABELS = 10

@@ -10,10 +10,10 @@ from numpy.random import Generator
 
 from bertworks.data.sampling import rng
 from bertworks.errors import BertworksError, UsageError
-from bertworks.text.columns import find_column
 from bertworks.text.rows import Quoting, RowReader
 from bertworks.text.schema import Item, Schema, Task, guess_schema, items, misplaced
 from bertworks.text.streams import Tally
+from bertworks.text.tables import find_column
 
 DEV_SHARE, MOST_DEV = 0.1, 2000  # of the rows, where there is no dev file; and at most so many
 SPLITS = {

@@ -21,9 +21,9 @@ from bertworks.learn.machine import Precision, choose_device, keep_memory
 from bertworks.learn.whitening import normalized
 from bertworks.nn.encoder import Encoder
 from bertworks.nn.pooling import Pooling
-from bertworks.text.columns import as_text, choose_column, find_column
 from bertworks.text.rows import Row, RowReader
 from bertworks.text.streams import Tally
+from bertworks.text.tables import as_text, choose_column, find_column
 
 Vectors = NDArray[np.float32]
 AT_ONCE = 2048  # texts that are read, sorted by length and embedded together

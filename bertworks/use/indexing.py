@@ -10,9 +10,9 @@ from typing import Any
 from bertworks.errors import BertworksError, UsageError
 from bertworks.nn.pooling import Pooling
 from bertworks.text.cells import label_text
-from bertworks.text.columns import ID_NAMES, find_column
 from bertworks.text.rows import Quoting, Row, RowReader
 from bertworks.text.streams import Tally
+from bertworks.text.tables import ID_NAMES, find_column
 from bertworks.use.embedder import portions, row_text, text_columns
 from bertworks.use.events import Event
 from bertworks.use.index import Index
