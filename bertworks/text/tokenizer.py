@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -97,7 +97,8 @@ class Tokenizer:
         _guarded(lambda: self._library.encode("a", "b"), "the tokenizer cannot encode a pair of texts")
 
     def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[Any, ...]]:
-        return _rebuild, (self._library.to_str(), self.special_tokens, self.model_max_length, self.notes)
+        make = partial(Tokenizer, special_tokens=self.special_tokens, model_max_length=self.model_max_length)
+        return partial(make, notes=self.notes), (self._library.to_str(),)
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
@@ -283,10 +284,6 @@ def _words(text: str, encoding: Any) -> NDArray[np.int64]:
     return np.array([span for span in found if span[0] < span[1]], np.int64).reshape(-1, 2)
 
 
-def _rebuild(serialized: str, special_tokens: dict[str, str], length: int, notes: tuple[str, ...]) -> Tokenizer:
-    return Tokenizer(serialized, special_tokens=special_tokens, model_max_length=length, notes=notes)
-
-
 def _guarded(call: Callable[[], Result], what: str) -> Result:
     """Call the library; its panics, which are no `Exception`, become errors like all others."""
     try:
@@ -298,12 +295,12 @@ def _guarded(call: Callable[[], Result], what: str) -> Result:
 
 
 def _tokens_in_order(ids: dict[str, int]) -> list[str]:
-    tokens: list[str | None] = [None] * len(ids)
-    for token, number in ids.items():
-        if number >= len(ids) or tokens[number] is not None:
-            raise BertworksError(f"ids of the vocabulary are not 0..{len(ids) - 1}: token {token!r} has id {number}")
-        tokens[number] = token
-    return [token for token in tokens if token is not None]
+    tokens = sorted(ids, key=ids.__getitem__)
+    for number, token in enumerate(tokens):
+        if ids[token] != number:
+            what = f"ids of the vocabulary are not 0..{len(ids) - 1}: token {token!r} has id {ids[token]}"
+            raise BertworksError(what)
+    return tokens
 
 
 def _bert_normalizer(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -45,14 +45,17 @@ def read_folder(folder: Path) -> TokenizerFolder:
     Raises:
         BertworksError: no such files, or files that are damaged; `where` is the file and, where known, the line.
     """
-    config = _read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").exists() else {}
+    config = _read_json(folder / "tokenizer_config.json")
+    stated = _read_json(folder / "special_tokens_map.json") | config
+    special_tokens = {name: _written(stated.get(name)) or default for name, default in SPECIAL_TOKENS.items()}
     notes: list[str] = []
-    special_tokens = _special_tokens(folder, config)
     if (path := folder / "tokenizer.json").exists():
         serialized = _as_configured(_read_text(path), path, config, notes)
     elif (path := folder / "vocab.txt").exists():
         _refuse_other_words(folder, config)
-        serialized = _with_added(_from_vocabulary(path, config, special_tokens, notes), folder, config)
+        content = _from_vocabulary(path, config, special_tokens, notes)
+        _add_tokens(content, folder, stated.get("additional_special_tokens"))
+        serialized = json.dumps(content)
     else:
         raise BertworksError(
             "no tokenizer here: neither tokenizer.json nor vocab.txt",
@@ -74,7 +77,7 @@ def read_vocabulary(path: Path, *, lowercase: bool | None, model_max_length: int
     """
     notes: list[str] = []
     config = {} if lowercase is None else {"do_lower_case": lowercase}
-    serialized = _from_vocabulary(path, config, SPECIAL_TOKENS, notes)
+    serialized = json.dumps(_from_vocabulary(path, config, SPECIAL_TOKENS, notes))
     return TokenizerFolder(path, serialized, dict(SPECIAL_TOKENS), model_max_length, tuple(notes))
 
 
@@ -107,8 +110,7 @@ def bert_pipeline(
         "truncation": None,
         "padding": None,
         "added_tokens": [
-            {"id": number, "content": token, "single_word": False, "lstrip": False, "rstrip": False}
-            | {"normalized": False, "special": True}
+            _added_token(token, number, special=True)
             for number, token in sorted((ids[token], token) for token in set(special_tokens.values()))
         ],
         "normalizer": {
@@ -130,6 +132,11 @@ def bert_pipeline(
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
         "model": model,
     }
+
+
+def _added_token(token: str, number: int, *, special: bool) -> dict[str, Any]:
+    plain = {"id": number, "content": token, "single_word": False, "lstrip": False, "rstrip": False}
+    return plain | {"normalized": not special, "special": special}
 
 
 def word_piece_model(tokens: Sequence[str], unk_token: str = "[UNK]") -> dict[str, Any]:
@@ -184,23 +191,20 @@ def _parse_json(text: str, path: Path) -> dict[str, Any]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return _parse_json(_read_text(path), path)
+    """What a file says; nothing where there is none."""
+    return _parse_json(_read_text(path), path) if path.exists() else {}
 
 
-def _special_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """How the five special tokens are written: tokenizer_config.json, else special_tokens_map.json, else BERT's."""
-    path = folder / "special_tokens_map.json"
-    stated = (_read_json(path) if path.exists() else {}) | config
-    tokens = {}
-    for name, default in SPECIAL_TOKENS.items():
-        token = stated.get(name, default)
-        token = token.get("content") if isinstance(token, dict) else token
-        tokens[name] = token if isinstance(token, str) and token else default
-    return tokens
+def _written(token: Any) -> str | None:
+    """How a token is written, which may be said in an object with more about it."""
+    token = token.get("content") if isinstance(token, dict) else token
+    return token if isinstance(token, str) else None
 
 
-def _from_vocabulary(path: Path, config: dict[str, Any], special_tokens: dict[str, str], notes: list[str]) -> str:
-    """A tokenizer.json for a vocab.txt, with the casing of its config, or a guess that is noted."""
+def _from_vocabulary(
+    path: Path, config: dict[str, Any], special_tokens: dict[str, str], notes: list[str]
+) -> dict[str, Any]:
+    """The content of a tokenizer.json for a vocab.txt, with the casing of its config, or a guess that is noted."""
     tokens = _read_vocabulary(path)
     for token in special_tokens.values():
         if token not in tokens:
@@ -217,13 +221,13 @@ def _from_vocabulary(path: Path, config: dict[str, Any], special_tokens: dict[st
             + (", accents kept" if strip_accents is False else "")
         )
     model = word_piece_model(tokens, special_tokens["unk_token"])
-    ids = model["vocab"]
-    chinese = config.get("tokenize_chinese_chars", True) is not False
-    stripping = strip_accents if isinstance(strip_accents, bool) else None
-    return json.dumps(
-        bert_pipeline(
-            model, ids, special_tokens, lowercase=lowercase, strip_accents=stripping, chinese_characters=chinese
-        )
+    return bert_pipeline(
+        model,
+        model["vocab"],
+        special_tokens,
+        lowercase=lowercase,
+        strip_accents=strip_accents if isinstance(strip_accents, bool) else None,
+        chinese_characters=config.get("tokenize_chinese_chars", True) is not False,
     )
 
 
@@ -259,26 +263,18 @@ def _refuse_other_words(folder: Path, config: dict[str, Any]) -> None:
         )
 
 
-def _with_added(serialized: str, folder: Path, config: dict[str, Any]) -> str:
-    """With the tokens that old folders keep beside their vocabulary, and those that they call special."""
-    found = [path for name in ("added_tokens.json", "special_tokens_map.json") if (path := folder / name).exists()]
-    read = {path.name: _read_json(path) for path in found}
-    added = read.get("added_tokens.json", {})
-    named = (read.get("special_tokens_map.json", {}) | config).get("additional_special_tokens")
-    more = [token.get("content") if isinstance(token, dict) else token for token in named or []]
-    content = json.loads(serialized)
+def _add_tokens(content: dict[str, Any], folder: Path, special: Any) -> None:
+    """Add the tokens that old folders keep beside their vocabulary, and those that they call special."""
+    added = _read_json(folder / "added_tokens.json")
+    more = [token.get("content") if isinstance(token, dict) else token for token in special or []]
     ids = content["model"]["vocab"] | added
     known = {token["content"] for token in content["added_tokens"]}
     for token in sorted({*added, *more} - known, key=str):
         if not isinstance(token, str) or type(ids.get(token)) is not int or not 0 <= ids[token] < len(ids):
             what = f"the added token {str(token)[:60]!r} has no place in the vocabulary"
             raise BertworksError(what, where=str(folder), fix="give it the next number in added_tokens.json")
-        content["added_tokens"].append(
-            {"id": ids[token], "content": token, "single_word": False, "lstrip": False, "rstrip": False}
-            | {"normalized": token not in more, "special": token in more}
-        )
+        content["added_tokens"].append(_added_token(token, ids[token], special=token in more))
     content["added_tokens"].sort(key=lambda token: token["id"])
-    return json.dumps(content)
 
 
 def _read_vocabulary(path: Path) -> list[str]:
