@@ -22,7 +22,7 @@ from bertworks.text.formats import (
     format_suffix,
 )
 from bertworks.text.streams import Tally, nothing_there, rereadable
-from bertworks.text.wrapping import paragraphs
+from bertworks.text.wrapping import cut_text, paragraphs
 
 _OTHER_LINE_ENDS = "\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
@@ -123,7 +123,8 @@ class CorpusReader:
             if not text:
                 report.empty_documents.add(source)
                 continue
-            pieces = [text] if len(text) <= LARGEST_DOCUMENT else _cut(text)
+            cut = cut_text(text, LARGEST_DOCUMENT, "\n", "。", ". ", " ")
+            pieces = [stripped for piece in cut if (stripped := piece.strip())]
             if len(pieces) > 1:
                 report.cut_documents.add(source)
             for piece in pieces:
@@ -204,16 +205,3 @@ def _clean(text: str, source: str, report: CorpusReport) -> str:
     if any(end in text for end in _OTHER_LINE_ENDS) or "\r" in text:
         text = "\n".join(stripped for line in text.splitlines() if (stripped := line.strip()))
     return text.strip()
-
-
-def _cut(text: str) -> list[str]:
-    """Pieces of at most LARGEST_DOCUMENT characters, cut at a line's end, else at a space, else anywhere."""
-    pieces, start = [], 0
-    while len(text) - start > LARGEST_DOCUMENT:
-        end = start + LARGEST_DOCUMENT
-        cuts = (text.rfind(mark, start + LARGEST_DOCUMENT // 2, end) for mark in ("\n", "。", ". ", " "))
-        cut = next((found + 1 for found in cuts if found >= 0), end)
-        pieces.append(text[start:cut].strip())
-        start = cut
-    pieces.append(text[start:].strip())
-    return [piece for piece in pieces if piece]

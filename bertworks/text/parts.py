@@ -22,6 +22,7 @@ from bertworks.text.sentences import split_sentences
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.wordcache import Arrays, WordCache, flat_arrays
 from bertworks.text.workers import in_lots, in_processes
+from bertworks.text.wrapping import cut_text
 
 PIECE_CHARACTERS = 1 << 18  # a longer document is cut at a line end or a space: a 100 MB line is no special case
 _BATCH_CHARACTERS = 1 << 19  # given to the tokenizer at once
@@ -74,7 +75,7 @@ def cut_into_parts(documents: Iterable[str], part_characters: int) -> Iterator[P
     pieces: list[bytes] = []
     begins: list[bool] = []
     for document in documents:
-        for place, piece in enumerate(_cut(document)):
+        for place, piece in enumerate(cut_text(document, PIECE_CHARACTERS, "\n", " ")):
             pieces.append(piece.encode("utf-8", "surrogatepass"))
             begins.append(place == 0)
             characters += len(piece)
@@ -83,17 +84,6 @@ def cut_into_parts(documents: Iterable[str], part_characters: int) -> Iterator[P
                 number, pieces, begins, characters = number + 1, [], [], 0
     if pieces:
         yield _part(number, pieces, begins, characters)
-
-
-def _cut(text: str) -> Iterator[str]:
-    """A document as one piece, or as several when it is very long: cut at line ends, else at spaces, else anywhere."""
-    start = 0
-    while len(text) - start > PIECE_CHARACTERS:
-        middle, stop = start + PIECE_CHARACTERS // 2, start + PIECE_CHARACTERS
-        end = text.rfind("\n", middle, stop) + 1 or text.rfind(" ", middle, stop) + 1 or stop
-        yield text[start:end]
-        start = end
-    yield text[start:] if start else text
 
 
 def _part(number: int, pieces: list[bytes], begins: list[bool], characters: int) -> Part:

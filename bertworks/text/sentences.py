@@ -6,6 +6,8 @@ also end a sentence, say), because a pair of sentences made of three is as good 
 
 import re
 
+from bertworks.text.wrapping import cut_text
+
 LONGEST_SENTENCE = 4000  # characters; what is longer (tables, text without stops) is cut at white space
 _LONGEST_QUOTE = 300  # characters; longer Japanese quotes are cut inside
 
@@ -87,7 +89,9 @@ def split_sentences(text: str) -> list[str]:
     if sentence := text[start:].strip():
         sentences.append(sentence)
     if max(map(len, sentences), default=0) > LONGEST_SENTENCE:
-        return [piece for sentence in sentences for piece in _cut(sentence)]
+        marks = (" ", "　", "\t", "、", ",")
+        pieces = (piece.strip() for sentence in sentences for piece in cut_text(sentence, LONGEST_SENTENCE, *marks))
+        return list(filter(None, pieces))
     return sentences
 
 
@@ -187,17 +191,3 @@ def _is_hangul(character: str) -> bool:
 def _is_unspaced(character: str) -> bool:
     """Kana, Chinese characters and their punctuation: scripts without spaces between words."""
     return "\u3000" <= character <= "\u9fff" or "\uff01" <= character <= "\uff9f"
-
-
-def _cut(sentence: str) -> list[str]:
-    """Pieces of at most LONGEST_SENTENCE characters, cut at the last white space that fits, else after a comma."""
-    pieces = []
-    start = 0
-    while len(sentence) - start > LONGEST_SENTENCE:
-        end = start + LONGEST_SENTENCE
-        cuts = (sentence.rfind(mark, start + LONGEST_SENTENCE // 2, end) for mark in (" ", "　", "\t", "、", ","))
-        cut = next((found + 1 for found in cuts if found >= 0), end)
-        pieces.append(sentence[start:cut].strip())
-        start = cut
-    pieces.append(sentence[start:].strip())
-    return [piece for piece in pieces if piece]

@@ -1,11 +1,12 @@
-r"""Lines back into paragraphs: which line breaks mean something and which only ended the line of a page.
+r"""Lines back into paragraphs: which line breaks mean something and which only ended the line of a page. And
+where text that is too long is cut.
 
 A hard-wrapped line is recognised by what wrapping does: it breaks where the next word would not have fitted before the
 right margin. Verse, headings, lists and tables break earlier, so they stay apart. Nothing here reads files.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -95,6 +96,19 @@ def paragraphs(lines: Sequence[str], margin: int | None) -> list[str]:
     if margin is None:
         return [stripped for line in lines if (stripped := line.strip())]
     return _Joiner(lines, margin).paragraphs()
+
+
+def cut_text(text: str, longest: int, *marks: str) -> Iterator[str]:
+    """A text in pieces of at most `longest` characters that make it up again: each ends after the last of the first
+    mark that stands in its second half, or anywhere."""
+    start = 0
+    while len(text) - start > longest:
+        end = start + longest
+        found = (text.rfind(mark, start + longest // 2, end) + 1 for mark in marks)
+        cut = next(filter(None, found), end)
+        yield text[start:cut]
+        start = cut
+    yield text[start:]
 
 
 class _Joiner:
