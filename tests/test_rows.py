@@ -284,10 +284,10 @@ def test_json_lines_and_arrays_keep_their_values(tmp_path: Path) -> None:
 def test_parquet(tmp_path: Path) -> None:
     records = [{"text": f"t{n}", "label": n, "list": ["a"] * n, "none": None} for n in range(600)]
     parquet.write_table(pyarrow.Table.from_pylist(records), tmp_path / "a.parquet")
-    reader = RowReader(tmp_path / "a.parquet")
+    reader = RowReader(tmp_path / "a.parquet", name="a")
     assert (reader.kind, reader.columns) == ("parquet", ["text", "label", "list", "none"])
     assert [row.values for row in reader] == records
-    assert [row.where for row in reader] == [f"{tmp_path / 'a.parquet'}:{n}" for n in range(1, 601)]
+    assert [row.where for row in reader] == [f"a:{n}" for n in range(1, 601)]
     twice = pyarrow.Table.from_arrays([pyarrow.array(["a"])] * 2, names=["text", "text"])
     parquet.write_table(twice, tmp_path / "b.parquet")
     assert "'text' twice" in error(tmp_path / "b.parquet").what

@@ -10,10 +10,10 @@ import pytest
 from pyarrow import parquet
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.text.cells import EmptyTextError, sorted_labels
+from bertworks.text.guessing import guess_schema
 from bertworks.text.row_writer import write_rows
 from bertworks.text.rows import RowReader
-from bertworks.text.schema import Item, Schema, fitted, guess_schema, items, misplaced
+from bertworks.text.schema import EmptyTextError, Item, Schema, fitted, items, misplaced, sorted_labels
 from bertworks.text.streams import Tally
 
 

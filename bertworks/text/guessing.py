@@ -1,21 +1,23 @@
-"""What the columns of labelled data look like: counts for each, and which are texts, labels, choices, names of rows.
+"""What the columns of labelled data mean: which are texts, labels, choices, names of rows, and what the task is.
 
-By known names first, then by content. It decides no task and checks no row: `schema` does.
+By known names first, then by counts of what stands in them. It checks no row: `schema` does.
 """
 
+import itertools
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bertworks.text.cells import answers_of, label_text, list_of
-from bertworks.text.rows import Row
-from bertworks.text.tables import ID_NAMES, LABEL_NAMES, PAIRS, PROMPTS, SINGLE_TEXTS
+from bertworks.errors import BertworksError
+from bertworks.text.rows import Row, RowReader
+from bertworks.text.schema import Schema, Task, answers_of, label_parts, label_text, list_of, sorted_labels
+from bertworks.text.tables import ID_NAMES, LABEL_NAMES, PAIRS, PROMPTS, SINGLE_TEXTS, find_column
 
-MOST_VALUES = 2000  # different ones that are counted in a column
-MOST_CLASSES = 20  # of numbers without fraction: more of them are rather amounts
+_MOST_VALUES = 2000  # different ones that are counted in a column
+_MOST_CLASSES = 20  # of numbers without fraction: more of them are rather amounts
 _LONGEST_LABEL = 60  # characters
 _CHOICE = re.compile(r"(choice|ending|option|answer|alternative|candidate|sol|solution|選択肢|보기)s?[ _-]?(\d+|[a-e])")
 _CHOICE_LISTS = ("choices", "endings", "options", "candidates", "answers")
@@ -23,11 +25,22 @@ _NO_LABELS = re.compile(  # what a column of few different values is about, when
     r"#?\d* ?(id|idx|index)s?|.*[_ ]ids?|genre|file|filename|year|date|time|month|split|fold|set|source\d*|origin|"
     r"domain|lang|language|locale|country|version|user|author|annotator|worker|speaker|gender|url|name|old_index|document|lines"
 )
+_SHOWN_LABELS = 10
+_STUDIED_ROWS = 1000  # where labels do not matter
+_TASK_WORDS = {
+    "classification": "classification (one label for a text)",
+    "multilabel": "multilabel (any number of labels for a text)",
+    "regression": "regression (a number for a text)",
+    "tagging": "tagging (a tag for each word)",
+    "spans": "spans (stretches of a text, and what they are)",
+    "qa": "qa (the answer to a question, found in its context)",
+    "choice": "choice (one of several continuations or answers)",
+}
 
 
 @dataclass
 class Column:
-    """What stands in a column. Of more than MOST_VALUES different values, only the first so many are counted."""
+    """What stands in a column. Of more than _MOST_VALUES different values, only the first so many are counted."""
 
     name: str
     rows: int = 0
@@ -75,7 +88,7 @@ class Column:
         self.characters += len(text)
         if len(text) <= _LONGEST_LABEL:
             self._add_number(text)
-        if text in self.values or len(self.values) < MOST_VALUES:
+        if text in self.values or len(self.values) < _MOST_VALUES:
             self.values[text] += 1
         else:
             self.many = True
@@ -100,11 +113,173 @@ class Column:
     def few(self) -> bool:
         """Whether there are so few different values, each so often, that these can be classes."""
         different = len(self.values)
-        often = 5 * different <= self.filled or (different <= MOST_CLASSES and 2 * different <= self.filled)
+        often = 5 * different <= self.filled or (different <= _MOST_CLASSES and 2 * different <= self.filled)
         return not self.many and different > 1 and often and self.mean_length <= _LONGEST_LABEL
 
 
-def study(rows: Iterable[Row], names: Sequence[str]) -> dict[str, Column]:
+def guess_schema(
+    reader: RowReader,
+    *,
+    task: Task | None = None,
+    text: Sequence[str] = (),
+    label: str | None = None,
+    labelled: bool = True,
+) -> tuple[Schema, list[str]]:
+    """What the columns of a file mean, and why, in words. Reads the file twice; where not `labelled`, its beginning.
+
+    Args:
+        task, text, label: what is known already, and not guessed.
+        labelled: whether labels are looked for.
+
+    Raises:
+        UsageError: `text` or `label` names no column.
+        BertworksError: no column looks like a text or a label; all rows have the same label.
+    """
+    for wanted, option in [*((name, "--text") for name in text), *([(label, "--label")] if label else [])]:
+        find_column(reader.columns, reader.name, wanted, option)
+    columns = _study(reader if labelled else itertools.islice(reader, _STUDIED_ROWS), reader.columns)
+    if not any(column.rows for column in columns.values()):
+        raise BertworksError("there are no rows", where=reader.name, fix="name a file that holds rows")
+    schema = _by_layout(reader, columns) or _by_columns(columns, tuple(text), label, task)
+    if (task and schema.task != task) or (label and schema.label != label):
+        schema = _by_columns(columns, tuple(text), label, task)
+    if text or (not labelled and len(reader.columns) == 1):
+        schema = replace(schema, text=tuple(text) or tuple(reader.columns))
+    for found, what in ((schema.text, "text"), (schema.label, "label")):
+        if not found and (labelled or what == "text"):
+            raise BertworksError(
+                f"no column looks like a {what}; the columns are: {', '.join(reader.columns)}",
+                where=reader.name,
+                fix=f"name the one that holds the {what} with --{what}",
+            )
+    schema = replace(schema, id=_find_id(columns))
+    if not labelled or schema.label is None:
+        return (schema := replace(schema, label=None, separator="")), _reasons(schema, None, list(columns))
+    column = columns[schema.label]
+    schema = replace(schema, labels=_names(reader, schema))
+    _check_labels(schema, column, reader.name, asked=task is not None)
+    return schema, _reasons(schema, column, list(columns))
+
+
+def _by_layout(reader: RowReader, columns: dict[str, Column]) -> Schema | None:
+    """Where the file's layout says it all."""
+    if reader.kind == "squad":
+        return Schema(task="qa", text=("question", "context"), label="answers")
+    if reader.kind == "spans":
+        return Schema(task="spans", text=_find_texts(columns, ("entities",)), label="entities")
+    if reader.kind == "conll":
+        documents = columns["document"].high > 0
+        label = "tags" if "tags" in columns else None
+        return Schema(task="tagging", text=("tokens",), label=label, document="document" if documents else None)
+    if words := _find_words(columns):
+        return Schema(task="tagging", text=words[:1], label=words[1])
+    if questions := _find_questions(columns):
+        return Schema(task="qa", text=questions[:2], label=questions[2])
+    return None
+
+
+def _by_columns(columns: dict[str, Column], text: tuple[str, ...], label: str | None, task: Task | None) -> Schema:
+    if task in (None, "choice") and (choices := text if task and text else () if text else _find_choices(columns)):
+        right = label or _find_label(columns, choices)
+        listed = columns[choices[-1]]
+        number = listed.entries // listed.lists if listed.listed else len(choices) - 1
+        answers = columns[right] if right is not None else Column("")
+        theirs = not answers.numeric or (answers.low >= 0 and answers.high <= number and not answers.fractions)
+        if task or (right is not None and theirs):
+            first = int(answers.low > 0 and answers.high == number)
+            return Schema(task="choice", text=choices, label=right, first_choice=first)
+    text = text or _find_texts(columns, (label,))
+    label = label or _find_label(columns, text)
+    text = text or _find_texts(columns, (label,))
+    if label is None:
+        return Schema(task=task or "classification", text=text)
+    separator = "" if columns[label].listed else _separator_of(columns[label])
+    if task is None:
+        if columns[label].listed or separator:
+            task = "multilabel"
+        else:
+            task = "regression" if _are_amounts(columns[label]) else "classification"
+    if task == "multilabel" and not columns[label].listed:
+        return Schema(task=task, text=text, label=label, separator=separator or "|")
+    return Schema(task=task, text=text, label=label)
+
+
+def _names(reader: RowReader, schema: Schema) -> tuple[str, ...]:
+    """All labels that stand in the file."""
+    names: set[str | None] = set()
+    for row in reader:
+        value = row.values.get(schema.label or "")
+        match schema.task:
+            case "classification":
+                names.add(label_text(value))
+            case "multilabel":
+                names.update(label_parts(value, schema.separator) or ())
+            case "tagging":
+                names.update(map(label_text, list_of(value) or ()))
+            case "spans":
+                names.update(span["type"] for span in value or ())
+            case "regression" | "qa" | "choice":
+                break
+    return sorted_labels(name for name in names if name is not None)
+
+
+def _check_labels(schema: Schema, column: Column, name: str, *, asked: bool) -> None:
+    """Raises BertworksError where nothing can be learned: no label, one label only, or as many as rows."""
+    what, fix = "", "name another column with --label, or another task with --task"
+    count = f"{column.filled:,} rows"
+    match schema.task:
+        case "classification":
+            if len(schema.labels) < 2:
+                what = (
+                    f"all {count} have the same label, {schema.labels[0]!r}" if schema.labels else "there is no label"
+                )
+                fix = "add rows with another label"
+            elif not asked and (column.many or (len(column.values) > _MOST_CLASSES and not column.few())):
+                what = f"{len(column.values):,}{' or more' * column.many} different values in {count} are no classes"
+        case "regression":
+            if column.low == column.high and column.numeric:
+                what, fix = f"all {count} have the same number, {column.low}", "add rows with other numbers"
+        case "tagging":
+            if not set(schema.labels) - {"O"}:
+                what, fix = "no word has a tag other than O", "tag some words"
+        case "multilabel" | "spans":
+            if not schema.labels:
+                what, fix = "no row has a label", "label some rows"
+        case "choice":
+            if len(schema.text) < 2:
+                what, fix = "there are no choices", "name them: --text PROMPT --text CHOICE1 --text CHOICE2"
+        case "qa":
+            pass
+    if what:
+        raise BertworksError(f"{what} (in {schema.label!r})", where=name, fix=fix)
+
+
+def _reasons(schema: Schema, column: Column | None, names: Sequence[str]) -> list[str]:
+    """The schema in words. column: the one with the label."""
+    shown = ", ".join(schema.labels[:_SHOWN_LABELS]) + (", ..." if len(schema.labels) > _SHOWN_LABELS else "")
+    kinds = {
+        "classification": f"{len(schema.labels)} different values: {shown}",
+        "multilabel": f"any of {len(schema.labels)}, parted by {schema.separator or 'commas in a list'}: {shown}",
+        "regression": f"numbers from {column.low:g} to {column.high:g}" if column else "",
+        "tagging": f"a tag for each word: {shown}",
+        "spans": f"stretches of characters: {shown}",
+        "qa": "answers, and where in the context they stand",
+        "choice": f"which choice is right; {schema.first_choice} is the first",
+    }
+    used = {*schema.text, schema.label, schema.id, schema.document}
+    unused = [name for name in names if name not in used]
+    lines = [f"task: {_TASK_WORDS[schema.task]}"]
+    lines.append(f"text: {' and '.join(map(repr, schema.text))}")
+    if column:
+        lines.append(f"label: {schema.label!r}, {kinds[schema.task]}")
+    if schema.id:
+        lines.append(f"name of a row: {schema.id!r}")
+    if unused:
+        lines.append(f"not used: {', '.join(map(repr, unused))}")
+    return lines
+
+
+def _study(rows: Iterable[Row], names: Sequence[str]) -> dict[str, Column]:
     """What stands in each column, counted over all rows."""
     columns = {name: Column(name) for name in names}
     for row in rows:
@@ -115,7 +290,7 @@ def study(rows: Iterable[Row], names: Sequence[str]) -> dict[str, Column]:
     return columns
 
 
-def find_choices(columns: Mapping[str, Column]) -> tuple[str, ...]:
+def _find_choices(columns: Mapping[str, Column]) -> tuple[str, ...]:
     """The prompt and the choices (or the one column with a list of them); () if this is no multiple choice."""
     by_name = {column.known_name: name for name, column in columns.items() if column.filled}
     stems: dict[str, list[str]] = {}
@@ -142,18 +317,7 @@ def _choices_without_names(columns: list[Column]) -> tuple[str, ...]:
     return tuple(column.name for column in texts)
 
 
-def count_choices(columns: Mapping[str, Column], texts: Sequence[str]) -> int:
-    """How many choices there are, given the columns with the prompt and the choices (or a list of them)."""
-    listed = columns[texts[-1]]
-    return listed.entries // listed.lists if listed.listed else len(texts) - 1
-
-
-def is_choice(column: Column, number: int) -> bool:
-    """Whether a column can tell which one of so many choices is right: if it holds numbers, these must be theirs."""
-    return not column.numeric or (column.low >= 0 and column.high <= number and not column.fractions)
-
-
-def find_texts(columns: Mapping[str, Column], taken: Iterable[str | None] = ()) -> tuple[str, ...]:
+def _find_texts(columns: Mapping[str, Column], taken: Iterable[str | None] = ()) -> tuple[str, ...]:
     """The text or the pair of texts; () if nothing looks like one.
 
     Args:
@@ -173,7 +337,7 @@ def find_texts(columns: Mapping[str, Column], taken: Iterable[str | None] = ()) 
     return tuple(alike) if len(alike) == 2 and _nameless(columns) else (longest.name,)
 
 
-def find_label(columns: Mapping[str, Column], texts: Sequence[str]) -> str | None:
+def _find_label(columns: Mapping[str, Column], texts: Sequence[str]) -> str | None:
     """The column with the label; None if nothing looks like one."""
     free = {column.known_name: column for name, column in columns.items() if name not in texts and column.filled}
     if known := next((free[name].name for name in LABEL_NAMES if name in free), None):
@@ -186,7 +350,7 @@ def find_label(columns: Mapping[str, Column], texts: Sequence[str]) -> str | Non
     return next((column.name for column in reversed(others) if column.numeric and column.fractions), None)
 
 
-def find_id(columns: Mapping[str, Column]) -> str | None:
+def _find_id(columns: Mapping[str, Column]) -> str | None:
     """The column with a name for each row; None if there is none, or its names stand more than once."""
     for name in ID_NAMES:
         column = next((column for column in columns.values() if column.known_name == name), None)
@@ -195,7 +359,7 @@ def find_id(columns: Mapping[str, Column]) -> str | None:
     return None
 
 
-def find_words(columns: Mapping[str, Column]) -> tuple[str, str] | None:
+def _find_words(columns: Mapping[str, Column]) -> tuple[str, str] | None:
     """The columns with lists of words and of their tags; None if there are none of these."""
     lists = {column.known_name: column for column in columns.values() if column.listed}
     words = next((lists[name] for name in ("tokens", "words") if name in lists), None)
@@ -203,7 +367,7 @@ def find_words(columns: Mapping[str, Column]) -> tuple[str, str] | None:
     return next(((words.name, tag.name) for tag in tags if words and tag.entries == words.entries), None)
 
 
-def find_questions(columns: Mapping[str, Column]) -> tuple[str, str, str] | None:
+def _find_questions(columns: Mapping[str, Column]) -> tuple[str, str, str] | None:
     """The columns with questions, contexts and answers in them; None if there are none of these."""
     known = {column.known_name: column for column in columns.values() if column.filled}
     answers = next((known[name] for name in ("answers", "answer") if name in known), None)
@@ -212,7 +376,7 @@ def find_questions(columns: Mapping[str, Column]) -> tuple[str, str, str] | None
     return None
 
 
-def separator_of(column: Column) -> str:
+def _separator_of(column: Column) -> str:
     """Between several labels in one cell; "" if there is none. A comma or semicolon only where names come again."""
     for mark in "|;,":
         cells = [value for value in column.values if mark in value]
@@ -222,10 +386,10 @@ def separator_of(column: Column) -> str:
     return ""
 
 
-def are_amounts(column: Column) -> bool:
+def _are_amounts(column: Column) -> bool:
     """Whether numbers are amounts, and not names of classes: with fractions, or many of them with gaps between."""
     gaps = column.high - column.low + 1 > len(column.values)
-    return column.numeric and (column.fractions > 0 or (len(column.values) > MOST_CLASSES and (gaps or column.many)))
+    return column.numeric and (column.fractions > 0 or (len(column.values) > _MOST_CLASSES and (gaps or column.many)))
 
 
 def _is_text(column: Column) -> bool:

@@ -64,9 +64,9 @@ class RowReader:
         quoting: whether quote marks enclose cells of a table ("quoted") or are just quote marks ("raw"); "auto": judged
             for tab-separated tables, "quoted" for others.
         header: whether a table's first row names the columns; None: judged.
+        name: what the file is called in messages.
 
     Attributes:
-        name: what the file is called in messages.
         kind: what the file is.
         columns: the names of the values; of JSON lines those that the first rows have.
         broken: rows of a raw table that a line's end inside of a cell divides, and that were joined again; of the last
@@ -77,9 +77,11 @@ class RowReader:
             not JSON or not UTF-8, a quote mark that is never closed, a file that changes meanwhile.
     """
 
-    def __init__(self, path: str | Path, *, quoting: Quoting = "auto", header: bool | None = None):
+    def __init__(
+        self, path: str | Path, *, quoting: Quoting = "auto", header: bool | None = None, name: str | None = None
+    ):
         self.path, piped = rereadable(path, self)
-        self.name = piped or str(path)
+        self.name = name or piped or str(path)
         if not self.path.exists():
             raise nothing_there(self.path)
         if self.path.is_dir():

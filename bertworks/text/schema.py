@@ -1,62 +1,27 @@
-"""What the columns of labelled data mean: the task, the texts, the labels; rows -> items, each of them checked.
+"""Rows of labelled data -> items: what is asked of a text, before it is tokens. Every value is checked.
 
-It knows no tokens and no network, and guesses nothing (`guessing` does): an item is what is asked of a text, before it
-is tokens.
+It is told what the columns mean (`Schema`) and guesses nothing (`guessing` does); it knows no tokens and no network.
 """
 
-import itertools
-from collections.abc import Iterator, Sequence
+import difflib
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from bertworks.errors import BertworksError
-from bertworks.text.cells import (
-    EmptyTextError,
-    answers_of,
-    bad_label,
-    choice_number,
-    known_label,
-    label_parts,
-    label_text,
-    list_of,
-    number_of,
-    sorted_labels,
-    spans_of,
-    tags_of,
-    text_of,
-    words_of,
-)
-from bertworks.text.guessing import (
-    MOST_CLASSES,
-    Column,
-    are_amounts,
-    count_choices,
-    find_choices,
-    find_id,
-    find_label,
-    find_questions,
-    find_texts,
-    find_words,
-    is_choice,
-    separator_of,
-    study,
-)
 from bertworks.text.rows import Row, RowReader
 from bertworks.text.streams import Tally
 from bertworks.text.tables import find_column
 
 Task = Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"]
-_SHOWN_LABELS = 10
-_STUDIED_ROWS = 1000  # where labels do not matter
-_TASK_WORDS = {
-    "classification": "classification (one label for a text)",
-    "multilabel": "multilabel (any number of labels for a text)",
-    "regression": "regression (a number for a text)",
-    "tagging": "tagging (a tag for each word)",
-    "spans": "spans (stretches of a text, and what they are)",
-    "qa": "qa (the answer to a question, found in its context)",
-    "choice": "choice (one of several continuations or answers)",
-}
+_LISTED_LABELS = 30
+_MISSING = frozenset(("", "nan", "NaN"))  # pandas writes the latter two for a cell without value
+
+
+class EmptyTextError(BertworksError):
+    """A row has no text where one is asked for."""
 
 
 class Item(NamedTuple):
@@ -161,11 +126,11 @@ def read_item(row: Row, schema: Schema, *, labelled: bool = True) -> Item:
     """One row as an item; `items` says what is checked, save for ids."""
     values, where = row
     if schema.task == "tagging" and not schema.raw:
-        texts = words_of(_field(row, schema.text[0]), schema.text[0], where)
+        texts = _words_of(_field(row, schema.text[0]), schema.text[0], where)
     elif schema.task == "choice" and len(schema.text) == 2:
         prompt, column = schema.text
         choices = list_of(_field(row, column)) or ()
-        texts = (_text(row, prompt), *(text_of(choice, column, where) for choice in choices))
+        texts = (_text(row, prompt), *(_text_of(choice, column, where) for choice in choices))
     else:
         texts = tuple(_text(row, column) for column in schema.text)
     label = None
@@ -193,196 +158,209 @@ def _field(row: Row, column: str) -> Any:
 
 
 def _text(row: Row, column: str) -> str:
-    return text_of(_field(row, column), column, row.where)
+    return _text_of(_field(row, column), column, row.where)
 
 
 def _label(value: Any, column: str, texts: tuple[str, ...], schema: Schema, where: str) -> Any:
     match schema.task:
         case "classification":
-            return known_label(label_text(value), schema.labels, column, where)
+            return _known_label(label_text(value), schema.labels, column, where)
         case "multilabel":
             parts = label_parts(value, schema.separator)
             if parts is None:
-                raise bad_label(value, column, where, 'write several labels as a list, ["one", "another"]')
-            return tuple(known_label(part, schema.labels, column, where) for part in parts)
+                raise _bad_label(value, column, where, 'write several labels as a list, ["one", "another"]')
+            return tuple(_known_label(part, schema.labels, column, where) for part in parts)
         case "regression":
-            return number_of(value, column, where)
+            return _number_of(value, column, where)
         case "tagging":
-            return tags_of(value, texts, schema.labels, column, where)
+            return _tags_of(value, texts, schema.labels, column, where)
         case "spans":
-            return spans_of(value, texts[0], schema.labels, column, where)
+            return _spans_of(value, texts[0], schema.labels, column, where)
         case "qa":
             answers = answers_of(value)
             if answers is None:
-                raise bad_label(value, column, where, 'write answers as [{"text": "1968", "answer_start": 17}]')
+                raise _bad_label(value, column, where, 'write answers as [{"text": "1968", "answer_start": 17}]')
             return tuple(answers)
         case "choice":
-            number = choice_number(value, texts[1:], schema.first_choice)
+            number = _choice_number(value, texts[1:], schema.first_choice)
             if number is None:
                 last = schema.first_choice + len(texts) - 2
-                raise bad_label(
+                raise _bad_label(
                     value, column, where, f"write the number of the right one, {schema.first_choice}-{last}"
                 )
             return number
 
 
-# --- the guess --------------------------------------------------------------------------------------------------------
+# --- a cell of a table or a field of JSON -----------------------------------------------------------------------------
 
 
-def guess_schema(
-    reader: RowReader,
-    *,
-    task: Task | None = None,
-    text: Sequence[str] = (),
-    label: str | None = None,
-    labelled: bool = True,
-) -> tuple[Schema, list[str]]:
-    """What the columns of a file mean, and why, in words. Reads the file twice; where not `labelled`, its beginning.
+def label_text(value: Any) -> str | None:
+    """The name of a class as text, 1 and 1.0 as "1"; None where it is missing."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    text = "" if value is None else str(value).strip()
+    return None if text in _MISSING else text
 
-    Args:
-        task, text, label: what is known already, and not guessed.
-        labelled: whether labels are looked for.
 
-    Raises:
-        UsageError: `text` or `label` names no column.
-        BertworksError: no column looks like a text or a label; all rows have the same label.
-    """
-    for wanted, option in [*((name, "--text") for name in text), *([(label, "--label")] if label else [])]:
-        find_column(reader.columns, reader.name, wanted, option)
-    columns = study(reader if labelled else itertools.islice(reader, _STUDIED_ROWS), reader.columns)
-    if not any(column.rows for column in columns.values()):
-        raise BertworksError("there are no rows", where=reader.name, fix="name a file that holds rows")
-    schema = _by_layout(reader, columns) or _by_columns(columns, tuple(text), label, task)
-    if (task and schema.task != task) or (label and schema.label != label):
-        schema = _by_columns(columns, tuple(text), label, task)
-    if text or (not labelled and len(reader.columns) == 1):
-        schema = replace(schema, text=tuple(text) or tuple(reader.columns))
-    for found, what in ((schema.text, "text"), (schema.label, "label")):
-        if not found and (labelled or what == "text"):
+def label_parts(value: Any, separator: str) -> tuple[str, ...] | None:
+    """The names in a cell or field with several labels, which may be none; None where it holds no such thing."""
+    if isinstance(value, str):
+        if separator:
+            value = value.split(separator)
+        elif value.strip():
+            try:
+                value = json.loads(value)
+            except ValueError:
+                return None
+    if not value or (isinstance(value, float) and math.isnan(value)):
+        return ()
+    if not isinstance(value, list):
+        return None
+    return tuple(dict.fromkeys(text for part in value if (text := label_text(part)) is not None))
+
+
+def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
+    """The names in order; numbers by value where all are numbers."""
+    names = set(labels)
+    try:
+        return tuple(sorted(names, key=lambda name: (float(name), name)))
+    except ValueError:
+        return tuple(sorted(names))
+
+
+def answers_of(value: Any) -> list[tuple[int, str]] | None:
+    """The answers to a question as (start, text), from any usual layout; None where it holds no such thing."""
+    if isinstance(value, str) and value.strip():
+        try:
+            value = json.loads(value)
+        except ValueError:
+            return None
+    if isinstance(value, dict):  # {"text": [...], "answer_start": [...]}
+        texts, starts = value.get("text"), value.get("answer_start")
+        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+            return None
+        value = [{"text": text, "answer_start": start} for text, start in zip(texts, starts)]
+    answers: list[tuple[int, str]] = []
+    for answer in value if isinstance(value, list) else [None]:
+        start, text = (answer.get("answer_start"), answer.get("text")) if isinstance(answer, dict) else (None, None)
+        if not isinstance(start, int) or not isinstance(text, str):
+            return None
+        answers.append((start, text))
+    return answers
+
+
+def list_of(value: Any) -> list[Any] | None:
+    """A list, also one in JSON, or a text split at white space; None where it holds no such thing."""
+    if isinstance(value, str):
+        value = (_json_list(value) if value.lstrip().startswith("[") else None) or value.split()
+    return value if isinstance(value, list) else None
+
+
+def _choice_number(value: Any, choices: Sequence[str], first: int) -> int | None:
+    """Which choice is right, from 0: by number (`first` is the first's), by letter, or by the choice's own text."""
+    name = label_text(value) or ""
+    if name.isdecimal() and 0 <= int(name) - first < len(choices):
+        return int(name) - first
+    letters = [chr(ord("A") + number) for number in range(len(choices))]
+    if name.upper() in letters:
+        return letters.index(name.upper())
+    return list(choices).index(name) if name in choices else None
+
+
+def _json_list(text: str) -> list[Any] | None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, list) else None
+
+
+# --- what is not allowed raises BertworksError: `column` is what the cell is called, `where` its row ------------------
+
+
+def _text_of(value: Any, column: str, where: str) -> str:
+    missing = value is None or (isinstance(value, float) and math.isnan(value))
+    if not missing and not isinstance(value, str):
+        raise BertworksError(f"{column!r} holds {value!r:.60}, which is no text", where=where, fix='write it as "text"')
+    if missing or value.strip() in _MISSING:
+        raise EmptyTextError(
+            f"the text in {column!r} is empty" + ("" if missing else f": {value!r}"),
+            where=where,
+            fix="write a text there, or take the row out",
+        )
+    assert isinstance(value, str)
+    return value
+
+
+def _words_of(value: Any, column: str, where: str) -> tuple[str, ...]:
+    """The words of a row: a list, or a text that is split at white space."""
+    words = [] if value is None else list_of(value)
+    if words is None or not all(isinstance(word, str) for word in words):
+        raise BertworksError(
+            f"{column!r} holds {value!r:.60}, which are no words", where=where, fix='write them as ["some", "words"]'
+        )
+    if not words or not all(word.strip() for word in words):
+        raise EmptyTextError(
+            f"{column!r} has no word" if not words else f"a word in {column!r} is empty",
+            where=where,
+            fix="write a word there, or take the row out",
+        )
+    return tuple(words)
+
+
+def _known_label(label: str | None, labels: Sequence[str], column: str, where: str) -> str:
+    if label in labels:
+        assert label is not None
+        return label
+    close = difflib.get_close_matches(label or "", labels, 1)
+    listed = ", ".join(labels[:_LISTED_LABELS]) + (", ..." if len(labels) > _LISTED_LABELS else "")
+    raise BertworksError(
+        f"the label in {column!r} is missing" if label is None else f"the label {label!r} is not known",
+        where=where,
+        fix=(f"did you mean {close[0]!r}? " if close else "") + f"the labels are: {listed}",
+    )
+
+
+def _bad_label(value: Any, column: str, where: str, fix: str) -> BertworksError:
+    missing = value is None or (isinstance(value, str) and not value.strip())
+    what = "is missing" if missing else f"holds {value!r:.80}"
+    return BertworksError(f"the label in {column!r} {what}", where=where, fix=fix)
+
+
+def _number_of(value: Any, column: str, where: str) -> float:
+    try:
+        number = float(value) if not isinstance(value, bool) else math.nan
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise _bad_label(value, column, where, "write a number there, or take the row out")
+    return number
+
+
+def _tags_of(value: Any, words: Sequence[str], labels: Sequence[str], column: str, where: str) -> tuple[str, ...]:
+    tags = list_of(value)
+    if tags is None:
+        raise _bad_label(value, column, where, 'write one tag for each word, as ["O", "B-person"]')
+    if len(tags) != len(words):
+        raise BertworksError(
+            f"{len(words)} words and {len(tags)} tags", where=where, fix="write one tag for each word; O for none"
+        )
+    return tuple(_known_label(label_text(tag), labels, column, where) for tag in tags)
+
+
+def _spans_of(
+    value: Any, text: str, labels: Sequence[str], column: str, where: str
+) -> tuple[tuple[int, int, str], ...]:
+    if not isinstance(value, list):
+        raise _bad_label(value, column, where, 'write a list of {"start": 0, "end": 5, "type": "person"}, or []')
+    spans = [(span["start"], span["end"], _known_label(span["type"], labels, column, where)) for span in value]
+    for start, end, kind in spans:
+        if not 0 <= start < end <= len(text):
             raise BertworksError(
-                f"no column looks like a {what}; the columns are: {', '.join(reader.columns)}",
-                where=reader.name,
-                fix=f"name the one that holds the {what} with --{what}",
+                f"the {kind} from {start} to {end} is not inside its text of {len(text)} characters",
+                where=where,
+                fix="count characters (not bytes) from 0; the end is the place after the last one",
             )
-    schema = replace(schema, id=find_id(columns))
-    if not labelled or schema.label is None:
-        return (schema := replace(schema, label=None, separator="")), _reasons(schema, None, list(columns))
-    column = columns[schema.label]
-    schema = replace(schema, labels=_names(reader, schema))
-    _check_labels(schema, column, reader.name, asked=task is not None)
-    return schema, _reasons(schema, column, list(columns))
-
-
-def _by_layout(reader: RowReader, columns: dict[str, Column]) -> Schema | None:
-    """Where the file's layout says it all."""
-    if reader.kind == "squad":
-        return Schema(task="qa", text=("question", "context"), label="answers")
-    if reader.kind == "spans":
-        return Schema(task="spans", text=find_texts(columns, ("entities",)), label="entities")
-    if reader.kind == "conll":
-        documents = columns["document"].high > 0
-        label = "tags" if "tags" in columns else None
-        return Schema(task="tagging", text=("tokens",), label=label, document="document" if documents else None)
-    if words := find_words(columns):
-        return Schema(task="tagging", text=words[:1], label=words[1])
-    if questions := find_questions(columns):
-        return Schema(task="qa", text=questions[:2], label=questions[2])
-    return None
-
-
-def _by_columns(columns: dict[str, Column], text: tuple[str, ...], label: str | None, task: Task | None) -> Schema:
-    if task in (None, "choice") and (choices := text if task and text else () if text else find_choices(columns)):
-        right = label or find_label(columns, choices)
-        number = count_choices(columns, choices)
-        if task or (right is not None and is_choice(columns[right], number)):
-            first = int(right is not None and columns[right].low > 0 and columns[right].high == number)
-            return Schema(task="choice", text=choices, label=right, first_choice=first)
-    text = text or find_texts(columns, (label,))
-    label = label or find_label(columns, text)
-    text = text or find_texts(columns, (label,))
-    if label is None:
-        return Schema(task=task or "classification", text=text)
-    separator = "" if columns[label].listed else separator_of(columns[label])
-    if task is None:
-        if columns[label].listed or separator:
-            task = "multilabel"
-        else:
-            task = "regression" if are_amounts(columns[label]) else "classification"
-    if task == "multilabel" and not columns[label].listed:
-        return Schema(task=task, text=text, label=label, separator=separator or "|")
-    return Schema(task=task, text=text, label=label)
-
-
-def _names(reader: RowReader, schema: Schema) -> tuple[str, ...]:
-    """All labels that stand in the file."""
-    names: set[str | None] = set()
-    for row in reader:
-        value = row.values.get(schema.label or "")
-        match schema.task:
-            case "classification":
-                names.add(label_text(value))
-            case "multilabel":
-                names.update(label_parts(value, schema.separator) or ())
-            case "tagging":
-                names.update(map(label_text, list_of(value) or ()))
-            case "spans":
-                names.update(span["type"] for span in value or ())
-            case "regression" | "qa" | "choice":
-                break
-    return sorted_labels(name for name in names if name is not None)
-
-
-def _check_labels(schema: Schema, column: Column, name: str, *, asked: bool) -> None:
-    """Raises BertworksError where nothing can be learned: no label, one label only, or as many as rows."""
-    what, fix = "", "name another column with --label, or another task with --task"
-    count = f"{column.filled:,} rows"
-    match schema.task:
-        case "classification":
-            if len(schema.labels) < 2:
-                what = (
-                    f"all {count} have the same label, {schema.labels[0]!r}" if schema.labels else "there is no label"
-                )
-                fix = "add rows with another label"
-            elif not asked and (column.many or (len(column.values) > MOST_CLASSES and not column.few())):
-                what = f"{len(column.values):,}{' or more' * column.many} different values in {count} are no classes"
-        case "regression":
-            if column.low == column.high and column.numeric:
-                what, fix = f"all {count} have the same number, {column.low}", "add rows with other numbers"
-        case "tagging":
-            if not set(schema.labels) - {"O"}:
-                what, fix = "no word has a tag other than O", "tag some words"
-        case "multilabel" | "spans":
-            if not schema.labels:
-                what, fix = "no row has a label", "label some rows"
-        case "choice":
-            if len(schema.text) < 2:
-                what, fix = "there are no choices", "name them: --text PROMPT --text CHOICE1 --text CHOICE2"
-        case "qa":
-            pass
-    if what:
-        raise BertworksError(f"{what} (in {schema.label!r})", where=name, fix=fix)
-
-
-def _reasons(schema: Schema, column: Column | None, names: Sequence[str]) -> list[str]:
-    """The schema in words. column: the one with the label."""
-    shown = ", ".join(schema.labels[:_SHOWN_LABELS]) + (", ..." if len(schema.labels) > _SHOWN_LABELS else "")
-    kinds = {
-        "classification": f"{len(schema.labels)} different values: {shown}",
-        "multilabel": f"any of {len(schema.labels)}, parted by {schema.separator or 'commas in a list'}: {shown}",
-        "regression": f"numbers from {column.low:g} to {column.high:g}" if column else "",
-        "tagging": f"a tag for each word: {shown}",
-        "spans": f"stretches of characters: {shown}",
-        "qa": "answers, and where in the context they stand",
-        "choice": f"which choice is right; {schema.first_choice} is the first",
-    }
-    used = {*schema.text, schema.label, schema.id, schema.document}
-    unused = [name for name in names if name not in used]
-    lines = [f"task: {_TASK_WORDS[schema.task]}"]
-    lines.append(f"text: {' and '.join(map(repr, schema.text))}")
-    if column:
-        lines.append(f"label: {schema.label!r}, {kinds[schema.task]}")
-    if schema.id:
-        lines.append(f"name of a row: {schema.id!r}")
-    if unused:
-        lines.append(f"not used: {', '.join(map(repr, unused))}")
-    return lines
+    return tuple(spans)

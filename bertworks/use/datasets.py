@@ -10,8 +10,9 @@ from numpy.random import Generator
 
 from bertworks.data.sampling import rng
 from bertworks.errors import BertworksError, UsageError
+from bertworks.text.guessing import guess_schema
 from bertworks.text.rows import Quoting, RowReader
-from bertworks.text.schema import Item, Schema, Task, guess_schema, items, misplaced
+from bertworks.text.schema import Item, Schema, Task, items, misplaced
 from bertworks.text.streams import Tally
 from bertworks.text.tables import find_column
 

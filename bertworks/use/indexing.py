@@ -9,8 +9,8 @@ from typing import Any
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.nn.pooling import Pooling
-from bertworks.text.cells import label_text
 from bertworks.text.rows import Quoting, Row, RowReader
+from bertworks.text.schema import label_text
 from bertworks.text.streams import Tally
 from bertworks.text.tables import ID_NAMES, find_column
 from bertworks.use.embedder import portions, row_text, text_columns
