@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.text import counting, survey, wordpiece
+from bertworks.text import counting, wordpiece
 from bertworks.text.counting import Splitter, WordCounts, count_words
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
@@ -265,10 +265,10 @@ def test_accents_stripped_late_are_as_if_stripped_at_once(algorithm):
 def test_report_tells_the_truth():
     texts = ["ab cd"] * 3000 + ["ef gh 中"] * 3000 + [f"{number} zz" for number in range(3000)]
     made, report = train_vocabulary(texts, VocabularyConfig(size=60, character_coverage=0.5))
-    held_back = list(survey.Sample(texts))
+    held_back = list(counting.Sample(texts))
     assert report.words == sum(SPLITTER.count(held_back).values())
     assert report.unique_words == len(SPLITTER.count(held_back))
-    sample = survey.Sample(texts)
+    sample = counting.Sample(texts)
     list(sample)
     ids = made.ids(sample.texts)
     assert report.unknown_rate == sum(row.count(made.unk_id) for row in ids) / sum(map(len, ids))
@@ -277,13 +277,13 @@ def test_report_tells_the_truth():
 
 def test_documents_held_back_do_not_depend_on_order():
     texts = [f"document number {number}" * 20 for number in range(1000)]
-    learned_from = set(survey.Sample(texts))
+    learned_from = set(counting.Sample(texts))
     assert 5 < len(texts) - len(learned_from) < 40
-    assert set(survey.Sample(reversed(texts))) == learned_from
+    assert set(counting.Sample(reversed(texts))) == learned_from
 
 
 def test_a_tiny_corpus_is_never_all_held_back():
-    text = next(f"words {number}" for number in range(10_000) if not list(survey.Sample([f"words {number}"])))
+    text = next(f"words {number}" for number in range(10_000) if not list(counting.Sample([f"words {number}"])))
     made, report = train_vocabulary([text], VocabularyConfig(size=50, min_frequency=1))
     assert "words" in made.tokens
     assert any("too little text" in note for note in report.notes)
@@ -308,7 +308,7 @@ def test_size_that_does_not_hold_the_alphabet_names_the_least(algorithm):
 
 
 def test_memory_that_holds_few_words_is_said(monkeypatch):
-    monkeypatch.setattr(survey, "_FEWEST_WORDS", 10)
+    monkeypatch.setattr(counting, "_FEWEST_WORDS", 10)
     _, report = train_vocabulary(invented(), VocabularyConfig(size=100), max_memory=10)
     assert any("10 most frequent" in note for note in report.notes)
 

@@ -17,8 +17,7 @@ from typing import Any, Literal, get_args
 from tokenizers import pre_tokenizers
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.text.counting import Splitter, WordCounts, count_words
-from bertworks.text.survey import Sample, Survey, script_share, strip_accents
+from bertworks.text.counting import Sample, Splitter, Survey, WordCounts, count_words, script_share, strip_accents
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_folder import LONGEST_WORD, SPECIAL_TOKENS, bert_pipeline, word_piece_model
 from bertworks.text.wordpiece import Score, learn_byte_pairs, learn_word_pieces
