@@ -5,7 +5,7 @@ It reads finished shards, not the raw text, in one stream of bounded memory. It 
 
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -104,26 +104,24 @@ def preflight(shards: Shards, tokenizer: Tokenizer | None = None) -> PreflightRe
         sentence_hashes.add(hashes, int(borders[0]))
         document_hashes.add(_hash_rows(hashes, borders - borders[0]), first)
     manifest = shards.manifest
-    unknown_words = dict(list(manifest.unknown_words.items())[:_SHOWN])
-    figures: dict[str, Any] = {
-        "documents": manifest.documents,
-        "sentences": manifest.sentences,
-        "tokens": manifest.tokens,
-        "tokens_per_word": manifest.tokens / max(words, 1),
-        "unknown_share": manifest.unknown_tokens / manifest.tokens,
-        "unknown_words": unknown_words,
-        "unknown_cured_by_lowercase": _cured_by_lowercase(manifest.unknown_words, tokenizer),
-        "sentence_lengths": _named(sentence_lengths),
-        "document_lengths": _named(document_lengths),
-        "single_sentence_documents": single,
-        "duplicate_sentences": sentence_hashes.duplicates(lambda row: _text(shards, tokenizer, row, row + 1)),
-        "duplicate_documents": document_hashes.duplicates(
+    report = PreflightReport(
+        documents=manifest.documents,
+        sentences=manifest.sentences,
+        tokens=manifest.tokens,
+        tokens_per_word=manifest.tokens / max(words, 1),
+        unknown_share=manifest.unknown_tokens / manifest.tokens,
+        unknown_words=dict(list(manifest.unknown_words.items())[:_SHOWN]),
+        unknown_cured_by_lowercase=_cured_by_lowercase(manifest.unknown_words, tokenizer),
+        sentence_lengths=_named(sentence_lengths),
+        document_lengths=_named(document_lengths),
+        single_sentence_documents=single,
+        duplicate_sentences=sentence_hashes.duplicates(lambda row: _text(shards, tokenizer, row, row + 1)),
+        duplicate_documents=document_hashes.duplicates(
             lambda row: _text(shards, tokenizer, int(shards.documents[row]), int(shards.documents[row + 1]))
         ),
-    }
-    report = PreflightReport(**figures, warnings=[])
-    report.warnings.extend(_warnings(report, shards, tokenizer))
-    return report
+        warnings=[],
+    )
+    return replace(report, warnings=_warnings(report, shards, tokenizer))
 
 
 def _cut(borders: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:

@@ -11,7 +11,7 @@ import lzma
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -54,7 +54,8 @@ def write_rows(
         with replacing(target) as temporary:
             return _write_parquet(temporary, target.name, columns, rows)
     with _opened(path) as stream:
-        return _write(stream, str(path) if str(path) != "-" else "<stdout>", columns, rows, kind)
+        lines = _lines(str(path) if str(path) != "-" else "<stdout>", columns, rows, kind)
+        return _write(stream, lines) - (kind in ("csv", "tsv"))  # the header is no row
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:
@@ -64,7 +65,7 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> None:
         BertworksError: the file cannot be written. Nothing is left behind then.
     """
     with _opened(path) as stream:
-        _write_portions(stream, iter(lines))
+        _write(stream, iter(lines))
 
 
 def kind_of(path: str | Path) -> FileKind:
@@ -86,34 +87,27 @@ def kind_of(path: str | Path) -> FileKind:
     return kind
 
 
-def _write(
-    stream: IO[bytes] | gzip.GzipFile,
-    name: str,
-    columns: Sequence[str],
-    rows: Iterable[Mapping[str, Any]],
-    kind: FileKind,
-) -> int:
-    count = 0
-    match kind:
-        case "csv" | "tsv":
-            lines = _table_lines(name, columns, rows, "," if kind == "csv" else "\t")
-            count = -1  # the header
-        case "jsonl":
-            lines = (json.dumps(dict(row), ensure_ascii=False, default=str) for row in rows)
-        case "parquet":
-            raise UsageError("Parquet cannot be written as a stream", where=name, fix="name a file, or another kind")
-        case "conll":
-            raise UsageError("CoNLL columns hold words and their tags, and no rows", where=name, fix="use another kind")
-    return count + _write_portions(stream, lines)
-
-
-def _write_portions(stream: IO[bytes] | gzip.GzipFile, lines: Iterator[str]) -> int:
+def _write(stream: IO[bytes], lines: Iterator[str]) -> int:
     count = 0
     while portion := list(itertools.islice(lines, _ROWS_AT_A_TIME)):
         stream.write("".join(f"{line}\n" for line in portion).encode())
         count += len(portion)
     stream.flush()
     return count
+
+
+def _lines(name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], kind: FileKind) -> Iterator[str]:
+    match kind:
+        case "csv":
+            return _table_lines(name, columns, rows, ",")
+        case "tsv":
+            return _table_lines(name, columns, rows, "\t")
+        case "jsonl":
+            return (json.dumps(dict(row), ensure_ascii=False, default=str) for row in rows)
+        case "parquet":
+            raise UsageError("Parquet cannot be written as a stream", where=name, fix="name a file, or another kind")
+        case "conll":
+            raise UsageError("CoNLL columns hold words and their tags, and no rows", where=name, fix="use another kind")
 
 
 def _table_lines(name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], delimiter: str) -> Iterator[str]:
@@ -125,10 +119,7 @@ def _table_lines(name: str, columns: Sequence[str], rows: Iterable[Mapping[str, 
         return cell
 
     yield delimiter.join(map(quoted, columns))
-    known = set(columns)
-    for number, row in enumerate(rows, 1):
-        if not row.keys() <= known:
-            raise _not_a_column(name, number, row, known)
+    for row in _checked(name, columns, rows):
         yield delimiter.join(quoted(_cell(row.get(column))) for column in columns)
 
 
@@ -142,48 +133,49 @@ def _cell(value: Any) -> str:
     return str(value)
 
 
-def _not_a_column(name: str, number: int, row: Mapping[str, Any], known: set[str]) -> BertworksError:
-    extra = next(key for key in row if key not in known)
-    return BertworksError(
-        f"row {number} has the field {extra!r}, which no row before it had",
-        where=name,
-        fix="write JSON lines (a name that ends in .jsonl): there each row has its own fields",
-    )
+def _checked(name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    """The rows; BertworksError for one with a field that is no column."""
+    known = set(columns)
+    for number, row in enumerate(rows, 1):
+        if not row.keys() <= known:
+            extra = next(key for key in row if key not in known)
+            raise BertworksError(
+                f"row {number} has the field {extra!r}, which no row before it had",
+                where=name,
+                fix="write JSON lines (a name that ends in .jsonl): there each row has its own fields",
+            )
+        yield row
 
 
 @contextmanager
-def _opened(path: str | Path) -> Iterator[IO[bytes] | gzip.GzipFile]:
-    """What lines are written to: it appears at its place when all went well."""
+def _opened(path: str | Path) -> Iterator[Any]:
+    """What lines are written to, as bytes: it appears at its place when all went well."""
     if str(path) == "-":
         yield sys.stdout.buffer
         return
     target = Path(path).expanduser()
-    with replacing(target) as temporary, _compressed(temporary, target.suffix.lower()) as stream:
+    with (
+        replacing(target) as temporary,
+        temporary.open("wb") as file,
+        _compressed(file, target.suffix.lower()) as stream,
+    ):
         yield stream
 
 
-@contextmanager
-def _compressed(path: Path, suffix: str) -> Iterator[IO[bytes] | gzip.GzipFile]:
-    stream: IO[bytes] | gzip.GzipFile
+def _compressed(file: IO[bytes], suffix: str) -> Any:
     match suffix:
-        case ".gz":
-            # Without name and time in it, so that the same rows are the same bytes.
-            with path.open("wb") as file, gzip.GzipFile("", "wb", 6, file, mtime=0) as stream:
-                yield stream
+        case ".gz":  # without name and time in it, so that the same rows are the same bytes
+            return gzip.GzipFile("", "wb", 6, file, mtime=0)
         case ".bz2":
-            with bz2.open(path, "wb") as stream:
-                yield stream
+            return bz2.open(file, "wb")
         case ".xz":
-            with lzma.open(path, "wb") as stream:
-                yield stream
+            return lzma.open(file, "wb")
         case ".zst":
             import pyarrow
 
-            with pyarrow.CompressedOutputStream(str(path), "zstd") as stream:
-                yield stream
+            return pyarrow.CompressedOutputStream(file, "zstd")
         case _:
-            with path.open("wb") as stream:
-                yield stream
+            return nullcontext(file)
 
 
 def _write_parquet(path: Path, name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> int:
@@ -191,14 +183,11 @@ def _write_parquet(path: Path, name: str, columns: Sequence[str], rows: Iterable
     import pyarrow
     from pyarrow import parquet
 
-    known, count, source = set(columns), 0, iter(rows)
+    count, source = 0, _checked(name, columns, rows)
     schema = pyarrow.schema([(column, pyarrow.null()) for column in columns])
     writer = parquet.ParquetWriter(path, schema)
     try:
         while batch := list(itertools.islice(source, _ROWS_AT_A_TIME)):
-            for number, row in enumerate(batch, count + 1):
-                if not row.keys() <= known:
-                    raise _not_a_column(name, number, row, known)
             try:
                 arrays = [pyarrow.array([row.get(column) for row in batch]) for column in columns]
                 table = pyarrow.Table.from_arrays(arrays, names=list(columns))
