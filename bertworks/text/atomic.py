@@ -48,11 +48,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     Raises:
         BertworksError: the disk is full, or the file cannot be written there.
     """
-    target = Path(os.path.realpath(path))
-    temporary = _aside(target)
-    with _explained(target, temporary):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(target.parent, name=target.name)
+    with _aside(path) as (target, temporary):
         yield temporary
         _fsync(temporary)
         temporary.replace(target)
@@ -69,11 +65,7 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
     Raises:
         BertworksError: the disk is full, or the folder cannot be written there.
     """
-    target = Path(os.path.realpath(path))
-    temporary = _aside(target)
-    with _explained(target, temporary):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(target.parent, name=target.name)
+    with _aside(path) as (target, temporary):
         if target.exists() and not target.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "there is a file of that name", str(target))
         temporary.mkdir()
@@ -113,22 +105,22 @@ def sha256(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _aside(target: Path) -> Path:
-    """A sibling name that no other process or thread uses and that `remove_leftovers` recognises."""
-    began = _beginning(os.getpid())
-    writer = f"{os.getpid()}-{began}" if began else str(os.getpid())
-    return target.with_name(f".{_cut(target.name)}@{socket.gethostname()}.{writer}.{next(_COUNTER)}.tmp")
-
-
 def _cut(name: str) -> str:
     return os.fsdecode(os.fsencode(name)[:_LONGEST_NAME])
 
 
 @contextmanager
-def _explained(target: Path, temporary: Path) -> Iterator[None]:
-    """Remove `temporary` when the block fails, and say in plain words why `target` could not be written."""
+def _aside(path: str | Path) -> Iterator[tuple[Path, Path]]:
+    """What a path names, and a sibling to write to: a name that no other process or thread uses and that
+    `remove_leftovers` recognises. Removes the sibling when the block fails, and says in plain words why."""
+    target = Path(os.path.realpath(path))
+    began = _beginning(os.getpid())
+    writer = f"{os.getpid()}-{began}" if began else str(os.getpid())
+    temporary = target.with_name(f".{_cut(target.name)}@{socket.gethostname()}.{writer}.{next(_COUNTER)}.tmp")
     try:
-        yield
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(target.parent, name=target.name)
+        yield target, temporary
     except BaseException as error:
         _remove(temporary)
         if (isinstance(error, OSError) and error.errno in _DISK_FULL) or _DISK_FULL_WORDS.search(str(error)):

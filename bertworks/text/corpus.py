@@ -13,15 +13,8 @@ from typing import Literal, NamedTuple
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.text.atomic import sha256
-from bertworks.text.formats import (
-    COMPRESSION_SUFFIXES,
-    LARGEST_DOCUMENT,
-    SUFFIXES,
-    CorpusReport,
-    FileReader,
-    format_suffix,
-)
-from bertworks.text.streams import Tally, nothing_there, rereadable
+from bertworks.text.formats import LARGEST_DOCUMENT, SUFFIXES, CorpusReport, FileReader, format_suffix
+from bertworks.text.streams import COMPRESSIONS, Tally, nothing_there, rereadable
 from bertworks.text.wrapping import cut_text, paragraphs
 
 _OTHER_LINE_ENDS = "\v\f\x1c\x1d\x1e\x85\u2028\u2029"
@@ -176,7 +169,7 @@ class CorpusReader:
 
 def _is_wiki_part(name: str) -> bool:
     """WikiExtractor's `wiki_00`, also compressed; `Path` would see no suffix in it, but one in `AA.wiki_00`."""
-    return Path(name).suffix in COMPRESSION_SUFFIXES and "." not in Path(name).stem
+    return Path(name).suffix in COMPRESSIONS and "." not in Path(name).stem
 
 
 def _raise_unreadable(error: OSError) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from bertworks.errors import BertworksError
-from bertworks.text.streams import LONGEST_PIECE, LineReader, Repairs, Tally, open_lines
+from bertworks.text.streams import COMPRESSIONS, LONGEST_PIECE, LineReader, Repairs, Tally, open_lines
 from bertworks.text.tables import (
     as_text,
     choose_column,
@@ -29,7 +29,6 @@ from bertworks.text.wrapping import margin_of, separation
 _BAD_BYTES = "lines with bytes that are not UTF-8 (replaced by \N{REPLACEMENT CHARACTER})"
 _MANY_BAD_LINES = 100  # from here on the whole file is rather in another encoding
 LARGEST_DOCUMENT = 1 << 22  # characters; a longer one goes on as another document, so that memory stays flat
-COMPRESSION_SUFFIXES = (".gz", ".zst", ".xz", ".bz2")
 SUFFIXES = {
     **dict.fromkeys((".txt", ".text"), "text"),
     **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines", ".json"), "json"),
@@ -303,7 +302,7 @@ class FileReader:
 def format_suffix(name: str) -> str:
     """The suffix that tells the format, in lower case: ".jsonl" for "a.JSONL.gz"; empty if there is none."""
     path = Path(name.lower())
-    return Path(path.stem).suffix if path.suffix in COMPRESSION_SUFFIXES else path.suffix
+    return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
 
 
 def looks_binary(head: bytes) -> bool:

@@ -17,7 +17,8 @@ from typing import IO, Any, Literal
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.text.atomic import replacing
-from bertworks.text.formats import COMPRESSION_SUFFIXES, format_suffix
+from bertworks.text.formats import format_suffix
+from bertworks.text.streams import COMPRESSIONS
 
 FileKind = Literal["csv", "tsv", "jsonl", "parquet", "conll"]
 _KINDS: dict[str, FileKind] = {
@@ -78,11 +79,11 @@ def kind_of(path: str | Path) -> FileKind:
         return "csv"
     name = str(path).lower()
     kind = _KINDS.get(format_suffix(name))
-    if kind is None or (kind == "parquet" and name.endswith(COMPRESSION_SUFFIXES)):
+    if kind is None or (kind == "parquet" and name.endswith(tuple(COMPRESSIONS))):
         raise UsageError(
             "the name does not tell what to write" if kind is None else "Parquet is compressed inside",
             where=str(path),
-            fix=f"end it in {', '.join(_KINDS)}; all but Parquet also with {', '.join(COMPRESSION_SUFFIXES)} after it",
+            fix=f"end it in {', '.join(_KINDS)}; all but Parquet also with {', '.join(COMPRESSIONS)} after it",
         )
     return kind
 

@@ -27,7 +27,12 @@ BLOCK_SIZE = 1 << 20  # bytes read at a time, and the size of the sample by whic
 LONGEST_PIECE = 1 << 22  # bytes; a longer line of plain text is cut at a space, so that memory stays flat
 _NAMED_PLACES = 5
 
-_COMPRESSIONS = {b"\x1f\x8b": "gz", b"BZh": "bz2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zst"}
+COMPRESSIONS = {  # by suffix: the first bytes of such a file, and what tells whether it is whole
+    ".gz": (b"\x1f\x8b", "gzip -t"),
+    ".zst": (b"\x28\xb5\x2f\xfd", "zstd -t"),
+    ".xz": (b"\xfd7zXZ\0", "xz -t"),
+    ".bz2": (b"BZh", "bzip2 -t"),
+}
 _BYTE_ORDER_MARKS = (  # the four-byte marks first: the one of UTF-32 begins with the one of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -141,10 +146,11 @@ class LineReader:
         try:
             data = self._stream.read(BLOCK_SIZE)
         except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
+            check = next((command for end, (_, command) in COMPRESSIONS.items() if self._name.endswith(end)), "file")
             raise BertworksError(
                 f"the file is damaged or was cut off: {error}",
                 where=self._name,
-                fix=f"fetch it again (`{_check_command(self._name)}` tells whether it is whole), or leave it out",
+                fix=f"fetch it again (`{check} {self._name}` tells whether it is whole), or leave it out",
             ) from error
         self._repairs.bytes += len(data)
         return self._transcode(data) if self._decoder else data
@@ -231,27 +237,20 @@ def _decompressed(path: Path) -> IO[bytes]:
     stream: IO[bytes]
     with path.open("rb") as file:
         magic = file.read(6)
-    match next((name for start, name in _COMPRESSIONS.items() if magic.startswith(start)), None):
-        case "gz":
+    match next((suffix for suffix, (start, _) in COMPRESSIONS.items() if magic.startswith(start)), None):
+        case ".gz":
             return io.BufferedReader(gzip.open(path), BLOCK_SIZE)
-        case "bz2":
+        case ".bz2":
             return bz2.open(path)
-        case "xz":
+        case ".xz":
             return lzma.open(path)
-        case "zst":
+        case ".zst":
             import pyarrow
 
             stream = pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
             return stream
         case _:
             return path.open("rb")
-
-
-def _check_command(name: str) -> str:
-    for suffix, command in {".gz": "gzip -t", ".bz2": "bzip2 -t", ".xz": "xz -t", ".zst": "zstd -t"}.items():
-        if name.endswith(suffix):
-            return f"{command} {name}"
-    return f"file {name}"
 
 
 def _unify_line_ends(text: str) -> str:
