@@ -193,15 +193,14 @@ def _by_columns(columns: dict[str, Column], text: tuple[str, ...], label: str | 
     text = text or _find_texts(columns, (label,))
     if label is None:
         return Schema(task=task or "classification", text=text)
-    separator = "" if columns[label].listed else _separator_of(columns[label])
-    if task is None:
-        if columns[label].listed or separator:
-            task = "multilabel"
-        else:
-            task = "regression" if _are_amounts(columns[label]) else "classification"
-    if task == "multilabel" and not columns[label].listed:
-        return Schema(task=task, text=text, label=label, separator=separator or "|")
-    return Schema(task=task, text=text, label=label)
+    column = columns[label]
+    separator = "" if column.listed else _separator_of(column)
+    if task is None and (column.listed or separator):
+        task = "multilabel"
+    elif task is None:
+        task = "regression" if _are_amounts(column) else "classification"
+    parted = task == "multilabel" and not column.listed
+    return Schema(task=task, text=text, label=label, separator=(separator or "|") if parted else "")
 
 
 def _names(reader: RowReader, schema: Schema) -> tuple[str, ...]:

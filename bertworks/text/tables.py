@@ -34,19 +34,7 @@ PAIRS = (
     *(("query", "passage"), ("query", "document"), ("query", "text"), ("claim", "evidence")),
 )
 SINGLE_TEXTS = (*_TEXT_NAMES, "tweet", "utterance", "message", "post", "question", "query", "title", "headline")
-PROMPTS = (
-    "startphrase",
-    "ctx",
-    "prompt",
-    "question",
-    "premise",
-    "context",
-    "goal",
-    "stem",
-    "sentence",
-    "sent1",
-    "text",
-)
+PROMPTS = tuple("startphrase ctx prompt question premise context goal stem sentence sent1 text".split())
 ID_NAMES = ("id", "guid", "uid", "uuid", "idx", "index", "qid", "q_id", "example_id", "question_id")
 KNOWN_NAMES = frozenset((*ID_NAMES, *LABEL_NAMES, *SINGLE_TEXTS, *PROMPTS, *(name for pair in PAIRS for name in pair)))
 _SHORTEST_TEXT = 20  # characters on average below which a column is not taken for text by itself
