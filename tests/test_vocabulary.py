@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -192,6 +193,13 @@ def test_same_bytes_whatever_the_way(algorithm, tmp_path, monkeypatch):
         random.Random(number).shuffle(documents)
         made, _ = train_vocabulary(iter(documents), config, workers=workers, max_memory=max_memory)
         assert files_of(made, tmp_path / str(number)) == expected
+
+
+def test_strings_of_numpy_are_texts_too(monkeypatch):
+    documents = invented()
+    expected, _ = train_vocabulary(documents, VocabularyConfig(size=200), workers=1)
+    monkeypatch.setattr(counting, "_BATCH", 2000)
+    assert train_vocabulary(np.array(documents), VocabularyConfig(size=200), workers=2)[0].tokens == expected.tokens
 
 
 def test_ids_of_special_tokens_are_fixed_and_unused_slots_follow():

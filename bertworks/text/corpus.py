@@ -27,6 +27,14 @@ class Document(NamedTuple):
     source: str  # "path:line" where it begins (for Parquet the row)
 
 
+class Identity(NamedTuple):
+    """Which files a corpus has, as they stand there now; none is opened for it."""
+
+    files: int
+    bytes: int
+    stamp: str  # sha256 of paths, sizes and times of change. The same: the same text. Another: perhaps a copy of it
+
+
 class CorpusReader:
     """The documents of files, folders, globs and "-" (standard input), in a fixed order, as often as one iterates.
 
@@ -81,9 +89,8 @@ class CorpusReader:
             )
         self.report = report
 
-    def identity(self) -> dict[str, int | str]:
-        """What can be known of the corpus without opening a file: how many `files` and `bytes`, and `files_sha256`, of
-        paths, sizes and times of change. The same: the same text. Another: perhaps a copy of it.
+    def identity(self) -> Identity:
+        """What can be known of the corpus at once.
 
         Raises:
             BertworksError: a file is gone.
@@ -96,7 +103,7 @@ class CorpusReader:
                 raise BertworksError(f"cannot be read: {error.strerror}", where=self._names[path]) from error
             size += status.st_size
             digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
-        return {"files": len(self.files), "bytes": size, "files_sha256": digest.hexdigest()}
+        return Identity(len(self.files), size, digest.hexdigest())
 
     def content_sha256(self) -> str:
         """Of the bytes of all files and their paths relative to the inputs: a copy elsewhere has the same.

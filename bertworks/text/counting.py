@@ -171,7 +171,7 @@ def count_words(
     Raises:
         BertworksError: a process was killed.
     """
-    batches = in_lots(documents, _BATCH)
+    batches = in_lots(map(str, documents), _BATCH)  # plain ones: numpy's go through no pipe
     first = list(itertools.islice(batches, 2))
     counted = in_processes(
         "bertworks.text.counting:counter",

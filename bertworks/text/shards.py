@@ -235,19 +235,22 @@ def _damaged(path: Path, how: str) -> BertworksError:
 
 def _settings(reader: CorpusReader, tokenizer: Tokenizer) -> dict[str, Any]:
     """What must be the same for a folder to be continued, or to be called done."""
+    files, size, stamp = reader.identity()
     return {
         "format": FORMAT,
         "tokenizer": tokenizer.sha256,
         "text_column": reader.text_column,
         "documents": reader.documents,
-        **reader.identity(),
+        "files": files,
+        "bytes": size,
+        "files_sha256": stamp,
     }
 
 
 def _with_content(settings: dict[str, Any], reader: CorpusReader) -> dict[str, Any]:
     """The settings of a finished folder; BertworksError if the files are no longer those that were read."""
     content = reader.content_sha256()
-    if reader.identity()["files_sha256"] != settings["files_sha256"]:
+    if reader.identity().stamp != settings["files_sha256"]:
         raise BertworksError(
             "files of the corpus were changed while they were read",
             where=_names(reader),
