@@ -13,8 +13,8 @@ from typing import Literal, NamedTuple
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.text.atomic import sha256
-from bertworks.text.formats import LARGEST_DOCUMENT, SUFFIXES, CorpusReport, FileReader, format_suffix
-from bertworks.text.streams import COMPRESSIONS, Tally, nothing_there, rereadable
+from bertworks.text.formats import LARGEST_DOCUMENT, SUFFIXES, CorpusReport, FileReader
+from bertworks.text.streams import COMPRESSIONS, Tally, format_suffix, nothing_there, rereadable
 from bertworks.text.wrapping import cut_text, paragraphs
 
 _OTHER_LINE_ENDS = "\v\f\x1c\x1d\x1e\x85\u2028\u2029"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from bertworks.errors import BertworksError
-from bertworks.text.streams import COMPRESSIONS, LONGEST_PIECE, LineReader, Repairs, Tally, open_lines
+from bertworks.text.streams import LONGEST_PIECE, LineReader, Repairs, Tally, format_suffix, looks_binary, open_lines
 from bertworks.text.tables import (
     as_text,
     choose_column,
@@ -297,20 +297,6 @@ class FileReader:
             where=f"{self.name}:{line}",
             fix=f"look at it with `sed -n {line}p {self.name}`, repair the file or leave it out",
         )
-
-
-def format_suffix(name: str) -> str:
-    """The suffix that tells the format, in lower case: ".jsonl" for "a.JSONL.gz"; empty if there is none."""
-    path = Path(name.lower())
-    return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
-
-
-def looks_binary(head: bytes) -> bool:
-    """Whether the first bytes of a file are not text in any encoding that is read."""
-    head = head[:8192]
-    control = sum(head.count(byte) for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
-    bad = head.decode("utf-8", "replace").count("\ufffd")
-    return control > 0.3 * len(head) or (control > 0.02 * len(head) and bad > 0.1 * len(head))
 
 
 def _is_text_type(kind: Any) -> bool:

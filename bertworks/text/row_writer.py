@@ -17,8 +17,7 @@ from typing import IO, Any, Literal
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.text.atomic import replacing
-from bertworks.text.formats import format_suffix
-from bertworks.text.streams import COMPRESSIONS
+from bertworks.text.streams import COMPRESSIONS, format_suffix
 
 FileKind = Literal["csv", "tsv", "jsonl", "parquet", "conll"]
 _KINDS: dict[str, FileKind] = {

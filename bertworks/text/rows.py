@@ -22,8 +22,16 @@ from bertworks.text.annotations import (
     with_entities,
     with_tags,
 )
-from bertworks.text.formats import format_suffix, looks_binary
-from bertworks.text.streams import LineReader, Repairs, Tally, nothing_there, open_lines, rereadable
+from bertworks.text.streams import (
+    LineReader,
+    Repairs,
+    Tally,
+    format_suffix,
+    looks_binary,
+    nothing_there,
+    open_lines,
+    rereadable,
+)
 from bertworks.text.tables import (
     KNOWN_NAMES,
     delimiter_of,

@@ -219,6 +219,20 @@ def _spooled(stream: IO[bytes], owner: object) -> Path:
     return path
 
 
+def format_suffix(name: str) -> str:
+    """The suffix that tells the format, in lower case: ".jsonl" for "a.JSONL.gz"; empty if there is none."""
+    path = Path(name.lower())
+    return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
+
+
+def looks_binary(head: bytes) -> bool:
+    """Whether the first bytes of a file are not text in any encoding that is read."""
+    head = head[:8192]
+    control = sum(head.count(byte) for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
+    bad = head.decode("utf-8", "replace").count("\ufffd")
+    return control > 0.3 * len(head) or (control > 0.02 * len(head) and bad > 0.1 * len(head))
+
+
 def nothing_there(path: Path) -> UsageError:
     """The error for a path that names nothing, with the neighbour that was perhaps meant."""
     folder = path.parent
