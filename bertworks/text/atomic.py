@@ -8,6 +8,7 @@ import ctypes
 import errno
 import hashlib
 import itertools
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from bertworks.errors import BertworksError
 
@@ -37,6 +39,11 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 def write_text(path: str | Path, text: str) -> None:
     """Write a whole UTF-8 file atomically, newlines as they are."""
     write_bytes(path, text.encode("utf-8"))
+
+
+def write_json(path: str | Path, content: Any) -> None:
+    """Write a whole JSON file atomically, for people to read as well."""
+    write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 It reads finished shards, not the raw text, in one stream of bounded memory. It judges and advises; it changes nothing.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.text.atomic import write_text
+from bertworks.text.atomic import write_json
 from bertworks.text.shards import Shards
 from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.tokenizer_folder import count_cased
 
 _BLOCK_TOKENS = 1 << 20
 _BLOCK_SENTENCES = 1 << 18
@@ -65,7 +65,7 @@ class PreflightReport:
 
     def save(self, folder: Path) -> None:
         """Write preflight.json into a shards folder."""
-        write_text(folder / "preflight.json", json.dumps(self.as_dict(), indent=2, ensure_ascii=False) + "\n")
+        write_json(folder / "preflight.json", self.as_dict())
 
     def __str__(self) -> str:
         lines = [
@@ -266,9 +266,8 @@ def _vocabulary_warnings(report: PreflightReport, tokenizer: Tokenizer) -> list[
             "not fit this text; train one on it with `bertworks vocab`"
         )
     if report.unknown_share > _CASING_UNKNOWN and report.unknown_cured_by_lowercase > 0.5 and not tokenizer.lowercase:
-        capitals = sum(token != token.lower() for token in tokenizer.tokens if not token.startswith("["))
         share = f"{report.unknown_cured_by_lowercase:.0%} of the unknown words are known in lower case: "
-        if capitals <= len(tokenizer.tokens) // 100:
+        if count_cased(tokenizer.tokens) <= len(tokenizer.tokens) // 100:
             found.append(
                 share + "the vocabulary is uncased but the tokenizer keeps capitals; set do_lower_case to true in its "
                 "tokenizer_config.json (and lowercase in tokenizer.json)"

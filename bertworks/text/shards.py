@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError
-from bertworks.text.atomic import remove_leftovers, sha256, write_text
+from bertworks.text.atomic import remove_leftovers, sha256, write_json, write_text
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.parts import PartCounts, cut_into_parts, join_parts, token_dtype, write_parts
 from bertworks.text.tokenizer import Tokenizer
@@ -183,7 +183,7 @@ def write_shards(
                 "there is no text in the corpus", where=_names(reader), fix="give files that hold text"
             )
         manifest = _assemble(folder, counts, tokenizer, _with_content(settings, reader), reader, unknown_words)
-        write_text(folder / "manifest.json", json.dumps(asdict(manifest), indent=2, ensure_ascii=False) + "\n")
+        write_json(folder / "manifest.json", asdict(manifest))
         _tidy(folder)
     return Shards.open(folder, written_now=True)
 

@@ -24,11 +24,12 @@ import tokenizers
 from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.text.atomic import write_text
+from bertworks.text.atomic import write_json, write_text
 from bertworks.text.tokenizer_folder import (
     DEFAULT_LENGTH,
     SPECIAL_TOKENS,
     TokenizerFolder,
+    count_cased,
     read_folder,
     read_vocabulary,
 )
@@ -162,8 +163,8 @@ class Tokenizer:
             }
         if word_piece:
             write_text(folder / "vocab.txt", "".join(f"{token}\n" for token in self.tokens))
-        write_text(folder / "special_tokens_map.json", _json(self.special_tokens))
-        write_text(folder / "tokenizer_config.json", _json(config))
+        write_json(folder / "special_tokens_map.json", self.special_tokens)
+        write_json(folder / "tokenizer_config.json", config)
         write_text(folder / "tokenizer.json", self._library.to_str(pretty=True) + "\n")
 
     @cached_property
@@ -311,11 +312,7 @@ def _bert_normalizer(normalizer: dict[str, Any] | None) -> dict[str, Any] | None
 
 def _casing_doubt(tokenizer: Tokenizer) -> str | None:
     """A word about a vocabulary with capitals that lower-cased text can never reach, or None."""
-    cased = sum(token != token.lower() for token in tokenizer.tokens if not token.startswith("["))
+    cased = count_cased(tokenizer.tokens)
     if tokenizer.lowercase and cased > tokenizer.vocab_size // 20:
         return f"text is lower-cased, but {cased} of {tokenizer.vocab_size} tokens have capitals: is it a cased model?"
     return None
-
-
-def _json(content: dict[str, Any]) -> str:
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"

@@ -150,6 +150,11 @@ def word_piece_model(tokens: Sequence[str], unk_token: str = "[UNK]") -> dict[st
     }
 
 
+def count_cased(tokens: Sequence[str]) -> int:
+    """How many tokens have capitals, save those in brackets."""
+    return sum(token != token.lower() for token in tokens if not token.startswith("["))
+
+
 def _read_text(path: Path) -> str:
     """A small UTF-8 file as it is; BertworksError with the line for a byte-order mark or bad bytes."""
     try:
@@ -211,7 +216,7 @@ def _from_vocabulary(
             raise BertworksError(f"the vocabulary lacks {token}", where=str(path), fix="add it, one token per line")
     lowercase, strip_accents = config.get("do_lower_case"), config.get("strip_accents")
     if not isinstance(lowercase, bool):
-        cased = sum(token != token.lower() for token in tokens if not token.startswith("["))
+        cased = count_cased(tokens)
         lowercase = cased <= len(tokens) // 1000
         accented = any(unicodedata.normalize("NFD", token) != token for token in tokens)
         strip_accents = False if lowercase and accented else None
