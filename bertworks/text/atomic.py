@@ -119,7 +119,7 @@ def _cut(name: str) -> str:
 @contextmanager
 def _aside(path: str | Path) -> Iterator[tuple[Path, Path]]:
     """What a path names, and a sibling to write to: a name that no other process or thread uses and that
-    `remove_leftovers` recognises. Removes the sibling when the block fails, and says in plain words why."""
+    `remove_leftovers` recognises. When the block fails, the sibling goes, and the reason is said plainly."""
     target = Path(os.path.realpath(path))
     began = _beginning(os.getpid())
     writer = f"{os.getpid()}-{began}" if began else str(os.getpid())

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from bertworks.errors import BertworksError
 from bertworks.text.streams import LONGEST_PIECE, LineReader, Repairs, Tally, format_suffix, looks_binary, open_lines
@@ -38,9 +38,6 @@ SUFFIXES = {
 _JUDGED_CHARACTERS = 1 << 20  # of the first records, by which the text column is chosen
 _JUDGED_RECORDS = 100
 _OWN_MARGIN = 30  # lines from which a document's margin is measured in itself and not taken from its file
-
-
-_Record = TypeVar("_Record")
 
 
 class RawDocument(NamedTuple):
@@ -307,9 +304,9 @@ def _is_text_type(kind: Any) -> bool:
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
-def _peek(records: Iterator[tuple[int, _Record]]) -> tuple[list[tuple[int, _Record]], Iterator[tuple[int, _Record]]]:
+def _peek(records: Iterator[tuple[int, Any]]) -> tuple[list[tuple[int, Any]], Iterator[tuple[int, Any]]]:
     """The first records, by which the columns are judged, and all of them."""
-    first, size = list[tuple[int, _Record]](), 0
+    first, size = list[tuple[int, Any]](), 0
     while size < _JUDGED_CHARACTERS and len(first) < _JUDGED_RECORDS:
         record = next(records, None)
         if record is None:
