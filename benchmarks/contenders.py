@@ -135,8 +135,7 @@ def load_transformers(job: Job, *, by_length: bool, bf16: bool = False) -> Answe
     import transformers
 
     torch.set_num_threads(job.threads)
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    quiet(transformers)
     kind = transformers.AutoModelForSequenceClassification if job.classify else transformers.AutoModel
     model = kind.from_pretrained(job.model, dtype=torch.bfloat16 if bf16 else torch.float32).eval()
 
@@ -151,11 +150,19 @@ def load_transformers(job: Job, *, by_length: bool, bf16: bool = False) -> Answe
     return in_rectangles(job, compute, by_length=by_length)
 
 
+def quiet(transformers: Any) -> None:
+    """What it says of weights that are not needed, and its bars, are no figures."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
 def load_sentence_transformers(job: Job) -> Answering:
     import torch
+    import transformers
     from sentence_transformers import SentenceTransformer
 
     torch.set_num_threads(job.threads)
+    quiet(transformers)
     return SentenceTransformer(job.model, device="cpu").encode
 
 
@@ -279,7 +286,7 @@ def convert(model: Path, files: Path) -> None:
     from ctranslate2.converters import TransformersConverter
     from onnxruntime.quantization import QuantType, quantize_dynamic
 
-    transformers.logging.set_verbosity_error()
+    quiet(transformers)
     config = transformers.AutoConfig.from_pretrained(model)
     classify = config.architectures == ["BertForSequenceClassification"]
     head_or_body = transformers.AutoModelForSequenceClassification if classify else transformers.AutoModel

@@ -28,7 +28,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +101,12 @@ class Bench:
         count = QUICK_TEXTS if quick else arguments.texts
         texts = real_texts(count, self.lengths)
         every = max(1, count // min(count, arguments.base_texts))
+        small, base = ("BERT-tiny", "BERT-tiny") if quick else ("MiniLM-L6", "BERT-Base")
         works = {
-            "minilm": Work("Vectors, MiniLM-L6", self.minilm, texts),
-            "base": Work("Vectors, BERT-Base", self.filled, texts[::every]),
-            "sst2": Work("Labels, BERT-Base", models["classifier"], judged_texts(872, self.lengths)[:count], True),
-            "query": Work("One query", self.minilm, queries(100, self.lengths), kind="query"),
+            "minilm": Work(f"Vectors, {small}", self.minilm, texts),
+            "base": Work(f"Vectors, {base}", self.filled, texts[::every]),
+            "sst2": Work(f"Labels, {base}", models["classifier"], judged_texts(872, self.lengths)[:count], True),
+            "query": Work(f"One query, {small}", self.minilm, queries(100, self.lengths), kind="query"),
         }
         self.works = {name: work for name, work in works.items() if name in arguments.works}
         flags = provenance(())["cpu_flags"]
@@ -183,7 +184,7 @@ class Bench:
         found = self.process(job, settings)
         if work.kind == "query":
             begin = time.perf_counter()
-            self.process(Job(**asdict(job) | {"work": "start"}), settings)
+            self.process(replace(job, work="start"), settings)
             found["first_vector"] = time.perf_counter() - begin
         return found
 

@@ -5,6 +5,7 @@ import os
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
@@ -12,36 +13,6 @@ DATA = Path(os.environ["BERTWORKS_DATA"]) if os.environ.get("BERTWORKS_DATA") el
 LONGEST = 256  # tokens of a text, [CLS] and [SEP] counted
 QUERY = 12  # tokens of a query
 _AT_ONCE = 1000
-
-
-def real_texts(count: int, lengths_of: "Lengths") -> list[str]:
-    """Runs of whole sentences, of English Wikipedia or else of what comes with Python; about 61 tokens on average, none
-    longer than LONGEST. The same ones every time; what is asked for beyond them are the first ones again."""
-    runs = _runs(_documents())
-    found: list[str] = []
-    while len(found) < count and (part := list(islice(runs, _AT_ONCE))):
-        found += [text for text, length in zip(part, lengths_of(part), strict=True) if length <= LONGEST]
-    return [found[n % len(found)] for n in range(count)]
-
-
-def queries(count: int, lengths_of: "Lengths") -> list[str]:
-    """Sentences of QUERY tokens."""
-    from bertworks.text.sentences import split_sentences
-
-    sentences = (sentence for document in _documents() for sentence in split_sentences(document))
-    found: list[str] = []
-    while len(found) < count and (part := list(islice(sentences, _AT_ONCE))):
-        found += [text for text, length in zip(part, lengths_of(part), strict=True) if length == QUERY]
-    return found[:count]
-
-
-def judged_texts(count: int, lengths_of: "Lengths") -> list[str]:
-    """The dev set of SST-2; as many real texts where it is not at hand."""
-    if DATA is None:
-        return real_texts(min(count, 872), lengths_of)
-    from bertworks.text.rows import RowReader
-
-    return [str(row.values["sentence"]) for row in islice(RowReader(DATA / "glue" / "SST-2" / "dev.tsv"), count)]
 
 
 class Lengths:
@@ -58,19 +29,53 @@ class Lengths:
         return [len(ids) + 2 for ids in self.tokenizer.ids(list(texts))]
 
 
+def real_texts(count: int, lengths_of: Lengths) -> list[str]:
+    """Runs of whole sentences, of English Wikipedia or else of what comes with Python; about 61 tokens on average, none
+    longer than LONGEST. The same ones every time; what is asked for beyond them are the first ones again."""
+    runs = _runs(_documents())
+    found: list[str] = []
+    while len(found) < count and (part := list(islice(runs, _AT_ONCE))):
+        found += [text for text, length in zip(part, lengths_of(part), strict=True) if length <= LONGEST]
+    return [found[n % len(found)] for n in range(count)]
+
+
+def queries(count: int, lengths_of: Lengths) -> list[str]:
+    """Sentences of QUERY tokens."""
+    from bertworks.text.sentences import split_sentences
+
+    sentences = (sentence for document in _documents() for sentence in split_sentences(document))
+    found: list[str] = []
+    while len(found) < count and (part := list(islice(sentences, _AT_ONCE))):
+        found += [text for text, length in zip(part, lengths_of(part), strict=True) if length == QUERY]
+    return found[:count]
+
+
+def judged_texts(count: int, lengths_of: Lengths) -> list[str]:
+    """The dev set of SST-2; as many real texts where it is not at hand."""
+    if DATA is None:
+        return real_texts(min(count, 872), lengths_of)
+    from bertworks.text.rows import RowReader
+
+    return [str(row.values["sentence"]) for row in islice(RowReader(DATA / "glue" / "SST-2" / "dev.tsv"), count)]
+
+
 def _documents() -> Iterator[str]:
     from bertworks.text.corpus import CorpusReader
 
-    if DATA is not None:
+    if DATA is None:
+        yield from _prose()
+    else:
         yield from (document.text for document in CorpusReader([DATA / "text" / "en-wikipedia-8m.jsonl.gz"]))
-        return
+
+
+@cache
+def _prose() -> list[str]:
+    """The English that comes with Python and its packages."""
     from bertworks.use.demo_corpus import write_demo_corpus
 
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        write_demo_corpus(folder).training.open(encoding="utf-8") as lines,
-    ):
-        yield from (json.loads(line)["text"] for line in lines)
+    with tempfile.TemporaryDirectory() as folder:
+        lines = write_demo_corpus(folder).training.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["text"] for line in lines]
 
 
 def _runs(documents: Iterator[str]) -> Iterator[str]:
