@@ -2,15 +2,17 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PEERS := benchmarks/.peers
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: help demo test check bench docs clean
+.PHONY: help demo test check bench bench-peers docs clean
 
 help:
 	@echo "make demo    install, then pre-train and fine-tune on the English that comes with Python (at most 10 minutes)"
 	@echo "make test    install what the tests need, then run all but the slow ones, with branch coverage"
 	@echo "make check   format, lint, types, and the shape of the house"
 	@echo "make bench   run every file of benchmarks/ (long)"
+	@echo "make bench-peers  install what benchmarks/inference.py compares with, each into an environment of its own (4 GB)"
 	@echo "make docs    write docs/commands.md and docs/python.md anew from the code"
 	@echo "make clean   remove .venv, the demo's output and all caches"
 
@@ -26,8 +28,10 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_structure.py tests/test_public_names.py
 
-bench: $(VENV)/.bench
+bench: $(VENV)/.bench $(PEERS)/.installed
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+bench-peers: $(PEERS)/.installed
 
 docs: $(VENV)/.installed
 	$(BIN)/python docs/write_reference.py
@@ -57,4 +61,13 @@ $(VENV)/.dev: $(VENV)/.installed
 $(VENV)/.bench: $(VENV)/.dev
 	@echo "Installing what the benchmarks compare with ..."
 	@$(INSTALL) -e ".[dev,bench]"
+	@touch $@
+
+$(PEERS)/.installed: benchmarks/peers.txt
+	@rm -rf $(PEERS)
+	@grep -v '^#' benchmarks/peers.txt | while read name packages; do \
+		echo "Installing $$packages into $(PEERS)/$$name ..."; \
+		$(PYTHON) -m venv $(PEERS)/$$name || exit 1; \
+		$(PEERS)/$$name/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt $$packages < /dev/null || exit 1; \
+	done
 	@touch $@

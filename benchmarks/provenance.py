@@ -6,7 +6,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -43,18 +43,27 @@ def cpu(field: str) -> str:
     return next((line.split(":", 1)[1].strip() for line in lines if line.split(":")[0].strip() == field), "")
 
 
-def process(script: str, arguments: Sequence[str], threads: int, cores: Sequence[int] | None = None) -> dict[str, Any]:
+def process(
+    script: str,
+    arguments: Sequence[str],
+    threads: int,
+    cores: Sequence[int] | None = None,
+    *,
+    python: str = sys.executable,
+    settings: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """What a script, run in a process of its own, prints as JSON on its last line. Nothing is sent over a network.
 
-    cores: the only ones that it may use; None: all.
+    cores: the only ones that it may use; None: all. python: of another environment. settings: of its environment.
     """
     environment = os.environ | {
         "OMP_NUM_THREADS": str(threads),
         "HF_HUB_OFFLINE": "1",
         "TOKENIZERS_PARALLELISM": "false",
     }
+    environment |= settings or {}
     pinned = [] if cores is None else ["taskset", "--cpu-list", ",".join(map(str, cores))]
-    command = [*pinned, sys.executable, script, *arguments]
+    command = [*pinned, python, script, *arguments]
     run = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=environment)
     if run.returncode:
         raise SystemExit(f"failed: {' '.join([script, *arguments])}")

@@ -1,0 +1,367 @@
+"""How fast texts become vectors and labels on the CPU: bertworks beside what people use instead.
+
+    make bench-peers       installs the others, each into an environment of its own (peers.txt)
+    python benchmarks/inference.py [--works minilm base sst2 query alone] [--contenders NAME ...] [--rounds 3]
+                                   [--texts 2000] [--base-texts 500] [--threads N] [--long] [--quick] [--profile]
+
+All get the same real texts and give their answers in the same order; what they give is compared with transformers in
+fp32. Every measurement is a process of its own with the model loaded and warm; they take turns; medians of the rounds.
+Only real tokens are counted. Everyone is run as it comes, and a second time with what bertworks sets for itself: memory
+that glibc keeps, and threads that soon sleep. Contenders that are not installed are left out, and named.
+
+    minilm, base   vectors of texts of mixed length: of MiniLM-L6, and of the shape of BERT-Base with random weights,
+                   which takes every n-th text only
+    sst2           the probabilities of two labels for the dev set of SST-2: BERT-Base, random weights
+    query          one text of 12 tokens after the other; and seconds from nothing to the first vector
+    alone          bertworks only: how soon commands answer, tokens/s of more and more and of longer and longer texts
+                   (a million with --long), and where the time goes. --profile: only this last one, published nowhere
+
+"of matmul" is the share of the speed of large matrix products, in the best precision of this machine: products that the
+real tokens need over products that the machine could have done. It is measured in every round; the best one counts.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from contenders import CONTENDERS, FINISHED, REFERENCE, Job
+from materials import Lengths, judged_texts, queries, random_models, real_texts
+from provenance import HERE, process, provenance, publish
+
+COMMAND = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}  # what the command `bertworks` sets
+SETTINGS = {  # of each column; ours are both
+    "as it comes": {},
+    "our settings": COMMAND | {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)},
+}
+GROWTH, LONG = (1_000, 10_000, 100_000), 1_000_000
+QUICK_TEXTS = 24
+
+
+@dataclass(frozen=True)
+class Work:
+    title: str
+    model: Path
+    texts: list[str]
+    classify: bool = False
+    kind: str = "speed"
+
+
+def main() -> None:
+    arguments = parse()
+    with tempfile.TemporaryDirectory(prefix="bertworks-bench-") as scratch:
+        bench = Bench(arguments, Path(scratch))
+        if arguments.profile:
+            print("\n".join(stages_table(bench.profile(max(bench.ceiling().values())))))
+            return
+        results = bench.compare()
+    shown = table(results)
+    if not arguments.quick:
+        publish("inference", results, shown)
+    print(shown)
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    works = ("minilm", "base", "sst2", "query", "alone")
+    parser.add_argument("--works", nargs="+", choices=works, default=works)
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--texts", type=int, default=2000)
+    parser.add_argument("--base-texts", type=int, default=500)
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--peers", type=Path, default=HERE / ".peers", help="where `make bench-peers` installed them")
+    parser.add_argument("--long", action="store_true", help="also a million texts: hours")
+    parser.add_argument("--quick", action="store_true", help="does it run? one round, few texts, a tiny network")
+    parser.add_argument("--profile", action="store_true", help="only where the time of bertworks goes")
+    return parser.parse_args()
+
+
+# --- the parent: contenders take turns
+
+
+class Bench:
+    """All that is measured, one thing at a time."""
+
+    def __init__(self, arguments: argparse.Namespace, scratch: Path):
+        self.arguments, self.scratch, self.lengths = arguments, scratch, Lengths()
+        quick = arguments.quick
+        self.rounds, self.seconds = (1, 0.1) if quick else (arguments.rounds, 5.0)
+        models = random_models("tiny" if quick else "base", arguments.peers / "models")
+        self.filled = models["pretrained"]
+        self.minilm = self.filled if quick else self.lengths.folder
+        count = QUICK_TEXTS if quick else arguments.texts
+        texts = real_texts(count, self.lengths)
+        every = max(1, count // min(count, arguments.base_texts))
+        small, base = ("BERT-tiny", "BERT-tiny") if quick else ("MiniLM-L6", "BERT-Base")
+        works = {
+            "minilm": Work(f"Vectors, {small}", self.minilm, texts),
+            "base": Work(f"Vectors, {base}", self.filled, texts[::every]),
+            "sst2": Work(f"Labels, {base}", models["classifier"], judged_texts(872, self.lengths)[:count], True),
+            "query": Work(f"One query, {small}", self.minilm, queries(100, self.lengths), kind="query"),
+        }
+        self.works = {name: work for name, work in works.items() if name in arguments.works}
+        flags = provenance(())["cpu_flags"]
+        bf16 = "avx512_bf16" in flags or "amx_bf16" in flags
+        wanted = [name for name in arguments.contenders if bf16 or not CONTENDERS[name].bf16]
+        self.contenders = [name for name in wanted if Path(self.python(name)).exists()]
+        self.absent = [name for name in wanted if name not in self.contenders]
+
+    def python(self, contender: str) -> str:
+        environment = CONTENDERS[contender].environment
+        return str(self.arguments.peers / environment / "bin" / "python") if environment else sys.executable
+
+    def compare(self) -> dict[str, Any]:
+        begin = time.perf_counter()
+        origin = provenance(("torch", "tokenizers", "numpy"))
+        runs: dict[str, Any] = {
+            work: {name: {column: [] for column in SETTINGS} for name in self.contenders} for work in self.works
+        }
+        ceilings = []
+        for name, work in self.works.items():
+            self.convert(work)
+            self.write(name, work.texts)
+        for number in range(self.rounds):
+            ceilings.append(self.ceiling())
+            for work in self.works:
+                for name in self.contenders:
+                    if self.works[work].classify and not CONTENDERS[name].classifies:
+                        continue
+                    for column in list(SETTINGS)[: 1 if self.arguments.quick or name == "bertworks" else 2]:
+                        found = self.run(work, name, column, number)
+                        runs[work][name][column].append(found)
+                        shown = f"{found['p50']:9.2f} ms" if "p50" in found else f"{found['seconds']:8.1f} s"
+                        print(f"{work:7} {name:28} {column:13} {shown}", file=sys.stderr, flush=True)
+        ceiling = max(speed for found in ceilings for speed in found.values())
+        peers = [line.split() for line in (HERE / "peers.txt").read_text().splitlines() if not line.startswith("#")]
+        return {
+            **origin,
+            "threads": self.arguments.threads,
+            "ceilings": ceilings,
+            "ceiling": ceiling,
+            "peers": {name: packages for name, *packages in peers},
+            "absent": self.absent,
+            "works": {name: self.summary(name, runs[name], ceiling) for name in self.works},
+            "alone": self.alone(ceiling) if "alone" in self.arguments.works else {},
+            "seconds": time.perf_counter() - begin,
+        }
+
+    def write(self, name: str, texts: Sequence[str]) -> str:
+        path = self.scratch / f"{name}.json"
+        path.write_text(json.dumps(texts))
+        return str(path)
+
+    def files(self, work: Work) -> Path:
+        return self.arguments.peers / "models" / f"{work.model.name}-files"
+
+    def convert(self, work: Work) -> None:
+        """What three of the others read; made once."""
+        files, python = self.files(work), self.arguments.peers / "convert" / "bin" / "python"
+        if (files / FINISHED).exists() or not python.exists():
+            return
+        print(f"converting {work.model.name} ...", file=sys.stderr, flush=True)
+        job = Job("", "convert", str(work.model), str(files))
+        process(str(HERE / "contenders.py"), [json.dumps(asdict(job))], self.arguments.threads, python=str(python))
+
+    def run(self, name: str, contender: str, column: str, number: int) -> dict[str, Any]:
+        """One measurement."""
+        work = self.works[name]
+        settings = {"TOKENIZERS_PARALLELISM": "true"} | SETTINGS[column]
+        if contender == "bertworks":
+            settings = COMMAND  # and, as in the command, one thread for tokens
+        job = Job(
+            contender, work.kind, str(work.model), str(self.files(work)), work.classify, self.arguments.threads,
+            str(self.scratch / f"{name}.json"), str(self.answers(name, contender)) if number == 0 else "", self.seconds,
+        )  # fmt: skip
+        found = self.process(job, settings)
+        if work.kind == "query":
+            begin = time.perf_counter()
+            self.process(replace(job, work="start"), settings)
+            found["first_vector"] = time.perf_counter() - begin
+        return found
+
+    def process(self, job: Job, settings: dict[str, str]) -> dict[str, Any]:
+        return process(
+            str(HERE / "contenders.py"), [json.dumps(asdict(job))], self.arguments.threads,
+            python=self.python(job.contender), settings=settings,
+        )  # fmt: skip
+
+    def answers(self, name: str, contender: str) -> Path:
+        return self.scratch / f"{name}, {contender}.npy"
+
+    def summary(self, name: str, runs: dict[str, Any], ceiling: float) -> dict[str, Any]:
+        """Medians of each contender in each column, and how many times as fast bertworks is."""
+        from bertworks.files.model import load_settings
+
+        work = self.works[name]
+        lengths = self.lengths(work.texts)
+        config, _ = load_settings(work.model)
+        flops = config.flops_per_token(round(sum(n * n for n in lengths) / sum(lengths)), 0, training=False)
+        about = {"title": work.title, "texts": len(lengths), "tokens": sum(lengths), "longest": max(lengths)}
+        found: dict[str, Any] = {}
+        for contender, columns in runs.items():
+            for column, measured in columns.items():
+                if not measured:
+                    continue
+                one = {key: statistics.median(run[key] for run in measured) for key in measured[0]}
+                if work.kind == "speed":
+                    one["tokens_per_second"] = sum(lengths) / one["seconds"]
+                    one["of_matmul"] = one["tokens_per_second"] * flops / ceiling
+                found.setdefault(contender, {})[column] = one
+            if contender in found and work.kind == "speed":
+                found[contender]["agreement"] = self.agreement(name, contender)
+        times = "p50" if work.kind == "query" else "seconds"
+        if ours := found.get("bertworks"):
+            for columns in found.values():
+                for column in SETTINGS:
+                    if column in columns:
+                        columns[column]["bertworks_is_faster"] = columns[column][times] / ours["as it comes"][times]
+        return {**about, "medians": found, "runs": runs}
+
+    def agreement(self, name: str, contender: str) -> float | None:
+        """The worst cosine of a vector with the right one; of probabilities the largest difference."""
+        right, given = self.answers(name, REFERENCE), self.answers(name, contender)
+        if not right.exists():
+            return None
+        a, b = (np.load(path).astype(np.float64) for path in (right, given))
+        if self.works[name].classify:
+            return float(np.abs(a - b).max())
+        return float(((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).min())
+
+    # --- bertworks alone
+
+    def stages(self, what: str, **job: Any) -> dict[str, Any]:
+        return process(
+            str(HERE / "stages.py"), [what, json.dumps(job)], self.arguments.threads, settings=COMMAND
+        )  # fmt: skip
+
+    def ceiling(self) -> dict[str, float]:
+        return self.stages("ceiling")
+
+    def profile(self, ceiling: float) -> dict[str, Any]:
+        texts = real_texts(QUICK_TEXTS if self.arguments.quick else self.arguments.texts, self.lengths)
+        return self.stages("profile", model=str(self.minilm), texts=self.write("profile", texts), ceiling=ceiling)
+
+    def alone(self, ceiling: float) -> dict[str, Any]:
+        quick, model = self.arguments.quick, str(self.minilm)
+        counts = (10, 20) if quick else (*GROWTH, *[LONG] * self.arguments.long)
+        texts = real_texts(max(counts), self.lengths)
+        grown = {}
+        for count in counts:
+            source = self.scratch / "texts.jsonl"
+            source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:count]))
+            grown[str(count)] = self.stages("growth", model=model, source=str(source))
+            tokens = sum(self.lengths(texts[:count]))
+            grown[str(count)] |= {"tokens": tokens, "tokens_per_second": tokens / grown[str(count)]["seconds"]}
+            print(f"alone   {count:,} texts", file=sys.stderr, flush=True)
+        some = self.write("lengths", texts[:1000])
+        return {
+            "start": self.stages("start", model=model, filled=str(self.filled), times=1 if quick else 5),
+            "growth": grown,
+            "lengths": self.stages("lengths", model=model, texts=some, tokens=1024 if quick else 32_768),
+            "profile": self.profile(ceiling),
+        }
+
+
+# --- the tables
+
+
+def table(results: dict[str, Any]) -> str:
+    versions = results["versions"] | {
+        p.split("==")[0]: p.split("==")[1] for ps in results["peers"].values() for p in ps
+    }
+    shown = ", ".join(f"{name} {number}" for name, number in versions.items())
+    lines = [
+        f"`{results['command']}` at {results['commit']}, {results['time'][:10]}; {results['cpu']}, "
+        f"{results['threads']} threads, {' '.join(results['cpu_flags'])}, matrix products at "
+        f"{results['ceiling'] / 1e9:,.0f} GFLOP/s; {shown}. It took {results['seconds'] / 60:,.0f} minutes.",
+        *([f"Not installed: {', '.join(results['absent'])}."] if results["absent"] else []),
+    ]
+    for name, work in results["works"].items():
+        lines += ["", *(query_table(work) if name == "query" else speed_table(work))]
+    alone = results["alone"]
+    if alone:
+        lines += ["", *start_table(alone["start"]), "", *growth_table(alone), "", *stages_table(alone["profile"])]
+    return "\n".join(lines)
+
+
+def speed_table(work: dict[str, Any]) -> list[str]:
+    kind = "largest difference" if work["title"].startswith("Labels") else "worst cosine"
+    title = f"{work['title']}: {work['texts']:,} texts, {work['tokens']:,} tokens, {work['longest']} at most"
+    lines = [
+        f"| **{title}** | tokens/s | bertworks is faster | our settings | bertworks is faster | of matmul | memory MB "
+        f"| {kind} |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, found in work["medians"].items():
+        cells = []
+        for column in SETTINGS:
+            one = found.get(column)
+            cells += [f"{one['tokens_per_second']:,.0f}", faster(name, one)] if one else ["", ""]
+        first, right = found["as it comes"], found["agreement"]
+        agreement = "" if right is None else f"{right:.1e}" if kind.startswith("largest") else f"{right:.6f}"
+        lines.append(
+            f"| {name} | {' | '.join(cells)} | {first['of_matmul']:.0%} | {first['memory_mb']:,.0f} | {agreement} |"
+        )
+    return lines
+
+
+def query_table(work: dict[str, Any]) -> list[str]:
+    lines = [
+        f"| **{work['title']}**, {work['longest']} tokens | p50 ms | p95 ms | bertworks is faster | our settings, p50 "
+        "| bertworks is faster | first vector after s |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, found in work["medians"].items():
+        first, second = found["as it comes"], found.get("our settings")
+        ours = [f"{second['p50']:.2f}", faster(name, second)] if second else ["", ""]
+        lines.append(
+            f"| {name} | {first['p50']:.2f} | {first['p95']:.2f} | {faster(name, first)} | {' | '.join(ours)} "
+            f"| {first['first_vector']:.1f} |"
+        )
+    return lines
+
+
+def faster(name: str, found: dict[str, Any]) -> str:
+    return f"{found['bertworks_is_faster']:.2f} x" if name != "bertworks" and "bertworks_is_faster" in found else ""
+
+
+def start_table(found: dict[str, float]) -> list[str]:
+    return ["| **From nothing** | s |", "|---|---|", *(f"| `{name}` | {s:.2f} |" for name, s in found.items())]
+
+
+def growth_table(alone: dict[str, Any]) -> list[str]:
+    lines = ["| **`bertworks embed`, as it grows** | tokens/s | memory MB | GFLOP/s |", "|---|---|---|---|"]
+    for count, one in alone["growth"].items():
+        lines.append(f"| {int(count):,} texts | {one['tokens_per_second']:,.0f} | {one['memory_mb']:,.0f} | |")
+    for length, one in alone["lengths"].items():
+        lines.append(
+            f"| texts of {length} tokens | {one['tokens_per_second']:,.0f} | | {one['flops_per_second'] / 1e9:,.0f} |"
+        )
+    return lines
+
+
+def stages_table(found: dict[str, Any]) -> list[str]:
+    total = sum(found["seconds"].values())
+    lines = [
+        f"| **Where bertworks' time goes**, {found['tokens']:,} tokens, {found['precision']} | s | share | its matrix "
+        "products at the ceiling, s |",
+        "|---|---|---|---|",
+    ]
+    for stage, seconds in sorted(found["seconds"].items(), key=lambda pair: -pair[1]):
+        floor = f"{found['floors'][stage]:.2f}" if stage in found["floors"] else ""
+        lines.append(f"| {stage} | {seconds:.2f} | {seconds / total:.0%} | {floor} |")
+    return [*lines, f"| all | {total:.2f} | | {sum(found['floors'].values()):.2f} |"]
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE.parent))
+    main()

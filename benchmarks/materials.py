@@ -1,0 +1,121 @@
+"""What inference.py gives to all: real texts of mixed lengths, and model folders. Not here: who reads them."""
+
+import json
+import os
+import random
+import tempfile
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+DATA = Path(os.environ["BERTWORKS_DATA"]) if os.environ.get("BERTWORKS_DATA") else None
+LONGEST = 256  # tokens of a text, [CLS] and [SEP] counted
+QUERY = 12  # tokens of a query
+_AT_ONCE = 1000
+
+
+class Lengths:
+    """Texts -> how many tokens each is, as minilm's tokenizer cuts them; all models here have it."""
+
+    def __init__(self) -> None:
+        from bertworks.files.names import locate
+        from bertworks.text.tokenizer import Tokenizer
+
+        self.folder = locate("minilm")
+        self.tokenizer = Tokenizer.load(self.folder)
+
+    def __call__(self, texts: Sequence[str]) -> list[int]:
+        return [len(ids) + 2 for ids in self.tokenizer.ids(list(texts))]
+
+
+def real_texts(count: int, lengths_of: Lengths) -> list[str]:
+    """Runs of whole sentences, of English Wikipedia or else of what comes with Python; about 61 tokens on average, none
+    longer than LONGEST. The same ones every time; what is asked for beyond them are the first ones again."""
+    runs = _runs(_documents())
+    found: list[str] = []
+    while len(found) < count and (part := list(islice(runs, _AT_ONCE))):
+        found += [text for text, length in zip(part, lengths_of(part), strict=True) if length <= LONGEST]
+    return [found[n % len(found)] for n in range(count)]
+
+
+def queries(count: int, lengths_of: Lengths) -> list[str]:
+    """Sentences of QUERY tokens."""
+    from bertworks.text.sentences import split_sentences
+
+    sentences = (sentence for document in _documents() for sentence in split_sentences(document))
+    found: list[str] = []
+    while len(found) < count and (part := list(islice(sentences, _AT_ONCE))):
+        found += [text for text, length in zip(part, lengths_of(part), strict=True) if length == QUERY]
+    return found[:count]
+
+
+def judged_texts(count: int, lengths_of: Lengths) -> list[str]:
+    """The dev set of SST-2; as many real texts where it is not at hand."""
+    if DATA is None:
+        return real_texts(min(count, 872), lengths_of)
+    from bertworks.text.rows import RowReader
+
+    return [str(row.values["sentence"]) for row in islice(RowReader(DATA / "glue" / "SST-2" / "dev.tsv"), count)]
+
+
+def _documents() -> Iterator[str]:
+    from bertworks.text.corpus import CorpusReader
+
+    if DATA is None:
+        yield from _prose()
+    else:
+        yield from (document.text for document in CorpusReader([DATA / "text" / "en-wikipedia-8m.jsonl.gz"]))
+
+
+@cache
+def _prose() -> list[str]:
+    """The English that comes with Python and its packages."""
+    from bertworks.use.demo_corpus import write_demo_corpus
+
+    with tempfile.TemporaryDirectory() as folder:
+        lines = write_demo_corpus(folder).training.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["text"] for line in lines]
+
+
+def _runs(documents: Iterator[str]) -> Iterator[str]:
+    """Sentences that follow each other, until they have as many words as were drawn: mostly few, sometimes many."""
+    from bertworks.text.sentences import split_sentences
+
+    draw = random.Random(0)
+    for document in documents:
+        run: list[str] = []
+        wanted = draw.lognormvariate(3.0, 1.0)
+        for sentence in split_sentences(document):
+            run.append(sentence)
+            if sum(len(one.split()) for one in run) >= wanted:
+                yield " ".join(run)
+                run, wanted = [], draw.lognormvariate(3.0, 1.0)
+
+
+def random_models(size: str, folder: Path) -> dict[str, Path]:
+    """A pre-trained model of this shape and a classifier, with weights drawn from a seed; made once."""
+    import torch
+
+    from bertworks.files.model import save_model
+    from bertworks.files.task import TaskDescription, settings_of
+    from bertworks.learn.objectives import PretrainingModel
+    from bertworks.learn.tasks import Classification, TaskModel
+    from bertworks.nn.family import SIZES
+
+    found = {name: folder / f"{size}-{name}" for name in ("pretrained", "classifier")}
+    description = TaskDescription(task="classification", labels=("0", "1"), text=("sentence",), label="label")
+    for name, path in found.items():
+        if (path / "README.md").exists():  # what is written last
+            continue
+        torch.manual_seed(0)
+        network = (
+            PretrainingModel(SIZES[size])
+            if name == "pretrained"
+            else TaskModel(SIZES[size], Classification(num_labels=2))
+        )
+        head = None if name == "pretrained" else settings_of(description)
+        save_model(path, network.state_dict(), SIZES[size], Lengths().tokenizer, card="Random weights.\n", head=head)
+        if head:
+            description.save(path)
+    return found
