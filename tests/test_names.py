@@ -115,7 +115,8 @@ def test_what_was_fetched_before_is_found_without_a_network(here: Path):
 def test_only_what_is_needed_is_fetched_and_never_a_pickle(here: Path, monkeypatch: pytest.MonkeyPatch):
     asked = {}
 
-    def record(hub_id: str, allow_patterns: list[str]) -> str:
+    def record(hub_id: str, allow_patterns: list[str], local_files_only: bool) -> str:
+        assert not local_files_only
         asked[hub_id] = allow_patterns
         return str(cached(here, hub_id, "model.safetensors"))
 

@@ -300,7 +300,7 @@ def test_missing_folder_and_absurd_size(tmp_path, monkeypatch):
     with pytest.raises(BertworksError, match="no tokenizer here"):
         Tokenizer.load(tmp_path / "nowhere")
     monkeypatch.setattr("bertworks.text.tokenizer_folder._LARGEST_FILE", 10)
-    with pytest.raises(BertworksError, match="no tokenizer file"):
+    with pytest.raises(BertworksError, match="too much for this file"):
         Tokenizer.load(write_vocabulary(tmp_path))
     monkeypatch.undo()
     monkeypatch.setattr("bertworks.text.tokenizer_folder._LARGEST_VOCABULARY", 10)

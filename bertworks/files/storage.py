@@ -6,6 +6,7 @@ BertworksError before much memory or time is spent. Nothing here reads a pickle.
 
 import hashlib
 import json
+import stat
 import struct
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +18,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bertworks.errors import BertworksError
+from bertworks.text.atomic import read_small, refuse_many_parts
 
 _LARGEST_HEADER = 1 << 24  # bytes; BERT-Large with the state of its optimiser has 200 kB
-_LARGEST_JSON = 1 << 24
+_LARGEST_JSON = 1 << 23
 _DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -70,13 +72,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         BertworksError: no such file; a header that lies or is absurdly long; a file that was cut.
     """
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            start = file.read(8)
+        found = path.stat()
+        size = found.st_size if stat.S_ISREG(found.st_mode) else 0  # a pipe would be waited for
+        if size:
+            with path.open("rb") as file:
+                start = file.read(8)
     except OSError as error:
         raise BertworksError(f"cannot be read: {error.strerror}", where=str(path)) from None
-    length = int.from_bytes(start, "little")
-    if len(start) < 8 or length > min(size - 8, _LARGEST_HEADER):
+    length = int.from_bytes(start, "little") if size >= 8 else 0
+    if size < 8 or length > min(size - 8, _LARGEST_HEADER):
         raise BertworksError("not a safetensors file: no header of a sensible length", where=str(path), fix=_DAMAGED)
     try:
         with safe_open(path, framework="pt") as opened:
@@ -112,12 +116,10 @@ def read_json_value(path: Path) -> Any:
     Raises:
         BertworksError: no such file, not JSON, or absurdly large, deep or long-numbered.
     """
+    content = read_small(path, _LARGEST_JSON)
+    refuse_many_parts(content, path)
     try:
-        if path.stat().st_size > _LARGEST_JSON:
-            raise BertworksError(f"{path.stat().st_size / 1e6:.0f} MB: too much for this file", where=str(path))
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise BertworksError(f"cannot be read: {error.strerror}", where=str(path)) from None
+        return json.loads(content)
     except json.JSONDecodeError as error:
         raise BertworksError(f"not valid JSON: {error.msg}", where=f"{path}:{error.lineno}", fix=_DAMAGED) from None
     except (RecursionError, ValueError) as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from bertworks.errors import BertworksError
-from bertworks.files.foreign import OWN_TYPE
+from bertworks.files.foreign import OWN_TYPE, config_from_huggingface
 from bertworks.files.storage import read_json
 from bertworks.text.atomic import write_text
 from bertworks.text.schema import Task
@@ -90,11 +90,9 @@ def read_task(folder: Path) -> TaskDescription:
     if tasks[0] == "classification":
         problem = settings.get("problem_type") or ("regression" if len(labels) == 1 else None)
         tasks = [task for task, name in _PROBLEMS.items() if name == problem] or ["classification"]
-    length = settings.get("max_position_embeddings", 512)
+    length = config_from_huggingface(settings, where=str(folder / "config.json")).max_position_embeddings
     without = tasks[0] in ("regression", "qa", "choice")
-    return TaskDescription(
-        task=cast(Task, tasks[0]), labels=() if without else labels, max_length=min(512, int(length))
-    )
+    return TaskDescription(task=cast(Task, tasks[0]), labels=() if without else labels, max_length=min(512, length))
 
 
 def settings_of(description: TaskDescription) -> dict[str, Any]:
@@ -156,10 +154,13 @@ def _read_ours(path: Path) -> TaskDescription:
         raise BertworksError(f"this cannot be understood: {error}", where=str(path)) from None
     names = ("num_choices", "max_length", "stride", "max_question", "max_answer", "recurrent_units")
     sizes = [getattr(found, name) for name in names]
+    kinds = {"separator": str, "label": str | None, "document": str | None, "threshold": float | int | None}
     if (
         found.task not in get_args(Task)
-        or len(found.labels) > MOST_LABELS
+        or not len(set(found.labels)) == len(found.labels) <= MOST_LABELS
         or not all(type(size) is int and 0 <= size <= 1 << 20 for size in sizes)
+        or found.max_length < 3  # [CLS], a token, [SEP]
+        or not all(isinstance(getattr(found, name), kind) for name, kind in kinds.items())
     ):
         raise BertworksError("this is not what fine-tuning writes", where=str(path))
     return found

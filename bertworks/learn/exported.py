@@ -1,10 +1,12 @@
 """The network of an ONNX file, asked with our batches and answering as ours do, computed by onnxruntime on the CPU. Not
 here: how the file is written (`files.onnx_graph`)."""
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -40,6 +42,7 @@ class Exported(nn.Module):
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # as ours: see `cli.main`
         options.enable_mem_pattern = False  # it would remember every shape that was ever asked
         options.log_severity_level = 4
+        _refuse_programs(path)
         try:
             self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has a class for each kind of damage, and no common one
@@ -95,6 +98,47 @@ class Exported(nn.Module):
                 fix="export the model again",
             )  # fmt: skip
         return x
+
+
+def _refuse_programs(path: Path) -> None:
+    """Raises BertworksError for a graph within the graph: the body of a loop, which may never end."""
+    try:
+        mapped = np.memmap(path, np.uint8, "r").data  # whose slices are no copies
+        nodes = (node for graph in _parts(mapped, 7) for node in _parts(graph, 1))
+        bodies = (body for node in nodes for attribute in _parts(node, 5) for body in _parts(attribute, 6, 11))
+        found = any(True for _ in itertools.chain(_parts(mapped, 25), bodies))
+    except (OSError, ValueError, IndexError):
+        return  # no such file, or none of this kind: onnxruntime will say so
+    if found:
+        raise BertworksError("a graph with loops, branches or functions is no BERT", where=str(path))
+
+
+def _parts(message: memoryview, *wanted: int) -> Iterator[memoryview]:
+    """The parts of a message of protobuf that have one of these numbers. IndexError, ValueError: it is none."""
+    place = 0
+
+    def number() -> int:
+        nonlocal place
+        value = shift = 0
+        while (byte := message[place]) >= 128:
+            value, shift, place = value | (byte & 127) << shift, shift + 7, place + 1
+        place += 1
+        return value | byte << shift
+
+    while place < len(message):
+        key = number()
+        match key & 7:
+            case 0:
+                number()
+            case 2:
+                length = number()
+                if key >> 3 in wanted:
+                    yield message[place : place + length]
+                place += length
+            case 1 | 5 as kind:
+                place += 8 if kind == 1 else 4
+            case _:
+                raise ValueError("no message of protobuf")
 
 
 def _other(network: Exported, wanted: str) -> BertworksError:

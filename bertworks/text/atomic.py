@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -25,9 +26,35 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Libraries that write by themselves report a full disk in words only (safetensors, numpy's tofile).
 _DISK_FULL_WORDS = re.compile(r"No space left on device|os error 28\b|\d+ requested and \d+ written")
 _LEFTOVER = re.compile(r"\..+@(?P<host>[^@]*)\.(?P<process>\d+)(-(?P<began>\d+))?\.\d+\.tmp")
+_MOST_LISTS, _MOST_NAMES = 300_000, 900_000  # the largest vocabularies of BERTs have 250,000 and 500,000 words
 _LONGEST_NAME = 100  # bytes of a name that are in the name of its temporary sibling; file systems allow 255 in all
 _AT_CURRENT_FOLDER = -100  # AT_FDCWD
 _RENAME_EXCHANGE = 2
+
+
+def read_small(path: Path, limit: int) -> bytes:
+    """All of a file that may be a stranger's: no link to a device, no pipe, no more than `limit` bytes.
+
+    Raises:
+        BertworksError: no such file, or one that is no regular file or too large.
+    """
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise BertworksError("this is no file, but a folder, a pipe or a device", where=str(path))
+        with path.open("rb") as file:
+            content = file.read(limit + 1)
+    except OSError as error:
+        raise BertworksError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    if len(content) > limit:
+        raise BertworksError(f"{path.stat().st_size / 1e6:.0f} MB: too much for this file", where=str(path))
+    return content
+
+
+def refuse_many_parts(content: bytes, where: Path) -> None:
+    """Raises BertworksError for JSON of so many lists, objects or names that reading it would take hundreds of
+    megabytes: an empty list is 3 bytes there, and 80 in memory."""
+    if content.count(b"[") + content.count(b"{") > _MOST_LISTS or content.count(b":") > _MOST_NAMES:
+        raise BertworksError("too many parts for this file", where=str(where))
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError
-from bertworks.text.atomic import remove_leftovers, sha256, write_json, write_text
+from bertworks.text.atomic import read_small, remove_leftovers, sha256, write_json, write_text
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.parts import PartCounts, cut_into_parts, join_parts, token_dtype, write_parts
 from bertworks.text.tokenizer import Tokenizer
@@ -32,6 +32,7 @@ from bertworks.text.tokenizer import Tokenizer
 FORMAT = 1  # of the folder and of the rules that make its bytes: parts of another format are not continued
 _AGAIN = "type the `bertworks prepare` command again: it goes on where it stopped"
 _UNKNOWN_WORDS = 1000  # examples kept
+_LARGEST_MANIFEST = 1 << 24  # bytes
 _OURS = ("manifest.json", "plan.json", "tokens.bin", "sentences.npy", "documents.npy", "preflight.json")
 _OUR_FOLDERS = ("parts", "tokenizer")
 
@@ -71,14 +72,14 @@ class Manifest:
             raise BertworksError("not a shards folder: it has no manifest.json", where=str(path.parent), fix=fix)
         again = f"make the shards again: bertworks prepare ... -o {path.parent} --overwrite"
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(read_small(path, _LARGEST_MANIFEST))
             found = content["format"]
             if found != FORMAT:
                 raise BertworksError(
                     f"format {found} of shards; this version reads {FORMAT}", where=str(path), fix=again
                 )
             return cls(**{field.name: content[field.name] for field in fields(cls)})
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise BertworksError(f"the manifest is garbled: {error!r}", where=str(path), fix=again) from None
 
 

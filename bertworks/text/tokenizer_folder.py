@@ -5,12 +5,14 @@ It knows files and their damages, not ids: `tokenizer` does the work with what i
 
 import json
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bertworks.errors import BertworksError
+from bertworks.text.atomic import read_small, refuse_many_parts
 
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
@@ -24,8 +26,9 @@ LONGEST_WORD = 100  # characters; a longer word is one [UNK]
 _NORMALIZING = {  # in tokenizer_config.json: in the normaliser of a tokenizer.json
     "do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"
 }  # fmt: skip
-_LARGEST_FILE = 1 << 28  # bytes; the largest published tokenizer.json has about 35 MB
-_LARGEST_VOCABULARY = 10_000_000
+_LARGEST_FILE = 1 << 25  # bytes; the tokenizer.json of LaBSE, with 500,000 words, has 10 MB
+_LARGEST_VOCABULARY = 800_000
+_MOST_ADDED = 10_000  # tokens that stay whole in any text: the library takes minutes for a hundred thousand
 
 
 @dataclass(frozen=True)
@@ -157,12 +160,7 @@ def count_cased(tokens: Sequence[str]) -> int:
 
 def _read_text(path: Path) -> str:
     """A small UTF-8 file as it is; BertworksError with the line for a byte-order mark or bad bytes."""
-    try:
-        if path.stat().st_size > _LARGEST_FILE:
-            raise BertworksError(f"{path.stat().st_size / 1e6:.0f} MB are no tokenizer file", where=str(path))
-        content = path.read_bytes()
-    except OSError as error:
-        raise BertworksError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    content = read_small(path, _LARGEST_FILE)
     if content.startswith(b"\xef\xbb\xbf"):
         raise BertworksError("begins with a byte-order mark", where=f"{path}:1", fix="save it as UTF-8 without BOM")
     try:
@@ -178,12 +176,13 @@ def _parse_json(text: str, path: Path) -> dict[str, Any]:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) < len(pairs):
-            twice = next(key for place, (key, _) in enumerate(pairs) if key in dict(pairs[:place]))
+            twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
             lines = [number for number, line in enumerate(text.split("\n"), 1) if json.dumps(twice) in line]
             where = f"{path}:{lines[-1]}" if lines else str(path)
             raise BertworksError(f"{twice!r} is there twice", where=where, fix="remove one of them")
         return found
 
+    refuse_many_parts(text.encode(), path)
     try:
         content = json.loads(text, object_pairs_hook=unique)
     except json.JSONDecodeError as error:
@@ -239,6 +238,9 @@ def _from_vocabulary(
 def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: list[str]) -> str:
     """Where the two files of a BERT tokenizer contradict each other, transformers follows tokenizer_config.json."""
     content = _parse_json(serialized, path)
+    added = content.get("added_tokens")
+    if isinstance(added, list) and len(added) > _MOST_ADDED:
+        raise BertworksError(f"{len(added):,} added tokens: too many", where=str(path))
     normalizer = content.get("normalizer")
     if not isinstance(normalizer, dict) or normalizer.get("type") != "BertNormalizer":
         return serialized
@@ -271,7 +273,11 @@ def _refuse_other_words(folder: Path, config: dict[str, Any]) -> None:
 def _add_tokens(content: dict[str, Any], folder: Path, special: Any) -> None:
     """Add the tokens that old folders keep beside their vocabulary, and those that they call special."""
     added = _read_json(folder / "added_tokens.json")
-    more = [token.get("content") if isinstance(token, dict) else token for token in special or []]
+    if not isinstance(special, list | None):
+        raise BertworksError("additional_special_tokens is no list", where=str(folder))
+    more = [str(token.get("content") if isinstance(token, dict) else token) for token in special or []]
+    if len(added) + len(more) > _MOST_ADDED:
+        raise BertworksError(f"{len(added) + len(more):,} added tokens: too many", where=str(folder))
     ids = content["model"]["vocab"] | added
     known = {token["content"] for token in content["added_tokens"]}
     for token in sorted({*added, *more} - known, key=str):
@@ -283,9 +289,10 @@ def _add_tokens(content: dict[str, Any], folder: Path, special: Any) -> None:
 
 
 def _read_vocabulary(path: Path) -> list[str]:
-    lines = _read_text(path).rstrip("\n").split("\n")
-    if len(lines) > _LARGEST_VOCABULARY:
-        raise BertworksError(f"{len(lines):,} lines are no vocabulary", where=str(path))
+    text = _read_text(path).rstrip("\n")
+    if text.count("\n") >= _LARGEST_VOCABULARY:
+        raise BertworksError(f"{text.count(chr(10)) + 1:,} lines are no vocabulary", where=str(path))
+    lines = text.split("\n")
     seen: dict[str, int] = {}
     for number, token in enumerate(lines, 1):
         where = f"{path}:{number}"

@@ -51,7 +51,7 @@ class VocabularyConfig:
             raise UsageError(f"algorithm {self.algorithm!r}: one of {', '.join(get_args(Algorithm))} is expected")
         if self.score not in get_args(Score):
             raise UsageError(f"score {self.score!r}: one of {', '.join(get_args(Score))} is expected")
-        if not len(_SPECIALS) < self.size <= 10_000_000:
+        if not len(_SPECIALS) < self.size <= 500_000:  # larger files are not read
             raise UsageError(f"a vocabulary of {self.size} tokens makes no sense", fix="choose a size like 30000")
         if not 0 <= self.unused < self.size:
             raise UsageError(f"unused {self.unused}: a number below the size is expected")

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.names import is_name
+from bertworks.files.names import is_name, locate
 from bertworks.learn.ranking import Scores, best, fused
 from bertworks.learn.whitening import normalized
 from bertworks.nn.pooling import Pooling
@@ -198,13 +198,16 @@ class Index:
             group = queries[start : start + at_once]
             dense = self._dense(group, total) if ranking != "bm25" else np.zeros((len(group), 0), np.float32)
             for query, cosines in zip(group, dense, strict=True):
-                match ranking:
-                    case "dense":
-                        yield cosines
-                    case "bm25":
-                        yield bm25(query, parts, alive)
-                    case "hybrid":
-                        yield fused(cosines, bm25(query, parts, alive))
+                if ranking == "dense":
+                    yield cosines
+                    continue
+                try:
+                    words = bm25(query, parts, alive)
+                except IndexError:
+                    raise BertworksError(
+                        "words stand in documents that are not there", where=str(self.folder), fix="make it again"
+                    ) from None
+                yield words if ranking == "bm25" else fused(cosines, words)
 
     def rows(self, numbers: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
         """`id`, `text` and `fields` of documents by their place in `scores`."""
@@ -219,7 +222,7 @@ class Index:
         """The model, which must be the one that made the index."""
         wanted = self.manifest.fingerprint
         found = Embedder(
-            self._model or self.manifest.model,
+            self._model or locate(self.manifest.model, fetch=False),  # which may be a stranger's index
             pooling=wanted.get("pooling"), normalize=wanted.get("normalize"), max_length=wanted.get("max_length"),
             device=self._device,
         )  # fmt: skip

@@ -66,10 +66,9 @@ class Predictor:
         _check_threshold(found.task, threshold)
         self.description, self.precision = replace(found, **changes), precision
         self.network, config, self.tokenizer = _loaded(self.folder, self.description, device, precision)
-        if self.description.max_length > config.max_position_embeddings:
-            raise UsageError(
-                f"max_length is {max_length}, but the model reads at most {config.max_position_embeddings} tokens"
-            )
+        length, longest = self.description.max_length, config.max_position_embeddings
+        if length > longest:
+            raise UsageError(f"max_length is {length}, but the model reads at most {longest} tokens")
         keep_memory()
 
     @property

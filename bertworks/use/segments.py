@@ -64,6 +64,8 @@ class Segment:
             whole = self.vectors.shape == (n, dimension) and len(self.alive) == n and self._offsets.shape == (n + 1,)
             whole = whole and len(self.postings.lengths) == n and len(self.postings.texts) == len(self.postings.counts)
             whole = whole and len(self.postings.starts) == len(self.postings.words) + 1
+            kinds = {self.vectors.dtype.char, self.keys.dtype.char, self._offsets.dtype.char}
+            whole = whole and kinds == {"f", "l"} and {one.dtype.kind for one in self.postings} == {"i"}
         except (OSError, KeyError, TypeError, ValueError):
             whole = False
         if not whole:
@@ -124,7 +126,7 @@ def read_manifest(folder: Path) -> Manifest:
         found = Manifest(**content)
         strange = [name for name in found.segments if not name.isascii() or not name.replace("-", "").isalnum()]
         kinds = all(type(number) is int for number in (found.dimension, found.next_row, found.next_segment))
-        if strange or not kinds or not isinstance(found.model, str):
+        if strange or not kinds or not isinstance(found.model, str) or not isinstance(found.segments, dict):
             raise ValueError
         sources = {name: (int(rows), bool(whole)) for name, (rows, whole) in found.sources.items()}
         return replace(found, fingerprint=dict(found.fingerprint), sources=sources)
