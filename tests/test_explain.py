@@ -348,3 +348,47 @@ def test_in_a_browser(found: Explanation, tmp_path: Path):
     assert drawn.count("<canvas") == heads * layers
     assert drawn.count("→") >= (1 + heads + 1 + layers) * n
     assert drawn.count('role="radio"') == 2 * n
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="chromium is not installed")
+def test_with_the_keyboard_alone(found: Explanation, tmp_path: Path):
+    """Every token and every layer is reached, the focus is where the eye is, and the tables follow."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    found.save(tmp_path / "why.html")
+    n = len(found.tokens)
+    with playwright.sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        page = browser.new_page()
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto((tmp_path / "why.html").as_uri())
+        stops = []
+        for _ in range(20):
+            page.keyboard.press("Tab")
+            stops.append(page.evaluate("document.activeElement.closest('[id]')?.id ?? ''"))
+            if stops[-1] == "similarity":
+                break
+        assert [stop for stop in stops if stop] == ["overview", "layer", "looking", "attention", "alike", "similarity"]
+        for picker, table in (("looking", "attention"), ("alike", "similarity")):
+            chosen = f"#{picker} [aria-checked=true]"
+            page.focus(chosen)
+            seen = []
+            for key, number in (("End", n - 1), ("ArrowRight", 0), ("ArrowLeft", n - 1), ("Home", 0), ("ArrowDown", 1)):
+                page.keyboard.press(key)
+                assert page.locator(chosen).count() == 1
+                focused = f"[...document.querySelector('#{picker}').children].indexOf(document.activeElement)"
+                assert page.evaluate(focused) == number
+                assert page.locator(f"#{picker} [tabindex='0']").count() == 1
+                seen.append(page.inner_text(f"#{table}"))
+            assert len(set(seen)) == 3, "first, last and second"
+        page.focus("#layer")
+        before = page.inner_text("#attention")
+        page.keyboard.press("ArrowUp")
+        assert page.inner_text("#attention") != before
+        page.focus("#overview")
+        for key, layer in (("ArrowDown", "1"), ("ArrowDown", "1"), ("ArrowUp", "0"), ("ArrowUp", "0"), ("x", "0")):
+            page.keyboard.press(key)
+            assert page.input_value("#layer") == layer
+        assert page.inner_text("#attention") != before
+        assert errors == []
+        browser.close()

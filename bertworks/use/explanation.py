@@ -146,6 +146,7 @@ function drawOverview() {
     for (let h = 0; h < heads; h++) {
       const canvas = make("canvas", make("td", line));
       canvas.width = canvas.height = n;
+      canvas.setAttribute("role", "img");
       canvas.title = "layer " + (l + 1) + ", head " + (h + 1);
       canvas.onclick = () => { layer.value = l; drawAttention(); };
       const pen = canvas.getContext("2d"), image = pen.createImageData(n, n);
@@ -159,6 +160,13 @@ function drawOverview() {
   drawAttention();
 }
 
+overview.onkeydown = event => {
+  const step = { ArrowUp: -1, ArrowDown: 1 }[event.key], to = Number(layer.value) + step;
+  if (!(to in attention)) return;
+  event.preventDefault();
+  layer.value = to;
+  drawAttention();
+};
 attention.forEach((_, l) => { make("option", layer, l + 1).value = l; });
 layer.value = attention.length - 1;
 layer.onchange = drawAttention;
@@ -302,8 +310,8 @@ class Explanation:
         attention = (
             f'<p class="warning">{escape(NOT_ATTRIBUTION)}</p>{part}{quiet}'
             '<p class="quiet">All heads: a row of a square is a token that looks, a column one that is looked at. '
-            "Click a square for its layer.</p>"
-            '<div class="scroll overview" id="overview"></div>'
+            "Click a square for its layer, or go up and down with the arrow keys.</p>"
+            '<div class="scroll overview" id="overview" tabindex="0" role="region" aria-label="All heads"></div>'
             '<p><label>Layer <select id="layer"></select></label> and the token that looks:</p>'
             '<div class="tokens" id="looking" role="radiogroup" aria-label="The token that looks"></div>'
             '<div class="scroll" id="attention" tabindex="0" role="region" aria-label="Attention by head"></div>'

@@ -308,5 +308,6 @@ class Index:
         edges = np.cumsum([0, *map(len, self._segments.values())]).tolist()
         for segment, (start, end) in zip(self._segments.values(), pairwise(edges), strict=True):
             np.matmul(asked, segment.vectors.T, out=scores[:, start:end])
-            scores[:, start:end][:, ~segment.alive] = -np.inf
+            if segment.deleted:
+                scores[:, start:end][:, ~segment.alive] = -np.inf
         return scores
