@@ -82,6 +82,46 @@ def test_many_segments_are_as_one(model: Path, tmp_path: Path):
     assert texts[0] not in (tmp_path / "many" / next(iter(many.manifest.segments))).with_suffix(".jsonl").read_text()
 
 
+def test_approximate_search_walks_a_graph(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Of so few documents it finds the same as exact search; what is added later, and deleted, counts at once."""
+    pytest.importorskip("faiss", reason="faiss, an extra, is not installed")
+    draw = random.Random(0)
+    texts = [sentence(draw) for _ in range(300)]
+    index = Index.create(tmp_path / "idx", model, device="cpu")
+    with pytest.raises(UsageError, match="no documents"):
+        index.build_graph()
+    index.add(texts[:150])
+    index.add(texts[150:200])
+    with pytest.raises(UsageError, match="no graph"):
+        index.search("good men", approximate=True)
+    assert main(["index", "-o", str(tmp_path / "idx"), "--approximate"]) == 0
+    assert "finds 100.0% of the ten nearest" in capsys.readouterr().err
+
+    def compare(index: Index) -> None:
+        for ranking in ("dense", "hybrid", "bm25"):
+            exact = index.search("good men", 20, ranking=ranking)
+            found = index.search("good men", 20, ranking=ranking, approximate=True)
+            assert [hit["id"] for hit in found] == [hit["id"] for hit in exact]
+            assert [hit["score"] for hit in found] == pytest.approx([hit["score"] for hit in exact], abs=1e-6)
+
+    index = Index(tmp_path / "idx", device="cpu")
+    compare(index)
+    index.add(texts[200:])
+    index.delete([hit["id"] for hit in index.search("good men", 9, ranking="dense")])
+    compare(index)
+    command = ["search", str(tmp_path / "idx"), "good men", "--ranking", "dense"]
+    shown = [main([*command, *more]) or capsys.readouterr().out for more in ([], ["--approximate"])]
+    assert shown[0] == shown[1] != ""
+    assert index.build_graph() == 1
+    compare(index)
+    (tmp_path / "idx" / "neighbours.faiss").write_bytes(b"IHNf" + bytes(100))
+    with pytest.raises(BertworksError, match="no graph of these documents"):
+        Index(tmp_path / "idx", device="cpu").search("good men", approximate=True)
+    index.compact()
+    with pytest.raises(UsageError, match="no graph for"):
+        index.search("good men", approximate=True)
+
+
 def test_what_is_deleted_is_not_found(index: Index):
     assert index.delete(["b", "c", "x"]) == 2
     assert len(index) == 3

@@ -28,6 +28,7 @@ ALSO = {
     "learn.scores": "scipy seqeval sklearn",
     "use.demo": "sklearn",
     "use.export": "onnxruntime",
+    "use.neighbours": "faiss",
     "use.push": "huggingface_hub",
 }
 LONGEST_MODULE, LONGEST_FUNCTION = 400, 60

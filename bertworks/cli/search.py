@@ -77,6 +77,9 @@ def index(
     compact: Annotated[
         bool, Parameter(negative="", show_default=False, help="Take deleted documents off the disk.")
     ] = False,
+    approximate: Annotated[
+        bool, Parameter(negative="", show_default=False, help="Make the graph for approximate search (needs faiss).")
+    ] = False,
     quoting: Quotes = "auto",
     device: Device = "auto",
     as_json: Json = False,
@@ -89,8 +92,8 @@ def index(
     from bertworks.use.index import Index
     from bertworks.use.indexing import index_file
 
-    if documents is None and not delete and not compact:
-        raise UsageError("nothing to do", fix="name a file of documents, or give --delete or --compact")
+    if documents is None and not (delete or compact or approximate):
+        raise UsageError("nothing to do", fix="name a file of documents, or give --delete, --compact or --approximate")
     if documents is not None:
         documents = "-" if documents == STDIN else documents
         show_events(
@@ -105,6 +108,8 @@ def index(
         say(f"deleted {count:,} of {len(delete):,}")
     if compact:
         Index(output).compact()
+    if approximate:
+        say(f"a graph that finds {Index(output).build_graph():.1%} of the ten nearest of 100 documents")
 
 
 def search(
@@ -117,6 +122,9 @@ def search(
         Literal["hybrid", "dense", "bm25"], Parameter(help="By the cosine of vectors, by words, or by both.")
     ] = "hybrid",
     rerank: Rerank = None,
+    approximate: Annotated[
+        bool, Parameter(negative="", show_default=False, help="By the graph that index --approximate made.")
+    ] = False,
     model: Annotated[str | None, Parameter(help="Where the index's model is now. Unset: where it was.")] = None,
     device: Device = "auto",
     as_json: Json = False,
@@ -124,7 +132,8 @@ def search(
     """The best documents of an index for a query. With --json each is a JSON object on a line."""
     from bertworks.use.index import Index
 
-    for hit in Index(folder, model=model, device=device).search(query, count, ranking=ranking, rerank=rerank):
+    found = Index(folder, model=model, device=device)
+    for hit in found.search(query, count, ranking=ranking, rerank=rerank, approximate=approximate):
         if as_json:
             emit(hit)
         else:

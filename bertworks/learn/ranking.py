@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Scores = NDArray[np.float32]  # of documents; -inf: no hit at all
-_DEPTH, _CONSTANT = 1000, 60  # of the fusion
+DEPTH, _CONSTANT = 1000, 60  # of the fusion
 
 
 def best(scores: Scores, k: int) -> NDArray[np.int64]:
@@ -21,11 +21,11 @@ def best(scores: Scores, k: int) -> NDArray[np.int64]:
 
 
 def fused(dense: Scores, lexical: Scores) -> Scores:
-    """Reciprocal rank fusion (Cormack et al. 2009): of the first _DEPTH of both, the sum of 1 / (60 + rank). It has no
+    """Reciprocal rank fusion (Cormack et al. 2009): of the first DEPTH of both, the sum of 1 / (60 + rank). It has no
     weight that would have to be fitted; docs/diary.md has what a weighted sum of the scores gives."""
     found = np.full(len(dense), -np.inf, np.float32)
     for scores in (dense, lexical):
-        numbers = best(scores, _DEPTH)
+        numbers = best(scores, DEPTH)
         found[numbers] = np.maximum(found[numbers], 0) + 1 / (_CONSTANT + 1 + np.arange(len(numbers)))
     return found
 

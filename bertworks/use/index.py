@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.names import is_name, locate
-from bertworks.learn.ranking import Scores, best, fused
+from bertworks.learn.ranking import DEPTH, Scores, best, fused
 from bertworks.learn.whitening import normalized
 from bertworks.nn.pooling import Pooling
 from bertworks.text.lexical import bm25, hash_of, postings
 from bertworks.use.embedder import Embedder
+from bertworks.use.neighbours import FILE as NEIGHBOURS
+from bertworks.use.neighbours import Neighbours, write_neighbours
 from bertworks.use.rerank import Reranker
 from bertworks.use.segments import (
     MANIFEST,
@@ -33,6 +35,7 @@ from bertworks.use.segments import (
 
 Ranking = Literal["hybrid", "dense", "bm25"]
 RERANKED = 50  # of the first hits, at least, are read by a second model
+_FEWEST = 128  # candidates of approximate search
 _ROWS = 1 << 16  # of a segment that is made of many
 _SCORES = 1 << 24  # that are in memory at a time
 
@@ -64,6 +67,7 @@ class Index:
     def __init__(self, folder: str | Path, *, model: str | Path | None = None, device: str = "auto"):
         self.folder, self._model, self._device = Path(folder), model, device
         self._segments: dict[str, Segment] = {}
+        self._walked: tuple[Sequence[str], Neighbours] | None = None
         manifest = read_manifest(self.folder)
         try:
             self._open(manifest)
@@ -145,7 +149,7 @@ class Index:
     def compact(self) -> None:
         """Writes the index anew: deleted documents are gone from the disk, and many small segments become few."""
         with self.changing():
-            manifest = replace(self.manifest, segments={})
+            manifest = replace(self.manifest, segments={}, neighbours=())
             rows: list[dict[str, Any]] = []
             vectors: list[NDArray[np.float32]] = []
             for segment in self._segments.values():
@@ -157,6 +161,7 @@ class Index:
                 manifest = self._written(manifest, rows, np.concatenate(vectors))
             self._commit(manifest)
             remove_strays(self.folder, manifest)
+            (self.folder / NEIGHBOURS).unlink(missing_ok=True)
 
     def search(
         self,
@@ -165,6 +170,7 @@ class Index:
         *,
         ranking: Ranking = "hybrid",
         rerank: "Reranker | str | Path | None" = None,
+        approximate: bool = False,
     ) -> list[Hit]:
         """The k best documents for a query, the best first.
 
@@ -172,15 +178,17 @@ class Index:
             ranking: "dense" by the cosine of vectors, "bm25" by words, "hybrid" by the ranks in both.
             rerank: a model that was fine-tuned on pairs of texts; it reads the query with each of the first
                 max(k, 50) documents and puts these in a new order.
+            approximate: vectors by the graph of `build_graph`: soon among millions, and some are missed.
 
         Raises:
-            UsageError: k is not positive; the second model does not read pairs.
+            UsageError: k is not positive; the second model does not read pairs; there is no graph.
             BertworksError: the model is not there, or is another one.
         """
         if k < 1:
             raise UsageError(f"k is {k}: expected 1 or more")
         second = Reranker(rerank, device=self._device) if isinstance(rerank, str | Path) else rerank
-        (scores,) = self.scores([query], ranking)
+        candidates = max(4 * k, _FEWEST if ranking == "dense" else DEPTH) if approximate else None
+        (scores,) = self.scores([query], ranking, candidates)
         numbers = best(scores, k if second is None else max(k, RERANKED))
         rows, final = list(self.rows(numbers)), scores[numbers]
         if second is not None:
@@ -188,15 +196,39 @@ class Index:
         hits = ((rows[place], float(final[place])) for place in best(final, k))
         return [Hit(id=row["id"], score=score, text=row["text"], fields=row["fields"]) for row, score in hits]
 
-    def scores(self, queries: Sequence[str], ranking: Ranking = "hybrid") -> Iterator[Scores]:
-        """For each query float32 [documents, deleted ones too]: -inf for what is no hit."""
+    def build_graph(self) -> float:
+        """Makes the graph for approximate search of all documents that are there; later ones are searched exactly until
+        it is made again. The share of the ten nearest of 100 documents that it finds.
+
+        Raises:
+            UsageError: there are no documents.
+            BertworksError: faiss is not installed.
+        """
+        with self.changing():
+            parts = [segment.vectors for segment in self._segments.values()]
+            if not parts:
+                raise UsageError("there are no documents yet", where=str(self.folder), fix="add some first")
+            write_neighbours(self.folder, parts, self.manifest.dimension)
+            self._commit(replace(self.manifest, neighbours=tuple(self._segments)))
+        some = parts[0][:: max(1, len(parts[0]) // 100)][:100]
+        scores, (_, found) = np.concatenate([some @ part.T for part in parts], axis=1), self._graph(some, 11)
+        truth = (set(best(one, 11).tolist()) for one in scores)
+        return float(np.mean([len(one & set(other)) / len(one) for one, other in zip(truth, found.tolist())]))
+
+    def scores(
+        self, queries: Sequence[str], ranking: Ranking = "hybrid", candidates: int | None = None
+    ) -> Iterator[Scores]:
+        """For each query float32 [documents, deleted ones too]: -inf for what is no hit. candidates: of the graph, as
+        many as have a vector's score; None: all."""
         total = sum(map(len, self._segments.values()))
         parts = [segment.postings for segment in self._segments.values()]
         alive = [segment.alive for segment in self._segments.values()]
         at_once = max(1, _SCORES // max(1, total))
         for start in range(0, len(queries), at_once):
             group = queries[start : start + at_once]
-            dense = self._dense(group, total) if ranking != "bm25" else np.zeros((len(group), 0), np.float32)
+            dense = (
+                self._dense(group, total, candidates) if ranking != "bm25" else np.zeros((len(group), 0), np.float32)
+            )
             for query, cosines in zip(group, dense, strict=True):
                 if ranking == "dense":
                     yield cosines
@@ -301,13 +333,31 @@ class Index:
             for name, deleted in manifest.segments.items()
         }  # fmt: skip
 
-    def _dense(self, queries: Sequence[str], total: int) -> Scores:
+    @property
+    def _graph(self) -> Neighbours:
+        covered = self.manifest.neighbours
+        if not covered:
+            fix = f"bertworks index -o {self.folder} --approximate"
+            raise UsageError("there is no graph for approximate search", where=str(self.folder), fix=fix)
+        if self._walked is None or self._walked[0] != covered:
+            count = sum(len(self._segments[name]) for name in covered)
+            self._walked = covered, Neighbours(self.folder, count, self.manifest.dimension)
+        return self._walked[1]
+
+    def _dense(self, queries: Sequence[str], total: int, candidates: int | None) -> Scores:
         """Cosines [queries, total]."""
         asked = normalized(self.embedder.embed(queries, prompt=self.embedder.settings.prompt("query")))
-        scores = np.empty((len(queries), total), np.float32)
+        scores = np.full((len(queries), total), -np.inf, np.float32)
         edges = np.cumsum([0, *map(len, self._segments.values())]).tolist()
+        covered = 0 if candidates is None else edges[len(self.manifest.neighbours)]
+        if candidates is not None:
+            deleted = sum(int((~segment.alive).sum()) for segment in self._segments.values())
+            cosines, numbers = self._graph(asked, min(covered, candidates + deleted))
+            for row, values, places in zip(scores, cosines, numbers, strict=True):
+                row[places[places >= 0]] = values[places >= 0]
         for segment, (start, end) in zip(self._segments.values(), pairwise(edges), strict=True):
-            np.matmul(asked, segment.vectors.T, out=scores[:, start:end])
+            if start >= covered:
+                np.matmul(asked, segment.vectors.T, out=scores[:, start:end])
             if segment.deleted:
                 scores[:, start:end][:, ~segment.alive] = -np.inf
         return scores

@@ -34,6 +34,7 @@ class Manifest:
     segments: name -> base64 of a bit for each row, 1 where it is deleted.
     sources: files that were read into it: fingerprint -> how many rows were taken, and whether these were all.
     next_segment, next_row: numbers that were never used.
+    neighbours: the segments, the first ones, of whose vectors there is a graph (`neighbours`).
     """
 
     model: str
@@ -43,6 +44,7 @@ class Manifest:
     sources: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
     next_segment: int = 1
     next_row: int = 1
+    neighbours: Sequence[str] = ()
 
 
 class Segment:
@@ -127,6 +129,8 @@ def read_manifest(folder: Path) -> Manifest:
         strange = [name for name in found.segments if not name.isascii() or not name.replace("-", "").isalnum()]
         kinds = all(type(number) is int for number in (found.dimension, found.next_row, found.next_segment))
         if strange or not kinds or not isinstance(found.model, str) or not isinstance(found.segments, dict):
+            raise ValueError
+        if list(found.segments)[: len(found.neighbours)] != list(found.neighbours):
             raise ValueError
         sources = {name: (int(rows), bool(whole)) for name, (rows, whole) in found.sources.items()}
         return replace(found, fingerprint=dict(found.fingerprint), sources=sources)
