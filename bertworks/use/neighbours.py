@@ -1,5 +1,5 @@
-"""A graph of neighbouring vectors (HNSW, Malkov and Yashunin 2018), by which the nearest are found without looking at all
-of them, most of the time. faiss computes it, an extra. Not here: which vectors these are, what is deleted (`index`)."""
+"""A graph of neighbouring vectors (HNSW, Malkov and Yashunin 2018): the nearest are found without a look at all of
+them, most of the time. faiss computes it, an extra. Not here: which vectors these are, and what is deleted (`index`)."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -25,13 +25,13 @@ class Neighbours:
     def __init__(self, folder: Path, count: int, dimension: int):
         faiss, path = _faiss(), folder / FILE
         try:
-            self._graph = faiss.read_index(str(path)) if path.is_file() else None
+            found = faiss.read_index(str(path)) if path.is_file() else None
         except RuntimeError:
-            self._graph = None
-        found = self._graph
+            found = None
         if not isinstance(found, faiss.IndexHNSWFlat) or (found.ntotal, found.d) != (count, dimension):
             fix = f"make it again: bertworks index -o {folder} --approximate"
             raise BertworksError("this is no graph of these documents", where=str(path), fix=fix)
+        self._graph: Any = found
 
     def __call__(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Inner products and numbers [queries, k] of the nearest vectors; -1 where there are fewer."""
