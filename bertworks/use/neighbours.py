@@ -1,5 +1,7 @@
-"""A graph of neighbouring vectors (HNSW, Malkov and Yashunin 2018): the nearest are found without a look at all of
-them, most of the time. faiss computes it, an extra. Not here: which vectors these are, and what is deleted (`index`)."""
+"""A graph of neighbouring vectors (HNSW, Malkov and Yashunin 2018): the nearest are found without a look at all.
+
+faiss computes it, an extra; some are missed. Not here: which vectors these are, and what is deleted (`index`).
+"""
 
 from collections.abc import Iterable
 from pathlib import Path
