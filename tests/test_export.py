@@ -1,6 +1,7 @@
 """Models as ONNX files: beside transformers, beside ours in every task, with 8 bits; what is refused leaves nothing."""
 
 import csv
+import hashlib
 import json
 import sys
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from fine import (
     write_squad,
 )
 
+import bertworks
 from bertworks.cli.main import main
 from bertworks.data.batch import Batch
 from bertworks.errors import BertworksError, UsageError
@@ -39,9 +41,12 @@ from bertworks.nn.encoder import Encoder
 from bertworks.nn.layout import Layout
 from bertworks.text.rows import RowReader
 from bertworks.text.schema import Task, items
+from bertworks.use.embed import embed_file
+from bertworks.use.embedder import Embedder
 from bertworks.use.evaluate import evaluate_task
 from bertworks.use.events import Event
 from bertworks.use.export import export
+from bertworks.use.fill import Filler
 from bertworks.use.finetuning import task_of
 from bertworks.use.predict import Predictor, predict_file, schema_for
 
@@ -230,6 +235,59 @@ def test_a_file_is_predicted_alike(classifier: Path, exported: Path, tmp_path: P
 def test_a_copy_is_a_model(exported: Path, tmp_path: Path):
     Predictor(exported).save(tmp_path / "copy")
     assert Predictor(tmp_path / "copy").predict(["a good film"]) == Predictor(exported).predict(["a good film"])
+
+
+TEXTS = ["a good film", "", "the men heard music in this town " * 20, "Anna lives in Oslo ."]
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+def test_vectors_are_those_of_the_model(pooling: Any, tmp_path: Path):
+    """Of a folder of sentence-transformers, whose files say how; and of a model with a head, exported without it."""
+    plain = Embedder(write_encoder(tmp_path / "plain"), pooling=pooling, normalize=True, max_length=20, device="cpu")
+    plain.save(tmp_path / "model")
+    run(tmp_path / "model", tmp_path / "onnx")
+    theirs = Embedder(tmp_path / "onnx")
+    assert theirs.settings == plain.settings
+    np.testing.assert_allclose(theirs.embed(TEXTS * 20), plain.embed(TEXTS * 20), atol=1e-4)
+    run(write_head(tmp_path / "head", "tagging"), tmp_path / "body", encoder=True)
+    ours = bertworks.embed(tmp_path / "head", TEXTS, pooling=pooling, device="cpu")
+    np.testing.assert_allclose(bertworks.embed(tmp_path / "body", TEXTS, pooling=pooling), ours, atol=1e-4)
+    list(embed_file(tmp_path / "onnx", write_reviews(tmp_path / "d.csv", 9), tmp_path / "v.npy"))
+    assert np.load(tmp_path / "v.npy").shape == (9, 32)
+    assert (
+        theirs.fingerprint["weights_sha256"] == hashlib.sha256((tmp_path / "onnx/model.onnx").read_bytes()).hexdigest()
+    )
+
+
+def test_blanks_are_filled_as_by_the_model(tmp_path: Path):
+    model = write_model(tmp_path / "model", length=LENGTH)
+    run(model, tmp_path / "onnx")
+    long = " ".join("[MASK]" if n % 70 == 0 else "film" for n in range(150))
+    for text in ("the [MASK] was good", "[MASK] [MASK]", long):
+        ours, theirs = (Filler(folder)(text, 7) for folder in (model, tmp_path / "onnx"))
+        for one, other in zip(ours, theirs, strict=True):
+            assert [a["score"] for a in one] == pytest.approx([a["score"] for a in other], abs=1e-4)
+            assert {a["token"] for a in one} == {a["token"] for a in other}
+
+
+def test_what_was_not_exported_is_not_asked(exported: Path, tmp_path: Path):
+    run(write_model(tmp_path / "model", length=LENGTH), tmp_path / "words")
+    run(write_encoder(tmp_path / "encoder"), tmp_path / "states")
+    with pytest.raises(BertworksError, match=r"gives logits .* not last_hidden_state of 32 .*\n.*--encoder"):
+        Embedder(exported)
+    with pytest.raises(BertworksError, match="not last_hidden_state"):
+        Embedder(tmp_path / "words")
+    for folder in (exported, tmp_path / "states"):
+        with pytest.raises(BertworksError, match=r"not logits of \d+ for each token"):
+            Filler(folder)
+    with pytest.raises(UsageError, match="last layer alone"):
+        Embedder(tmp_path / "states", pooling="last-four")
+    with pytest.raises(UsageError, match="on the CPU"):
+        Embedder(tmp_path / "states", precision="bf16")
+    config = json.loads((tmp_path / "states/config.json").read_text())
+    (tmp_path / "states/config.json").write_text(json.dumps(config | {"hidden_size": 64}))
+    with pytest.raises(BertworksError, match="not last_hidden_state of 64"):
+        Embedder(tmp_path / "states")
 
 
 def test_as_many_threads_as_torch(exported: Path):

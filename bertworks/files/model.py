@@ -122,9 +122,9 @@ def load_model(folder: str | Path, *, needs: Collection[str] = ()) -> Model:
 
 
 def weights_sha256(folder: str | Path) -> str:
-    """Of the weights of a model folder: two folders that agree in it hold the same network."""
+    """Of the weights of a model folder, or of what was exported: two folders that agree in it hold the same network."""
     folder = Path(folder)
-    found = [sha256(path) for path in sorted(folder.glob("model*.safetensors"))]
+    found = [sha256(path) for path in sorted(folder.glob("model*.safetensors")) or [folder / EXPORTED]]
     return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
 
 
@@ -248,7 +248,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         )
     if is_exported(folder):
         raise BertworksError(
-            f"only {EXPORTED}: an exported model, which answers (`bertworks predict`) and can do nothing else",
+            f"only {EXPORTED}: an exported model, which gives what was exported and can do nothing else",
             where=str(folder),
             fix="name the folder that it was exported from",
         )

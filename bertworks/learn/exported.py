@@ -9,25 +9,29 @@ import torch
 from torch import Tensor, nn
 
 from bertworks.data.batch import Batch
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, UsageError
+from bertworks.learn.machine import Precision
 from bertworks.learn.tasks import MultipleChoice, Task
+from bertworks.nn.layout import Layout
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 OUTPUTS = (["last_hidden_state"], ["logits"], ["start_logits", "end_logits"])
 
 
 class Exported(nn.Module):
-    """The network of an ONNX file; `logits` is that of `TaskModel`. As many threads compute as torch has: by default
-    one for each core, or what OMP_NUM_THREADS says.
+    """The network of an ONNX file; `logits` is that of `TaskModel`, and called it is an `Encoder` that keeps its last
+    states alone. As many threads compute as torch has: by default one for each core, or what OMP_NUM_THREADS says.
 
     Args:
         task: what it was fine-tuned for; None: it has no head of a task.
+        gives: without a task, the output that is wanted of every token, and how wide it is; None: any.
 
     Raises:
-        BertworksError: no such file, a damaged one, or none of a BERT; onnxruntime is not installed.
+        BertworksError: no such file, a damaged one, none of a BERT, or one that gives something else; onnxruntime is
+            not installed.
     """
 
-    def __init__(self, path: Path, task: Task | None = None):
+    def __init__(self, path: Path, task: Task | None = None, *, gives: tuple[str, int] | None = None):
         super().__init__()
         with needs_extra():
             import onnxruntime
@@ -51,15 +55,30 @@ class Exported(nn.Module):
             raise BertworksError(
                 f"this is no BERT: it turns {', '.join(self.inputs)} into {', '.join(self.outputs)}", where=str(path)
             )
+        shape = self.session.get_outputs()[0].shape
+        self.of_tokens, self.width = len(self.outputs) == 2 or len(shape) == 3, None
         if task is not None:  # else nobody asks for it
-            self.task = task
+            self.task, self.width = task, task.outputs
             _check_head(self, task)
+        if gives is not None:
+            self.width = gives[1]
+            if (self.outputs, shape[2:]) != ([gives[0]], [gives[1]]):
+                raise _other(self, f"{gives[0]} of {gives[1]:,} for each token")
 
     def logits(self, batch: Batch) -> Tensor:
         """float32 [M, outputs]: the scores, or the states, of everything that is asked."""
-        layout = batch.layout
-        types = torch.zeros_like(batch.input_ids) if batch.token_type_ids is None else batch.token_type_ids
-        known = dict(zip(INPUTS, (layout.pad(batch.input_ids), layout.present.long(), layout.pad(types))))
+        x = self._run(batch.input_ids, batch.layout, batch.token_type_ids)
+        if self.many:
+            return x.view(-1, 1)
+        return batch.layout.unpad(x)[batch.masked_positions] if self.of_tokens else x
+
+    def forward(self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None) -> list[Tensor]:
+        """The last states of all tokens, [T, hidden]."""
+        return [layout.unpad(self._run(input_ids, layout, token_type_ids))]
+
+    def _run(self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None) -> Tensor:
+        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        known = dict(zip(INPUTS, (layout.pad(input_ids), layout.present.long(), layout.pad(types))))
         feed = {name: (known[name][None] if self.many else known[name]).numpy() for name in self.inputs}
         try:
             found = [torch.from_numpy(output) for output in self.session.run(self.outputs, feed)]
@@ -68,10 +87,23 @@ class Exported(nn.Module):
                 f"onnxruntime gives up: {_line(error)}", where=self.where,
                 fix="its tokenizer or config.json is of another model",
             ) from error  # fmt: skip
-        x = torch.stack(found, -1) if len(found) == 2 else found[0]
-        if self.many:
-            return x.view(-1, 1)
-        return x if x.ndim == 2 else layout.unpad(x)[batch.masked_positions]
+        x = torch.stack(found, -1) if len(found) == 2 and found[0].shape == found[1].shape else found[0]
+        size = (layout.num_sequences, layout.max_seqlen)[: 1 + self.of_tokens]
+        if x.shape != (1, *size) if self.many else x.shape[:-1] != size or self.width not in (None, x.shape[-1]):
+            raise BertworksError(
+                f"it gave {list(x.shape)} for {list(size)}, and had said something else", where=self.where,
+                fix="export the model again",
+            )  # fmt: skip
+        return x
+
+
+def _other(network: Exported, wanted: str) -> BertworksError:
+    shape = network.session.get_outputs()[0].shape
+    return BertworksError(
+        f"this exported model gives {' and '.join(network.outputs)} {shape}, which is not {wanted}",
+        where=network.where,
+        fix="export the model that gives it; of an encoder with a head: bertworks export MODEL --encoder -o FOLDER",
+    )
 
 
 def _line(error: Exception) -> str:
@@ -85,11 +117,13 @@ def _check_head(network: Exported, task: Task) -> None:
     else:
         fits = network.outputs == ["logits"] and (many or [len(shape), shape[-1]] == [3 - task.pooled, task.outputs])
     if not fits or network.many != many:
-        raise BertworksError(
-            f"it gives {' and '.join(network.outputs)} {shape}, which is not what the task asks for",
-            where=network.where,
-            fix="its task.json or config.json is of another model",
-        )  # fmt: skip
+        raise _other(network, "what the task asks for")
+
+
+def refuse_elsewhere(device: str, precision: Precision, where: Path) -> None:
+    """Raises UsageError where an exported model is asked for what it cannot do."""
+    if device == "cuda" or precision != "fp32":
+        raise UsageError("an exported model is computed on the CPU, in the precision of its file", where=str(where))
 
 
 @contextmanager

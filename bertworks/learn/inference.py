@@ -67,14 +67,16 @@ def log_probabilities(
 
 
 def vectors_of(
-    encoder: Encoder, units: Sequence[Unit], pooling: Pooling, precision: Precision = "fp32"
+    encoder: Encoder | Exported, units: Sequence[Unit], pooling: Pooling, width: int, precision: Precision = "fp32"
 ) -> NDArray[np.float32]:
-    """float32 [units, hidden]: one vector for each unit, which is one sequence that asks about one token."""
+    """float32 [units, width]: one vector for each unit, which is one sequence that asks about one token.
+
+    width: the hidden size."""
 
     def compute(batch: Batch) -> Tensor:
         return pool(encoder(batch.input_ids, batch.layout, batch.token_type_ids), batch.layout, pooling)
 
-    found = np.zeros((len(units), encoder.config.hidden_size), np.float32)
+    found = np.zeros((len(units), width), np.float32)
     for numbers, _, vectors in _computed(encoder, compute, units, precision):
         found[numbers] = vectors.cpu().numpy()
     return found

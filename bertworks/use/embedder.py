@@ -13,17 +13,20 @@ from numpy.typing import NDArray
 
 from bertworks.data.masking import Example
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.model import load_model, weights_sha256
+from bertworks.files.model import EXPORTED, is_exported, load_model, load_settings, weights_sha256
 from bertworks.files.names import locate
 from bertworks.files.sentence import read_sentence, write_sentence
+from bertworks.learn.exported import Exported, refuse_elsewhere
 from bertworks.learn.inference import vectors_of
 from bertworks.learn.machine import Precision, choose_device, keep_memory
 from bertworks.learn.whitening import normalized
+from bertworks.nn.config import EncoderConfig
 from bertworks.nn.encoder import Encoder
 from bertworks.nn.pooling import Pooling
 from bertworks.text.rows import Row, RowReader
 from bertworks.text.streams import Tally
 from bertworks.text.tables import as_text, choose_column, find_column
+from bertworks.text.tokenizer import Tokenizer
 
 Vectors = NDArray[np.float32]
 AT_ONCE = 2048  # texts that are read, sorted by length and embedded together
@@ -34,7 +37,7 @@ class Embedder:
     """A loaded model that makes vectors.
 
     Args:
-        model: a folder of ours, of transformers or of sentence-transformers, `minilm`, or a hub id.
+        model: a folder of ours, of transformers or of sentence-transformers, an exported encoder, `minilm`, a hub id.
         pooling, normalize, max_length: None: as the model's own files say; else the mean, not normalised, and as many
             tokens as the model reads.
 
@@ -59,7 +62,7 @@ class Embedder:
         if pooling is not None and pooling not in get_args(Pooling):
             raise UsageError(f"there is no pooling {pooling!r}", fix=f"take one of {', '.join(get_args(Pooling))}")
         self.folder, found = read_sentence(locate(model))
-        config, state, self.tokenizer = load_model(self.folder, needs={"encoder"})
+        config, self.tokenizer, self._network = _opened(self.folder, device, precision)
         longest = config.max_position_embeddings
         if max_length is not None and not 3 <= max_length <= longest:
             raise UsageError(f"max_length is {max_length}: the model reads from 3 to {longest} tokens")
@@ -70,9 +73,9 @@ class Embedder:
             max_length=max_length or min(found.max_length or longest, self.tokenizer.model_max_length, longest),
         )
         self.dimension, self.precision = config.hidden_size, precision
-        self._network = Encoder(config)
-        self._network.load_state_dict({name: state[f"encoder.{name}"] for name in self._network.state_dict()})
-        self._network.to(choose_device(device)).eval()
+        if self.settings.pooling == "last-four" and isinstance(self._network, Exported):
+            fix = "take another pooling, or the model that was exported"
+            raise UsageError("an exported model gives its last layer alone", where=str(self.folder), fix=fix)
         keep_memory()
 
     def embed(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
@@ -92,7 +95,7 @@ class Embedder:
         encodings = self.tokenizer.encode_batch(read, max_length=self.settings.max_length)
         asked = np.zeros(1, np.int64)
         units = [[Example(np.array(e.ids), np.array(e.type_ids), asked, asked, -1)] for e in encodings]
-        vectors = vectors_of(self._network, units, self.settings.pooling, self.precision)
+        vectors = vectors_of(self._network, units, self.settings.pooling, self.dimension, self.precision)
         return self.finish(vectors), [encoding.num_truncated for encoding in encodings]
 
     def finish(self, vectors: Vectors) -> Vectors:
@@ -122,6 +125,17 @@ class Embedder:
             "tokenizer_sha256": self.tokenizer.sha256,
             **asdict(self.settings),
         }
+
+
+def _opened(folder: Path, device: str, precision: Precision) -> tuple[EncoderConfig, Tokenizer, Encoder | Exported]:
+    if is_exported(folder):
+        refuse_elsewhere(device, precision, folder)
+        config, tokenizer = load_settings(folder)
+        return config, tokenizer, Exported(folder / EXPORTED, gives=("last_hidden_state", config.hidden_size))
+    config, state, tokenizer = load_model(folder, needs={"encoder"})
+    network = Encoder(config)
+    network.load_state_dict({name: state[f"encoder.{name}"] for name in network.state_dict()})
+    return config, tokenizer, network.to(choose_device(device)).eval()
 
 
 def embed(

@@ -7,12 +7,13 @@ from typing import TypedDict
 import numpy as np
 import torch
 
-from bertworks.data.batch import Batch, collate
+from bertworks.data.batch import collate
 from bertworks.data.masking import Example
 from bertworks.data.sampling import Ids, Special, frame
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.model import load_model
+from bertworks.files.model import EXPORTED, is_exported, load_model, load_settings
 from bertworks.files.names import locate
+from bertworks.learn.exported import Exported, refuse_elsewhere
 from bertworks.learn.machine import choose_device
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.text.tokenizer import Tokenizer
@@ -41,11 +42,21 @@ def load_masked_lm(model: str | Path, device: str = "auto") -> tuple[Pretraining
 
 
 class Filler:
-    """A loaded model that fills masks. The model is a folder, or a name as `files.names` knows them."""
+    """A loaded model that fills masks. The model is a folder, also an exported one, or a name as `files.names` knows
+    them."""
 
-    def __init__(self, model: str | Path):
-        self.model, self.tokenizer = load_masked_lm(model, "cpu")
-        self.longest = self.model.encoder.config.max_position_embeddings
+    def __init__(self, model: str | Path, device: str = "cpu"):
+        folder = locate(model)
+        if is_exported(folder):
+            refuse_elsewhere(device, "fp32", folder)
+            config, self.tokenizer = load_settings(folder)
+            exported = Exported(folder / EXPORTED, gives=("logits", config.vocab_size))
+            self._scores, self._device = exported.logits, torch.device("cpu")
+        else:
+            self.model, self.tokenizer = load_masked_lm(folder, device)
+            self._scores, self._device = self.model.scores, next(self.model.parameters()).device
+            config = self.model.encoder.config
+        self.longest = config.max_position_embeddings
 
     @torch.no_grad()
     def __call__(self, text: str, k: int = 5) -> list[list[Filling]]:
@@ -63,7 +74,8 @@ class Filler:
             raise BertworksError(
                 f"there is nothing to fill in {_short(text)!r}", fix=f"put {mask} where a word is missing"
             )
-        scores = self.model.scores(self._batch(ids, masks)).float().softmax(-1)
+        batches = (collate([example]).to(self._device) for example in self._examples(ids, masks))
+        scores = torch.cat([self._scores(batch) for batch in batches]).float().softmax(-1)
         top = scores.topk(min(k, scores.shape[1]))
         return [
             [
@@ -79,17 +91,15 @@ class Filler:
             for position, values, tokens in zip(masks.tolist(), top.values.tolist(), top.indices.tolist(), strict=True)
         ]
 
-    def _batch(self, ids: Ids, masks: Ids) -> Batch:
+    def _examples(self, ids: Ids, masks: Ids) -> Iterator[Example]:
         """One sequence, or, where the text is too long for the model, one around each mask."""
         room, special = self.longest - 2, Special(self.tokenizer.cls_id, self.tokenizer.sep_id)
         windows = (
             [(0, masks)] if len(ids) <= room else [(_start(m, room, len(ids)), masks[[i]]) for i, m in enumerate(masks)]
         )
-        examples = []
         for start, asked in windows:
             s = frame([ids[start : start + room]], special, -1)
-            examples.append(Example(s.input_ids, s.token_type_ids, asked - start + 1, np.zeros_like(asked), -1))
-        return collate(examples)
+            yield Example(s.input_ids, s.token_type_ids, asked - start + 1, np.zeros_like(asked), -1)
 
     def _decoded(self, ids: Ids, position: int, token: int) -> str:
         filled = ids.copy()

@@ -18,7 +18,7 @@ from bertworks.files.names import locate
 from bertworks.files.storage import read_json
 from bertworks.files.task import TaskDescription, read_task
 from bertworks.learn.answers import Answer
-from bertworks.learn.exported import Exported
+from bertworks.learn.exported import Exported, refuse_elsewhere
 from bertworks.learn.inference import logits_of
 from bertworks.learn.machine import Precision, choose_device, keep_memory
 from bertworks.learn.tasks import TaskModel
@@ -129,10 +129,7 @@ def _loaded(
     folder: Path, d: TaskDescription, device: str, precision: Precision
 ) -> tuple[TaskModel | Exported, EncoderConfig, Tokenizer]:
     if is_exported(folder):
-        if device == "cuda" or precision != "fp32":
-            raise UsageError(
-                "an exported model is computed on the CPU, in the precision of its file", where=str(folder)
-            )
+        refuse_elsewhere(device, precision, folder)
         config, tokenizer = load_settings(folder)
         return Exported(folder / EXPORTED, task_of(d)), config, tokenizer
     config, state, tokenizer = load_model(folder, needs={"encoder", "span" if d.task == "qa" else "classifier"})
