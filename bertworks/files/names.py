@@ -23,8 +23,8 @@ PAPERS = "README.md", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.
 _WANTED = (
     "config.json", _WEIGHTS, _INDEX, "model-*.safetensors",
     "vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "?_*/config.json",
-    "task.json", *PAPERS,
+    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
+    "?_*/config.json", "?_*/model.safetensors", "task.json", *PAPERS,
 )  # fmt: skip
 _HUB_IDS = {  # names without an owner: Google's models are known by them since before there were owners
     _MINILM: "sentence-transformers/all-MiniLM-L6-v2",

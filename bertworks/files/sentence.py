@@ -15,8 +15,10 @@ from bertworks.files.storage import read_json, read_json_value
 from bertworks.nn.pooling import Pooling
 from bertworks.text.atomic import write_text
 
-_MODULES, _TRANSFORMER, _MODEL = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
+MODEL_FILE = "config_sentence_transformers.json"  # of the whole: prompts, and what else it says
+_MODULES, _TRANSFORMER = "modules.json", "sentence_bert_config.json"
 _OLD_POOLINGS = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
+_UNDERSTOOD = {"max_seq_length", "do_lower_case", "word_embedding_dimension", "embedding_dimension"}
 _UNKNOWN = "use a model whose modules are Transformer, Pooling (mean, cls or max) and Normalize"
 
 
@@ -50,11 +52,9 @@ def read_sentence(folder: str | Path) -> tuple[Path, SentenceSettings]:
         BertworksError: a module that is not computed here, or files that make no sense.
     """
     folder = Path(folder)
-    if not (folder / _MODULES).exists():
+    modules = _modules(folder)
+    if modules is None:
         return folder, SentenceSettings()
-    modules = read_json_value(folder / _MODULES)
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise BertworksError("a list of modules is expected", where=str(folder / _MODULES))
     kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise BertworksError(
@@ -69,7 +69,7 @@ def read_sentence(folder: str | Path) -> tuple[Path, SentenceSettings]:
         raise BertworksError(
             f"max_seq_length is {length!r:.40}", where=str(inner / _TRANSFORMER), fix="write 3 or more"
         )
-    prompts, default = _prompts(folder / _MODEL)
+    prompts, default = _prompts(folder / MODEL_FILE)
     return inner, SentenceSettings(
         pooling=_pooling(_inside(folder, modules[1]) / "config.json", prompted=any(prompts.values())),
         normalize="Normalize" in kinds,
@@ -89,6 +89,46 @@ def write_sentence(folder: str | Path, settings: SentenceSettings, hidden_size: 
     folder = Path(folder)
     if settings.pooling not in _OLD_POOLINGS:
         raise BertworksError(f"sentence-transformers has no pooling {settings.pooling!r}", fix="take mean, cls or max")
+    for name, content in _contents(settings, hidden_size).items():
+        write_text(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def module_files(folder: str | Path) -> list[str]:
+    """The files of a sentence-transformers folder that say how its vectors are made, weights of later modules among
+    them, by their names within it. Of another folder, none.
+
+    Raises:
+        BertworksError: files that make no sense, or a module whose weights are a pickle.
+    """
+    folder = Path(folder)
+    modules = _modules(folder)
+    names = [_MODULES, _TRANSFORMER, MODEL_FILE] if modules else []
+    for module in (modules or [])[1:]:
+        inside = _inside(folder, module)
+        if (inside / "pytorch_model.bin").exists() and not (inside / "model.safetensors").exists():
+            raise BertworksError("the weights of a module are a pickle, which is not read", where=str(inside))
+        names += [f"{inside.name}/{name}" for name in ("config.json", "model.safetensors") if inside != folder]
+    return [name for name in names if (folder / name).is_file()]
+
+
+def unwritten_settings(folder: str | Path) -> list[str]:
+    """Of a folder that `read_sentence` reads: settings that `write_sentence` has no place for, "file: names"."""
+    folder = Path(folder)
+    others = [folder / name for name in module_files(folder) if name.endswith("/config.json")]
+    found = []
+    for path in [read_sentence(folder)[0] / _TRANSFORMER, *others]:
+        content = read_json(path) if path.is_file() else {}
+        lost = sorted(name for name, value in content.items() if not _is_understood(name, value))
+        found += [f"{path.relative_to(folder).as_posix()}: {', '.join(lost)}"] * bool(lost)
+    return found
+
+
+def _is_understood(name: str, value: object) -> bool:
+    return name in _UNDERSTOOD or name.startswith("pooling_mode") or (name == "include_prompt" and value is True)
+
+
+def _contents(settings: SentenceSettings, hidden_size: int) -> dict[str, Any]:
+    """The files that say all this, in the older layout: what is in them."""
     names = ["Transformer", "Pooling", *(["Normalize"] if settings.normalize else [])]
     modules = [
         {"idx": n, "name": str(n), "path": f"{n}_{name}" if n else "", "type": f"sentence_transformers.models.{name}"}
@@ -98,17 +138,24 @@ def write_sentence(folder: str | Path, settings: SentenceSettings, hidden_size: 
     files: dict[str, Any] = {
         "1_Pooling/config.json": {"word_embedding_dimension": hidden_size, **poolings},
         _TRANSFORMER: {"max_seq_length": settings.max_length, "do_lower_case": settings.lowercase},
-        _MODEL: {
+        MODEL_FILE: {
             "prompts": dict(settings.prompts),
             "default_prompt_name": settings.default_prompt,
             "similarity_fn_name": "cosine",
         },
         _MODULES: modules,  # the last one: with it the others are read
     }
-    if settings.normalize:  # a folder without content would be lost on the way
-        files = {"2_Normalize/config.json": {}} | files
-    for name, content in files.items():
-        write_text(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    # A folder without content would be lost on the way.
+    return {"2_Normalize/config.json": {}} | files if settings.normalize else files
+
+
+def _modules(folder: Path) -> list[dict[str, Any]] | None:
+    if not (folder / _MODULES).exists():
+        return None
+    modules = read_json_value(folder / _MODULES)
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
+        raise BertworksError("a list of modules is expected", where=str(folder / _MODULES))
+    return modules
 
 
 def _inside(folder: Path, module: Mapping[str, Any]) -> Path:

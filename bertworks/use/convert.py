@@ -6,7 +6,7 @@ are; names, files and tokenizer become those of today. Nothing here knows a form
 
 import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,14 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.files import foreign
 from bertworks.files.model import Model, load_model, read_weights, save_model
 from bertworks.files.names import PAPERS, is_name, locate
+from bertworks.files.sentence import (
+    MODEL_FILE,
+    SentenceSettings,
+    module_files,
+    read_sentence,
+    unwritten_settings,
+    write_sentence,
+)
 from bertworks.files.storage import read_json
 from bertworks.files.task import FILE, TaskDescription, read_task, settings_of
 from bertworks.files.tensorflow import Gelu, find_checkpoint, load_checkpoint
@@ -31,13 +39,15 @@ _HEADS = {"classifier", "span", "recurrent"}
 
 @dataclass(frozen=True)
 class _Opened:
-    """A model from anywhere. head: what config.json is to say beside the encoder's settings. task: as in task.json."""
+    """A model from anywhere. head: what config.json is to say beside the encoder's settings. files: what is copied, by
+    its name in the new folder. task: as in task.json. sentence: how its vectors are made, where files say it."""
 
     model: Model
     head: dict[str, Any]
     notes: tuple[str, ...]
-    files: tuple[Path, ...] = ()
+    files: Mapping[str, Path] = field(default_factory=dict)
     task: TaskDescription | None = None
+    sentence: SentenceSettings | None = None
 
 
 def convert(source: str | Path, output: str | Path) -> Iterator[Event]:
@@ -114,8 +124,11 @@ def _written(source: str, output: Path, read: Callable[[], _Opened]) -> Iterator
         save_model(temporary, model.state, model.config, model.tokenizer, card=card, head=opened.head)
         if opened.task is not None:
             opened.task.save(temporary)
-        for file in opened.files:
-            shutil.copyfile(file, temporary / file.name)
+        if opened.sentence is not None:
+            write_sentence(temporary, opened.sentence, model.config.hidden_size)
+        for name, file in opened.files.items():
+            (temporary / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, temporary / name)
     for note in notes:
         yield Event("note", note)
     parts = sorted(foreign.parts_of(model.state))
@@ -148,14 +161,15 @@ def _of_google(model: Model, notes: tuple[str, ...]) -> _Opened:
 
 
 def _of_folder(folder: Path) -> _Opened:
-    model = load_model(folder)
-    settings = read_json(folder / "config.json")
-    head, task = _head(folder, settings, model.state)
+    inner, sentence, kept_files, notes = _sentence(folder)
+    model = load_model(inner)
+    settings = read_json(inner / "config.json")
+    head, task = _head(inner, settings, model.state)
     kept, dropped = foreign.settings_to_keep(settings, head=bool(foreign.parts_of(model.state) & _HEADS))
     was = settings.get("architectures")
-    notes = [f"architectures was {was}; it is {head['architectures']} now, which these weights are"]
-    notes = notes if was and was != head["architectures"] else []
-    weights = read_weights(folder)
+    if was and was != head["architectures"]:
+        notes.append(f"architectures was {was}; it is {head['architectures']} now, which these weights are")
+    weights = read_weights(inner)
     others = {str(v.dtype).removeprefix("torch.") for v in weights.values() if v.is_floating_point()} - {"float32"}
     notes += [f"the numbers are float32 now; they were {', '.join(sorted(others))}"] * bool(others)
     twice = foreign.not_needed(weights)
@@ -163,13 +177,50 @@ def _of_folder(folder: Path) -> _Opened:
     notes += [f"left out of config.json: {', '.join(dropped)}"] * bool(dropped)
     root = folder.resolve()
     root = root.parents[1] if root.parent.name == "snapshots" else root  # the hub's cache links to files beside it
-    files = [file for name in PAPERS if (file := folder / name).is_file() and root in file.resolve().parents]
-    read = {*_READ, *(file.name for file in files)}
-    entries = [entry for entry in sorted(folder.iterdir()) if entry.name not in read and not _is_shard(entry)]
-    names = [f"{entry.name}/" if entry.is_dir() else entry.name for entry in entries]
+    copied = {name: folder / name for name in (*PAPERS, *kept_files) if (folder / name).is_file()}
+    copied = {name: file for name, file in copied.items() if root in file.resolve().parents}
+    known = {
+        *copied,
+        *(module_files(folder) if sentence else ()),
+        *(["2_Normalize"] if sentence else []),
+    }  # the last may be empty
+    if inner != folder:
+        known |= {f"{inner.name}/{entry.name}" for entry in inner.iterdir() if entry.name in _READ or _is_shard(entry)}
+        known.add(f"{inner.name}/sentence_bert_config.json")
+    names = _left_out(folder, known)
     more = [f"and {len(names) - 20} more"] if len(names) > 20 else []
     notes += [f"left out of the folder: {', '.join([*names[:20], *more])}"] * bool(names)
-    return _Opened(model, kept | head, (*notes, *model.tokenizer.notes), tuple(files), task)
+    return _Opened(model, kept | head, (*notes, *model.tokenizer.notes), copied, task, sentence)
+
+
+def _sentence(folder: Path) -> tuple[Path, SentenceSettings | None, list[str], list[str]]:
+    """Where the model lies; how its vectors are made, if files say so and we know it too; which of these files are
+    copied; what a person should know of it."""
+    try:
+        files = module_files(folder)
+    except BertworksError as error:
+        return folder, None, [], [f"how its vectors are made is left out: {error.what}"]
+    if not files:
+        return folder, None, [], []
+    try:
+        inner, settings = read_sentence(folder)
+        lost = [f"left out of {one}" for one in unwritten_settings(folder)]
+    except BertworksError as error:
+        return folder, None, files, [f"kept as they are, though bertworks does not make such vectors ({error.what}): "
+                                     f"{', '.join(files)}"]  # fmt: skip
+    return inner, settings, [MODEL_FILE], lost
+
+
+def _left_out(folder: Path, known: Collection[str]) -> list[str]:
+    """Names of files and folders of which nothing is read and nothing copied."""
+    found = []
+    for entry in sorted(folder.iterdir()):
+        inside = [name.partition("/")[2] for name in known if name.startswith(f"{entry.name}/")]
+        if entry.is_dir() and inside:
+            found += [f"{entry.name}/{other.name}" for other in sorted(entry.iterdir()) if other.name not in inside]
+        elif entry.name not in {*_READ, *known} and not _is_shard(entry):
+            found.append(f"{entry.name}/" if entry.is_dir() else entry.name)
+    return found
 
 
 def _is_shard(entry: Path) -> bool:

@@ -19,7 +19,7 @@ _CARD = "README.md"
 _SENT = re.compile(
     r"config\.json|task\.json|model\.safetensors|model-\d{5}-of-\d{5}\.safetensors|model\.safetensors\.index\.json"
     r"|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.txt"
-    r"|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|\d_[A-Z]\w{0,30}/config\.json"
+    r"|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|\d_[A-Z]\w{0,30}/(config\.json|model\.safetensors)"
     rf"|{'|'.join(map(re.escape, PAPERS))}"
 )
 _LONGEST_CARD = 1 << 20  # bytes

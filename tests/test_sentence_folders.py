@@ -1,0 +1,120 @@
+"""sentence-transformers' folders through `convert`, there and back: the same vectors in their own library, nothing lost
+that is not named."""
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from bertworks.files.sentence import SentenceSettings, read_sentence
+from bertworks.use.convert import convert
+from bertworks.use.embedder import Embedder
+
+library = pytest.importorskip("sentence_transformers", reason="sentence-transformers, the oracle, is not installed")
+models = pytest.importorskip("sentence_transformers.models")
+
+TEXTS = ["good film", "the men in this town heard some music last night " * 9, "", "Anna lives in Oslo"]
+
+
+def saved(model: Path, folder: Path, pooling: str, *kinds: str, **settings: Any) -> Path:
+    """As their library writes it today."""
+    torch.manual_seed(0)
+    last = {"Dense": lambda: models.Dense(32, 16), "Normalize": models.Normalize}
+    body = models.Transformer(str(model), max_seq_length=20)
+    modules = [body, models.Pooling(32, pooling), *(last[kind]() for kind in kinds)]
+    library.SentenceTransformer(modules=modules, device="cpu", **settings).save(str(folder))
+    return folder
+
+
+def vectors(folder: Path, **how: Any) -> np.ndarray:
+    found = library.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    return found.encode(TEXTS, **how)
+
+
+def notes(source: Path, target: Path) -> Sequence[str]:
+    *_, done = convert(source, target)
+    return done.fields["notes"]
+
+
+@pytest.mark.parametrize(
+    ("pooling", "kinds"), [("mean", ()), ("cls", ("Normalize",)), ("max", ()), ("mean", ("Normalize",))]
+)
+def test_there_and_back(pooling: str, kinds: tuple[str, ...], model: Path, tmp_path: Path):
+    prompts = {"query": "good ", "document": "", "own": "sad "}
+    theirs = saved(
+        model, tmp_path / "theirs", pooling, *kinds, prompts=prompts, default_prompt_name="own",
+        similarity_fn_name="dot",
+    )  # fmt: skip
+    said = notes(theirs, tmp_path / "ours")
+    assert not any("left out of the folder" in note for note in said), said
+    expected = vectors(theirs)
+    np.testing.assert_allclose(vectors(tmp_path / "ours"), expected, atol=1e-5)
+    np.testing.assert_allclose(Embedder(tmp_path / "ours", device="cpu").embed(TEXTS), expected, atol=1e-5)
+    types = [module["type"] for module in json.loads((tmp_path / "ours/modules.json").read_text())]
+    assert types == [f"sentence_transformers.models.{kind}" for kind in ("Transformer", "Pooling", *kinds)]
+    opened = library.SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    assert (opened.prompts, opened.default_prompt_name, opened.similarity_fn_name) == (prompts, "own", "dot")
+    assert opened.max_seq_length == 20
+    # And back: what their library saves of ours is converted to the same again.
+    opened.save(str(tmp_path / "again"))
+    assert not any("left out of the folder" in note for note in notes(tmp_path / "again", tmp_path / "back"))
+    assert read_sentence(tmp_path / "back")[1] == read_sentence(tmp_path / "ours")[1]
+    np.testing.assert_allclose(vectors(tmp_path / "back"), expected, atol=1e-5)
+    list(convert(tmp_path / "ours", tmp_path / "twice"))
+    assert contents(tmp_path / "twice") == contents(tmp_path / "ours")
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_dense_layer_goes_along(model: Path, tmp_path: Path):
+    """Though our own `embed` does not compute it."""
+    theirs = saved(model, tmp_path / "theirs", "cls", "Dense", "Normalize")
+    said = notes(theirs, tmp_path / "ours")
+    assert any("kept as they are" in note and "2_Dense/model.safetensors" in note for note in said), said
+    assert vectors(tmp_path / "ours").shape == (len(TEXTS), 16)
+    np.testing.assert_allclose(vectors(tmp_path / "ours"), vectors(theirs), atol=1e-5)
+    assert not any("left out of the folder" in note for note in said), said
+
+
+def test_a_module_that_is_a_pickle_is_named(model: Path, tmp_path: Path):
+    theirs = saved(model, tmp_path / "theirs", "mean", "Dense")
+    (theirs / "2_Dense/model.safetensors").rename(theirs / "2_Dense/pytorch_model.bin")
+    said = notes(theirs, tmp_path / "ours")
+    assert "how its vectors are made is left out: the weights of a module are a pickle, which is not read" in said
+    (left,) = (note for note in said if note.startswith("left out of the folder"))
+    assert all(name in left for name in ("modules.json", "1_Pooling/", "2_Dense/"))
+    assert read_sentence(tmp_path / "ours")[1] == SentenceSettings()
+
+
+def test_an_old_folder_with_the_model_within(model: Path, tmp_path: Path):
+    """As the first versions wrote it."""
+    Embedder(model, pooling="cls", max_length=20, device="cpu").save(tmp_path / "flat")
+    old = tmp_path / "old"
+    shutil.copytree(
+        tmp_path / "flat", old / "0_BERT", ignore=shutil.ignore_patterns("1_*", "modules.json", "config_*", "README*")
+    )
+    for name in ("1_Pooling", "config_sentence_transformers.json"):
+        shutil.move(tmp_path / "flat" / name, old / name)
+    modules = json.loads((tmp_path / "flat" / "modules.json").read_text())
+    (old / "modules.json").write_text(json.dumps([modules[0] | {"path": "0_BERT"}, *modules[1:]]))
+    (old / "0_BERT" / "training_args.bin").write_bytes(b"pickle")
+    said = notes(old, tmp_path / "ours")
+    assert "left out of the folder: 0_BERT/training_args.bin" in "\n".join(said)
+    assert read_sentence(tmp_path / "ours") == (tmp_path / "ours", read_sentence(old)[1])
+    np.testing.assert_allclose(vectors(tmp_path / "ours"), vectors(old), atol=1e-5)
+
+
+def test_settings_without_a_place_are_named(model: Path, tmp_path: Path):
+    Embedder(model, device="cpu").save(tmp_path / "theirs")
+    path = tmp_path / "theirs/1_Pooling/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"include_prompt": False}))
+    assert "left out of 1_Pooling/config.json: include_prompt" in notes(tmp_path / "theirs", tmp_path / "ours")
+    (tmp_path / "theirs/1_Pooling/secret.json").symlink_to("/etc/hostname")
+    assert "left out of the folder: 1_Pooling/secret.json" in "\n".join(notes(tmp_path / "theirs", tmp_path / "b"))
