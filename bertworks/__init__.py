@@ -51,6 +51,8 @@ if TYPE_CHECKING:
     from bertworks.use.glue import evaluate_glue as evaluate_glue
     from bertworks.use.index import Index as Index
     from bertworks.use.indexing import index_file as index_file
+    from bertworks.use.load import LoadedModel as LoadedModel
+    from bertworks.use.load import load as load
     from bertworks.use.predict import Predictor as Predictor
     from bertworks.use.predict import predict_file as predict_file
     from bertworks.use.pretrain import estimate as estimate
@@ -90,6 +92,7 @@ _ROOMS = {
     "use.glue": ["evaluate_glue"],
     "use.index": ["Index"],
     "use.indexing": ["index_file"],
+    "use.load": ["LoadedModel", "load"],
     "use.predict": ["Predictor", "predict_file"],
     "use.pretrain": ["estimate", "pretrain"],
     "use.push": ["push"],

@@ -120,6 +120,15 @@ def parts_of(state: Iterable[str]) -> frozenset[str]:
     return frozenset(name.split(".", 1)[0] for name in state)
 
 
+def parts_in(theirs: Iterable[str]) -> frozenset[str]:
+    """The parts, as in `parts_of`, that a file of theirs with these names holds something of."""
+    bare = {name.removeprefix(_PREFIX) for name in theirs}
+    found = [
+        (ours, name.replace("*", end)) for ours, names, _ in _TABLE for name in names for end in ("weight", "bias")
+    ]
+    return parts_of(ours for ours, name in found if name in bare)
+
+
 def architecture_of(state: Iterable[str]) -> str:
     """Their class that a pre-trained state of ours is. KeyError for the heads of fine-tuning, which need labels."""
     return _CLASSES[parts_of(state) - {"encoder", "pooler"}]

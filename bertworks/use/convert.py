@@ -179,11 +179,7 @@ def _of_folder(folder: Path) -> _Opened:
     root = root.parents[1] if root.parent.name == "snapshots" else root  # the hub's cache links to files beside it
     copied = {name: folder / name for name in (*PAPERS, *kept_files) if (folder / name).is_file()}
     copied = {name: file for name, file in copied.items() if root in file.resolve().parents}
-    known = {
-        *copied,
-        *(module_files(folder) if sentence else ()),
-        *(["2_Normalize"] if sentence else []),
-    }  # the last may be empty
+    known = {*copied, *(["2_Normalize", *module_files(folder)] if sentence else [])}  # the first may be empty
     if inner != folder:
         known |= {f"{inner.name}/{entry.name}" for entry in inner.iterdir() if entry.name in _READ or _is_shard(entry)}
         known.add(f"{inner.name}/sentence_bert_config.json")

@@ -15,6 +15,7 @@ from bertworks.data.windows import around
 from bertworks.errors import BertworksError
 from bertworks.learn.inference import log_probabilities
 from bertworks.learn.machine import Precision
+from bertworks.learn.objectives import PretrainingModel
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.use.fill import load_masked_lm
 
@@ -57,7 +58,18 @@ def score(
     Raises:
         BertworksError: no such model, one without a masked-word head, or an empty sentence.
     """
-    network, tokenizer = load_masked_lm(model, device)
+    yield from scores_of(*load_masked_lm(model, device), sentences, within_word=within_word, precision=precision)
+
+
+def scores_of(
+    network: PretrainingModel,
+    tokenizer: Tokenizer,
+    sentences: Iterable[str],
+    *,
+    within_word: bool = False,
+    precision: Precision = "fp32",
+) -> Iterator[Score]:
+    """`score` by a model that is loaded."""
     longest = network.encoder.config.max_position_embeddings
     for group in _groups(_encoded(sentences, tokenizer, longest, within_word)):
         told = log_probabilities(network, [copy for one in group for copy in one.copies], precision)

