@@ -1,0 +1,148 @@
+"""A server for one model: the application behind its gate, on a port, until it is told to stop. Not here: what it is
+asked (`abilities`) and what HTTP makes of it (`application`)."""
+
+import ipaddress
+import resource
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bertworks.errors import BertworksError, UsageError
+from bertworks.use.abilities import Abilities, Limits
+from bertworks.use.events import Event
+
+HEADER_BYTES = 16_384
+IDLE_SECONDS = 30.0  # of a connection on which nothing more is asked
+DRAIN_SECONDS = 8  # in which what was asked is answered after SIGTERM
+
+
+def serve(
+    model: str | Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    index: str | Path | None = None,
+    token: str = "",
+    device: str = "auto",
+    batch_tokens: int = 4096,
+    concurrent_requests: int = 512,
+    patience: float = 2.0,
+    limits: Limits | None = None,
+) -> Iterator[Event]:
+    """A server for a model, until SIGTERM or Ctrl-C: then what was asked is answered, and nothing more is taken. The
+    first event says where it is, the last that it has ended.
+
+    Args:
+        model: a folder, pre-trained, fine-tuned, exported or of sentence-transformers; `minilm`; a hub id.
+        host, port: where; port 0: any free one.
+        index: the folder of an index, to be searched.
+        token: that every request has to bear; it must be there where other machines can reach the server.
+        batch_tokens: that are computed together.
+        concurrent_requests: at most; more are told to come again.
+        patience: seconds that a request should wait at most; more than can be answered in that time is not let in.
+
+    Raises:
+        BertworksError: no such model or index, the port is taken, or the extra `serve` is not installed.
+        UsageError: no token for a server that others can reach.
+    """
+    if not token and not _only_here(host):
+        raise UsageError(
+            f"others can reach {host}, and there is no token", fix="set BERTWORKS_API_KEY to a long random word"
+        )
+    with _needs_extra():
+        import uvicorn
+
+        from bertworks.use import gate
+        from bertworks.use.application import Application
+        from bertworks.use.connections import Connection
+    listening = _bound(host, port)
+    log, figures = gate.json_log(), gate.Figures()
+    abilities = Abilities(model, index=index, device=device, limits=limits)
+    facts = facts_of(abilities.limits, batch_tokens, concurrent_requests, patience)
+    application = Application(
+        abilities, figures, facts=facts, batch_tokens=batch_tokens, patience=patience, token=bool(token)
+    )
+    gated = gate.Gate(
+        application.app, figures, token=token, hosts={"localhost", "127.0.0.1", "::1", host.strip("[]")},
+        public={path for path in application.paths if path == "/" or "." in path} - {"/openapi.json"} | {"/health"},
+        paths=set(application.paths), most=concurrent_requests, stopping=lambda: server.should_exit,
+    )  # fmt: skip
+    config = uvicorn.Config(
+        gated, http=Connection, ws="none", lifespan="off", loop="asyncio", log_config=None, access_log=False,
+        server_header=False, proxy_headers=False, h11_max_incomplete_event_size=HEADER_BYTES,
+        timeout_keep_alive=int(IDLE_SECONDS), timeout_graceful_shutdown=DRAIN_SECONDS,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    _many_files()
+    at = listening.getsockname()
+    url = f"http://[{at[0]}]:{at[1]}/" if ":" in at[0] else f"http://{at[0]}:{at[1]}/"
+    yield Event("note", f"{abilities.name} at {url}", {"url": url, "abilities": abilities.info["abilities"]})
+    with _stoppable():
+        server.run(sockets=[listening])
+    for batcher in application.batchers.values():
+        batcher.close()
+    log.info("stopped")
+    yield Event("done", "stopped", {"requests": server.server_state.total_requests})
+
+
+def facts_of(limits: Limits, batch_tokens: int, concurrent_requests: int, patience: float) -> dict[str, Any]:
+    """What /info says of the server."""
+    return {
+        "max_concurrent_requests": concurrent_requests,
+        "max_batch_tokens": batch_tokens,
+        "max_client_batch_size": limits.texts,
+        "auto_truncate": True,
+        "tokenization_workers": 2,
+        "limits": {**asdict(limits), "seconds_waiting": patience},
+    }
+
+
+def _only_here(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A port is taken before the model is read, so that one that is not free is told of at once."""
+    name = host.strip("[]")
+    family = socket.AF_INET6 if ":" in name else socket.AF_INET
+    try:
+        return socket.create_server((name, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BertworksError(f"cannot serve there: {reason}", where=f"{host}:{port}", fix="--port 0") from None
+
+
+def _many_files() -> None:
+    """Every connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """uvicorn, having stopped, sends itself the signal again for whoever waits for it: here that is nobody."""
+    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _needs_extra() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise BertworksError(
+            f"a server needs what is not installed: {error}", fix='pip install "bertworks[serve]"'
+        ) from error
