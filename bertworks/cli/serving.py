@@ -39,10 +39,11 @@ def serve(
     GET /info says what this model can be asked. Logs are JSON lines on standard error. SIGTERM and Ctrl-C end it when
     what was asked is answered.
     """
+    from bertworks.use.question import Limits
     from bertworks.use.serving import serve as room
 
     for event in room(
         model, host=host, port=port, index=index, token=api_key or os.environ.get("BERTWORKS_API_KEY", ""),
-        device=device, batch_tokens=max_batch_tokens, concurrent_requests=max_concurrent_requests,
+        device=device, limits=Limits(batch_tokens=max_batch_tokens, requests=max_concurrent_requests),
     ):  # fmt: skip
         emit({"kind": event.kind, **event.fields}) if as_json else print(event.text, flush=True)

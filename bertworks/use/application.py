@@ -5,8 +5,9 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.use.abilities import Abilities, Question, TooMuchError
+from bertworks.use.abilities import Abilities
 from bertworks.use.batching import Batcher, OverloadedError
-from bertworks.use.gate import Figures, error_body
-from bertworks.use.openapi import check, document, paths_of, requests_of
+from bertworks.use.gate import Figures, Gate, error_body
+from bertworks.use.openapi import ALL_PATHS, check, document, paths_of, requests_of
+from bertworks.use.question import Limits, Question, TooMuchError
 
 PAGE = Path(__file__).with_name("page")
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
@@ -37,55 +39,61 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Application:
-    """`Application(...).app` is an ASGI application.
+    """Everything but a port: `asgi` is what is served.
 
     Args:
-        facts: what /info says besides what the abilities say.
-        batch_tokens: of a batch.
-        token: whether one is asked for, which the document says.
+        token: that is asked for; "": none.
+        hosts: names of the server, beside those of this machine; they matter where there is no token.
+        stopping: whether it is about to end.
     """
 
     def __init__(
         self,
         abilities: Abilities,
-        figures: Figures,
         *,
-        facts: Mapping[str, Any],
-        batch_tokens: int,
-        patience: float,
-        token: bool,
+        token: str = "",
+        hosts: Collection[str] = (),
+        stopping: Callable[[], bool] = lambda: False,
     ):
-        self._abilities, self._figures, self._limits = abilities, figures, abilities.limits
+        self._abilities, self._limits, self._figures = abilities, abilities.limits, Figures()
         self._schemas = requests_of(abilities.info, abilities.limits)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
-        network = Batcher(batch_tokens, patience=patience, observe=figures.batch)
-        self.batchers = {"network": network}
-        if "search" in abilities.asks:
-            self.batchers["search"] = Batcher(1, patience=patience)
-        if "explain" in abilities.asks:
-            self.batchers["explain"] = Batcher(1, patience=EXPLANATIONS_PATIENCE)
-        for name, batcher in self.batchers.items():
-            figures.watch(name, batcher)
-        self._bytes = 0
-        info = {**abilities.info, **facts}
-        described = document(abilities.info, abilities.limits, token=token)
+        patience, self._bytes = self._limits.patience, 0
+        self._batchers = {
+            "network": Batcher(self._limits.batch_tokens, patience=patience, observe=self._figures.batch),
+            "search": Batcher(1, patience=patience),
+            "explain": Batcher(1, patience=EXPLANATIONS_PATIENCE),
+        }
+        for name, batcher in self._batchers.items():
+            self._figures.watch(name, batcher)
+        described = document(abilities.info, abilities.limits, token=bool(token))
         model = {"id": abilities.name, "object": "model", "created": 0, "owned_by": "bertworks"}
+        page = {"/" if path.name == "index.html" else f"/{path.name}": _file(path) for path in PAGE.iterdir()}
         routes = [
             *(Route(path, self._endpoint(n), methods=["POST"]) for n in self._schemas for path in paths_of(n)),
-            Route("/info", _constant(info)),
+            *(self._absent(path) for path in ALL_PATHS if path not in described["paths"]),
+            Route("/info", _constant(abilities.info | _facts(self._limits))),
             Route("/openapi.json", _constant(described)),
             Route("/v1/models", _constant({"object": "list", "data": [model]})),
             Route("/health", self._health),
             Route("/metrics", self._metrics),
-            *(self._absent(path) for path in _ALL_PATHS if path not in described["paths"]),
-            *_page_routes(),
+            *(Route(path, endpoint) for path, endpoint in page.items()),
         ]
-        self.paths = [route.path for route in routes]
         handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _fault}
-        self.app = Starlette(routes=routes, exception_handlers=handlers)
+        self.asgi = Gate(
+            Starlette(routes=routes, exception_handlers=handlers), self._figures, token=token,
+            hosts={"localhost", "127.0.0.1", "::1", *hosts}, public={*page, "/health"},
+            paths={route.path for route in routes}, most=self._limits.requests, stopping=stopping,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """What was asked is computed, and nothing more."""
+        for batcher in self._batchers.values():
+            batcher.close()
+        self._readers.shutdown(wait=False)
 
     def _endpoint(self, name: str) -> Endpoint:
-        batcher = self.batchers.get(name, self.batchers["network"])
+        batcher = self._batchers.get(name, self._batchers["network"])
 
         async def endpoint(request: Request) -> Response:
             loop, path = asyncio.get_running_loop(), request.url.path
@@ -158,7 +166,7 @@ class Application:
 
     async def _health(self, _: Request) -> Response:
         now = time.monotonic()
-        since = [batcher.busy_since for batcher in self.batchers.values() if batcher.busy_since is not None]
+        since = [batcher.busy_since for batcher in self._batchers.values() if batcher.busy_since is not None]
         if since and now - min(since) > STUCK_SECONDS:
             raise HTTPException(503, f"a computation has been going on for {now - min(since):.0f} seconds")
         return _json({"status": "ok"})
@@ -175,13 +183,6 @@ class Application:
             return _json(error_body(request.url.path, "Backend", what), 424)
 
         return Route(path, endpoint, methods=["POST"])
-
-
-_ALL_PATHS = [
-    path
-    for name in ("embed", "similarity", "embeddings", "fill", "predict", "rerank", "ner", "qa", "search", "explain")
-    for path in paths_of(name)
-]
 
 
 class _NoJSONError(UsageError):
@@ -248,17 +249,22 @@ def _constant(value: Any) -> Endpoint:
     return endpoint
 
 
-def _page_routes() -> list[Route]:
-    """The files of the page, by their names; index.html is /."""
-    return [
-        Route("/" if path.name == "index.html" else f"/{path.name}", _file(path.read_bytes(), TYPES[path.suffix]))
-        for path in sorted(PAGE.iterdir())
-        if path.suffix in TYPES
-    ]
+def _file(path: Path) -> Endpoint:
+    content = path.read_bytes()
 
-
-def _file(content: bytes, media_type: str) -> Endpoint:
     async def endpoint(_: Request) -> Response:
-        return Response(content, media_type=media_type)
+        return Response(content, media_type=TYPES.get(path.suffix, "application/octet-stream"))
 
     return endpoint
+
+
+def _facts(limits: Limits) -> dict[str, Any]:
+    """What /info says of the server."""
+    return {
+        "max_concurrent_requests": limits.requests,
+        "max_batch_tokens": limits.batch_tokens,
+        "max_client_batch_size": limits.texts,
+        "auto_truncate": True,
+        "tokenization_workers": READERS,
+        "limits": asdict(limits),
+    }

@@ -141,6 +141,8 @@ class Batcher:
         cost = sum(sum(one.costs[first:end]) for one, first, end in parts)
         try:
             rows = parts[0][0].compute(units)
+            if len(rows) != len(units):
+                raise RuntimeError(f"{len(rows)} answers to {len(units)} units")
         except Exception as error:
             self._answer_alone(parts, error)
         else:

@@ -6,7 +6,7 @@ from typing import Any
 
 import bertworks
 from bertworks.errors import UsageError
-from bertworks.use.abilities import Limits, TooMuchError
+from bertworks.use.question import Limits, TooMuchError
 
 Schema = Mapping[str, Any]
 _ABSENT = object()
@@ -197,6 +197,7 @@ SUMMARIES: Mapping[str, str] = {
     "tokenize": "Tokens of texts", "decode": "Texts of tokens",
 }  # fmt: skip
 PATHS: Mapping[str, tuple[str, ...]] = {"embeddings": ("/v1/embeddings", "/embeddings")}  # others: their name
+ALL_PATHS = [path for name in ANSWERS for path in PATHS.get(name, (f"/{name}",))]
 ERROR = _object(error=STRING, error_type=STRING)
 OPENAI_ERROR = _object(error=_object(message=STRING, type=STRING))
 _REFUSALS = {"400": "no JSON", "401": "no token, or a wrong one", "403": "a foreign page", "408": "too slow",

@@ -7,17 +7,22 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.use.abilities import Abilities, Limits
+from bertworks.use.abilities import Abilities
 from bertworks.use.events import Event
+from bertworks.use.question import Limits
 
 HEADER_BYTES = 16_384
-IDLE_SECONDS = 30.0  # of a connection on which nothing more is asked
+IDLE_SECONDS = 30  # of a connection on which nothing more is asked
 DRAIN_SECONDS = 8  # in which what was asked is answered after SIGTERM
+_SETTINGS: dict[str, Any] = {  # of uvicorn
+    "ws": "none", "lifespan": "off", "loop": "asyncio", "log_config": None, "access_log": False, "server_header": False,
+    "proxy_headers": False, "h11_max_incomplete_event_size": HEADER_BYTES, "timeout_keep_alive": IDLE_SECONDS,
+    "timeout_graceful_shutdown": DRAIN_SECONDS,
+}  # fmt: skip
 
 
 def serve(
@@ -28,9 +33,6 @@ def serve(
     index: str | Path | None = None,
     token: str = "",
     device: str = "auto",
-    batch_tokens: int = 4096,
-    concurrent_requests: int = 512,
-    patience: float = 2.0,
     limits: Limits | None = None,
 ) -> Iterator[Event]:
     """A server for a model, until SIGTERM or Ctrl-C: then what was asked is answered, and nothing more is taken. The
@@ -41,9 +43,6 @@ def serve(
         host, port: where; port 0: any free one.
         index: the folder of an index, to be searched.
         token: that every request has to bear; it must be there where other machines can reach the server.
-        batch_tokens: that are computed together.
-        concurrent_requests: at most; more are told to come again.
-        patience: seconds that a request should wait at most; more than can be answered in that time is not let in.
 
     Raises:
         BertworksError: no such model or index, the port is taken, or the extra `serve` is not installed.
@@ -56,49 +55,22 @@ def serve(
     with _needs_extra():
         import uvicorn
 
-        from bertworks.use import gate
         from bertworks.use.application import Application
         from bertworks.use.connections import Connection
-    listening = _bound(host, port)
-    log, figures = gate.json_log(), gate.Figures()
+        from bertworks.use.gate import json_log
+    listening, log = _bound(host, port), json_log()
     abilities = Abilities(model, index=index, device=device, limits=limits)
-    facts = facts_of(abilities.limits, batch_tokens, concurrent_requests, patience)
-    application = Application(
-        abilities, figures, facts=facts, batch_tokens=batch_tokens, patience=patience, token=bool(token)
-    )
-    gated = gate.Gate(
-        application.app, figures, token=token, hosts={"localhost", "127.0.0.1", "::1", host.strip("[]")},
-        public={path for path in application.paths if path == "/" or "." in path} - {"/openapi.json"} | {"/health"},
-        paths=set(application.paths), most=concurrent_requests, stopping=lambda: server.should_exit,
-    )  # fmt: skip
-    config = uvicorn.Config(
-        gated, http=Connection, ws="none", lifespan="off", loop="asyncio", log_config=None, access_log=False,
-        server_header=False, proxy_headers=False, h11_max_incomplete_event_size=HEADER_BYTES,
-        timeout_keep_alive=int(IDLE_SECONDS), timeout_graceful_shutdown=DRAIN_SECONDS,
-    )  # fmt: skip
-    server = uvicorn.Server(config)
+    application = Application(abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit)
+    server = uvicorn.Server(uvicorn.Config(application.asgi, http=Connection, **_SETTINGS))
     _many_files()
     at = listening.getsockname()
     url = f"http://[{at[0]}]:{at[1]}/" if ":" in at[0] else f"http://{at[0]}:{at[1]}/"
     yield Event("note", f"{abilities.name} at {url}", {"url": url, "abilities": abilities.info["abilities"]})
     with _stoppable():
         server.run(sockets=[listening])
-    for batcher in application.batchers.values():
-        batcher.close()
+    application.close()
     log.info("stopped")
     yield Event("done", "stopped", {"requests": server.server_state.total_requests})
-
-
-def facts_of(limits: Limits, batch_tokens: int, concurrent_requests: int, patience: float) -> dict[str, Any]:
-    """What /info says of the server."""
-    return {
-        "max_concurrent_requests": concurrent_requests,
-        "max_batch_tokens": batch_tokens,
-        "max_client_batch_size": limits.texts,
-        "auto_truncate": True,
-        "tokenization_workers": 2,
-        "limits": {**asdict(limits), "seconds_waiting": patience},
-    }
 
 
 def _only_here(host: str) -> bool:
