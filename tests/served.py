@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -29,16 +30,19 @@ from bertworks.use.question import Limits
 URL = "http://127.0.0.1:8080"
 
 
+VOCABULARY = cache(tokenizer)
+
+
 def write_head(folder: Path, **description: Any) -> Path:
     """A tiny model with a head of random weights."""
     d = TaskDescription(max_length=64, max_question=8, stride=8, **description)
     config = EncoderConfig(
-        vocab_size=tokenizer().vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        vocab_size=VOCABULARY().vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
         max_position_embeddings=64, initializer_range=0.3,
     )  # fmt: skip
     torch.manual_seed(1)
     save_model(
-        folder, TaskModel(config, task_of(d)).state_dict(), config, tokenizer(), card="tiny", head=settings_of(d)
+        folder, TaskModel(config, task_of(d)).state_dict(), config, VOCABULARY(), card="tiny", head=settings_of(d)
     )
     d.save(folder)
     return folder

@@ -20,8 +20,8 @@ class TooMuchError(UsageError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one request; and of all: `batch_tokens` are computed together, `requests` may be there at once, and none is let
-    in that would have to wait for more than `patience` seconds."""
+    """Of one request; and of all: `batch_tokens` are computed together, `requests` may be there at once, and none is
+    let in that would have to wait for more than `patience` seconds."""
 
     body_bytes: int = 2_000_000
     texts: int = 2048
