@@ -31,6 +31,7 @@ HEADERS = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 ]
+HEADER_BYTES = 16_384
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
 _QUIET = ("/health", "/metrics")  # asked every few seconds, and not worth a line
@@ -142,6 +143,9 @@ class Gate:
 
     def _refusal(self, scope: Scope) -> tuple[int, str, str] | None:
         headers = dict(scope["headers"])
+        size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) for k, v in scope["headers"])
+        if size > HEADER_BYTES:
+            return 431, "Validation", f"the head has {size:,} bytes: expected {HEADER_BYTES:,} at most"
         if self._stopping():
             return 503, "Unhealthy", "the server is stopping"
         if self._needs_token:

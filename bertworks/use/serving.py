@@ -15,12 +15,11 @@ from bertworks.use.abilities import Abilities
 from bertworks.use.events import Event
 from bertworks.use.question import Limits
 
-HEADER_BYTES = 16_384
 IDLE_SECONDS = 30  # of a connection on which nothing more is asked
 DRAIN_SECONDS = 8  # in which what was asked is answered after SIGTERM
 _SETTINGS: dict[str, Any] = {  # of uvicorn
     "ws": "none", "lifespan": "off", "loop": "asyncio", "log_config": None, "access_log": False, "server_header": False,
-    "proxy_headers": False, "h11_max_incomplete_event_size": HEADER_BYTES, "timeout_keep_alive": IDLE_SECONDS,
+    "proxy_headers": False, "h11_max_incomplete_event_size": 16_384, "timeout_keep_alive": IDLE_SECONDS,
     "timeout_graceful_shutdown": DRAIN_SECONDS,
 }  # fmt: skip
 
@@ -58,16 +57,16 @@ def serve(
         from bertworks.use.application import Application
         from bertworks.use.connections import Connection
         from bertworks.use.gate import json_log
-    listening, log = _bound(host, port), json_log()
-    abilities = Abilities(model, index=index, device=device, limits=limits)
-    application = Application(abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit)
-    server = uvicorn.Server(uvicorn.Config(application.asgi, http=Connection, **_SETTINGS))
-    _many_files()
-    at = listening.getsockname()
-    url = f"http://[{at[0]}]:{at[1]}/" if ":" in at[0] else f"http://{at[0]}:{at[1]}/"
-    yield Event("note", f"{abilities.name} at {url}", {"url": url, "abilities": abilities.info["abilities"]})
-    with _stoppable():
-        server.run(sockets=[listening])
+    with _bound(host, port) as listening:  # before the model is read: a port that is not free is told of at once
+        abilities = Abilities(model, index=index, device=device, limits=limits)
+        application = Application(abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit)
+        server, log = uvicorn.Server(uvicorn.Config(application.asgi, http=Connection, **_SETTINGS)), json_log()
+        _many_files()
+        at = listening.getsockname()
+        url = f"http://[{at[0]}]:{at[1]}/" if ":" in at[0] else f"http://{at[0]}:{at[1]}/"
+        yield Event("note", f"{abilities.name} at {url}", {"url": url, "abilities": abilities.info["abilities"]})
+        with _stoppable():
+            server.run(sockets=[listening])
     application.close()
     log.info("stopped")
     yield Event("done", "stopped", {"requests": server.server_state.total_requests})
@@ -83,7 +82,6 @@ def _only_here(host: str) -> bool:
 
 
 def _bound(host: str, port: int) -> socket.socket:
-    """A port is taken before the model is read, so that one that is not free is told of at once."""
     name = host.strip("[]")
     family = socket.AF_INET6 if ":" in name else socket.AF_INET
     try:
