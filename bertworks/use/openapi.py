@@ -1,6 +1,8 @@
 """What every path of a server is asked and answers, as JSON Schema: the OpenAPI document, and the check that holds
 requests to it. What is documented is what is checked. Not here: what is computed (`abilities`), HTTP (`serving`)."""
 
+import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +36,9 @@ def check(value: Any, schema: Schema, where: str = "the request") -> Any:
         value, found = int(value), "integer"
     if found != schema["type"] and (found, schema["type"]) != ("integer", "number"):
         raise UsageError(f"{where} is {_NAMES[found]}: expected {_NAMES[schema['type']]}")
+    if value not in schema.get("enum", (value,)):
+        expected = " or ".join(json.dumps(one) for one in schema["enum"])
+        raise UsageError(f"{where} is {json.dumps(value)[:60]}: expected {expected}")
     match found:
         case "string":
             _check_text(value, schema, where)
@@ -75,8 +80,6 @@ def _check_any(value: Any, schemas: list[Schema], where: str) -> Any:
 def _check_text(value: str, schema: Schema, where: str) -> None:
     if len(value) < schema.get("minLength", 0):
         raise UsageError(f"{where} is empty")
-    if value not in schema.get("enum", (value,)):
-        raise UsageError(f"{where} is {value[:60]!r}: expected {' or '.join(schema['enum'])}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -123,7 +126,12 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, Schema]:
     texts = _list(TEXT, minItems=1, maxItems=limits.texts)
     inputs = _any(TEXT, texts)
     top = {"type": "integer", "minimum": 1, "maximum": limits.k}
-    cut, prompt, no = _or_null(BOOLEAN), _or_null(STRING), _with(BOOLEAN, False)
+    cut, no = _or_null(BOOLEAN), _with(BOOLEAN, False)
+    prompt = (
+        _or_null({**STRING, "enum": list(info["prompts"])}) if info["prompts"] else {"type": "null", "default": None}
+    )
+    again = no if (info["index"] or {}).get("rerank") else {**no, "enum": [False]}
+    masked = {**TEXT, "pattern": re.escape(info["mask_token"])}
     size = _or_null({"type": "integer", "minimum": 1, "maximum": info["dimension"] or 1})
     item = _list(TEXT, minItems=1, maxItems=limits.texts)
     asked = _object(question=TEXT, context=TEXT)
@@ -140,7 +148,7 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, Schema]:
             input=inputs, model=_or_null(STRING), dimensions=size, user=_or_null(STRING),
             encoding_format=_with({"type": "string", "enum": ["float", "base64"]}, "float"),
         ),
-        "fill": _object(inputs=inputs, top_k=_with(top, 5)),
+        "fill": _object(inputs=_any(masked, _list(masked, minItems=1, maxItems=limits.texts)), top_k=_with(top, 5)),
         "predict": _object(
             inputs=_any(TEXT, item, _list(item, minItems=1, maxItems=limits.texts)), raw_scores=no, truncate=cut,
         ),
@@ -148,7 +156,7 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, Schema]:
         "ner": _object(inputs=inputs),
         "qa": _object(inputs=_any(asked, _list(asked, minItems=1, maxItems=limits.texts)), top_k=_with(top, 1)),
         "search": _object(
-            query=TEXT, k=_with(top, 10), rerank=no,
+            query=TEXT, k=_with(top, 10), rerank=again,
             ranking=_with({"type": "string", "enum": ["hybrid", "dense", "bm25"]}, "hybrid"),
         ),
         "explain": _object(
