@@ -2,40 +2,47 @@
 of Text Embeddings Inference and of OpenAI."""
 
 import base64
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bertworks.errors import BertworksError, UsageError
+from bertworks.learn.machine import choose_device
 from bertworks.learn.whitening import normalized
 from bertworks.use.embedder import Embedder
 from bertworks.use.fill import Filler
 from bertworks.use.question import Ask, Question, Request, Rows, prompt_of, refuse_cut, texts_of
+
+MOST_FILLINGS = 100  # of a mask
 
 
 class AskPretrained:
     """What a model that was not fine-tuned can be asked."""
 
     def __init__(self, folder: Path, name: str, device: str):
-        self._name = name
-        self._embedder = Embedder(folder, device=device)
-        settings, self.tokenizer = self._embedder.settings, self._embedder.tokenizer
-        self.asks: dict[str, Ask] = {"embed": self.embed, "similarity": self.similarity, "embeddings": self.embeddings}
-        with suppress(BertworksError):  # it has no head for masks: the folder itself was read a moment ago
-            self._filler = Filler(folder)
+        self._name, self.asks = name, dict[str, Ask]()
+        why: list[BertworksError] = []  # an exported model gives one of the two
+        self.info: dict[str, Any] = {"labels": [], "reads": "text", "prompts": {}, "dimension": None}
+        try:
+            self._filler = Filler(folder, choose_device(device).type)
             self.asks["fill"] = self.fill
-        self.info: dict[str, Any] = {
-            "model_type": {"embedding": {"pooling": settings.pooling}},
-            "max_input_length": settings.max_length,
-            "task": "masked-lm" if "fill" in self.asks else "embedding",
-            "labels": [],
-            "reads": "text",
-            "prompts": dict(settings.prompts),
-            "dimension": self._embedder.dimension,
-        }
+            self.tokenizer, self.info["max_input_length"] = self._filler.tokenizer, self._filler.longest
+        except BertworksError as error:
+            why.append(error)
+        try:
+            self._embedder = e = Embedder(folder, device=device)
+            self.asks |= {"embed": self.embed, "similarity": self.similarity, "embeddings": self.embeddings}
+            self.tokenizer, self.info["max_input_length"] = e.tokenizer, e.settings.max_length
+            self.info |= {"prompts": dict(e.settings.prompts), "dimension": e.dimension}
+        except BertworksError as error:
+            why.append(error)
+        if not self.asks:
+            raise why[-1]
+        pooling = self._embedder.settings.pooling if "embed" in self.asks else None
+        self.info |= {"model_type": {"embedding": {"pooling": pooling}},
+                      "task": "masked-lm" if "fill" in self.asks else "embedding"}  # fmt: skip
 
     def _read(self, texts: list[str], request: Request) -> tuple[list[Any], list[int]]:
         """Units and how many tokens each has."""
@@ -81,22 +88,19 @@ class AskPretrained:
         return Question(answer, units, costs, self._raw)
 
     def fill(self, request: Request) -> Question:
-        texts, k = texts_of(request["inputs"]), request["top_k"]
-        ids = [self.tokenizer.encode(text).ids for text in texts]
-        mask = self.tokenizer.special_tokens["mask_token"]
-        if unasked := [n for n, one in enumerate(ids) if self.tokenizer.mask_id not in one]:
-            raise UsageError(f"text {unasked[0]} has no {mask}", fix=f"put {mask} where a word is missing")
-        # A mask is compared with the whole vocabulary, and in a text that is too long has a window of its own.
-        masks = [one.count(self.tokenizer.mask_id) for one in ids]
-        costs = [
-            len(one) + 8 * count if len(one) <= self._filler.longest else count * self._filler.longest
-            for one, count in zip(ids, masks, strict=True)
-        ]
-        return Question(_one_or_all(request), [(text, k) for text in texts], costs, self._fillings)
+        k, filler = request["top_k"], self._filler
+        try:
+            asked = [filler.read(text) for text in texts_of(request["inputs"])]
+        except BertworksError as error:  # one has no mask
+            raise UsageError(error.what, fix=error.fix) from None
+        # A mask is compared with the whole vocabulary, which costs about as much as some tokens.
+        costs = [sum(len(e.input_ids) + 8 * len(e.masked_positions) for e in one.examples) for one in asked]
 
-    def _fillings(self, asked: Sequence[tuple[str, int]]) -> list[Any]:
-        return [self._filler(text, k) for text, k in asked]
+        def answer(rows: Sequence[Any]) -> Any:
+            found = [filler.answer(one, row, k) for one, row in zip(asked, rows, strict=True)]
+            return found[0] if isinstance(request["inputs"], str) else found
 
+        return Question(answer, asked, costs, self._likeliest)
 
-def _one_or_all(request: Request) -> Callable[[Sequence[Any]], Any]:
-    return (lambda rows: rows[0]) if isinstance(request["inputs"], str) else list
+    def _likeliest(self, asked: Sequence[Any]) -> list[Any]:
+        return self._filler.likeliest(asked, MOST_FILLINGS)

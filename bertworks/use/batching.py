@@ -58,7 +58,7 @@ class Batcher:
         self, batch_cost: int, *, patience: float = 2.0, observe: Callable[[int, int, float], None] | None = None
     ):
         self.batch_cost, self.patience, self._observe = batch_cost, patience, observe
-        self.speed = batch_cost / patience  # cost in a second
+        self.speed = batch_cost / patience  # cost in a second; this, until the first batch
         self.cost = 0  # of all that waits or is computed
         self.busy_since: float | None = None
         self._waiting: deque[_Waiting] = deque()
@@ -69,7 +69,7 @@ class Batcher:
     @property
     def full(self) -> bool:
         """Whether a further question would have to wait too long."""
-        return self.cost > max(self.batch_cost, self.speed * self.patience)
+        return self.cost > self.speed * self.patience
 
     @property
     def overloaded(self) -> OverloadedError:

@@ -31,9 +31,9 @@ def check(value: Any, schema: Schema, where: str = "the request") -> Any:
     """
     if "anyOf" in schema:
         return _check_any(value, schema["anyOf"], where)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # which is what JSON Schema says of 1.0
     found = _type(value)
-    if schema["type"] == "integer" and isinstance(value, float) and value.is_integer():
-        value, found = int(value), "integer"
     if found != schema["type"] and (found, schema["type"]) != ("integer", "number"):
         raise UsageError(f"{where} is {_NAMES[found]}: expected {_NAMES[schema['type']]}")
     if value not in schema.get("enum", (value,)):
@@ -65,6 +65,7 @@ def _type(value: Any) -> str:
 def _check_any(value: Any, schemas: list[Schema], where: str) -> Any:
     """As the first that fits; else the error of the one that comes nearest: it is deepest inside."""
     errors: list[UsageError] = []
+    value = int(value) if isinstance(value, float) and value.is_integer() else value
     for schema in schemas:
         if schema["type"] == _type(value) or (schema["type"], _type(value)) == ("number", "integer"):
             try:
@@ -133,7 +134,8 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, Schema]:
     again = no if (info["index"] or {}).get("rerank") else {**no, "enum": [False]}
     masked = {**TEXT, "pattern": re.escape(info["mask_token"])}
     size = _or_null({"type": "integer", "minimum": 1, "maximum": info["dimension"] or 1})
-    item = _list(TEXT, minItems=1, maxItems=limits.texts)
+    choices, alone = info["reads"] == "choices", [] if info["reads"] in ("choices", "question") else [TEXT]
+    item = _list(TEXT, minItems=3, maxItems=limits.texts) if choices else _list(TEXT, minItems=1, maxItems=2)
     asked = _object(question=TEXT, context=TEXT)
     tokens = _list({"type": "integer", "minimum": 0, "maximum": info["vocabulary"] - 1}, maxItems=limits.tokens)
     all_schemas = {
@@ -150,7 +152,7 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, Schema]:
         ),
         "fill": _object(inputs=_any(masked, _list(masked, minItems=1, maxItems=limits.texts)), top_k=_with(top, 5)),
         "predict": _object(
-            inputs=_any(TEXT, item, _list(item, minItems=1, maxItems=limits.texts)), raw_scores=no, truncate=cut,
+            inputs=_any(*alone, item, _list(item, minItems=1, maxItems=limits.texts)), raw_scores=no, truncate=cut,
         ),
         "rerank": _object(query=TEXT, texts=texts, raw_scores=no, return_text=no, truncate=cut),
         "ner": _object(inputs=inputs),
@@ -160,7 +162,7 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, Schema]:
             ranking=_with({"type": "string", "enum": ["hybrid", "dense", "bm25"]}, "hybrid"),
         ),
         "explain": _object(
-            inputs=_any(TEXT, item), target=_or_null(TEXT), maps=no,
+            inputs=_any(*alone, item), target=_or_null(TEXT), maps=no,
             baseline=_with({"type": "string", "enum": ["mask", "pad"]}, "mask"),
         ),
         "tokenize": _object(inputs=inputs, add_special_tokens=_with(BOOLEAN, True), prompt_name=prompt),
