@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -196,21 +197,29 @@ def _no_number(name: str) -> None:
 def _written(question: Question, rows: list[Any]) -> bytes:
     """In a thread that writes. A list is written item by item, for the encoder lets no other thread run."""
     try:
-        return _encoded(question.answer(rows), 2)
+        return _encoded(question.answer(rows))
     except ValueError as error:  # NaN, which no network should give, and no JSON can say
         raise BertworksError(f"the answer cannot be written: {error}") from None
 
 
-def _encoded(value: Any, depth: int) -> bytes:
-    if depth and isinstance(value, dict):
-        return b"{" + b",".join(json.dumps(k).encode() + b":" + _encoded(v, depth - 1) for k, v in value.items()) + b"}"
-    if depth and isinstance(value, list):
-        return b"[" + b",".join(_encoded(one, depth - 1) for one in value) + b"]"
+def _encoded(value: Any) -> bytes:
+    if isinstance(value, dict):
+        return b"{" + b",".join(_dumped(name) + b":" + _encoded(one) for name, one in value.items()) + b"}"
+    if isinstance(value, list):
+        return b"[" + b",".join(map(_dumped, value)) + b"]"
+    return _dumped(value)
+
+
+def _dumped(value: Any) -> bytes:
+    if isinstance(value, np.ndarray):  # a vector of float32, which nine digits tell exactly
+        if not np.isfinite(value).all():
+            raise ValueError("a vector is not finite")
+        return b"[" + b",".join([b"%.9g"] * len(value)) % tuple(value.tolist()) + b"]"
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(_encoded(value, 0), status, headers, "application/json")
+    return Response(_dumped(value), status, headers, "application/json")
 
 
 def _refusal(path: str, error: BertworksError) -> Response:
@@ -241,7 +250,7 @@ async def _fault(request: Request, error: Exception) -> Response:
 
 
 def _constant(value: Any) -> Endpoint:
-    content = _encoded(value, 0)
+    content = _dumped(value)
 
     async def endpoint(_: Request) -> Response:
         return Response(content, media_type="application/json")

@@ -62,7 +62,7 @@ class AskPretrained:
     def embed(self, request: Request) -> Question:
         units, costs = self._read(texts_of(request["inputs"]), request)
         wanted = request["dimensions"], request["normalize"]
-        return Question(lambda rows: self._vectors(rows, *wanted).tolist(), units, costs, self._raw)
+        return Question(lambda rows: list(self._vectors(rows, *wanted)), units, costs, self._raw)
 
     def similarity(self, request: Request) -> Question:
         texts = [request["inputs"]["source_sentence"], *request["inputs"]["sentences"]]

@@ -47,8 +47,9 @@ def check(value: Any, schema: Schema, where: str = "the request") -> Any:
             if not least <= value <= most:
                 raise UsageError(f"{where} is {value}: expected {least} to {most}")
         case "array":
-            if len(value) > schema.get("maxItems", len(value)):
-                raise TooMuchError(f"{where} has {len(value):,} items: expected {schema['maxItems']:,} at most")
+            if len(value) > (most := schema.get("maxItems", len(value))):
+                kind = TooMuchError if most > 2 else UsageError  # three texts are not much, but no pair
+                raise kind(f"{where} has {len(value):,} items: expected {most:,} at most")
             if len(value) < schema.get("minItems", 0):
                 raise UsageError(f"{where} has {len(value)} items: expected {schema['minItems']} or more")
             return [check(one, schema["items"], f"{where}[{number}]") for number, one in enumerate(value)]

@@ -35,8 +35,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Question:
-    """What a request asks: `answer(rows)` is the value that JSON can say, rows being what `compute` gives for `units`,
-    among whatever other units of other questions. `costs`: of each unit, in tokens; where no network reads, 1."""
+    """What a request asks: `answer(rows)` is the value that JSON can say, or a list of vectors, `rows` being what
+    `compute` gives for `units`, among whatever units of other questions. `costs`: of each unit, in tokens; where no
+    network reads, 1."""
 
     answer: Callable[[Sequence[Any]], Any]
     units: Sequence[Any] = ()
