@@ -5,6 +5,7 @@ import ipaddress
 import resource
 import signal
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,6 +101,9 @@ def _many_files() -> None:
 @contextmanager
 def _stoppable() -> Iterator[None]:
     """uvicorn, having stopped, sends itself the signal again for whoever waits for it: here that is nobody."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
