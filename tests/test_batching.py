@@ -125,6 +125,34 @@ def test_what_nobody_gets_to_is_given_back(squares: Squares):
     batcher.close()
 
 
+def test_a_large_question_keeps_small_ones_not_out_but_large_ones(squares: Squares):
+    batcher = Batcher(4, patience=1)
+    batcher.speed = 6.0
+    futures = [hold(batcher, squares), ask(batcher, squares, *[1] * 40), ask(batcher, squares, 2)]
+    with pytest.raises(OverloadedError):
+        ask(batcher, squares, *[1] * 5)
+    squares.go.set()
+    wait(futures, 10)
+    assert 2 in squares.batches[1]
+    assert (batcher.cost, batcher.load) == (0, 0)
+    batcher.close()
+
+
+def test_a_panic_is_an_error_of_one(batcher: Batcher):
+    class Panic(BaseException):
+        pass
+
+    def panic(units: Sequence[int]) -> list[int]:
+        raise Panic
+
+    with pytest.raises(RuntimeError, match="Panic"):
+        batcher.submit(panic, [1], [1]).result(10)
+    with pytest.raises(RuntimeError, match="0 answers"):
+        batcher.submit(lambda units: [], [1], [1]).result(10)
+    assert batcher.alive
+    assert (batcher.cost, batcher.load) == (0, 0)
+
+
 def test_closed_it_answers_what_it_has(squares: Squares):
     batcher = Batcher(4, patience=100)
     futures = [hold(batcher, squares), ask(batcher, squares, 5)]

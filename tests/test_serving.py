@@ -332,7 +332,7 @@ def test_more_than_can_be_answered_is_told_to_come_again(models: dict[str, Path]
 
 def test_a_full_queue_reads_no_bodies(models: dict[str, Path]):
     with Local(models["classification"]) as local:
-        local.application._batchers["network"].cost = 10**9
+        local.application._batchers["network"].load = 10**9
         answer = local.send("POST", "/predict", content=b"no JSON at all", headers=JSON)
         assert (answer.status_code, answer.json()["error_type"]) == (429, "Overloaded")
         assert int(answer.headers["retry-after"]) >= 1

@@ -62,7 +62,7 @@ class Application:
         patience, self._bytes = self._limits.patience, 0
         self._batchers = {
             "network": Batcher(self._limits.batch_tokens, patience=patience, observe=self._figures.batch),
-            "search": Batcher(1, patience=patience),
+            "search": Batcher(8, patience=patience),
             "explain": Batcher(1, patience=EXPLANATIONS_PATIENCE),
         }
         for name, batcher in self._batchers.items():
@@ -170,6 +170,8 @@ class Application:
         since = [batcher.busy_since for batcher in self._batchers.values() if batcher.busy_since is not None]
         if since and now - min(since) > STUCK_SECONDS:
             raise HTTPException(503, f"a computation has been going on for {now - min(since):.0f} seconds")
+        if not all(batcher.alive for batcher in self._batchers.values()):
+            raise HTTPException(503, "nobody computes any more")
         return _json({"status": "ok"})
 
     async def _metrics(self, _: Request) -> Response:

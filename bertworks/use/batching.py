@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from bertworks.errors import BertworksError
@@ -14,6 +15,7 @@ from bertworks.errors import BertworksError
 Compute = Callable[[Sequence[Any]], Sequence[Any]]  # for each unit what the network says of it, whatever the others are
 SPEED_MEMORY = 0.8  # share of the old speed in the new one, after each batch
 LONGEST_WAIT = 5.0  # times the patience after which a question that nobody got to is given back
+LARGE_WAIT = 4.0  # times the patience that all that waits may take when a question larger than a batch comes
 
 
 class OverloadedError(BertworksError):
@@ -60,6 +62,7 @@ class Batcher:
         self.batch_cost, self.patience, self._observe = batch_cost, patience, observe
         self.speed = batch_cost / patience  # cost in a second; this, until the first batch
         self.cost = 0  # of all that waits or is computed
+        self.load = 0  # the same, but of each question at most a batch: for more nobody has to wait
         self.busy_since: float | None = None
         self._waiting: deque[_Waiting] = deque()
         self._changed, self._open = threading.Condition(), True
@@ -69,12 +72,17 @@ class Batcher:
     @property
     def full(self) -> bool:
         """Whether a further question would have to wait too long."""
-        return self.cost > self.speed * self.patience
+        return self.load > self.speed * self.patience
 
     @property
     def overloaded(self) -> OverloadedError:
         """What to tell whom there is no place for."""
-        return OverloadedError(max(1.0, self.cost / self.speed - self.patience))
+        return OverloadedError(max(1.0, self.load / self.speed - self.patience))
+
+    @property
+    def alive(self) -> bool:
+        """Whether somebody computes."""
+        return self._thread.is_alive() or not self._open
 
     def submit(self, compute: Compute, units: Sequence[Any], costs: Sequence[int]) -> "Future[list[Any]]":
         """The future of what `compute` gives for the units, in their order.
@@ -86,10 +94,13 @@ class Batcher:
         if not units:
             question.future.set_result([])
             return question.future
+        cost = sum(costs)
         with self._changed:
-            if self.full or not self._open:
+            late = cost > self.batch_cost and self.cost > LARGE_WAIT * self.patience * self.speed
+            if self.full or late or not self._open:
                 raise self.overloaded
-            self.cost += sum(costs)
+            self.cost += cost
+            self.load += min(cost, self.batch_cost)
             self._waiting.append(question)
             self._changed.notify()
         return question.future
@@ -138,30 +149,30 @@ class Batcher:
             return
         begin = self.busy_since = time.monotonic()
         units = [unit for one, first, end in parts for unit in one.units[first:end]]
-        cost = sum(sum(one.costs[first:end]) for one, first, end in parts)
+        cost, failure, rows = sum(sum(one.costs[first:end]) for one, first, end in parts), None, list[Any]()
         try:
-            rows = parts[0][0].compute(units)
-            if len(rows) != len(units):
-                raise RuntimeError(f"{len(rows)} answers to {len(units)} units")
+            rows = list(_computed(parts[0][0].compute, units))
         except Exception as error:
-            self._answer_alone(parts, error)
-        else:
-            place = 0
-            for one, first, end in parts:
-                self._found(one, rows[place : place + end - first])
-                place += end - first
-        seconds, self.busy_since = time.monotonic() - begin, None
-        with self._changed:
+            failure = error
+        seconds = time.monotonic() - begin
+        with self._changed:  # before anybody is answered, who may ask at once for more
             self.cost -= cost
             self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * cost / max(seconds, 1e-6)
         if self._observe is not None:
             self._observe(len(units), cost, seconds)
+        if failure is not None:
+            self._answer_alone(parts, failure)
+        else:
+            each = iter(rows)
+            for one, first, end in parts:
+                self._found(one, list(islice(each, end - first)))
+        self.busy_since = None
 
     def _answer_alone(self, parts: list[_Part], error: Exception) -> None:
         for one, first, end in parts:
             if len(parts) > 1:
                 try:
-                    self._found(one, one.compute(one.units[first:end]))
+                    self._found(one, _computed(one.compute, one.units[first:end]))
                     continue
                 except Exception as its_own:
                     error = its_own
@@ -171,17 +182,28 @@ class Batcher:
     def _found(self, one: _Waiting, rows: Sequence[Any]) -> None:
         one.found.extend(rows)
         if len(one.found) == len(one.units):
-            _settle(one.future, one.found)
+            with self._changed:
+                self.load -= min(sum(one.costs), self.batch_cost)
+            if one.future.set_running_or_notify_cancel():
+                one.future.set_result(one.found)
 
     def _give_back(self, one: _Waiting, error: Exception, taken: int = 0) -> None:
         """A question that is not answered is out of the way, with all units that are in no batch yet."""
         self.cost -= sum(one.costs[taken:])
+        self.load -= min(sum(one.costs), self.batch_cost)
         if one in self._waiting:
             self._waiting.remove(one)
         if one.future.set_running_or_notify_cancel():
             one.future.set_exception(error)
 
 
-def _settle(future: "Future[list[Any]]", found: list[Any]) -> None:
-    if future.set_running_or_notify_cancel():
-        future.set_result(found)
+def _computed(compute: Compute, units: Sequence[Any]) -> Sequence[Any]:
+    try:
+        rows = compute(units)
+    except Exception:
+        raise
+    except BaseException as error:  # a panic of a library in another language
+        raise RuntimeError(repr(error)) from error
+    if len(rows) != len(units):
+        raise RuntimeError(f"{len(rows)} answers to {len(units)} units")
+    return rows
