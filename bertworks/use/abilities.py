@@ -92,7 +92,7 @@ class Abilities:
 
     def tokenize(self, request: Request) -> Question:
         t, prompt = self.tokenizer, prompt_of(request, self.info.get("prompts", ()))
-        encodings = [t.encode(prompt + text) for text in texts_of(request["inputs"])]
+        encodings = t.encode_batch([prompt + text for text in texts_of(request["inputs"])])
         self.within(sum(len(one.ids) for one in encodings))
         tokens = [
             [
