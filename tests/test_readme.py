@@ -64,6 +64,7 @@ def quickly(text: str) -> str:
     """The same with runs of a few steps, which begin with the model that was made a line before."""
     assert "--budget 1h" in text or 'budget="1h"' in text or "minilm" in text
     text = text.replace("--budget 1h", "--recipe test.toml").replace('budget="1h"', 'recipe="test.toml"')
+    text = text.replace('load("minilm")', 'load("mybert")')
     text = text.replace("--model minilm", "--model mybert --set epochs=1")
     return text.replace('model="minilm"', 'model="mybert", overrides=["epochs=1"]')
 
@@ -73,13 +74,20 @@ def test_blocks_run_one_after_the_other(folder: Path):
     run(["bash", "-e", "-c", quickly("\n".join(blocks("bash")))], folder)
     assert (folder / "mybert" / "model.safetensors").is_file()
     assert (folder / "scored.csv").read_text().startswith("text,predicted_label,predicted_score,")
-    pretraining, finetuning = blocks("python")
+    pretraining, finetuning, loading = blocks("python")
     answer = run([sys.executable, "-c", quickly(pretraining)], folder)
     assert "masked_lm_loss" in answer.stdout
     assert "saved" not in answer.stdout, "the run was done already"
     answer = run([sys.executable, "-c", quickly(finetuning)], folder)
     assert re.match(r"\[\{'label': '(pos|neg)', 'score': 0\.\d+\}\]$", answer.stdout)
     assert (folder / "my-reviews" / "config.json").is_file()
+    can, filled, scores, shape, predicted = run([sys.executable, "-c", quickly(loading)], folder).stdout.splitlines()
+    assert can.startswith("('embed', 'explain', 'fill', 'score') 32 [")
+    assert filled
+    assert re.fullmatch(r"\[-[\d.]+, -[\d.]+\]", scores)
+    assert shape == "(2, 32)"
+    assert predicted.startswith("[{'label': ")
+    assert (folder / "why.html").is_file()
 
 
 def test_links_lead_somewhere():
