@@ -100,7 +100,7 @@ class Embedder:
             read = [text.lower() for text in read]
         encodings = self.tokenizer.encode_batch(read, max_length=self.settings.max_length)
         asked = np.zeros(1, np.int64)
-        units = [[Example(np.array(e.ids), np.array(e.type_ids), asked, asked, -1)] for e in encodings]
+        units: list[Unit] = [[Example(np.array(e.ids), np.array(e.type_ids), asked, asked, -1)] for e in encodings]
         return units, [encoding.num_truncated for encoding in encodings]
 
     def raw(self, units: Sequence[Unit]) -> Vectors:
