@@ -12,7 +12,7 @@ import bertworks
 DOCS = Path(__file__).parent
 VERBS = (
     "", "vocab", "prepare", "pretrain", "check", "finetune", "predict", "fill", "score", "explain", "embed", "index",
-    "search", "export", "import", "convert", "push", "evaluate mlm", "evaluate blimp", "evaluate task",
+    "search", "serve", "export", "import", "convert", "push", "evaluate mlm", "evaluate blimp", "evaluate task",
     "evaluate glue", "evaluate squad", "evaluate sts", "evaluate retrieval", "doctor", "demo",
 )  # fmt: skip
 

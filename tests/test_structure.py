@@ -26,10 +26,14 @@ ALSO = {
     "files.onnx_graph": "onnx",
     "learn.exported": "onnxruntime",
     "learn.scores": "scipy seqeval sklearn",
+    "use.application": "prometheus_client starlette",
+    "use.connections": "h11 uvicorn",
     "use.demo": "sklearn",
     "use.export": "onnxruntime",
     "use.neighbours": "faiss",
+    "use.gate": "prometheus_client",
     "use.push": "huggingface_hub",
+    "use.serving": "uvicorn",
 }
 LONGEST_MODULE, LONGEST_FUNCTION = 400, 60
 

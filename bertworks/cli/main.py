@@ -15,7 +15,7 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 from bertworks import __version__
-from bertworks.cli import answers, doors, export, finetuning, machine, search, text, training
+from bertworks.cli import answers, doors, export, finetuning, machine, search, serving, text, training
 from bertworks.cli.console import say
 from bertworks.cli.options import STDIN
 from bertworks.errors import BertworksError
@@ -33,6 +33,7 @@ _VERBS: tuple[Callable[..., object], ...] = (
     search.embed,
     search.index,
     search.search,
+    serving.serve,
     export.export,
     doors.import_,
     doors.convert,

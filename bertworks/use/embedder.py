@@ -11,6 +11,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from bertworks.data.labelled import Unit
 from bertworks.data.masking import Example
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.model import EXPORTED, is_exported, load_model, load_settings, weights_sha256
@@ -88,15 +89,23 @@ class Embedder:
 
     def portion(self, texts: Sequence[str], prompt: str | None = None) -> tuple[Vectors, list[int]]:
         """The same for so many as fit in memory; and how many tokens of each were not read."""
+        units, cut = self.units(texts, prompt)
+        return self.finish(self.raw(units)), cut
+
+    def units(self, texts: Sequence[str], prompt: str | None = None) -> tuple[list[Unit], list[int]]:
+        """What the network reads of each text; and how many of its tokens are not read."""
         before = self.settings.prompt() if prompt is None else prompt
         read = [before + text for text in texts]
         if self.settings.lowercase:
             read = [text.lower() for text in read]
         encodings = self.tokenizer.encode_batch(read, max_length=self.settings.max_length)
         asked = np.zeros(1, np.int64)
-        units = [[Example(np.array(e.ids), np.array(e.type_ids), asked, asked, -1)] for e in encodings]
-        vectors = vectors_of(self._network, units, self.settings.pooling, self.dimension, self.precision)
-        return self.finish(vectors), [encoding.num_truncated for encoding in encodings]
+        units: list[Unit] = [[Example(np.array(e.ids), np.array(e.type_ids), asked, asked, -1)] for e in encodings]
+        return units, [encoding.num_truncated for encoding in encodings]
+
+    def raw(self, units: Sequence[Unit]) -> Vectors:
+        """float32 [units, dimension], not yet normalised."""
+        return vectors_of(self._network, units, self.settings.pooling, self.dimension, self.precision)
 
     def finish(self, vectors: Vectors) -> Vectors:
         """Of length 1, if that is what the model gives."""

@@ -1,22 +1,26 @@
 """What a model would write in the place of [MASK]."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from bertworks.data.batch import collate
+from bertworks.data.labelled import packed_numbers
 from bertworks.data.masking import Example
 from bertworks.data.sampling import Ids, Special, frame
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.model import EXPORTED, is_exported, load_model, load_settings
 from bertworks.files.names import locate
 from bertworks.learn.exported import Exported, refuse_elsewhere
+from bertworks.learn.inference import TOKENS
 from bertworks.learn.machine import choose_device
 from bertworks.learn.objectives import PretrainingModel
-from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.tokenizer import Encoding, Tokenizer
 
 
 class Filling(TypedDict):
@@ -41,6 +45,16 @@ def load_masked_lm(model: str | Path, device: str = "auto") -> tuple[Pretraining
     return network.to(choose_device(device)).eval(), tokenizer
 
 
+class Blanks(NamedTuple):
+    """A text with masks, as the network reads it."""
+
+    text: str
+    ids: Ids  # without [CLS] and [SEP]
+    masks: Ids  # their places in `ids`
+    encoding: Encoding
+    examples: list[Example]  # one; or, where the text is too long, one around each mask
+
+
 class Filler:
     """A loaded model that fills masks. The model is a folder, also an exported one, or a name as `files.names` knows
     them."""
@@ -58,9 +72,18 @@ class Filler:
             config = self.model.encoder.config
         self.longest = config.max_position_embeddings
 
-    @torch.no_grad()
     def __call__(self, text: str, k: int = 5) -> list[list[Filling]]:
         """For each mask of the text, in order, the k most probable tokens, each mask on its own.
+
+        Raises:
+            BertworksError: the text has no mask.
+        """
+        read = self.read(text)
+        (likeliest,) = self.likeliest([read], k)
+        return self.answer(read, likeliest, k)
+
+    def read(self, text: str) -> Blanks:
+        """The text as the network reads it.
 
         Raises:
             BertworksError: the text has no mask.
@@ -74,9 +97,26 @@ class Filler:
             raise BertworksError(
                 f"there is nothing to fill in {_short(text)!r}", fix=f"put {mask} where a word is missing"
             )
-        batches = (collate([example]).to(self._device) for example in self._examples(ids, masks))
-        scores = torch.cat([self._scores(batch) for batch in batches]).float().softmax(-1)
-        top = scores.topk(min(k, scores.shape[1]))
+        return Blanks(text, ids, masks, encoding, list(self._examples(ids, masks)))
+
+    @torch.no_grad()
+    def likeliest(self, texts: Sequence[Blanks], k: int) -> list[Tensor]:
+        """For each text float32 [masks, 2, k]: the k greatest probabilities and their tokens. Texts are computed
+        together, sorted by length."""
+        examples = [example for one in texts for example in one.examples]
+        found = [torch.zeros(0)] * len(examples)
+        for part in packed_numbers([len(e.input_ids) for e in examples], [1] * len(examples), TOKENS):
+            batch = collate([examples[number] for number in part]).to(self._device)
+            best = self._scores(batch).float().softmax(-1).topk(min(k, self.tokenizer.vocab_size))
+            rows = torch.stack([best.values, best.indices.float()], 1).cpu()
+            for number, row in zip(part, rows.split([len(examples[n].masked_positions) for n in part]), strict=True):
+                found[number] = row
+        each = iter(found)
+        return [torch.cat(list(islice(each, len(one.examples)))) for one in texts]
+
+    def answer(self, read: Blanks, likeliest: Tensor, k: int) -> list[list[Filling]]:
+        """The likeliest tokens in words."""
+        t, (text, ids, masks, encoding, _) = self.tokenizer, read
         return [
             [
                 Filling(
@@ -86,9 +126,9 @@ class Filler:
                     sequence=self._decoded(ids, position, token),
                     text=self._replaced(text, encoding.offsets[position + 1], token),
                 )
-                for score, token in zip(values, tokens, strict=True)
+                for score, token in zip(values[:k], map(int, tokens[:k]), strict=True)
             ]
-            for position, values, tokens in zip(masks.tolist(), top.values.tolist(), top.indices.tolist(), strict=True)
+            for position, (values, tokens) in zip(masks.tolist(), likeliest.tolist(), strict=True)
         ]
 
     def _examples(self, ids: Ids, masks: Ids) -> Iterator[Example]:

@@ -6,8 +6,15 @@ from pathlib import Path
 import numpy as np
 
 from bertworks.errors import UsageError
+from bertworks.files.task import TaskDescription
 from bertworks.learn.ranking import Scores
 from bertworks.use.predict import Predictor
+
+
+def fits_pairs(d: TaskDescription) -> bool:
+    """Whether a model says one number of a pair of texts, or may do so: of transformers' own folders nobody knows."""
+    one = d.task == "regression" or (d.task == "classification" and len(d.labels) == 2)
+    return one and len(d.text) in (0, 2)
 
 
 class Reranker:
@@ -19,14 +26,13 @@ class Reranker:
         UsageError: it gives no such number.
     """
 
-    def __init__(self, model: str | Path, *, device: str = "auto"):
-        self._predictor = Predictor(model, device=device)
+    def __init__(self, model: str | Path | Predictor, *, device: str = "auto"):
+        self._predictor = model if isinstance(model, Predictor) else Predictor(model, device=device)
         d = self._predictor.description
-        fits = d.task == "regression" or (d.task == "classification" and len(d.labels) == 2)
-        if not fits or (d.text and len(d.text) != 2):
+        if not fits_pairs(d):
             raise UsageError(
                 f"this model was fine-tuned for {d.task}, with {len(d.labels)} labels and {len(d.text)} texts",
-                where=str(model),
+                where=str(self._predictor.folder),
                 fix="fine-tune one on pairs (query, text) with two labels, the second of which says that they fit, or "
                 "with numbers",
             )

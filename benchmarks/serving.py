@@ -1,0 +1,225 @@
+"""How many texts a server of minilm embeds, how long each waits, and what happens when three times as many come.
+
+    python benchmarks/serving.py [--seconds 120] [--quick] [--peer]
+
+The load comes from a process of its own. First the capacity: 64 clients that ask again as soon as they are answered.
+Then open load, whose requests come at their times whether or not others were answered: 0.7 of the capacity, and 3 times
+it. Beside it /health is asked ten times a second. --peer measures the capacity of sentence-transformers behind FastAPI,
+in a process of its own: with an endpoint in FastAPI's threads and with one in its event loop; the better counts.
+
+A request is one text: the paragraphs of this project's pages, 1 to 60 words each.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+ROOT = Path(__file__).parents[1]
+CLIENTS = 64
+PEER = """
+import sys
+import uvicorn
+from fastapi import FastAPI
+from pydantic import BaseModel
+from sentence_transformers import SentenceTransformer
+
+class Asked(BaseModel):
+    inputs: list[str] | str
+
+app, model = FastAPI(), SentenceTransformer(sys.argv[1], device="cpu")
+
+def embed(asked: Asked) -> list[list[float]]:
+    texts = [asked.inputs] if isinstance(asked.inputs, str) else asked.inputs
+    return model.encode(texts, normalize_embeddings=True, show_progress_bar=False).tolist()
+
+app.post("/threads")(embed)
+
+@app.post("/loop")
+async def loop(asked: Asked) -> list[list[float]]:
+    return embed(asked)
+
+@app.get("/health")
+def health() -> str:
+    return "ok"
+
+uvicorn.run(app, port=int(sys.argv[2]), log_level="warning")
+"""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seconds", type=int, default=120, help="of each measurement")
+    parser.add_argument("--quick", action="store_true", help="5 seconds of each")
+    parser.add_argument("--peer", action="store_true", help="sentence-transformers behind FastAPI as well")
+    parser.add_argument("--load", nargs=4, metavar=("URL", "PATH", "RATE", "SECONDS"), help=argparse.SUPPRESS)
+    a = parser.parse_args()
+    if a.load:
+        url, path, rate, seconds = a.load
+        print(json.dumps(asyncio.run(load(url, path, float(rate), float(seconds)))))
+        return
+    seconds = 5 if a.quick else a.seconds
+    print(f"{len(os.sched_getaffinity(0))} cores, {seconds} seconds each; milliseconds")
+    with server() as (url, process):
+        asked(url, "/embed", 0, min(seconds, 10))  # it learns how fast it is
+        capacity = shown("capacity", asked(url, "/embed", 0, seconds), process)
+        shown("0.7 x capacity", asked(url, "/embed", 0.7 * capacity, seconds), process)
+        shown("3 x capacity", asked(url, "/embed", 3 * capacity, seconds), process)
+        shown("afterwards", asked(url, "/embed", 0.1 * capacity, min(seconds, 10)), process)
+    if a.peer:
+        with peer() as (url, process):
+            best = max(shown(f"peer, {way}", asked(url, f"/{way}", 0, seconds), process) for way in ("threads", "loop"))
+        print(f"{capacity / best:.1f} times the peer")
+
+
+# --- the servers ------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def server() -> Iterator[tuple[str, int]]:
+    """Ours: its address, and its process."""
+    command = [sys.executable, "-m", "bertworks.cli.main", "serve", "minilm", "--port", "0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as running:
+        assert running.stdout is not None
+        yield json.loads(running.stdout.readline())["url"], running.pid
+        running.terminate()
+
+
+@contextlib.contextmanager
+def peer() -> Iterator[tuple[str, int]]:
+    from bertworks.files.names import locate
+
+    port = random.randint(20_000, 30_000)
+    with subprocess.Popen([sys.executable, "-c", PEER, str(locate("minilm")), str(port)]) as running:
+        url, status = f"http://127.0.0.1:{port}/", 0
+        while status != 200:
+            assert running.poll() is None, "the peer ended: pip install fastapi sentence-transformers"
+            time.sleep(1)
+            with contextlib.suppress(OSError):
+                status = asyncio.run(Connection(url).ask("GET", "/health", b""))
+        yield url, running.pid
+        running.terminate()
+
+
+def memory(process: int) -> int:
+    """Megabytes."""
+    status = Path(f"/proc/{process}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0]) // 1000
+
+
+# --- the load ---------------------------------------------------------------------------------------------------------
+
+
+def asked(url: str, path: str, rate: float, seconds: float) -> dict[str, Any]:
+    """What a process that asks so often found; rate 0: as often as it is answered."""
+    command = [sys.executable, __file__, "--load", url, path, str(rate), str(seconds)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def shown(name: str, found: dict[str, Any], process: int) -> float:
+    """A line of figures; the answers in a second."""
+    answers, refusals, health = (found["milliseconds"].get(kind, []) for kind in ("200", "429", "health"))
+    others = {kind: len(times) for kind, times in found["milliseconds"].items() if kind not in ("200", "429", "health")}
+    rate = len(answers) / found["seconds"]
+    print(
+        f"{name:<16} {found['asked'] / found['seconds']:7.1f} asked/s {rate:7.1f} answered/s   {quantiles(answers)}   "
+        f"429: {len(refusals):6} {quantiles(refusals)}   /health {quantiles(health)}   {memory(process)} MB   "
+        f"others {others or 'none'}",
+        flush=True,
+    )
+    return rate
+
+
+def quantiles(times: list[float]) -> str:
+    if len(times) < 2:
+        return "-"
+    parts = statistics.quantiles(times, n=100)
+    return f"p50 {parts[49]:.1f} p99 {parts[98]:.1f} max {max(times):.1f}"
+
+
+@dataclass
+class Connection:
+    """One that is kept; the least of HTTP that asks and knows the status."""
+
+    url: str
+    streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def ask(self, method: str, path: str, body: bytes) -> int:
+        parts = urlsplit(self.url)
+        if self.streams is None:
+            self.streams = await asyncio.open_connection(parts.hostname, parts.port)
+        reader, writer = self.streams
+        head = f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
+        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        answer = (await reader.readuntil(b"\r\n\r\n")).lower()
+        await reader.readexactly(int(answer.split(b"content-length:")[1].split(b"\r\n")[0]))
+        return int(answer.split()[1])
+
+
+@dataclass
+class Load:
+    """Requests that go out, and what became of them."""
+
+    url: str
+    path: str
+    bodies: list[bytes]
+    idle: list[Connection] = field(default_factory=list)
+    times: dict[str, list[float]] = field(default_factory=dict)
+    count: Counter[str] = field(default_factory=Counter)
+
+    async def one(self, kind: str = "") -> None:
+        connection = self.idle.pop() if self.idle else Connection(self.url)
+        self.count["asked"] += not kind
+        begin = time.perf_counter()
+        try:
+            if kind:
+                await connection.ask("GET", "/health", b"")
+            else:
+                body = self.bodies[self.count["asked"] % len(self.bodies)]
+                kind = str(await connection.ask("POST", self.path, body))
+            self.idle.append(connection)
+        except (OSError, asyncio.IncompleteReadError):
+            kind = "no answer"
+        self.times.setdefault(kind, []).append(1000 * (time.perf_counter() - begin))
+
+
+async def load(url: str, path: str, rate: float, seconds: float) -> dict[str, Any]:
+    texts = [text for page in sorted(ROOT.glob("docs/*.md")) for text in page.read_text().split("\n") if text.strip()]
+    draw = random.Random(0)
+    bodies = [json.dumps({"inputs": " ".join(draw.choice(texts).split()[:60])}).encode() for _ in range(2000)]
+    made, begin = Load(url, path, bodies), time.perf_counter()
+    end = begin + seconds
+
+    async def repeated(pause: float, kind: str) -> None:
+        while time.perf_counter() < end:
+            await made.one(kind)
+            await asyncio.sleep(pause)
+
+    tasks = [asyncio.create_task(repeated(0.1, "health"))]
+    if not rate:
+        tasks += [asyncio.create_task(repeated(0, "")) for _ in range(CLIENTS)]
+    at = begin
+    while rate and at < end:
+        at += draw.expovariate(rate)
+        await asyncio.sleep(max(0.0, at - time.perf_counter()))
+        tasks.append(asyncio.create_task(made.one()))
+    await asyncio.gather(*tasks)
+    return {"milliseconds": made.times, "asked": made.count["asked"], "seconds": time.perf_counter() - begin}
+
+
+if __name__ == "__main__":
+    main()

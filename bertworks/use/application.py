@@ -1,0 +1,281 @@
+"""The application of a server: paths, bodies, errors, and the files of the page. Only `serving` imports it: it needs
+what not everybody installs. Not here: what can be asked (`abilities`), who may ask (`gate`)."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from bertworks.errors import BertworksError, UsageError
+from bertworks.use.abilities import Abilities
+from bertworks.use.batching import Batcher, OverloadedError
+from bertworks.use.gate import Figures, Gate, error_body
+from bertworks.use.openapi import ALL_PATHS, check, document, paths_of, requests_of
+from bertworks.use.question import Limits, Question, TooMuchError
+
+PAGE = Path(__file__).with_name("page")
+TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
+         ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}  # fmt: skip
+READERS = 2  # threads that read requests and write answers
+BODY_SECONDS = 10.0  # in which a body has to come
+STUCK_SECONDS = 60.0  # of one batch
+BYTES = 64_000_000  # of all bodies in the server
+EXPLANATIONS_PATIENCE = 5.0
+_KINDS = {404: "NotFound", 405: "NotAllowed", 503: "Unhealthy"}  # others: Validation
+
+Endpoint = Callable[[Request], Awaitable[Response]]
+
+
+class Application:
+    """Everything but a port: `asgi` is what is served.
+
+    Args:
+        token: that is asked for; "": none.
+        hosts: names of the server, beside those of this machine; they matter where there is no token.
+        stopping: whether it is about to end.
+    """
+
+    def __init__(
+        self,
+        abilities: Abilities,
+        *,
+        token: str = "",
+        hosts: Collection[str] = (),
+        stopping: Callable[[], bool] = lambda: False,
+    ):
+        self._abilities, self._limits, self._figures = abilities, abilities.limits, Figures()
+        self._schemas = requests_of(abilities.info, abilities.limits)
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
+        patience, self._bytes = self._limits.patience, 0
+        self._batchers = {
+            "network": Batcher(self._limits.batch_tokens, patience=patience, observe=self._figures.batch),
+            "search": Batcher(8, patience=patience),
+            "explain": Batcher(1, patience=EXPLANATIONS_PATIENCE),
+        }
+        for name, batcher in self._batchers.items():
+            self._figures.watch(name, batcher)
+        described = document(abilities.info, abilities.limits, token=bool(token))
+        model = {"id": abilities.name, "object": "model", "created": 0, "owned_by": "bertworks"}
+        page = {"/" if path.name == "index.html" else f"/{path.name}": _file(path) for path in PAGE.iterdir()}
+        routes = [
+            *(Route(path, self._endpoint(n), methods=["POST"]) for n in self._schemas for path in paths_of(n)),
+            *(self._absent(path) for path in ALL_PATHS if path not in described["paths"]),
+            Route("/info", _constant(abilities.info | _facts(self._limits))),
+            Route("/openapi.json", _constant(described)),
+            Route("/v1/models", _constant({"object": "list", "data": [model]})),
+            Route("/health", self._health),
+            Route("/metrics", self._metrics),
+            *(Route(path, endpoint) for path, endpoint in page.items()),
+        ]
+        handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _fault}
+        self.asgi = Gate(
+            Starlette(routes=routes, exception_handlers=handlers), self._figures, token=token,
+            hosts={"localhost", "127.0.0.1", "::1", *hosts}, public={*page, "/health"},
+            paths={route.path for route in routes}, most=self._limits.requests, stopping=stopping,
+        )  # fmt: skip
+
+    def close(self) -> None:
+        """What was asked is computed, and nothing more."""
+        for batcher in self._batchers.values():
+            batcher.close()
+        self._readers.shutdown(wait=False)
+
+    def _endpoint(self, name: str) -> Endpoint:
+        batcher = self._batchers.get(name, self._batchers["network"])
+
+        async def endpoint(request: Request) -> Response:
+            loop, path = asyncio.get_running_loop(), request.url.path
+            try:
+                if batcher.full and name not in ("tokenize", "decode"):
+                    raise batcher.overloaded  # before anything is read
+                body = await self._body(request)
+                question = await loop.run_in_executor(self._readers, self._question, name, body)
+                rows = await self._rows(batcher, question)
+                content = await loop.run_in_executor(self._readers, _written, question, rows)
+            except BertworksError as error:
+                return _refusal(path, error)
+            except asyncio.CancelledError:  # the time to drain is over
+                raise HTTPException(503, "the server is stopping") from None
+            return Response(content, media_type="application/json")
+
+        return endpoint
+
+    async def _body(self, request: Request) -> bytes:
+        most = self._limits.body_bytes
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise HTTPException(415, "expected the header Content-Type: application/json")
+        told = request.headers.get("content-length", "")
+        size = int(told) if told.isdecimal() else most
+        if size > most:
+            raise HTTPException(413, f"the body has {size:,} bytes: expected {most:,} at most")
+        if self._bytes + size > BYTES:
+            raise OverloadedError(1)
+        self._bytes += size
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = bytearray()
+                async for part in request.stream():
+                    body += part
+                    if len(body) > most:
+                        raise HTTPException(413, f"the body has more than {most:,} bytes")
+        except TimeoutError:
+            raise HTTPException(408, f"the body did not come within {BODY_SECONDS:.0f} seconds") from None
+        except ClientDisconnect:
+            raise HTTPException(400, "the body ended too soon") from None
+        finally:
+            self._bytes -= size
+        return bytes(body)
+
+    def _question(self, name: str, body: bytes) -> Question:
+        """In a thread that reads."""
+        begin = time.perf_counter()
+        try:
+            value = json.loads(body.decode("utf-8"), parse_constant=_no_number)
+        except (ValueError, RecursionError) as error:
+            what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+            raise _NoJSONError(f"the body is no JSON in UTF-8: {what[:200]}") from None
+        question = self._abilities.asks[name](check(value, self._schemas[name]))
+        tokens = sum(question.costs)
+        if name != "explain":
+            self._abilities.within(tokens)
+        self._figures.tokens.observe(tokens)
+        self._figures.tokenization.observe(time.perf_counter() - begin)
+        return question
+
+    async def _rows(self, batcher: Batcher, question: Question) -> list[Any]:
+        future = batcher.submit(question.compute, question.units, question.costs)
+        try:
+            return await asyncio.wrap_future(future)
+        except BertworksError:
+            raise
+        except Exception as error:
+            logging.getLogger("bertworks.serve").exception("the computation failed")
+            raise BertworksError("the computation failed; the server's log says how") from error
+
+    async def _health(self, _: Request) -> Response:
+        now = time.monotonic()
+        since = [batcher.busy_since for batcher in self._batchers.values() if batcher.busy_since is not None]
+        if since and now - min(since) > STUCK_SECONDS:
+            raise HTTPException(503, f"a computation has been going on for {now - min(since):.0f} seconds")
+        if not all(batcher.alive for batcher in self._batchers.values()):
+            raise HTTPException(503, "nobody computes any more")
+        return _json({"status": "ok"})
+
+    async def _metrics(self, _: Request) -> Response:
+        return Response(generate_latest(self._figures.registry), media_type=CONTENT_TYPE_LATEST)
+
+    def _absent(self, path: str) -> Route:
+        """A path of other models: asked for, it says what this one offers."""
+        i = self._abilities.info
+        what = f"this server's model ({i['task']}) does not offer {path}; it offers {', '.join(i['abilities'])}"
+
+        async def endpoint(request: Request) -> Response:
+            return _json(error_body(request.url.path, "Backend", what), 424)
+
+        return Route(path, endpoint, methods=["POST"])
+
+
+class _NoJSONError(UsageError):
+    """A body that cannot even be read."""
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _written(question: Question, rows: list[Any]) -> bytes:
+    """In a thread that writes. A list is written item by item, for the encoder lets no other thread run."""
+    try:
+        return _encoded(question.answer(rows))
+    except ValueError as error:  # NaN, which no network should give, and no JSON can say
+        raise BertworksError(f"the answer cannot be written: {error}") from None
+
+
+def _encoded(value: Any) -> bytes:
+    if isinstance(value, dict):
+        return b"{" + b",".join(_dumped(name) + b":" + _encoded(one) for name, one in value.items()) + b"}"
+    if isinstance(value, list):
+        return b"[" + b",".join(map(_dumped, value)) + b"]"
+    return _dumped(value)
+
+
+def _dumped(value: Any) -> bytes:
+    if isinstance(value, np.ndarray):  # a vector of float32, which nine digits tell exactly
+        if not np.isfinite(value).all():
+            raise ValueError("a vector is not finite")
+        return b"[" + b",".join([b"%.9g"] * len(value)) % tuple(value.tolist()) + b"]"
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(_dumped(value), status, headers, "application/json")
+
+
+def _refusal(path: str, error: BertworksError) -> Response:
+    """An error of ours as a response."""
+    match error:
+        case OverloadedError():
+            status, kind, headers = 429, "Overloaded", {"retry-after": str(round(error.seconds))}
+        case _NoJSONError():
+            status, kind, headers = 400, "Validation", {}
+        case TooMuchError():
+            status, kind, headers = 413, "Validation", {}
+        case UsageError():
+            status, kind, headers = 422, "Validation", {}
+        case _:
+            status, kind, headers = 424, "Backend", {}
+    what = error.what + (f" ({error.fix})" if error.fix else "")
+    return _json(error_body(path, kind, what), status, headers)
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    kind = _KINDS.get(error.status_code, "Validation")
+    return _json(error_body(request.url.path, kind, str(error.detail)), error.status_code, error.headers)
+
+
+async def _fault(request: Request, error: Exception) -> Response:
+    logging.getLogger("bertworks.serve").error("a fault of bertworks", exc_info=error)
+    return _json(error_body(request.url.path, "Backend", "a fault of bertworks; the server's log says which"), 500)
+
+
+def _constant(value: Any) -> Endpoint:
+    content = _dumped(value)
+
+    async def endpoint(_: Request) -> Response:
+        return Response(content, media_type="application/json")
+
+    return endpoint
+
+
+def _file(path: Path) -> Endpoint:
+    content = path.read_bytes()
+
+    async def endpoint(_: Request) -> Response:
+        return Response(content, media_type=TYPES.get(path.suffix, "application/octet-stream"))
+
+    return endpoint
+
+
+def _facts(limits: Limits) -> dict[str, Any]:
+    """What /info says of the server."""
+    return {
+        "max_concurrent_requests": limits.requests,
+        "max_batch_tokens": limits.batch_tokens,
+        "max_client_batch_size": limits.texts,
+        "auto_truncate": True,
+        "tokenization_workers": READERS,
+        "limits": asdict(limits),
+    }

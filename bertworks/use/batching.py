@@ -1,0 +1,209 @@
+"""Many small questions to one network become batches, in a thread of their own. Who asks waits for a future, and nobody
+is let in whose answer would take too long. Not here: what is asked (`abilities`), HTTP (`serving`)."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from bertworks.errors import BertworksError
+
+Compute = Callable[[Sequence[Any]], Sequence[Any]]  # for each unit what the network says of it, whatever the others are
+SPEED_MEMORY = 0.8  # share of the old speed in the new one, after each batch
+LONGEST_WAIT = 5.0  # times the patience after which a question that nobody got to is given back
+LARGE_WAIT = 4.0  # times the patience that all that waits may take when a question larger than a batch comes
+
+
+class OverloadedError(BertworksError):
+    """More is waiting than can be answered soon.
+
+    Attributes:
+        seconds: after which it may be otherwise.
+    """
+
+    def __init__(self, seconds: float):
+        super().__init__("more is asked than can be answered soon", fix="ask again later")
+        self.seconds = seconds
+
+
+@dataclass(eq=False)
+class _Waiting:
+    compute: Compute
+    units: Sequence[Any]
+    costs: Sequence[int]
+    since: float
+    taken: int = 0  # units that are in a batch, or were in one
+    found: list[Any] = field(default_factory=list)
+    future: "Future[list[Any]]" = field(default_factory=Future)
+
+
+_Part = tuple[_Waiting, int, int]  # units of a question: the first, and the one behind the last
+
+
+class Batcher:
+    """`submit` puts a question to its end; a thread takes from all that wait, in turn, as many units as a batch may
+    have, so that a small question need not wait for a large one. Units of one batch have the same `compute`. If it
+    fails the questions of the batch are computed each on its own, and the error is that of whom it belongs to.
+
+    Args:
+        batch_cost: of the units of a batch, in tokens or whatever costs are given in; one unit may be more.
+        patience: seconds after which a question should be answered: more than can be done in that time does not wait
+            here. How much that is, is learned from the batches.
+        observe: is told units, cost and seconds of each batch, in the batcher's thread.
+    """
+
+    def __init__(
+        self, batch_cost: int, *, patience: float = 2.0, observe: Callable[[int, int, float], None] | None = None
+    ):
+        self.batch_cost, self.patience, self._observe = batch_cost, patience, observe
+        self.speed = batch_cost / patience  # cost in a second; this, until the first batch
+        self.cost = 0  # of all that waits or is computed
+        self.load = 0  # the same, but of each question at most a batch: for more nobody has to wait
+        self.busy_since: float | None = None
+        self._waiting: deque[_Waiting] = deque()
+        self._changed, self._open = threading.Condition(), True
+        self._thread = threading.Thread(target=self._work, daemon=True, name="batcher")
+        self._thread.start()
+
+    @property
+    def full(self) -> bool:
+        """Whether a further question would have to wait too long."""
+        return self.load > self.speed * self.patience
+
+    @property
+    def overloaded(self) -> OverloadedError:
+        """What to tell whom there is no place for."""
+        return OverloadedError(max(1.0, self.load / self.speed - self.patience))
+
+    @property
+    def alive(self) -> bool:
+        """Whether somebody computes."""
+        return self._thread.is_alive() or not self._open
+
+    def submit(self, compute: Compute, units: Sequence[Any], costs: Sequence[int]) -> "Future[list[Any]]":
+        """The future of what `compute` gives for the units, in their order.
+
+        Raises:
+            OverloadedError: too much is waiting, or the batcher is closed.
+        """
+        question = _Waiting(compute, units, costs, time.monotonic())
+        if not units:
+            question.future.set_result([])
+            return question.future
+        cost = sum(costs)
+        with self._changed:
+            late = cost > self.batch_cost and self.cost > LARGE_WAIT * self.patience * self.speed
+            if self.full or late or not self._open:
+                raise self.overloaded
+            self.cost += cost
+            self.load += min(cost, self.batch_cost)
+            self._waiting.append(question)
+            self._changed.notify()
+        return question.future
+
+    def close(self) -> None:
+        """Nothing more is taken; what waits is answered."""
+        with self._changed:
+            self._open = False
+            self._changed.notify()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or not self._open)
+                if not self._waiting:
+                    return
+                parts = self._next()
+            self._answer(parts)
+
+    def _next(self) -> list[_Part]:
+        """Of every question that waits, in turn, a unit more, until the batch is full."""
+        now, budget, counts = time.monotonic(), self.batch_cost, dict[_Waiting, int]()
+        compute = self._waiting[0].compute
+        rest: deque[_Waiting] = deque()
+        while self._waiting:
+            one = self._waiting.popleft()
+            if not one.taken and now - one.since > LONGEST_WAIT * self.patience:
+                self._give_back(one, self.overloaded)
+                continue
+            cost = one.costs[one.taken]
+            if one.compute is not compute or (cost > budget and counts):
+                rest.append(one)
+                if one.compute is compute:
+                    break  # it is the first of the next batch
+                continue
+            budget -= cost
+            counts[one] = counts.get(one, 0) + 1
+            one.taken += 1
+            if one.taken < len(one.units):
+                self._waiting.append(one)
+        self._waiting.extendleft(reversed(rest))
+        return [(one, one.taken - count, one.taken) for one, count in counts.items()]
+
+    def _answer(self, parts: list[_Part]) -> None:
+        if not parts:
+            return
+        begin = self.busy_since = time.monotonic()
+        units = [unit for one, first, end in parts for unit in one.units[first:end]]
+        cost, failure, rows = sum(sum(one.costs[first:end]) for one, first, end in parts), None, list[Any]()
+        try:
+            rows = list(_computed(parts[0][0].compute, units))
+        except Exception as error:
+            failure = error
+        seconds = time.monotonic() - begin
+        with self._changed:  # before anybody is answered, who may ask at once for more
+            self.cost -= cost
+            self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * cost / max(seconds, 1e-6)
+        if self._observe is not None:
+            self._observe(len(units), cost, seconds)
+        if failure is not None:
+            self._answer_alone(parts, failure)
+        else:
+            each = iter(rows)
+            for one, first, end in parts:
+                self._found(one, list(islice(each, end - first)))
+        self.busy_since = None
+
+    def _answer_alone(self, parts: list[_Part], error: Exception) -> None:
+        for one, first, end in parts:
+            if len(parts) > 1:
+                try:
+                    self._found(one, _computed(one.compute, one.units[first:end]))
+                    continue
+                except Exception as its_own:
+                    error = its_own
+            with self._changed:
+                self._give_back(one, error, end)
+
+    def _found(self, one: _Waiting, rows: Sequence[Any]) -> None:
+        one.found.extend(rows)
+        if len(one.found) == len(one.units):
+            with self._changed:
+                self.load -= min(sum(one.costs), self.batch_cost)
+            if one.future.set_running_or_notify_cancel():
+                one.future.set_result(one.found)
+
+    def _give_back(self, one: _Waiting, error: Exception, taken: int = 0) -> None:
+        """A question that is not answered is out of the way, with all units that are in no batch yet."""
+        self.cost -= sum(one.costs[taken:])
+        self.load -= min(sum(one.costs), self.batch_cost)
+        if one in self._waiting:
+            self._waiting.remove(one)
+        if one.future.set_running_or_notify_cancel():
+            one.future.set_exception(error)
+
+
+def _computed(compute: Compute, units: Sequence[Any]) -> Sequence[Any]:
+    try:
+        rows = compute(units)
+    except Exception:
+        raise
+    except BaseException as error:  # a panic of a library in another language
+        raise RuntimeError(repr(error)) from error
+    if len(rows) != len(units):
+        raise RuntimeError(f"{len(rows)} answers to {len(units)} units")
+    return rows

@@ -1,0 +1,122 @@
+"""A server for one model: the application behind its gate, on a port, until it is told to stop. Not here: what it is
+asked (`abilities`) and what HTTP makes of it (`application`)."""
+
+import ipaddress
+import resource
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bertworks.errors import BertworksError, UsageError
+from bertworks.use.abilities import Abilities
+from bertworks.use.events import Event
+from bertworks.use.question import Limits
+
+IDLE_SECONDS = 30  # of a connection on which nothing more is asked
+DRAIN_SECONDS = 8  # in which what was asked is answered after SIGTERM
+_SETTINGS: dict[str, Any] = {  # of uvicorn
+    "ws": "none", "lifespan": "off", "loop": "asyncio", "log_config": None, "access_log": False, "server_header": False,
+    "proxy_headers": False, "h11_max_incomplete_event_size": 16_384, "timeout_keep_alive": IDLE_SECONDS,
+    "timeout_graceful_shutdown": DRAIN_SECONDS,
+}  # fmt: skip
+
+
+def serve(
+    model: str | Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    index: str | Path | None = None,
+    token: str = "",
+    device: str = "auto",
+    limits: Limits | None = None,
+) -> Iterator[Event]:
+    """A server for a model, until SIGTERM or Ctrl-C: then what was asked is answered, and nothing more is taken. The
+    first event says where it is, the last that it has ended.
+
+    Args:
+        model: a folder, pre-trained, fine-tuned, exported or of sentence-transformers; `minilm`; a hub id.
+        host, port: where; port 0: any free one.
+        index: the folder of an index, to be searched.
+        token: that every request has to bear; it must be there where other machines can reach the server.
+
+    Raises:
+        BertworksError: no such model or index, the port is taken, or the extra `serve` is not installed.
+        UsageError: no token for a server that others can reach.
+    """
+    if not token and not _only_here(host):
+        raise UsageError(
+            f"others can reach {host}, and there is no token", fix="set BERTWORKS_API_KEY to a long random word"
+        )
+    with _needs_extra():
+        import uvicorn
+
+        from bertworks.use.application import Application
+        from bertworks.use.connections import Connection
+        from bertworks.use.gate import json_log
+    with _bound(host, port) as listening:  # before the model is read: a port that is not free is told of at once
+        abilities = Abilities(model, index=index, device=device, limits=limits)
+        application = Application(abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit)
+        server, log = uvicorn.Server(uvicorn.Config(application.asgi, http=Connection, **_SETTINGS)), json_log()
+        _many_files()
+        at = listening.getsockname()
+        url = f"http://[{at[0]}]:{at[1]}/" if ":" in at[0] else f"http://{at[0]}:{at[1]}/"
+        yield Event("note", f"{abilities.name} at {url}", {"url": url, "abilities": abilities.info["abilities"]})
+        with _stoppable():
+            server.run(sockets=[listening])
+    application.close()
+    log.info("stopped")
+    yield Event("done", "stopped", {"requests": server.server_state.total_requests})
+
+
+def _only_here(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    name = host.strip("[]")
+    family = socket.AF_INET6 if ":" in name else socket.AF_INET
+    try:
+        return socket.create_server((name, port), family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise BertworksError(f"cannot serve there: {reason}", where=f"{host}:{port}", fix="--port 0") from None
+
+
+def _many_files() -> None:
+    """Every connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """uvicorn, having stopped, sends itself the signal again for whoever waits for it: here that is nobody."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _needs_extra() -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise BertworksError(
+            f"a server needs what is not installed: {error}", fix='pip install "bertworks[serve]"'
+        ) from error

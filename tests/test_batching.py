@@ -1,0 +1,171 @@
+"""Questions become batches: everybody gets the own answer, whoever else asks; errors are of whom they belong to; who
+would have to wait too long is not let in."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bertworks.errors import BertworksError
+from bertworks.use.batching import Batcher, OverloadedError
+
+
+class Squares:
+    """Squares of numbers, in batches that are written down, as soon as `go` is set; of 13 nobody knows it."""
+
+    def __init__(self) -> None:
+        self.go, self.begun, self.batches = threading.Event(), threading.Event(), list[list[int]]()
+
+    def __call__(self, numbers: Sequence[int]) -> list[int]:
+        self.begun.set()
+        assert self.go.wait(10)
+        self.batches.append(list(numbers))
+        if 13 in numbers:
+            raise ValueError("13")
+        return [number * number for number in numbers]
+
+
+@pytest.fixture
+def squares() -> Squares:
+    return Squares()
+
+
+@pytest.fixture
+def batcher() -> Iterator[Batcher]:
+    made = Batcher(8, patience=100)
+    made.speed = 1e6
+    yield made
+    made.close()
+
+
+def ask(batcher: Batcher, squares: Squares, *numbers: int, cost: int = 1) -> "Future[list[int]]":
+    return batcher.submit(squares, numbers, [cost] * len(numbers))
+
+
+def hold(batcher: Batcher, squares: Squares) -> "Future[list[int]]":
+    """A first batch that lasts until `go`."""
+    first = ask(batcher, squares, 0)
+    assert squares.begun.wait(10)
+    return first
+
+
+@given(st.lists(st.lists(st.integers(0, 12), max_size=9), max_size=9), st.integers(1, 12))
+@settings(max_examples=30, deadline=None)
+def test_everybody_gets_the_own_answer(questions: list[list[int]], size: int):
+    batcher, squares = Batcher(size, patience=100), Squares()
+    batcher.speed = 1e6
+    futures = [ask(batcher, squares, *numbers) for numbers in questions]
+    squares.go.set()
+    assert [f.result(10) for f in futures] == [[n * n for n in numbers] for numbers in questions]
+    assert all(len(batch) <= size for batch in squares.batches)
+    assert sum(map(len, squares.batches)) == sum(map(len, questions))
+    batcher.close()
+
+
+def test_questions_that_wait_are_computed_together(batcher: Batcher, squares: Squares):
+    futures = [hold(batcher, squares), *(ask(batcher, squares, n) for n in range(1, 9))]
+    squares.go.set()
+    wait(futures, 10)
+    assert squares.batches == [[0], [1, 2, 3, 4, 5, 6, 7, 8]]
+
+
+def test_a_small_question_does_not_wait_for_a_large_one(batcher: Batcher, squares: Squares):
+    futures = [hold(batcher, squares), ask(batcher, squares, *[2] * 100), ask(batcher, squares, 3)]
+    squares.go.set()
+    wait(futures, 10)
+    assert 3 in squares.batches[1]
+    assert futures[1].result() == [4] * 100
+
+
+def test_an_error_belongs_to_one(batcher: Batcher, squares: Squares):
+    futures = [hold(batcher, squares), ask(batcher, squares, 1), ask(batcher, squares, 13), ask(batcher, squares, 2)]
+    squares.go.set()
+    assert (futures[1].result(10), futures[3].result(10)) == ([1], [4])
+    with pytest.raises(ValueError, match="13"):
+        futures[2].result(10)
+    assert ask(batcher, squares, 5).result(10) == [25]
+    assert batcher.cost == 0
+
+
+def test_what_is_computed_in_another_way_is_another_batch(batcher: Batcher, squares: Squares):
+    other = Squares()
+    other.go.set()
+    futures = [hold(batcher, squares), ask(batcher, squares, 1), ask(batcher, other, 2), ask(batcher, squares, 3)]
+    squares.go.set()
+    wait(futures, 10)
+    assert (squares.batches, other.batches) == ([[0], [1, 3]], [[2]])
+
+
+def test_who_would_wait_too_long_is_not_let_in(squares: Squares):
+    batcher = Batcher(4, patience=1)
+    futures = [hold(batcher, squares), ask(batcher, squares, *[1] * 4)]
+    assert batcher.full
+    with pytest.raises(OverloadedError) as raised:
+        ask(batcher, squares, 1)
+    assert raised.value.seconds >= 1
+    squares.go.set()
+    wait(futures, 10)
+    assert ask(batcher, squares, 1).result(10) == [1]
+    batcher.close()
+
+
+def test_what_nobody_gets_to_is_given_back(squares: Squares):
+    batcher = Batcher(4, patience=0.01)
+    first, late = hold(batcher, squares), ask(batcher, squares, 1)
+    time.sleep(0.1)
+    squares.go.set()
+    assert first.result(10) == [0]
+    with pytest.raises(OverloadedError):
+        late.result(10)
+    assert batcher.cost == 0
+    batcher.close()
+
+
+def test_a_large_question_keeps_small_ones_not_out_but_large_ones(squares: Squares):
+    batcher = Batcher(4, patience=1)
+    batcher.speed = 6.0
+    futures = [hold(batcher, squares), ask(batcher, squares, *[1] * 40), ask(batcher, squares, 2)]
+    with pytest.raises(OverloadedError):
+        ask(batcher, squares, *[1] * 5)
+    squares.go.set()
+    wait(futures, 10)
+    assert 2 in squares.batches[1]
+    assert (batcher.cost, batcher.load) == (0, 0)
+    batcher.close()
+
+
+def test_a_panic_is_an_error_of_one(batcher: Batcher):
+    class Panic(BaseException):
+        pass
+
+    def panic(units: Sequence[int]) -> list[int]:
+        raise Panic
+
+    with pytest.raises(RuntimeError, match="Panic"):
+        batcher.submit(panic, [1], [1]).result(10)
+    with pytest.raises(RuntimeError, match="0 answers"):
+        batcher.submit(lambda units: [], [1], [1]).result(10)
+    assert batcher.alive
+    assert (batcher.cost, batcher.load) == (0, 0)
+
+
+def test_closed_it_answers_what_it_has(squares: Squares):
+    batcher = Batcher(4, patience=100)
+    futures = [hold(batcher, squares), ask(batcher, squares, 5)]
+    batcher.close()
+    with pytest.raises(BertworksError):
+        ask(batcher, squares, 1)
+    squares.go.set()
+    assert [f.result(10) for f in futures] == [[0], [25]]
+
+
+def test_who_went_away_disturbs_nobody(batcher: Batcher, squares: Squares):
+    futures = [hold(batcher, squares), ask(batcher, squares, 1), ask(batcher, squares, 2)]
+    futures[1].cancel()
+    squares.go.set()
+    assert futures[2].result(10) == [4]
+    assert ask(batcher, squares, 3).result(10) == [9]

@@ -1,0 +1,167 @@
+"""A server as a process: clients that know nothing of it, connections that behave badly, and how it ends."""
+
+import base64
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+import pytest
+from served import process, stop
+
+from bertworks.cli.main import main
+from bertworks.use.embedder import Embedder
+
+openai = pytest.importorskip("openai")
+Server = tuple[subprocess.Popen[str], str]
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Server]:
+    with process(str(model)) as running:
+        yield running
+
+
+def connected(url: str) -> socket.socket:
+    parts = urlsplit(url)
+    return socket.create_connection((parts.hostname, parts.port), timeout=20)
+
+
+def answered(connection: socket.socket) -> bytes:
+    """The first that comes."""
+    return connection.recv(1 << 16)
+
+
+def drip(connection: socket.socket) -> None:
+    """A byte now and then, until nobody takes them."""
+    for _ in range(60):
+        connection.sendall(b"G")
+        time.sleep(0.5)
+
+
+@pytest.mark.parametrize("encoding", ["float", "base64", None])
+def test_openais_client_works_unchanged(server: Server, model: Path, encoding: str | None):
+    texts = ["good film", "sad dogs 😀"]
+    ours = Embedder(model, device="cpu", normalize=True).embed(texts)
+    settings = {} if encoding is None else {"encoding_format": encoding}
+    with openai.OpenAI(base_url=f"{server[1]}v1", api_key="none") as client:
+        found = client.embeddings.create(model="text-embedding-3-small", input=texts, **settings)
+        assert client.models.list().data[0].id == model.name
+        with pytest.raises(openai.UnprocessableEntityError, match="input"):
+            client.embeddings.create(model="any", input=[])
+    vectors = [np.frombuffer(base64.b64decode(one.embedding), "<f4")
+               if isinstance(one.embedding, str) else one.embedding for one in found.data]  # fmt: skip
+    np.testing.assert_allclose(vectors, ours, atol=1e-5)
+    assert found.usage.total_tokens > 0
+
+
+def test_requests_as_clients_of_text_embeddings_inference_send_them(server: Server):
+    with httpx.Client(base_url=server[1]) as client:
+        body = {"inputs": ["good film"], "normalize": True, "truncate": False, "truncation_direction": "Right"}
+        assert len(client.post("/embed", json=body).json()[0]) == client.get("/info").json()["dimension"]
+        assert client.get("/health").status_code == 200
+        asked = {"source_sentence": "good film", "sentences": ["good film", "sad dogs"]}
+        assert client.post("/similarity", json={"inputs": asked}).json()[0] == pytest.approx(1, abs=1e-5)
+        assert client.get("/metrics").text.count("te_request_count_total") > 1
+
+
+def test_ten_megabytes_and_a_million_texts_are_too_much(server: Server):
+    with httpx.Client(base_url=server[1], headers={"content-type": "application/json"}) as client:
+        for body in (b'{"inputs": "' + b"a" * 10_000_000 + b'"}', json.dumps({"inputs": ["a"] * 10**6}).encode()):
+            assert client.post("/embed", content=body).status_code == 413
+            assert client.post("/embed", json={"inputs": "a"}).status_code == 200
+
+
+@pytest.mark.parametrize("head", [
+    b"POST /embed HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
+    b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 100,
+    b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
+    b"POST /embed HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+], ids=["header", "path", "TLS", "length", "chunks"])  # fmt: skip
+def test_what_is_no_request_is_told_so(server: Server, head: bytes):
+    with connected(server[1]) as connection:
+        connection.sendall(head)
+        assert answered(connection).startswith(b"HTTP/1.1 4")
+    assert httpx.get(f"{server[1]}health").status_code == 200
+
+
+def test_many_that_say_nothing_keep_nobody_away(server: Server):
+    silent = [connected(server[1]) for _ in range(200)]
+    for connection in silent[:100]:
+        connection.sendall(b"POST /embed HTTP/1.1\r\nHost: ")
+    assert httpx.post(f"{server[1]}embed", json={"inputs": "a"}).status_code == 200
+    for connection in silent:
+        connection.close()
+
+
+@pytest.mark.slow
+def test_a_head_or_a_body_that_never_comes_is_not_waited_for(server: Server):
+    dripping, unfinished, silent = (connected(server[1]) for _ in range(3))
+    head = "POST /embed HTTP/1.1", "Host: localhost", "Content-Type: application/json", "Content-Length: 9"
+    unfinished.sendall("\r\n".join([*head, "", "{"]).encode())
+    with pytest.raises(OSError):
+        drip(dripping)
+    assert answered(silent) == b""
+    assert b" 408 " in answered(unfinished)
+    for connection in (dripping, unfinished, silent):
+        connection.close()
+
+
+def test_told_to_stop_it_answers_what_was_asked(model: Path):
+    long = {"inputs": ["the film was a story of men and dogs " * 8] * 800}
+    with process(str(model)) as (running, url), httpx.Client(base_url=url, timeout=60) as client:
+        answers: list[httpx.Response] = []
+        asking = threading.Thread(target=lambda: answers.append(client.post("/embed", json=long)))
+        asking.start()
+        while "te_queue_network 0.0" in httpx.get(f"{url}metrics").text and not answers:
+            time.sleep(0.01)
+        early = bool(answers)
+        code, seconds, log = stop(running)
+        asking.join(30)
+        assert not early
+        assert (answers[0].status_code, len(answers[0].json())) == (200, 800)
+        assert (code, log[-1]["message"]) == (0, "stopped")
+        assert seconds < 10
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(url)
+
+
+def test_a_token_and_a_full_server_from_outside(model: Path):
+    settings = ["--host", "0.0.0.0", "--max-concurrent-requests", "1"]
+    with process(str(model), *settings, BERTWORKS_API_KEY="sesame") as (running, url):
+        port = urlsplit(url).port
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+            assert client.post("/embed", json={"inputs": "a"}).status_code == 401
+            client.headers["authorization"] = "Bearer sesame"
+            assert client.post("/embed", json={"inputs": "a"}).status_code == 200
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="sesame", max_retries=0)
+        assert client.embeddings.create(model="any", input="a").data
+        client.close()
+        assert stop(running)[0] == 0
+
+
+def test_what_cannot_be_served_is_told_in_a_line(model: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["serve", str(model), "--host", "0.0.0.0"]) == 2
+    assert "BERTWORKS_API_KEY" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert main(["serve", str(model), "--port", str(taken.getsockname()[1])]) == 1
+    assert "in use" in capsys.readouterr().err
+    assert main(["serve", str(model / "nowhere"), "--port", "0"]) == 1
+    assert "no such model folder" in capsys.readouterr().err
+
+
+def test_without_the_extra_it_says_what_to_install(model: Path):
+    code = "import sys; sys.modules['uvicorn'] = None; from bertworks.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "serve", str(model)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert 'pip install "bertworks[serve]"' in done.stderr

@@ -1,0 +1,391 @@
+"""What a server answers: the shapes of Text Embeddings Inference and of OpenAI, beside what the same models say from
+Python; and what it refuses, from whom, and that nobody suffers from what others ask."""
+
+import base64
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fine import write_model
+from served import Local, write_head
+
+from bertworks.use.embedder import Embedder
+from bertworks.use.explain import explain
+from bertworks.use.fill import Filler
+from bertworks.use.index import Index
+from bertworks.use.predict import Predictor
+from bertworks.use.question import Limits
+from bertworks.use.rerank import Reranker
+
+TEXTS = ["good film", "sad dogs in this town", "Anna lives in Oslo .", "😀 the men"]
+HEADS: dict[str, dict[str, Any]] = {
+    "classification": {"task": "classification", "labels": ("neg", "pos"), "text": ("text",)},
+    "pairs": {"task": "classification", "labels": ("no", "yes"), "text": ("query", "text")},
+    "multilabel": {"task": "multilabel", "labels": ("person", "place"), "text": ("text",)},
+    "regression": {"task": "regression", "text": ("a", "b")},
+    "tagging": {"task": "tagging", "labels": ("O", "B-person", "I-person")},
+    "speech": {"task": "tagging", "labels": ("noun", "verb")},
+    "spans": {"task": "spans", "labels": ("O", "B-person", "I-person")},
+    "qa": {"task": "qa"},
+    "choice": {"task": "choice", "num_choices": 3},
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    return {"words": write_model(folder / "words")} | {
+        name: write_head(folder / name, **d) for name, d in HEADS.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def words(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    """A masked language model, and an index."""
+    index = Index.create(tmp_path_factory.mktemp("index") / "idx", models["words"], device="cpu")
+    index.add(TEXTS, ids=list("abcd"), fields=[{"n": n} for n in range(4)])
+    with Local(models["words"], index=index.folder, limits=Limits(texts=8, tokens=300, body_bytes=20_000)) as local:
+        yield local
+
+
+def near(one: Any, other: Any) -> bool:
+    """The same names, texts and places; numbers that differ by what the order of a sum may change."""
+    match one:
+        case dict():
+            return one.keys() == other.keys() and all(near(value, other[name]) for name, value in one.items())
+        case list() if not isinstance(other, np.ndarray):
+            return len(one) == len(other) and all(map(near, one, other))
+        case float() | list() | np.ndarray():
+            return bool(np.allclose(one, other, atol=1e-5))
+        case _:
+            return bool(one == other)
+
+
+# --- what is answered -------------------------------------------------------------------------------------------------
+
+
+def test_vectors_are_those_of_the_embedder(words: Local, models: dict[str, Path]):
+    ours = Embedder(models["words"], device="cpu").embed(TEXTS)
+    unit = ours / np.linalg.norm(ours, axis=1, keepdims=True)
+    assert near(words.post("/embed", {"inputs": TEXTS, "normalize": False}).json(), ours)
+    assert near(words.post("/embed", {"inputs": TEXTS}).json(), unit)
+    assert near(words.post("/embed", {"inputs": TEXTS[0]}).json(), unit[:1])
+    cut = ours[:, :7] / np.linalg.norm(ours[:, :7], axis=1, keepdims=True)
+    assert near(words.post("/embed", {"inputs": TEXTS, "dimensions": 7}).json(), cut)
+    asked = {"inputs": {"source_sentence": TEXTS[0], "sentences": TEXTS[1:]}}
+    assert near(words.post("/similarity", asked).json(), unit[1:] @ unit[0])
+
+
+def test_vectors_in_the_shape_of_openai(words: Local):
+    plain = words.post("/v1/embeddings", {"input": TEXTS[:2], "model": "any"}).json()
+    coded = words.post("/embeddings", {"input": TEXTS[:2], "model": "any", "encoding_format": "base64"}).json()
+    assert (plain["object"], [one["index"] for one in plain["data"]]) == ("list", [0, 1])
+    assert plain["usage"]["prompt_tokens"] == sum(map(len, words.post("/tokenize", {"inputs": TEXTS[:2]}).json()))
+    for one, other in zip(plain["data"], coded["data"], strict=True):
+        assert near(np.frombuffer(base64.b64decode(other["embedding"]), "<f4"), one["embedding"])
+    assert words.send("GET", "/v1/models").json()["data"][0]["id"] == "words"
+
+
+def test_masks_are_filled_as_by_fill(words: Local, models: dict[str, Path]):
+    texts = ["the [MASK] was [MASK]", "[MASK]"]
+    theirs = [Filler(models["words"])(text, 3) for text in texts]
+    ours = words.post("/fill", {"inputs": texts, "top_k": 3}).json()
+    tokens = [[[one["token_str"] for one in mask] for mask in text] for text in ours]
+    assert tokens == [[[one["token_str"] for one in mask] for mask in text] for text in theirs]
+    assert ours[0][0][0].keys() == {"score", "token", "token_str", "sequence", "text"}
+    assert near(words.post("/fill", {"inputs": texts[1], "top_k": 3}).json(), ours[1])
+
+
+def test_documents_are_found(words: Local):
+    found = words.post("/search", {"query": "sad dogs", "k": 2}).json()
+    assert (found[0]["id"], found[0]["fields"], len(found)) == ("b", {"n": 1}, 2)
+    assert words.post("/search", {"query": "Oslo", "ranking": "bm25"}).json()[0]["id"] == "c"
+    assert words.send("GET", "/info").json()["index"]["documents"] == 4
+    assert words.post("/search", {"query": "Oslo", "rerank": True}).status_code == 422
+
+
+def test_tokens_and_back(words: Local):
+    (tokens,) = words.post("/tokenize", {"inputs": "😀 good"}).json()
+    assert [(t["special"], t["start"], t["stop"]) for t in tokens][-2:] == [(False, 2, 6), (True, None, None)]
+    ids = [t["id"] for t in words.post("/tokenize", {"inputs": "good film", "add_special_tokens": False}).json()[0]]
+    assert words.post("/decode", {"ids": ids}).json() == ["good film"]
+    assert words.post("/decode", {"ids": [ids, ids]}).json() == ["good film"] * 2
+    assert words.post("/decode", {"ids": [10**9]}).status_code == 422
+
+
+@pytest.mark.parametrize("kind", ["classification", "multilabel"])
+def test_labels_are_those_of_predict(kind: str, models: dict[str, Path]):
+    with Local(models[kind]) as local:
+        theirs = Predictor(models[kind], device="cpu").predict(TEXTS, probabilities=True)
+        ours = local.post("/predict", {"inputs": [[text] for text in TEXTS]}).json()
+        for one, other in zip(ours, theirs, strict=True):
+            assert {item["label"]: pytest.approx(item["score"], abs=1e-6) for item in one} == other["scores"]
+            assert one == sorted(one, key=lambda item: -item["score"])
+        assert near(local.post("/predict", {"inputs": TEXTS[0]}).json(), ours[0])
+        raw = local.post("/predict", {"inputs": TEXTS[0], "raw_scores": True}).json()
+        chance = 1 / (1 + np.exp(raw[1]["score"] - raw[0]["score"])) if kind == "classification" else None
+        assert chance is None or near(chance, ours[0][0]["score"])
+
+
+def test_a_list_of_two_is_a_pair_and_a_list_of_lists_is_many(models: dict[str, Path]):
+    with Local(models["regression"]) as local:
+        theirs = Predictor(models["regression"], device="cpu").predict([("a film", "music"), ("good", "men")])
+        ours = local.post("/predict", {"inputs": [["a film", "music"], ["good", "men"]]}).json()
+        assert near([item[0]["score"] for item in ours], [answer["value"] for answer in theirs])
+        assert near(local.post("/predict", {"inputs": ["a film", "music"]}).json(), ours[0])
+        mixed = local.post("/predict", {"inputs": [["a film"], ["a film", "music"]]}).json()
+        assert near(mixed[1][0]["score"], ours[0][0]["score"])
+        assert local.post("/predict", {"inputs": ["a", "b", "c"]}).status_code == 422
+
+
+@pytest.mark.parametrize("kind", ["pairs", "regression"])
+def test_texts_are_ranked_as_by_the_reranker(kind: str, models: dict[str, Path]):
+    with Local(models[kind]) as local:
+        scores = Reranker(models[kind], device="cpu")("good film", TEXTS)
+        ours = local.post("/rerank", {"query": "good film", "texts": TEXTS, "return_text": True}).json()
+        assert [one["index"] for one in ours] == np.argsort(-scores, kind="stable").tolist()
+        assert near([one["score"] for one in ours], sorted(scores.tolist(), reverse=True))
+        assert [one["text"] for one in ours] == [TEXTS[one["index"]] for one in ours]
+        assert "reranker" in local.send("GET", "/info").json()["model_type"]
+
+
+@pytest.mark.parametrize("kind", ["tagging", "spans"])
+def test_entities_are_those_of_predict(kind: str, models: dict[str, Path]):
+    texts = [*TEXTS, " ".join(["Anna lives in Oslo ."] * 30)]  # in windows
+    with Local(models[kind]) as local:
+        theirs = Predictor(models[kind], device="cpu").predict(texts)
+        ours = local.post("/ner", {"inputs": texts}).json()
+        assert sum(map(len, ours)) > 10
+        for text, one, other in zip(texts, ours, theirs, strict=True):
+            assert [(e["entity_group"], e["start"], e["end"]) for e in one] == [
+                (e["type"], e["start"], e["end"]) for e in other["entities"]
+            ]
+            assert all(e["word"] == text[e["start"] : e["end"]] for e in one)
+        assert near(local.post("/ner", {"inputs": texts[0]}).json(), ours[0])
+        assert local.post("/ner", {"inputs": "   "}).json() == []
+
+
+def test_words_have_tags(models: dict[str, Path]):
+    with Local(models["speech"]) as local:
+        (theirs,) = Predictor(models["speech"], device="cpu").predict([TEXTS[2]])
+        ours = local.post("/ner", {"inputs": TEXTS[2]}).json()
+        assert ([e["word"] for e in ours], [e["entity_group"] for e in ours]) == (theirs["words"], theirs["tags"])
+
+
+def test_questions_are_answered_as_by_predict(models: dict[str, Path]):
+    asked = [("where ?", "Anna lives in Oslo . " * n) for n in (1, 20)]
+    with Local(models["qa"]) as local:
+        theirs = Predictor(models["qa"], device="cpu").predict(asked, top_k=3)
+        inputs = [{"question": question, "context": context} for question, context in asked]
+        ours = local.post("/qa", {"inputs": inputs, "top_k": 3}).json()
+        for one, other in zip(ours, theirs, strict=True):
+            assert [one[name] for name in ("answer", "start", "end")] == [
+                other[name] for name in ("answer", "start", "end")
+            ]
+            assert [(n["answer"], n["start"]) for n in one["n_best"]] == [
+                (n["text"], n["start"]) for n in other["n_best"]
+            ]
+        one = local.post("/qa", {"inputs": inputs[0]}).json()
+        assert one.keys() == {"answer", "score", "start", "end"}
+
+
+def test_choices_are_weighed(models: dict[str, Path]):
+    with Local(models["choice"]) as local:
+        (theirs,) = Predictor(models["choice"], device="cpu").predict([("a", "b", "c", "d")], probabilities=True)
+        ours = local.post("/predict", {"inputs": ["a", "b", "c", "d"]}).json()
+        assert near([one["score"] for one in sorted(ours, key=lambda one: one["index"])], theirs["scores"])
+        assert {one["index"]: one["label"] for one in ours} == {0: "b", 1: "c", 2: "d"}
+        assert local.post("/predict", {"inputs": "a"}).status_code == 422
+
+
+def test_answers_are_explained(models: dict[str, Path]):
+    with Local(models["classification"], limits=Limits(explained_tokens=6)) as local:
+        found = explain(models["classification"], "good film", target="neg", device="cpu")
+        ours = local.post("/explain", {"inputs": "good film", "target": "neg", "maps": True}).json()
+        assert near(ours["gradients"], found.word_gradients)
+        assert near(ours["occlusion"], found.occlusion)
+        n, heads = len(ours["tokens"]), ours["heads"]
+        assert [len(base64.b64decode(layer)) for layer in ours["attention"]] == [heads * n * n] * ours["layers"]
+        assert len(ours["similarity"]) == ours["layers"] + 1
+        assert local.post("/explain", {"inputs": "good film"}).json()["attention"] is None
+        assert local.post("/explain", {"inputs": "good film", "target": "other"}).status_code == 422
+        assert local.post("/explain", {"inputs": "good film " * 9}).status_code == 413
+
+
+def test_the_document_and_info_say_what_is_offered(models: dict[str, Path]):
+    for kind, offered in (("words", "/fill"), ("qa", "/qa"), ("spans", "/ner"), ("pairs", "/rerank")):
+        with Local(models[kind]) as local:
+            info, document = (local.send("GET", path).json() for path in ("/info", "/openapi.json"))
+            assert offered.strip("/") in info["abilities"]
+            assert offered in document["paths"]
+            absent = {"/fill", "/qa", "/ner", "/rerank", "/embed"} - document["paths"].keys()
+            for path in absent:
+                answer = local.post(path, {"inputs": "a"})
+                assert (answer.status_code, answer.json()["error_type"]) == (424, "Backend")
+                assert offered.strip("/") in answer.json()["error"]
+
+
+def test_an_answer_does_not_depend_on_who_else_asks(words: Local):
+    requests = [
+        ("POST", "/embed", {"json": {"inputs": text * n, "normalize": False}}) for n in (1, 5) for text in TEXTS
+    ]
+    requests += [("POST", "/fill", {"json": {"inputs": "a [MASK]"}}), ("POST", "/embed", {"json": {"inputs": 1}})]
+    together = words.all(requests)
+    for request, found in zip(requests, together, strict=True):
+        (alone,) = words.all([request])
+        assert found.status_code == alone.status_code
+        if request[1] == "/embed" and found.status_code == 200:
+            assert near(found.json(), alone.json())
+
+
+# --- what is refused --------------------------------------------------------------------------------------------------
+
+JSON = {"content-type": "application/json"}
+HOSTILE: dict[str, tuple[bytes, tuple[int, ...]]] = {
+    "nothing": (b"", (400,)),
+    "no object": (b"[]", (422,)),
+    "half": (b'{"inputs": "a', (400,)),
+    "NaN": (b'{"inputs": NaN}', (400,)),
+    "infinite": (b'{"inputs": "a", "dimensions": 1e999}', (422,)),
+    "a number as long as a book": (b'{"inputs": ' + b"9" * 10_000 + b"}", (400, 422)),
+    "deep": (b'{"inputs": ' + b"[" * 9_000 + b"]" * 9_000 + b"}", (400, 422)),
+    "bad UTF-8": (b'{"inputs": "\xff\xfe"}', (400,)),
+    "UTF-16": ('{"inputs": "a"}'.encode("utf-16"), (400,)),
+    "a lone surrogate": (b'{"inputs": "\\ud800"}', (422,)),
+    "large": (b'{"inputs": "' + b"a" * 30_000 + b'"}', (413,)),
+    "many": (json.dumps({"inputs": ["a"] * 9}).encode(), (413,)),
+    "many tokens": (json.dumps({"inputs": ["a " * 60] * 8}).encode(), (413,)),
+    "a number": (b'{"inputs": 1}', (422,)),
+    "null": (b'{"inputs": null}', (422,)),
+    "an object": (b'{"inputs": {"a": "b"}}', (422,)),
+    "numbers": (b'{"inputs": [1, 2]}', (422,)),
+    "no list": (b'{"inputs": []}', (422,)),
+    "an empty text": (b'{"inputs": ["a", ""]}', (422,)),
+    "a word for a truth": (b'{"inputs": "a", "normalize": "yes"}', (422,)),
+    "no dimensions": (b'{"inputs": "a", "dimensions": 0}', (422,)),
+    "too many dimensions": (b'{"inputs": "a", "dimensions": 33}', (422,)),
+    "another prompt": (b'{"inputs": "a", "prompt_name": "query"}', (422,)),
+    "too long to be read": (json.dumps({"inputs": "a " * 90, "truncate": False}).encode(), (413,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_requests_are_told_so(name: str, words: Local):
+    body, expected = HOSTILE[name]
+    answer = words.send("POST", "/embed", content=body, headers=JSON)
+    assert answer.status_code in expected, answer.text
+    assert answer.json().keys() == {"error", "error_type"}
+    assert words.post("/embed", {"inputs": "a"}).status_code == 200
+
+
+def test_errors_say_where(words: Local):
+    assert "inputs[1]" in words.post("/embed", {"inputs": ["a", 1]}).json()["error"]
+    assert "top_k" in words.post("/fill", {"inputs": "[MASK]", "top_k": 101}).json()["error"]
+    assert "[MASK]" in words.post("/fill", {"inputs": "a"}).json()["error"]
+    assert "message" in words.post("/v1/embeddings", {"input": [], "model": "a"}).json()["error"]
+
+
+def test_other_paths_methods_and_types(words: Local):
+    assert words.send("GET", "/embed").status_code == 405
+    assert words.send("GET", "/etc/passwd").status_code == 404
+    assert words.send("GET", "/..%2f..%2fetc/passwd").status_code == 404
+    plain = {"content-type": "text/plain"}
+    assert words.send("POST", "/embed", content=b'{"inputs": "a"}', headers=plain).status_code == 415
+
+
+def test_a_body_that_does_not_say_how_long_it_is(words: Local):
+    async def parts() -> AsyncIterator[bytes]:
+        for _ in range(3):
+            yield b" " * 10_000
+
+    assert words.send("POST", "/embed", content=parts(), headers=JSON).status_code == 413
+
+
+def test_an_error_of_the_network_is_of_one_request(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+    with Local(models["classification"]) as local:
+        speaker = local.abilities.asks["predict"].__self__  # type: ignore[attr-defined]
+        compute, bad = speaker._logits, len("bad".split()) + 2
+
+        def failing(units: Any) -> Any:
+            if any(len(unit[0].input_ids) == bad for unit in units):
+                raise RuntimeError("no memory")
+            return compute(units)
+
+        monkeypatch.setattr(speaker, "_logits", failing)
+        texts = ["good film", "bad", "sad dogs in"] * 3
+        found = local.all([("POST", "/predict", {"json": {"inputs": text}}) for text in texts])
+        assert [one.status_code for one in found] == [200, 424, 200] * 3
+        assert "memory" not in found[1].text
+
+
+def test_more_than_can_be_answered_is_told_to_come_again(models: dict[str, Path]):
+    with Local(models["classification"], limits=Limits(requests=2)) as local:
+        found = local.all([("POST", "/predict", {"json": {"inputs": "a"}})] * 9 + [("GET", "/health", {})])
+        refused = [one for one in found if one.status_code == 429]
+        assert len(refused) == 7
+        assert all(one.headers["retry-after"] == "1" for one in refused)
+        assert found[-1].status_code == 200
+
+
+def test_a_full_queue_reads_no_bodies(models: dict[str, Path]):
+    with Local(models["classification"]) as local:
+        local.application._batchers["network"].load = 10**9
+        answer = local.send("POST", "/predict", content=b"no JSON at all", headers=JSON)
+        assert (answer.status_code, answer.json()["error_type"]) == (429, "Overloaded")
+        assert int(answer.headers["retry-after"]) >= 1
+        assert local.post("/tokenize", {"inputs": "a"}).status_code == 200
+
+
+def test_a_server_with_a_token_asks_for_it(models: dict[str, Path]):
+    with Local(models["words"], token="sesame-öffne") as local:
+        for path in ("/", "/page.js", "/page.css", "/health"):
+            assert local.send("GET", path).status_code == 200
+        for given in (
+            {},
+            {"authorization": "Bearer x"},
+            {"authorization": "sesame"},
+            {"authorization": b"Bearer \xff"},
+        ):
+            answer = local.send("GET", "/info", headers=given)
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer")
+            assert local.send("GET", "/metrics", headers=given).status_code == 401
+        right = {"authorization": "Bearer sesame-öffne".encode(), "host": "anything.example"}
+        assert local.send("GET", "/info", headers=right).status_code == 200
+        assert local.send("GET", "/openapi.json", headers=right).json()["components"]["securitySchemes"]
+
+
+def test_pages_of_others_may_not_ask(words: Local):
+    for headers in (
+        {"host": "evil.example"}, {"host": "127.0.0.1.evil.example:8080"}, {"host": "["}, {"host": ""},
+        {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "http://127.0.0.1:9999"},
+    ):  # fmt: skip
+        assert words.send("GET", "/info", headers=headers).status_code == 403, headers
+    for headers in ({"host": "localhost:8080"}, {"host": "[::1]:8080"}, {"origin": "http://127.0.0.1:8080"}):
+        assert words.send("GET", "/info", headers=headers).status_code == 200, headers
+
+
+def test_every_answer_keeps_browsers_strict(words: Local):
+    for path in ("/", "/info", "/nowhere"):
+        headers = words.send("GET", path).headers
+        assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
+        assert (headers["x-content-type-options"], headers["referrer-policy"]) == ("nosniff", "no-referrer")
+    assert "text/html" in words.send("GET", "/").headers["content-type"]
+    assert "text/javascript" in words.send("GET", "/page.js").headers["content-type"]
+
+
+def test_figures_for_prometheus(words: Local):
+    words.post("/embed", {"inputs": TEXTS})
+    words.send("GET", "/nowhere/with/ever/other/names")
+    text = words.send("GET", "/metrics").text
+    for name in (
+        "te_request_count_total",
+        "te_request_duration_bucket",
+        "te_batch_next_tokens_sum",
+        "te_queue_network",
+    ):
+        assert name in text
+    assert 'method="other"' in text
+    assert "nowhere" not in text
