@@ -1,4 +1,316 @@
 "use strict";
-fetch("/info").then(answer => answer.json()).then(info => {
-  document.getElementById("offers").textContent = info.model_id + ": " + info.abilities.join(", ");
-});
+// The page of `bertworks serve`: what the served model offers, asked and shown. Text only ever becomes text; nothing is
+// loaded but what this server gives.
+
+const $ = name => document.getElementById(name);
+const percent = p => `${(100 * p).toFixed(1)}%`;
+let key = "";
+
+// --- asking
+
+class Refused extends Error {}
+
+async function ask(path, body, signal) {
+  const headers = { "Content-Type": "application/json", ...(key && { Authorization: `Bearer ${key}` }) };
+  const sent = body === undefined ? { headers, signal }
+    : { method: "POST", headers, body: JSON.stringify(body), signal };
+  let answer;
+  try {
+    answer = await fetch(path, sent);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refused("The server does not answer. Is it still running?");
+  }
+  if (answer.ok) return answer.json();
+  throw new Refused(await inWords(answer));
+}
+
+async function inWords(answer) {
+  if (answer.status === 401) {
+    $("key").hidden = false;
+    $("token").focus();
+    return key ? "That key is not the right one." : "Nothing is answered without a key.";
+  }
+  const wait = answer.headers.get("Retry-After");
+  if (answer.status === 429) return `The server has more to do than it can. Try again in ${wait ?? "some"} seconds.`;
+  const said = await answer.json().then(found => found.error?.message ?? found.error, () => undefined);
+  return typeof said === "string" ? said : `The server answered ${answer.status} ${answer.statusText}`.trim() + ".";
+}
+
+// --- drawing
+
+// Offsets of the server count characters (code points); strings of JavaScript count UTF-16 units.
+function marked(parent, text, spans) {
+  const characters = Array.from(text), place = make("div", parent, undefined, "said");
+  let done = 0;
+  place.dir = "auto";
+  for (const { start, end, type } of [...spans].sort((a, b) => a.start - b.start)) {
+    if (start < done) continue;
+    place.append(characters.slice(done, start).join(""));
+    const mark = make("mark", place, characters.slice(start, end).join(""));
+    if (type) make("small", mark, type);
+    done = end;
+  }
+  place.append(characters.slice(done).join(""));
+  return place;
+}
+
+// rows: [name, share of the whole line or undefined, figure, remark]; ranked: the first is the best.
+function bars(parent, rows, ranked = true) {
+  const list = make("ul", parent, undefined, "bars");
+  rows.forEach(([name, share, figure, remark], number) => {
+    const line = make("li", list);
+    make("span", line, name, ranked && !number ? "best" : "").dir = "auto";
+    make("span", line, figure, "figure");
+    if (remark) make("span", line, remark, "quiet");
+    if (share === undefined) line.className = "plain";
+    else line.style.setProperty("--share", Math.min(1, Math.max(0, share)).toFixed(4));
+  });
+}
+
+// Words with their weights, blue for and orange against.
+function chips(parent, title, words, values, remark) {
+  make("h3", parent, title);
+  const place = make("div", parent, undefined, "chips");
+  const most = Math.max(...values.map(Math.abs), 1e-12);
+  words.forEach((word, number) => {
+    const value = values[number];
+    const chip = make("span", place, undefined, `chip ${value === 0 ? "frame" : value > 0 ? "right" : "wrong"}`);
+    make("bdi", chip, word);
+    make("small", chip, value ? `${value > 0 ? "+" : ""}${value.toFixed(2)}` : "\u00a0");
+    chip.style.setProperty("--share", (Math.abs(value) / most).toFixed(3));
+  });
+  make("p", parent, remark, "quiet");
+}
+
+// --- abilities: what is sent to the path of that name, and how the answer is shown; `show` returns it in a few words
+
+let info;
+
+const lines = text => text.split("\n").map(line => line.trim()).filter(line => line);
+
+// One item as the model reads it: a text, or a list of texts.
+function item(fields) {
+  const second = fields.second.value;
+  if (info.reads === "choices") return [fields.text.value, ...lines(second)];
+  return info.reads === "text" || !second.trim() ? fields.text.value : [fields.text.value, second];
+}
+
+const abilities = {
+  fill: {
+    sent: fields => ({ inputs: fields.text.value, top_k: 5 }),
+    show(place, masks, { inputs }) {
+      const parts = inputs.split(info.mask_token), filled = make("div", place, undefined, "said");
+      filled.dir = "auto";
+      const words = masks.map(([best], number) => {  // as they are written: the token may begin with ##
+        const [before, after] = [parts.slice(0, number + 1), parts.slice(number + 1)].map(some =>
+          some.join(info.mask_token).length);
+        return best.text.slice(before, best.text.length - after);
+      });
+      parts.forEach((part, number) => {
+        filled.append(part);
+        if (number < words.length) make("mark", filled, words[number]);
+      });
+      masks.forEach((found, number) => {
+        if (masks.length > 1) make("h3", place, `Blank ${number + 1}`);
+        bars(place, found.map(one => [one.token_str, one.score, percent(one.score)]));
+      });
+      return words.join(", ");
+    },
+  },
+  predict: {
+    sent: fields => ({ inputs: item(fields) }),
+    show(place, labels) {
+      if (info.task === "regression") return labels[0].score.toPrecision(4);
+      bars(place, labels.map(one => [one.label, one.score, percent(one.score), one.given && "given"]));
+      if (info.task !== "multilabel") return `${labels[0].label}, ${percent(labels[0].score)}`;
+      return labels.filter(one => one.given).map(one => one.label).join(", ") || "none of the labels";
+    },
+  },
+  ner: {
+    sent: fields => ({ inputs: fields.text.value }),
+    show(place, entities, { inputs }) {
+      marked(place, inputs, entities.map(one => ({ ...one, type: one.entity_group })));
+      bars(place, entities.map(one => [one.word, one.score, `${one.entity_group} ${percent(one.score)}`]), false);
+      return entities.length === 1 ? "1 entity" : `${entities.length || "no"} entities`;
+    },
+  },
+  qa: {
+    sent: fields => ({ inputs: { question: fields.question.value, context: fields.context.value }, top_k: 3 }),
+    show(place, answer, { inputs }) {
+      marked(place, inputs.context, answer.answer ? [answer] : []);
+      if (answer.n_best.length) make("h3", place, "What was weighed");
+      bars(place, answer.n_best.map(one => [one.answer || "(no answer)", one.score, percent(one.score)]));
+      return answer.answer || "The passage does not say";
+    },
+  },
+  similarity: {
+    sent: fields => ({ inputs: { source_sentence: fields.text.value, sentences: lines(fields.others.value) } }),
+    show(place, cosines, { inputs }) {
+      const found = inputs.sentences.map((text, number) => [text, cosines[number], cosines[number].toFixed(3)]);
+      found.sort((a, b) => b[1] - a[1]);
+      bars(place, found);
+      return found.length ? `Closest: ${found[0][0]}` : "There is nothing to compare with";
+    },
+  },
+  search: {
+    sent: fields => ({ query: fields.query.value, k: 10, ranking: fields.ranking.value,
+      rerank: fields.rerank.checked }),
+    show(place, hits) {
+      const list = make("ol", place, undefined, "hits");
+      for (const hit of hits) {
+        const line = make("li", list), also = Object.entries(hit.fields ?? {}).map(([name, value]) =>
+          `${name}: ${typeof value === "string" ? value : JSON.stringify(value)}`);
+        make("p", line, hit.text).dir = "auto";
+        make("p", line, [hit.id, hit.score.toFixed(3), ...also].join(" \u00b7 "), "quiet").dir = "auto";
+      }
+      return hits.length === 1 ? "1 document" : `${hits.length || "no"} documents`;
+    },
+  },
+  explain: {
+    sent: fields => ({ inputs: item(fields), maps: true }),
+    show(place, found) {
+      for (const note of found.notes) make("p", place, `${note}.`, "quiet");
+      bars(place, found.answer.map(([name, figure]) =>
+        [name, figure.endsWith("%") ? parseFloat(figure) / 100 : undefined, figure]), info.task !== "choice");
+      if (found.asked) {
+        make("h2", place, "What in the text speaks for it");
+        make("p", place, `Blue words speak for ${found.asked}, orange ones against it.`);
+        if (found.gradients) chips(place, "Integrated gradients", found.words, found.gradients,
+          `On the way from ${found.baseline} in the place of every word to the text. Completeness error ` +
+          `${found.completeness_error.toFixed(4)}, ${found.steps} steps.`);
+        if (found.occlusion) chips(place, "Occlusion", found.words, found.occlusion,
+          `By how much the number falls when one word alone is replaced by ${found.baseline}. The two methods ask ` +
+          "different things: where they agree, trust them more.");
+      }
+      place.append($("maps").content.cloneNode(true));
+      drawAttention(place.querySelector(".attention"), found);
+      drawSimilarity(place.querySelector(".similarity"), found);
+      return found.asked ? `Explained: ${found.asked}` : "What the layers make of the text";
+    },
+  },
+};
+
+// --- panels: a form, a line that says how it stands, the answer
+
+function panel(section) {
+  const form = section.querySelector("form"), { sent, show } = abilities[section.id];
+  const status = make("p", section, "", "status"), answer = make("div", section, undefined, "answer");
+  status.setAttribute("role", "status");
+  let newest;
+  form.onsubmit = async event => {
+    event.preventDefault();
+    newest?.abort();
+    const mine = newest = new AbortController();
+    const say = (text, style = "") => { status.textContent = text; status.className = `status ${style}`; };
+    section.ariaBusy = "true";
+    say("Asking the model …");
+    try {
+      const body = sent(form.elements), found = await ask(section.id, body, mine.signal);
+      if (mine !== newest) return;
+      answer.replaceChildren();
+      say(show(answer, found, body));
+    } catch (error) {
+      if (mine !== newest) return;
+      answer.replaceChildren();
+      say(error instanceof Refused ? error.message : `The answer could not be shown: ${error.message}`, "error");
+    }
+    section.ariaBusy = "false";
+  };
+  form.onkeydown = event => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) form.requestSubmit(); };
+}
+
+// Tabs as the ARIA practices have them: one is reached by Tab, the others by arrow keys, Home and End.
+function tabs(sections) {
+  const made = sections.map((section, number) => {
+    const tab = make("button", $("tabs"), section.dataset.name);
+    tab.type = "button";
+    tab.id = `${section.id}-tab`;
+    tab.setAttribute("role", "tab");
+    tab.setAttribute("aria-controls", section.id);
+    section.setAttribute("role", "tabpanel");
+    section.setAttribute("aria-labelledby", tab.id);
+    tab.onclick = () => choose(number);
+    return tab;
+  });
+  let now = Math.max(0, sections.findIndex(section => `#${section.id}` === location.hash));
+  function choose(number) {
+    now = number;
+    made.forEach((tab, other) => {
+      tab.ariaSelected = String(other === now);
+      tab.tabIndex = other === now ? 0 : -1;
+      sections[other].hidden = other !== now;
+    });
+    history.replaceState(null, "", `#${sections[now].id}`);
+  }
+  $("tabs").onkeydown = event => {
+    const to = { ArrowRight: now + 1, ArrowLeft: now - 1, Home: 0, End: made.length - 1 }[event.key];
+    if (to === undefined) return;
+    event.preventDefault();
+    choose((to + made.length) % made.length);
+    made[now].focus();
+  };
+  choose(now);
+}
+
+// --- the page
+
+const TASKS = { classification: "one label for a text", multilabel: "labels for a text",
+  regression: "a number for a text", tagging: "tags of words", spans: "entities", qa: "answers to questions",
+  choice: "one of several choices", "masked-lm": "words in the place of blanks", embedding: "vectors of texts" };
+const READS = { pair: ["First text", "Second text"], "text or pair": ["Text", "Second text, if there is one"],
+  question: ["Question", "Passage"], choices: ["Beginning", "Choices, one a line"] };
+const RANKINGS = { hybrid: "meaning and words", dense: "meaning", bm25: "words" };
+
+function fit() {
+  const names = READS[info.reads];
+  for (const place of names ? document.querySelectorAll(".second") : []) {
+    const [first, second] = place.closest("form").querySelectorAll("label");
+    [first.textContent, second.textContent] = names;
+    place.hidden = false;
+    place.querySelector("textarea").required = info.reads !== "text or pair";
+  }
+  const verb = { regression: "Score", choice: "Choose" }[info.task] ?? "Classify";
+  $("predict").dataset.name = $("predict").querySelector("button").textContent = verb;
+  for (const place of document.querySelectorAll(".mask")) place.textContent = info.mask_token;
+  const text = $("fill-text");
+  text.placeholder = text.placeholder.replace("[MASK]", info.mask_token);
+  $("insert").onclick = () => {
+    text.setRangeText(info.mask_token, text.selectionStart, text.selectionEnd, "end");
+    text.focus();
+  };
+  for (const name of info.index?.rankings ?? []) {
+    make("option", $("search-ranking"), RANKINGS[name] ?? name).value = name;
+  }
+  document.querySelector(".rerank").hidden = !info.index?.rerank;
+}
+
+async function start() {
+  try {
+    info = await ask("info");
+  } catch (error) {
+    $("about").textContent = error.message;
+    return;
+  }
+  $("key").hidden = true;
+  document.title = `${info.model_id} \u00b7 bertworks`;
+  $("model").textContent = info.model_id;
+  $("about").textContent = [TASKS[info.task] ?? info.task, info.labels.length && `${info.labels.length} labels`,
+    info.index && `${info.index.documents.toLocaleString("en")} documents`,
+    `reads ${info.max_input_length} tokens at once`].filter(part => part).join(" \u00b7 ");
+  fit();
+  const sections = [...document.querySelectorAll("main > section")];
+  sections.filter(section => !info.abilities.includes(section.id)).forEach(section => section.remove());
+  const offered = sections.filter(section => section.isConnected);
+  offered.forEach(panel);
+  if (offered.length) tabs(offered);
+  document.querySelector("main").hidden = false;
+}
+
+$("key").onsubmit = event => {
+  event.preventDefault();
+  key = $("token").value;
+  $("key").hidden = true;
+  if (!info) start();
+};
+start();
