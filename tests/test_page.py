@@ -1,0 +1,550 @@
+"""The page of a server, in a real browser by clicking and by keyboard: it shows what the server says, only that, and
+in it text stays text."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_explain import ATTACK, write_task_model
+
+from bertworks.use.explanation import NOT_ATTRIBUTION, SHARED, SIMILARITY
+from bertworks.use.index import Index
+
+FILES = [SHARED / name for name in ("index.html", "page.js", "page.css", "maps.js", "maps.css", "icon.svg")]
+TEXT = "the film was good , Anna"
+JAPANESE = "🎉👩‍🚀 東京で Anna が 𠮷野家 lives in Paris 🍜 . とても good"  # characters of one and of two UTF-16 units
+MARKUP = "<img src=x onerror=alert(1)></p>"  # of few tokens: an explanation is short
+LONG = "Donaudampfschifffahrtsgesellschaft" * 6
+DOCUMENTS = [ATTACK, "the men and dogs in Oslo", "music in Kyoto 🎌 last night", LONG]
+NAMES = {"fill": "Fill blanks", "predict": "Classify", "ner": "Entities", "qa": "Questions", "similarity": "Similarity",
+         "search": "Search", "explain": "Explain"}  # fmt: skip
+
+
+# --- without a browser
+
+
+def test_nothing_on_the_page_makes_markup_of_text():
+    unsafe = r"(inner|outer)HTML|insertAdjacentHTML|document\.write|DOMParser|srcdoc|eval\(|Function\(|setHTML"
+    for path in FILES:
+        text = path.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(unsafe, text), path
+        assert not re.search(r"https?:|//\w", text), path
+
+
+class Tags(HTMLParser):
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = dict(attrs)
+        assert tag not in ("style", "iframe", "object", "base")
+        assert tag != "script" or attributes["src"]
+        assert not any(name == "style" or name.startswith("on") for name in attributes)
+        if tag in ("input", "textarea", "select") and attributes.get("type") != "checkbox":
+            self.fields.add(attributes["id"])
+        self.labelled |= {attributes["for"]} if tag == "label" and "for" in attributes else set()
+
+
+def test_the_page_has_nothing_inline_and_a_label_for_every_field():
+    tags = Tags()
+    tags.fields, tags.labelled = set(), set()
+    tags.feed((SHARED / "index.html").read_text())
+    assert tags.fields
+    assert tags.fields == tags.labelled
+
+
+def test_the_page_says_of_attention_what_an_explanation_says():
+    said = " ".join((SHARED / "index.html").read_text().split())
+    assert NOT_ATTRIBUTION in said
+    assert SIMILARITY in said
+
+
+# --- servers and a browser
+
+# Has imported everything once, and forks servers: a line in says what one is to serve, a line out where it is.
+NURSERY = """
+import json, os, sys
+from bertworks.use.serving import serve
+import bertworks.use.application, uvicorn
+for line in sys.stdin:
+    if os.fork() == 0:
+        for event in serve(port=0, **json.loads(line)):
+            print(json.dumps({"pid": os.getpid(), **event.fields}), flush=True)
+        os._exit(0)
+"""
+Serve = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def serve() -> Iterator[Serve]:
+    pytest.importorskip("starlette", reason="the extra serve is not installed")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                          stderr=subprocess.DEVNULL, start_new_session=True, env=environment) as process:  # fmt: skip
+
+        def serve(model: Path, **options: str) -> dict[str, Any]:
+            print(json.dumps({"model": str(model), **options}), file=process.stdin, flush=True)
+            return json.loads(process.stdout.readline())
+
+        yield serve
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def models(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Folders of tiny models: of a task, with a head drawn at random; or "tiny", the model without a head."""
+    folder = tmp_path_factory.mktemp("served")
+
+    def models(task: str) -> Path:
+        if task == "tiny":
+            return model
+        return folder / task if (folder / task).exists() else write_task_model(model, folder / task, task)
+
+    return models
+
+
+@pytest.fixture(scope="module")
+def at(serve: Serve, models: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """Where a model is served, the one without a head together with documents."""
+    known: dict[str, str] = {}
+
+    def at(task: str) -> str:
+        if task not in known:
+            options = {}
+            if task == "tiny":
+                options["index"] = str(tmp_path_factory.mktemp("index") / "i")
+                index = Index.create(options["index"], models(task))
+                index.add(DOCUMENTS, fields=[{ATTACK: ATTACK}] * len(DOCUMENTS))
+            known[task] = serve(models(task), **options)["url"]
+        return known[task]
+
+    return at
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="the package playwright is not installed")
+    if not (chromium := shutil.which("chromium")):
+        pytest.skip("chromium is not installed")
+    with sync_api.sync_playwright() as started:
+        yield started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+
+
+WATCH = (
+    "addEventListener('securitypolicyviolation', e => console.error(`policy: ${e.violatedDirective} ${e.blockedURI}`))"
+)
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Any]]:
+    """Opens the page. At the end: nothing went wrong in it, and no request left for another host."""
+    contexts, faults = [], []
+
+    def visit(url: str, *, width: int = 1000, dark: bool = False, ready: str = "[role=tab]") -> Any:
+        size = {"width": width, "height": 800}
+        context = browser.new_context(viewport=size, color_scheme="dark" if dark else "light")
+        contexts.append(context)
+        context.set_default_timeout(60_000)
+        page = context.new_page()
+        page.add_init_script(WATCH)
+        page.on("console", lambda line: line.type == "error" and faults.append(line.text))
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("dialog", lambda dialog: faults.append(dialog.message))
+        page.on("request", lambda request: request.url.startswith(url) or faults.append(request.url))
+        page.goto(url)
+        page.wait_for_selector(ready)
+        return page
+
+    yield visit
+    for context in contexts:
+        context.close()
+    assert not [
+        fault for fault in faults if not fault.startswith("Failed to load resource")
+    ]  # a refusal that was meant
+
+
+def ask(page: Any, name: str, **fields: str) -> str:
+    """Fills in a form by mouse and sends it: what the page says, in a line."""
+    page.click(f"#{name}-tab")
+    for field, text in fields.items():
+        page.fill(f"#{name} [name={field}]", text)
+    page.click(f"#{name} form button:not([type])")
+    return answered(page, name)
+
+
+def answered(page: Any, name: str) -> str:
+    page.wait_for_selector(f"#{name}[aria-busy=false]")
+    return page.text_content(f"#{name} [role=status]")
+
+
+def said(page: Any, path: str, **body: Any) -> Any:
+    """What the server says to a program."""
+    answer = page.request.post(page.url.partition("#")[0] + path, data=body)
+    assert answer.ok, answer.text()
+    return answer.json()
+
+
+def texts(page: Any, selector: str) -> list[str]:
+    return page.locator(selector).all_text_contents()
+
+
+def everywhere(page: Any, text: str) -> Iterator[tuple[str, str]]:
+    """With the same text in all fields: the name of each ability, and what the page says, in a line."""
+    for name in page.locator("section").evaluate_all("all => all.map(e => e.id)"):
+        page.click(f"#{name}-tab")
+        fields = page.locator(f"#{name} form :is(textarea, input:not([type=checkbox])):visible")
+        yield name, ask(page, name, **dict.fromkeys(fields.evaluate_all("all => all.map(e => e.name)"), text))
+
+
+def percent(p: float) -> str:
+    return f"{100 * p:.1f}%"
+
+
+# --- every ability, by clicking
+
+
+@pytest.mark.parametrize(
+    ("task", "offered"),
+    [("tiny", ["fill", "similarity", "search", "explain"]), ("classification", ["predict", "explain"]),
+     ("tagging", ["ner", "explain"]), ("qa", ["qa", "explain"])],
+)  # fmt: skip
+def test_only_what_the_model_offers_is_shown(
+    at: Callable[[str], str], visit: Callable[..., Any], task: str, offered: list[str]
+):
+    page = visit(at(task))
+    assert texts(page, "[role=tab]") == [NAMES[name] for name in offered]
+    assert page.locator("section").count() == len(offered)
+    assert page.text_content("h1") in page.title()
+
+
+def test_blanks_are_filled(at: Callable[[str], str], visit: Callable[..., Any]):
+    page = visit(at("tiny"))
+    page.fill("#fill-text", "🎉 the  was")
+    page.evaluate("document.getElementById('fill-text').setSelectionRange(7, 7)")
+    page.click("#insert")
+    assert page.input_value("#fill-text") == "🎉 the [MASK] was"
+    text = "🎉 the [MASK] was [MASK] ."
+    says = ask(page, "fill", text=text)
+    masks = said(page, "fill", inputs=text, top_k=5)
+    assert says == ", ".join(found[0]["token_str"].removeprefix("##") for found in masks)
+    assert texts(page, "#fill .bars li") == [
+        one["token_str"] + percent(one["score"]) for found in masks for one in found
+    ]
+    first, second = texts(page, "#fill .said mark")
+    assert texts(page, "#fill .said") == [f"🎉 the {first} was {second} ."]
+    assert masks[0][0]["text"] == f"🎉 the {first} was [MASK] ."
+
+
+def test_a_text_is_classified(at: Callable[[str], str], visit: Callable[..., Any]):
+    page = visit(at("classification"))
+    says = ask(page, "predict", text=TEXT)
+    labels = said(page, "predict", inputs=TEXT)
+    assert says == f"{labels[0]['label']}, {percent(labels[0]['score'])}"
+    assert texts(page, "#predict .bars li") == [one["label"] + percent(one["score"]) for one in labels]
+    shares = page.evaluate("[...document.querySelectorAll('.bars li')].map(e => +e.style.getPropertyValue('--share'))")
+    assert shares == pytest.approx([one["score"] for one in labels], abs=1e-3)
+    pair = ask(page, "predict", text=TEXT, second="men and dogs")
+    assert pair.endswith(percent(said(page, "predict", inputs=[TEXT, "men and dogs"])[0]["score"]))
+
+
+@pytest.mark.parametrize(("task", "name"), [("regression", "Score"), ("choice", "Choose"), ("multilabel", "Classify")])
+def test_other_heads(at: Callable[[str], str], visit: Callable[..., Any], task: str, name: str):
+    page = visit(at(task))
+    assert texts(page, "[role=tab]")[0] == page.text_content("#predict form button") == name
+    says = ask(page, "predict", text=TEXT, second="good\n\na dog")
+    if task == "choice":
+        (best, *_) = said(page, "predict", inputs=[TEXT, "good", "a dog"])
+        assert says == f"{best['label']}, {percent(best['score'])}"
+        return
+    found = said(page, "predict", inputs=[TEXT, "good\n\na dog"])
+    if task == "regression":
+        assert float(says) == pytest.approx(found[0]["score"], rel=1e-3)
+    else:
+        assert says == (", ".join(one["label"] for one in found if one["given"]) or "none of the labels")
+        assert page.locator("#predict .bars .quiet").count() == sum(one["given"] for one in found)
+
+
+@pytest.mark.parametrize("text", [TEXT, JAPANESE])
+def test_entities_are_marked_where_they_stand(at: Callable[[str], str], visit: Callable[..., Any], text: str):
+    page = visit(at("tagging"))
+    ask(page, "ner", text=text)
+    entities = said(page, "ner", inputs=text)
+    assert entities
+    assert any(ord(c) > 0xFFFF for c in text[: entities[-1]["start"]]) == (text == JAPANESE)
+    assert texts(page, "#ner mark") == [text[one["start"] : one["end"]] + one["entity_group"] for one in entities]
+    page.evaluate("document.querySelectorAll('#ner mark small').forEach(label => label.remove())")
+    assert texts(page, "#ner .said") == [text]
+    assert texts(page, "#ner .best") == []
+
+
+@pytest.mark.parametrize("context", ["Anna lives in Paris . the men was good", JAPANESE])
+def test_the_answer_is_marked_in_the_passage(at: Callable[[str], str], visit: Callable[..., Any], context: str):
+    page = visit(at("qa"))
+    says = ask(page, "qa", question="where lives Anna ?", context=context)
+    answer = said(page, "qa", inputs={"question": "where lives Anna ?", "context": context}, top_k=3)
+    assert answer["answer"]
+    assert says == answer["answer"] == context[answer["start"] : answer["end"]]
+    assert texts(page, "#qa mark") == [says]
+    before = page.evaluate("document.querySelector('#qa mark').previousSibling.textContent")
+    assert before == context[: answer["start"]]
+    assert texts(page, "#qa .said") == [context]
+    assert texts(page, "#qa .bars li") == [one["answer"] + percent(one["score"]) for one in answer["n_best"]]
+
+
+def test_texts_are_compared(at: Callable[[str], str], visit: Callable[..., Any]):
+    page = visit(at("tiny"))
+    others = ["men and dogs", TEXT, "music 🎌"]
+    says = ask(page, "similarity", text=TEXT, others="\n".join(others) + "\n\n")
+    cosines = said(page, "similarity", inputs={"source_sentence": TEXT, "sentences": others})
+    ranked = sorted(zip(cosines, others, strict=True), reverse=True)
+    assert says == f"Closest: {TEXT}"
+    assert texts(page, "#similarity .bars li") == [f"{text}{cosine:.3f}" for cosine, text in ranked]
+
+
+@pytest.mark.parametrize("ranking", ["hybrid", "dense", "bm25"])
+def test_documents_are_found(at: Callable[[str], str], visit: Callable[..., Any], ranking: str):
+    page = visit(at("tiny"))
+    page.click("#search-tab")
+    page.select_option("#search-ranking", ranking)
+    ask(page, "search", query="music in Kyoto")
+    hits = said(page, "search", query="music in Kyoto", ranking=ranking)
+    assert hits[0]["text"] == DOCUMENTS[2] or ranking == "dense"
+    assert texts(page, "#search .hits p:first-child") == [hit["text"] for hit in hits]
+
+
+@pytest.mark.parametrize("task", ["tiny", "classification", "tagging", "qa", "choice"])
+def test_an_answer_is_explained(at: Callable[[str], str], visit: Callable[..., Any], task: str):
+    page = visit(at(task))
+    fields = {"text": "the [MASK] was good"}
+    if task in ("qa", "choice"):
+        fields["second"] = "Anna lives in Paris" if task == "qa" else "good\na dog"
+    says = ask(page, "explain", **fields)
+    inputs = [fields["text"], *fields.get("second", "").split("\n")] if "second" in fields else fields["text"]
+    found = said(page, "explain", inputs=inputs)
+    assert says == f"Explained: {found['asked']}"
+    assert texts(page, "#explain .chip bdi") == found["words"] * 2
+    assert page.locator("#explain canvas").count() == found["layers"] * found["heads"]
+    assert texts(page, "#explain .tokens button") == found["tokens"] * 2
+    assert NOT_ATTRIBUTION in " ".join(page.text_content("#explain .warning").split())
+    page.select_option("#explain .answer select", "0")
+    rows = page.locator(".attention .map tbody tr")
+    assert rows.count() == 1 + found["heads"]
+    page.click(".attention .tokens button >> nth=2")
+    assert page.locator(".attention .map thead .chosen").text_content() == found["tokens"][2]
+    for row in rows.all():
+        assert sum(map(int, row.locator("td").all_text_contents())) == pytest.approx(100, abs=len(found["tokens"]))
+
+
+# --- by keyboard
+
+
+def focused(page: Any) -> str:
+    return page.evaluate("document.activeElement.id")
+
+
+def visible_focus(page: Any) -> bool:
+    return page.evaluate("getComputedStyle(document.activeElement).outlineStyle !== 'none'")
+
+
+def test_everything_is_reached_by_keyboard(at: Callable[[str], str], visit: Callable[..., Any]):
+    page = visit(at("tiny"))
+    page.keyboard.press("Tab")
+    assert focused(page) == "fill-tab"
+    assert visible_focus(page)
+    for key, name in [("ArrowRight", "similarity"), ("ArrowRight", "search"), ("ArrowRight", "explain"),
+                      ("ArrowRight", "fill"), ("ArrowLeft", "explain"), ("Home", "fill"), ("End", "explain"),
+                      ("Home", "fill")]:  # fmt: skip
+        page.keyboard.press(key)
+        assert focused(page) == f"{name}-tab"
+        assert visible_focus(page)
+        assert page.locator("[role=tabpanel]:visible").get_attribute("id") == name
+        assert page.get_by_role("tab", selected=True).text_content() == NAMES[name]
+        assert page.url.endswith(f"#{name}")
+    page.keyboard.press("Tab")
+    assert focused(page) == "fill-text"
+    page.keyboard.type("the [MASK] was")
+    page.keyboard.press("Control+Enter")
+    assert answered(page, "fill")
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("End")
+    page.keyboard.press("Tab")
+    page.keyboard.type("good men")
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Explain"
+    page.keyboard.press("Enter")
+    assert answered(page, "explain")
+    page.focus("#explain .attention .tokens [aria-checked=true]")
+    for key, chosen in [("ArrowRight", 2), ("Home", 0), ("ArrowLeft", 3), ("ArrowRight", 0)]:
+        page.keyboard.press(key)
+        assert visible_focus(page)
+        states = page.locator(".attention .tokens button").evaluate_all("all => all.map(e => e.ariaChecked)")
+        assert states.index("true") == chosen
+
+
+def test_a_tab_has_an_address(at: Callable[[str], str], visit: Callable[..., Any]):
+    page = visit(at("tiny"))
+    page.click("#search-tab")
+    page.reload()
+    page.wait_for_selector("#search:visible")
+    page.fill("#search-query", "Oslo")
+    page.keyboard.press("Enter")
+    assert answered(page, "search")
+
+
+def test_every_part_says_what_it_is(at: Callable[[str], str], visit: Callable[..., Any]):
+    page = visit(at("tiny"))
+    ask(page, "explain", text="good men")
+    nameless = page.locator("button, input, textarea, select, [role]:not([role=status])").evaluate_all(
+        "all => all.filter(e => !(e.labels?.length || e.ariaLabel || e.getAttribute('aria-labelledby') || "
+        "e.textContent.trim())).map(e => e.outerHTML)"
+    )
+    assert nameless == []
+    for panel in page.locator("[role=tabpanel]").all():
+        tab = page.locator(f"#{panel.get_attribute('aria-labelledby')}")
+        assert tab.get_attribute("aria-controls") == panel.get_attribute("id")
+        assert panel.locator("[role=status]").count() == 1
+
+
+# --- what it looks like
+
+CONTRASTS = """() => {
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const paint = (color, over) => {  // as the screen shows it over another colour
+    canvas.fillStyle = `rgb(${over.join()})`;
+    canvas.fillRect(0, 0, 1, 1);
+    canvas.fillStyle = color;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3);
+  };
+  const behind = element => element
+    ? paint(getComputedStyle(element).backgroundColor, behind(element.parentElement)) : [255, 255, 255];
+  const light = rgb => rgb.map(v => v / 255).map(v => v <= .04045 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [.2126, .7152, .0722][i], 0);
+  const found = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || !element.checkVisibility()) continue;
+    const back = behind(element), [a, b] = [light(back), light(paint(getComputedStyle(element).color, back))];
+    found.push([(Math.max(a, b) + .05) / (Math.min(a, b) + .05), walker.currentNode.data.trim()]);
+  }
+  return found;
+}"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_contrast_is_enough_in_both_modes(at: Callable[[str], str], visit: Callable[..., Any], dark: bool):
+    """4.5 to 1, which WCAG's level AA asks of small text."""
+    page = visit(at("tagging"), dark=dark)
+    red, *_ = map(int, re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).backgroundColor")))
+    assert (red < 60) == dark
+    for name in ("ner", "explain"):
+        ask(page, name, text=TEXT)
+        contrasts = page.evaluate(CONTRASTS)
+        assert len(contrasts) > 10
+        assert [(text, round(value, 2)) for value, text in contrasts if value < 4.5] == []
+
+
+@pytest.mark.parametrize("task", ["tiny", "classification", "tagging", "qa"])
+def test_a_phone_scrolls_down_only(at: Callable[[str], str], visit: Callable[..., Any], task: str):
+    page = visit(at(task), width=360)
+    for name, says in everywhere(page, f"{LONG} [MASK] good"):
+        assert says
+        assert page.evaluate("document.documentElement.scrollWidth") == 360, name
+        small = page.locator("button:visible, input:visible, textarea:visible").evaluate_all(
+            "all => all.filter(e => e.type !== 'checkbox' && !e.closest('.tokens')).map(e => e.offsetHeight)"
+        )
+        assert min(small) >= 40, "fingers are not pointers"
+
+
+# --- what should not happen
+
+
+@pytest.mark.parametrize("task", ["tiny", "classification", "tagging", "qa", "choice"])
+def test_text_never_becomes_markup(
+    at: Callable[[str], str], visit: Callable[..., Any], serve: Serve, model: Path, tmp_path: Path, task: str
+):
+    """In fields, documents, labels, and the model's name."""
+    if task == "classification":
+        folder = write_task_model(model, tmp_path / ATTACK.replace("/", ""), task, [ATTACK, "b", "c"])
+        url = serve(folder)["url"]
+    else:
+        url = at(task)
+    page = visit(url)
+    for name, says in everywhere(page, f"{MARKUP} [MASK]\n{MARKUP}"):
+        assert "could not be shown" not in says
+        assert page.locator(f"#{name} .answer").text_content()
+    page.evaluate("document.querySelectorAll('mark small').forEach(label => label.remove())")
+    assert (ATTACK if task in ("tiny", "classification") else MARKUP) in page.text_content("main")
+    if task == "classification":
+        assert page.text_content("h1") == folder.name
+    assert page.locator("img, iframe, body script, [onerror]").count() == 0
+
+
+def test_errors_are_said_in_words(at: Callable[[str], str], visit: Callable[..., Any]):
+    page = visit(at("tiny"))
+    assert "[MASK]" in ask(page, "fill", text="nothing is missing")
+    assert page.locator("#fill .error").count() == 1
+    assert ask(page, "fill", text="the [MASK]")
+    assert page.locator("#fill .error").count() == 0
+    assert "tokens" in ask(page, "explain", text="good " * 200)
+    page.route("**/fill", lambda route: route.fulfill(status=429, headers={"Retry-After": "7"}, body="{}"))
+    assert ask(page, "fill", text="the [MASK]") == "The server has more to do than it can. Try again in 7 seconds."
+    assert page.text_content("#fill .answer") == ""
+    page.route("**/fill", lambda route: route.fulfill(status=502, body="<h1>Bad gateway</h1>"))
+    assert ask(page, "fill", text="the [MASK]").startswith("The server answered 502")
+
+
+def test_a_server_that_is_gone(serve: Serve, models: Callable[[str], Path], visit: Callable[..., Any]):
+    served = serve(models("classification"))
+    page = visit(served["url"])
+    os.kill(served["pid"], signal.SIGKILL)
+    assert ask(page, "predict", text=TEXT) == "The server does not answer. Is it still running?"
+
+
+def test_the_key_of_a_server(serve: Serve, models: Callable[[str], Path], visit: Callable[..., Any]):
+    url = serve(models("classification"), token="a long word")["url"]
+    page = visit(url, ready="#key:visible")
+    page.keyboard.type("another")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#about:has-text('That key is not the right one.')")
+    page.fill("#token", "a long word")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("[role=tab]")
+    assert not page.is_visible("#key")
+    assert ask(page, "predict", text=TEXT).endswith("%")
+    assert "a long word" not in page.evaluate(
+        "JSON.stringify([{...localStorage}, {...sessionStorage}, document.cookie])"
+    )
+
+
+def test_a_question_can_be_seen_and_a_newer_one_wins(at: Callable[[str], str], visit: Callable[..., Any]):
+    page = visit(at("tiny"))
+    held: list[Any] = []
+    page.route("**/fill", lambda route: route.continue_() if held else held.append(route))
+    page.fill("#fill-text", "the [MASK] was")
+    page.click("#fill form button:not([type])")
+    page.wait_for_selector("#fill[aria-busy=true]")
+    assert page.text_content("#fill [role=status]") == "Asking the model …"
+    newer = ask(page, "fill", text="good [MASK] and [MASK]")
+    assert held
+    held[0].fulfill(status=200, body=json.dumps([[{"score": 1, "token_str": "old", "text": "the old was"}]]))
+    page.wait_for_timeout(200)
+    assert page.text_content("#fill [role=status]") == newer != "old"
+    assert page.locator("#fill h3").count() == 2
+
+
+def test_the_policy_lets_only_files_of_the_server_in(at: Callable[[str], str], visit: Callable[..., Any]):
+    page = visit(at("tiny"))
+    headers = page.request.get(page.url.partition("#")[0]).headers
+    policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+    assert policy["default-src"] == "'none'"
+    assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+    assert policy["require-trusted-types-for"] == "'script'"  # the browser refuses innerHTML as well
+    assert headers["x-content-type-options"] == "nosniff"
