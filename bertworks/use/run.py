@@ -26,7 +26,7 @@ from bertworks.learn.machine import DTYPES, MemoryWatch, Precision, measure_matm
 from bertworks.learn.optimization import OptimizerConfig, make_optimizer
 from bertworks.learn.train import Mean, Step, train
 from bertworks.use.events import Event
-from bertworks.use.interruption import PATIENCE, Interruption
+from bertworks.use.interruption import PATIENCE, Interruption, patience_for
 from bertworks.use.metrics import Metrics, Stopwatch, finite, training_figures
 
 EVALUATIONS, SAVE_SECONDS, MOST_LINES = 20, 120.0, 10_000
@@ -109,7 +109,8 @@ class Run:
         """Trains to the end. Ctrl-C and SIGTERM save and raise SystemExit with 128 + the signal's number."""
         yield from self._resume()
         batches = self._batches()
-        patience = PATIENCE if self.rank == 0 else 2 * PATIENCE  # the first saves; the others stay until it has
+        size = sum(tensor.nbytes for tensor in self._state().values())
+        patience = patience_for(size) if self.rank == 0 else 2 * PATIENCE  # the first saves; the others wait for it
         with Interruption(self._leave, patience) as interruption:
             try:
                 yield from self._train(batches, interruption)
