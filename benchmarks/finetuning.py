@@ -176,7 +176,7 @@ def contend(arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything that both have in common: model, rows, and how answers are scored."""
     from bertworks.files.names import locate
     from bertworks.learn.benchmarks import find
-    from bertworks.text.schema import items
+    from bertworks.rows.schema import items
 
     (task,) = arguments.tasks
     (found,) = find(arguments.data / task)

@@ -54,7 +54,7 @@ def judged_texts(count: int, lengths_of: Lengths) -> list[str]:
     """The dev set of SST-2; as many real texts where it is not at hand."""
     if DATA is None:
         return real_texts(min(count, 872), lengths_of)
-    from bertworks.text.rows import RowReader
+    from bertworks.rows.reader import RowReader
 
     return [str(row.values["sentence"]) for row in islice(RowReader(DATA / "glue" / "SST-2" / "dev.tsv"), count)]
 

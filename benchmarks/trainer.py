@@ -20,7 +20,7 @@ from bertworks.data.questions import training_units
 from bertworks.files.names import locate
 from bertworks.learn.answers import Decoding
 from bertworks.learn.benchmarks import find
-from bertworks.text.schema import items
+from bertworks.rows.schema import items
 from bertworks.use.datasets import LabelledData
 from bertworks.use.finetune import make_finetune_request, prepare
 from bertworks.use.judging import judge, metric_of

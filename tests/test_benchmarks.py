@@ -9,7 +9,7 @@ import pytest
 
 from bertworks.errors import BertworksError
 from bertworks.learn.benchmarks import COLUMNS, GLUE, PUBLISHED, Found, find, macro_average, write_submission
-from bertworks.text.schema import items
+from bertworks.rows.schema import items
 
 BY_NAME = {benchmark.name: benchmark for benchmark in GLUE}
 TRAINED = {"CoLA": 8551, "SST-2": 67349, "MRPC": 3667, "STS-B": 5749, "RTE": 2490, "WNLI": 635}

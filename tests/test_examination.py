@@ -22,8 +22,8 @@ from fine import (
 
 from bertworks.files.task import read_task
 from bertworks.learn.recipe import dump
+from bertworks.rows.reader import RowReader
 from bertworks.text.atomic import write_text
-from bertworks.text.rows import RowReader
 from bertworks.use import examination as room
 from bertworks.use.claims import claim
 from bertworks.use.examination import Examination, best_threshold, model_card_of

@@ -26,7 +26,7 @@ from bertworks.learn.tasks import TaskModel
 from bertworks.nn.attention_maps import attention_maps
 from bertworks.nn.encoder import Encoder
 from bertworks.nn.layout import Layout
-from bertworks.text.schema import Task
+from bertworks.rows.schema import Task
 from bertworks.use.explain import explain
 from bertworks.use.explanation import NOT_ATTRIBUTION, SHARED, Explanation
 from bertworks.use.finetuning import task_of

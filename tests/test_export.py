@@ -39,8 +39,8 @@ from bertworks.learn.tasks import Classification, TaskModel
 from bertworks.nn.config import EncoderConfig
 from bertworks.nn.encoder import Encoder
 from bertworks.nn.layout import Layout
-from bertworks.text.rows import RowReader
-from bertworks.text.schema import Task, items
+from bertworks.rows.reader import RowReader
+from bertworks.rows.schema import Task, items
 from bertworks.use.embed import embed_file
 from bertworks.use.embedder import Embedder
 from bertworks.use.evaluate import evaluate_task

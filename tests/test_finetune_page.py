@@ -12,9 +12,9 @@ import bertworks
 from bertworks.cli.main import make_app
 from bertworks.learn.finetuning import RECIPES, FinetuneRecipe
 from bertworks.learn.optimization import OptimizerConfig
-from bertworks.text.guessing import guess_schema
-from bertworks.text.rows import RowReader
-from bertworks.text.schema import items
+from bertworks.rows.guessing import guess_schema
+from bertworks.rows.reader import RowReader
+from bertworks.rows.schema import items
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "finetune.md").read_text(encoding="utf-8")

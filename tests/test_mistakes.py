@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 
 from bertworks.files.task import TaskDescription
 from bertworks.learn import scores
-from bertworks.text.schema import Item, Task
+from bertworks.rows.schema import Item, Task
 from bertworks.use.mistakes import NOTHING, confusion, counted, frequent, mistakes, paired
 
 LABELS = ("a", "b", "c")

@@ -11,7 +11,7 @@ from fine import BAD, GOOD
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError
 from bertworks.learn.ranking import best
-from bertworks.text.judged import read_collection
+from bertworks.rows.judged import read_collection
 from bertworks.use.retrieval import _again, evaluate_retrieval
 
 DOCUMENTS = {f"d{n}": f"{word} film of men and dogs" for n, word in enumerate([*GOOD, *BAD])}

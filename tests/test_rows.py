@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.text.row_writer import write_rows
-from bertworks.text.rows import RowReader
+from bertworks.rows.reader import RowReader
+from bertworks.rows.writer import write_rows
 
 
 def write(path: Path, content: str | bytes) -> Path:

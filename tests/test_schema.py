@@ -10,10 +10,10 @@ import pytest
 from pyarrow import parquet
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.text.guessing import guess_schema
-from bertworks.text.row_writer import write_rows
-from bertworks.text.rows import RowReader
-from bertworks.text.schema import EmptyTextError, Item, Schema, fitted, items, misplaced, sorted_labels
+from bertworks.rows.guessing import guess_schema
+from bertworks.rows.reader import RowReader
+from bertworks.rows.schema import EmptyTextError, Item, Schema, fitted, items, misplaced, sorted_labels
+from bertworks.rows.writer import write_rows
 from bertworks.text.streams import Tally
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bertworks.errors import BertworksError
 from bertworks.learn import scores
-from bertworks.text.rows import RowReader
+from bertworks.rows.reader import RowReader
 
 LABELS = ("cat", "dog", "owl")
 TAGS = ("O", "B-X", "I-X", "E-X", "S-X", "B-Y", "I-Y", "E-Y", "S-Y")

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "bertworks"
-WINGS = "errors text nn data learn files use cli".split()
+WINGS = "errors text rows nn data learn files use cli".split()
 LIBRARIES = {  # what each wing may import besides the standard library
     "errors": "",
     "text": "numpy pyarrow sentencepiece tokenizers",
+    "rows": "pyarrow",
     "nn": "torch",
     "data": "numpy",
     "learn": "numpy torch",

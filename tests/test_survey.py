@@ -26,7 +26,7 @@ from fine import (
 from bertworks.cli.main import main
 from bertworks.data.questions import Reading
 from bertworks.errors import BertworksError, UsageError
-from bertworks.text.schema import Item, Schema, Task
+from bertworks.rows.schema import Item, Schema, Task
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.use.check import check_file
 from bertworks.use.datasets import LabelledData

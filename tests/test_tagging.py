@@ -20,8 +20,8 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.learn import scores
 from bertworks.learn.answers import mark_entities, runs
 from bertworks.learn.scores import Scheme, convert_tags, tag_spans
-from bertworks.text.annotations import with_tags
-from bertworks.text.schema import Item
+from bertworks.rows.annotations import with_tags
+from bertworks.rows.schema import Item
 from bertworks.use.events import Event
 from bertworks.use.finetune import finetune_events, make_finetune_request
 from bertworks.use.predict import Predictor, predict_file

@@ -13,7 +13,7 @@ from bertworks.errors import BertworksError
 from bertworks.files.task import TaskDescription
 from bertworks.learn.finetuning import RECIPES
 from bertworks.learn.recipe import dump
-from bertworks.text.schema import Task
+from bertworks.rows.schema import Task
 from bertworks.use import charts
 from bertworks.use.task_report import write_task_report
 

@@ -9,7 +9,7 @@ from bertworks.cli.console import emit, say, show_events
 from bertworks.cli.options import STDIN, Json, Output, Overwrite
 from bertworks.cli.training import Device, Precision
 
-# As in `text.schema` and `text.rows`, which are not imported before a verb runs: help answers at once.
+# As in `rows.schema` and `rows.reader`, which are not imported before a verb runs: help answers at once.
 Task = Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"]
 Quoting = Literal["auto", "raw", "quoted"]
 

@@ -1,5 +1,5 @@
 """Items become examples: what the network reads of a text, and what it is asked there. Not here: where items come from
-(`text.schema`), what the network's numbers mean (`learn.answers`)."""
+(`rows.schema`), what the network's numbers mean (`learn.answers`)."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from bertworks.data.labelled import Unit
 from bertworks.data.masking import Example
 from bertworks.data.sampling import Ids, Special, frame
 from bertworks.data.windows import around, cut, tokens_of
-from bertworks.text.schema import Item, Task
+from bertworks.rows.schema import Item, Task
 from bertworks.text.tokenizer import Encoding, Tokenizer
 
 AT_ONCE = 1000  # items that are tokenised together

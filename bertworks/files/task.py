@@ -11,8 +11,8 @@ from typing import Any, cast, get_args
 from bertworks.errors import BertworksError
 from bertworks.files.foreign import OWN_TYPE, config_from_huggingface
 from bertworks.files.storage import read_json
+from bertworks.rows.schema import Task
 from bertworks.text.atomic import write_text
-from bertworks.text.schema import Task
 
 FILE, FORMAT = "task.json", 1
 MOST_LABELS = 100_000

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.data.questions import Encoded
-from bertworks.text.schema import Task
+from bertworks.rows.schema import Task
 
 Logits = NDArray[np.float32]
 Answer = dict[str, Any]

@@ -12,9 +12,9 @@ from typing import Literal
 
 from bertworks.errors import BertworksError
 from bertworks.learn import scores
+from bertworks.rows.reader import RowReader
+from bertworks.rows.schema import Schema
 from bertworks.text.atomic import write_text
-from bertworks.text.rows import RowReader
-from bertworks.text.schema import Schema
 
 _STEMS = {  # split -> file names without suffix, the best first
     "train": ("train", "train-sample"),

@@ -1,7 +1,7 @@
 """Tables as they stand in files: what parts the cells, what quote marks mean, where rows begin; Parquet files opened;
-by which names columns are known, and which one holds the text.
+which column holds the text.
 
-What the columns of labelled data mean is decided elsewhere (`guessing`, `schema`).
+What the columns of labelled data mean is decided elsewhere (`rows`).
 """
 
 import csv
@@ -15,28 +15,11 @@ from typing import Any
 from bertworks.errors import BertworksError, UsageError
 from bertworks.text.streams import Tally
 
-_TEXT_NAMES = (
+TEXT_NAMES = (
     *("text", "content", "contents", "body", "article", "document", "doc", "passage", "paragraph", "paragraphs"),
     *("sentence", "sentences", "raw_text", "raw_content", "plain_text", "maintext", "story", "abstract", "review"),
     *("comment", "本文", "テキスト", "본문", "텍스트"),
 )
-LABEL_NAMES = (
-    *("label", "labels", "gold_label", "class", "classes", "category", "categories", "target", "targets", "gold", "y"),
-    *("sentiment", "score", "stars", "star", "rating", "ratings", "quality", "polarity", "emotion", "emotions"),
-    *("intent", "topic", "topics", "tag", "tags", "is_duplicate", "similarity", "answer", "answer_key", "answerkey"),
-    *("ラベル", "正解", "分類", "カテゴリ", "カテゴリー", "感情", "評価"),
-    *("라벨", "레이블", "분류", "감정", "감성", "평점", "점수"),
-)
-PAIRS = (
-    *(("sentence1", "sentence2"), ("premise", "hypothesis"), ("text_a", "text_b"), ("text1", "text2")),
-    *(("question1", "question2"), ("#1 string", "#2 string"), ("sentence_a", "sentence_b"), ("text", "text_pair")),
-    *(("sent1", "sent2"), ("s1", "s2"), ("question", "sentence"), ("question", "passage"), ("question", "context")),
-    *(("query", "passage"), ("query", "document"), ("query", "text"), ("claim", "evidence")),
-)
-SINGLE_TEXTS = (*_TEXT_NAMES, "tweet", "utterance", "message", "post", "question", "query", "title", "headline")
-PROMPTS = tuple("startphrase ctx prompt question premise context goal stem sentence sent1 text".split())
-ID_NAMES = ("id", "guid", "uid", "uuid", "idx", "index", "qid", "q_id", "example_id", "question_id")
-KNOWN_NAMES = frozenset((*ID_NAMES, *LABEL_NAMES, *SINGLE_TEXTS, *PROMPTS, *(name for pair in PAIRS for name in pair)))
 _SHORTEST_TEXT = 20  # characters on average below which a column is not taken for text by itself
 _LONGEST_CELL = 1 << 26  # characters; what is longer comes of a quote mark that is never closed
 _UNCLOSED = re.compile("end of data|field limit")
@@ -197,7 +180,7 @@ def choose_column(
     listed = ", ".join(columns) or "none"
     lengths = {key: _mean_length(values) for key, values in columns.items()}
     by_name = {key.strip().lower(): key for key in reversed(list(columns)) if lengths[key]}
-    if chosen := next((by_name[candidate] for candidate in _TEXT_NAMES if candidate in by_name), None):
+    if chosen := next((by_name[candidate] for candidate in TEXT_NAMES if candidate in by_name), None):
         return chosen
     longest = max(lengths, key=lambda key: lengths[key], default=None)
     if longest is None or lengths[longest] < _SHORTEST_TEXT:

@@ -10,8 +10,8 @@ from typing import Any
 from bertworks.data.stream import shuffled
 from bertworks.errors import BertworksError, UsageError
 from bertworks.learn.machine import Precision
+from bertworks.rows.reader import RowReader
 from bertworks.text.atomic import write_text
-from bertworks.text.rows import RowReader
 from bertworks.use.events import Event
 from bertworks.use.score import Score, score
 

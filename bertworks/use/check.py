@@ -10,9 +10,9 @@ from bertworks.files.foreign import config_from_huggingface
 from bertworks.files.names import locate
 from bertworks.files.storage import read_json
 from bertworks.learn.finetuning import load_finetune_recipe, suited_length
-from bertworks.text.guessing import guess_schema
-from bertworks.text.rows import Quoting, RowReader
-from bertworks.text.schema import EmptyTextError, Schema, Task, read_item
+from bertworks.rows.guessing import guess_schema
+from bertworks.rows.reader import Quoting, RowReader
+from bertworks.rows.schema import EmptyTextError, Schema, Task, read_item
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.use.datasets import read_data
 from bertworks.use.finetune import describe_task

@@ -1,4 +1,4 @@
-"""Labelled files become what is trained on and what is judged on. Not here: what rows mean (`text.schema`)."""
+"""Labelled files become what is trained on and what is judged on. Not here: what rows mean (`rows.schema`)."""
 
 import zlib
 from collections import defaultdict
@@ -10,9 +10,9 @@ from numpy.random import Generator
 
 from bertworks.data.sampling import rng
 from bertworks.errors import BertworksError, UsageError
-from bertworks.text.guessing import guess_schema
-from bertworks.text.rows import Quoting, RowReader
-from bertworks.text.schema import Item, Schema, Task, items, misplaced
+from bertworks.rows.guessing import guess_schema
+from bertworks.rows.reader import Quoting, RowReader
+from bertworks.rows.schema import Item, Schema, Task, items, misplaced
 from bertworks.text.streams import Tally
 from bertworks.text.tables import find_column
 

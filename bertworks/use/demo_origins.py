@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bertworks.errors import BertworksError
-from bertworks.text.row_writer import write_rows
+from bertworks.rows.writer import write_rows
 
 MOST_LIBRARIES, FEWEST_ROWS = 8, 100
 WORDS = range(12, 41)  # of a paragraph: shorter ones could be from anywhere

@@ -24,7 +24,7 @@ from bertworks.learn.whitening import normalized
 from bertworks.nn.config import EncoderConfig
 from bertworks.nn.encoder import Encoder
 from bertworks.nn.pooling import Pooling
-from bertworks.text.rows import Row, RowReader
+from bertworks.rows.reader import Row, RowReader
 from bertworks.text.streams import Tally
 from bertworks.text.tables import as_text, choose_column, find_column
 from bertworks.text.tokenizer import Tokenizer

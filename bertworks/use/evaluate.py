@@ -19,10 +19,10 @@ from bertworks.learn.scores import Scores, regression
 from bertworks.learn.train import evaluate
 from bertworks.learn.whitening import Moments, Whitening, normalized
 from bertworks.nn.pooling import Pooling
+from bertworks.rows.guessing import guess_schema
+from bertworks.rows.reader import Quoting, RowReader
+from bertworks.rows.schema import Schema, items
 from bertworks.text.corpus import CorpusReader
-from bertworks.text.guessing import guess_schema
-from bertworks.text.rows import Quoting, RowReader
-from bertworks.text.schema import Schema, items
 from bertworks.text.shards import write_shards
 from bertworks.use.embedder import Embedder, vectors_of_file
 from bertworks.use.examination import table, write_errors

@@ -22,9 +22,9 @@ from bertworks.learn.finetuning import FinetuneRecipe
 from bertworks.learn.inference import logits_of
 from bertworks.learn.machine import Precision
 from bertworks.learn.recipe import dump, parse_as
+from bertworks.rows.schema import Item, Task
+from bertworks.rows.writer import write_rows
 from bertworks.text.atomic import sha256, write_text
-from bertworks.text.row_writer import write_rows
-from bertworks.text.schema import Item, Task
 from bertworks.use.finetuning import decoding_of
 from bertworks.use.judging import NAMES, SHARES, describe_scores, judge
 from bertworks.use.mistakes import Mistake, confusion, counted, frequent, given_spans, gold_spans, mistakes

@@ -28,9 +28,9 @@ from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.tasks import TaskModel
 from bertworks.nn.config import EncoderConfig
 from bertworks.nn.encoder import Encoder
+from bertworks.rows.reader import RowReader
+from bertworks.rows.schema import Task, items
 from bertworks.text.atomic import replacing_folder, write_text
-from bertworks.text.rows import RowReader
-from bertworks.text.schema import Task, items
 from bertworks.text.streams import Tally
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.use.evaluate import evaluate_task

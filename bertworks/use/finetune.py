@@ -25,9 +25,9 @@ from bertworks.files.task import TaskDescription, read_task, refuse_other_task
 from bertworks.learn.finetuning import FinetuneRecipe, load_finetune_recipe, resolved, suited_length
 from bertworks.learn.machine import Precision, best_precision, choose_device, keep_memory
 from bertworks.learn.recipe import dump, parse_as
+from bertworks.rows.reader import Quoting
+from bertworks.rows.schema import Task
 from bertworks.text.atomic import sha256, write_text
-from bertworks.text.rows import Quoting
-from bertworks.text.schema import Task
 from bertworks.use.claims import absolute, claim, clear, refuse_nested, refuse_other
 from bertworks.use.datasets import LabelledData, read_data
 from bertworks.use.events import Event

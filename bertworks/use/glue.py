@@ -9,8 +9,8 @@ from typing import Any
 from bertworks.errors import BertworksError, UsageError
 from bertworks.learn.benchmarks import COLUMNS, GLUE, PUBLISHED, Found, find, macro_average, write_submission
 from bertworks.learn.scores import interval
+from bertworks.rows.schema import items
 from bertworks.text.atomic import write_text
-from bertworks.text.schema import items
 from bertworks.use.datasets import LabelledData
 from bertworks.use.events import Event
 from bertworks.use.finetune import make_finetune_request

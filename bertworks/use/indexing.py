@@ -9,10 +9,11 @@ from typing import Any
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.nn.pooling import Pooling
-from bertworks.text.rows import Quoting, Row, RowReader
-from bertworks.text.schema import label_text
+from bertworks.rows.columns import ID_NAMES
+from bertworks.rows.reader import Quoting, Row, RowReader
+from bertworks.rows.schema import label_text
 from bertworks.text.streams import Tally
-from bertworks.text.tables import ID_NAMES, find_column
+from bertworks.text.tables import find_column
 from bertworks.use.embedder import portions, row_text, text_columns
 from bertworks.use.events import Event
 from bertworks.use.index import Index

@@ -8,7 +8,7 @@ from bertworks.errors import UsageError
 from bertworks.files.task import TaskDescription
 from bertworks.learn import scores, squad_scores
 from bertworks.learn.answers import Answer
-from bertworks.text.schema import Item, Task
+from bertworks.rows.schema import Item, Task
 
 METRICS: Mapping[Task, str] = {  # what decides which state of a training is the best
     "classification": "accuracy",

@@ -13,7 +13,7 @@ from bertworks.files.task import TaskDescription
 from bertworks.learn import squad_scores
 from bertworks.learn.answers import Answer
 from bertworks.learn.scores import Span, are_entities, tag_spans
-from bertworks.text.schema import Item
+from bertworks.rows.schema import Item
 
 Counts = NDArray[np.int64]
 NOTHING = "-"  # instead of a label where there is none

@@ -23,11 +23,11 @@ from bertworks.learn.inference import logits_of
 from bertworks.learn.machine import Precision, choose_device, keep_memory
 from bertworks.learn.tasks import TaskModel
 from bertworks.nn.config import EncoderConfig
+from bertworks.rows.guessing import guess_schema
+from bertworks.rows.reader import Quoting, RowReader
+from bertworks.rows.schema import EmptyTextError, Item, Schema, Task, fitted, items, read_item
+from bertworks.rows.writer import FileKind, kind_of, write_lines, write_rows
 from bertworks.text.atomic import sha256
-from bertworks.text.guessing import guess_schema
-from bertworks.text.row_writer import FileKind, kind_of, write_lines, write_rows
-from bertworks.text.rows import Quoting, RowReader
-from bertworks.text.schema import EmptyTextError, Item, Schema, Task, fitted, items, read_item
 from bertworks.text.streams import Tally
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.use.events import Event

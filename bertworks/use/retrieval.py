@@ -9,7 +9,7 @@ import numpy as np
 
 from bertworks.learn.ranking import Scores, average_precision, best, ndcg, recall
 from bertworks.nn.pooling import Pooling
-from bertworks.text.judged import Collection, read_collection
+from bertworks.rows.judged import Collection, read_collection
 from bertworks.use.embedder import AT_ONCE
 from bertworks.use.events import Event
 from bertworks.use.index import RERANKED, Index, Ranking
@@ -31,7 +31,7 @@ def evaluate_retrieval(
     the event "done" the fields are `dense`, `bm25`, `hybrid` and, with `rerank`, `reranked`: figures by name.
 
     Args:
-        data: a folder in the layout of TREC or BEIR (`text.judged`).
+        data: a folder in the layout of TREC or BEIR (`rows.judged`).
         model, pooling, max_length: see `Embedder`.
         rerank: a model fine-tuned on pairs, which orders the first 50 of the hybrid ranking anew.
 

@@ -9,7 +9,7 @@ from bertworks.data.questions import Encoded
 from bertworks.errors import UsageError
 from bertworks.files.task import TaskDescription
 from bertworks.learn.answers import Answer, mark_entities
-from bertworks.text.schema import Task
+from bertworks.rows.schema import Task
 
 DIGITS = 6  # after the point, in a file
 _PARTS: Mapping[Task, tuple[str, ...]] = {  # of an answer, that are given unasked

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from bertworks.errors import BertworksError
 from bertworks.learn.squad_scores import Question, Unit, Version, evaluate, missing, unit_of
-from bertworks.text.rows import RowReader
+from bertworks.rows.reader import RowReader
 from bertworks.text.streams import Repairs, open_lines
 
 _JUDGED_CHARACTERS = 1 << 20  # of contexts, by which the unit is told

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from bertworks.data.labelled import longest
 from bertworks.data.questions import NONE, Encoded
 from bertworks.learn.scores import are_entities, tag_spans
-from bertworks.text.schema import Item, Task
+from bertworks.rows.schema import Item, Task
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.use.datasets import LabelledData
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from bertworks.files.storage import read_json
+from bertworks.rows.schema import Task
 from bertworks.text.atomic import write_text
-from bertworks.text.schema import Task
 from bertworks.use import charts
 from bertworks.use.charts import Series, Show
 from bertworks.use.judging import NAMES, SHARES, describe_scores, metric_of

@@ -1,4 +1,4 @@
-"""Rows -> one file: csv, tsv, JSON lines or Parquet, compressed or not; what `rows` reads comes back cell for cell.
+"""Rows -> one file: csv, tsv, JSON lines or Parquet, compressed or not; what `reader` reads comes back cell for cell.
 
 It appears whole or not at all, and memory does not grow with it. It decides nothing about what the columns are.
 """

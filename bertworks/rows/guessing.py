@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bertworks.errors import BertworksError
-from bertworks.text.rows import Row, RowReader
-from bertworks.text.schema import Schema, Task, answers_of, label_parts, label_text, list_of, sorted_labels
-from bertworks.text.tables import ID_NAMES, LABEL_NAMES, PAIRS, PROMPTS, SINGLE_TEXTS, find_column
+from bertworks.rows.columns import ID_NAMES, LABEL_NAMES, PAIRS, PROMPTS, SINGLE_TEXTS
+from bertworks.rows.reader import Row, RowReader
+from bertworks.rows.schema import Schema, Task, answers_of, label_parts, label_text, list_of, sorted_labels
+from bertworks.text.tables import find_column
 
 _MOST_VALUES = 2000  # different ones that are counted in a column
 _MOST_CLASSES = 20  # of numbers without fraction: more of them are rather amounts

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.text.annotations import (
+from bertworks.rows.annotations import (
     conll_width,
     is_squad,
     looks_like_conll,
@@ -22,6 +22,7 @@ from bertworks.text.annotations import (
     with_entities,
     with_tags,
 )
+from bertworks.rows.columns import JUDGED_ROWS, has_header, names_columns
 from bertworks.text.streams import (
     LineReader,
     Repairs,
@@ -33,9 +34,7 @@ from bertworks.text.streams import (
     rereadable,
 )
 from bertworks.text.tables import (
-    KNOWN_NAMES,
     delimiter_of,
-    is_header,
     is_parquet,
     mended,
     open_parquet,
@@ -46,7 +45,6 @@ from bertworks.text.tables import (
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
 Quoting = Literal["auto", "raw", "quoted"]
 _CONLL_SUFFIXES = (".conll", ".bio", ".iob", ".iob2", ".bioes")
-_JUDGED_ROWS = 100  # by which header and columns are told
 _PARQUET_ROWS = 256  # held in memory at a time
 _JUDGED_CHARACTERS = 1 << 20  # by which is told what quote marks mean
 
@@ -179,7 +177,7 @@ class RowReader:
         if suffix not in (".csv", ".tsv", ".tab"):
             first_line = next(line for line in sample if line.strip())
             delimiter = "\t" if "\t" in first_line else delimiter
-            if self._header is None and delimiter != "\t" and not _has_table_header(sample, delimiter):
+            if self._header is None and delimiter != "\t" and not has_header(sample, delimiter):
                 self.columns, self._rows = ["text"], self._plain_rows
                 return
         quoted = self._quoting == "quoted"
@@ -187,8 +185,8 @@ class RowReader:
             quoted = delimiter != "\t" or quotes_matter(_quoted_lines(lines))
         with self._open() as (_, again):
             rows = split_rows(again, delimiter, quoted=quoted, name=self.name, strict=True)
-            first = [row for _, row in itertools.islice(rows, _JUDGED_ROWS) if row]
-        named = self._header if self._header is not None else _names_columns(first[0], first[1:])
+            first = [row for _, row in itertools.islice(rows, JUDGED_ROWS) if row]
+        named = self._header if self._header is not None else names_columns(first[0], first[1:])
         self.columns = [cell if named and cell.strip() else f"column {index}" for index, cell in enumerate(first[0], 1)]
         self._check_names("the header", "name them differently, or read it without header")
         self._rows = lambda: self._table_rows(delimiter, quoted, named)
@@ -255,7 +253,7 @@ class RowReader:
             self.columns = ["id", "title", "context", "question", "answers", "is_impossible"]
             return
         records = self._array_rows if whole else self._line_rows
-        judged = [row.values for row in itertools.islice(records(), _JUDGED_ROWS)]
+        judged = [row.values for row in itertools.islice(records(), JUDGED_ROWS)]
         column = span_column(judged)
         if column is None:
             self.kind, self._rows = "json", records
@@ -321,27 +319,6 @@ def _quoted_lines(lines: Iterator[tuple[int, str]]) -> list[str]:
         if size > _JUDGED_CHARACTERS:
             break
     return found
-
-
-def _names_columns(first: list[str], others: list[list[str]]) -> bool:
-    """Whether the first row of a table is a header: known names; or like one, with no cell that is a value below it."""
-    known = sum(cell.strip().lower() in KNOWN_NAMES for cell in first)
-    if known >= 2 or known == len(first):
-        return True
-    index_first = [first[0] if first[0].strip() else "index", *first[1:]]  # pandas leaves the name of its index empty
-    recurs = any(cell == row[index] for row in others for index, cell in enumerate(first) if index < len(row))
-    return not recurs and is_header(list(dict.fromkeys(index_first)))
-
-
-def _has_table_header(sample: list[str], delimiter: str) -> bool:
-    """Whether a file that may as well be plain text is a table: even rows below a header of bare names."""
-    try:
-        rows = split_rows(enumerate(sample, 1), delimiter, quoted=True, name="", strict=True)
-        first, *others = [row for _, row in itertools.islice(rows, _JUDGED_ROWS) if row]
-    except BertworksError:
-        return False
-    bare = len(first) > 1 and all(cell == cell.strip() for cell in first)
-    return bare and len(others) > 0 and {len(first)} == set(map(len, others)) and _names_columns(first, others)
 
 
 def _parse(text: str, name: str, line: int = 1) -> Any:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bertworks.errors import BertworksError
-from bertworks.text.rows import RowReader
+from bertworks.rows.reader import RowReader
 from bertworks.text.streams import Repairs, open_lines
 from bertworks.text.tables import as_text
 

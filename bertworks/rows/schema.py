@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 from bertworks.errors import BertworksError
-from bertworks.text.rows import Row, RowReader
+from bertworks.rows.reader import Row, RowReader
 from bertworks.text.streams import Tally
 from bertworks.text.tables import find_column
 
