@@ -204,9 +204,9 @@ def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: i
     from bertworks.learn.machine import keep_memory
     from bertworks.learn.optimization import make_optimizer
     from bertworks.learn.train import train
-    from bertworks.use.datasets import LabelledData
-    from bertworks.use.finetune import make_finetune_request, prepare
-    from bertworks.use.finetuning import Finetuning
+    from bertworks.runs.datasets import LabelledData
+    from bertworks.runs.finetune import make_finetune_request, prepare
+    from bertworks.runs.finetuning import Finetuning
 
     _, schema = found.read("train")
     overrides = ("epochs=1",) if quick else ()

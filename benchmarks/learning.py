@@ -180,8 +180,8 @@ def contend(arguments: argparse.Namespace) -> dict[str, Any]:
     from bertworks.learn.machine import best_precision
     from bertworks.learn.objectives import PretrainingModel
     from bertworks.learn.train import evaluate
+    from bertworks.runs.examples import held_out_batches, in_sections, split
     from bertworks.text.shards import Shards
-    from bertworks.use.examples import held_out_batches, in_sections, split
 
     shards = Shards.open(arguments.shards)
     store, tokenizer = in_sections(shards), shards.tokenizer()
@@ -242,8 +242,8 @@ def bertworks(recipe: Any, precision: Any, store: Any, documents: Any, tokenizer
     from bertworks.learn.optimization import make_optimizer
     from bertworks.learn.plan import fit, measure
     from bertworks.learn.train import train
-    from bertworks.use.examples import phase_batches
-    from bertworks.use.pretrain import RESERVE
+    from bertworks.runs.examples import phase_batches
+    from bertworks.runs.pretrain import RESERVE
 
     keep_memory()
     measured = measure(recipe, torch.device("cpu"), precision)
@@ -338,7 +338,7 @@ def transformers_our_settings(
     from bertworks.files.foreign import config_to_huggingface, from_huggingface, to_huggingface
     from bertworks.learn.optimization import make_optimizer
     from bertworks.learn.plan import LATER_SHARE
-    from bertworks.use.examples import phase_batches
+    from bertworks.runs.examples import phase_batches
 
     c = recipe.encoder
     model = BertForPreTraining(BertConfig(**config_to_huggingface(c, architectures=["BertForPreTraining"]))).train()

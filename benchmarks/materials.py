@@ -71,7 +71,7 @@ def _documents() -> Iterator[str]:
 @cache
 def _prose() -> list[str]:
     """The English that comes with Python and its packages."""
-    from bertworks.use.demo_corpus import write_demo_corpus
+    from bertworks.demo.corpus import write_demo_corpus
 
     with tempfile.TemporaryDirectory() as folder:
         lines = write_demo_corpus(folder).training.read_text(encoding="utf-8").splitlines()

@@ -21,10 +21,10 @@ from bertworks.files.names import locate
 from bertworks.learn.answers import Decoding
 from bertworks.learn.benchmarks import find
 from bertworks.rows.schema import items
-from bertworks.use.datasets import LabelledData
-from bertworks.use.finetune import make_finetune_request, prepare
-from bertworks.use.judging import judge, metric_of
-from bertworks.use.predict import reading_of
+from bertworks.runs.datasets import LabelledData
+from bertworks.runs.finetune import make_finetune_request, prepare
+from bertworks.runs.finetuning import reading_of
+from bertworks.runs.judging import judge, metric_of
 
 READ = ("input_ids", "token_type_ids", "attention_mask")
 

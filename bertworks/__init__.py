@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from bertworks.nn.config import EncoderConfig as EncoderConfig
     from bertworks.nn.encoder import Encoder as Encoder
     from bertworks.nn.layout import Layout as Layout
+    from bertworks.runs.check import check_file as check_file
+    from bertworks.runs.finetune import finetune_events as finetune_events
+    from bertworks.runs.finetune import make_finetune_request as make_finetune_request
+    from bertworks.runs.pretrain import estimate as estimate
+    from bertworks.runs.pretrain import pretrain as pretrain
     from bertworks.text.corpus import CorpusReader as CorpusReader
     from bertworks.text.corpus import Document as Document
     from bertworks.text.preflight import preflight as preflight
@@ -32,7 +37,6 @@ if TYPE_CHECKING:
     from bertworks.text.vocabulary import VocabularyConfig as VocabularyConfig
     from bertworks.text.vocabulary import train_vocabulary as train_vocabulary
     from bertworks.use.blimp import evaluate_blimp as evaluate_blimp
-    from bertworks.use.check import check_file as check_file
     from bertworks.use.convert import convert as convert
     from bertworks.use.convert import import_checkpoint as import_checkpoint
     from bertworks.use.doctor import doctor as doctor
@@ -45,9 +49,7 @@ if TYPE_CHECKING:
     from bertworks.use.explain import explain as explain
     from bertworks.use.export import export as export
     from bertworks.use.fill import fill as fill
-    from bertworks.use.finetune import finetune as finetune
-    from bertworks.use.finetune import finetune_events as finetune_events
-    from bertworks.use.finetune import make_finetune_request as make_finetune_request
+    from bertworks.use.finetuned import finetune as finetune
     from bertworks.use.glue import evaluate_glue as evaluate_glue
     from bertworks.use.index import Index as Index
     from bertworks.use.indexing import index_file as index_file
@@ -55,8 +57,6 @@ if TYPE_CHECKING:
     from bertworks.use.load import load as load
     from bertworks.use.predict import Predictor as Predictor
     from bertworks.use.predict import predict_file as predict_file
-    from bertworks.use.pretrain import estimate as estimate
-    from bertworks.use.pretrain import pretrain as pretrain
     from bertworks.use.push import push as push
     from bertworks.use.retrieval import evaluate_retrieval as evaluate_retrieval
     from bertworks.use.score import score as score
@@ -72,6 +72,9 @@ _ROOMS = {
     "nn.config": ["EncoderConfig"],
     "nn.encoder": ["Encoder"],
     "nn.layout": ["Layout"],
+    "runs.check": ["check_file"],
+    "runs.finetune": ["finetune_events", "make_finetune_request"],
+    "runs.pretrain": ["estimate", "pretrain"],
     "text.corpus": ["CorpusReader", "Document"],
     "text.preflight": ["preflight"],
     "text.sentences": ["split_sentences"],
@@ -79,7 +82,6 @@ _ROOMS = {
     "text.tokenizer": ["Encoding", "Tokenizer"],
     "text.vocabulary": ["VocabularyConfig", "train_vocabulary"],
     "use.blimp": ["evaluate_blimp"],
-    "use.check": ["check_file"],
     "use.convert": ["convert", "import_checkpoint"],
     "use.doctor": ["doctor"],
     "use.embed": ["embed_file"],
@@ -88,13 +90,12 @@ _ROOMS = {
     "use.explain": ["explain"],
     "use.export": ["export"],
     "use.fill": ["fill"],
-    "use.finetune": ["finetune", "finetune_events", "make_finetune_request"],
+    "use.finetuned": ["finetune"],
     "use.glue": ["evaluate_glue"],
     "use.index": ["Index"],
     "use.indexing": ["index_file"],
     "use.load": ["LoadedModel", "load"],
     "use.predict": ["Predictor", "predict_file"],
-    "use.pretrain": ["estimate", "pretrain"],
     "use.push": ["push"],
     "use.retrieval": ["evaluate_retrieval"],
     "use.score": ["score"],

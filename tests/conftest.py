@@ -34,4 +34,4 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs do not measure the machine, which takes longer than what they train here."""
-    monkeypatch.setattr("bertworks.use.run.measure_matmul", lambda *_: 1e11)
+    monkeypatch.setattr("bertworks.runs.run.measure_matmul", lambda *_: 1e11)

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-import bertworks.use.run
+import bertworks.runs.run
 from bertworks.errors import BertworksError
 from bertworks.learn.objectives import PretrainingModel
-from bertworks.use.pretrain import pretrain
+from bertworks.runs.pretrain import pretrain
 
 STAGES = ("begin", "vocabulary", "shards", "plan", "evaluation", "step", "saved", "done")
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link"}
@@ -130,7 +130,7 @@ def main() -> None:
     torch.set_num_threads(1)
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    assert bertworks.use.run
+    assert bertworks.runs.run
     for line in sys.stdin:
         print(json.dumps(live(json.loads(line))), file=answers, flush=True)
 

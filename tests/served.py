@@ -22,9 +22,9 @@ from bertworks.files.model import save_model
 from bertworks.files.task import TaskDescription, settings_of
 from bertworks.learn.tasks import TaskModel
 from bertworks.nn.config import EncoderConfig
+from bertworks.runs.finetuning import task_of
 from bertworks.use.abilities import Abilities
 from bertworks.use.application import Application
-from bertworks.use.finetuning import task_of
 from bertworks.use.question import Limits
 
 URL = "http://127.0.0.1:8080"

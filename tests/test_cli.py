@@ -15,7 +15,7 @@ from bertworks.cli.console import duration, figures, show_events
 from bertworks.cli.main import main
 from bertworks.cli.options import parse_size
 from bertworks.errors import BertworksError, UsageError
-from bertworks.use.events import Event
+from bertworks.runs.events import Event
 
 VERBS = [
     "vocab", "prepare", "pretrain", "fill", "score", "explain", "evaluate mlm", "evaluate blimp", "evaluate squad",

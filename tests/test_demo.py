@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from bertworks.use import demo as room
-from bertworks.use.demo import demo
-from bertworks.use.demo_corpus import DemoCorpus
-from bertworks.use.events import Event
+from bertworks.demo import tour as room
+from bertworks.demo.corpus import DemoCorpus
+from bertworks.demo.tour import demo
+from bertworks.runs.events import Event
 
 SENTENCE = "The value of this option decides on colours, and on nothing else."
 BEFORE = {"masked_lm_accuracy": 0.001, "next_sentence_accuracy": 0.5}

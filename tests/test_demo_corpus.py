@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
-from bertworks.use import demo_corpus
-from bertworks.use.demo_corpus import write_demo_corpus
-from bertworks.use.prose import is_sentence, prose
+from bertworks.demo import corpus as demo_corpus
+from bertworks.demo.corpus import write_demo_corpus
+from bertworks.demo.prose import is_sentence, prose
 
 NUMPY_STYLE = """
     fit(x, y, *, rate=0.1)
@@ -177,5 +177,5 @@ def test_this_installation_has_hundreds_of_thousands_of_words(tmp_path):
     assert corpus.training_words > 300_000
     assert 0.02 < corpus.held_out_words / corpus.training_words < 0.15
     subprocess.run(
-        [sys.executable, "-c", "import bertworks.use.demo_corpus, sys; assert 'torch' not in sys.modules"], check=True
+        [sys.executable, "-c", "import bertworks.demo.corpus, sys; assert 'torch' not in sys.modules"], check=True
     )

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from bertworks.demo import origins as demo_origins
+from bertworks.demo.origins import MOST, read_demo_origins, write_demo_origins
 from bertworks.errors import BertworksError
-from bertworks.use import demo_origins
-from bertworks.use.demo_origins import MOST, read_demo_origins, write_demo_origins
 
 LIBRARIES = {"package/alphabet": 400, "package/beta_ray": 200, "python/gamma": 100, "package/small": 2}  # modules
 FILLER = "is what the value of this option decides on when it is set"

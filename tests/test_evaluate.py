@@ -11,12 +11,12 @@ import transformers
 from tiny import documents, write_corpus, write_recipe
 
 from bertworks.errors import BertworksError, UsageError
+from bertworks.runs.examples import held_out_batches
+from bertworks.runs.pretrain import pretrain
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import write_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.use.evaluate import evaluate_mlm
-from bertworks.use.examples import held_out_batches
-from bertworks.use.pretrain import pretrain
 
 
 @pytest.fixture(scope="module")

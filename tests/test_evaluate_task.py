@@ -20,7 +20,7 @@ from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.storage import read_json
 from bertworks.use.evaluate import evaluate_task
-from bertworks.use.finetune import finetune
+from bertworks.use.finetuned import finetune
 
 pytestmark = pytest.mark.usefixtures("known_speed")
 

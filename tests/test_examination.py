@@ -23,13 +23,13 @@ from fine import (
 from bertworks.files.task import read_task
 from bertworks.learn.recipe import dump
 from bertworks.rows.reader import RowReader
+from bertworks.runs import examination as room
+from bertworks.runs.claims import claim
+from bertworks.runs.examination import Examination, best_threshold, model_card_of
+from bertworks.runs.finetune import Prepared, make_finetune_request, prepare
+from bertworks.runs.finetuning import Finetuning
+from bertworks.runs.judging import judge
 from bertworks.text.atomic import write_text
-from bertworks.use import examination as room
-from bertworks.use.claims import claim
-from bertworks.use.examination import Examination, best_threshold, model_card_of
-from bertworks.use.finetune import Prepared, make_finetune_request, prepare
-from bertworks.use.finetuning import Finetuning
-from bertworks.use.judging import judge
 from bertworks.use.predict import Predictor
 
 CPU = torch.device("cpu")
@@ -124,7 +124,7 @@ def test_nothing_is_computed_twice_for_the_same_weights(
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("asked again")
 
-    monkeypatch.setattr(room, "Predictor", refuse)
+    monkeypatch.setattr(room, "logits_of", refuse)
     assert examined(output, p) == first
     assert {path: path.stat().st_mtime_ns for path in output.iterdir()} == stamps
     weights = output / "model.safetensors"

@@ -12,8 +12,8 @@ from bertworks.data import sampling
 from bertworks.data.sampling import make_plan
 from bertworks.errors import BertworksError
 from bertworks.learn.recipe import Recipe, load
+from bertworks.runs.examples import phase_batches
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.use.examples import phase_batches
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"token{number}" for number in range(40_000))]
 
@@ -42,7 +42,7 @@ def test_a_plan_on_disk_is_the_plan(
     np.save(expected, make_plan(store, every(store), recipe.sampling, 32, 3 << 8))
     file = tmp_path / "plans" / "phase-0.npy"
     assert file.read_bytes() == expected.getvalue()
-    monkeypatch.setattr("bertworks.use.examples.plan_blocks", lambda *_: pytest.fail("it is there already"))
+    monkeypatch.setattr("bertworks.runs.examples.plan_blocks", lambda *_: pytest.fail("it is there already"))
     again = phase_batches(store, every(store), recipe, tokenizer, tmp_path / "plans", 0, 1)
     assert [b.input_ids.tolist() for b in batches(2)] == [b.input_ids.tolist() for b in again(2)]
 

@@ -27,9 +27,9 @@ from bertworks.nn.attention_maps import attention_maps
 from bertworks.nn.encoder import Encoder
 from bertworks.nn.layout import Layout
 from bertworks.rows.schema import Task
+from bertworks.runs.finetuning import task_of
 from bertworks.use.explain import explain
 from bertworks.use.explanation import NOT_ATTRIBUTION, SHARED, Explanation
-from bertworks.use.finetuning import task_of
 
 TEXT = "the film was good in this storytown"
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&</figure> </script><!--"

@@ -41,13 +41,13 @@ from bertworks.nn.encoder import Encoder
 from bertworks.nn.layout import Layout
 from bertworks.rows.reader import RowReader
 from bertworks.rows.schema import Task, items
+from bertworks.runs.events import Event
+from bertworks.runs.finetuning import task_of
 from bertworks.use.embed import embed_file
 from bertworks.use.embedder import Embedder
 from bertworks.use.evaluate import evaluate_task
-from bertworks.use.events import Event
 from bertworks.use.export import export
 from bertworks.use.fill import Filler
-from bertworks.use.finetuning import task_of
 from bertworks.use.predict import Predictor, predict_file, schema_for
 
 LENGTH = 64

@@ -26,8 +26,8 @@ from bertworks.nn.config import EncoderConfig
 from bertworks.nn.encoder import Encoder
 from bertworks.nn.layout import Layout
 from bertworks.nn.recurrent import Recurrent, num_parameters
-from bertworks.use.events import Event
-from bertworks.use.finetune import finetune_events, make_finetune_request
+from bertworks.runs.events import Event
+from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.use.predict import Predictor, predict_file
 
 CONFIG = EncoderConfig(vocab_size=90, hidden_size=16, num_hidden_layers=5, num_attention_heads=2,

@@ -11,8 +11,8 @@ from tiny import documents, write_corpus, write_recipe
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.foreign import to_huggingface
+from bertworks.runs.pretrain import pretrain
 from bertworks.use.fill import Filler, fill
-from bertworks.use.pretrain import pretrain
 
 
 @pytest.fixture(scope="module")

@@ -23,10 +23,11 @@ from fine import (
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.task import read_task
 from bertworks.learn.finetuning import suited_rate
-from bertworks.use.events import Event
-from bertworks.use.finetune import finetune, finetune_events, make_finetune_request
+from bertworks.runs.events import Event
+from bertworks.runs.finetune import finetune_events, make_finetune_request
+from bertworks.runs.trials import plan_trials, run_trials
+from bertworks.use.finetuned import finetune
 from bertworks.use.predict import Predictor, predict_file
-from bertworks.use.trials import plan_trials, run_trials
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=6", "patience=0", "precision=fp32")
 

@@ -15,8 +15,8 @@ from bertworks.data.labelled import LabelledBatches
 from bertworks.data.masking import Example
 from bertworks.errors import UsageError
 from bertworks.files.storage import read_tensors
-from bertworks.use.finetune import finetune_events, make_finetune_request
-from bertworks.use.trials import plan_trials, run_trials
+from bertworks.runs.finetune import finetune_events, make_finetune_request
+from bertworks.runs.trials import plan_trials, run_trials
 
 SETTINGS = ("optimizer.learning_rate=1e-3", "precision=fp32", "epochs=4", "batch_size=8", "micro_batch_tokens=64")
 
@@ -36,7 +36,7 @@ def lines(folder: Path) -> list[dict[str, float]]:
 def test_two_processes_get_the_numbers_of_one_and_end_early_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bertworks.use.run.measure_matmul", lambda *_: 1e11)
+    monkeypatch.setattr("bertworks.runs.run.measure_matmul", lambda *_: 1e11)
     model, data = write_model(tmp_path / "tiny"), write_reviews(tmp_path / "reviews.csv", 55)
     dev = write_reviews(tmp_path / "dev.csv", 40, seed=1)
     rows = data.read_text().splitlines()

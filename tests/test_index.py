@@ -19,7 +19,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.files.model import load_model, save_model
 from bertworks.files.task import TaskDescription, settings_of
 from bertworks.learn.tasks import TaskModel
-from bertworks.use.finetuning import task_of
+from bertworks.runs.finetuning import task_of
 from bertworks.use.index import Index
 from bertworks.use.indexing import index_file
 from bertworks.use.rerank import Reranker

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bertworks.use.interruption import LEAVING, PATIENCE, patience_for
+from bertworks.runs.interruption import LEAVING, PATIENCE, patience_for
 
 _PROGRAM = """
 import json, os, sys, threading, time
 from pathlib import Path
-from bertworks.use.interruption import Interruption
+from bertworks.runs.interruption import Interruption
 
 def leave():
     tasks = {int(task.name) for task in Path("/proc/self/task").iterdir()}

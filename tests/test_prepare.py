@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from bertworks.errors import UsageError
+from bertworks.runs.prepare import in_background, make_vocabulary
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.vocabulary import VocabularyConfig
-from bertworks.use.prepare import in_background, make_vocabulary
 
 
 def make_text(folder: Path) -> CorpusReader:

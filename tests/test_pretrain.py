@@ -28,13 +28,13 @@ from bertworks.learn.losses import Tally
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.plan import Measurement, measure
 from bertworks.learn.recipe import Recipe, load
+from bertworks.runs import examples
+from bertworks.runs.events import Event
+from bertworks.runs.pretrain import estimate, pretrain
+from bertworks.runs.run import Run
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import write_shards
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
-from bertworks.use import examples
-from bertworks.use.events import Event
-from bertworks.use.pretrain import estimate, pretrain
-from bertworks.use.run import Run
 
 SHORT = ("num_steps = 40", "num_steps = 10")
 STILL = ("hidden_size = 32", "hidden_size = 32\nhidden_dropout = 0.0\nattention_dropout = 0.0")
@@ -43,8 +43,8 @@ STILL = ("hidden_size = 32", "hidden_size = 32\nhidden_dropout = 0.0\nattention_
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's speed is not measured anew, or not long, in every test."""
-    monkeypatch.setattr("bertworks.use.run.measure_matmul", lambda *_: 1e11)
-    monkeypatch.setattr("bertworks.use.pretrain.measure", partial(measure, seconds=0.2))
+    monkeypatch.setattr("bertworks.runs.run.measure_matmul", lambda *_: 1e11)
+    monkeypatch.setattr("bertworks.runs.pretrain.measure", partial(measure, seconds=0.2))
 
 
 @pytest.fixture(scope="module")
@@ -687,9 +687,9 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(recipe: Recipe, *_: object) -> Measurement:
         return Measurement([0.1, 0.2, 0.4][: len(recipe.train.phases)], 1 << 30)
 
-    monkeypatch.setattr("bertworks.use.pretrain.measure", measure)
-    monkeypatch.setattr("bertworks.use.pretrain.measure_matmul", lambda *_: 1e9)
-    monkeypatch.setattr("bertworks.use.pretrain.best_precision", lambda *_: "fp32")
+    monkeypatch.setattr("bertworks.runs.pretrain.measure", measure)
+    monkeypatch.setattr("bertworks.runs.pretrain.measure_matmul", lambda *_: 1e9)
+    monkeypatch.setattr("bertworks.runs.pretrain.best_precision", lambda *_: "fp32")
 
 
 def test_a_budget_becomes_a_plan_that_stays(fast: None, shards: Path, tmp_path: Path):
@@ -735,7 +735,7 @@ def test_precision_by_an_override(fast: None, shards: Path, tmp_path: Path):
 
 
 def test_too_small_a_budget(fast: None, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bertworks.use.pretrain.RESERVE", 0.7)
+    monkeypatch.setattr("bertworks.runs.pretrain.RESERVE", 0.7)
     with pytest.raises(BertworksError, match="took the whole budget") as raised:
         list(pretrain([shards], tmp_path / "a", budget="12s", device="cpu"))
     assert "type the same again" in str(raised.value)

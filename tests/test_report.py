@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from bertworks.errors import BertworksError
-from bertworks.use import charts
-from bertworks.use.report import write_report
+from bertworks.runs import charts
+from bertworks.runs.report import write_report
 
 
 def step_line(step, **figures):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "bertworks"
-WINGS = "errors text rows nn data learn files use cli".split()
+WINGS = "errors text rows nn data learn files runs use demo cli".split()
 LIBRARIES = {  # what each wing may import besides the standard library
     "errors": "",
     "text": "numpy pyarrow sentencepiece tokenizers",
@@ -18,18 +18,20 @@ LIBRARIES = {  # what each wing may import besides the standard library
     "data": "numpy",
     "learn": "numpy torch",
     "files": "numpy safetensors torch",
+    "runs": "numpy torch",
     "use": "numpy pyarrow safetensors tokenizers torch",
+    "demo": "",
     "cli": "cyclopts rich",
 }
 ALSO = {
     "data.batch": "torch",
+    "demo.tour": "sklearn",
     "files.names": "huggingface_hub",
     "files.onnx_graph": "onnx",
     "learn.exported": "onnxruntime",
     "learn.scores": "scipy seqeval sklearn",
     "use.application": "prometheus_client starlette",
     "use.connections": "h11 uvicorn",
-    "use.demo": "sklearn",
     "use.export": "onnxruntime",
     "use.neighbours": "faiss",
     "use.gate": "prometheus_client",

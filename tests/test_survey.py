@@ -27,10 +27,10 @@ from bertworks.cli.main import main
 from bertworks.data.questions import Reading
 from bertworks.errors import BertworksError, UsageError
 from bertworks.rows.schema import Item, Schema, Task
+from bertworks.runs.check import check_file
+from bertworks.runs.datasets import LabelledData
+from bertworks.runs.survey import Found, Lengths, Survey, count_labels, survey
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
-from bertworks.use.check import check_file
-from bertworks.use.datasets import LabelledData
-from bertworks.use.survey import Found, Lengths, Survey, count_labels, survey
 
 WRITERS = {
     "classification": (write_reviews, "reviews.csv"), "multilabel": (write_multilabel, "topics.jsonl"),

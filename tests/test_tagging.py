@@ -22,8 +22,8 @@ from bertworks.learn.answers import mark_entities, runs
 from bertworks.learn.scores import Scheme, convert_tags, tag_spans
 from bertworks.rows.annotations import with_tags
 from bertworks.rows.schema import Item
-from bertworks.use.events import Event
-from bertworks.use.finetune import finetune_events, make_finetune_request
+from bertworks.runs.events import Event
+from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.use.predict import Predictor, predict_file
 from bertworks.use.spool import Spool
 
@@ -39,7 +39,7 @@ def tagger(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Finds people and places, each one word."""
     folder = tmp_path_factory.mktemp("tagger")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bertworks.use.run.measure_matmul", lambda *_: 1e11)
+        patch.setattr("bertworks.runs.run.measure_matmul", lambda *_: 1e11)
         run(write_conll(folder / "names.conll"), folder / "out", model)
     return folder / "out"
 

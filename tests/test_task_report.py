@@ -14,8 +14,8 @@ from bertworks.files.task import TaskDescription
 from bertworks.learn.finetuning import RECIPES
 from bertworks.learn.recipe import dump
 from bertworks.rows.schema import Task
-from bertworks.use import charts
-from bertworks.use.task_report import write_task_report
+from bertworks.runs import charts
+from bertworks.runs.task_report import write_task_report
 
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&</pre></td>"
 

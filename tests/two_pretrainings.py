@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bertworks.learn.objectives import PretrainingModel
-from bertworks.use.pretrain import pretrain
+from bertworks.runs.pretrain import pretrain
 
 
 def make_slow(step: int) -> None:

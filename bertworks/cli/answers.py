@@ -128,8 +128,8 @@ def task(
     as_json: Json = False,
 ) -> None:
     """The figures of a fine-tuned model on labelled rows, in all and label by label."""
+    from bertworks.runs.judging import describe_scores
     from bertworks.use.evaluate import evaluate_task
-    from bertworks.use.judging import describe_scores
 
     result = evaluate_task(model, data, errors=errors, text=text or [], label=label, threshold=threshold)
     if as_json:

@@ -51,7 +51,7 @@ def check(
     """See what is in labelled data before learning from it: labels, lengths, copies, contradictions, what will go
     wrong.
     """
-    from bertworks.use.check import check_file
+    from bertworks.runs.check import check_file
 
     found = check_file(
         data, dev=dev, model=model, task=task, text=text or [], label=label, group=group, quoting=quoting
@@ -103,8 +103,8 @@ def finetune(
     The output folder becomes a model folder with the best state on dev, which Hugging Face transformers opens, a report
     and the list of errors. The same command again goes on where it stopped; Ctrl-C saves first.
     """
-    from bertworks.use.finetune import finetune_events, make_finetune_request
-    from bertworks.use.trials import plan_trials, run_trials
+    from bertworks.runs.finetune import finetune_events, make_finetune_request
+    from bertworks.runs.trials import plan_trials, run_trials
 
     options: dict[str, Any] = {
         "model": model, "dev": dev, "recipe": recipe, "overrides": settings or [], "task": task, "text": text or [],

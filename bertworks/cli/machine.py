@@ -36,6 +36,6 @@ def demo(
     """Pre-train a small BERT on the English that comes with Python, fine-tune one to tell its libraries apart, and show
     what they learned. No data is downloaded.
     """
-    from bertworks.use.demo import demo as run
+    from bertworks.demo.tour import demo as run
 
     show_events(run(output, minutes=minutes), as_json=as_json)

@@ -29,9 +29,9 @@ def vocab(
     as_json: Json = False,
 ) -> None:
     """Make a vocabulary of raw text, and write it as a Hugging Face tokenizer folder."""
+    from bertworks.runs.prepare import make_vocabulary
     from bertworks.text.corpus import CorpusReader
     from bertworks.text.vocabulary import VocabularyConfig
-    from bertworks.use.prepare import make_vocabulary
 
     config = VocabularyConfig(size=size, algorithm=algorithm, lowercase=lowercase)
     memory = parse_size(max_memory, "--max-memory")
@@ -53,9 +53,9 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Turn raw text into token ids on disk, once and in parallel; `pretrain` reads them."""
+    from bertworks.runs.prepare import make_shards
     from bertworks.text.corpus import CorpusReader
     from bertworks.text.tokenizer import Tokenizer
-    from bertworks.use.prepare import make_shards
 
     vocabulary = Tokenizer.load(tokenizer)
     reader = CorpusReader(inputs, text_column=text_column, documents=documents)

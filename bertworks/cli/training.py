@@ -59,7 +59,7 @@ def pretrain(
     The output folder is at any time a model folder that Hugging Face transformers opens. The same command again goes on
     where the run stopped; Ctrl-C saves first.
     """
-    from bertworks.use import pretrain as room
+    from bertworks.runs import pretrain as room
 
     request: dict[str, Any] = {
         "recipe": recipe,

@@ -1,5 +1,5 @@
 """How a fine-tuning is done: everything that decides its numbers, except model and data. Not here: doing it
-(`use.finetune`)."""
+(`runs.finetune`)."""
 
 import math
 from collections.abc import Sequence

@@ -1,1 +1,1 @@
-"""Answers: what a person wants done, from the first file to the last number."""
+"""Answers: what a model says, of one text or of whole files; how well it does; its ways in and out."""

@@ -12,7 +12,7 @@ from bertworks.data.questions import Encoded
 from bertworks.files.task import TaskDescription
 from bertworks.learn.answers import mark_entities, sigmoid
 from bertworks.learn.inference import logits_of
-from bertworks.use.finetuning import decoding_of
+from bertworks.runs.finetuning import decoding_of
 from bertworks.use.predict import Predictor, item_of
 from bertworks.use.question import Ask, Question, Request, Rows, first_of, refuse_cut, texts_of
 from bertworks.use.rerank import Reranker, fits_pairs

@@ -11,8 +11,8 @@ from bertworks.data.stream import shuffled
 from bertworks.errors import BertworksError, UsageError
 from bertworks.learn.machine import Precision
 from bertworks.rows.reader import RowReader
+from bertworks.runs.events import Event
 from bertworks.text.atomic import write_text
-from bertworks.use.events import Event
 from bertworks.use.score import Score, score
 
 COLUMNS = ("sentence_good", "sentence_bad", "UID")

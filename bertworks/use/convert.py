@@ -27,8 +27,8 @@ from bertworks.files.sentence import (
 from bertworks.files.storage import read_json
 from bertworks.files.task import FILE, TaskDescription, read_task, settings_of
 from bertworks.files.tensorflow import Gelu, find_checkpoint, load_checkpoint
+from bertworks.runs.events import Event
 from bertworks.text.atomic import replacing_folder
-from bertworks.use.events import Event
 
 _READ = {  # files that are read, or that say again what those that are read say
     "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json",

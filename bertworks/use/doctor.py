@@ -25,10 +25,10 @@ from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.optimization import OptimizerConfig, make_optimizer
 from bertworks.learn.train import train
 from bertworks.nn.config import EncoderConfig
+from bertworks.runs.examples import held_out_batches
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import write_shards
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
-from bertworks.use.examples import held_out_batches
 
 _INSTRUCTIONS = {  # as people call them: as /proc/cpuinfo does
     "AVX2": "avx2",

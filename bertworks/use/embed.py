@@ -15,10 +15,10 @@ from bertworks.learn.whitening import Moments, Whitener, Whitening
 from bertworks.nn.pooling import Pooling
 from bertworks.rows.reader import Quoting, RowReader
 from bertworks.rows.writer import FileKind, kind_of, write_rows
+from bertworks.runs.events import Event
 from bertworks.text.atomic import replacing
 from bertworks.text.streams import Tally
 from bertworks.use.embedder import AT_ONCE, Embedder, Vectors, portions, row_text, text_columns, vectors_of_file
-from bertworks.use.events import Event
 from bertworks.use.spool import Spool
 
 _COLUMN = "embedding"

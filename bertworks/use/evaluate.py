@@ -22,16 +22,16 @@ from bertworks.nn.pooling import Pooling
 from bertworks.rows.guessing import guess_schema
 from bertworks.rows.reader import Quoting, RowReader
 from bertworks.rows.schema import Schema, items
+from bertworks.runs.examination import table, write_errors
+from bertworks.runs.examples import held_out_batches, in_sections
+from bertworks.runs.judging import judge
+from bertworks.runs.metrics import evaluation_figures
+from bertworks.runs.mistakes import frequent, mistakes
+from bertworks.runs.prepare import Documents
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import write_shards
 from bertworks.use.embedder import Embedder, vectors_of_file
-from bertworks.use.examination import table, write_errors
-from bertworks.use.examples import held_out_batches, in_sections
-from bertworks.use.judging import judge
-from bertworks.use.metrics import evaluation_figures
-from bertworks.use.mistakes import frequent, mistakes
 from bertworks.use.predict import Predictor, schema_for
-from bertworks.use.prepare import Documents
 
 
 def evaluate_mlm(

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.learn.attribution import IntegratedGradients
+from bertworks.runs.charts import page, section, words
 from bertworks.text.atomic import write_bytes
-from bertworks.use.charts import page, section, words
 
 MOST_CELLS = 8_000_000  # of all attention maps on a page; of longer sequences only the beginning is shown
 NOT_ATTRIBUTION = (

@@ -30,12 +30,12 @@ from bertworks.nn.config import EncoderConfig
 from bertworks.nn.encoder import Encoder
 from bertworks.rows.reader import RowReader
 from bertworks.rows.schema import Task, items
+from bertworks.runs.events import Event
+from bertworks.runs.judging import describe_scores
 from bertworks.text.atomic import replacing_folder, write_text
 from bertworks.text.streams import Tally
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.use.evaluate import evaluate_task
-from bertworks.use.events import Event
-from bertworks.use.judging import describe_scores
 from bertworks.use.predict import Predictor, schema_for
 
 LARGEST_DIFFERENCE = 1e-4  # in logits; of numbers beyond 100, as a regression may give, a millionth

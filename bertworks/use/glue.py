@@ -10,12 +10,12 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.learn.benchmarks import COLUMNS, GLUE, PUBLISHED, Found, find, macro_average, write_submission
 from bertworks.learn.scores import interval
 from bertworks.rows.schema import items
+from bertworks.runs.datasets import LabelledData
+from bertworks.runs.events import Event
+from bertworks.runs.finetune import make_finetune_request
+from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.text.atomic import write_text
-from bertworks.use.datasets import LabelledData
-from bertworks.use.events import Event
-from bertworks.use.finetune import make_finetune_request
 from bertworks.use.predict import Predictor
-from bertworks.use.trials import plan_trials, run_trials
 
 HALVES = {"dev_matched": "MNLI-m", "dev_mismatched": "MNLI-mm"}
 

@@ -12,10 +12,10 @@ from bertworks.nn.pooling import Pooling
 from bertworks.rows.columns import ID_NAMES
 from bertworks.rows.reader import Quoting, Row, RowReader
 from bertworks.rows.schema import label_text
+from bertworks.runs.events import Event
 from bertworks.text.streams import Tally
 from bertworks.text.tables import find_column
 from bertworks.use.embedder import portions, row_text, text_columns
-from bertworks.use.events import Event
 from bertworks.use.index import Index
 from bertworks.use.segments import MANIFEST, read_manifest
 

@@ -27,11 +27,11 @@ from bertworks.rows.guessing import guess_schema
 from bertworks.rows.reader import Quoting, RowReader
 from bertworks.rows.schema import EmptyTextError, Item, Schema, Task, fitted, items, read_item
 from bertworks.rows.writer import FileKind, kind_of, write_lines, write_rows
+from bertworks.runs.events import Event
+from bertworks.runs.finetuning import decoding_of, reading_of, task_of
 from bertworks.text.atomic import sha256
 from bertworks.text.streams import Tally
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.use.events import Event
-from bertworks.use.finetuning import decoding_of, task_of
 from bertworks.use.shown import Columns, Shown
 from bertworks.use.spool import Spool
 
@@ -137,11 +137,6 @@ def _loaded(
     _check_head(ours, state, folder)
     network.load_state_dict({name: state[name] for name in ours})
     return network.to(choose_device(device)).eval(), config, tokenizer
-
-
-def reading_of(d: TaskDescription, tokenizer: Tokenizer) -> Reading:
-    """How a model that does this reads its items."""
-    return Reading(tokenizer, d.task, d.labels, d.max_length, d.stride, d.max_question, d.document_context)
 
 
 def predict_file(

@@ -13,7 +13,7 @@ from typing import Any
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.model import load_model
 from bertworks.files.names import PAPERS
-from bertworks.use.events import Event
+from bertworks.runs.events import Event
 
 _CARD = "README.md"
 _SENT = re.compile(

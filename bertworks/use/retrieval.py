@@ -10,8 +10,8 @@ import numpy as np
 from bertworks.learn.ranking import Scores, average_precision, best, ndcg, recall
 from bertworks.nn.pooling import Pooling
 from bertworks.rows.judged import Collection, read_collection
+from bertworks.runs.events import Event
 from bertworks.use.embedder import AT_ONCE
-from bertworks.use.events import Event
 from bertworks.use.index import RERANKED, Index, Ranking
 from bertworks.use.rerank import Reranker
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from bertworks.errors import BertworksError, UsageError
+from bertworks.runs.events import Event
 from bertworks.use.abilities import Abilities
-from bertworks.use.events import Event
 from bertworks.use.question import Limits
 
 IDLE_SECONDS = 30  # of a connection on which nothing more is asked

@@ -1,7 +1,7 @@
 """Labelled data that every machine has: paragraphs of the demo's corpus, and the library that each was written for.
 
 Not trivial: a paragraph that names a library is left out, and train and dev come from different modules. No paragraph
-stands there twice, for the corpus has no sentence twice. Not here: the corpus itself (`demo_corpus`).
+stands there twice, for the corpus has no sentence twice. Not here: the corpus itself (`corpus`).
 """
 
 import csv

@@ -12,11 +12,11 @@ from typing import Any
 from bertworks.errors import UsageError
 from bertworks.learn.finetuning import PAPER_GRID
 from bertworks.learn.scores import interval
+from bertworks.runs.datasets import LabelledData
+from bertworks.runs.events import Event
+from bertworks.runs.finetune import FinetuneRequest, finetune_events
+from bertworks.runs.processes import refuse_many
 from bertworks.text.atomic import replacing, write_text
-from bertworks.use.datasets import LabelledData
-from bertworks.use.events import Event
-from bertworks.use.finetune import FinetuneRequest, finetune_events
-from bertworks.use.processes import refuse_many
 
 MODEL_FILES = (
     "config.json", "task.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt",

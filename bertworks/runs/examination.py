@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from bertworks.data.questions import Encoded
-from bertworks.files.model import WEIGHTS
+from bertworks.files.model import WEIGHTS, load_model
 from bertworks.files.names import is_name
 from bertworks.files.storage import read_json
 from bertworks.files.task import TaskDescription
@@ -22,16 +22,16 @@ from bertworks.learn.finetuning import FinetuneRecipe
 from bertworks.learn.inference import logits_of
 from bertworks.learn.machine import Precision
 from bertworks.learn.recipe import dump, parse_as
+from bertworks.learn.tasks import TaskModel
 from bertworks.rows.schema import Item, Task
 from bertworks.rows.writer import write_rows
+from bertworks.runs.finetuning import decoding_of, task_of
+from bertworks.runs.judging import NAMES, SHARES, describe_scores, judge
+from bertworks.runs.mistakes import Mistake, confusion, counted, frequent, given_spans, gold_spans, mistakes
+from bertworks.runs.run import versions
+from bertworks.runs.survey import Survey
+from bertworks.runs.task_report import write_task_report
 from bertworks.text.atomic import sha256, write_text
-from bertworks.use.finetuning import decoding_of
-from bertworks.use.judging import NAMES, SHARES, describe_scores, judge
-from bertworks.use.mistakes import Mistake, confusion, counted, frequent, given_spans, gold_spans, mistakes
-from bertworks.use.predict import Predictor
-from bertworks.use.run import versions
-from bertworks.use.survey import Survey
-from bertworks.use.task_report import write_task_report
 
 RESULT = "result.json"
 MOST_LABELS = 50  # of a confusion matrix; more are no picture
@@ -78,8 +78,7 @@ class Examination:
 
     def _judged(self, device: torch.device, precision: Precision) -> tuple[dict[str, Any], list[Mistake]]:
         """result.json but for the weights, and all that is wrong."""
-        predictor = Predictor(self.folder, device=device.type, precision=precision)
-        logits = logits_of(predictor.network, [one.unit for one in self.dev], precision)
+        logits = logits_of(self._network(device), [one.unit for one in self.dev], precision)
         items = [one.item for one in self.dev]
 
         def judged(d: TaskDescription) -> tuple[list[Answer], dict[str, float]]:
@@ -108,6 +107,14 @@ class Examination:
             "worst": [asdict(one) for one in wrong[:WORST]],
         }
         return result, wrong
+
+    def _network(self, device: torch.device) -> TaskModel:
+        """The one in the folder, with the weights of the best state."""
+        d = self.description
+        model = load_model(self.folder, needs={"encoder", "span" if d.task == "qa" else "classifier"})
+        network = TaskModel(model.config, task_of(d), recurrent_units=d.recurrent_units)
+        network.load_state_dict({name: model.state[name] for name in network.state_dict()})
+        return network.to(device).eval()
 
     def _write(self, result: Mapping[str, Any], wrong: Sequence[Mistake]) -> None:
         write_errors(self.folder / "errors.csv", self.description, wrong)

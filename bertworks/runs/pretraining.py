@@ -18,11 +18,11 @@ from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.recipe import Recipe, dump
 from bertworks.learn.train import evaluate
 from bertworks.nn.initialization import attend_to_neighbours
+from bertworks.runs import examples
+from bertworks.runs.metrics import describe, evaluation_figures
+from bertworks.runs.report import write_report
+from bertworks.runs.run import versions
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.use import examples
-from bertworks.use.metrics import describe, evaluation_figures
-from bertworks.use.report import write_report
-from bertworks.use.run import versions
 
 
 @dataclass(frozen=True)

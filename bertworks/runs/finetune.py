@@ -4,8 +4,6 @@ again. Not here: the training itself (`run`), and many of them (`trials`)."""
 import hashlib
 import json
 import shutil
-import tempfile
-import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -27,18 +25,17 @@ from bertworks.learn.machine import Precision, best_precision, choose_device, ke
 from bertworks.learn.recipe import dump, parse_as
 from bertworks.rows.reader import Quoting
 from bertworks.rows.schema import Task
+from bertworks.runs.claims import absolute, claim, clear, refuse_nested, refuse_other
+from bertworks.runs.datasets import LabelledData, read_data
+from bertworks.runs.events import Event
+from bertworks.runs.examination import Examination, model_card_of
+from bertworks.runs.finetuning import Beginning, Finetuning, reading_of
+from bertworks.runs.interruption import terminable
+from bertworks.runs.judging import metric_of
+from bertworks.runs.processes import Processes
+from bertworks.runs.run import Run
+from bertworks.runs.survey import Survey, survey
 from bertworks.text.atomic import sha256, write_text
-from bertworks.use.claims import absolute, claim, clear, refuse_nested, refuse_other
-from bertworks.use.datasets import LabelledData, read_data
-from bertworks.use.events import Event
-from bertworks.use.examination import Examination, model_card_of
-from bertworks.use.finetuning import Beginning, Finetuning
-from bertworks.use.interruption import terminable
-from bertworks.use.judging import metric_of
-from bertworks.use.predict import Predictor, reading_of
-from bertworks.use.processes import Processes
-from bertworks.use.run import Run
-from bertworks.use.survey import Survey, survey
 
 FINISHED = "finished.json"  # what the last event said; a folder that has it is done
 
@@ -266,41 +263,6 @@ def _plan(p: Prepared, work: Finetuning) -> str:
         f"training     {p.recipe.epochs} epochs of {steps:,} steps, {p.recipe.batch_size} at a time, rate "
         f"{p.recipe.optimizer.learning_rate:g}{early}"
     )
-
-
-def finetune(
-    data: str | Path,
-    *,
-    model: str | Path = "minilm",
-    output: str | Path | None = None,
-    device: str = "auto",
-    overwrite: bool = False,
-    **options: Any,
-) -> Predictor:
-    """Fine-tunes and returns the model with the best state on dev, ready to answer: `.predict(texts)`, `.save(folder)`.
-    It says nothing while it works, which takes minutes; to see what happens, go through `finetune_events`.
-
-    Args:
-        data: a file, or a folder with a train and a dev file.
-        output: the run folder; None: a temporary one, which lives as long as what is returned.
-        options: those of `make_finetune_request`: dev, task, text, label, recipe, overrides, seed and others.
-
-    Raises:
-        UsageError, BertworksError: see `finetune_events`.
-    """
-    request = make_finetune_request(data, model=model, **options)
-    folder = Path(tempfile.mkdtemp(prefix="bertworks-") if output is None else output)
-    try:
-        for _ in finetune_events(folder, request, device=device, overwrite=overwrite):
-            pass
-        predictor = Predictor(folder, device=device)
-    except BaseException:
-        if output is None:
-            shutil.rmtree(folder)
-        raise
-    if output is None:
-        weakref.finalize(predictor, shutil.rmtree, folder, ignore_errors=True)
-    return predictor
 
 
 def make_finetune_request(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from bertworks.data.batch import Batch
 from bertworks.data.labelled import LabelledBatches, Unit
-from bertworks.data.questions import Encoded
+from bertworks.data.questions import Encoded, Reading
 from bertworks.errors import BertworksError
 from bertworks.files.model import Model, save_model
 from bertworks.files.task import TaskDescription, settings_of
@@ -31,7 +31,8 @@ from bertworks.learn.tasks import (
 )
 from bertworks.nn.encoder import initialize
 from bertworks.nn.recurrent import num_parameters
-from bertworks.use.judging import describe_scores, judge, metric_of
+from bertworks.runs.judging import describe_scores, judge, metric_of
+from bertworks.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -201,6 +202,11 @@ def balanced_weights(units: Sequence[Unit], count: int) -> tuple[float, ...]:
     """n / (labels * n_of_label), as in scikit-learn; 1 for a label that never occurs."""
     seen = np.bincount(np.concatenate([one.labels for unit in units for one in unit]), minlength=count)
     return tuple(float(seen.sum() / (count * n)) if n else 1.0 for n in seen)
+
+
+def reading_of(d: TaskDescription, tokenizer: Tokenizer) -> Reading:
+    """How a model that does this reads its items."""
+    return Reading(tokenizer, d.task, d.labels, d.max_length, d.stride, d.max_question, d.document_context)
 
 
 def decoding_of(d: TaskDescription) -> Decoding:

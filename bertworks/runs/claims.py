@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bertworks.errors import UsageError
+from bertworks.runs.run import versions
 from bertworks.text.atomic import write_text
-from bertworks.use.run import versions
 
 FILES = (  # of a run folder, besides run.json
     "recipe.toml", "metrics.jsonl", "report.html", "config.json", "model.safetensors", "README.md", "vocab.txt",

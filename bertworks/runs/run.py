@@ -25,9 +25,9 @@ from bertworks.files.checkpoint import Checkpoint, latest_checkpoint, remove_del
 from bertworks.learn.machine import DTYPES, MemoryWatch, Precision, measure_matmul
 from bertworks.learn.optimization import OptimizerConfig, make_optimizer
 from bertworks.learn.train import Mean, Step, train
-from bertworks.use.events import Event
-from bertworks.use.interruption import PATIENCE, Interruption, patience_for
-from bertworks.use.metrics import Metrics, Stopwatch, finite, training_figures
+from bertworks.runs.events import Event
+from bertworks.runs.interruption import PATIENCE, Interruption, patience_for
+from bertworks.runs.metrics import Metrics, Stopwatch, finite, training_figures
 
 EVALUATIONS, SAVE_SECONDS, MOST_LINES = 20, 120.0, 10_000
 JUDGED = ("evaluated", "evaluation", "best")  # what an evaluation leaves among the facts

@@ -26,18 +26,18 @@ from bertworks.learn.machine import (
 from bertworks.learn.plan import choose, fit, measure
 from bertworks.learn.recipe import Recipe, dump, load, parse, replaced
 from bertworks.nn.config import EncoderConfig
+from bertworks.runs.claims import claim, clear, refuse_nested, refuse_other
+from bertworks.runs.events import Event
+from bertworks.runs.interruption import terminable
+from bertworks.runs.prepare import Documents, make_shards, make_vocabulary
+from bertworks.runs.pretraining import Corpus, Pretraining
+from bertworks.runs.processes import Processes
+from bertworks.runs.request import Request, corpus_tokens, make_request, seconds_of
+from bertworks.runs.run import Run
 from bertworks.text.atomic import write_text
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import Shards
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.use.claims import claim, clear, refuse_nested, refuse_other
-from bertworks.use.events import Event
-from bertworks.use.interruption import terminable
-from bertworks.use.prepare import Documents, make_shards, make_vocabulary
-from bertworks.use.pretraining import Corpus, Pretraining
-from bertworks.use.processes import Processes
-from bertworks.use.request import Request, corpus_tokens, make_request, seconds_of
-from bertworks.use.run import Run
 
 RESERVE = 0.06  # of a budget: evaluations, checkpoints, the last report
 CHECKPOINTS = 3  # at most: the last two and the best; each has the parameters and two moments

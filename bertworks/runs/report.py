@@ -8,10 +8,10 @@ from typing import Any
 
 from bertworks.errors import BertworksError
 from bertworks.files.storage import read_json
+from bertworks.runs import charts
+from bertworks.runs.charts import Series, Show
+from bertworks.runs.metrics import lengths
 from bertworks.text.atomic import write_text
-from bertworks.use import charts
-from bertworks.use.charts import Series, Show
-from bertworks.use.metrics import lengths
 
 
 def write_report(folder: str | Path) -> Path:

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from bertworks.demo.corpus import write_demo_corpus
+from bertworks.demo.origins import read_demo_origins, write_demo_origins
 from bertworks.files.names import packaged_minilm
-from bertworks.use.demo_corpus import write_demo_corpus
-from bertworks.use.demo_origins import read_demo_origins, write_demo_origins
-from bertworks.use.events import Event
+from bertworks.runs.events import Event
+from bertworks.runs.finetune import finetune_events, make_finetune_request
+from bertworks.runs.pretrain import pretrain
 from bertworks.use.fill import Filling, fill
-from bertworks.use.finetune import finetune_events, make_finetune_request
-from bertworks.use.pretrain import pretrain
 
 # Of the fine-tuning, for some 90 seconds on two cores: a large network, and the small one that was just pre-trained.
 MINILM = ("epochs=3", "optimizer.learning_rate=1e-4")

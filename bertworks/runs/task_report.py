@@ -8,12 +8,12 @@ from typing import Any, cast
 
 from bertworks.files.storage import read_json
 from bertworks.rows.schema import Task
+from bertworks.runs import charts
+from bertworks.runs.charts import Series, Show
+from bertworks.runs.judging import NAMES, SHARES, describe_scores, metric_of
+from bertworks.runs.mistakes import NOTHING, counted
+from bertworks.runs.report import origin, read_metrics, spent
 from bertworks.text.atomic import write_text
-from bertworks.use import charts
-from bertworks.use.charts import Series, Show
-from bertworks.use.judging import NAMES, SHARES, describe_scores, metric_of
-from bertworks.use.mistakes import NOTHING, counted
-from bertworks.use.report import origin, read_metrics, spent
 
 SHOWN_CHARACTERS = 500  # of a text
 PARTS: Mapping[Task, str] = {  # of which figures are given

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from bertworks.errors import UsageError
+from bertworks.runs.events import Event
 from bertworks.text.atomic import replacing_folder
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.preflight import PreflightReport, preflight
 from bertworks.text.shards import Shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, VocabularyReport, train_vocabulary
-from bertworks.use.events import Event
 
 Documents = Literal["auto", "blank_line", "file"]
 Result = TypeVar("Result")

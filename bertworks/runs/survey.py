@@ -17,8 +17,8 @@ from bertworks.data.labelled import longest
 from bertworks.data.questions import NONE, Encoded
 from bertworks.learn.scores import are_entities, tag_spans
 from bertworks.rows.schema import Item, Task
+from bertworks.runs.datasets import LabelledData
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.use.datasets import LabelledData
 
 BARS, BLOCKS = 32, "▁▂▃▄▅▆▇█"
 NAMED = 2  # places and words that stand for all

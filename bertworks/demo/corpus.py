@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+from bertworks.demo.prose import prose
 from bertworks.text.atomic import write_text
-from bertworks.use.prose import prose
 
 _SKIPPED_FOLDERS = frozenset(
     "__pycache__ _vendor benchmarks idlelib lib2to3 pip setuptools site-packages test testing tests turtledemo"

@@ -13,11 +13,11 @@ from bertworks.learn.finetuning import load_finetune_recipe, suited_length
 from bertworks.rows.guessing import guess_schema
 from bertworks.rows.reader import Quoting, RowReader
 from bertworks.rows.schema import EmptyTextError, Schema, Task, read_item
+from bertworks.runs.datasets import read_data
+from bertworks.runs.finetune import describe_task
+from bertworks.runs.finetuning import reading_of
+from bertworks.runs.survey import Survey, survey
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.use.datasets import read_data
-from bertworks.use.finetune import describe_task
-from bertworks.use.predict import reading_of
-from bertworks.use.survey import Survey, survey
 
 LISTED = 20  # rows that cannot be learned from
 

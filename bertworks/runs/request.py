@@ -12,10 +12,10 @@ from typing import Any
 
 from bertworks.errors import UsageError
 from bertworks.files.names import is_name
+from bertworks.runs.claims import absolute
+from bertworks.runs.prepare import Documents
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import Shards
-from bertworks.use.claims import absolute
-from bertworks.use.prepare import Documents
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 CHARACTERS_PER_TOKEN = 4.2  # for estimates before there is a vocabulary

@@ -1,0 +1,1 @@
+"""The whole way once, on text that every Python brings along."""
