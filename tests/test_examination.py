@@ -25,10 +25,11 @@ from bertworks.learn.recipe import dump
 from bertworks.rows.reader import RowReader
 from bertworks.runs import examination as room
 from bertworks.runs.claims import claim
-from bertworks.runs.examination import Examination, best_threshold, model_card_of
+from bertworks.runs.examination import Examination, best_threshold
 from bertworks.runs.finetune import Prepared, make_finetune_request, prepare
 from bertworks.runs.finetuning import Finetuning
 from bertworks.runs.judging import judge
+from bertworks.runs.task_card import task_card
 from bertworks.text.atomic import write_text
 from bertworks.use.predict import Predictor
 
@@ -231,12 +232,12 @@ def test_the_card_names_the_model_of_the_hub(model: Path, tmp_path: Path) -> Non
     output, p = begun("classification", model, tmp_path)
     facts: dict[str, Any] = {"evaluation": {"accuracy": 0.5}}
     for name, base in (("minilm", "sentence-transformers/all-MiniLM-L6-v2"), ("some/bert", "some/bert")):
-        card = model_card_of(output, p.description, p.recipe, name, p.survey(), facts)
+        card = task_card(output, p.description, p.recipe, name, p.survey(), facts)
         assert f"base_model: {base}\n" in card
 
 
 def test_labels_and_names_cannot_break_the_card(model: Path, tmp_path: Path) -> None:
     output, p = begun("classification", model, tmp_path)
     survey = replace(p.survey(), labels={"a|b\nc": (1, 1)})
-    card = model_card_of(output, p.description, p.recipe, "x", survey, {"evaluation": {}})
+    card = task_card(output, p.description, p.recipe, "x", survey, {"evaluation": {}})
     assert "| a\\|b c | 1 | 1 |" in card

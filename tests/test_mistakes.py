@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
+from schemes import tagging_per_type
+from sklearn.metrics import confusion_matrix
 
 from bertworks.files.task import TaskDescription
-from bertworks.learn import scores
 from bertworks.rows.schema import Item, Task
 from bertworks.runs.mistakes import NOTHING, confusion, counted, frequent, mistakes, paired
 
@@ -46,7 +47,7 @@ def test_of_labels_every_wrong_row_is_a_mistake_and_the_table_is_that_of_the_sco
     assert sorted(one.where for one in found) == sorted(f"a.csv:{n + 1}" for n in wrong)
     names, counts = confusion(d, items, answers)
     assert names == list(LABELS)
-    expected = scores.confusion([gold for gold, _ in pairs], [answer for _, answer in pairs], LABELS)
+    expected = confusion_matrix([gold for gold, _ in pairs], [answer for _, answer in pairs], labels=LABELS)
     np.testing.assert_array_equal(counts, expected)
 
 
@@ -137,7 +138,7 @@ def test_the_table_of_entities_has_the_sums_of_the_scores(sentences: list[list[t
     items = [Item(("word",) * len(tags), tuple(tags), f"a:{n}") for n, tags in enumerate(golds)]
     answers = [tagged(tags) for tags in answered]
     names, counts = confusion(d, items, answers)
-    table = scores.tagging_per_type(golds, answered)
+    table = tagging_per_type(golds, answered)
     for place, name in enumerate(names[:-1]):
         assert counts[place].sum() == table[name]["support"]
         assert counts[place, place] >= round(table[name]["recall"] * table[name]["support"])

@@ -13,6 +13,7 @@ import seqeval.scheme
 import sklearn.metrics
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schemes import Scheme, convert_tags, tagging_per_type
 
 from bertworks.errors import BertworksError
 from bertworks.learn import scores
@@ -43,8 +44,7 @@ def test_classification_is_that_of_scikit_learn(rows: list[tuple[str, str]]):
     theirs = sklearn.metrics.matthews_corrcoef(gold, predicted) if len({*gold, *predicted}) > 1 else 0.0
     assert ours["matthews_correlation"] == pytest.approx(theirs)
     assert "f1" not in ours
-    counts = scores.confusion(gold, predicted, LABELS)
-    assert counts.tolist() == sklearn.metrics.confusion_matrix(gold, predicted, labels=LABELS).tolist()
+    counts = sklearn.metrics.confusion_matrix(gold, predicted, labels=LABELS)
     table = scores.per_class(gold, predicted, LABELS)
     assert [row["support"] for row in table.values()] == counts.sum(1).tolist()
     assert [row["recall"] * row["support"] for row in table.values()] == pytest.approx(np.diag(counts))
@@ -195,7 +195,7 @@ def test_tagging_is_that_of_conlleval(rows: list[list[tuple[str, str]]]):
     assert ours["precision"] == right / max(found, 1)
     assert ours["recall"] == right / max(there, 1)
     assert ours["f1"] == pytest.approx(2 * right / max(found + there, 1))
-    table = scores.tagging_per_type(gold, predicted)
+    table = tagging_per_type(gold, predicted)
     assert sum(row["support"] for row in table.values()) == there
     words = [pair for row in rows for pair in row]
     assert ours["accuracy"] == sum(a == b for a, b in words) / max(len(words), 1)
@@ -211,7 +211,7 @@ def test_tagging_is_that_of_seqeval(rows: list[list[tuple[str, str]]]):
     report = seqeval.metrics.classification_report(gold, predicted, output_dict=True, zero_division=0) if any(
         tag != "O" for side in (gold, predicted) for row in side for tag in row
     ) else {}  # fmt: skip
-    table = scores.tagging_per_type(gold, predicted)
+    table = tagging_per_type(gold, predicted)
     assert [*table] == sorted(set(report) & {"X", "Y"})
     for kind, row in table.items():
         assert row == pytest.approx({name.replace("f1-score", "f1"): value for name, value in report[kind].items()})
@@ -228,16 +228,16 @@ def entities(draw: st.DrawFn) -> tuple[int, list[scores.Span]]:
 
 
 @given(entities(), st.sampled_from(list(SCHEMES)), st.sampled_from(list(SCHEMES)))
-def test_schemes_say_the_same(drawn: tuple[int, list[scores.Span]], first: scores.Scheme, second: scores.Scheme):
+def test_schemes_say_the_same(drawn: tuple[int, list[scores.Span]], first: Scheme, second: Scheme):
     length, there = drawn
     plain = ["O"] * length
     for start, end, kind in there:
         plain[start:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - start - 1)]
-    tags = scores.convert_tags(plain, first)
+    tags = convert_tags(plain, first)
     assert scores.tag_spans(tags) == there
     strict = seqeval.scheme.Entities([tags], SCHEMES[first]).entities[0]
     assert [(e.start, e.end, e.tag) for e in strict] == there, "it is valid by the letter of the scheme"
-    assert scores.convert_tags(scores.convert_tags(tags, second), first) == tags
+    assert convert_tags(convert_tags(tags, second), first) == tags
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,8 @@ def test_schemes_say_the_same(drawn: tuple[int, list[scores.Span]], first: score
         ("", "IOB2", ""),
     ],
 )
-def test_schemes_by_example(tags: str, scheme: scores.Scheme, expected: str):
-    assert scores.convert_tags(tags.split(), scheme) == expected.split()
+def test_schemes_by_example(tags: str, scheme: Scheme, expected: str):
+    assert convert_tags(tags.split(), scheme) == expected.split()
 
 
 @pytest.mark.parametrize("tag", ["X", "PER", "L-PER", "b-per", "", "B-", "O-PER"])
@@ -298,6 +298,6 @@ def test_real_sentences(file: str, entities: int, data_folder: Path):
     gold = [row.values["tags"] for row in RowReader(data_folder / "ner" / file)]
     blank = [["O"] * len(tags) for tags in gold]
     for scheme in SCHEMES:
-        ours = scores.tagging(gold, [scores.convert_tags(tags, scheme) for tags in gold])
+        ours = scores.tagging(gold, [convert_tags(tags, scheme) for tags in gold])
         assert (ours["precision"], ours["recall"], ours["f1"]) == (1.0, 1.0, 1.0)
-    assert sum(row["support"] for row in scores.tagging_per_type(gold, blank).values()) == entities
+    assert sum(row["support"] for row in tagging_per_type(gold, blank).values()) == entities

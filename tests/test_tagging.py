@@ -14,12 +14,13 @@ import pytest
 from fine import FILLER, PEOPLE, PLACES, tokenizer, write_conll, write_multilabel, write_reviews
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from schemes import Scheme, convert_tags
 
 from bertworks.data.questions import Reading
 from bertworks.errors import BertworksError, UsageError
 from bertworks.learn import scores
 from bertworks.learn.answers import mark_entities, runs
-from bertworks.learn.scores import Scheme, convert_tags, tag_spans
+from bertworks.learn.scores import tag_spans
 from bertworks.rows.annotations import with_tags
 from bertworks.rows.schema import Item
 from bertworks.runs.events import Event

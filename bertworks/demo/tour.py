@@ -14,7 +14,7 @@ from pathlib import Path
 from bertworks.demo.corpus import write_demo_corpus
 from bertworks.demo.origins import read_demo_origins, write_demo_origins
 from bertworks.files.names import packaged_minilm
-from bertworks.runs.events import Event
+from bertworks.runs.events import Event, until_done
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.pretrain import pretrain
 from bertworks.use.fill import Filling, fill
@@ -50,24 +50,13 @@ def demo(folder: str | Path, *, minutes: float = 3.5) -> Iterator[Event]:
         )
         yield Event("note", text, {"training_words": corpus.training_words, "held_out_words": corpus.held_out_words})
     model, origins, classifier = folder / "model", folder / "origins", folder / "classifier"
-    learned: Event | None = None
-    for event in pretrain([training], model, budget=f"{round(minutes * 60)}s"):
-        if event.kind == "done":
-            learned = event  # the last of them is the run's
-        else:
-            yield event
-    assert learned is not None
+    learned = yield from until_done(pretrain([training], model, budget=f"{round(minutes * 60)}s"))
     if not (origins / "dev.csv").exists():
         write_demo_origins((training, held_out), origins)
     begin, settings = ("minilm", MINILM) if packaged_minilm() else (str(model), OWN)
     yield Event("stage", f"fine-tuning {begin}: from which library is a paragraph?")
-    taught: Event | None = None
-    for event in finetune_events(classifier, make_finetune_request(origins, model=begin, overrides=settings)):
-        if event.kind == "done":
-            taught = event
-        else:
-            yield event
-    assert taught is not None
+    request = make_finetune_request(origins, model=begin, overrides=settings)
+    taught = yield from until_done(finetune_events(classifier, request))
     figures = baselines(origins) | {f"{begin}, fine-tuned": taught.fields["score"]}
     text = f"{_results(learned, model)}\n\n{_blanks(model, held_out)}\n\n{_scores(figures)}\n\n{_ways_on(folder)}"
     yield Event("done", text, {"pretrained": learned.fields, "finetuned": taught.fields, "accuracy": figures})

@@ -42,7 +42,6 @@ class Benchmark:
     label: tuple[str, ...] = ("label",)  # the same of the label
     labels: tuple[str, ...] = ()  # in the official order; () for numbers. Files and models have names, not numbers
     metrics: tuple[str, ...] = ("accuracy",)  # as in `scores`; the first one counts in averages
-    train_size: int  # rows of the whole training set
     splits: tuple[str, ...] = ("train", "dev", "test")  # of the official download
     headerless: tuple[str, ...] = ()  # those whose .tsv has no header
     submissions: Mapping[str, str]  # split -> the file that the leaderboard wants
@@ -62,40 +61,34 @@ class Benchmark:
 
 GLUE = (
     Benchmark(
-        name="CoLA", text=(("sentence", "column 4"),), label=("label", "column 2"), labels=_YES_NO, train_size=8_551,
+        name="CoLA", text=(("sentence", "column 4"),), label=("label", "column 2"), labels=_YES_NO,
         metrics=("matthews_correlation",), headerless=("train", "dev"), submissions={"test": "CoLA.tsv"},
     ),
-    Benchmark(
-        name="SST-2", text=(("sentence",),), labels=_YES_NO, train_size=67_349, submissions={"test": "SST-2.tsv"}
-    ),
+    Benchmark(name="SST-2", text=(("sentence",),), labels=_YES_NO, submissions={"test": "SST-2.tsv"}),
     Benchmark(
         name="MRPC", text=(("#1 String", *_FIRST), ("#2 String", *_SECOND)), label=("Quality", "label"), labels=_YES_NO,
-        metrics=("f1", "accuracy"), train_size=3_668, submissions={"test": "MRPC.tsv"},
+        metrics=("f1", "accuracy"), submissions={"test": "MRPC.tsv"},
     ),
     Benchmark(
         name="STS-B", text=(_FIRST, _SECOND), label=("score", "label"), metrics=("spearman", "pearson"),
-        train_size=5_749, submissions={"test": "STS-B.tsv"},
+        submissions={"test": "STS-B.tsv"},
     ),
     Benchmark(
         name="QQP", text=(("question1", *_FIRST), ("question2", *_SECOND)), label=("is_duplicate", "label"),
-        labels=_YES_NO, metrics=("f1", "accuracy"), train_size=363_849, submissions={"test": "QQP.tsv"},
+        labels=_YES_NO, metrics=("f1", "accuracy"), submissions={"test": "QQP.tsv"},
     ),
     Benchmark(
         name="MNLI", text=((*_FIRST, "premise"), (*_SECOND, "hypothesis")), label=("gold_label", "label"),
-        labels=("entailment", "neutral", "contradiction"), train_size=392_702,
+        labels=("entailment", "neutral", "contradiction"),
         splits=("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched"),
         submissions={"test_matched": "MNLI-m.tsv", "test_mismatched": "MNLI-mm.tsv"},
     ),
     Benchmark(
-        name="QNLI", text=(("question", "text_a"), ("sentence", "text_b")), labels=_ENTAILMENT, train_size=104_743,
+        name="QNLI", text=(("question", "text_a"), ("sentence", "text_b")), labels=_ENTAILMENT,
         submissions={"test": "QNLI.tsv"},
     ),
-    Benchmark(
-        name="RTE", text=(_FIRST, _SECOND), labels=_ENTAILMENT, train_size=2_490, submissions={"test": "RTE.tsv"}
-    ),
-    Benchmark(
-        name="WNLI", text=(_FIRST, _SECOND), labels=_YES_NO, train_size=635, submissions={"test": "WNLI.tsv"}
-    ),
+    Benchmark(name="RTE", text=(_FIRST, _SECOND), labels=_ENTAILMENT, submissions={"test": "RTE.tsv"}),
+    Benchmark(name="WNLI", text=(_FIRST, _SECOND), labels=_YES_NO, submissions={"test": "WNLI.tsv"}),
 )  # fmt: skip
 
 
@@ -105,11 +98,6 @@ class Found:
 
     benchmark: Benchmark
     files: Mapping[str, Path]  # split -> file
-
-    @property
-    def missing(self) -> tuple[str, ...]:
-        """The splits of the official download that are not there."""
-        return tuple(split for split in self.benchmark.splits if split not in self.files)
 
     @property
     def sampled(self) -> bool:

@@ -4,13 +4,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
-from pathlib import Path
 from typing import Literal
 
 from bertworks.errors import UsageError
 from bertworks.learn.optimization import OptimizerConfig
-from bertworks.learn.recipe import dump, parse_as
+from bertworks.learn.recipe import dump, parse_as, text_of
 from bertworks.nn.config import EncoderConfig
 
 
@@ -105,15 +103,8 @@ def load_finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRe
     Raises:
         UsageError: no such recipe; unknown field, wrong type or refused value: with its path.
     """
-    if name.endswith(".toml"):
-        if not Path(name).is_file():
-            raise UsageError(f"there is no recipe file {name}", fix=f"name one of {', '.join(RECIPES)}, or a file")
-        return parse_as(FinetuneRecipe, Path(name).read_text(encoding="utf-8"), name, overrides)
-    if name not in RECIPES:
-        near = get_close_matches(name, RECIPES, 1)
-        fix = f"did you mean {near[0]}?" if near else f"name one of {', '.join(RECIPES)}, or a .toml file"
-        raise UsageError(f"there is no fine-tuning recipe called {name!r}", fix=fix)
-    return parse_as(FinetuneRecipe, dump(RECIPES[name]), name, overrides)
+    text = text_of(name, "fine-tuning recipe", list(RECIPES), lambda: dump(RECIPES[name]))
+    return parse_as(FinetuneRecipe, text, name, overrides)
 
 
 def suited_length(recipe: FinetuneRecipe, longest: int) -> int:

@@ -129,21 +129,28 @@ def load(name: str, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         UsageError: no such recipe; unknown field, wrong type, missing or refused value: with its path.
     """
+    text = text_of(name, "recipe", names(), lambda: (_folder() / f"{name}.toml").read_text(encoding="utf-8"))
+    return parse(text, name, overrides)
+
+
+def text_of(name: str, what: str, known: Sequence[str], of_known: Callable[[], str]) -> str:
+    """The TOML text of a file, or of a name that is known. what: it is called in messages.
+
+    Raises:
+        UsageError: no such file or name; a file that is no text.
+    """
     if name.endswith(".toml"):
-        path = Path(name)
-        if not path.is_file():
-            raise UsageError(f"there is no recipe file {name}", fix=f"name one of {', '.join(names())}, or a file")
+        if not Path(name).is_file():
+            raise UsageError(f"there is no recipe file {name}", fix=f"name one of {', '.join(known)}, or a file")
         try:
-            text = path.read_text(encoding="utf-8")
+            return Path(name).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
             raise UsageError("this is not a text in UTF-8", where=name, fix="save it as UTF-8") from error
-    elif name in names():
-        text = (_folder() / f"{name}.toml").read_text(encoding="utf-8")
-    else:
-        near = get_close_matches(name, names(), 1)
-        fix = f"did you mean {near[0]}?" if near else f"name one of {', '.join(names())}, or a .toml file"
-        raise UsageError(f"there is no recipe called {name!r}", fix=fix)
-    return parse(text, name, overrides)
+    if name not in known:
+        near = get_close_matches(name, known, 1)
+        fix = f"did you mean {near[0]}?" if near else f"name one of {', '.join(known)}, or a .toml file"
+        raise UsageError(f"there is no {what} called {name!r}", fix=fix)
+    return of_known()
 
 
 def parse(text: str, where: str, overrides: Sequence[str] = ()) -> Recipe:

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ from bertworks.errors import BertworksError
 
 Scores = dict[str, float]
 Span = tuple[int, int, str]  # start, end, type; ends are exclusive
-Scheme = Literal["IOB1", "IOB2", "BIOES"]
 
 _TAG = re.compile(r"O|[BIES](-.+)?", re.DOTALL)
 _Thing = TypeVar("_Thing", bound=Hashable)
@@ -62,12 +61,6 @@ def per_class(gold: Sequence[str], predicted: Sequence[str], labels: Sequence[st
     figures = precision_recall_fscore_support(rows, columns, labels=range(len(labels)), zero_division=0.0)
     names = ("precision", "recall", "f1", "support")
     return {label: {name: float(f[n]) for name, f in zip(names, figures)} for n, label in enumerate(labels)}
-
-
-def confusion(gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> NDArray[np.int64]:
-    """Counts [gold label, predicted label], in the order of `labels`. Raises as `classification`."""
-    rows, columns = _numbers(gold, predicted, labels)
-    return np.bincount(rows * len(labels) + columns, minlength=len(labels) ** 2).reshape(len(labels), -1)
 
 
 def multilabel(gold: Sequence[Collection[str]], predicted: Sequence[Collection[str]]) -> Scores:
@@ -133,11 +126,6 @@ def tagging(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -
     return total | {"accuracy": right / max(sum(map(len, gold)), 1)}
 
 
-def tagging_per_type(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> dict[str, Scores]:
-    """The same for each type of entity, sorted: `precision`, `recall`, `f1`, `support`. Raises as `tagging`."""
-    return spans_per_type(*_entities(gold, predicted))
-
-
 def spans(gold: Sequence[Collection[Span]], predicted: Sequence[Collection[Span]]) -> Scores:
     """`precision`, `recall`, `f1` of spans of characters; right is what has start, end and type of a gold one. Raises
     as `multilabel`."""
@@ -171,27 +159,6 @@ def tag_spans(tags: Sequence[str]) -> list[Span]:
     with _borrowed("seqeval"):
         from seqeval.metrics.sequence_labeling import get_entities
     return [(start, last + 1, kind) for kind, start, last in get_entities(list(tags))]
-
-
-def convert_tags(tags: Sequence[str], scheme: Scheme) -> list[str]:
-    """The tags of one sentence with the same entities, in another scheme. Raises as `tag_spans`.
-
-    IOB1: I, but B where the entity before ends just there and has the same type. IOB2: every entity begins with B.
-    BIOES: the last word has E, an entity of one word S.
-    """
-    converted = ["O"] * len(tags)
-    before: Span = (0, 0, "")
-    for entity in tag_spans(tags):
-        start, end, kind = entity
-        ending = "" if tags[start] in "BIES" else f"-{kind}"  # tags without types stay without
-        letters = ["I"] * (end - start)
-        if scheme != "IOB1" or before[1:] == (start, kind):
-            letters[0] = "B"
-        if scheme == "BIOES":
-            letters[-1] = "E" if len(letters) > 1 else "S"
-        converted[start:end] = [letter + ending for letter in letters]
-        before = entity
-    return converted
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """What happens during a long piece of work, as values: the caller shows them to a person, or writes them as JSON."""
 
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,3 +14,16 @@ class Event:
     kind: Kind
     text: str
     fields: dict[str, Any] = field(default_factory=dict)
+
+
+def until_done(events: Iterable[Event]) -> Generator[Event, None, Event]:
+    """Passes on what happens in a part of a longer work, and returns its last event, which is not that of the
+    whole."""
+    done: Event | None = None
+    for event in events:
+        if event.kind == "done":
+            done = event
+        else:
+            yield event
+    assert done is not None
+    return done

@@ -27,14 +27,15 @@ from bertworks.rows.reader import Quoting
 from bertworks.rows.schema import Task
 from bertworks.runs.claims import absolute, claim, clear, refuse_nested, refuse_other
 from bertworks.runs.datasets import LabelledData, read_data
-from bertworks.runs.events import Event
-from bertworks.runs.examination import Examination, model_card_of
+from bertworks.runs.events import Event, until_done
+from bertworks.runs.examination import Examination
 from bertworks.runs.finetuning import Beginning, Finetuning, reading_of
 from bertworks.runs.interruption import terminable
 from bertworks.runs.judging import metric_of
 from bertworks.runs.processes import Processes
 from bertworks.runs.run import Run
 from bertworks.runs.survey import Survey, survey
+from bertworks.runs.task_card import task_card
 from bertworks.text.atomic import sha256, write_text
 
 FINISHED = "finished.json"  # what the last event said; a folder that has it is done
@@ -225,17 +226,11 @@ def train(prepared: Prepared, output: Path, device: torch.device, processes: Pro
     work = Finetuning(
         p.recipe, p.description, p.beginning, p.units, p.dev, cast(Precision, p.recipe.precision),
         metric=metric_of(p.description.task, p.request.metric, p.description.labels),
-        card=lambda facts: model_card_of(output, p.description, p.recipe, p.request.model, found, facts),
+        card=lambda facts: task_card(output, p.description, p.recipe, p.request.model, found, facts),
         report=examination.report,
     )  # fmt: skip
     yield Event("plan", f"{found}\n{_plan(p, work)}", {"survey": found.as_dict(), "recipe": asdict(p.recipe)})
-    done: Event | None = None
-    for event in Run(output, work, device).events():
-        if event.kind == "done":
-            done = event
-        else:
-            yield event
-    assert done is not None
+    done = yield from until_done(Run(output, work, device).events())
     if processes.first:
         figures, text = examination.examine(device, cast(Precision, p.recipe.precision))
         best: Mapping[str, Any] = done.fields["best"] or {}

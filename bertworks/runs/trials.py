@@ -13,7 +13,7 @@ from bertworks.errors import UsageError
 from bertworks.learn.finetuning import PAPER_GRID
 from bertworks.learn.scores import interval
 from bertworks.runs.datasets import LabelledData
-from bertworks.runs.events import Event
+from bertworks.runs.events import Event, until_done
 from bertworks.runs.finetune import FinetuneRequest, finetune_events
 from bertworks.runs.processes import refuse_many
 from bertworks.text.atomic import replacing, write_text
@@ -85,16 +85,8 @@ def run_trials(
     done: list[dict[str, Any]] = []
     for number, trial in enumerate(trials, 1):
         yield Event("stage", f"fine-tuning {number} of {len(trials)}: {trial.folder}", {"stage": trial.folder})
-        last: Event | None = None
-        for event in finetune_events(
-            output / trial.folder, trial.request, device=device, overwrite=overwrite, data=data
-        ):
-            if event.kind == "done":
-                last = event
-            else:
-                yield event
-        assert last is not None
-        f = last.fields
+        one = finetune_events(output / trial.folder, trial.request, device=device, overwrite=overwrite, data=data)
+        f = (yield from until_done(one)).fields
         done.append(
             {"folder": trial.folder, "setting": trial.setting, "seed": trial.request.seed, "fold": trial.request.fold}
             | {"metric": f["metric"], "score": f["score"], "figures": f["figures"], "seconds": f["seconds"]}

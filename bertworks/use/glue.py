@@ -11,7 +11,7 @@ from bertworks.learn.benchmarks import COLUMNS, GLUE, PUBLISHED, Found, find, ma
 from bertworks.learn.scores import interval
 from bertworks.rows.schema import items
 from bertworks.runs.datasets import LabelledData
-from bertworks.runs.events import Event
+from bertworks.runs.events import Event, until_done
 from bertworks.runs.finetune import make_finetune_request
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.text.atomic import write_text
@@ -85,13 +85,8 @@ def _trials(
     request = make_finetune_request(
         found.files["train"], dev=found.files[split], metric=found.benchmark.metrics[0], **options
     )
-    last: Event | None = None
-    for event in run_trials(folder, plan_trials(request, seeds=seeds), device=device, data=_read(found, split)):
-        if event.kind == "done":
-            last = event
-        else:
-            yield event
-    assert last is not None
+    trials = plan_trials(request, seeds=seeds)
+    last = yield from until_done(run_trials(folder, trials, device=device, data=_read(found, split)))
     return last.fields["trials"], last.text.splitlines()[0]
 
 
