@@ -5,7 +5,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("unhurried", deadline=None)  # how long an example takes says what else the machine does
+settings.load_profile("unhurried")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # threads that spin starve the other tests' processes
 os.environ["HF_HUB_OFFLINE"] = "1"
