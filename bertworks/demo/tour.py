@@ -6,7 +6,10 @@ baselines.
 """
 
 import json
+import os
 import re
+import shutil
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,9 +136,16 @@ def _scores(figures: dict[str, float]) -> str:
 
 
 def _ways_on(folder: Path) -> str:
+    activate = Path(sys.executable).with_name("activate")
+    is_command = shutil.which("bertworks") or not activate.exists()
     lines = [
         f"reports: {folder / 'model' / 'report.html'}",
         f"         {folder / 'classifier' / 'report.html'}",
+        *(
+            []
+            if is_command
+            else [f"first:   . {os.path.relpath(activate)}    (makes bertworks a command in this shell)"]
+        ),
         f'try:     bertworks fill {folder / "model"} "The result is a [MASK]."',
         f"         bertworks predict {folder / 'classifier'} {folder / 'origins' / 'dev.csv'} --top-k 3",
         "         bertworks pretrain YOUR-TEXT -o YOUR-MODEL --budget 1h",
