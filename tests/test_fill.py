@@ -7,11 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from fine import tokenizer
 from tiny import documents, write_corpus, write_recipe
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.foreign import to_huggingface
+from bertworks.files.model import save_model
+from bertworks.learn.objectives import PretrainingModel
+from bertworks.nn.config import EncoderConfig
 from bertworks.runs.pretrain import pretrain
+from bertworks.use.explain import explain
 from bertworks.use.fill import Filler, fill
 
 
@@ -95,6 +100,19 @@ def test_as_many_answers_as_there_are_tokens(model: Path):
     (answers,) = Filler(model)("[MASK]", 10**6)
     assert len(answers) == size
     assert sum(answer["score"] for answer in answers) == pytest.approx(1, abs=1e-4)
+
+
+def test_only_words_that_the_tokenizer_knows(tmp_path: Path):
+    """Of a model whose table of words has more rows, as many have whose number of rows suits a machine."""
+    t = tokenizer()
+    config = EncoderConfig(vocab_size=t.vocab_size + 9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
+    state = PretrainingModel(config).state_dict()
+    state["masked_lm.bias"][-9:] = 5.0
+    save_model(tmp_path, state, config, t, card="tiny")
+    (answers,) = Filler(tmp_path)("[MASK]", 10**6)
+    assert len(answers) == t.vocab_size
+    assert sum(answer["score"] for answer in answers) < 0.5
+    assert explain(tmp_path, "[MASK]").asked.startswith(f"“{answers[0]['token_str']}”")
 
 
 @pytest.mark.parametrize("text", ["", " ", "no blank here", "[ MASK ]", "MASK", "\n"])

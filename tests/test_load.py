@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fine import tokenizer
+from fine import storages, tokenizer
 from test_export import write_encoder, write_head
 
 import bertworks as bw
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.model import load_model
+from bertworks.files.model import load_model, load_state
 from bertworks.files.names import packaged_minilm
+from bertworks.nn.config import EncoderConfig
 from bertworks.use.embedder import Embedder
 from bertworks.use.load import LoadedModel
 
@@ -71,24 +72,27 @@ def test_the_answers_are_those_of_the_rooms(folders: dict[str, Path]):
     assert "can embed, explain, predict" in repr(classifier)
 
 
-def test_weights_are_read_once_and_not_before_they_are_asked(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
-    reads = []
+@pytest.mark.parametrize("kind", ["pretrained", "vectors", "classifier", "tagger"])
+def test_weights_are_read_and_kept_once_and_not_before_they_are_asked(
+    kind: str, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+):
+    size = sum(tensor.nbytes for tensor in load_model(folders[kind]).state.values())
+    reads, before = [], storages()
 
-    def counted(folder: Path, **how: object) -> object:
+    def counted(folder: Path, config: EncoderConfig) -> object:
         reads.append(folder)
-        return load_model(folder, **how)
+        return load_state(folder, config)
 
-    for room in ("embedder", "fill"):
-        monkeypatch.setattr(f"bertworks.use.{room}.load_model", counted)
-    found = bw.load(folders["pretrained"], device="cpu")
+    monkeypatch.setattr("bertworks.use.opened.load_state", counted)
+    found = bw.load(folders[kind], device="cpu")
     assert found.can
     assert found.tokenizer.encode(TEXT).ids
     assert reads == []
-    for _ in range(3):
-        found.embed([TEXT])
-        found.fill([BLANK])
-        found.score([TEXT])
-    assert len(reads) == 2
+    for _ in range(2):
+        for name in found.can:
+            ASKED[name](found)
+    assert len(reads) == 1
+    assert sum(nbytes for place, nbytes in storages().items() if place not in before) == size
 
 
 def test_wrong_calls(folders: dict[str, Path], tmp_path: Path):

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fine import write_model
+from fine import storages, write_model
 from served import Local, write_head
 
+from bertworks.files.model import load_model
 from bertworks.use.embedder import Embedder
 from bertworks.use.explain import explain
 from bertworks.use.fill import Filler
@@ -97,6 +98,28 @@ def test_masks_are_filled_as_by_fill(words: Local, models: dict[str, Path]):
     assert tokens == [[[one["token_str"] for one in mask] for mask in text] for text in theirs]
     assert ours[0][0][0].keys() == {"score", "token", "token_str", "sequence", "text"}
     assert near(words.post("/fill", {"inputs": texts[1], "top_k": 3}).json(), ours[1])
+
+
+@pytest.mark.parametrize("kind", ["words", "pairs"])
+def test_a_server_holds_each_weight_once(kind: str, models: dict[str, Path], tmp_path: Path):
+    """Whatever it is asked, and with an index of the same model."""
+    size = sum(tensor.nbytes for tensor in load_model(models[kind]).state.values())
+    index = None
+    if kind == "words":
+        index = Index.create(tmp_path / "idx", models[kind], device="cpu").folder
+    pair = ["good film", "the men"]
+    requests = {
+        "embed": {"inputs": "good film"}, "fill": {"inputs": "the [MASK] was"}, "search": {"query": "good"},
+        "predict": {"inputs": pair}, "rerank": {"query": pair[0], "texts": pair}, "explain": {"inputs": pair},
+    }  # fmt: skip
+    before = storages()
+    with Local(models[kind], index=index) as local:
+        abilities = set(requests) & set(local.abilities.asks)
+        assert len(abilities) == (4 if kind == "words" else 3)
+        for _ in range(2):
+            assert all(local.post(f"/{name}", requests[name]).status_code == 200 for name in abilities)
+        held = sum(nbytes for place, nbytes in storages().items() if place not in before)
+        assert size <= held < 1.01 * size  # the last batch may still be there
 
 
 def test_documents_are_found(words: Local):

@@ -106,19 +106,33 @@ def load_model(folder: str | Path, *, needs: Collection[str] = ()) -> Model:
         raise BertworksError("no such model folder", where=str(folder), fix="make one with `bertworks pretrain`")
     path = folder / "config.json"
     config = foreign.config_from_huggingface(read_json(path), where=str(path))
-    weights = read_weights(folder)
-    where = str(folder / WEIGHTS)
-    state = {name: value.float() for name, value in foreign.from_huggingface(weights, config, where=where).items()}
-    if absent := sorted(set(needs) - foreign.parts_of(state)):
-        raise BertworksError(
-            f"this model has no {' and no '.join(absent)} (it has {', '.join(sorted(foreign.parts_of(state)))})",
-            where=str(folder),
-            fix="use a folder that `bertworks pretrain` made, or one saved as BertForPreTraining",
-        )
-    refuse_non_finite(state, where)
+    state = load_state(folder, config)
+    refuse_absent(foreign.parts_of(state), needs, folder)
     tokenizer = Tokenizer.load(folder)
     _check_vocabulary(tokenizer, config, folder)
     return Model(config, state, tokenizer)
+
+
+def load_state(folder: Path, config: EncoderConfig) -> dict[str, Tensor]:
+    """The weights of a model folder as `Model.state` has them.
+
+    Raises:
+        BertworksError: files missing, damaged or hostile; not a BERT of this configuration.
+    """
+    weights, where = read_weights(folder), str(folder / WEIGHTS)
+    state = {name: value.float() for name, value in foreign.from_huggingface(weights, config, where=where).items()}
+    refuse_non_finite(state, where)
+    return state
+
+
+def refuse_absent(parts: Collection[str], needs: Collection[str], folder: Path) -> None:
+    """Raises BertworksError where a model has not the parts that are needed."""
+    if absent := sorted(set(needs) - set(parts)):
+        raise BertworksError(
+            f"this model has no {' and no '.join(absent)} (it has {', '.join(sorted(parts))})",
+            where=str(folder),
+            fix="use a folder that `bertworks pretrain` made, or one saved as BertForPreTraining",
+        )
 
 
 def weights_sha256(folder: str | Path) -> str:

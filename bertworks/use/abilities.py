@@ -7,13 +7,12 @@ from typing import Any
 
 import bertworks
 from bertworks.errors import UsageError
-from bertworks.files.model import is_exported
-from bertworks.files.names import locate
 from bertworks.files.task import has_task
 from bertworks.use.ask_finetuned import AskFinetuned
 from bertworks.use.ask_pretrained import AskPretrained
 from bertworks.use.explain import explain
 from bertworks.use.index import Index
+from bertworks.use.opened import Opened
 from bertworks.use.question import Limits, Question, Request, TooMuchError, prompt_of, texts_of
 
 
@@ -35,17 +34,14 @@ class Abilities:
     def __init__(
         self, model: str | Path, *, index: str | Path | None = None, device: str = "auto", limits: Limits | None = None
     ):
-        self.limits, self.folder = limits or Limits(), locate(model)
-        self.name = Path(model).name or str(model)
-        speaker: AskPretrained | AskFinetuned
-        if has_task(self.folder):
-            speaker = AskFinetuned(self.folder, device)
-        else:
-            speaker = AskPretrained(self.folder, self.name, device)
-        self.tokenizer, self.asks, self.info = speaker.tokenizer, speaker.asks, speaker.info
+        self.limits, self._model = limits or Limits(), Opened(model, device)
+        self.name, self.tokenizer = self._model.name, self._model.tokenizer
+        finetuned = has_task(self._model.within)
+        speaker = AskFinetuned(self._model) if finetuned else AskPretrained(self._model)
+        self.asks, self.info = speaker.asks, speaker.info
         if index is not None:
             self._add_search(Path(index), speaker, device)
-        if not is_exported(self.folder):
+        if not self._model.exported:
             self.asks["explain"] = self.explain
         self.asks |= {"tokenize": self.tokenize, "decode": self.decode}
         self.info = {"model_id": self.name, "model_sha": None, "model_dtype": "float32", "index": None,
@@ -54,7 +50,7 @@ class Abilities:
                      "version": bertworks.__version__, **self.info}  # fmt: skip
 
     def _add_search(self, folder: Path, speaker: AskPretrained | AskFinetuned, device: str) -> None:
-        index = Index(folder, model=self.folder if isinstance(speaker, AskPretrained) else None, device=device)
+        index = Index(folder, model=self._model if isinstance(speaker, AskPretrained) else None, device=device)
         index.embedder  # noqa: B018  the wrong model is told of at once
         second = speaker.reranker if isinstance(speaker, AskFinetuned) else None
         facts = {"documents": len(index), "model": index.manifest.model, "rerank": second is not None}
@@ -79,11 +75,10 @@ class Abilities:
         return Question(lambda rows: rows[0], [(texts, request)], [1], self._explanations)
 
     def _explanations(self, asked: Sequence[tuple[list[str], Request]]) -> list[dict[str, Any]]:
-        """Each with a network of its own: to explain is to change for a moment what the network reads."""
         return [self._explanation(texts, request) for texts, request in asked]
 
     def _explanation(self, texts: list[str], request: Request) -> dict[str, Any]:
-        found = explain(self.folder, *texts, target=request["target"], baseline=request["baseline"])
+        found = explain(self._model, *texts, target=request["target"], baseline=request["baseline"])
         nothing = dict.fromkeys(("gradients", "completeness_error", "steps", "occlusion", "attention", "similarity"))
         maps = found.maps() if request["maps"] else {}
         size = {"layers": len(found.attention), "heads": len(found.attention[0])}

@@ -3,7 +3,6 @@ Inference, and in their style those of Hugging Face's pipelines."""
 
 from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from bertworks.files.task import TaskDescription
 from bertworks.learn.answers import mark_entities, sigmoid
 from bertworks.learn.inference import logits_of
 from bertworks.runs.finetuning import decoding_of
+from bertworks.use.opened import Opened
 from bertworks.use.predict import Predictor, item_of
 from bertworks.use.question import Ask, Question, Request, Rows, first_of, refuse_cut, texts_of
 from bertworks.use.rerank import Reranker, fits_pairs
@@ -21,10 +21,10 @@ from bertworks.use.rerank import Reranker, fits_pairs
 class AskFinetuned:
     """What a fine-tuned model can be asked."""
 
-    def __init__(self, folder: Path, device: str):
-        self._predictor = Predictor(folder, device=device)
+    def __init__(self, model: Opened):
+        self._predictor = Predictor(model)
         self._decoding = decoding_of(self._predictor.description)
-        self.tokenizer, d = self._predictor.tokenizer, self._predictor.description
+        d = self._predictor.description
         self.reranker = Reranker(self._predictor) if fits_pairs(d) else None
         self.asks: dict[str, Ask] = {}
         match d.task:

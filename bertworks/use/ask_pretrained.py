@@ -3,16 +3,15 @@ of Text Embeddings Inference and of OpenAI."""
 
 import base64
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.learn.machine import choose_device
 from bertworks.learn.whitening import normalized
 from bertworks.use.embedder import Embedder
 from bertworks.use.fill import Filler
+from bertworks.use.opened import Opened
 from bertworks.use.question import Ask, Question, Request, Rows, prompt_of, refuse_cut, texts_of
 
 MOST_FILLINGS = 100  # of a mask
@@ -21,21 +20,24 @@ MOST_FILLINGS = 100  # of a mask
 class AskPretrained:
     """What a model that was not fine-tuned can be asked."""
 
-    def __init__(self, folder: Path, name: str, device: str):
-        self._name, self.asks = name, dict[str, Ask]()
+    def __init__(self, model: Opened):
+        self._name, self.asks = model.name, dict[str, Ask]()
         why: list[BertworksError] = []  # an exported model gives one of the two
         self.info: dict[str, Any] = {"labels": [], "reads": "text", "prompts": {}, "dimension": None}
         try:
-            self._filler = Filler(folder, choose_device(device).type)
+            self._filler = Filler(model)
             self.asks["fill"] = self.fill
-            self.tokenizer, self.info["max_input_length"] = self._filler.tokenizer, self._filler.longest
+            self.info["max_input_length"] = self._filler.longest
         except BertworksError as error:
             why.append(error)
         try:
-            self._embedder = e = Embedder(folder, device=device)
+            self._embedder = e = Embedder(model)
             self.asks |= {"embed": self.embed, "similarity": self.similarity, "embeddings": self.embeddings}
-            self.tokenizer, self.info["max_input_length"] = e.tokenizer, e.settings.max_length
-            self.info |= {"prompts": dict(e.settings.prompts), "dimension": e.dimension}
+            self.info |= {
+                "max_input_length": e.settings.max_length,
+                "prompts": dict(e.settings.prompts),
+                "dimension": e.dimension,
+            }
         except BertworksError as error:
             why.append(error)
         if not self.asks:

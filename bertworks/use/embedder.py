@@ -14,20 +14,18 @@ from numpy.typing import NDArray
 from bertworks.data.labelled import Unit
 from bertworks.data.masking import Example
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.model import EXPORTED, is_exported, load_model, load_settings, weights_sha256
-from bertworks.files.names import locate
+from bertworks.files.model import weights_sha256
 from bertworks.files.sentence import read_sentence, write_sentence
-from bertworks.learn.exported import Exported, refuse_elsewhere
+from bertworks.learn.exported import Exported
 from bertworks.learn.inference import vectors_of
-from bertworks.learn.machine import Precision, choose_device, keep_memory
+from bertworks.learn.machine import Precision, keep_memory
 from bertworks.learn.whitening import normalized
-from bertworks.nn.config import EncoderConfig
 from bertworks.nn.encoder import Encoder
 from bertworks.nn.pooling import Pooling
 from bertworks.rows.reader import Row, RowReader
 from bertworks.text.streams import Tally
 from bertworks.text.tables import as_text, choose_column, find_column
-from bertworks.text.tokenizer import Tokenizer
+from bertworks.use.opened import Opened, opened
 
 Vectors = NDArray[np.float32]
 AT_ONCE = 2048  # texts that are read, sorted by length and embedded together
@@ -38,7 +36,8 @@ class Embedder:
     """A loaded model that makes vectors.
 
     Args:
-        model: a folder of ours, of transformers or of sentence-transformers, an exported encoder, `minilm`, a hub id.
+        model: a folder of ours, of transformers or of sentence-transformers, an exported encoder, `minilm`, or a hub
+            id; or one that is open, which stays where it is.
         pooling, normalize, max_length: None: as the model's own files say; else the mean, not normalised, and as many
             tokens as the model reads.
 
@@ -52,7 +51,7 @@ class Embedder:
 
     def __init__(
         self,
-        model: str | Path,
+        model: str | Path | Opened,
         *,
         pooling: Pooling | None = None,
         normalize: bool | None = None,
@@ -62,9 +61,10 @@ class Embedder:
     ):
         if pooling is not None and pooling not in get_args(Pooling):
             raise UsageError(f"there is no pooling {pooling!r}", fix=f"take one of {', '.join(get_args(Pooling))}")
-        self.folder, found = read_sentence(locate(model))
-        config, self.tokenizer, self._network = _opened(self.folder, device, precision)
-        longest = config.max_position_embeddings
+        source = opened(model, device)
+        self.folder, found = read_sentence(source.folder)
+        self.tokenizer, self._network = source.tokenizer, _network(source, precision)
+        longest = source.config.max_position_embeddings
         if max_length is not None and not 3 <= max_length <= longest:
             raise UsageError(f"max_length is {max_length}: the model reads from 3 to {longest} tokens")
         self.settings = replace(
@@ -73,7 +73,7 @@ class Embedder:
             normalize=found.normalize if normalize is None else normalize,
             max_length=max_length or min(found.max_length or longest, self.tokenizer.model_max_length, longest),
         )
-        self.dimension, self.precision = config.hidden_size, precision
+        self.dimension, self.precision = source.config.hidden_size, precision
         if self.settings.pooling == "last-four" and isinstance(self._network, Exported):
             fix = "take another pooling, or the model that was exported"
             raise UsageError("an exported model gives its last layer alone", where=str(self.folder), fix=fix)
@@ -136,15 +136,10 @@ class Embedder:
         }
 
 
-def _opened(folder: Path, device: str, precision: Precision) -> tuple[EncoderConfig, Tokenizer, Encoder | Exported]:
-    if is_exported(folder):
-        refuse_elsewhere(device, precision, folder)
-        config, tokenizer = load_settings(folder)
-        return config, tokenizer, Exported(folder / EXPORTED, gives=("last_hidden_state", config.hidden_size))
-    config, state, tokenizer = load_model(folder, needs={"encoder"})
-    network = Encoder(config)
-    network.load_state_dict({name: state[f"encoder.{name}"] for name in network.state_dict()})
-    return config, tokenizer, network.to(choose_device(device)).eval()
+def _network(source: Opened, precision: Precision) -> Encoder | Exported:
+    if source.exported:
+        return source.session(precision, gives=("last_hidden_state", source.config.hidden_size))
+    return source.network(Encoder, "encoder", prefix="encoder.")
 
 
 def embed(

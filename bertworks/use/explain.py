@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertworks.data.batch import Batch, collate
 from bertworks.data.masking import Example
@@ -17,19 +17,18 @@ from bertworks.data.questions import Encoded
 from bertworks.data.sampling import Ids
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.foreign import parts_of
-from bertworks.files.model import load_model
-from bertworks.files.names import locate
 from bertworks.files.task import TaskDescription, has_task
 from bertworks.learn.answers import Answer
 from bertworks.learn.attribution import Asked, integrated_gradients, log_odds, occlusion
 from bertworks.learn.inference import logits_of
-from bertworks.learn.machine import choose_device
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.tasks import TaskModel
 from bertworks.nn.attention_maps import attention_maps
 from bertworks.nn.encoder import Encoder
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.use.explanation import Explanation
+from bertworks.use.fill import load_masked_lm
+from bertworks.use.opened import Opened, opened
 from bertworks.use.predict import Predictor, item_of
 
 MOST_ANSWERS = 5
@@ -48,17 +47,16 @@ class _Question(NamedTuple):
 class _Reader(NamedTuple):
     """A loaded model and what it said."""
 
-    network: nn.Module
     encoder: Encoder
-    logits: Callable[[Batch], Tensor]
-    tokenizer: Tokenizer
+    logits: Callable[[Batch], Tensor] | None  # of its head, if it has one
     question: _Question
     answer: Rows
-    notes: tuple[str, ...]
+    notes: Sequence[str]
+    frozen: bool = False  # the encoder lets no gradients through
 
 
 def explain(
-    model: str | Path,
+    model: str | Path | Opened,
     *texts: str,
     target: str | None = None,
     baseline: Literal["mask", "pad"] = "mask",
@@ -72,7 +70,7 @@ def explain(
     [MASK], or without a head, there are no attributions.
 
     Args:
-        model: a folder or a name, pre-trained or fine-tuned.
+        model: a folder or a name, pre-trained or fine-tuned; or one that is open, which stays where it is.
         texts: one; or a pair, a question and its context, a prompt and its choices.
         target: another label than the one that is given; of tags, the word in question; of a [MASK], another word.
         baseline: which token stands for "nothing is said here": [MASK], or [PAD].
@@ -81,11 +79,10 @@ def explain(
         UsageError: texts that the model does not read, or a target that it does not have.
         BertworksError: no such model.
     """
-    folder = locate(model)
-    read = _finetuned if has_task(folder) else _pretrained
-    r = read(folder, texts, target, device)
-    r.network.requires_grad_(False)
-    example, t = r.question.example, r.tokenizer
+    source = opened(model, device)
+    read = _finetuned if has_task(source.within) else _pretrained
+    r = read(source, texts, target)
+    example, t = r.question.example, source.tokenizer
     batch = collate([example]).to(r.encoder.embeddings.word.weight.device)
     with torch.no_grad():
         states = r.encoder(batch.input_ids, batch.layout, batch.token_type_ids)
@@ -93,16 +90,16 @@ def explain(
     blank = t.mask_id if baseline == "mask" else t.pad_id
     spans, other = _words(example.input_ids, t, blank)
     gradients = fallen = None
-    notes = r.notes
-    if r.question.value is not None:
+    notes = tuple(r.notes)
+    if r.question.value is not None and r.logits is not None:
         asked = Asked(r.logits, r.encoder.embeddings.word, r.question.value)
         fallen = occlusion(asked, example, spans, other)
-        if getattr(r.network, "features", None) is None:
+        if not r.frozen:
             gradients = integrated_gradients(asked, example, other)
         else:
             notes += ("the encoder of this model is frozen and lets no gradients through: there is only occlusion",)
     return Explanation(
-        model=Path(model).name or str(model),
+        model=source.name,
         texts=texts,
         answer=r.answer,
         asked=r.question.name,
@@ -129,34 +126,33 @@ def _words(ids: Ids, t: Tokenizer, blank: int) -> tuple[tuple[tuple[int, int], .
 # --- a pre-trained model
 
 
-def _pretrained(folder: Path, texts: Sequence[str], target: str | None, device: str) -> _Reader:
+def _pretrained(source: Opened, texts: Sequence[str], target: str | None) -> _Reader:
     if not 1 <= len(texts) <= 2:
         raise UsageError(f"{len(texts)} texts: a pre-trained model reads one, or a pair")
-    config, state, t = load_model(folder, needs={"encoder"})
-    network = PretrainingModel(config, next_sentence=False)
-    # Of a model without the head for masked words that part stays as it was drawn, and is not used.
-    network.load_state_dict({name: state[name] for name in network.state_dict() if name in state}, strict=False)
-    network.to(choose_device(device)).eval()
-    encoding = t.encode(*texts, max_length=config.max_position_embeddings)
+    t = source.tokenizer
+    network = load_masked_lm(source)[0] if "masked_lm" in parts_of(source.state) else None
+    encoder = network.encoder if network else source.network(Encoder, "encoder", prefix="encoder.")
+    encoding = t.encode(*texts, max_length=source.config.max_position_embeddings)
     ids, types = (np.array(one, np.int64) for one in (encoding.ids, encoding.type_ids))
     masks = np.flatnonzero(ids == t.mask_id)[:1]
     question = _Question(Example(ids, types, masks, np.zeros_like(masks), -1))
     answer: Rows = ()
     notes = [f"{encoding.num_truncated} tokens were too many and were cut off"] if encoding.num_truncated else []
-    if "masked_lm" not in parts_of(state):
+    if network is None:
         notes.append("this model has no head: there is no answer whose words could be weighed")
     elif not len(masks):
         mask = t.special_tokens["mask_token"]
         notes.append(f"nothing is asked: put {mask} where a word is missing, and the words that decide on it are shown")
     else:
         question, answer = _masked(network, t, question.example, target)
-    return _Reader(network, network.encoder, network.scores, t, question, answer, tuple(notes))
+    return _Reader(encoder, network and network.scores, question, answer, notes)
 
 
 def _masked(network: PretrainingModel, t: Tokenizer, example: Example, target: str | None) -> tuple[_Question, Rows]:
     batch = collate([example]).to(network.encoder.embeddings.word.weight.device)
     with torch.no_grad():
-        best = network.scores(batch)[0].float().softmax(-1).topk(min(MOST_ANSWERS, t.vocab_size))
+        words = network.scores(batch)[0].float().softmax(-1)[: t.vocab_size]  # the model may have more
+    best = words.topk(min(MOST_ANSWERS, len(words)))
     token = int(best.indices[0])
     if target is not None:
         ids = t.ids([target])[0]
@@ -172,12 +168,12 @@ def _masked(network: PretrainingModel, t: Tokenizer, example: Example, target: s
 # --- a fine-tuned one
 
 
-def _finetuned(folder: Path, texts: Sequence[str], target: str | None, device: str) -> _Reader:
-    predictor = Predictor(folder, device=device)
+def _finetuned(source: Opened, texts: Sequence[str], target: str | None) -> _Reader:
+    predictor = Predictor(source)
     d, network = predictor.description, predictor.network
     if not isinstance(network, TaskModel):
         fix = "name the folder that it was exported from"
-        raise BertworksError("nobody can look into an exported model", where=str(folder), fix=fix)
+        raise BertworksError("nobody can look into an exported model", where=str(source.within), fix=fix)
     item = item_of(texts[0] if len(texts) == 1 else texts, 1, d)
     ((encoded, answer),) = predictor.answers([item])
     if target is not None and d.task in ("regression", "choice", "qa"):
@@ -193,9 +189,8 @@ def _finetuned(folder: Path, texts: Sequence[str], target: str | None, device: s
             question = _answered(encoded, answer)
         case _:
             question = _whole(d, encoded, answer, target)
-    return _Reader(
-        network, network.encoder, network.logits, predictor.tokenizer, question, _said(d, encoded, answer), tuple(notes)
-    )
+    frozen = network.features is not None
+    return _Reader(network.encoder, network.logits, question, _said(d, encoded, answer), notes, frozen)
 
 
 def _said(d: TaskDescription, encoded: Encoded, answer: Answer) -> Rows:

@@ -1,6 +1,7 @@
 """What a model would write in the place of [MASK]."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple, TypedDict
@@ -14,13 +15,10 @@ from bertworks.data.labelled import packed_numbers
 from bertworks.data.masking import Example
 from bertworks.data.sampling import Ids, Special, frame
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.model import EXPORTED, is_exported, load_model, load_settings
-from bertworks.files.names import locate
-from bertworks.learn.exported import Exported, refuse_elsewhere
 from bertworks.learn.inference import TOKENS
-from bertworks.learn.machine import choose_device
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.text.tokenizer import Encoding, Tokenizer
+from bertworks.use.opened import Opened, opened
 
 
 class Filling(TypedDict):
@@ -33,16 +31,14 @@ class Filling(TypedDict):
     text: str  # as it was given, the token in the place of its mask
 
 
-def load_masked_lm(model: str | Path, device: str = "auto") -> tuple[PretrainingModel, Tokenizer]:
+def load_masked_lm(model: str | Path | Opened, device: str = "auto") -> tuple[PretrainingModel, Tokenizer]:
     """A model that says what is behind masks, in evaluation mode.
 
     Raises:
         BertworksError: no such model, or one without this head.
     """
-    config, state, tokenizer = load_model(locate(model), needs={"encoder", "masked_lm"})
-    network = PretrainingModel(config, next_sentence=False)
-    network.load_state_dict({name: state[name] for name in network.state_dict()})
-    return network.to(choose_device(device)).eval(), tokenizer
+    source = opened(model, device)
+    return source.network(partial(PretrainingModel, next_sentence=False), "encoder", "masked_lm"), source.tokenizer
 
 
 class Blanks(NamedTuple):
@@ -57,20 +53,17 @@ class Blanks(NamedTuple):
 
 class Filler:
     """A loaded model that fills masks. The model is a folder, also an exported one, or a name as `files.names` knows
-    them."""
+    them; or one that is open, which stays where it is."""
 
-    def __init__(self, model: str | Path, device: str = "cpu"):
-        folder = locate(model)
-        if is_exported(folder):
-            refuse_elsewhere(device, "fp32", folder)
-            config, self.tokenizer = load_settings(folder)
-            exported = Exported(folder / EXPORTED, gives=("logits", config.vocab_size))
+    def __init__(self, model: str | Path | Opened, device: str = "cpu"):
+        source = opened(model, device)
+        self.tokenizer, self.longest = source.tokenizer, source.config.max_position_embeddings
+        if source.exported:
+            exported = source.session("fp32", gives=("logits", source.config.vocab_size))
             self._scores, self._device = exported.logits, torch.device("cpu")
         else:
-            self.model, self.tokenizer = load_masked_lm(folder, device)
+            self.model, _ = load_masked_lm(source)
             self._scores, self._device = self.model.scores, next(self.model.parameters()).device
-            config = self.model.encoder.config
-        self.longest = config.max_position_embeddings
 
     def __call__(self, text: str, k: int = 5) -> list[list[Filling]]:
         """For each mask of the text, in order, the k most probable tokens, each mask on its own.
@@ -102,12 +95,13 @@ class Filler:
     @torch.no_grad()
     def likeliest(self, texts: Sequence[Blanks], k: int) -> list[Tensor]:
         """For each text float32 [masks, 2, k]: the k greatest probabilities and their tokens. Texts are computed
-        together, sorted by length."""
+        together, sorted by length. A model may have more words than its tokenizer, which nobody can say."""
         examples = [example for one in texts for example in one.examples]
         found = [torch.zeros(0)] * len(examples)
         for part in packed_numbers([len(e.input_ids) for e in examples], [1] * len(examples), TOKENS):
             batch = collate([examples[number] for number in part]).to(self._device)
-            best = self._scores(batch).float().softmax(-1).topk(min(k, self.tokenizer.vocab_size))
+            words = self._scores(batch).float().softmax(-1)[:, : self.tokenizer.vocab_size]
+            best = words.topk(min(k, words.shape[1]))
             rows = torch.stack([best.values, best.indices.float()], 1).cpu()
             for number, row in zip(part, rows.split([len(examples[n].masked_positions) for n in part]), strict=True):
                 found[number] = row

@@ -21,6 +21,7 @@ from bertworks.text.lexical import bm25, hash_of, postings
 from bertworks.use.embedder import Embedder
 from bertworks.use.neighbours import FILE as NEIGHBOURS
 from bertworks.use.neighbours import Neighbours, write_neighbours
+from bertworks.use.opened import Opened
 from bertworks.use.rerank import Reranker
 from bertworks.use.segments import (
     MANIFEST,
@@ -54,7 +55,7 @@ class Index:
     What another process adds is seen when the folder is opened again.
 
     Args:
-        model: where the model is now; None: where it was when the index was made.
+        model: where the model is now, or the open model; None: where it was when the index was made.
 
     Attributes:
         manifest: what the index says of itself.
@@ -64,7 +65,7 @@ class Index:
             another one than that which made the index.
     """
 
-    def __init__(self, folder: str | Path, *, model: str | Path | None = None, device: str = "auto"):
+    def __init__(self, folder: str | Path, *, model: str | Path | Opened | None = None, device: str = "auto"):
         self.folder, self._model, self._device = Path(folder), model, device
         self._segments: dict[str, Segment] = {}
         self._walked: tuple[Sequence[str], Neighbours] | None = None

@@ -8,9 +8,7 @@ from typing import Any, Literal
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.foreign import architecture_of, parts_in
-from bertworks.files.model import is_exported, load_settings, read_weights
-from bertworks.files.names import locate
-from bertworks.files.sentence import read_sentence
+from bertworks.files.model import read_weights
 from bertworks.files.storage import read_json
 from bertworks.files.task import has_task
 from bertworks.learn.answers import Answer
@@ -20,6 +18,7 @@ from bertworks.use.embedder import Embedder, Vectors
 from bertworks.use.explain import explain
 from bertworks.use.explanation import Explanation
 from bertworks.use.fill import Filler, Filling
+from bertworks.use.opened import Opened
 from bertworks.use.predict import Predictor
 from bertworks.use.score import Score, scores_of
 
@@ -34,7 +33,8 @@ _WHY: dict[Ability, tuple[str, str]] = {  # what is missing, and what to do inst
 
 
 class LoadedModel:
-    """A model that `load` opened. Its weights are read when something is first asked of them, and stay.
+    """A model that `load` opened. Its weights are read when something is first asked of them, and stay, once for all
+    that is asked.
 
     Attributes:
         folder: where it lies.
@@ -43,12 +43,8 @@ class LoadedModel:
     """
 
     def __init__(self, model: str | Path, *, device: str = "auto", precision: Precision = "fp32"):
-        self.folder, self._device, self._precision = locate(model), device, precision
-        try:
-            self._within = read_sentence(self.folder)[0]
-        except BertworksError:  # its vectors are made in a way that we do not know: `embed` will say so
-            self._within = self.folder
-        self.config, self.tokenizer = load_settings(self._within)
+        self._opened, self._precision = Opened(model, device), precision
+        self.folder, self.config, self.tokenizer = self._opened.folder, self._opened.config, self._opened.tokenizer
 
     def __repr__(self) -> str:
         c = self.config
@@ -58,12 +54,13 @@ class LoadedModel:
     @cached_property
     def can(self) -> tuple[Ability, ...]:
         """Which of its methods have an answer: "embed", "explain", "fill", "score", "predict"."""
-        predicts: list[Ability] = ["predict"] if has_task(self._within) else []
-        if is_exported(self._within):
-            named = read_json(self._within / "config.json").get("architectures")
+        within = self._opened.within
+        predicts: list[Ability] = ["predict"] if has_task(within) else []
+        if self._opened.exported:
+            named = read_json(within / "config.json").get("architectures")
             fills = named == [architecture_of(["encoder.", "masked_lm."])]
             return tuple(predicts or (["fill"] if fills else ["embed"]))
-        fills = "masked_lm" in parts_in(read_weights(self._within))
+        fills = "masked_lm" in parts_in(read_weights(within))
         return ("embed", "explain", *(("fill", "score") if fills else ()), *predicts)
 
     def embed(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
@@ -114,14 +111,14 @@ class LoadedModel:
         return self._predictor.predict(texts, top_k=top_k, probabilities=probabilities)
 
     def explain(self, *texts: str, target: str | None = None, baseline: Literal["mask", "pad"] = "mask") -> Explanation:
-        """Why the model answers what it answers to one text, or pair: see `bertworks.explain`. It is read anew.
+        """Why the model answers what it answers to one text, or pair: see `bertworks.explain`.
 
         Raises:
             UsageError: texts that the model does not read, or a target that it does not have.
             BertworksError: it is an exported one.
         """
         self._check("explain", texts)
-        return explain(self._within, *texts, target=target, baseline=baseline, device=self._device)
+        return explain(self._opened, *texts, target=target, baseline=baseline)
 
     def save(self, folder: str | Path) -> None:
         """Writes a clean copy of the model folder: see `bertworks.convert`.
@@ -136,7 +133,7 @@ class LoadedModel:
     def _check(self, asked: Ability, texts: Sequence[Any]) -> None:
         if asked not in self.can:
             why, instead = _WHY[asked]
-            if asked in ("fill", "score") and is_exported(self._within):
+            if asked in ("fill", "score") and self._opened.exported:
                 why = (
                     "scores of masked words were not exported"
                     if asked == "fill"
@@ -150,15 +147,15 @@ class LoadedModel:
 
     @cached_property
     def _embedder(self) -> Embedder:
-        return Embedder(self.folder, device=self._device, precision=self._precision)
+        return Embedder(self._opened, precision=self._precision)
 
     @cached_property
     def _filler(self) -> Filler:
-        return Filler(self._within, device=self._device)
+        return Filler(self._opened)
 
     @cached_property
     def _predictor(self) -> Predictor:
-        return Predictor(self._within, device=self._device, precision=self._precision)
+        return Predictor(self._opened, precision=self._precision)
 
 
 def load(model: str | Path, *, device: str = "auto", precision: Precision = "fp32") -> LoadedModel:

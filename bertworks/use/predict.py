@@ -3,26 +3,22 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from bertworks.data.questions import Encoded, Reading
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.model import EXPORTED, WEIGHTS, is_exported, load_model, load_settings
-from bertworks.files.names import locate
+from bertworks.files.model import EXPORTED, WEIGHTS, is_exported
 from bertworks.files.storage import read_json
 from bertworks.files.task import TaskDescription, read_task
 from bertworks.learn.answers import Answer
-from bertworks.learn.exported import Exported, refuse_elsewhere
+from bertworks.learn.exported import Exported
 from bertworks.learn.inference import logits_of
-from bertworks.learn.machine import Precision, choose_device, keep_memory
+from bertworks.learn.machine import Precision, keep_memory
 from bertworks.learn.tasks import TaskModel
-from bertworks.nn.config import EncoderConfig
 from bertworks.rows.guessing import guess_schema
 from bertworks.rows.reader import Quoting, RowReader
 from bertworks.rows.schema import EmptyTextError, Item, Schema, Task, fitted, items, read_item
@@ -31,7 +27,7 @@ from bertworks.runs.events import Event
 from bertworks.runs.finetuning import decoding_of, reading_of, task_of
 from bertworks.text.atomic import sha256
 from bertworks.text.streams import Tally
-from bertworks.text.tokenizer import Tokenizer
+from bertworks.use.opened import Opened, opened
 from bertworks.use.shown import Columns, Shown
 from bertworks.use.spool import Spool
 
@@ -42,7 +38,8 @@ class Predictor:
     """A fine-tuned model, loaded.
 
     Args:
-        model: a folder of ours, also an exported one, or of transformers' own, or a hub id; it must have a head.
+        model: a folder of ours, also an exported one, or of transformers' own, or a hub id; it must have a head. Or
+            one that is open, which stays where it is.
         threshold: multilabel: the probability from which a label is given, 0.5 unless the model says otherwise. qa: see
             `learn.answers.Decoding`.
 
@@ -52,21 +49,22 @@ class Predictor:
 
     def __init__(
         self,
-        model: str | Path,
+        model: str | Path | Opened,
         *,
         device: str = "auto",
         precision: Precision = "fp32",
         threshold: float | None = None,
         max_length: int | None = None,
     ):
-        self.folder = locate(model)
+        source = opened(model, device)
+        self.folder, self.tokenizer = source.within, source.tokenizer
         found = read_task(self.folder)
         changes: dict[str, Any] = {} if threshold is None else {"threshold": threshold}
         changes |= {} if max_length is None else {"max_length": max_length}
         _check_threshold(found.task, threshold)
         self.description, self.precision = replace(found, **changes), precision
-        self.network, config, self.tokenizer = _loaded(self.folder, self.description, device, precision)
-        length, longest = self.description.max_length, config.max_position_embeddings
+        self.network = _network(source, self.description, precision)
+        length, longest = self.description.max_length, source.config.max_position_embeddings
         if length > longest:
             raise UsageError(f"max_length is {length}, but the model reads at most {longest} tokens")
         keep_memory()
@@ -124,19 +122,13 @@ class Predictor:
                 shutil.copyfile(path, target / path.name)
 
 
-def _loaded(
-    folder: Path, d: TaskDescription, device: str, precision: Precision
-) -> tuple[TaskModel | Exported, EncoderConfig, Tokenizer]:
-    if is_exported(folder):
-        refuse_elsewhere(device, precision, folder)
-        config, tokenizer = load_settings(folder)
-        return Exported(folder / EXPORTED, task_of(d)), config, tokenizer
-    config, state, tokenizer = load_model(folder, needs={"encoder", "span" if d.task == "qa" else "classifier"})
-    network = TaskModel(config, task_of(d), recurrent_units=d.recurrent_units)
-    ours = network.state_dict()
-    _check_head(ours, state, folder)
-    network.load_state_dict({name: state[name] for name in ours})
-    return network.to(choose_device(device)).eval(), config, tokenizer
+def _network(source: Opened, d: TaskDescription, precision: Precision) -> TaskModel | Exported:
+    if source.exported:
+        return source.session(precision, task=task_of(d))
+    head = "span" if d.task == "qa" else "classifier"
+    return source.network(
+        lambda config: TaskModel(config, task_of(d), recurrent_units=d.recurrent_units), "encoder", head
+    )
 
 
 def predict_file(
@@ -308,19 +300,6 @@ def _check_threshold(task: Task, threshold: float | None) -> None:
         raise UsageError(f"a model for {task} has no threshold", fix="leave it out")
     if task == "multilabel" and not 0 <= threshold <= 1:
         raise UsageError(f"the threshold is {threshold}: expected a probability, from 0 to 1")
-
-
-def _check_head(ours: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor], folder: Path) -> None:
-    """The head has as many outputs as the description has labels, and the pooler that a task needs is there."""
-    for name, tensor in ours.items():
-        if name not in state:
-            raise BertworksError(f"this model has no {name.split('.')[0]}", where=str(folder),
-                                 fix="fine-tune it again; its files are not of one model")  # fmt: skip
-        if state[name].shape != tensor.shape:
-            raise BertworksError(
-                f"{name} is {list(state[name].shape)}, but the task asks for {list(tensor.shape)}", where=str(folder),
-                fix="its task.json or config.json is of another model",
-            )  # fmt: skip
 
 
 def _fingerprint(predictor: Predictor, reader: RowReader, columns: Columns, schema: Schema) -> str:
