@@ -1,43 +1,29 @@
-"""Documents that can be searched by meaning, by words, or by both. Not here: how they lie on disk (`segments`), files
-of documents (`indexing`)."""
+"""Documents that are found by meaning, by words, or by both. Not here: how they are kept (`stored`), files of documents
+(`indexing`)."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.names import is_name, locate
 from bertworks.learn.ranking import DEPTH, Scores, best, fused
 from bertworks.learn.whitening import normalized
 from bertworks.nn.pooling import Pooling
-from bertworks.text.lexical import bm25, hash_of, postings
+from bertworks.text.lexical import bm25
 from bertworks.use.embedder import Embedder
-from bertworks.use.neighbours import FILE as NEIGHBOURS
-from bertworks.use.neighbours import Neighbours, write_neighbours
 from bertworks.use.opened import Opened
 from bertworks.use.rerank import Reranker
-from bertworks.use.segments import (
-    MANIFEST,
-    Manifest,
-    Segment,
-    read_manifest,
-    remove_strays,
-    write_manifest,
-    write_segment,
-    writing,
-)
+from bertworks.use.segments import MANIFEST, Manifest, read_manifest, write_manifest, writing
+from bertworks.use.stored import Stored
 
 Ranking = Literal["hybrid", "dense", "bm25"]
 RERANKED = 50  # of the first hits, at least, are read by a second model
 _FEWEST = 128  # candidates of approximate search
-_ROWS = 1 << 16  # of a segment that is made of many
 _SCORES = 1 << 24  # that are in memory at a time
 
 
@@ -58,6 +44,7 @@ class Index:
         model: where the model is now, or the open model; None: where it was when the index was made.
 
     Attributes:
+        stored: the documents as they lie on disk (`Stored`).
         manifest: what the index says of itself.
 
     Raises:
@@ -67,15 +54,7 @@ class Index:
 
     def __init__(self, folder: str | Path, *, model: str | Path | Opened | None = None, device: str = "auto"):
         self.folder, self._model, self._device = Path(folder), model, device
-        self._segments: dict[str, Segment] = {}
-        self._walked: tuple[Sequence[str], Neighbours] | None = None
-        manifest = read_manifest(self.folder)
-        try:
-            self._open(manifest)
-        except BertworksError:
-            if (now := read_manifest(self.folder)) == manifest:
-                raise
-            self._open(now)  # another process compacted it meanwhile
+        self.stored = Stored(self.folder)
 
     @classmethod
     def create(
@@ -109,7 +88,11 @@ class Index:
         return cls(folder, model=model, device=device)
 
     def __len__(self) -> int:
-        return sum(int(segment.alive.sum()) for segment in self._segments.values())
+        return len(self.stored)
+
+    @property
+    def manifest(self) -> Manifest:
+        return self.stored.manifest
 
     def add(
         self,
@@ -134,7 +117,7 @@ class Index:
             raise UsageError(f"there are {count} texts, and not as many ids or fields")
         if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
             raise UsageError(f"text {empty[0]} is empty")
-        with self.changing():
+        with self.stored.changing():
             return self.append(texts, ids, fields) if count else 0
 
     def delete(self, ids: Sequence[str]) -> int:
@@ -142,27 +125,13 @@ class Index:
         `compact`."""
         if isinstance(ids, str):
             raise UsageError("expected a list of ids, not one id", fix="delete([id])")
-        with self.changing():
-            segments, count = self._without(np.array([hash_of(str(one)) for one in ids], np.int64))
-            self._commit(replace(self.manifest, segments=segments))
-        return count
+        with self.stored.changing():
+            return self.stored.delete(list(map(str, ids)))
 
     def compact(self) -> None:
         """Writes the index anew: deleted documents are gone from the disk, and many small segments become few."""
-        with self.changing():
-            manifest = replace(self.manifest, segments={}, neighbours=())
-            rows: list[dict[str, Any]] = []
-            vectors: list[NDArray[np.float32]] = []
-            for segment in self._segments.values():
-                rows += segment.rows(np.flatnonzero(segment.alive))
-                vectors.append(segment.vectors[segment.alive])
-                if len(rows) >= _ROWS:
-                    manifest, rows, vectors = self._written(manifest, rows, np.concatenate(vectors)), [], []
-            if rows:
-                manifest = self._written(manifest, rows, np.concatenate(vectors))
-            self._commit(manifest)
-            remove_strays(self.folder, manifest)
-            (self.folder / NEIGHBOURS).unlink(missing_ok=True)
+        with self.stored.changing():
+            self.stored.compact()
 
     def search(
         self,
@@ -191,7 +160,7 @@ class Index:
         candidates = max(4 * k, _FEWEST if ranking == "dense" else DEPTH) if approximate else None
         (scores,) = self.scores([query], ranking, candidates)
         numbers = best(scores, k if second is None else max(k, RERANKED))
-        rows, final = list(self.rows(numbers)), scores[numbers]
+        rows, final = list(self.stored.rows(numbers)), scores[numbers]
         if second is not None:
             final = second(query, [row["text"] for row in rows])
         hits = ((rows[place], float(final[place])) for place in best(final, k))
@@ -205,14 +174,11 @@ class Index:
             UsageError: there are no documents.
             BertworksError: faiss is not installed.
         """
-        with self.changing():
-            parts = [segment.vectors for segment in self._segments.values()]
-            if not parts:
-                raise UsageError("there are no documents yet", where=str(self.folder), fix="add some first")
-            write_neighbours(self.folder, parts, self.manifest.dimension)
-            self._commit(replace(self.manifest, neighbours=tuple(self._segments)))
+        with self.stored.changing():
+            self.stored.build_graph()
+        parts = [segment.vectors for segment in self.stored.segments.values()]
         some = parts[0][:: max(1, len(parts[0]) // 100)][:100]
-        scores, (_, found) = np.concatenate([some @ part.T for part in parts], axis=1), self._graph(some, 11)
+        scores, (_, found) = np.concatenate([some @ part.T for part in parts], axis=1), self.stored.graph(some, 11)
         truth = (set(best(one, 11).tolist()) for one in scores)
         return float(np.mean([len(one & set(other)) / len(one) for one, other in zip(truth, found.tolist())]))
 
@@ -221,15 +187,12 @@ class Index:
     ) -> Iterator[Scores]:
         """For each query float32 [documents, deleted ones too]: -inf for what is no hit. candidates: of the graph, as
         many as have a vector's score; None: all."""
-        total = sum(map(len, self._segments.values()))
-        parts = [segment.postings for segment in self._segments.values()]
-        alive = [segment.alive for segment in self._segments.values()]
-        at_once = max(1, _SCORES // max(1, total))
+        segments = self.stored.segments.values()
+        parts, alive = [one.postings for one in segments], [one.alive for one in segments]
+        at_once = max(1, _SCORES // max(1, self.stored.edges[-1]))
         for start in range(0, len(queries), at_once):
             group = queries[start : start + at_once]
-            dense = (
-                self._dense(group, total, candidates) if ranking != "bm25" else np.zeros((len(group), 0), np.float32)
-            )
+            dense = self._dense(group, candidates) if ranking != "bm25" else np.zeros((len(group), 0), np.float32)
             for query, cosines in zip(group, dense, strict=True):
                 if ranking == "dense":
                     yield cosines
@@ -242,42 +205,24 @@ class Index:
                     ) from None
                 yield words if ranking == "bm25" else fused(cosines, words)
 
-    def rows(self, numbers: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
-        """`id`, `text` and `fields` of documents by their place in `scores`."""
-        segments = list(self._segments.values())
-        edges = np.cumsum([0, *map(len, segments)])
-        for number in numbers:
-            place = int(np.searchsorted(edges, number, side="right")) - 1
-            yield from segments[place].rows([int(number - edges[place])])
-
     @cached_property
     def embedder(self) -> Embedder:
         """The model, which must be the one that made the index."""
-        wanted = self.manifest.fingerprint
+        wanted, made_by = self.manifest.fingerprint, self.manifest.model
         found = Embedder(
-            self._model or locate(self.manifest.model, fetch=False),  # which may be a stranger's index
+            self._model or locate(made_by, fetch=False),  # which may be a stranger's index
             pooling=wanted.get("pooling"), normalize=wanted.get("normalize"), max_length=wanted.get("max_length"),
             device=self._device,
         )  # fmt: skip
         differing = [name for name, value in found.fingerprint.items() if wanted.get(name) != value]
         if differing:
             raise BertworksError(
-                f"this index was made by another model than {self._model or self.manifest.model}: {differing[0]} "
+                f"this index was made by another model than {self._model or made_by}: {differing[0]} "
                 "is not the same, and vectors of two models cannot be compared",
                 where=str(self.folder),
-                fix=f"give the model that made it, {self.manifest.model}; or make the index again",
+                fix=f"give the model that made it, {made_by}; or make the index again",
             )
         return found
-
-    # --- changes: under the lock of `changing` --------------------------------------------------------------------
-
-    @contextmanager
-    def changing(self) -> Iterator[None]:
-        """While this lasts the index is ours, and is what it is on disk."""
-        with writing(self.folder):
-            self._open(read_manifest(self.folder))
-            remove_strays(self.folder, self.manifest)
-            yield
 
     def append(
         self,
@@ -286,8 +231,8 @@ class Index:
         fields: Sequence[Mapping[str, Any]] | None,
         sources: Mapping[str, tuple[int, bool]] | None = None,
     ) -> int:
-        """`add` without its checks, within `changing`. Of documents with one id the last one counts. sources: what the
-        manifest says from then on (`segments.Manifest`)."""
+        """`add` without its checks, within `stored.changing`. Of documents with one id the last one counts. sources:
+        what the manifest says from then on (`segments.Manifest`)."""
         first = self.manifest.next_row
         names = [str(first + n) for n in range(len(texts))] if ids is None else list(map(str, ids))
         last = {name: place for place, name in enumerate(names)}
@@ -299,64 +244,21 @@ class Index:
             {"id": names[place], "text": texts[place], "fields": dict(fields[place]) if fields else {}}
             for place in kept
         ]
-        segments, replaced = self._without(np.array([hash_of(row["id"]) for row in rows], np.int64))
-        manifest = replace(self.manifest, segments=segments, next_row=first + len(texts))
-        manifest = self._written(manifest, rows, vectors)
-        self._commit(manifest if sources is None else replace(manifest, sources=dict(sources)))
+        replaced = self.stored.add(rows, vectors, first + len(texts), sources)
         return replaced + len(texts) - len(kept)
 
-    def note_sources(self, sources: Mapping[str, tuple[int, bool]]) -> None:
-        """What the manifest says from now on of files that were read, within `changing`."""
-        self._commit(replace(self.manifest, sources=dict(sources)))
-
-    def _written(self, manifest: Manifest, rows: Sequence[dict[str, Any]], vectors: NDArray[np.float32]) -> Manifest:
-        """The manifest with a segment more, which is on disk."""
-        name = f"segment-{manifest.next_segment:06d}"
-        keys = np.array([hash_of(row["id"]) for row in rows], np.int64)
-        write_segment(self.folder, name, rows, vectors, keys, postings(row["text"] for row in rows))
-        return replace(manifest, segments={**manifest.segments, name: ""}, next_segment=manifest.next_segment + 1)
-
-    def _without(self, keys: NDArray[np.int64]) -> tuple[dict[str, str], int]:
-        """Segments, as the manifest has them, in which these are deleted; and how many that are."""
-        found = {name: segment.without(keys) for name, segment in self._segments.items()}
-        deleted = {name: self._segments[name].deleted if not count else bits for name, (bits, count) in found.items()}
-        return deleted, sum(count for _, count in found.values())
-
-    def _commit(self, manifest: Manifest) -> None:
-        write_manifest(self.folder, manifest)
-        self._open(manifest)
-
-    def _open(self, manifest: Manifest) -> None:
-        known, self.manifest = self._segments, manifest
-        self._segments = {
-            name: known[name] if name in known and known[name].deleted == deleted
-            else Segment(self.folder, name, deleted, manifest.dimension)
-            for name, deleted in manifest.segments.items()
-        }  # fmt: skip
-
-    @property
-    def _graph(self) -> Neighbours:
-        covered = self.manifest.neighbours
-        if not covered:
-            fix = f"bertworks index -o {self.folder} --approximate"
-            raise UsageError("there is no graph for approximate search", where=str(self.folder), fix=fix)
-        if self._walked is None or self._walked[0] != covered:
-            count = sum(len(self._segments[name]) for name in covered)
-            self._walked = covered, Neighbours(self.folder, count, self.manifest.dimension)
-        return self._walked[1]
-
-    def _dense(self, queries: Sequence[str], total: int, candidates: int | None) -> Scores:
-        """Cosines [queries, total]."""
+    def _dense(self, queries: Sequence[str], candidates: int | None) -> Scores:
+        """Cosines [queries, documents]."""
         asked = normalized(self.embedder.embed(queries, prompt=self.embedder.settings.prompt("query")))
-        scores = np.full((len(queries), total), -np.inf, np.float32)
-        edges = np.cumsum([0, *map(len, self._segments.values())]).tolist()
+        edges, segments = self.stored.edges, self.stored.segments.values()
+        scores = np.full((len(queries), edges[-1]), -np.inf, np.float32)
         covered = 0 if candidates is None else edges[len(self.manifest.neighbours)]
         if candidates is not None:
-            deleted = sum(int((~segment.alive).sum()) for segment in self._segments.values())
-            cosines, numbers = self._graph(asked, min(covered, candidates + deleted))
+            deleted = sum(int((~segment.alive).sum()) for segment in segments)
+            cosines, numbers = self.stored.graph(asked, min(covered, candidates + deleted))
             for row, values, places in zip(scores, cosines, numbers, strict=True):
                 row[places[places >= 0]] = values[places >= 0]
-        for segment, (start, end) in zip(self._segments.values(), pairwise(edges), strict=True):
+        for segment, (start, end) in zip(segments, pairwise(edges), strict=True):
             if start >= covered:
                 np.matmul(asked, segment.vectors.T, out=scores[:, start:end])
             if segment.deleted:

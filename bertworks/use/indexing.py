@@ -55,7 +55,7 @@ def index_file(
     index = _opened(folder, model, pooling, max_length, device)
     yield Event("note", f"text: {', '.join(columns)}; id: {named or 'the number of the row'}")
     source, empty, replaced = _fingerprint(reader, columns, named), Tally(), 0
-    with index.changing():
+    with index.stored.changing():
         before = index.manifest.sources
         done, whole = before.get(source, (0, False))
         if whole:
@@ -72,7 +72,7 @@ def index_file(
             sources = {**before, source: (done, False)}
             replaced += index.append([one for _, one in kept], ids, fields, sources) if kept else 0
             yield Event("stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done})
-        index.note_sources({**before, source: (done, True)})
+        index.stored.note_sources({**before, source: (done, True)})
     yield from (Event("note", note) for note in reader.notes)
     if empty.count:
         yield Event("note", f"rows without text, which are left out: {empty}", {"empty": empty.count})
