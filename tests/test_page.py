@@ -25,8 +25,8 @@ JAPANESE = "🎉👩‍🚀 東京で Anna が 𠮷野家 lives in Paris 🍜 . 
 MARKUP = "<img src=x onerror=alert(1)></p>"  # of few tokens: an explanation is short
 LONG = "Donaudampfschifffahrtsgesellschaft" * 6
 DOCUMENTS = [ATTACK, "the men and dogs in Oslo", "music in Kyoto 🎌 last night", LONG]
-NAMES = {"fill": "Fill blanks", "predict": "Classify", "ner": "Entities", "qa": "Questions", "similarity": "Similarity",
-         "search": "Search", "explain": "Explain"}  # fmt: skip
+NAMES = {"fill": "Fill blanks", "predict": "Classify", "rerank": "Rank", "ner": "Entities", "qa": "Questions",
+         "similarity": "Similarity", "search": "Search", "explain": "Explain"}  # fmt: skip
 
 
 # --- without a browser
@@ -98,13 +98,18 @@ def serve() -> Iterator[Serve]:
 
 @pytest.fixture(scope="module")
 def models(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folders of tiny models: of a task, with a head drawn at random; or "tiny", the model without a head."""
+    """Folders of tiny models: of a task, with a head drawn at random; "pairs", which says whether two texts fit; or
+    "tiny", the model without a head."""
     folder = tmp_path_factory.mktemp("served")
 
     def models(task: str) -> Path:
         if task == "tiny":
             return model
-        return folder / task if (folder / task).exists() else write_task_model(model, folder / task, task)
+        if (folder / task).exists():
+            return folder / task
+        if task == "pairs":
+            return write_task_model(model, folder / task, "classification", ("no", "yes"))
+        return write_task_model(model, folder / task, task)
 
     return models
 
@@ -212,7 +217,7 @@ def percent(p: float) -> str:
 @pytest.mark.parametrize(
     ("task", "offered"),
     [("tiny", ["fill", "similarity", "search", "explain"]), ("classification", ["predict", "explain"]),
-     ("tagging", ["ner", "explain"]), ("qa", ["qa", "explain"])],
+     ("pairs", ["predict", "rerank", "explain"]), ("tagging", ["ner", "explain"]), ("qa", ["qa", "explain"])],
 )  # fmt: skip
 def test_only_what_the_model_offers_is_shown(
     at: Callable[[str], str], visit: Callable[..., Any], task: str, offered: list[str]
@@ -268,6 +273,25 @@ def test_other_heads(at: Callable[[str], str], visit: Callable[..., Any], task: 
     else:
         assert says == (", ".join(one["label"] for one in found if one["given"]) or "none of the labels")
         assert page.locator("#predict .bars .quiet").count() == sum(one["given"] for one in found)
+
+
+@pytest.mark.parametrize("task", ["pairs", "regression"])
+def test_texts_are_put_in_order(at: Callable[[str], str], visit: Callable[..., Any], task: str):
+    page = visit(at(task))
+    given = ["men and dogs", TEXT, "music 🎌"]
+    says = ask(page, "rerank", query="good men", texts="\n".join(given) + "\n\n")
+    ranked = [(given[one["index"]], one["score"]) for one in said(page, "rerank", query="good men", texts=given)]
+    assert len({score for _, score in ranked}) == len(given)
+    assert says == f"Fits best: {ranked[0][0]}"
+    rows = page.locator("#rerank .bars li").all()
+    assert [row.locator("span").first.text_content() for row in rows] == [text for text, _ in ranked]
+    figures = texts(page, "#rerank .bars .figure")
+    if task == "pairs":
+        assert figures == [percent(score) for _, score in ranked]
+        assert "“yes”" in page.text_content("#rerank .answer p")
+    else:
+        assert [float(one) for one in figures] == pytest.approx([score for _, score in ranked], rel=1e-3)
+        assert page.locator("#rerank .bars .plain").count() == len(given)
 
 
 @pytest.mark.parametrize("text", [TEXT, JAPANESE])
@@ -451,7 +475,7 @@ def test_contrast_is_enough_in_both_modes(at: Callable[[str], str], visit: Calla
         assert [(text, round(value, 2)) for value, text in contrasts if value < 4.5] == []
 
 
-@pytest.mark.parametrize("task", ["tiny", "classification", "tagging", "qa"])
+@pytest.mark.parametrize("task", ["tiny", "classification", "pairs", "tagging", "qa"])
 def test_a_phone_scrolls_down_only(at: Callable[[str], str], visit: Callable[..., Any], task: str):
     page = visit(at(task), width=360)
     for name, says in everywhere(page, f"{LONG} [MASK] good"):
@@ -466,7 +490,7 @@ def test_a_phone_scrolls_down_only(at: Callable[[str], str], visit: Callable[...
 # --- what should not happen
 
 
-@pytest.mark.parametrize("task", ["tiny", "classification", "tagging", "qa", "choice"])
+@pytest.mark.parametrize("task", ["tiny", "classification", "pairs", "tagging", "qa", "choice"])
 def test_text_never_becomes_markup(
     at: Callable[[str], str], visit: Callable[..., Any], serve: Serve, model: Path, tmp_path: Path, task: str
 ):

@@ -127,6 +127,16 @@ const abilities = {
       return labels.filter(one => one.given).map(one => one.label).join(", ") || "none of the labels";
     },
   },
+  rerank: {
+    sent: fields => ({ query: fields.query.value, texts: lines(fields.texts.value) }),
+    show(place, ranked, { texts }) {
+      const [, fits] = info.labels;  // of a model for numbers there are no labels, and a number has no share
+      if (fits) make("p", place, `How probable the label “${fits}” is for the query with each text.`, "quiet");
+      bars(place, ranked.map(({ index, score }) =>
+        [texts[index], fits && score, fits ? percent(score) : score.toPrecision(4)]));
+      return ranked.length ? `Fits best: ${texts[ranked[0].index]}` : "There is nothing to rank";
+    },
+  },
   ner: {
     sent: fields => ({ inputs: fields.text.value }),
     show(place, entities, { inputs }) {
