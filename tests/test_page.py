@@ -203,7 +203,7 @@ def everywhere(page: Any, text: str) -> Iterator[tuple[str, str]]:
     """With the same text in all fields: the name of each ability, and what the page says, in a line."""
     for name in page.locator("section").evaluate_all("all => all.map(e => e.id)"):
         page.click(f"#{name}-tab")
-        fields = page.locator(f"#{name} form :is(textarea, input:not([type=checkbox])):visible")
+        fields = page.locator(f"#{name} form :is(textarea, input:not([type=checkbox], [name=target])):visible")
         yield name, ask(page, name, **dict.fromkeys(fields.evaluate_all("all => all.map(e => e.name)"), text))
 
 
@@ -365,6 +365,20 @@ def test_an_answer_is_explained(at: Callable[[str], str], visit: Callable[..., A
         assert sum(map(int, row.locator("td").all_text_contents())) == pytest.approx(100, abs=len(found["tokens"]))
 
 
+def test_another_answer_is_explained(at: Callable[[str], str], visit: Callable[..., Any]):
+    page = visit(at("tagging"))
+    found = said(page, "explain", inputs=TEXT)
+    ask(page, "explain", text=TEXT)
+    assert texts(page, "#explain .bars li") == [word + tag for word, tag in found["answer"] if tag != "O"]
+    assert "“Anna”" in ask(page, "explain", text=TEXT, target="Anna")
+    assert "'dog' is not in the text" in ask(page, "explain", text=TEXT, target="dog")
+    page = visit(at("classification"))
+    labels = page.locator("#explain-labels option").evaluate_all("all => all.map(e => e.value)")
+    assert {ask(page, "explain", text=TEXT, target=label) for label in labels} == {
+        f"Explained: the label “{label}” (log-odds)" for label in ("pos", "neg", "even")
+    }
+
+
 # --- by keyboard
 
 
@@ -399,6 +413,8 @@ def test_everything_is_reached_by_keyboard(at: Callable[[str], str], visit: Call
     page.keyboard.press("End")
     page.keyboard.press("Tab")
     page.keyboard.type("good men")
+    page.keyboard.press("Tab")
+    assert focused(page) == "explain-target"
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Explain"
     page.keyboard.press("Enter")

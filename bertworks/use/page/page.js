@@ -178,11 +178,12 @@ const abilities = {
     },
   },
   explain: {
-    sent: fields => ({ inputs: item(fields), maps: true }),
+    sent: fields => ({ inputs: item(fields), target: fields.target.value.trim() || null, maps: true }),
     show(place, found) {
       for (const note of found.notes) make("p", place, `${note}.`, "quiet");
-      bars(place, found.answer.map(([name, figure]) =>
-        [name, figure.endsWith("%") ? parseFloat(figure) / 100 : undefined, figure]), info.task !== "choice");
+      const rows = info.task === "tagging" ? found.answer.filter(([, tag]) => tag !== "O") : found.answer;
+      const share = figure => figure.endsWith("%") ? parseFloat(figure) / 100 : undefined;
+      bars(place, rows.map(([name, figure]) => [name, share(figure), figure]), !IN_ORDER.includes(info.task));
       if (found.asked) {
         make("h2", place, "What in the text speaks for it");
         make("p", place, `Blue words speak for ${found.asked}, orange ones against it.`);
@@ -270,6 +271,10 @@ const TASKS = { classification: "one label for a text", multilabel: "labels for 
   choice: "one of several choices", "masked-lm": "words in the place of blanks", embedding: "vectors of texts" };
 const READS = { pair: ["First text", "Second text"], "text or pair": ["Text", "Second text, if there is one"],
   question: ["Question", "Passage"], choices: ["Beginning", "Choices, one a line"] };
+const TARGETS = { classification: "Another label than its answer", multilabel: "Another label than the likeliest",
+  tagging: "Another word than the first that has a tag", spans: "Another word than the first that is an entity",
+  "masked-lm": "Another word than the likeliest" };
+const IN_ORDER = ["choice", "tagging", "spans"];  // whose answers stand in the order of the text, and not of merit
 const RANKINGS = { hybrid: "meaning and words", dense: "meaning", bm25: "words" };
 
 function fit() {
@@ -279,6 +284,14 @@ function fit() {
     [first.textContent, second.textContent] = names;
     place.hidden = false;
     place.querySelector("textarea").required = info.reads !== "text or pair";
+  }
+  if (TARGETS[info.task]) {
+    const target = document.querySelector(".target");
+    target.hidden = false;
+    target.querySelector("label").textContent = `${TARGETS[info.task]} (may stay empty)`;
+    if (!IN_ORDER.includes(info.task)) {
+      for (const name of info.labels) make("option", $("explain-labels")).value = name;
+    }
   }
   const verb = { regression: "Score", choice: "Choose" }[info.task] ?? "Classify";
   $("predict").dataset.name = $("predict").querySelector("button").textContent = verb;
