@@ -11,13 +11,15 @@ count, imports do not, and while dev is answered (eight times in an epoch) it st
                    padded to the longest of a batch (DataCollatorWithPadding)
 
 Scores are those of the last state; neither side is given its best one. How long it takes to reach a score is read off
-the mean curve of all seeds: the first moment at which it is that high.
+the mean curve of all seeds: the first moment at which it is that high. Memory is the peak of the process, libraries and
+the answering of dev included; with the same batches on both sides `results.py --peer` tells it.
 """
 
 import argparse
 import json
 import os
 import random
+import resource
 import statistics
 import sys
 import tempfile
@@ -96,6 +98,7 @@ def summary(runs: dict[str, list[Any]]) -> dict[str, Any]:
             "score": asdict(interval([end["score"] for end in ends])),
             "seconds": asdict(interval([end["seconds"] for end in ends])),
             "steps": ends[0]["steps"],
+            "memory_mb": statistics.fmean(run["memory_mb"] for run in found),
             "seconds_to_score_of": {other: reached(curves[name], target) for other, target in targets.items()},
         }
     ours, theirs = (figures[name]["seconds_to_score_of"]["transformers"] for name in CONTENDERS)
@@ -123,13 +126,13 @@ def table(results: dict[str, Any]) -> str:
         f"`{results['command']}` at {results['commit']}, {results['time'][:10]}; {results['model']} on "
         f"{results['cpu']}, {results['threads']} threads, {' '.join(results['cpu_flags'])}; {versions}.",
         "",
-        "| | dev score (last state) | seconds in all | to transformers' score | to bertworks' score |",
-        "|---|---|---|---|---|",
+        "| | dev score (last state) | seconds in all | to transformers' score | to bertworks' score | memory MB |",
+        "|---|---|---|---|---|---|",
     ]
     for task, found in results["tasks"].items():
         seeds = found["figures"]["bertworks"]["score"]["count"]
         about = f"{found['train']:,} rows to learn from, {found['dev']:,} to judge on, {seeds} seeds"
-        lines.append(f"| **{task}**, {found['metric']}: {about} | | | | |")
+        lines.append(f"| **{task}**, {found['metric']}: {about} | | | | | |")
         for name, one in found["figures"].items():
             times = [one["seconds_to_score_of"][other] for other in reversed(CONTENDERS)]
             shown = ["never" if seconds is None else f"{seconds:,.0f}" for seconds in times]
@@ -137,7 +140,7 @@ def table(results: dict[str, Any]) -> str:
                 shown[0] += f" ({found['bertworks_is_faster']:.1f} x as fast)"
             lines.append(
                 f"| {name}, {one['steps']:,} steps | {spread(one['score'], '.2%')} | {spread(one['seconds'], ',.0f')} "
-                f"| {shown[0]} | {shown[1]} |"
+                f"| {shown[0]} | {shown[1]} | {one['memory_mb']:,.0f} |"
             )
     return "\n".join(lines)
 
@@ -192,7 +195,10 @@ def contend(arguments: argparse.Namespace) -> dict[str, Any]:
     run = learn(folder, found, rows["train"], rows["dev"], arguments.seed, arguments.quick)
     watch = Watch(lambda given: found.benchmark.score(right, given)[metric])
     run(watch)
-    return {"metric": metric, "train": len(rows["train"]), "dev": len(right), "curve": watch.curve}
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
+    return {
+        "metric": metric, "train": len(rows["train"]), "dev": len(right), "curve": watch.curve, "memory_mb": memory
+    }  # fmt: skip
 
 
 Learning = Callable[[Watch], None]  # everything that counts; what was called before it has imported
@@ -201,7 +207,7 @@ Learning = Callable[[Watch], None]  # everything that counts; what was called be
 def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: int, quick: bool) -> Learning:
     import torch
 
-    from bertworks.learn.machine import keep_memory
+    from bertworks.learn.machine import MemoryWatch, keep_memory
     from bertworks.learn.optimization import make_optimizer
     from bertworks.learn.train import train
     from bertworks.runs.datasets import LabelledData
@@ -214,6 +220,7 @@ def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: i
 
     def learn(watch: Watch) -> None:
         keep_memory()
+        memory = MemoryWatch()
         p = prepare(request, torch.device("cpu"), data=LabelledData(schema, rows, dev))
         work = Finetuning(
             p.recipe, p.description, p.beginning, p.units, p.dev, p.recipe.precision,
@@ -225,6 +232,7 @@ def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: i
             network, optimizer, batches, work.optimizer, work.num_steps, precision=work.precision, seed=work.seed
         )
         for step in steps:
+            memory.look()
             watch(
                 step.number, batches.steps_per_epoch, lambda: [answer["label"] for answer in work.answers(network)[0]]
             )

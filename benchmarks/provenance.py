@@ -32,9 +32,13 @@ def provenance(packages: Sequence[str]) -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The short name of the commit, with -dirty if tracked files differ from it."""
-    command = ["git", "describe", "--always", "--dirty", "--exclude", "*"]
-    return subprocess.run(command, cwd=HERE, capture_output=True, text=True).stdout.strip()
+    """The short name of the commit, with -dirty if tracked files differ from it, other than what benchmarks write."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ":/", ":!/docs", ":!/benchmarks/results")
+    return git("rev-parse", "--short", "HEAD") + ("-dirty" if changed else "")
 
 
 def cpu(field: str) -> str:

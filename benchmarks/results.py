@@ -1,11 +1,13 @@
 """Scores of fine-tunings on real data, task after task and seed after seed, for docs/results.md.
 
-    python benchmarks/results.py [--only RTE MRPC ...] [--seeds 3] [--threads N] [--show]
+    python benchmarks/results.py [--only RTE MRPC ...] [--seeds 3] [--threads N] [--show] [--quick]
     python benchmarks/results.py --peer [--only ...]      the same with transformers' Trainer, where that has the task
 
 Every line is one command of bertworks, run as a user types it; results.md says which. What was run stays in
-results/tasks.json and is not run again: a table that takes days can be made in many sittings. Nothing is
-averaged silently: the table says how many seeds each row has.
+results/tasks.json and is not run again, and a run that was stopped (Ctrl-C, SIGTERM) goes on at the same commit: a
+table that takes days can be made in many sittings. What fails is named, and the next row is run. Nothing is averaged
+silently: the table says how many seeds each row has. What a run costs is told in processor time of its whole process,
+judging and writing included, so that it may run beside other things (`nice`).
 
 `--peer` trains the same model on the same rows in Trainer with the very same settings (3 epochs of batches of 16, rate
 5e-5 after a warm-up of 10 %, decay 0.01, eps 1e-6, clipping at 1), and ours with them too: equal settings should give
@@ -13,8 +15,13 @@ equal scores. Both keep the state that was best on dev, judged after each epoch.
 """
 
 import argparse
+import gzip
 import json
+import math
 import os
+import re
+import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -24,11 +31,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from provenance import HERE, commit, process, provenance, write_between
+from provenance import HERE, commit, provenance, write_between
 
 PAGE = HERE.parent / "docs" / "results.md"
 STORE = HERE / "results" / "tasks.json"
-DATA = Path(os.environ.get("BERTWORKS_DATA", "."))
+WORK = HERE.parent / "build" / "results"  # of the runs that are not over
+QUICK_ROWS = 32
 EQUAL = (
     "epochs=3",
     "patience=0",
@@ -100,38 +108,82 @@ def main() -> None:
     if arguments.trainer:
         from trainer import train_with_transformers
 
-        print(json.dumps(train_with_transformers(arguments.trainer, arguments.seed, DATA)))
+        print(json.dumps(train_with_transformers(arguments.trainer, arguments.seed, arguments.data)))
         return
-    rows = [row for row in ROWS if not arguments.only or row.name in arguments.only]
-    if unknown := set(arguments.only) - {row.name for row in ROWS}:
-        raise SystemExit(f"there is no row {sorted(unknown)[0]!r}; there are {', '.join(row.name for row in ROWS)}")
-    for seed in range(0 if arguments.show else arguments.seeds):
-        for row in rows:
-            if arguments.peer and row.name in PEERS:
-                once("equal", row, seed, arguments, lambda row, seed, a: ours(row, seed, a, EQUAL))
-                once("transformers", row, seed, arguments, theirs)
-            elif not arguments.peer:
-                once("ours", row, seed, arguments, ours)
-    known = read_store()
-    write_between(PAGE, "scores", scores(known))
-    write_between(PAGE, "equal", equal(known))
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    rows = {row.name: row for row in ROWS}
+    if unknown := set(arguments.only) - set(rows):
+        raise SystemExit(f"there is no row {sorted(unknown)[0]!r}; there are {', '.join(rows)}")
+    asked = [rows[name] for name in arguments.only or rows]
+    if arguments.quick:
+        with tempfile.TemporaryDirectory(prefix="bertworks-results-") as scratch:
+            few(arguments.data, Path(scratch))
+            arguments.data, arguments.seeds = Path(scratch), 1
+            failed = run_all(asked, arguments)
+    else:
+        failed = [] if arguments.show else run_all(asked, arguments)
+        known = read_store()
+        write_between(PAGE, "scores", scores(known))
+        write_between(PAGE, "equal", equal(known))
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", nargs="+", default=[], help="rows of the table")
+    data = Path(os.environ.get("BERTWORKS_DATA", "."))
+    parser.add_argument("--data", type=Path, default=data, help="the folder with glue/, squad/, ner/ and others")
+    parser.add_argument("--only", nargs="+", default=[], help="rows of the table, in this order")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--japanese", type=Path, help="a model for the Japanese rows")
     parser.add_argument("--korean", type=Path, help="a model for the Korean rows")
     parser.add_argument("--peer", action="store_true", help="beside transformers' Trainer, with equal settings")
     parser.add_argument("--show", action="store_true", help="run nothing, write the tables anew")
+    parser.add_argument("--quick", action="store_true", help="does it run? a seed, a few rows; nothing is kept")
     parser.add_argument("--trainer", help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=int, default=0, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
+def few(source: Path, target: Path) -> None:
+    """The same files with a few rows each."""
+    for folder in ("glue", "squad", "ner", "multiple-choice", "ja", "ko"):
+        for path in filter(Path.is_file, (source / folder).rglob("*")):
+            opened = gzip.open if path.suffix == ".gz" else open
+            with opened(path, "rt", encoding="utf-8", newline="") as file:
+                text = file.read()
+            lines = [line + "\n" for line in text.rstrip("\n").split("\n")]
+            if re.search(r"\.json(\.gz)?$", path.name):
+                whole = json.loads(text)
+                if isinstance(whole, list):
+                    whole = whole[:QUICK_ROWS]
+                elif "data" in whole:  # SQuAD
+                    (*_, article) = whole["data"]
+                    whole["data"] = [article | {"paragraphs": article["paragraphs"][:2]}]
+                text = json.dumps(whole)
+            elif folder == "ner":
+                text = "".join(lines[: len(lines) // 10])
+            else:  # from everywhere, for the sake of the labels
+                text = "".join([*lines[:1], *lines[1 :: max(1, len(lines) // QUICK_ROWS)]])
+            kept = target / path.relative_to(source)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            with (gzip.open if path.suffix == ".gz" else open)(kept, "wt", encoding="utf-8", newline="") as file:
+                file.write(text)
+
+
 # --- one run, unless it is known
+
+
+def run_all(rows: Sequence[Row], arguments: argparse.Namespace) -> list[str]:
+    """Seed after seed; what failed."""
+    failed = []
+    for seed in range(arguments.seeds):
+        for row in rows:
+            for kind in ("equal", "transformers") if arguments.peer else ("ours",):
+                if (row.name in PEERS or not arguments.peer) and not once(kind, row, seed, arguments):
+                    failed.append(f"{row.name} ({kind}), seed {seed}")
+    return failed
 
 
 def read_store() -> dict[str, dict[str, list[dict[str, Any]]]]:
@@ -139,45 +191,80 @@ def read_store() -> dict[str, dict[str, list[dict[str, Any]]]]:
     return empty | (json.loads(STORE.read_text()) if STORE.exists() else {})
 
 
-def once(kind: str, row: Row, seed: int, arguments: argparse.Namespace, run: Any) -> None:
-    runs = read_store()[kind].get(row.name, [])
-    if any(one["seed"] == seed for one in runs):
-        return
-    if missing := [name for name, model in models(arguments).items() if name in row.command.split() and not model]:
+def once(kind: str, row: Row, seed: int, arguments: argparse.Namespace) -> bool:
+    """Runs it, unless it is known. Did it succeed?"""
+    if not arguments.quick and any(one["seed"] == seed for one in read_store()[kind].get(row.name, [])):
+        return True
+    made = {"JA": arguments.japanese, "KO": arguments.korean}
+    models = {name: str(model.resolve()) if model else "minilm" * arguments.quick for name, model in made.items()}
+    if missing := [name for name, model in models.items() if name in row.command.split() and not model]:
         print(f"{row.name}: name a model for {missing[0]}", file=sys.stderr)
-        return
-    found = run(row, seed, arguments)
-    found |= {"seed": seed, "threads": arguments.threads, "commit": commit()}
+        return True
+    code = commit()
+    folder = WORK / re.sub(r"\W+", "-", f"{code} {kind} {row.name} {seed}")
+    if kind == "transformers" or code.endswith("-dirty") or arguments.quick:
+        shutil.rmtree(folder, ignore_errors=True)  # only ours goes on where it was
+    if kind == "transformers":
+        words = [str(HERE / "results.py"), "--trainer", row.name, "--data", str(arguments.data)]
+    else:
+        words = [str(Path(sys.executable).with_name("bertworks")), *(models.get(w, w) for w in row.command.split())]
+        settings = EQUAL if kind == "equal" else ("epochs=1",) * arguments.quick
+        words += [word for setting in settings for word in ("--set", setting)]
+        words += ["--output", str(folder / "out"), "--json"]
+    found = run([sys.executable, *words, "--seed", str(seed)], folder, arguments)
+    if not found:
+        print(f"{row.name} ({kind}), seed {seed}: failed, see {folder}/log", file=sys.stderr, flush=True)
+        return False
+    if kind != "transformers" and row.group == "GLUE":
+        found |= of_glue(found)
+    names = ("split", "train", "figures", "seconds", "step", "processor_seconds", "memory_mb")
+    found = {name: found[name] for name in names if name in found}
+    found |= {"seed": seed, "threads": arguments.threads, "commit": code}
     found |= {name: provenance(())[name] for name in ("time", "cpu")}
-    known = read_store()  # another process may have written meanwhile
-    known[kind].setdefault(row.name, []).append(found)
-    known[kind][row.name].sort(key=lambda one: one["seed"])
-    STORE.write_text(json.dumps(known, indent=1) + "\n")
+    if not arguments.quick:
+        keep(kind, row.name, found)
+    shutil.rmtree(folder)
     figures = ", ".join(f"{name} {found['figures'][name]:.4f}" for name in row.metrics)
-    print(f"{row.name} ({kind}), seed {seed}: {figures} in {found['seconds']:.0f} s", file=sys.stderr, flush=True)
+    cost = f"{found['processor_seconds']:.0f} processor seconds, {found['memory_mb']:.0f} MB"
+    print(f"{row.name} ({kind}), seed {seed}: {figures}; {cost}", file=sys.stderr, flush=True)
+    return True
 
 
-def models(arguments: argparse.Namespace) -> dict[str, Path | None]:
-    """What stands in the commands for models that were made here."""
-    return {"JA": arguments.japanese, "KO": arguments.korean}
+def keep(kind: str, name: str, found: dict[str, Any]) -> None:
+    from bertworks.text.atomic import write_text
+
+    known = read_store()  # another process may have written meanwhile
+    known[kind].setdefault(name, []).append(found)
+    known[kind][name].sort(key=lambda one: one["seed"])
+    write_text(STORE, json.dumps(known, indent=1) + "\n")
 
 
-def ours(row: Row, seed: int, arguments: argparse.Namespace, settings: Sequence[str] = ()) -> dict[str, Any]:
-    """What the command says when it is done."""
-    words = [str(models(arguments).get(word, word)) for word in row.command.split()]
-    for setting in settings:
-        words += ["--set", setting]
-    with tempfile.TemporaryDirectory(prefix="bertworks-results-") as folder:
-        words += ["--seed", str(seed), "--output", folder + "/out", "--json"]
-        command = [str(Path(sys.executable).with_name("bertworks")), *words]
-        environment = os.environ | {"OMP_NUM_THREADS": str(arguments.threads)}
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment, cwd=DATA
-        )
-    last = json.loads(done.stdout.splitlines()[-1]) if done.stdout else {}
-    if done.returncode:
-        raise SystemExit(f"failed: {' '.join(command)}")
-    return of_glue(last) if row.group == "GLUE" else {name: last[name] for name in ("figures", "seconds", "step")}
+def run(command: Sequence[str], folder: Path, arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """What a command says at last, its processor time and its largest memory, all pieces together; None: it failed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    told, spent = folder / "told", folder / "spent.json"
+    environment = os.environ | {"PYTHONPATH": str(HERE.parent), "HF_HUB_OFFLINE": "1"}
+    environment |= {name: str(arguments.threads) for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS")}
+    with told.open("w") as output, (folder / "log").open("a") as log:
+        child = subprocess.Popen(command, stdout=output, stderr=log, env=environment, cwd=arguments.data)
+    try:
+        stopped, (_, status, usage) = False, os.wait4(child.pid, 0)
+    except KeyboardInterrupt:
+        child.terminate()  # it saves
+        stopped, (_, status, usage) = True, os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(status)
+    before = json.loads(spent.read_text()) if spent.exists() else {"processor_seconds": 0.0, "memory_mb": 0.0}
+    took = {
+        "processor_seconds": before["processor_seconds"] + usage.ru_utime + usage.ru_stime,
+        "memory_mb": max(before["memory_mb"], usage.ru_maxrss * 1024 / 1e6),
+    }
+    spent.write_text(json.dumps(took))
+    if stopped:
+        raise SystemExit(f"stopped: {folder}")
+    if child.returncode:
+        return None
+    last: dict[str, Any] = json.loads(told.read_text().splitlines()[-1])
+    return last | took
 
 
 def of_glue(last: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,10 +272,6 @@ def of_glue(last: Mapping[str, Any]) -> dict[str, Any]:
     (column, *_) = last["columns"].values()
     about = {name: column[name] for name in ("split", "train")}
     return about | {"figures": column["seeds"][0], "seconds": column["seconds"][0]}
-
-
-def theirs(row: Row, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    return process(str(HERE / "results.py"), ["--trainer", row.name, "--seed", str(seed)], arguments.threads)
 
 
 # --- the tables
@@ -203,7 +286,7 @@ def spread(runs: Sequence[Mapping[str, Any]], metric: str) -> str:
 
 
 def scores(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> str:
-    lines = ["| data | command | seeds | score on dev, in per cent | minutes |", "|---|---|---|---|---|"]
+    lines = ["| data | command | seeds | score on dev, in per cent | processor minutes |", "|---|---|---|---|---|"]
     group = ""
     for row in ROWS:
         runs = known["ours"].get(row.name)
@@ -215,26 +298,39 @@ def scores(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> st
         shown = ", ".join(f"{metric.replace('_', ' ')} {spread(runs, metric)}" for metric in row.metrics)
         about = "".join(f" ({runs[0][name]})" for name in ("train",) if runs[0].get(name, "").startswith("train-"))
         about += f", judged on {runs[0]['split']}" if runs[0].get("split", "dev") != "dev" else ""
-        minutes = statistics.fmean(run["seconds"] for run in runs) / 60
-        lines.append(f"| {row.name}{about} | `{row.command}` | {len(runs)} | {shown} | {minutes:.1f} |")
+        lines.append(f"| {row.name}{about} | `{row.command}` | {len(runs)} | {shown} | {minutes(runs):.1f} |")
     if missing := [row.name for row in ROWS if row.name not in known["ours"]]:
         lines += ["", f"Not run yet: {', '.join(missing)}."]
     commits = sorted({run["commit"] for runs in known["ours"].values() for run in runs})
     return "\n".join([*lines, "", f"At {', '.join(commits) or 'no commit yet'}."])
 
 
+def minutes(runs: Sequence[Mapping[str, Any]]) -> float:
+    """Of a processor, on average."""
+    return statistics.fmean(run["processor_seconds"] for run in runs) / 60
+
+
 def equal(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> str:
-    lines = ["| data | seeds | bertworks | transformers | minutes | |", "|---|---|---|---|---|---|"]
+    from bertworks.learn.scores import interval
+
+    lines = [
+        "| data | seeds | bertworks | transformers | difference | processor minutes | peak memory, MB |",
+        "|---|---|---|---|---|---|---|",
+    ]
     for row in ROWS:
-        pair = [known[kind].get(row.name) for kind in ("equal", "transformers")]
-        if not all(pair):
+        mine, theirs = (known[kind].get(row.name) for kind in ("equal", "transformers"))
+        if not mine or not theirs:
             continue
-        mine, others = pair
         metric = row.metrics[0]
-        minutes = [statistics.fmean(run["seconds"] for run in runs) / 60 for runs in (mine, others)]
+        a, b = (interval([100 * run["figures"][metric] for run in runs]) for runs in (mine, theirs))
+        difference = f"{a.mean - b.mean:+.1f}"
+        if a.margin is not None and b.margin is not None:
+            difference += f" ± {math.hypot(a.margin, b.margin):.1f}"
+        took = f"{minutes(mine):.1f}, {minutes(theirs):.1f}: {minutes(theirs) / minutes(mine):.1f} x"
+        memory = ", ".join(f"{statistics.fmean(run['memory_mb'] for run in runs):,.0f}" for runs in (mine, theirs))
         lines.append(
-            f"| {row.name}, {metric.replace('_', ' ')} | {len(mine)}, {len(others)} | {spread(mine, metric)} "
-            f"| {spread(others, metric)} | {minutes[0]:.1f}, {minutes[1]:.1f} | {minutes[1] / minutes[0]:.1f} x |"
+            f"| {row.name}, {metric.replace('_', ' ')} | {len(mine)}, {len(theirs)} | {spread(mine, metric)} "
+            f"| {spread(theirs, metric)} | {difference} | {took} | {memory} |"
         )
     return "\n".join(lines)
 
