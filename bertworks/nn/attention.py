@@ -27,12 +27,25 @@ class Attention(nn.Module):
             q, k, v = qkv.unbind(1)
             ends = layout.cu_seqlens, layout.cu_seqlens, layout.max_seqlen, layout.max_seqlen
             context: Tensor = varlen.varlen_attn(q, k, v, *ends)  # type: ignore[assignment]
+        elif not (qkv.is_cuda or torch.is_grad_enabled()):
+            context = attend_in_runs(qkv, layout, p)
         else:
             q, k, v = layout.pad(qkv).permute(2, 0, 3, 1, 4)  # [B, heads, length, d] each
             mask = None if layout.is_uniform else layout.present[:, None, None]
             context = layout.unpad(attend(q, k, v, mask, p).transpose(1, 2))
         context = context.flatten(1)
         return self.output(context if rows is None else context.index_select(0, rows))  # type: ignore[no-any-return]
+
+
+def attend_in_runs(qkv: Tensor, layout: Layout, p: float = 0.0) -> Tensor:
+    """[T, 3, heads, d] -> [T, heads, d], nothing padded, masked or copied beforehand: a kernel call for each run of
+    sequences of one length. Sorted batches have few."""
+    found = []
+    for begin, count, length in layout.runs:
+        rectangle = qkv[begin : begin + count * length].view(count, length, *qkv.shape[1:])
+        q, k, v = rectangle.permute(2, 0, 3, 1, 4)  # [count, heads, length, d] each
+        found.append(F.scaled_dot_product_attention(q, k, v, None, p).transpose(1, 2).flatten(0, 1))
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float) -> Tensor:

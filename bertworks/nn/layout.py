@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -62,6 +63,16 @@ class Layout:
         """bool [B, max_seqlen]: which places of the rectangle hold a token."""
         places = torch.arange(self.max_seqlen, device=self.cu_seqlens.device)
         return places < self.cu_seqlens.diff()[:, None]
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int, int]]:
+        """Neighbours of one length, as rectangles: first token, number of sequences, their length. Asks the device."""
+        found, begin = [], 0
+        for length, group in groupby(self.cu_seqlens.diff().tolist()):
+            count = sum(1 for _ in group)
+            found.append((begin, count, length))
+            begin += count * length
+        return found
 
     def pad(self, x: Tensor) -> Tensor:
         """[T, ...] -> [B, max_seqlen, ...], zeros after the end. A view, not a copy, if the layout is uniform."""

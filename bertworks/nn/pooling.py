@@ -22,5 +22,5 @@ def pool(states: Sequence[Tensor], layout: Layout, pooling: Pooling) -> Tensor:
     if pooling == "cls":
         return states[-1].index_select(0, layout.first).float()
     layers = states[1:][-_LAYERS:] if pooling == "last-four" else states[-1:]
-    x = torch.stack([state.float() for state in layers]).mean(0)
+    x = layers[0].float() if len(layers) == 1 else torch.stack([state.float() for state in layers]).mean(0)
     return torch.segment_reduce(x, "max" if pooling == "max" else "mean", offsets=layout.cu_seqlens.long())
