@@ -49,18 +49,30 @@ def theirs(folder: Path, texts: list[str], how: str, max_length: int) -> np.ndar
 
 @pytest.mark.parametrize("how", ["mean", "cls", "max", "last-four"])
 def test_pooling_as_transformers_gives_it(how: str, model: Path):
-    found = bertworks.embed(model, TEXTS, pooling=how, device="cpu")
+    found = bertworks.embed(model, TEXTS, pooling=how, device="cpu", precision="fp32")
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, theirs(model, TEXTS, how, 64), atol=1e-5)
 
 
 @pytest.mark.parametrize("how", ["mean", "cls", "max", "last-four"])
 def test_a_vector_does_not_depend_on_its_neighbours(how: str, model: Path):
-    embedder = Embedder(model, pooling=how, device="cpu")
+    embedder = Embedder(model, pooling=how, device="cpu", precision="fp32")
     together = embedder.embed(TEXTS * 30)
     for number, text in enumerate(TEXTS):
         np.testing.assert_allclose(together[number :: len(TEXTS)], embedder.embed([text]).repeat(30, 0), atol=2e-6)
     np.testing.assert_allclose(embedder.embed(TEXTS[::-1])[::-1], together[: len(TEXTS)], atol=2e-6)
+
+
+@pytest.mark.parametrize("precision", ["auto", "bf16"])
+@pytest.mark.parametrize("how", ["mean", "cls", "last-four"])
+def test_other_precisions_are_near(how: str, precision: str, model: Path):
+    exact = normalized(Embedder(model, pooling=how, device="cpu", precision="fp32").embed(TEXTS))
+    embedder = Embedder(model, pooling=how, device="cpu", precision=precision)
+    assert embedder.precision in ("fp32", "bf16")
+    least = 0.99999 if embedder.precision == "fp32" else 0.9995
+    for found in (embedder.embed(TEXTS), np.concatenate([embedder.embed([text]) for text in TEXTS])):
+        assert found.dtype == np.float32
+        assert (normalized(found) * exact).sum(1).min() > least
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +84,7 @@ def minilm() -> Path:
 
 
 def test_minilm_as_its_own_files_say(minilm: Path):
-    embedder = Embedder("minilm", device="cpu")
+    embedder = Embedder("minilm", device="cpu", precision="fp32")
     assert embedder.settings == SentenceSettings(normalize=True, max_length=256)
     np.testing.assert_allclose(embedder.embed(REAL), normalized(theirs(minilm, REAL, "mean", 256)), atol=1e-5)
 
@@ -80,15 +92,17 @@ def test_minilm_as_its_own_files_say(minilm: Path):
 def test_sentence_transformers_says_the_same(minilm: Path, model: Path, tmp_path: Path):
     library = pytest.importorskip("sentence_transformers")
     np.testing.assert_allclose(
-        bertworks.embed("minilm", REAL), library.SentenceTransformer(str(minilm)).encode(REAL), atol=1e-5
+        bertworks.embed("minilm", REAL, precision="fp32"),
+        library.SentenceTransformer(str(minilm)).encode(REAL),
+        atol=1e-5,
     )
     for number, how in enumerate(["mean", "cls", "max"]):
-        embedder = Embedder(model, pooling=how, normalize=number == 1, max_length=9, device="cpu")
+        embedder = Embedder(model, pooling=how, normalize=number == 1, max_length=9, device="cpu", precision="fp32")
         embedder.save(tmp_path / how)
         opened = library.SentenceTransformer(str(tmp_path / how))
         np.testing.assert_allclose(embedder.embed(TEXTS), opened.encode(TEXTS), atol=1e-5)
         opened.save(str(tmp_path / f"{how}-again"))  # in their newer layout
-        again = Embedder(tmp_path / f"{how}-again", device="cpu")
+        again = Embedder(tmp_path / f"{how}-again", device="cpu", precision="fp32")
         assert (again.settings.pooling, again.settings.normalize) == (how, number == 1)
         np.testing.assert_allclose(again.embed(TEXTS), embedder.embed(TEXTS), atol=1e-6)
 

@@ -74,7 +74,7 @@ def test_many_segments_are_as_one(model: Path, tmp_path: Path):
         for query in (texts[0], FILLER[3], "good men"):
             first, second = (found.search(query, 50, ranking=ranking) for found in (one, many))
             assert [hit["id"] for hit in first] == [hit["id"] for hit in second]
-            assert [hit["score"] for hit in first] == pytest.approx([hit["score"] for hit in second], abs=1e-5)
+            assert [hit["score"] for hit in first] == pytest.approx([hit["score"] for hit in second], abs=1e-3)
     before = many.search("good men", 50)
     many.compact()
     assert len(list((tmp_path / "many").glob("segment-*"))) == 2

@@ -45,6 +45,9 @@ def embed(
     learn_from: LearnFrom = None,
     quoting: Quotes = "auto",
     device: Device = "auto",
+    precision: Annotated[
+        Literal["auto", "fp32", "bf16"], Parameter(help="auto: bf16 where this hardware gains by it; else fp32.")
+    ] = "auto",
     as_json: Json = False,
 ) -> None:
     """The vector of every row, in its order: an array in .npy, else a column beside the row's own.
@@ -56,7 +59,7 @@ def embed(
     data, target = ("-" if word == STDIN else word for word in (data, output))
     events = embed_file(
         model, data, target, text=text or [], pooling=pooling, normalize=normalize, max_length=max_length,
-        whitening=whitening, learn_from=learn_from, quoting=quoting, device=device,
+        whitening=whitening, learn_from=learn_from, quoting=quoting, device=device, precision=precision,
     )  # fmt: skip
     show_events(events, as_json=as_json and target != "-", results=target != "-")
 

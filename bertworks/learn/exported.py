@@ -75,9 +75,12 @@ class Exported(nn.Module):
             return x.view(-1, 1)
         return batch.layout.unpad(x)[batch.masked_positions] if self.of_tokens else x
 
-    def forward(self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None) -> list[Tensor]:
-        """The last states of all tokens, [T, hidden]."""
-        return [layout.unpad(self._run(input_ids, layout, token_type_ids))]
+    def forward(
+        self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None, rows: Tensor | None = None
+    ) -> list[Tensor]:
+        """The last states: of all tokens, [T, hidden], or of `rows` only."""
+        x = layout.unpad(self._run(input_ids, layout, token_type_ids))
+        return [x if rows is None else x.index_select(0, rows)]
 
     def _run(self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None) -> Tensor:
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids

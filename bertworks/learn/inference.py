@@ -17,6 +17,7 @@ from bertworks.learn.tasks import TaskModel
 from bertworks.learn.train import Mean
 from bertworks.nn.encoder import Encoder
 from bertworks.nn.pooling import Pooling, pool
+from bertworks.nn.short import Short
 
 TOKENS = 4096  # of a batch, padding counted
 SCORES = 1 << 24  # of words at asked places, at once
@@ -67,13 +68,19 @@ def log_probabilities(
 
 
 def vectors_of(
-    encoder: Encoder | Exported, units: Sequence[Unit], pooling: Pooling, width: int, precision: Precision = "fp32"
+    encoder: Encoder | Short | Exported,
+    units: Sequence[Unit],
+    pooling: Pooling,
+    width: int,
+    precision: Precision = "fp32",
 ) -> NDArray[np.float32]:
     """float32 [units, width]: one vector for each unit, which is one sequence that asks about one token.
 
     width: the hidden size."""
 
     def compute(batch: Batch) -> Tensor:
+        if pooling == "cls":  # the last layer is finished for these tokens alone
+            return encoder(batch.input_ids, batch.layout, batch.token_type_ids, batch.layout.first)[-1]  # type: ignore[no-any-return]
         return pool(encoder(batch.input_ids, batch.layout, batch.token_type_ids), batch.layout, pooling)
 
     found = np.zeros((len(units), width), np.float32)
@@ -87,7 +94,8 @@ def _computed(
 ) -> Iterator[tuple[list[int], Batch, Tensor]]:
     """Numbers of units, their batch, and what it gives."""
     training, device = model.training, next((p.device for p in model.parameters()), torch.device("cpu"))
-    model.eval()
+    if training:  # else not: for one short text, telling all modules would take a tenth of the time
+        model.eval()
     asking = [number for number, unit in enumerate(units) if any(len(one.masked_positions) for one in unit)]
     lengths, sizes = [longest(units[n]) for n in asking], [len(units[n]) for n in asking]
     for part in packed_numbers(lengths, sizes, TOKENS):
@@ -96,7 +104,8 @@ def _computed(
         with torch.no_grad(), torch.autocast(device.type, DTYPES[precision], enabled=precision != "fp32"):
             result = compute(batch).float()
         yield numbers, batch, result
-    model.train(training)
+    if training:
+        model.train()
 
 
 def _put(found: list[Logits], units: Sequence[Unit], numbers: list[int], logits: Tensor) -> None:

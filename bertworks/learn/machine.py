@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 Precision = Literal["fp32", "bf16"]
+Choice = Literal["auto", Precision]
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 GROWTH = 1.5  # of the memory in use, from which on what is kept is returned
 GAIN = 1.3  # bf16 is taken where it multiplies matrices so much faster than fp32

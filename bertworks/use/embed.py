@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bertworks.learn.machine import Precision
+from bertworks.learn.machine import Choice
 from bertworks.learn.whitening import Moments, Whitener, Whitening
 from bertworks.nn.pooling import Pooling
 from bertworks.rows.reader import Quoting, RowReader
@@ -36,7 +36,7 @@ def embed_file(
     whitening: Whitening = "none",
     learn_from: str | Path | None = None,
     device: str = "auto",
-    precision: Precision = "fp32",
+    precision: Choice = "auto",
     quoting: Quoting = "auto",
 ) -> Iterator[Event]:
     """The vector of every row of a file, in its order: an array in .npy, else a column `embedding` beside its own.
@@ -45,7 +45,7 @@ def embed_file(
     Args:
         data: any file of rows, or of lines; "-" is standard input.
         text: columns, joined by a space; (): guessed.
-        pooling, normalize, max_length: see `Embedder`.
+        pooling, normalize, max_length, precision: see `Embedder`.
         whitening: "center" takes the mean of all vectors away; "whiten" makes all directions equally wide as well.
         learn_from: a file of texts from which that is learned; None: from `data` itself.
 

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from bertworks.data.labelled import Unit
 from bertworks.data.masking import Example
@@ -18,10 +19,11 @@ from bertworks.files.model import weights_sha256
 from bertworks.files.sentence import read_sentence, write_sentence
 from bertworks.learn.exported import Exported
 from bertworks.learn.inference import vectors_of
-from bertworks.learn.machine import Precision, keep_memory
+from bertworks.learn.machine import Choice, Precision, best_precision, keep_memory
 from bertworks.learn.whitening import normalized
 from bertworks.nn.encoder import Encoder
 from bertworks.nn.pooling import Pooling
+from bertworks.nn.short import Short, shortened
 from bertworks.rows.reader import Row, RowReader
 from bertworks.text.streams import Tally
 from bertworks.text.tables import as_text, choose_column, find_column
@@ -40,9 +42,12 @@ class Embedder:
             id; or one that is open, which stays where it is.
         pooling, normalize, max_length: None: as the model's own files say; else the mean, not normalised, and as many
             tokens as the model reads.
+        precision: "auto": bf16 where this hardware gains by it; elsewhere fp32, but a short text alone is read with
+            weights in half precision, which makes a difference in the fourth digit. "fp32": no such difference.
 
     Attributes:
         dimension: of its vectors.
+        precision: what "auto" has become.
 
     Raises:
         BertworksError: no such model, or one whose vectors are made in another way.
@@ -57,14 +62,14 @@ class Embedder:
         normalize: bool | None = None,
         max_length: int | None = None,
         device: str = "auto",
-        precision: Precision = "fp32",
+        precision: Choice = "auto",
     ):
         if pooling is not None and pooling not in get_args(Pooling):
             raise UsageError(f"there is no pooling {pooling!r}", fix=f"take one of {', '.join(get_args(Pooling))}")
         source = opened(model, device)
         self.folder, found = read_sentence(source.folder)
-        self.tokenizer, self._network = source.tokenizer, _network(source, precision)
-        longest = source.config.max_position_embeddings
+        self.tokenizer, longest = source.tokenizer, source.config.max_position_embeddings
+        self._network, self.precision = _network(source, precision)
         if max_length is not None and not 3 <= max_length <= longest:
             raise UsageError(f"max_length is {max_length}: the model reads from 3 to {longest} tokens")
         self.settings = replace(
@@ -73,7 +78,7 @@ class Embedder:
             normalize=found.normalize if normalize is None else normalize,
             max_length=max_length or min(found.max_length or longest, self.tokenizer.model_max_length, longest),
         )
-        self.dimension, self.precision = source.config.hidden_size, precision
+        self.dimension = source.config.hidden_size
         if self.settings.pooling == "last-four" and isinstance(self._network, Exported):
             fix = "take another pooling, or the model that was exported"
             raise UsageError("an exported model gives its last layer alone", where=str(self.folder), fix=fix)
@@ -136,10 +141,18 @@ class Embedder:
         }
 
 
-def _network(source: Opened, precision: Precision) -> Encoder | Exported:
+def _network(source: Opened, wanted: Choice) -> tuple[Encoder | Short | Exported, Precision]:
+    """What makes the vectors, and what "auto" has become."""
     if source.exported:
-        return source.session(precision, gives=("last_hidden_state", source.config.hidden_size))
-    return source.network(Encoder, "encoder", prefix="encoder.")
+        gives = "last_hidden_state", source.config.hidden_size
+        return source.session("fp32" if wanted == "auto" else wanted, gives=gives), "fp32"
+    encoder = source.network(Encoder, "encoder", prefix="encoder.")
+    precision = best_precision(next(encoder.parameters()).device) if wanted == "auto" else wanted
+    if precision == "bf16":  # once; autocast would do it for every batch
+        for part in encoder.modules():
+            if isinstance(part, nn.Linear):
+                part.bfloat16()
+    return shortened(encoder) if (wanted, precision) == ("auto", "fp32") else encoder, precision
 
 
 def embed(
@@ -149,11 +162,12 @@ def embed(
     pooling: Pooling | None = None,
     normalize: bool | None = None,
     device: str = "auto",
+    precision: Choice = "auto",
 ) -> Vectors:
     """The vectors of texts, float32 [texts, dimension]. For more than one call, `Embedder` loads the model only once.
 
     Args:
-        model, pooling, normalize: see `Embedder`.
+        model, pooling, normalize, precision: see `Embedder`.
 
     Raises:
         UsageError: one text and no list.
@@ -161,7 +175,7 @@ def embed(
     """
     if isinstance(texts, str):
         raise UsageError("expected a list of texts, not one text", fix="embed(model, [text])[0]")
-    return Embedder(model, pooling=pooling, normalize=normalize, device=device).embed(texts)
+    return Embedder(model, pooling=pooling, normalize=normalize, device=device, precision=precision).embed(texts)
 
 
 def text_columns(reader: RowReader, wanted: Sequence[str]) -> tuple[str, ...]:

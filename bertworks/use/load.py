@@ -12,7 +12,7 @@ from bertworks.files.model import read_weights
 from bertworks.files.storage import read_json
 from bertworks.files.task import has_task
 from bertworks.learn.answers import Answer
-from bertworks.learn.machine import Precision
+from bertworks.learn.machine import Choice, Precision
 from bertworks.use.convert import convert
 from bertworks.use.embedder import Embedder, Vectors
 from bertworks.use.explain import explain
@@ -42,8 +42,9 @@ class LoadedModel:
         tokenizer: text to token ids and back (`Tokenizer`).
     """
 
-    def __init__(self, model: str | Path, *, device: str = "auto", precision: Precision = "fp32"):
-        self._opened, self._precision = Opened(model, device), precision
+    def __init__(self, model: str | Path, *, device: str = "auto", precision: Choice = "auto"):
+        self._opened, self._of_vectors = Opened(model, device), precision
+        self._precision: Precision = "fp32" if precision == "auto" else precision
         self.folder, self.config, self.tokenizer = self._opened.folder, self._opened.config, self._opened.tokenizer
 
     def __repr__(self) -> str:
@@ -147,7 +148,7 @@ class LoadedModel:
 
     @cached_property
     def _embedder(self) -> Embedder:
-        return Embedder(self._opened, precision=self._precision)
+        return Embedder(self._opened, precision=self._of_vectors)
 
     @cached_property
     def _filler(self) -> Filler:
@@ -158,14 +159,14 @@ class LoadedModel:
         return Predictor(self._opened, precision=self._precision)
 
 
-def load(model: str | Path, *, device: str = "auto", precision: Precision = "fp32") -> LoadedModel:
+def load(model: str | Path, *, device: str = "auto", precision: Choice = "auto") -> LoadedModel:
     """A model as one object, for whatever it can do: `fill`, `score`, `embed`, `predict`, `explain`, `tokenizer`,
     `config`. What it cannot do, it says when it is asked, and what to do instead; `can` lists what it can.
 
     Args:
         model: a folder of ours, of transformers, of sentence-transformers, or an exported one; `minilm`; or a hub id.
         device: "auto", "cpu" or "cuda".
-        precision: "fp32" or "bf16".
+        precision: "fp32", "bf16", or "auto": for vectors as `Embedder` has it, for all else fp32.
 
     Raises:
         BertworksError: no such model, or files that are damaged or not of a BERT.
