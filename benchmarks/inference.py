@@ -2,7 +2,8 @@
 
     make bench-peers       installs the others, each into an environment of its own (peers.txt)
     python benchmarks/inference.py [--works minilm base sst2 query alone] [--contenders NAME ...] [--rounds 3]
-                                   [--texts 2000] [--base-texts 500] [--threads N] [--long] [--quick] [--profile]
+                                   [--texts 2000] [--base-texts 500] [--threads N] [--long] [--quick]
+                                   [--profile] [--show]
 
 All get the same real texts and give their answers in the same order; what they give is compared with transformers in
 fp32. Every measurement is a process of its own with the model loaded and warm; they take turns; medians of the rounds.
@@ -16,6 +17,9 @@ that glibc keeps, and threads that soon sleep. Contenders that are not installed
     alone          bertworks only: how soon commands answer, tokens/s of more and more and of longer and longer texts
                    (a million with --long), and where the time goes. --profile: only this last one, published nowhere
 
+After every round of a work its figures, and where they come from, are in results/inference/WORK.json, and the page
+shows all that is there: works can be measured one by one, and whoever stops keeps what was done. --show: only the page.
+
 "of matmul" is the share of the speed of large matrix products, in the best precision of this machine: products that the
 real tokens need over products that the machine could have done. It is measured in every round; the best one counts.
 """
@@ -27,7 +31,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,13 +39,15 @@ from typing import Any
 import numpy as np
 from contenders import CONTENDERS, FINISHED, REFERENCE, Job
 from materials import Lengths, judged_texts, queries, random_models, real_texts
-from provenance import HERE, process, provenance, publish
+from provenance import HERE, PAGE, process, provenance, write_between
 
 COMMAND = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}  # what the command `bertworks` sets
 SETTINGS = {  # of each column; ours are both
     "as it comes": {},
     "our settings": COMMAND | {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)},
 }
+STORE = HERE / "results" / "inference"
+WORKS = ("minilm", "base", "sst2", "query", "alone")
 GROWTH, LONG = (1_000, 10_000, 100_000), 1_000_000
 QUICK_TEXTS = 24
 
@@ -57,22 +63,26 @@ class Work:
 
 def main() -> None:
     arguments = parse()
+    if arguments.show:
+        show()
+        return
     with tempfile.TemporaryDirectory(prefix="bertworks-bench-") as scratch:
         bench = Bench(arguments, Path(scratch))
         if arguments.profile:
             print("\n".join(stages_table(bench.profile(max(bench.ceiling().values())))))
             return
-        results = bench.compare()
-    shown = table(results)
-    if not arguments.quick:
-        publish("inference", results, shown)
-    print(shown)
+        for name in arguments.works:
+            for results in bench.alone() if name == "alone" else bench.compare(name):
+                if not arguments.quick:
+                    STORE.mkdir(parents=True, exist_ok=True)
+                    (STORE / f"{name}.json").write_text(json.dumps(results, indent=2) + "\n")
+                    show()
+            print("\n".join(tables(name, results)))
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    works = ("minilm", "base", "sst2", "query", "alone")
-    parser.add_argument("--works", nargs="+", choices=works, default=works)
+    parser.add_argument("--works", nargs="+", choices=WORKS, default=WORKS)
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--texts", type=int, default=2000)
@@ -82,7 +92,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--long", action="store_true", help="also a million texts: hours")
     parser.add_argument("--quick", action="store_true", help="does it run? one round, few texts, a tiny network")
     parser.add_argument("--profile", action="store_true", help="only where the time of bertworks goes")
+    parser.add_argument("--show", action="store_true", help="measure nothing, write the page anew")
     return parser.parse_args()
+
+
+def origin(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Where figures come from, the versions of the peers among it."""
+    lines = [line.split() for line in (HERE / "peers.txt").read_text().splitlines() if not line.startswith("#")]
+    peers = dict(package.split("==") for _, *packages in lines for package in packages)
+    found = provenance(("torch", "tokenizers", "numpy"))
+    return {**found, "versions": peers | found["versions"], "threads": arguments.threads}
 
 
 # --- the parent: contenders take turns
@@ -94,6 +113,7 @@ class Bench:
     def __init__(self, arguments: argparse.Namespace, scratch: Path):
         self.arguments, self.scratch, self.lengths = arguments, scratch, Lengths()
         quick = arguments.quick
+        self.origin = origin(arguments)  # now: what is measured changes the page, and so the name of the commit
         self.rounds, self.seconds = (1, 0.1) if quick else (arguments.rounds, 5.0)
         models = random_models("tiny" if quick else "base", arguments.peers / "models")
         self.filled = models["pretrained"]
@@ -119,40 +139,32 @@ class Bench:
         environment = CONTENDERS[contender].environment
         return str(self.arguments.peers / environment / "bin" / "python") if environment else sys.executable
 
-    def compare(self) -> dict[str, Any]:
-        begin = time.perf_counter()
-        origin = provenance(("torch", "tokenizers", "numpy"))
-        runs: dict[str, Any] = {
-            work: {name: {column: [] for column in SETTINGS} for name in self.contenders} for work in self.works
-        }
-        ceilings = []
-        for name, work in self.works.items():
-            self.convert(work)
-            self.write(name, work.texts)
+    def compare(self, work: str) -> Iterator[dict[str, Any]]:
+        """What is known of a work after each round."""
+        begin, ceilings = time.perf_counter(), []
+        runs: dict[str, Any] = {name: {column: [] for column in SETTINGS} for name in self.contenders}
+        self.convert(self.works[work])
+        self.write(work, self.works[work].texts)
         for number in range(self.rounds):
             ceilings.append(self.ceiling())
-            for work in self.works:
-                for name in self.contenders:
-                    if self.works[work].classify and not CONTENDERS[name].classifies:
-                        continue
-                    for column in list(SETTINGS)[: 1 if self.arguments.quick or name == "bertworks" else 2]:
-                        found = self.run(work, name, column, number)
-                        runs[work][name][column].append(found)
-                        shown = f"{found['p50']:9.2f} ms" if "p50" in found else f"{found['seconds']:8.1f} s"
-                        print(f"{work:7} {name:28} {column:13} {shown}", file=sys.stderr, flush=True)
-        ceiling = max(speed for found in ceilings for speed in found.values())
-        peers = [line.split() for line in (HERE / "peers.txt").read_text().splitlines() if not line.startswith("#")]
-        return {
-            **origin,
-            "threads": self.arguments.threads,
-            "ceilings": ceilings,
-            "ceiling": ceiling,
-            "peers": {name: packages for name, *packages in peers},
-            "absent": self.absent,
-            "works": {name: self.summary(name, runs[name], ceiling) for name in self.works},
-            "alone": self.alone(ceiling) if "alone" in self.arguments.works else {},
-            "seconds": time.perf_counter() - begin,
-        }
+            for name in self.contenders:
+                if self.works[work].classify and not CONTENDERS[name].classifies:
+                    continue
+                for column in list(SETTINGS)[: 1 if self.arguments.quick or name == "bertworks" else 2]:
+                    found = self.run(work, name, column, number)
+                    runs[name][column].append(found)
+                    shown = f"{found['p50']:9.2f} ms" if "p50" in found else f"{found['seconds']:8.1f} s"
+                    print(f"{work:7} {name:28} {column:13} {shown}", file=sys.stderr, flush=True)
+            ceiling = max(speed for found in ceilings for speed in found.values())
+            yield {
+                **self.origin,
+                "rounds": number + 1,
+                "ceilings": ceilings,
+                "ceiling": ceiling,
+                "absent": self.absent,
+                "work": self.summary(work, runs, ceiling),
+                "seconds": time.perf_counter() - begin,
+            }
 
     def write(self, name: str, texts: Sequence[str]) -> str:
         path = self.scratch / f"{name}.json"
@@ -250,7 +262,9 @@ class Bench:
         texts = real_texts(QUICK_TEXTS if self.arguments.quick else self.arguments.texts, self.lengths)
         return self.stages("profile", model=str(self.minilm), texts=self.write("profile", texts), ceiling=ceiling)
 
-    def alone(self, ceiling: float) -> dict[str, Any]:
+    def alone(self) -> Iterator[dict[str, Any]]:
+        begin, ceilings = time.perf_counter(), [self.ceiling()]
+        ceiling = max(ceilings[0].values())
         quick, model = self.arguments.quick, str(self.minilm)
         counts = (10, 20) if quick else (*GROWTH, *[LONG] * self.arguments.long)
         texts = real_texts(max(counts), self.lengths)
@@ -263,34 +277,46 @@ class Bench:
             grown[str(count)] |= {"tokens": tokens, "tokens_per_second": tokens / grown[str(count)]["seconds"]}
             print(f"alone   {count:,} texts", file=sys.stderr, flush=True)
         some = self.write("lengths", texts[:1000])
-        return {
+        work = {
             "start": self.stages("start", model=model, filled=str(self.filled), times=1 if quick else 5),
             "growth": grown,
             "lengths": self.stages("lengths", model=model, texts=some, tokens=1024 if quick else 32_768),
             "profile": self.profile(ceiling),
         }
+        about = {"rounds": 1, "ceilings": ceilings, "ceiling": ceiling, "absent": []}
+        yield {**self.origin, **about, "work": work, "seconds": time.perf_counter() - begin}
 
 
 # --- the tables
 
 
-def table(results: dict[str, Any]) -> str:
-    versions = results["versions"] | {
-        p.split("==")[0]: p.split("==")[1] for ps in results["peers"].values() for p in ps
-    }
-    shown = ", ".join(f"{name} {number}" for name, number in versions.items())
-    lines = [
+def show() -> None:
+    """Writes the page from what is known."""
+    found = {name: STORE / f"{name}.json" for name in WORKS}
+    parts = [tables(name, json.loads(path.read_text())) for name, path in found.items() if path.exists()]
+    write_between(PAGE, "inference", "\n\n".join("\n".join(lines) for lines in parts))
+
+
+def tables(name: str, results: dict[str, Any]) -> list[str]:
+    """What was found of a work, and where it comes from."""
+    work = results["work"]
+    match name:
+        case "alone":
+            lines = [*start_table(work["start"]), "", *growth_table(work), "", *stages_table(work["profile"])]
+        case "query":
+            lines = query_table(work)
+        case _:
+            lines = speed_table(work)
+    shown = ", ".join(f"{package} {number}" for package, number in results["versions"].items())
+    return [
+        *lines,
+        "",
         f"`{results['command']}` at {results['commit']}, {results['time'][:10]}; {results['cpu']}, "
         f"{results['threads']} threads, {' '.join(results['cpu_flags'])}, matrix products at "
-        f"{results['ceiling'] / 1e9:,.0f} GFLOP/s; {shown}. It took {results['seconds'] / 60:,.0f} minutes.",
+        f"{results['ceiling'] / 1e9:,.0f} GFLOP/s; {shown}. {results['rounds']} rounds, "
+        f"{results['seconds'] / 60:,.0f} minutes.",
         *([f"Not installed: {', '.join(results['absent'])}."] if results["absent"] else []),
     ]
-    for name, work in results["works"].items():
-        lines += ["", *(query_table(work) if name == "query" else speed_table(work))]
-    alone = results["alone"]
-    if alone:
-        lines += ["", *start_table(alone["start"]), "", *growth_table(alone), "", *stages_table(alone["profile"])]
-    return "\n".join(lines)
 
 
 def speed_table(work: dict[str, Any]) -> list[str]:

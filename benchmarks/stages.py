@@ -62,7 +62,7 @@ def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
 
     embedder, clock = Embedder(model, device="cpu"), Clock()
     embedder.embed(texts[:: max(1, len(texts) // 64)])
-    encoder: Any = embedder._network
+    encoder: Any = getattr(embedder._network, "encoder", embedder._network)  # what computes batches
     tokens: list[int] = []
     collate = inference.collate
 
