@@ -61,7 +61,10 @@ def test_words_and_both(index: Index):
     }
 
 
-def test_many_segments_are_as_one(model: Path, tmp_path: Path):
+def test_many_segments_are_as_one(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # In the exact precision: in others a text alone and among many differ in the fourth digit.
+    monkeypatch.setattr("bertworks.use.embedder.best_precision", lambda _: "fp32")
+    monkeypatch.setattr("bertworks.use.embedder.shortened", lambda encoder: encoder)
     draw = random.Random(0)
     texts = [sentence(draw) for _ in range(60)]
     one, many = (Index.create(tmp_path / name, model, device="cpu") for name in ("one", "many"))
@@ -74,7 +77,7 @@ def test_many_segments_are_as_one(model: Path, tmp_path: Path):
         for query in (texts[0], FILLER[3], "good men"):
             first, second = (found.search(query, 50, ranking=ranking) for found in (one, many))
             assert [hit["id"] for hit in first] == [hit["id"] for hit in second]
-            assert [hit["score"] for hit in first] == pytest.approx([hit["score"] for hit in second], abs=1e-3)
+            assert [hit["score"] for hit in first] == pytest.approx([hit["score"] for hit in second], abs=1e-5)
     before = many.search("good men", 50)
     many.compact()
     assert len(list((tmp_path / "many").glob("segment-*"))) == 2
