@@ -246,8 +246,11 @@ class _Budget(NamedTuple):
 
     def spent_on(self, recipe: Recipe) -> Recipe:
         """The recipe with as many steps as fit in what is left of the time."""
-        measured = measure(recipe, self.device, cast(Precision, recipe.train.precision))
-        left = seconds_of(str(self.request.budget)) * (1 - RESERVE) - (time.perf_counter() - self.begin)
+        budget = seconds_of(str(self.request.budget))
+        # The longer the plan, the longer is measured: a machine that others share is fast and slow by turns.
+        seconds = min(30.0, max(6.0, budget / 60))
+        measured = measure(recipe, self.device, cast(Precision, recipe.train.precision), seconds)
+        left = budget * (1 - RESERVE) - (time.perf_counter() - self.begin)
         if left < 5:
             raise BertworksError(
                 f"making the vocabulary and the shards took the whole budget of {self.request.budget}",
