@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from fine import write_model  # brings torch, which most tests do without
 
     return write_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def exact_answers() -> Iterator[None]:
+    """Models answer in fp32 unless a test says otherwise, on processors that gain by bf16 as well."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bertworks.learn.inference.best_precision", lambda _: "fp32")
+        yield
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from bertworks.nn.encoder import Encoder
 from bertworks.nn.family import SIZES
 from bertworks.nn.heads import MaskedLMHead
 from bertworks.nn.layout import Layout
+from bertworks.nn.linear import Linear
 
 TINY = EncoderConfig(
     vocab_size=50, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=40
@@ -252,3 +253,22 @@ def test_a_last_layer_for_some_tokens_is_that_of_all():
     found = torch.autograd.grad((some[-1] * probe).sum(), list(encoder.parameters()))
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-4)
+
+
+def test_a_bf16_product_and_its_gradients_are_those_of_float64():
+    """Rounded once on the way: of numbers near 1 the eighth bit is the last."""
+    torch.manual_seed(2)
+    layer, x = Linear(48, 33), torch.randn(5, 7, 48)
+    with torch.no_grad():
+        layer.bias.normal_()
+    probe = torch.randn(5, 7, 33).bfloat16()
+    layer.bfloat16()
+    rounded = x.bfloat16().requires_grad_()
+    found = layer(rounded)
+    grads = torch.autograd.grad((found * probe).sum(), (rounded, layer.weight, layer.bias))
+    exact = [t.detach().double().requires_grad_() for t in (rounded, layer.weight, layer.bias)]
+    wanted = exact[0] @ exact[1].T + exact[2]
+    assert (found - wanted).norm() / wanted.norm() < 4e-3
+    for a, b in zip(grads, torch.autograd.grad((wanted * probe).sum(), exact), strict=True):
+        assert a.shape == b.shape
+        assert (a - b).norm() / b.norm() < 4e-3

@@ -13,7 +13,7 @@ from torch import nn
 
 from bertworks.data.batch import collate
 from bertworks.data.masking import Example
-from bertworks.learn.losses import CHUNK_ELEMENTS, cross_entropy, vocabulary_cross_entropy
+from bertworks.learn.losses import CHUNK_BYTES, cross_entropy, vocabulary_cross_entropy
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.optimization import OptimizerConfig, make_optimizer, update
 from bertworks.learn.train import evaluate, train
@@ -80,8 +80,8 @@ def test_vocabulary_cross_entropy_is_cross_entropy(monkeypatch):
         return loss, torch.autograd.grad(3 * loss, inputs)
 
     wanted, wanted_grads = both(lambda x, w, b: nn.functional.cross_entropy(x @ w.T + b, labels, reduction="sum"))
-    for chunk in (CHUNK_ELEMENTS, 60 * 5):
-        monkeypatch.setattr("bertworks.learn.losses.CHUNK_ELEMENTS", chunk)
+    for chunk in (CHUNK_BYTES, 60 * 5 * 8):
+        monkeypatch.setattr("bertworks.learn.losses.CHUNK_BYTES", chunk)
         found, grads = both(lambda x, w, b: vocabulary_cross_entropy(x, w, b, labels).loss)
         assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
         for a, b in zip(grads, wanted_grads, strict=True):
@@ -89,6 +89,15 @@ def test_vocabulary_cross_entropy_is_cross_entropy(monkeypatch):
     tally = vocabulary_cross_entropy(x, words, bias, labels)
     assert tally.correct.item() == ((x @ words.T + bias).argmax(-1) == labels).sum().item()
     assert cross_entropy(x @ words.T + bias, labels).loss.item() == pytest.approx(wanted.item(), rel=1e-6)
+
+
+def test_of_equal_scores_the_first_is_the_answer():
+    """In bf16 many are equal."""
+    words, labels = torch.eye(4).repeat(2, 1).bfloat16(), torch.tensor([0, 4, 1, 2, 6, 3])
+    x = torch.eye(4)[[0, 0, 1, 0, 2, 3]].bfloat16()
+    scores = x @ words.T
+    assert (scores.argmax(-1) == labels).tolist() == [True, False, True, False, False, True]
+    assert vocabulary_cross_entropy(x, words, torch.zeros(8).bfloat16(), labels).correct.item() == 3
 
 
 @pytest.mark.parametrize("split", [[6], [1, 2], [4, 8], list(range(1, 12))])

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from bertworks.cli.console import emit, say, show_events, table
-from bertworks.cli.options import Documents, Explained, Inputs, Json, Output, Sentences, TextColumn, Texts
+from bertworks.cli.options import Documents, Explained, Inputs, Json, Output, Rounding, Sentences, TextColumn, Texts
 from bertworks.errors import UsageError
 from bertworks.text.atomic import write_text
 
@@ -125,13 +125,16 @@ def task(
     ] = None,
     label: Annotated[str | None, Parameter(help="Column of the label. Unset: the model knows.")] = None,
     threshold: Annotated[float | None, Parameter(help="See predict.")] = None,
+    precision: Rounding = "auto",
     as_json: Json = False,
 ) -> None:
     """The figures of a fine-tuned model on labelled rows, in all and label by label."""
     from bertworks.runs.judging import describe_scores
     from bertworks.use.evaluate import evaluate_task
 
-    result = evaluate_task(model, data, errors=errors, text=text or [], label=label, threshold=threshold)
+    result = evaluate_task(
+        model, data, errors=errors, text=text or [], label=label, threshold=threshold, precision=precision
+    )
     if as_json:
         emit(result)
         return

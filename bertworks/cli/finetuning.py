@@ -6,7 +6,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from bertworks.cli.console import emit, say, show_events
-from bertworks.cli.options import STDIN, Json, Output, Overwrite
+from bertworks.cli.options import STDIN, Json, Output, Overwrite, Rounding
 from bertworks.cli.training import Device, Precision
 
 # As in `rows.schema` and `rows.reader`, which are not imported before a verb runs: help answers at once.
@@ -142,6 +142,7 @@ def predict(
     ] = None,
     quoting: Quotes = "auto",
     device: Device = "auto",
+    precision: Rounding = "auto",
     as_json: Json = False,
 ) -> None:
     """Answer every row of a file, beside its own columns and in its order.
@@ -156,6 +157,6 @@ def predict(
         kind = "jsonl"
     events = predict_file(
         model, data, target, text=text or [], top_k=top_k, probabilities=probabilities, threshold=threshold, kind=kind,
-        quoting=quoting, device=device,
+        quoting=quoting, device=device, precision=precision,
     )  # fmt: skip
     show_events(events, as_json=as_json and target != "-", results=target != "-")

@@ -49,6 +49,9 @@ Documents = Annotated[
     Parameter(help="Where a document of a .txt file ends: at a blank line, or with the file."),
 ]
 Overwrite = Annotated[bool, Parameter(negative="", show_default=False, help="Replace what the output folder holds.")]
+Rounding = Annotated[
+    Literal["auto", "fp32", "bf16"], Parameter(help="auto: bf16 where this hardware gains by it; else fp32.")
+]
 Json = Annotated[
     bool,
     Parameter(name="--json", negative="", show_default=False, help="Write results as JSON to standard output."),

@@ -8,7 +8,7 @@ from cyclopts.validators import Number
 
 from bertworks.cli.console import emit, say, show_events, table
 from bertworks.cli.finetuning import Quotes
-from bertworks.cli.options import STDIN, Json
+from bertworks.cli.options import STDIN, Json, Rounding
 from bertworks.cli.training import Device
 from bertworks.errors import UsageError
 
@@ -45,9 +45,7 @@ def embed(
     learn_from: LearnFrom = None,
     quoting: Quotes = "auto",
     device: Device = "auto",
-    precision: Annotated[
-        Literal["auto", "fp32", "bf16"], Parameter(help="auto: bf16 where this hardware gains by it; else fp32.")
-    ] = "auto",
+    precision: Rounding = "auto",
     as_json: Json = False,
 ) -> None:
     """The vector of every row, in its order: an array in .npy, else a column beside the row's own.

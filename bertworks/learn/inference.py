@@ -11,17 +11,24 @@ from bertworks.data.batch import Batch, collate
 from bertworks.data.labelled import Unit, longest, packed_numbers
 from bertworks.data.masking import Example
 from bertworks.learn.exported import Exported
-from bertworks.learn.machine import DTYPES, Precision
+from bertworks.learn.machine import DTYPES, Choice, Precision, best_precision
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.tasks import TaskModel
 from bertworks.learn.train import Mean
 from bertworks.nn.encoder import Encoder
+from bertworks.nn.frozen import Frozen, in_bfloat16
 from bertworks.nn.pooling import Pooling, pool
-from bertworks.nn.short import Short
 
 TOKENS = 4096  # of a batch, padding counted
 SCORES = 1 << 24  # of words at asked places, at once
 Logits = NDArray[np.float32]
+
+
+def prepared(encoder: Encoder, wanted: Choice) -> tuple[Encoder | Frozen, Precision]:
+    """An encoder that learns no more, as it answers soonest in this precision; and what "auto" has become: bf16 where
+    this hardware gains by it, else fp32."""
+    precision = best_precision(next(encoder.parameters()).device) if wanted == "auto" else wanted
+    return in_bfloat16(encoder) if precision == "bf16" else encoder, precision
 
 
 def logits_of(model: TaskModel | Exported, units: Sequence[Unit], precision: Precision = "fp32") -> list[Logits]:
@@ -68,7 +75,7 @@ def log_probabilities(
 
 
 def vectors_of(
-    encoder: Encoder | Short | Exported,
+    encoder: Encoder | Frozen | Exported,
     units: Sequence[Unit],
     pooling: Pooling,
     width: int,

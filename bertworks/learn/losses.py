@@ -1,12 +1,13 @@
 """Sums and what they are sums over. A mean is taken once, at the end, over all micro-batches and all processes; that is
 why accumulating four quarters of a batch equals the batch, however unequal the quarters. Not here: what is asked."""
 
+import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-CHUNK_ELEMENTS = 1 << 25  # scores held at once: 128 MiB in fp32
+CHUNK_BYTES = 1 << 27  # of scores held at once
 
 
 class Tally(NamedTuple):
@@ -37,22 +38,25 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, words: Tensor, bias: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
         needs_grad = any(ctx.needs_input_grad)
-        rows = max(1, CHUNK_ELEMENTS // len(words))
         loss = x.new_zeros((), dtype=torch.float32)
         correct = torch.zeros_like(loss)
         grad_x = torch.empty_like(x) if needs_grad else None
         grad_words = grad_bias = None
-        for start in range(0, len(x), rows):
-            part, asked = x[start : start + rows], labels[start : start + rows]
-            p = torch.addmm(bias, part, words.t())
-            correct += (p.argmax(-1) == asked).sum()
+        chunks = math.ceil(len(x) * len(words) * x.element_size() / CHUNK_BYTES)
+        size = math.ceil(len(x) / chunks) if chunks else 1
+        for start in range(0, len(x), size):
+            part, asked = x[start : start + size], labels[start : start + size]
+            p = torch.nn.functional.linear(part, words, bias)
+            correct += _right(p, asked)
             torch.softmax(p, -1, out=p)
             told = p.gather(1, asked[:, None]).float()
             loss -= told.clamp_min(torch.finfo(torch.float32).tiny).log().sum()
             if grad_x is not None:
                 p[torch.arange(len(asked), device=p.device), asked] -= 1
-                torch.mm(p, words, out=grad_x[start : start + rows])
-                in_words, in_bias = torch.mm(p.t(), part).float(), p.sum(0, dtype=torch.float32)
+                torch.mm(p, words, out=grad_x[start : start + size])
+                in_words, in_bias = torch.mm(p.t(), part), p.sum(0)
+                if chunks > 1:  # many sums are added up in single precision
+                    in_words, in_bias = in_words.float(), in_bias.float()
                 grad_words = in_words if grad_words is None else grad_words.add_(in_words)
                 grad_bias = in_bias if grad_bias is None else grad_bias.add_(in_bias)
         ctx.dtype = x.dtype
@@ -63,3 +67,12 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
         return *(None if g is None else (g * grad).to(ctx.dtype) for g in ctx.saved_tensors), None
+
+
+def _right(scores: Tensor, labels: Tensor) -> Tensor:
+    """How often the label is the argmax, the first of equal ones. On a CPU that takes longer than the softmax, so that
+    it is looked for only where no score is above the label's."""
+    if not scores.is_cuda:
+        (best,) = (scores.gather(1, labels[:, None]) >= scores.amax(-1, keepdim=True)).squeeze(1).nonzero(as_tuple=True)
+        scores, labels = scores.index_select(0, best), labels.index_select(0, best)
+    return (scores.argmax(-1) == labels).sum()

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import time
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -53,10 +54,11 @@ def _time_product(a: torch.Tensor, b: torch.Tensor) -> float:
     return time.perf_counter() - start
 
 
+@cache
 def best_precision(device: torch.device | str = "cpu") -> Precision:
     """bf16 where its matrix products are clearly faster here than fp32's, as on GPUs and CPUs with AMX; else fp32.
 
-    A CPU without instructions for bf16 is not measured: it would only emulate them.
+    A CPU without instructions for bf16 is not measured: it would only emulate them. Others are measured once.
     """
     if torch.device(device).type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return "fp32"

@@ -8,6 +8,10 @@ from torch.nn.attention import varlen
 from bertworks.nn.config import EncoderConfig
 from bertworks.nn.dropout import LEVELS, keep_mask
 from bertworks.nn.layout import Layout
+from bertworks.nn.linear import Linear
+
+_VECTOR = 32  # bf16 numbers that a processor's register holds
+_FEW = 48  # tokens: their attention is a matter of calling functions
 
 
 class Attention(nn.Module):
@@ -16,8 +20,8 @@ class Attention(nn.Module):
     def __init__(self, c: EncoderConfig):
         super().__init__()
         self.num_heads, self.dropout = c.num_attention_heads, c.attention_dropout
-        self.qkv = nn.Linear(c.hidden_size, 3 * c.hidden_size)
-        self.output = nn.Linear(c.hidden_size, c.hidden_size)
+        self.qkv = Linear(c.hidden_size, 3 * c.hidden_size)
+        self.output = Linear(c.hidden_size, c.hidden_size)
 
     def forward(self, x: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
         """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only."""
@@ -38,13 +42,13 @@ class Attention(nn.Module):
 
 
 def attend_in_runs(qkv: Tensor, layout: Layout, p: float = 0.0) -> Tensor:
-    """[T, 3, heads, d] -> [T, heads, d], nothing padded, masked or copied beforehand: a kernel call for each run of
-    sequences of one length. Sorted batches have few."""
+    """[T, 3, heads, d] -> [T, heads, d], nothing padded or masked: a call for each run of sequences of one length.
+    Sorted batches have few."""
     found = []
     for begin, count, length in layout.runs:
         rectangle = qkv[begin : begin + count * length].view(count, length, *qkv.shape[1:])
         q, k, v = rectangle.permute(2, 0, 3, 1, 4)  # [count, heads, length, d] each
-        found.append(F.scaled_dot_product_attention(q, k, v, None, p).transpose(1, 2).flatten(0, 1))
+        found.append(attend(q, k, v, None, p).transpose(1, 2).flatten(0, 1))
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
@@ -53,16 +57,25 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float) -> Te
 
     `p` is the share of the attention probabilities that is dropped.
     """
-    if q.is_cuda or not torch.is_grad_enabled():
-        return F.scaled_dot_product_attention(q, k, v, mask, p)
-    # On a CPU the backward pass of the fused kernel costs several times as much as plain matrix products.
     batch, heads, length, size = q.shape
+    many = q.dtype == torch.bfloat16 and batch * length > _FEW
+    if q.is_cuda or not (torch.is_grad_enabled() or many):
+        return F.scaled_dot_product_attention(q, k, v, mask, p)
+    # On a CPU the backward pass of the fused kernel costs several times as much as plain matrix products; and in bf16
+    # its forward pass costs half as much again, save for few tokens.
     q, k, v = (t.reshape(batch * heads, length, size) for t in (q, k, v))
     bias = None
     if mask is not None:
         bias = q.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf).expand(batch, heads, 1, length).flatten(0, 1)
     context: Tensor = _Attend.apply(q, k, v, bias, round(p * LEVELS))  # type: ignore[no-untyped-call]
     return context.view(batch, heads, length, size)
+
+
+def softmax_(scores: Tensor) -> Tensor:
+    """Over the last dimension; the scores may be written over."""
+    if scores.dtype == torch.bfloat16 and scores.shape[-1] % _VECTOR:  # the kernel is three times as slow for these
+        return torch.softmax(scores, -1, dtype=torch.float32).to(scores.dtype)
+    return torch.softmax(scores, -1, out=scores)
 
 
 class _Attend(torch.autograd.Function):
@@ -75,7 +88,7 @@ class _Attend(torch.autograd.Function):
         scores = torch.bmm(q, k.transpose(1, 2)).mul_(scale)
         if bias is not None:
             scores += bias
-        probabilities = torch.softmax(scores, -1, out=scores)
+        probabilities = softmax_(scores)
         mask = keep_mask(probabilities, dropped).mul_(LEVELS / (LEVELS - dropped)) if dropped else None
         ctx.scale = scale
         ctx.save_for_backward(q, k, v, probabilities, mask)

@@ -12,6 +12,7 @@ from bertworks.nn.config import EncoderConfig
 from bertworks.nn.dropout import dropout
 from bertworks.nn.embeddings import Embeddings
 from bertworks.nn.layout import Layout
+from bertworks.nn.linear import Linear
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -24,8 +25,8 @@ class FeedForward(nn.Module):
     def __init__(self, c: EncoderConfig):
         super().__init__()
         self.activation = ACTIVATIONS[c.hidden_act]
-        self.up = nn.Linear(c.hidden_size, c.inner_size)
-        self.down = nn.Linear(c.inner_size, c.hidden_size)
+        self.up = Linear(c.hidden_size, c.inner_size)
+        self.down = Linear(c.inner_size, c.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, hidden] -> [T, hidden]."""

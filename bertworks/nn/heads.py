@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from bertworks.nn.config import EncoderConfig
 from bertworks.nn.encoder import ACTIVATIONS, initialize
+from bertworks.nn.linear import Linear
 
 
 class Pooler(nn.Module):
@@ -13,7 +14,7 @@ class Pooler(nn.Module):
 
     def __init__(self, c: EncoderConfig):
         super().__init__()
-        self.dense = nn.Linear(c.hidden_size, c.hidden_size)
+        self.dense = Linear(c.hidden_size, c.hidden_size)
         initialize(self, c)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -27,7 +28,7 @@ class MaskedLMHead(nn.Module):
 
     def __init__(self, c: EncoderConfig):
         super().__init__()
-        self.dense = nn.Linear(c.hidden_size, c.hidden_size)
+        self.dense = Linear(c.hidden_size, c.hidden_size)
         self.activation = ACTIVATIONS[c.hidden_act]
         self.norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
         self.bias = nn.Parameter(torch.zeros(c.vocab_size))

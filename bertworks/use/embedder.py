@@ -10,7 +10,6 @@ from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from bertworks.data.labelled import Unit
 from bertworks.data.masking import Example
@@ -18,12 +17,12 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.files.model import weights_sha256
 from bertworks.files.sentence import read_sentence, write_sentence
 from bertworks.learn.exported import Exported
-from bertworks.learn.inference import vectors_of
-from bertworks.learn.machine import Choice, Precision, best_precision, keep_memory
+from bertworks.learn.inference import prepared, vectors_of
+from bertworks.learn.machine import Choice, Precision, keep_memory
 from bertworks.learn.whitening import normalized
 from bertworks.nn.encoder import Encoder
+from bertworks.nn.frozen import Frozen, halved
 from bertworks.nn.pooling import Pooling
-from bertworks.nn.short import Short, shortened
 from bertworks.rows.reader import Row, RowReader
 from bertworks.text.streams import Tally
 from bertworks.text.tables import as_text, choose_column, find_column
@@ -141,18 +140,14 @@ class Embedder:
         }
 
 
-def _network(source: Opened, wanted: Choice) -> tuple[Encoder | Short | Exported, Precision]:
+def _network(source: Opened, wanted: Choice) -> tuple[Encoder | Frozen | Exported, Precision]:
     """What makes the vectors, and what "auto" has become."""
     if source.exported:
         gives = "last_hidden_state", source.config.hidden_size
         return source.session("fp32" if wanted == "auto" else wanted, gives=gives), "fp32"
     encoder = source.network(Encoder, "encoder", prefix="encoder.")
-    precision = best_precision(next(encoder.parameters()).device) if wanted == "auto" else wanted
-    if precision == "bf16":  # once; autocast would do it for every batch
-        for part in encoder.modules():
-            if isinstance(part, nn.Linear):
-                part.bfloat16()
-    return shortened(encoder) if (wanted, precision) == ("auto", "fp32") else encoder, precision
+    ready, precision = prepared(encoder, wanted)
+    return halved(encoder) if (wanted, precision) == ("auto", "fp32") else ready, precision
 
 
 def embed(

@@ -13,7 +13,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.files.model import load_model
 from bertworks.files.names import locate
 from bertworks.files.task import TaskDescription
-from bertworks.learn.machine import Precision, choose_device
+from bertworks.learn.machine import Choice, Precision, choose_device
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.scores import Scores, regression
 from bertworks.learn.train import evaluate
@@ -129,7 +129,7 @@ def evaluate_task(
     threshold: float | None = None,
     quoting: Quoting = "auto",
     device: str = "auto",
-    precision: Precision = "fp32",
+    precision: Choice = "auto",
 ) -> dict[str, Any]:
     """What a fine-tuned model makes of labelled rows, best of all of rows that had no part in the training: `task`,
     `rows`, `figures`, `table` (figures of each label, type of entity or kind of question), `mistakes` (how many) and
@@ -138,7 +138,7 @@ def evaluate_task(
     Args:
         errors: a file to write every mistake to, the surest first.
         text, label: columns; () and None: those that the model learned from, or else a guess.
-        threshold: see `Predictor`.
+        threshold, precision: see `Predictor`.
 
     Raises:
         UsageError: no such column.

@@ -137,7 +137,7 @@ def _made(
                 f"{before / took:.2f} times as fast")  # fmt: skip
     if data is not None:
         for name, model in (("figures_ours", source.folder), ("figures", folder)):
-            found[name] = evaluate_task(model, data, device="cpu")["figures"]
+            found[name] = evaluate_task(model, data, device="cpu", precision="fp32")["figures"]
         yield Event("note", f"{data}: {describe_scores(found['figures'])}; "
                     f"before the export {describe_scores(found['figures_ours'])}")  # fmt: skip
     write_text(folder / "README.md", _readme(source, theirs, found))

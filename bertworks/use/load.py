@@ -43,7 +43,7 @@ class LoadedModel:
     """
 
     def __init__(self, model: str | Path, *, device: str = "auto", precision: Choice = "auto"):
-        self._opened, self._of_vectors = Opened(model, device), precision
+        self._opened, self._asked = Opened(model, device), precision
         self._precision: Precision = "fp32" if precision == "auto" else precision
         self.folder, self.config, self.tokenizer = self._opened.folder, self._opened.config, self._opened.tokenizer
 
@@ -148,7 +148,7 @@ class LoadedModel:
 
     @cached_property
     def _embedder(self) -> Embedder:
-        return Embedder(self._opened, precision=self._of_vectors)
+        return Embedder(self._opened, precision=self._asked)
 
     @cached_property
     def _filler(self) -> Filler:
@@ -156,7 +156,7 @@ class LoadedModel:
 
     @cached_property
     def _predictor(self) -> Predictor:
-        return Predictor(self._opened, precision=self._precision)
+        return Predictor(self._opened, precision=self._asked)
 
 
 def load(model: str | Path, *, device: str = "auto", precision: Choice = "auto") -> LoadedModel:
@@ -166,7 +166,8 @@ def load(model: str | Path, *, device: str = "auto", precision: Choice = "auto")
     Args:
         model: a folder of ours, of transformers, of sentence-transformers, or an exported one; `minilm`; or a hub id.
         device: "auto", "cpu" or "cuda".
-        precision: "fp32", "bf16", or "auto": for vectors as `Embedder` has it, for all else fp32.
+        precision: "fp32", "bf16", or "auto": for vectors as `Embedder` has it, for predictions as `Predictor`; for all
+            else fp32.
 
     Raises:
         BertworksError: no such model, or files that are damaged or not of a BERT.

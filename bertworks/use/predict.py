@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bertworks.data.questions import Encoded, Reading
 from bertworks.errors import BertworksError, UsageError
@@ -16,9 +16,10 @@ from bertworks.files.storage import read_json
 from bertworks.files.task import TaskDescription, read_task
 from bertworks.learn.answers import Answer
 from bertworks.learn.exported import Exported
-from bertworks.learn.inference import logits_of
-from bertworks.learn.machine import Precision, keep_memory
+from bertworks.learn.inference import logits_of, prepared
+from bertworks.learn.machine import Choice, Precision, keep_memory
 from bertworks.learn.tasks import TaskModel
+from bertworks.nn.encoder import Encoder
 from bertworks.rows.guessing import guess_schema
 from bertworks.rows.reader import Quoting, RowReader
 from bertworks.rows.schema import EmptyTextError, Item, Schema, Task, fitted, items, read_item
@@ -42,6 +43,11 @@ class Predictor:
             one that is open, which stays where it is.
         threshold: multilabel: the probability from which a label is given, 0.5 unless the model says otherwise. qa: see
             `learn.answers.Decoding`.
+        precision: "auto": bf16 where this hardware gains by it, whose probabilities differ in the third digit;
+            elsewhere fp32.
+
+    Attributes:
+        precision: what "auto" has become.
 
     Raises:
         BertworksError: no such model, or it was not fine-tuned.
@@ -52,7 +58,7 @@ class Predictor:
         model: str | Path | Opened,
         *,
         device: str = "auto",
-        precision: Precision = "fp32",
+        precision: Choice = "auto",
         threshold: float | None = None,
         max_length: int | None = None,
     ):
@@ -62,8 +68,8 @@ class Predictor:
         changes: dict[str, Any] = {} if threshold is None else {"threshold": threshold}
         changes |= {} if max_length is None else {"max_length": max_length}
         _check_threshold(found.task, threshold)
-        self.description, self.precision = replace(found, **changes), precision
-        self.network = _network(source, self.description, precision)
+        self.description = replace(found, **changes)
+        self.network, self.precision = _network(source, self.description, precision)
         length, longest = self.description.max_length, source.config.max_position_embeddings
         if length > longest:
             raise UsageError(f"max_length is {length}, but the model reads at most {longest} tokens")
@@ -122,13 +128,18 @@ class Predictor:
                 shutil.copyfile(path, target / path.name)
 
 
-def _network(source: Opened, d: TaskDescription, precision: Precision) -> TaskModel | Exported:
+def _network(source: Opened, d: TaskDescription, wanted: Choice) -> tuple[TaskModel | Exported, Precision]:
+    """What answers, and what "auto" has become."""
     if source.exported:
-        return source.session(precision, task=task_of(d))
+        return source.session("fp32" if wanted == "auto" else wanted, task=task_of(d)), "fp32"
     head = "span" if d.task == "qa" else "classifier"
-    return source.network(
+    network = source.network(
         lambda config: TaskModel(config, task_of(d), recurrent_units=d.recurrent_units), "encoder", head
     )
+    encoder, precision = prepared(network.encoder, wanted)
+    if network.features is None:  # these read the encoder themselves
+        network.encoder = cast(Encoder, encoder)
+    return network, precision
 
 
 def predict_file(
@@ -141,7 +152,7 @@ def predict_file(
     probabilities: bool = False,
     threshold: float | None = None,
     device: str = "auto",
-    precision: Precision = "fp32",
+    precision: Choice = "auto",
     quoting: Quoting = "auto",
     kind: FileKind | None = None,
 ) -> Iterator[Event]:
@@ -221,7 +232,7 @@ def _tagged(reader: RowReader, schema: Schema, spool: Spool) -> Iterator[str]:
 
 
 def answer_questions(
-    data: str | Path, model: str | Path, *, device: str = "auto", precision: Precision = "fp32"
+    data: str | Path, model: str | Path, *, device: str = "auto", precision: Choice = "auto"
 ) -> Iterator[tuple[str, Answer]]:
     """Question id and answer, in the order of the file; see `learn.answers.Decoding` for what an answer holds.
 

@@ -1,0 +1,132 @@
+"""An encoder that learns no more, sooner: its matrices are turned once into what this processor multiplies fastest, and
+products, biases, activations and residuals are one call each. Not here: gradients, GPUs; `Encoder` does these."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from bertworks.nn.attention import attend_in_runs
+from bertworks.nn.encoder import ACTIVATIONS, Block, Encoder
+from bertworks.nn.layout import Layout
+
+FEW = 64  # tokens; with more of them arithmetic takes the time, and half-precision weights no longer help
+_LARGEST = 1e-2, 6e4  # weight of a matrix: half precision has few digits for smaller ones, and no larger ones
+_ROWS = 4096  # of a product, for which bf16 matrices are laid out
+_FUSED = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", "")}
+
+
+class Dense(Protocol):
+    """A matrix with its bias, and what comes after it: an activation, or a residual that is added."""
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor: ...
+
+
+class _Layer(NamedTuple):
+    block: Block
+    qkv: Dense
+    output: Dense
+    up: Dense
+    down: Dense
+
+    def __call__(self, x: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:
+        """`Block.forward` in few calls."""
+        first, second = self.block.attention_norm, self.block.feed_forward_norm
+        qkv = self.qkv(x).view(len(x), 3, self.block.attention.num_heads, -1)
+        context = attend_in_runs(qkv, layout).flatten(1)
+        if rows is not None:
+            context, x = context.index_select(0, rows), x.index_select(0, rows)
+        x = torch.layer_norm(self.output(context, x), first.normalized_shape, first.weight, first.bias, first.eps)
+        x = self.down(self.up(x), x)
+        return torch.layer_norm(x, second.normalized_shape, second.weight, second.bias, second.eps)
+
+
+class Frozen(nn.Module):
+    """Made by `halved` or `in_bfloat16`.
+
+    Args:
+        few: more tokens than these are left to the encoder.
+    """
+
+    def __init__(
+        self, encoder: Encoder, dense: Callable[[nn.Linear, str | None], Dense], dtype: torch.dtype, few: float
+    ):
+        super().__init__()
+        self.encoder, self.config, self.training = encoder, encoder.config, encoder.training
+        self._dense, self._dtype, self._few = dense, dtype, few
+        self._layers: list[_Layer] = []
+
+    def forward(
+        self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None, rows: Tensor | None = None
+    ) -> list[Tensor]:
+        """As `Encoder.forward`."""
+        if len(input_ids) > self._few or torch.is_grad_enabled():
+            return self.encoder(input_ids, layout, token_type_ids, rows)  # type: ignore[no-any-return]
+        self._layers = self._layers or [self._turned(cast(Block, block)) for block in self.encoder.blocks]
+        with torch.autocast("cpu", enabled=False):  # it would look at every call
+            states = [self.encoder.embeddings(input_ids, layout, token_type_ids).to(self._dtype)]
+            for layer in self._layers:
+                states.append(layer(states[-1], layout, rows if layer is self._layers[-1] else None))
+        return states
+
+    def _turned(self, block: Block) -> _Layer:
+        attention, inner = block.attention, block.feed_forward
+        return _Layer(
+            block,
+            self._dense(attention.qkv, None),
+            self._dense(attention.output, None),
+            self._dense(inner.up, self.config.hidden_act),
+            self._dense(inner.down, None),
+        )
+
+
+def halved(encoder: Encoder) -> Encoder | Frozen:
+    """One short text is a matter of fetching weights: from half precision, where this processor and these weights allow
+    it. Up to FEW tokens take half to two thirds of the time, and their states differ in the fourth digit; once there
+    were some, the matrices are in memory in half precision too. More tokens are the encoder's."""
+    if torch.backends.quantized.engine not in ("x86", "fbgemm") or next(encoder.parameters()).device.type != "cpu":
+        return encoder
+    least, most = _LARGEST
+    matrices = (part.weight for part in encoder.modules() if isinstance(part, nn.Linear))
+    fits = all(least < weight.detach().abs().amax() < most for weight in matrices)
+    return Frozen(encoder, _half, torch.float32, FEW) if fits else encoder
+
+
+def in_bfloat16(encoder: Encoder) -> Encoder | Frozen:
+    """The encoder in bf16. On a processor that multiplies such matrices, states are bf16 throughout; sums and softmaxes
+    are taken in single precision. The encoder itself stays as it was. Elsewhere its matrices are rounded."""
+    if next(encoder.parameters()).device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return Frozen(encoder, _bfloat16, torch.bfloat16, math.inf)
+    for part in encoder.modules():
+        if isinstance(part, nn.Linear):
+            part.bfloat16()
+    return encoder
+
+
+def _half(linear: nn.Linear, activation: str | None) -> Dense:
+    """As FBGEMM keeps them."""
+    weight = torch.ops.quantized.linear_prepack_fp16(linear.weight.detach(), linear.bias.detach())
+    function = ACTIVATIONS[activation] if activation else None
+
+    def dense(x: Tensor, residual: Tensor | None = None) -> Tensor:
+        y: Tensor = torch.ops.quantized.linear_dynamic_fp16.default(x, weight)
+        y = function(y) if function else y
+        return y if residual is None else y.add_(residual)
+
+    return dense
+
+
+def _bfloat16(linear: nn.Linear, activation: str | None) -> Dense:
+    """As oneDNN keeps them."""
+    weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().bfloat16(), _ROWS)
+    bias = linear.bias.detach().bfloat16()
+    function, variant = _FUSED[activation] if activation else ("none", "")
+
+    def dense(x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if residual is None:
+            return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, function, [], variant)  # type: ignore[no-any-return]
+        return torch.ops.mkldnn._linear_pointwise.binary(x, residual, weight, bias, "add")  # type: ignore[no-any-return]
+
+    return dense

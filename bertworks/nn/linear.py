@@ -1,0 +1,34 @@
+"""A matrix and its bias. The only module that knows how a product learns."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Linear(nn.Linear):
+    """`torch.nn.Linear`, save that on a CPU, in bf16 and with gradients, the bias is added within the product: autograd
+    would spread it over a matrix as large as the result beforehand, which costs a fifth of the product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] -> [..., out_features]."""
+        if x.dtype == self.weight.dtype == torch.bfloat16 and x.device.type == "cpu" and torch.is_grad_enabled():
+            return _Linear.apply(x, self.weight, self.bias)  # type: ignore[no-any-return, no-untyped-call]
+        return F.linear(x, self.weight, self.bias)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(x, weight)
+        return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        rows = grad.flatten(0, -2)
+        return (
+            grad @ weight if of_x else None,
+            rows.t() @ x.flatten(0, -2) if of_weight else None,
+            rows.sum(0) if of_bias else None,
+        )

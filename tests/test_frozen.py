@@ -1,0 +1,132 @@
+"""Encoders that learn no more: the same states as from the encoder, to the precision that is promised, whatever stands
+beside them."""
+
+import pytest
+import torch
+
+from bertworks.nn.attention import attend, attend_in_runs
+from bertworks.nn.config import EncoderConfig
+from bertworks.nn.encoder import Encoder
+from bertworks.nn.frozen import FEW, Frozen, halved, in_bfloat16
+from bertworks.nn.layout import Layout
+
+SHAPE = EncoderConfig(
+    vocab_size=90, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=99
+)
+fbgemm = pytest.mark.skipif(
+    torch.backends.quantized.engine not in ("x86", "fbgemm"), reason="no such products on this processor"
+)
+bfloat16 = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor does not multiply bf16"
+)
+
+
+def poison() -> None:
+    """What is freed here is taken by the next outputs: a place that nobody writes is no number."""
+    for size in (1 << n for n in range(6, 18)):
+        torch.full((size,), torch.nan)
+
+
+@pytest.fixture(scope="module")
+def encoder() -> Encoder:
+    torch.manual_seed(0)
+    made = Encoder(SHAPE).eval()
+    for p in made.parameters():  # as large as learned ones
+        p.data.mul_(2).add_(torch.randn_like(p), alpha=0.05)
+    return made
+
+
+def asked(*lengths: int) -> tuple[torch.Tensor, Layout, torch.Tensor]:
+    total = sum(lengths)
+    return torch.randint(90, (total,)), Layout.of(lengths), torch.randint(2, (total,))
+
+
+MANY = [33, 33, 33, 64, 64, 7, 1, 99, 98]
+
+
+@pytest.mark.parametrize(
+    ("make", "lengths", "far", "nearest"),
+    [
+        *(pytest.param(halved, n, 2e-3, 0.99999, marks=fbgemm) for n in ([12], [1], [5, 5, 9, 1, 5], [FEW], [30, 34])),
+        *(pytest.param(in_bfloat16, n, 3e-2, 0.9995, marks=bfloat16) for n in ([12], [1], [5, 5, 9, 1, 5], MANY)),
+    ],
+)
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
+def test_states_are_those_of_the_encoder_in_float64(
+    make, lengths: list[int], far: float, nearest: float, activation: str, encoder: Encoder
+):
+    torch.manual_seed(len(lengths))
+    network = Encoder(EncoderConfig(**{**vars(SHAPE), "hidden_act": activation})).eval()
+    network.load_state_dict(encoder.state_dict())
+    frozen, row = make(network), asked(*lengths)
+    assert isinstance(frozen, Frozen)
+    exact = Encoder(network.config).double().eval()
+    exact.load_state_dict(network.state_dict())
+    rows = torch.tensor([sum(lengths) - 1, 0])
+    with torch.no_grad():
+        wanted = exact(*row)
+        poison()
+        found, some = frozen(*row), frozen(*row, rows)
+    for a, b in zip(found, wanted, strict=True):
+        assert a.dtype == (torch.float32 if make is halved else torch.bfloat16)
+        assert ((a.double() - b).norm(dim=-1) / b.norm(dim=-1)).max() < far
+        assert torch.nn.functional.cosine_similarity(a.double(), b, dim=-1).min() > nearest
+    assert some[-1].shape == (2, 64)
+    same = 1e-5 if make is halved else 4e-2
+    torch.testing.assert_close(some[-1], found[-1][rows], atol=same, rtol=0)
+
+
+@bfloat16
+def test_a_bf16_encoder_that_learns_is_the_one_that_was_given(encoder: Encoder):
+    frozen, row = in_bfloat16(encoder), asked(40, 30)
+    assert all(map(torch.equal, frozen(*row), encoder(*row)))
+    assert frozen(*row)[-1].requires_grad
+    assert {p.dtype for p in encoder.parameters()} == {torch.float32}
+
+
+@fbgemm
+def test_many_tokens_and_gradients_are_left_to_the_encoder(encoder: Encoder):
+    short, many, few = halved(encoder), asked(40, FEW - 39), asked(7)
+    with torch.no_grad():
+        assert all(map(torch.equal, short(*many), encoder(*many)))
+        assert not torch.equal(short(*few)[-1], encoder(*few)[-1])
+    assert torch.equal(short(*few)[-1], encoder(*few)[-1])
+    assert short(*few)[-1].requires_grad
+
+
+@fbgemm
+@pytest.mark.parametrize("scale", [1e-4, 1e6])
+def test_weights_that_half_precision_would_spoil_stay_as_they_are(scale: float, encoder: Encoder):
+    other = Encoder(SHAPE).eval()
+    other.load_state_dict(encoder.state_dict())
+    other.blocks[1].feed_forward.up.weight.data.mul_(scale)
+    assert halved(other) is other
+
+
+@pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
+def test_attention_in_runs_is_that_of_float64_one_by_one(dtype: torch.dtype, off: float):
+    torch.manual_seed(1)
+    lengths = [3, 3, 3, 40, 7, 7, 1, 3, 32, 64, 64]
+    layout, qkv = Layout.of(lengths), torch.randn(sum(lengths), 3, 4, 16).to(dtype)
+    assert layout.runs[:5] == [(0, 3, 3), (9, 1, 40), (49, 2, 7), (63, 1, 1), (64, 1, 3)]
+    wanted = []
+    for part in qkv.double().split(lengths):
+        q, k, v = part.permute(1, 2, 0, 3)
+        wanted.append(((q @ k.mT / 4).softmax(-1) @ v).transpose(0, 1))
+    with torch.no_grad():
+        poison()
+        found = attend_in_runs(qkv, layout)
+    torch.testing.assert_close(found.double(), torch.cat(wanted), atol=off, rtol=0)
+
+
+@pytest.mark.parametrize("length", [5, 31, 32, 96])
+def test_bf16_attention_with_a_mask_is_that_of_float64(length: int):
+    torch.manual_seed(length)
+    inputs = [torch.randn(3, 4, length, 16).bfloat16() for _ in range(3)]
+    mask = torch.arange(length) < torch.tensor([1, length - 2, length])[:, None]
+    q, k, v = (x.double() for x in inputs)
+    wanted = (q @ k.mT / 4).masked_fill(~mask[:, None, None], -torch.inf).softmax(-1) @ v
+    with torch.no_grad():
+        poison()
+        found = attend(*inputs, mask[:, None, None], 0.0)
+    torch.testing.assert_close(found.double(), wanted, atol=3e-2, rtol=0)
