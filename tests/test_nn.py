@@ -201,6 +201,37 @@ def test_layout_knows_places():
     assert Layout.of([3, 3]).is_uniform
 
 
+@pytest.mark.parametrize(
+    ("lengths", "together"),
+    [
+        ([7], [[7]]),
+        ([20, 30, 30], [[20, 30, 30]]),
+        ([10, 20, 200, 210], [[10, 20], [200], [210]]),
+        ([50, 1, 2], [[50], [1, 2]]),
+    ],
+)
+def test_sequences_are_grouped_where_padding_costs_little(lengths, together):
+    groups = Layout.of(lengths).groups
+    assert [group.cu_seqlens.diff().tolist() for group in groups] == together
+    assert [group.max_seqlen for group in groups] == list(map(max, together))
+
+
+def test_groups_change_no_gradient(monkeypatch):
+    torch.manual_seed(0)
+    encoder = Encoder(TINY).double().eval()
+    ids, _, types = make_row(lengths := [3, 9, 20, 33, 40])
+    found = {}
+    for waste in (0, 1000, math.inf):
+        monkeypatch.setattr("bertworks.nn.layout.WASTE", waste)
+        layout = Layout.of(lengths)
+        encoder.zero_grad()
+        encoder(ids, layout, types)[-1].pow(3).sum().backward()
+        found[len(layout.groups)] = [p.grad.clone() for p in encoder.parameters()]
+    assert sorted(found) == [1, 2, 5]
+    for gradients in found.values():
+        torch.testing.assert_close(gradients, found[1], atol=1e-9, rtol=1e-9)
+
+
 def test_too_long_a_sequence_is_refused():
     ids, layout, types = make_row([41])
     with pytest.raises(ValueError, match="40 positions"):

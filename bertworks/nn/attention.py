@@ -1,5 +1,7 @@
 """Tokens gather from the tokens of their own sequence. The only module that knows which kernel does it."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -34,11 +36,19 @@ class Attention(nn.Module):
         elif not (qkv.is_cuda or torch.is_grad_enabled()):
             context = attend_in_runs(qkv, layout, p)
         else:
-            q, k, v = layout.pad(qkv).permute(2, 0, 3, 1, 4)  # [B, heads, length, d] each
-            mask = None if layout.is_uniform else layout.present[:, None, None]
-            context = layout.unpad(attend(q, k, v, mask, p).transpose(1, 2))
+            context = attend_padded(qkv, [layout] if qkv.is_cuda else layout.groups, p)
         context = context.flatten(1)
         return self.output(context if rows is None else context.index_select(0, rows))  # type: ignore[no-any-return]
+
+
+def attend_padded(qkv: Tensor, groups: Sequence[Layout], p: float) -> Tensor:
+    """[T, 3, heads, d] -> [T, heads, d]; the sequences of a group are padded to its longest."""
+    found = []
+    for part, layout in zip(qkv.split([len(g.position_ids) for g in groups]), groups, strict=True):
+        q, k, v = layout.pad(part).permute(2, 0, 3, 1, 4)  # [B, heads, length, d] each
+        mask = None if layout.is_uniform else layout.present[:, None, None]
+        found.append(layout.unpad(attend(q, k, v, mask, p).transpose(1, 2)))
+    return found[0] if len(found) == 1 else torch.cat(found)
 
 
 def attend_in_runs(qkv: Tensor, layout: Layout, p: float = 0.0) -> Tensor:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import torch
 from torch import Tensor
+
+WASTE = 1000  # pairs of places without a token that cost as much as a group of their own
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,19 @@ class Layout:
             found.append((begin, count, length))
             begin += count * length
         return found
+
+    @cached_property
+    def groups(self) -> list[Layout]:
+        """Neighbours that are better padded together than computed apart, as layouts of their own. Asks the device."""
+        lengths = self.cu_seqlens.diff().tolist()
+        edges, longest, used = [len(lengths)], 0, 0
+        for number, length in reversed(list(enumerate(lengths))):  # sorted batches end with the longest
+            longest, used = max(longest, length), used + length * length
+            if (edges[-1] - number) * longest * longest - used > WASTE:
+                edges.append(number + 1)
+                longest, used = length, length * length
+        edges.append(0)
+        return [Layout.of(lengths[begin:end]) for end, begin in pairwise(edges)][::-1]
 
     def pad(self, x: Tensor) -> Tensor:
         """[T, ...] -> [B, max_seqlen, ...], zeros after the end. A view, not a copy, if the layout is uniform."""
