@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from fine import storages, tokenizer
 from test_export import write_encoder, write_head
 
@@ -16,6 +17,7 @@ from bertworks.files.names import packaged_minilm
 from bertworks.nn.config import EncoderConfig
 from bertworks.use.embedder import Embedder
 from bertworks.use.load import LoadedModel
+from bertworks.use.opened import Opened
 
 TEXT, BLANK = "Anna lives in Oslo", "the [MASK] was good"
 ASKED: dict[str, Callable[[LoadedModel], object]] = {
@@ -93,6 +95,15 @@ def test_weights_are_read_and_kept_once_and_not_before_they_are_asked(
             ASKED[name](found)
     assert len(reads) == 1
     assert sum(nbytes for place, nbytes in storages().items() if place not in before) == size
+
+
+def test_matrices_lie_in_columns_and_are_the_files(folders: dict[str, Path]):
+    state = Opened(folders["classifier"], "cpu").state
+    for name, tensor in load_model(folders["classifier"]).state.items():
+        assert torch.equal(state[name], tensor)
+        rows = ".embeddings." in name or tensor.ndim == 1
+        assert state[name].is_contiguous() is rows, name
+        assert (state[name] if rows else state[name].t()).is_contiguous(), name
 
 
 def test_wrong_calls(folders: dict[str, Path], tmp_path: Path):

@@ -107,7 +107,7 @@ def in_bfloat16(encoder: Encoder) -> Encoder | Frozen:
 
 def _half(linear: nn.Linear, activation: str | None) -> Dense:
     """As FBGEMM keeps them."""
-    weight = torch.ops.quantized.linear_prepack_fp16(linear.weight.detach(), linear.bias.detach())
+    weight = torch.ops.quantized.linear_prepack_fp16(linear.weight.detach().contiguous(), linear.bias.detach())
     function = ACTIVATIONS[activation] if activation else None
 
     def dense(x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -120,7 +120,7 @@ def _half(linear: nn.Linear, activation: str | None) -> Dense:
 
 def _bfloat16(linear: nn.Linear, activation: str | None) -> Dense:
     """As oneDNN keeps them."""
-    weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().bfloat16(), _ROWS)
+    weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().bfloat16().contiguous(), _ROWS)
     bias = linear.bias.detach().bfloat16()
     function, variant = _FUSED[activation] if activation else ("none", "")
 

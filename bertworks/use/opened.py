@@ -53,9 +53,16 @@ class Opened:
     @cached_property
     def state(self) -> dict[str, Tensor]:
         """The parameters under our names, float32, where they are computed with. They are copies, not the map of the
-        file, which somebody may write over."""
+        file, which somebody may write over. Matrices lie in memory column by column: a CPU then needs two thirds of the
+        time for products of few rows."""
         device, read = choose_device(self.device), load_state(self.within, self.config)
-        return {name: read.pop(name).to(device, copy=True) for name in list(read)}
+
+        def copied(name: str, tensor: Tensor) -> Tensor:
+            if tensor.ndim != 2 or ".embeddings." in name:
+                return tensor.to(device, copy=True)
+            return tensor.t().clone(memory_format=torch.contiguous_format).to(device).t()
+
+        return {name: copied(name, read.pop(name)) for name in list(read)}
 
     def network(self, make: Callable[[EncoderConfig], Network], *needs: str, prefix: str = "") -> Network:
         """A network over the weights, in evaluation mode and without gradients. Its modules are its own, so that hooks
