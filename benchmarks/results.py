@@ -287,6 +287,8 @@ def spread(runs: Sequence[Mapping[str, Any]], metric: str) -> str:
 
 def scores(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> str:
     lines = ["| data | command | seeds | score on dev, in per cent | processor minutes |", "|---|---|---|---|---|"]
+    every = [run for runs in known["ours"].values() for run in runs]
+    machines = dict(zip(dict.fromkeys(run["cpu"] for run in every), "ABCDEFGH", strict=False))
     group = ""
     for row in ROWS:
         runs = known["ours"].get(row.name)
@@ -298,11 +300,18 @@ def scores(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> st
         shown = ", ".join(f"{metric.replace('_', ' ')} {spread(runs, metric)}" for metric in row.metrics)
         about = "".join(f" ({runs[0][name]})" for name in ("train",) if runs[0].get(name, "").startswith("train-"))
         about += f", judged on {runs[0]['split']}" if runs[0].get("split", "dev") != "dev" else ""
-        lines.append(f"| {row.name}{about} | `{row.command}` | {len(runs)} | {shown} | {minutes(runs):.1f} |")
+        lines.append(f"| {row.name}{about} | `{row.command}` | {len(runs)} | {shown} | {costs(runs, machines)} |")
     if missing := [row.name for row in ROWS if row.name not in known["ours"]]:
         lines += ["", f"Not run yet: {', '.join(missing)}."]
-    commits = sorted({run["commit"] for runs in known["ours"].values() for run in runs})
-    return "\n".join([*lines, "", f"At {', '.join(commits) or 'no commit yet'}."])
+    commits = ", ".join(sorted({run["commit"] for run in every}))
+    where = "; ".join(f"{letter}: {cpu}" for cpu, letter in machines.items())
+    return "\n".join([*lines, "", f"At {commits or 'no commit yet'}. Processors: {where}."])
+
+
+def costs(runs: Sequence[Mapping[str, Any]], machines: Mapping[str, str]) -> str:
+    """Minutes of each kind of processor that was used, on average."""
+    by_cpu = {cpu: [run for run in runs if run["cpu"] == cpu] for cpu in machines}
+    return ", ".join(f"{machines[cpu]} {minutes(some):.1f}" for cpu, some in by_cpu.items() if some)
 
 
 def minutes(runs: Sequence[Mapping[str, Any]]) -> float:
