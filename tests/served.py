@@ -20,6 +20,7 @@ from fine import tokenizer
 
 from bertworks.files.model import save_model
 from bertworks.files.task import TaskDescription, settings_of
+from bertworks.learn.machine import Choice
 from bertworks.learn.tasks import TaskModel
 from bertworks.nn.config import EncoderConfig
 from bertworks.runs.finetuning import task_of
@@ -51,8 +52,16 @@ def write_head(folder: Path, **description: Any) -> Path:
 class Local:
     """An application without a port. An error that it does not answer is raised here."""
 
-    def __init__(self, model: Path, *, index: Path | None = None, limits: Limits | None = None, token: str = ""):
-        self.abilities = Abilities(model, index=index, device="cpu", limits=limits)
+    def __init__(
+        self,
+        model: Path,
+        *,
+        index: Path | None = None,
+        precision: Choice = "auto",
+        limits: Limits | None = None,
+        token: str = "",
+    ):
+        self.abilities = Abilities(model, index=index, device="cpu", precision=precision, limits=limits)
         self.application = Application(self.abilities, token=token)
 
     def __enter__(self) -> "Local":

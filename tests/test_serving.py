@@ -13,6 +13,7 @@ from fine import storages, write_model
 from served import Local, write_head
 
 from bertworks.files.model import load_model
+from bertworks.learn.machine import Precision
 from bertworks.use.embedder import Embedder
 from bertworks.use.explain import explain
 from bertworks.use.fill import Filler
@@ -251,17 +252,33 @@ def test_the_document_and_info_say_what_is_offered(models: dict[str, Path]):
                 assert offered.strip("/") in answer.json()["error"]
 
 
-def test_an_answer_does_not_depend_on_who_else_asks(words: Local):
+@pytest.mark.parametrize(("precision", "dtype"), [("fp32", "float32"), ("bf16", "bfloat16")])
+def test_it_computes_in_the_precision_that_is_asked_for(precision: Precision, dtype: str, models: dict[str, Path]):
+    with Local(models["words"], precision=precision) as local:
+        assert local.send("GET", "/info").json()["model_dtype"] == dtype
+        theirs = Embedder(models["words"], device="cpu", precision=precision).embed(TEXTS)
+        assert near(local.post("/embed", {"inputs": TEXTS, "normalize": False}).json(), theirs)
+    with Local(models["multilabel"], precision=precision) as local:
+        assert local.send("GET", "/info").json()["model_dtype"] == dtype
+        (answer,) = Predictor(models["multilabel"], device="cpu", precision=precision).predict(
+            TEXTS[:1], probabilities=True
+        )
+        ours = local.post("/predict", {"inputs": TEXTS[0]}).json()
+        assert near({item["label"]: item["score"] for item in ours}, answer["scores"])
+
+
+def test_an_answer_does_not_depend_on_who_else_asks(models: dict[str, Path]):
     requests = [
         ("POST", "/embed", {"json": {"inputs": text * n, "normalize": False}}) for n in (1, 5) for text in TEXTS
     ]
     requests += [("POST", "/fill", {"json": {"inputs": "a [MASK]"}}), ("POST", "/embed", {"json": {"inputs": 1}})]
-    together = words.all(requests)
-    for request, found in zip(requests, together, strict=True):
-        (alone,) = words.all([request])
-        assert found.status_code == alone.status_code
-        if request[1] == "/embed" and found.status_code == 200:
-            assert near(found.json(), alone.json())
+    with Local(models["words"], precision="fp32") as local:
+        together = local.all(requests)
+        for request, found in zip(requests, together, strict=True):
+            (alone,) = local.all([request])
+            assert found.status_code == alone.status_code
+            if request[1] == "/embed" and found.status_code == 200:
+                assert near(found.json(), alone.json())
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

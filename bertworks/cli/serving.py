@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from bertworks.cli.console import emit
-from bertworks.cli.options import Json
+from bertworks.cli.options import Json, Rounding
 from bertworks.cli.training import Device
 
 
@@ -32,6 +32,7 @@ def serve(
         int, Parameter(validator=Number(gte=1), help="At once; more are told to come again.")
     ] = 512,
     device: Device = "auto",
+    precision: Rounding = "auto",
     as_json: Json = False,
 ) -> None:
     """Serve a model: an API that clients of Text Embeddings Inference and of OpenAI's embeddings know, and a page.
@@ -44,6 +45,7 @@ def serve(
 
     for event in room(
         model, host=host, port=port, index=index, token=api_key or os.environ.get("BERTWORKS_API_KEY", ""),
-        device=device, limits=Limits(batch_tokens=max_batch_tokens, requests=max_concurrent_requests),
+        device=device, precision=precision,
+        limits=Limits(batch_tokens=max_batch_tokens, requests=max_concurrent_requests),
     ):  # fmt: skip
         emit({"kind": event.kind, **event.fields}) if as_json else print(event.text, flush=True)

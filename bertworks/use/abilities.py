@@ -8,6 +8,7 @@ from typing import Any
 import bertworks
 from bertworks.errors import UsageError
 from bertworks.files.task import has_task
+from bertworks.learn.machine import Choice
 from bertworks.use.ask_finetuned import AskFinetuned
 from bertworks.use.ask_pretrained import AskPretrained
 from bertworks.use.explain import explain
@@ -22,6 +23,7 @@ class Abilities:
     Args:
         model: a folder, pre-trained, fine-tuned, exported or of sentence-transformers; `minilm`; a hub id.
         index: the folder of an index, in which documents are found by the model that made it.
+        precision: of vectors as `Embedder` has it, of predictions as `Predictor`.
 
     Attributes:
         asks: by name, what makes a question of a request; it raises UsageError where the request cannot be met.
@@ -29,15 +31,22 @@ class Abilities:
 
     Raises:
         BertworksError: no such model or index.
+        UsageError: an exported model in bf16.
     """
 
     def __init__(
-        self, model: str | Path, *, index: str | Path | None = None, device: str = "auto", limits: Limits | None = None
+        self,
+        model: str | Path,
+        *,
+        index: str | Path | None = None,
+        device: str = "auto",
+        precision: Choice = "auto",
+        limits: Limits | None = None,
     ):
         self.limits, self._model = limits or Limits(), Opened(model, device)
         self.name, self.tokenizer = self._model.name, self._model.tokenizer
         finetuned = has_task(self._model.within)
-        speaker = AskFinetuned(self._model) if finetuned else AskPretrained(self._model)
+        speaker = (AskFinetuned if finetuned else AskPretrained)(self._model, precision)
         self.asks, self.info = speaker.asks, speaker.info
         if index is not None:
             self._add_search(Path(index), speaker, device)

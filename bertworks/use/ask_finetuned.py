@@ -11,18 +11,19 @@ from bertworks.data.questions import Encoded
 from bertworks.files.task import TaskDescription
 from bertworks.learn.answers import mark_entities, sigmoid
 from bertworks.learn.inference import logits_of
+from bertworks.learn.machine import Choice
 from bertworks.runs.finetuning import decoding_of
 from bertworks.use.opened import Opened
 from bertworks.use.predict import Predictor, item_of
-from bertworks.use.question import Ask, Question, Request, Rows, first_of, refuse_cut, texts_of
+from bertworks.use.question import DTYPES, Ask, Question, Request, Rows, first_of, refuse_cut, texts_of
 from bertworks.use.rerank import Reranker, fits_pairs
 
 
 class AskFinetuned:
     """What a fine-tuned model can be asked."""
 
-    def __init__(self, model: Opened):
-        self._predictor = Predictor(model)
+    def __init__(self, model: Opened, precision: Choice = "auto"):
+        self._predictor = Predictor(model, precision=precision)
         self._decoding = decoding_of(self._predictor.description)
         d = self._predictor.description
         self.reranker = Reranker(self._predictor) if fits_pairs(d) else None
@@ -40,6 +41,7 @@ class AskFinetuned:
         table = {"id2label": {str(n): name for n, name in enumerate(names)},
                  "label2id": {name: n for n, name in enumerate(names)}}  # fmt: skip
         self.info: dict[str, Any] = {
+            "model_dtype": DTYPES[self._predictor.precision],
             "model_type": {"reranker" if self.reranker is not None else "classifier": table},
             "max_input_length": d.max_length,
             "task": d.task,

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from bertworks.errors import BertworksError, UsageError
+from bertworks.learn.machine import Choice
 from bertworks.learn.whitening import normalized
 from bertworks.use.embedder import Embedder
 from bertworks.use.fill import Filler
 from bertworks.use.opened import Opened
-from bertworks.use.question import Ask, Question, Request, Rows, prompt_of, refuse_cut, texts_of
+from bertworks.use.question import DTYPES, Ask, Question, Request, Rows, prompt_of, refuse_cut, texts_of
 
 MOST_FILLINGS = 100  # of a mask
 
@@ -20,7 +21,7 @@ MOST_FILLINGS = 100  # of a mask
 class AskPretrained:
     """What a model that was not fine-tuned can be asked."""
 
-    def __init__(self, model: Opened):
+    def __init__(self, model: Opened, precision: Choice = "auto"):
         self._name, self.asks = model.name, dict[str, Ask]()
         why: list[BertworksError] = []  # an exported model gives one of the two
         self.info: dict[str, Any] = {"labels": [], "reads": "text", "prompts": {}, "dimension": None}
@@ -31,12 +32,13 @@ class AskPretrained:
         except BertworksError as error:
             why.append(error)
         try:
-            self._embedder = e = Embedder(model)
+            self._embedder = e = Embedder(model, precision=precision)
             self.asks |= {"embed": self.embed, "similarity": self.similarity, "embeddings": self.embeddings}
             self.info |= {
                 "max_input_length": e.settings.max_length,
                 "prompts": dict(e.settings.prompts),
                 "dimension": e.dimension,
+                "model_dtype": DTYPES[e.precision],
             }
         except BertworksError as error:
             why.append(error)

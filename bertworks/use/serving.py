@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bertworks.errors import BertworksError, UsageError
+from bertworks.learn.machine import Choice
 from bertworks.runs.events import Event
 from bertworks.use.abilities import Abilities
 from bertworks.use.question import Limits
@@ -33,6 +34,7 @@ def serve(
     index: str | Path | None = None,
     token: str = "",
     device: str = "auto",
+    precision: Choice = "auto",
     limits: Limits | None = None,
 ) -> Iterator[Event]:
     """A server for a model, until SIGTERM or Ctrl-C: then what was asked is answered, and nothing more is taken. The
@@ -42,6 +44,7 @@ def serve(
         model: a folder, pre-trained, fine-tuned, exported or of sentence-transformers; `minilm`; a hub id.
         host, port: where; port 0: any free one.
         index: the folder of an index, to be searched.
+        precision: see `Abilities`.
         token: that every request has to bear; it must be there where other machines can reach the server.
 
     Raises:
@@ -59,7 +62,7 @@ def serve(
         from bertworks.use.connections import Connection
         from bertworks.use.gate import json_log
     with _bound(host, port) as listening:  # before the model is read: a port that is not free is told of at once
-        abilities = Abilities(model, index=index, device=device, limits=limits)
+        abilities = Abilities(model, index=index, device=device, precision=precision, limits=limits)
         application = Application(abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit)
         server, log = uvicorn.Server(uvicorn.Config(application.asgi, http=Connection, **_SETTINGS)), json_log()
         _many_files()
