@@ -2,7 +2,8 @@
 
     python benchmarks/serving.py [--seconds 120] [--quick] [--peer]
 
-The load comes from a process of its own. First the capacity: 64 clients that ask again as soon as they are answered.
+The load comes from a process of its own. First the capacity: 64 clients that ask again as soon as they are answered,
+or a second after they were told to come later.
 Then open load, whose requests come at their times whether or not others were answered: 0.7 of the capacity, and 3 times
 it. Beside it /health is asked ten times a second. --peer measures the capacity of sentence-transformers behind FastAPI,
 in a process of its own: with an endpoint in FastAPI's threads and with one in its event loop; the better counts.
@@ -160,7 +161,7 @@ class Connection:
 
     async def ask(self, method: str, path: str, body: bytes) -> int:
         parts = urlsplit(self.url)
-        if self.streams is None:
+        if self.streams is None or self.streams[0].at_eof():  # a server may close what was idle, and clients look
             self.streams = await asyncio.open_connection(parts.hostname, parts.port)
         reader, writer = self.streams
         head = f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
@@ -181,7 +182,8 @@ class Load:
     times: dict[str, list[float]] = field(default_factory=dict)
     count: Counter[str] = field(default_factory=Counter)
 
-    async def one(self, kind: str = "") -> None:
+    async def one(self, kind: str = "") -> str:
+        """What became of it: its status, "health", or "no answer"."""
         connection = self.idle.pop() if self.idle else Connection(self.url)
         self.count["asked"] += not kind
         begin = time.perf_counter()
@@ -195,6 +197,7 @@ class Load:
         except (OSError, asyncio.IncompleteReadError):
             kind = "no answer"
         self.times.setdefault(kind, []).append(1000 * (time.perf_counter() - begin))
+        return kind
 
 
 async def load(url: str, path: str, rate: float, seconds: float) -> dict[str, Any]:
@@ -206,8 +209,8 @@ async def load(url: str, path: str, rate: float, seconds: float) -> dict[str, An
 
     async def repeated(pause: float, kind: str) -> None:
         while time.perf_counter() < end:
-            await made.one(kind)
-            await asyncio.sleep(pause)
+            found = await made.one(kind)
+            await asyncio.sleep(1 if found == "429" else pause)
 
     tasks = [asyncio.create_task(repeated(0.1, "health"))]
     if not rate:

@@ -73,6 +73,14 @@ def test_questions_that_wait_are_computed_together(batcher: Batcher, squares: Sq
     assert squares.batches == [[0], [1, 2, 3, 4, 5, 6, 7, 8]]
 
 
+def test_a_method_is_one_way_to_compute(batcher: Batcher, squares: Squares):
+    """`squares.__call__`, asked for twice, is two objects."""
+    futures = [hold(batcher, squares), *(batcher.submit(squares.__call__, [n], [1]) for n in range(1, 9))]
+    squares.go.set()
+    wait(futures, 10)
+    assert squares.batches == [[0], [1, 2, 3, 4, 5, 6, 7, 8]]
+
+
 def test_a_small_question_does_not_wait_for_a_large_one(batcher: Batcher, squares: Squares):
     futures = [hold(batcher, squares), ask(batcher, squares, *[2] * 100), ask(batcher, squares, 3)]
     squares.go.set()

@@ -19,6 +19,7 @@ from served import process, stop
 
 from bertworks.cli.main import main
 from bertworks.use.embedder import Embedder
+from bertworks.use.serving import bound
 
 openai = pytest.importorskip("openai")
 Server = tuple[subprocess.Popen[str], str]
@@ -114,6 +115,14 @@ def test_a_head_or_a_body_that_never_comes_is_not_waited_for(server: Server):
     assert b" 408 " in answered(unfinished)
     for connection in (dripping, unfinished, silent):
         connection.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]"])
+def test_the_body_of_an_answer_does_not_wait_until_its_head_is_acknowledged(host: str):
+    with bound(host, 0) as listening, socket.create_connection(listening.getsockname()[:2]):
+        connection, _ = listening.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_told_to_stop_it_answers_what_was_asked(model: Path):

@@ -3,7 +3,8 @@ Python; and what it refuses, from whom, and that nobody suffers from what others
 
 import base64
 import json
-from collections.abc import AsyncIterator, Iterator
+import threading
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -279,6 +280,36 @@ def test_an_answer_does_not_depend_on_who_else_asks(models: dict[str, Path]):
             assert found.status_code == alone.status_code
             if request[1] == "/embed" and found.status_code == 200:
                 assert near(found.json(), alone.json())
+
+
+@pytest.mark.parametrize(("kind", "path", "text"), [
+    ("words", "/embed", "good film"), ("words", "/fill", "a [MASK]"), ("classification", "/predict", "good film"),
+])  # fmt: skip
+def test_what_many_ask_is_computed_together(
+    kind: str, path: str, text: str, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+):
+    with Local(models[kind]) as local:
+        batcher, sizes = local.application._batchers["network"], list[int]()
+        submit, begun, go = batcher.submit, threading.Event(), threading.Event()
+
+        def held(units: Sequence[int]) -> Sequence[int]:
+            begun.set()
+            assert go.wait(10)
+            return units
+
+        def submitted(*question: Any) -> Any:
+            future = submit(*question)
+            if len(batcher._waiting) == 9:
+                go.set()
+            return future
+
+        monkeypatch.setattr(batcher, "_observe", lambda units, cost, seconds: sizes.append(units))
+        submit(held, [0], [1])  # what comes while it is computed is to be one batch
+        assert begun.wait(10)
+        monkeypatch.setattr(batcher, "submit", submitted)
+        found = local.all([("POST", path, {"json": {"inputs": text}})] * 9)
+        assert {one.status_code for one in found} == {200}
+        assert sizes == [1, 9]
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ _Part = tuple[_Waiting, int, int]  # units of a question: the first, and the one
 
 class Batcher:
     """`submit` puts a question to its end; a thread takes from all that wait, in turn, as many units as a batch may
-    have, so that a small question need not wait for a large one. Units of one batch have the same `compute`. If it
+    have, so that a small question need not wait for a large one. Units of one batch have equal `compute`. If it
     fails the questions of the batch are computed each on its own, and the error is that of whom it belongs to.
 
     Args:
@@ -131,9 +131,10 @@ class Batcher:
                 self._give_back(one, self.overloaded)
                 continue
             cost = one.costs[one.taken]
-            if one.compute is not compute or (cost > budget and counts):
+            same = one.compute == compute  # not `is`: a method is another object each time it is asked for
+            if not same or (cost > budget and counts):
                 rest.append(one)
-                if one.compute is compute:
+                if same:
                     break  # it is the first of the next batch
                 continue
             budget -= cost

@@ -17,7 +17,8 @@ from bertworks.runs.events import Event
 from bertworks.use.abilities import Abilities
 from bertworks.use.question import Limits
 
-IDLE_SECONDS = 30  # of a connection on which nothing more is asked
+IDLE_SECONDS = 75  # of a connection on which nothing more is asked: longer than proxies keep one (60), lest they ask
+# on one that is just being closed
 DRAIN_SECONDS = 8  # in which what was asked is answered after SIGTERM
 _SETTINGS: dict[str, Any] = {  # of uvicorn
     "ws": "none", "lifespan": "off", "loop": "asyncio", "log_config": None, "access_log": False, "server_header": False,
@@ -61,7 +62,7 @@ def serve(
         from bertworks.use.application import Application
         from bertworks.use.connections import Connection
         from bertworks.use.gate import json_log
-    with _bound(host, port) as listening:  # before the model is read: a port that is not free is told of at once
+    with bound(host, port) as listening:  # before the model is read: a port that is not free is told of at once
         abilities = Abilities(model, index=index, device=device, precision=precision, limits=limits)
         application = Application(abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit)
         server, log = uvicorn.Server(uvicorn.Config(application.asgi, http=Connection, **_SETTINGS)), json_log()
@@ -85,14 +86,23 @@ def _only_here(host: str) -> bool:
         return False
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def bound(host: str, port: int) -> socket.socket:
+    """What listens there.
+
+    Raises:
+        BertworksError: it cannot.
+    """
     name = host.strip("[]")
     family = socket.AF_INET6 if ":" in name else socket.AF_INET
     try:
-        return socket.create_server((name, port), family=family, backlog=2048)
+        listening = socket.create_server((name, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise BertworksError(f"cannot serve there: {reason}", where=f"{host}:{port}", fix="--port 0") from None
+    # Connections inherit it; asyncio sets it only for sockets that it made. Without it the body of an answer would wait
+    # until the client has acknowledged the head, which it puts off for 40 ms.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 def _many_files() -> None:
