@@ -1,8 +1,10 @@
 """A server as a process: clients that know nothing of it, connections that behave badly, and how it ends."""
 
 import base64
+import gc
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +21,7 @@ from served import process, stop
 
 from bertworks.cli.main import main
 from bertworks.use.embedder import Embedder
-from bertworks.use.serving import bound
+from bertworks.use.serving import bound, serve
 
 openai = pytest.importorskip("openai")
 Server = tuple[subprocess.Popen[str], str]
@@ -123,6 +125,27 @@ def test_the_body_of_an_answer_does_not_wait_until_its_head_is_acknowledged(host
         connection, _ = listening.accept()
         with connection:
             assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_garbage_is_not_searched_for_in_what_was_there_before(model: Path):
+    """Which would hold all threads for long, libraries being large."""
+    frozen: list[int] = []
+
+    def ask() -> None:
+        try:
+            httpx.get(f"{url}health", timeout=60).raise_for_status()
+            frozen.append(gc.get_freeze_count())
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    served = serve(model, port=0, device="cpu")
+    url = next(served).fields["url"]
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert [event.kind for event in served] == ["done"]
+    asking.join()
+    assert frozen[0] > 100_000
+    assert gc.get_freeze_count() == 0
 
 
 def test_told_to_stop_it_answers_what_was_asked(model: Path):

@@ -1,6 +1,7 @@
 """A server for one model: the application behind its gate, on a port, until it is told to stop. Not here: what it is
 asked (`abilities`) and what HTTP makes of it (`application`)."""
 
+import gc
 import ipaddress
 import resource
 import signal
@@ -70,7 +71,7 @@ def serve(
         at = listening.getsockname()
         url = f"http://[{at[0]}]:{at[1]}/" if ":" in at[0] else f"http://{at[0]}:{at[1]}/"
         yield Event("note", f"{abilities.name} at {url}", {"url": url, "abilities": abilities.info["abilities"]})
-        with _stoppable():
+        with _stoppable(), _little_garbage():
             server.run(sockets=[listening])
     application.close()
     log.info("stopped")
@@ -123,6 +124,18 @@ def _stoppable() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _little_garbage() -> Iterator[None]:
+    """What is there now, some 300,000 objects of libraries and model, is not searched for garbage, which would hold all
+    threads for a sixth of a second."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextmanager
