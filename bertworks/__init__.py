@@ -12,6 +12,12 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from bertworks.data.masking import MaskingConfig as MaskingConfig
     from bertworks.data.sampling import SamplingConfig as SamplingConfig
+    from bertworks.doors.convert import convert as convert
+    from bertworks.doors.convert import import_checkpoint as import_checkpoint
+    from bertworks.doors.export import export as export
+    from bertworks.doors.load import LoadedModel as LoadedModel
+    from bertworks.doors.load import load as load
+    from bertworks.doors.push import push as push
     from bertworks.errors import BertworksError as BertworksError
     from bertworks.errors import UsageError as UsageError
     from bertworks.files.model import load_model as load_model
@@ -37,8 +43,6 @@ if TYPE_CHECKING:
     from bertworks.text.vocabulary import VocabularyConfig as VocabularyConfig
     from bertworks.text.vocabulary import train_vocabulary as train_vocabulary
     from bertworks.use.blimp import evaluate_blimp as evaluate_blimp
-    from bertworks.use.convert import convert as convert
-    from bertworks.use.convert import import_checkpoint as import_checkpoint
     from bertworks.use.doctor import doctor as doctor
     from bertworks.use.embed import embed_file as embed_file
     from bertworks.use.embedder import Embedder as Embedder
@@ -47,17 +51,13 @@ if TYPE_CHECKING:
     from bertworks.use.evaluate import evaluate_sts as evaluate_sts
     from bertworks.use.evaluate import evaluate_task as evaluate_task
     from bertworks.use.explain import explain as explain
-    from bertworks.use.export import export as export
     from bertworks.use.fill import fill as fill
     from bertworks.use.finetuned import finetune as finetune
     from bertworks.use.glue import evaluate_glue as evaluate_glue
     from bertworks.use.index import Index as Index
     from bertworks.use.indexing import index_file as index_file
-    from bertworks.use.load import LoadedModel as LoadedModel
-    from bertworks.use.load import load as load
     from bertworks.use.predict import Predictor as Predictor
     from bertworks.use.predict import predict_file as predict_file
-    from bertworks.use.push import push as push
     from bertworks.use.retrieval import evaluate_retrieval as evaluate_retrieval
     from bertworks.use.score import score as score
     from bertworks.use.squad import evaluate_squad as evaluate_squad
@@ -65,6 +65,10 @@ if TYPE_CHECKING:
 _ROOMS = {
     "data.masking": ["MaskingConfig"],
     "data.sampling": ["SamplingConfig"],
+    "doors.convert": ["convert", "import_checkpoint"],
+    "doors.export": ["export"],
+    "doors.load": ["LoadedModel", "load"],
+    "doors.push": ["push"],
     "errors": ["BertworksError", "UsageError"],
     "files.model": ["load_model", "save_model"],
     "learn.objectives": ["PretrainingModel"],
@@ -82,21 +86,17 @@ _ROOMS = {
     "text.tokenizer": ["Encoding", "Tokenizer"],
     "text.vocabulary": ["VocabularyConfig", "train_vocabulary"],
     "use.blimp": ["evaluate_blimp"],
-    "use.convert": ["convert", "import_checkpoint"],
     "use.doctor": ["doctor"],
     "use.embed": ["embed_file"],
     "use.embedder": ["Embedder", "embed"],
     "use.evaluate": ["evaluate_mlm", "evaluate_sts", "evaluate_task"],
     "use.explain": ["explain"],
-    "use.export": ["export"],
     "use.fill": ["fill"],
     "use.finetuned": ["finetune"],
     "use.glue": ["evaluate_glue"],
     "use.index": ["Index"],
     "use.indexing": ["index_file"],
-    "use.load": ["LoadedModel", "load"],
     "use.predict": ["Predictor", "predict_file"],
-    "use.push": ["push"],
     "use.retrieval": ["evaluate_retrieval"],
     "use.score": ["score"],
     "use.squad": ["evaluate_squad"],

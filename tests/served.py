@@ -24,9 +24,9 @@ from bertworks.learn.machine import Choice
 from bertworks.learn.tasks import TaskModel
 from bertworks.nn.config import EncoderConfig
 from bertworks.runs.finetuning import task_of
-from bertworks.use.abilities import Abilities
-from bertworks.use.application import Application
-from bertworks.use.question import Limits
+from bertworks.serve.abilities import Abilities
+from bertworks.serve.application import Application
+from bertworks.serve.question import Limits
 
 URL = "http://127.0.0.1:8080"
 

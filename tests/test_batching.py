@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertworks.errors import BertworksError
-from bertworks.use.batching import Batcher, OverloadedError
+from bertworks.serve.batching import Batcher, OverloadedError
 
 
 class Squares:

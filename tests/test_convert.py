@@ -8,12 +8,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from bertworks.cli.main import main
+from bertworks.doors.convert import convert
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.model import load_model, save_model
 from bertworks.files.task import TaskDescription, read_task, settings_of
 from bertworks.nn.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.use.convert import convert
 from bertworks.use.predict import Predictor
 
 transformers = pytest.importorskip("transformers")

@@ -29,7 +29,7 @@ from bertworks.nn.layout import Layout
 from bertworks.rows.schema import Task
 from bertworks.runs.finetuning import task_of
 from bertworks.use.explain import explain
-from bertworks.use.explanation import NOT_ATTRIBUTION, SHARED, Explanation
+from bertworks.use.explanation import MAPS, NOT_ATTRIBUTION, Explanation
 
 TEXT = "the film was good in this storytown"
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&</figure> </script><!--"
@@ -287,7 +287,7 @@ def test_text_never_becomes_markup(model: Path, tmp_path: Path):
 def test_the_page_lets_only_its_own_script_run(found: Explanation):
     html = found.html()
     (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
-    assert script.startswith((SHARED / "maps.js").read_text())
+    assert script.startswith((MAPS / "maps.js").read_text())
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'" in html
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|fetch\(", script)

@@ -30,6 +30,7 @@ from fine import (
 import bertworks
 from bertworks.cli.main import main
 from bertworks.data.batch import Batch
+from bertworks.doors.export import export
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.model import save_model
 from bertworks.files.onnx_graph import write_onnx
@@ -46,7 +47,6 @@ from bertworks.runs.finetuning import task_of
 from bertworks.use.embed import embed_file
 from bertworks.use.embedder import Embedder
 from bertworks.use.evaluate import evaluate_task
-from bertworks.use.export import export
 from bertworks.use.fill import Filler
 from bertworks.use.predict import Predictor, predict_file, schema_for
 
@@ -324,7 +324,7 @@ def test_a_file_that_differs_is_not_kept(classifier: Path, tmp_path: Path, monke
     def wrong(path: Path, state: dict[str, torch.Tensor], *others: Any) -> None:
         write_onnx(path, state | {"classifier.bias": state["classifier.bias"] + 0.001}, *others)
 
-    monkeypatch.setattr("bertworks.use.export.write_onnx", wrong)
+    monkeypatch.setattr("bertworks.doors.export.write_onnx", wrong)
     with pytest.raises(BertworksError, match=r"differs from the model by 1\.0e-03 on 1 x 1 tokens; it is not kept"):
         run(classifier, tmp_path / "onnx")
     assert list(tmp_path.iterdir()) == []

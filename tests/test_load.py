@@ -11,13 +11,13 @@ from fine import storages, tokenizer
 from test_export import write_encoder, write_head
 
 import bertworks as bw
+from bertworks.doors.load import LoadedModel
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.model import load_model, load_state
 from bertworks.files.names import packaged_minilm
+from bertworks.files.opened import Opened
 from bertworks.nn.config import EncoderConfig
 from bertworks.use.embedder import Embedder
-from bertworks.use.load import LoadedModel
-from bertworks.use.opened import Opened
 
 TEXT, BLANK = "Anna lives in Oslo", "the [MASK] was good"
 ASKED: dict[str, Callable[[LoadedModel], object]] = {
@@ -85,7 +85,7 @@ def test_weights_are_read_and_kept_once_and_not_before_they_are_asked(
         reads.append(folder)
         return load_state(folder, config)
 
-    monkeypatch.setattr("bertworks.use.opened.load_state", counted)
+    monkeypatch.setattr("bertworks.files.opened.load_state", counted)
     found = bw.load(folders[kind], device="cpu")
     assert found.can
     assert found.tokenizer.encode(TEXT).ids

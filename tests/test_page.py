@@ -16,10 +16,14 @@ from typing import Any
 import pytest
 from test_explain import ATTACK, write_task_model
 
-from bertworks.use.explanation import NOT_ATTRIBUTION, SHARED, SIMILARITY
+from bertworks.serve.application import PAGE
+from bertworks.use.explanation import MAPS, NOT_ATTRIBUTION, SIMILARITY
 from bertworks.use.index import Index
 
-FILES = [SHARED / name for name in ("index.html", "page.js", "page.css", "maps.js", "maps.css", "icon.svg")]
+FILES = [
+    *(PAGE / name for name in ("index.html", "page.js", "page.css", "icon.svg")),
+    *(MAPS / name for name in ("maps.js", "maps.css")),
+]
 TEXT = "the film was good , Anna"
 JAPANESE = "🎉👩‍🚀 東京で Anna が 𠮷野家 lives in Paris 🍜 . とても good"  # characters of one and of two UTF-16 units
 MARKUP = "<img src=x onerror=alert(1)></p>"  # of few tokens: an explanation is short
@@ -54,13 +58,13 @@ class Tags(HTMLParser):
 def test_the_page_has_nothing_inline_and_a_label_for_every_field():
     tags = Tags()
     tags.fields, tags.labelled = set(), set()
-    tags.feed((SHARED / "index.html").read_text())
+    tags.feed((PAGE / "index.html").read_text())
     assert tags.fields
     assert tags.fields == tags.labelled
 
 
 def test_the_page_says_of_attention_what_an_explanation_says():
-    said = " ".join((SHARED / "index.html").read_text().split())
+    said = " ".join((PAGE / "index.html").read_text().split())
     assert NOT_ATTRIBUTION in said
     assert SIMILARITY in said
 
@@ -70,8 +74,8 @@ def test_the_page_says_of_attention_what_an_explanation_says():
 # Has imported everything once, and forks servers: a line in says what one is to serve, a line out where it is.
 NURSERY = """
 import json, os, sys
-from bertworks.use.serving import serve
-import bertworks.use.application, uvicorn
+from bertworks.serve.serving import serve
+import bertworks.serve.application, uvicorn
 for line in sys.stdin:
     if os.fork() == 0:
         for event in serve(port=0, **json.loads(line)):

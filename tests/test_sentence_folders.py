@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from bertworks.doors.convert import convert
 from bertworks.files.sentence import SentenceSettings, read_sentence
-from bertworks.use.convert import convert
 from bertworks.use.embedder import Embedder
 
 library = pytest.importorskip("sentence_transformers", reason="sentence-transformers, the oracle, is not installed")

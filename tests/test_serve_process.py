@@ -20,8 +20,8 @@ import pytest
 from served import process, stop
 
 from bertworks.cli.main import main
+from bertworks.serve.serving import bound, serve
 from bertworks.use.embedder import Embedder
-from bertworks.use.serving import bound, serve
 
 openai = pytest.importorskip("openai")
 Server = tuple[subprocess.Popen[str], str]

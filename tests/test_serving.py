@@ -15,12 +15,12 @@ from served import Local, write_head
 
 from bertworks.files.model import load_model
 from bertworks.learn.machine import Precision
+from bertworks.serve.question import Limits
 from bertworks.use.embedder import Embedder
 from bertworks.use.explain import explain
 from bertworks.use.fill import Filler
 from bertworks.use.index import Index
 from bertworks.use.predict import Predictor
-from bertworks.use.question import Limits
 from bertworks.use.rerank import Reranker
 
 TEXTS = ["good film", "sad dogs in this town", "Anna lives in Oslo .", "😀 the men"]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "bertworks"
-WINGS = "errors text rows nn data learn files runs use demo cli".split()
+WINGS = "errors text rows nn data learn files runs use doors serve demo cli".split()
 LIBRARIES = {  # what each wing may import besides the standard library
     "errors": "",
     "text": "numpy pyarrow sentencepiece tokenizers",
@@ -19,24 +19,26 @@ LIBRARIES = {  # what each wing may import besides the standard library
     "learn": "numpy torch",
     "files": "numpy safetensors torch",
     "runs": "numpy torch",
-    "use": "numpy pyarrow safetensors tokenizers torch",
+    "use": "numpy torch",
+    "doors": "numpy torch",
+    "serve": "numpy",
     "demo": "",
     "cli": "cyclopts rich",
 }
 ALSO = {
     "data.batch": "torch",
     "demo.tour": "sklearn",
+    "doors.export": "onnxruntime",
+    "doors.push": "huggingface_hub",
     "files.names": "huggingface_hub",
     "files.onnx_graph": "onnx",
     "learn.exported": "onnxruntime",
     "learn.scores": "scipy seqeval sklearn",
-    "use.application": "prometheus_client starlette",
-    "use.connections": "h11 uvicorn",
-    "use.export": "onnxruntime",
+    "serve.application": "prometheus_client starlette",
+    "serve.connections": "h11 uvicorn",
+    "serve.gate": "prometheus_client",
+    "serve.serving": "uvicorn",
     "use.neighbours": "faiss",
-    "use.gate": "prometheus_client",
-    "use.push": "huggingface_hub",
-    "use.serving": "uvicorn",
 }
 LONGEST_MODULE, LONGEST_FUNCTION = 400, 60
 

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from bertworks.cli.main import main
+from bertworks.doors.convert import convert, import_checkpoint
 from bertworks.errors import BertworksError
 from bertworks.files.bundle import crc32c, read_index
 from bertworks.files.model import load_model
 from bertworks.files.tensorflow import find_checkpoint, load_checkpoint
 from bertworks.nn.encoder import Encoder
 from bertworks.nn.layout import Layout
-from bertworks.use.convert import convert, import_checkpoint
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij", *(f"##{c}" for c in "abcde")]
 CONFIG = {

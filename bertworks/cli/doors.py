@@ -37,7 +37,7 @@ def import_(
     as_json: Json = False,
 ) -> None:
     """Make a model folder of a TensorFlow checkpoint of Google's BERT. TensorFlow is not needed."""
-    from bertworks.use.convert import import_checkpoint
+    from bertworks.doors.convert import import_checkpoint
 
     events = import_checkpoint(
         checkpoint,
@@ -61,7 +61,7 @@ def convert(
     as_json: Json = False,
 ) -> None:
     """Write any BERT that can be read as a clean folder: safetensors, configuration, tokenizer, card."""
-    from bertworks.use.convert import convert as run
+    from bertworks.doors.convert import convert as run
 
     show_events(run(model, output), as_json=as_json)
 
@@ -83,7 +83,7 @@ def push(
     as_json: Json = False,
 ) -> None:
     """Send a model folder to the Hugging Face hub: weights, configuration, tokenizer and card, and nothing else."""
-    from bertworks.use.push import push as run
+    from bertworks.doors.push import push as run
 
     events = run(folder, repository, dry_run=dry_run, private=private, licence=licence)
     show_events(events, as_json=as_json)

@@ -29,6 +29,6 @@ def export(
     `predict` and `evaluate task` read the folder too. A fine-tuned model gives logits, a pre-trained one the scores of
     words, an encoder its hidden states.
     """
-    from bertworks.use.export import export as room
+    from bertworks.doors.export import export as room
 
     show_events(room(model, output, format=format, encoder=encoder, int8=int8, data=data), as_json=as_json)

@@ -1,4 +1,4 @@
-"""`bertworks serve`: a model as a web server, with a page and an API. What it does stands in `use.serving`."""
+"""`bertworks serve`: a model as a web server, with a page and an API. What it does stands in `serve.serving`."""
 
 import os
 from pathlib import Path
@@ -40,8 +40,8 @@ def serve(
     GET /info says what this model can be asked. Logs are JSON lines on standard error. SIGTERM and Ctrl-C end it when
     what was asked is answered.
     """
-    from bertworks.use.question import Limits
-    from bertworks.use.serving import serve as room
+    from bertworks.serve.question import Limits
+    from bertworks.serve.serving import serve as room
 
     for event in room(
         model, host=host, port=port, index=index, token=api_key or os.environ.get("BERTWORKS_API_KEY", ""),

@@ -20,7 +20,7 @@ from bertworks.text.atomic import replacing, sha256, write_text
 from bertworks.text.tokenizer import Tokenizer
 
 WEIGHTS = "model.safetensors"
-EXPORTED = "model.onnx"  # in the place of the weights, in a folder that `use.export` wrote
+EXPORTED = "model.onnx"  # in the place of the weights, in a folder that `doors.export` wrote
 _INDEX = "model.safetensors.index.json"
 
 

@@ -1,6 +1,6 @@
 """A BERT as an ONNX file: what `nn` computes, written node by node from our parameters, over sequences padded to a
 rectangle, with the inputs and outputs that other programs expect. Not here: who computes it (`learn.exported`), whether
-it says the same (`use.export`)."""
+it says the same (`doors.export`)."""
 
 import itertools
 from collections.abc import Mapping

@@ -15,6 +15,7 @@ from bertworks.data.labelled import Unit
 from bertworks.data.masking import Example
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.model import weights_sha256
+from bertworks.files.opened import Opened, opened
 from bertworks.files.sentence import read_sentence, write_sentence
 from bertworks.learn.exported import Exported
 from bertworks.learn.inference import prepared, vectors_of
@@ -26,7 +27,6 @@ from bertworks.nn.pooling import Pooling
 from bertworks.rows.reader import Row, RowReader
 from bertworks.text.streams import Tally
 from bertworks.text.tables import as_text, choose_column, find_column
-from bertworks.use.opened import Opened, opened
 
 Vectors = NDArray[np.float32]
 AT_ONCE = 2048  # texts that are read, sorted by length and embedded together

@@ -17,6 +17,7 @@ from bertworks.data.questions import Encoded
 from bertworks.data.sampling import Ids
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.foreign import parts_of
+from bertworks.files.opened import Opened, opened
 from bertworks.files.task import TaskDescription, has_task
 from bertworks.learn.answers import Answer
 from bertworks.learn.attribution import Asked, integrated_gradients, log_odds, occlusion
@@ -28,7 +29,6 @@ from bertworks.nn.encoder import Encoder
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.use.explanation import Explanation
 from bertworks.use.fill import load_masked_lm
-from bertworks.use.opened import Opened, opened
 from bertworks.use.predict import Predictor, item_of
 
 MOST_ANSWERS = 5

@@ -26,7 +26,7 @@ SIMILARITY = (
     "The cosine between the states of one token and of all others, from the embeddings to the last layer: the same "
     "word in two places begins alike and parts as its context is read."
 )
-SHARED = Path(__file__).with_name("page")  # with the page of `bertworks serve`
+MAPS = Path(__file__).with_name("maps")  # what draws attention, here and on the page of `bertworks serve`
 STYLE = """
 figure.said { padding: 10px 14px; margin: 8px 0; overflow-wrap: anywhere; }
 """
@@ -126,7 +126,7 @@ class Explanation:
             *self._maps(),
         ]
         summary = f"one answer explained: {self.asked}" if self.asked else "what its layers make of a text"
-        style, script = (SHARED.joinpath(f"maps.{kind}").read_text("utf-8") for kind in ("css", "js"))
+        style, script = (MAPS.joinpath(f"maps.{kind}").read_text("utf-8") for kind in ("css", "js"))
         return page(self.model, "an answer explained", summary, sections, style=style + STYLE, script=script + START)
 
     def _attributions(self) -> str:
@@ -157,7 +157,7 @@ class Explanation:
         return f'<div class="chips">{"".join(chips)}</div>'
 
     def maps(self) -> dict[str, Any]:
-        """What page/maps.js draws: tokens, of too many the first, and maps of these as bytes in base64: of each layer
+        """What maps/maps.js draws: tokens, of too many the first, and maps of these as bytes in base64: of each layer
         attention [heads, n, n], 255 for 1, and of each layer and the embeddings similarity [n, n], 127 for 0."""
         layers, heads, n = len(self.attention), len(self.attention[0]), len(self.tokens)
         shown = min(n, int((MOST_CELLS / (layers * heads)) ** 0.5))

@@ -15,10 +15,10 @@ from bertworks.data.labelled import packed_numbers
 from bertworks.data.masking import Example
 from bertworks.data.sampling import Ids, Special, frame
 from bertworks.errors import BertworksError, UsageError
+from bertworks.files.opened import Opened, opened
 from bertworks.learn.inference import TOKENS
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.text.tokenizer import Encoding, Tokenizer
-from bertworks.use.opened import Opened, opened
 
 
 class Filling(TypedDict):

@@ -11,12 +11,12 @@ import numpy as np
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.names import is_name, locate
+from bertworks.files.opened import Opened
 from bertworks.learn.ranking import DEPTH, Scores, best, fused
 from bertworks.learn.whitening import normalized
 from bertworks.nn.pooling import Pooling
 from bertworks.text.lexical import bm25
 from bertworks.use.embedder import Embedder
-from bertworks.use.opened import Opened
 from bertworks.use.rerank import Reranker
 from bertworks.use.segments import MANIFEST, Manifest, read_manifest, write_manifest, writing
 from bertworks.use.stored import Stored

@@ -12,6 +12,7 @@ from typing import Any, cast
 from bertworks.data.questions import Encoded, Reading
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.model import EXPORTED, WEIGHTS, is_exported
+from bertworks.files.opened import Opened, opened
 from bertworks.files.storage import read_json
 from bertworks.files.task import TaskDescription, read_task
 from bertworks.learn.answers import Answer
@@ -28,7 +29,6 @@ from bertworks.runs.events import Event
 from bertworks.runs.finetuning import decoding_of, reading_of, task_of
 from bertworks.text.atomic import sha256
 from bertworks.text.streams import Tally
-from bertworks.use.opened import Opened, opened
 from bertworks.use.shown import Columns, Shown
 from bertworks.use.spool import Spool
 

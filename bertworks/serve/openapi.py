@@ -8,7 +8,7 @@ from typing import Any
 
 import bertworks
 from bertworks.errors import UsageError
-from bertworks.use.question import Limits, TooMuchError
+from bertworks.serve.question import Limits, TooMuchError
 
 Schema = Mapping[str, Any]
 _ABSENT = object()

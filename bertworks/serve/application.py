@@ -20,11 +20,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.use.abilities import Abilities
-from bertworks.use.batching import Batcher, OverloadedError
-from bertworks.use.gate import Figures, Gate, error_body
-from bertworks.use.openapi import ALL_PATHS, check, document, paths_of, requests_of
-from bertworks.use.question import Limits, Question, TooMuchError
+from bertworks.serve.abilities import Abilities
+from bertworks.serve.batching import Batcher, OverloadedError
+from bertworks.serve.gate import Figures, Gate, error_body
+from bertworks.serve.openapi import ALL_PATHS, check, document, paths_of, requests_of
+from bertworks.serve.question import Limits, Question, TooMuchError
+from bertworks.use.explanation import MAPS
 
 PAGE = Path(__file__).with_name("page")
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
@@ -69,7 +70,8 @@ class Application:
             self._figures.watch(name, batcher)
         described = document(abilities.info, abilities.limits, token=bool(token))
         model = {"id": abilities.name, "object": "model", "created": 0, "owned_by": "bertworks"}
-        page = {"/" if path.name == "index.html" else f"/{path.name}": _file(path) for path in PAGE.iterdir()}
+        files = [*PAGE.iterdir(), *MAPS.iterdir()]
+        page = {"/" if path.name == "index.html" else f"/{path.name}": _file(path) for path in files}
         routes = [
             *(Route(path, self._endpoint(n), methods=["POST"]) for n in self._schemas for path in paths_of(n)),
             *(self._absent(path) for path in ALL_PATHS if path not in described["paths"]),

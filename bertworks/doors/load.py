@@ -6,19 +6,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from bertworks.doors.convert import convert
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.foreign import architecture_of, parts_in
 from bertworks.files.model import read_weights
+from bertworks.files.opened import Opened
 from bertworks.files.storage import read_json
 from bertworks.files.task import has_task
 from bertworks.learn.answers import Answer
 from bertworks.learn.machine import Choice, Precision
-from bertworks.use.convert import convert
 from bertworks.use.embedder import Embedder, Vectors
 from bertworks.use.explain import explain
 from bertworks.use.explanation import Explanation
 from bertworks.use.fill import Filler, Filling
-from bertworks.use.opened import Opened
 from bertworks.use.predict import Predictor
 from bertworks.use.score import Score, scores_of
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import bertworks
 from bertworks.errors import UsageError
+from bertworks.files.opened import Opened
 from bertworks.files.task import has_task
 from bertworks.learn.machine import Choice
-from bertworks.use.ask_finetuned import AskFinetuned
-from bertworks.use.ask_pretrained import AskPretrained
+from bertworks.serve.ask_finetuned import AskFinetuned
+from bertworks.serve.ask_pretrained import AskPretrained
+from bertworks.serve.question import Limits, Question, Request, TooMuchError, prompt_of, texts_of
 from bertworks.use.explain import explain
 from bertworks.use.index import Index
-from bertworks.use.opened import Opened
-from bertworks.use.question import Limits, Question, Request, TooMuchError, prompt_of, texts_of
 
 
 class Abilities:

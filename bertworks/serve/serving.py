@@ -15,8 +15,8 @@ from typing import Any
 from bertworks.errors import BertworksError, UsageError
 from bertworks.learn.machine import Choice
 from bertworks.runs.events import Event
-from bertworks.use.abilities import Abilities
-from bertworks.use.question import Limits
+from bertworks.serve.abilities import Abilities
+from bertworks.serve.question import Limits
 
 IDLE_SECONDS = 75  # of a connection on which nothing more is asked: longer than proxies keep one (60), lest they ask
 # on one that is just being closed
@@ -60,9 +60,9 @@ def serve(
     with _needs_extra():
         import uvicorn
 
-        from bertworks.use.application import Application
-        from bertworks.use.connections import Connection
-        from bertworks.use.gate import json_log
+        from bertworks.serve.application import Application
+        from bertworks.serve.connections import Connection
+        from bertworks.serve.gate import json_log
     with bound(host, port) as listening:  # before the model is read: a port that is not free is told of at once
         abilities = Abilities(model, index=index, device=device, precision=precision, limits=limits)
         application = Application(abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit)

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from bertworks.errors import BertworksError, UsageError
+from bertworks.files.opened import Opened
 from bertworks.learn.machine import Choice
 from bertworks.learn.whitening import normalized
+from bertworks.serve.question import DTYPES, Ask, Question, Request, Rows, prompt_of, refuse_cut, texts_of
 from bertworks.use.embedder import Embedder
 from bertworks.use.fill import Filler
-from bertworks.use.opened import Opened
-from bertworks.use.question import DTYPES, Ask, Question, Request, Rows, prompt_of, refuse_cut, texts_of
 
 MOST_FILLINGS = 100  # of a mask
 

@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from bertworks.data.questions import Encoded
+from bertworks.files.opened import Opened
 from bertworks.files.task import TaskDescription
 from bertworks.learn.answers import mark_entities, sigmoid
 from bertworks.learn.inference import logits_of
 from bertworks.learn.machine import Choice
 from bertworks.runs.finetuning import decoding_of
-from bertworks.use.opened import Opened
+from bertworks.serve.question import DTYPES, Ask, Question, Request, Rows, first_of, refuse_cut, texts_of
 from bertworks.use.predict import Predictor, item_of
-from bertworks.use.question import DTYPES, Ask, Question, Request, Rows, first_of, refuse_cut, texts_of
 from bertworks.use.rerank import Reranker, fits_pairs
 
 
