@@ -312,6 +312,18 @@ def test_what_many_ask_is_computed_together(
         assert sizes == [1, 9]
 
 
+def test_memory_that_fell_into_pieces_is_returned(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+    """For batches differ in size, and what is freed is kept."""
+    sizes, returned = [100], list[int]()
+    monkeypatch.setattr("bertworks.learn.machine.memory_in_use", lambda _: sizes[-1])
+    monkeypatch.setattr("bertworks.learn.machine.return_memory", lambda: returned.append(sizes[-1]))
+    with Local(models["words"]) as local:
+        for size in (100, 120, 200, 110, 150):
+            sizes.append(size)
+            local.post("/embed", {"inputs": "a"})
+    assert returned == [200]
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 JSON = {"content-type": "application/json"}

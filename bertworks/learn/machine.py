@@ -105,7 +105,7 @@ def memory_in_use(device: torch.device | str = "cpu") -> int:
 
 
 class MemoryWatch:
-    """Looks at the memory of a training that keeps what is freed. Batches differ in size, so that what is kept falls
+    """Looks at the memory of a process that keeps what is freed. Batches differ in size, so that what is kept falls
     into pieces and grows to several times what is needed: having grown by GROWTH it is returned."""
 
     def __init__(self, device: torch.device | str = "cpu"):

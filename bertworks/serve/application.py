@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from bertworks.errors import BertworksError, UsageError
+from bertworks.learn.machine import MemoryWatch
 from bertworks.serve.abilities import Abilities
 from bertworks.serve.batching import Batcher, OverloadedError
 from bertworks.serve.gate import Figures, Gate, error_body
@@ -60,9 +61,9 @@ class Application:
         self._abilities, self._limits, self._figures = abilities, abilities.limits, Figures()
         self._schemas = requests_of(abilities.info, abilities.limits)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
-        patience, self._bytes = self._limits.patience, 0
+        patience, self._bytes, self._memory = self._limits.patience, 0, MemoryWatch()
         self._batchers = {
-            "network": Batcher(self._limits.batch_tokens, patience=patience, observe=self._figures.batch),
+            "network": Batcher(self._limits.batch_tokens, patience=patience, observe=self._observe),
             "search": Batcher(8, patience=patience),
             "explain": Batcher(1, patience=EXPLANATIONS_PATIENCE),
         }
@@ -94,6 +95,11 @@ class Application:
         for batcher in self._batchers.values():
             batcher.close()
         self._readers.shutdown(wait=False)
+
+    def _observe(self, units: int, cost: int, seconds: float) -> None:
+        """In the thread that computes, after each batch."""
+        self._figures.batch(units, cost, seconds)
+        self._memory.look()
 
     def _endpoint(self, name: str) -> Endpoint:
         batcher = self._batchers.get(name, self._batchers["network"])
