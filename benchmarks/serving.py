@@ -9,6 +9,7 @@ it. Beside it /health is asked ten times a second. --peer measures the capacity 
 in a process of its own: with an endpoint in FastAPI's threads and with one in its event loop; the better counts.
 
 A request is one text: the paragraphs of this project's pages, 1 to 60 words each.
+The table goes to docs/performance.md.
 """
 
 import argparse
@@ -28,7 +29,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from provenance import provenance, publish
+
 ROOT = Path(__file__).parents[1]
+PEERS = ("sentence-transformers", "fastapi")
 CLIENTS = 64
 PEER = """
 import sys
@@ -72,17 +76,34 @@ def main() -> None:
         print(json.dumps(asyncio.run(load(url, path, float(rate), float(seconds)))))
         return
     seconds = 5 if a.quick else a.seconds
-    print(f"{len(os.sched_getaffinity(0))} cores, {seconds} seconds each; milliseconds")
+    lines, rows = (
+        [f"{len(os.sched_getaffinity(0))} cores, {seconds} seconds each; milliseconds"],
+        list[dict[str, Any]](),
+    )
+    print(lines[0])
+
+    def measured(name: str, url: str, path: str, rate: float, seconds: float, process: int) -> float:
+        """Answers in a second."""
+        rows.append({"name": name, "memory_mb": 0} | summary(asked(url, path, rate, seconds)))
+        rows[-1]["memory_mb"] = memory(process)
+        lines.append(line(rows[-1]))
+        print(lines[-1], flush=True)
+        return float(rows[-1]["answered_per_second"])
+
     with server() as (url, process):
         asked(url, "/embed", 0, min(seconds, 10))  # it learns how fast it is
-        capacity = shown("capacity", asked(url, "/embed", 0, seconds), process)
-        shown("0.7 x capacity", asked(url, "/embed", 0.7 * capacity, seconds), process)
-        shown("3 x capacity", asked(url, "/embed", 3 * capacity, seconds), process)
-        shown("afterwards", asked(url, "/embed", 0.1 * capacity, min(seconds, 10)), process)
+        capacity = measured("capacity", url, "/embed", 0, seconds, process)
+        measured("0.7 x capacity", url, "/embed", 0.7 * capacity, seconds, process)
+        measured("3 x capacity", url, "/embed", 3 * capacity, seconds, process)
+        measured("afterwards", url, "/embed", 0.1 * capacity, min(seconds, 10), process)
     if a.peer:
         with peer() as (url, process):
-            best = max(shown(f"peer, {way}", asked(url, f"/{way}", 0, seconds), process) for way in ("threads", "loop"))
-        print(f"{capacity / best:.1f} times the peer")
+            best = max(measured(f"peer, {way}", url, f"/{way}", 0, seconds, process) for way in ("threads", "loop"))
+        lines.append(f"{capacity / best:.1f} times the peer")
+        print(lines[-1])
+    if not a.quick:
+        about = provenance(("torch", "uvicorn", "starlette", *PEERS) if a.peer else ("torch", "uvicorn", "starlette"))
+        publish("serving", {**about, "rows": rows}, "\n".join(["```", *lines, "", said(about), "```"]))
 
 
 # --- the servers ------------------------------------------------------------------------------------------------------
@@ -131,25 +152,41 @@ def asked(url: str, path: str, rate: float, seconds: float) -> dict[str, Any]:
     return found
 
 
-def shown(name: str, found: dict[str, Any], process: int) -> float:
-    """A line of figures; the answers in a second."""
-    answers, refusals, health = (found["milliseconds"].get(kind, []) for kind in ("200", "429", "health"))
-    others = {kind: len(times) for kind, times in found["milliseconds"].items() if kind not in ("200", "429", "health")}
-    rate = len(answers) / found["seconds"]
-    print(
-        f"{name:<16} {found['asked'] / found['seconds']:7.1f} asked/s {rate:7.1f} answered/s   {quantiles(answers)}   "
-        f"429: {len(refusals):6} {quantiles(refusals)}   /health {quantiles(health)}   {memory(process)} MB   "
-        f"others {others or 'none'}",
-        flush=True,
+def summary(found: dict[str, Any]) -> dict[str, Any]:
+    """How many were asked and answered in a second; of each kind of answer how many, and their milliseconds."""
+    seconds, kinds = found["seconds"], found["milliseconds"]
+    return {
+        "asked_per_second": found["asked"] / seconds,
+        "answered_per_second": len(kinds.get("200", [])) / seconds,
+        "kinds": {kind: quantiles(times) for kind, times in kinds.items()},
+    }
+
+
+def quantiles(times: list[float]) -> dict[str, float]:
+    parts = statistics.quantiles(times, n=100, method="inclusive") if len(times) > 1 else times * 99
+    return {"count": len(times), "p50": parts[49], "p99": parts[98], "max": max(times)}
+
+
+def line(row: dict[str, Any]) -> str:
+    kinds = dict(row["kinds"])
+
+    def told(kind: str) -> str:
+        found = kinds.pop(kind, None)
+        return "p50 {p50:.1f} p99 {p99:.1f} max {max:.1f}".format(**found) if found else "-"
+
+    answered, refused, health = told("200"), kinds.get("429", {"count": 0})["count"], told("health")
+    refusals = told("429")
+    others = ", ".join(f"{found['count']} {kind}" for kind, found in kinds.items())
+    return (
+        f"{row['name']:<14} {row['asked_per_second']:6.1f} asked/s {row['answered_per_second']:6.1f} answered/s: "
+        f"{answered}\n{'':14} 429: {refused}, {refusals}; /health {health}; {row['memory_mb']} MB; "
+        f"others: {others or 'none'}"
     )
-    return rate
 
 
-def quantiles(times: list[float]) -> str:
-    if len(times) < 2:
-        return "-"
-    parts = statistics.quantiles(times, n=100)
-    return f"p50 {parts[49]:.1f} p99 {parts[98]:.1f} max {max(times):.1f}"
+def said(about: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
+    return f"{about['command']}\ncommit {about['commit']}, {about['time']}\n{about['cpu']}, {versions}"
 
 
 @dataclass
