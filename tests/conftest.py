@@ -43,7 +43,18 @@ def exact_answers() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="session", autouse=True)
+def known_speed() -> Iterator[None]:
     """Runs do not measure the machine, which takes longer than what they train here."""
-    monkeypatch.setattr("bertworks.runs.run.measure_matmul", lambda *_: 1e11)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bertworks.runs.run.measure_matmul", lambda *_: 1e11)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_waiting_for_the_disk() -> Iterator[None]:
+    """Only a failure of power could show what fsync does; that it is called, and when, is looked at in test_checkpoint.
+    A descriptor that is none is refused as ever."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", os.fstat)
+        yield

@@ -113,9 +113,6 @@ def test_only_what_is_above_the_encoder_is_learned(precision: str) -> None:
 # --- a whole fine-tuning ----------------------------------------------------------------------------------------------
 
 
-pytestmark = pytest.mark.usefixtures("known_speed")
-
-
 @pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A pre-trained model, with dropout."""

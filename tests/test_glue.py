@@ -12,9 +12,6 @@ from bertworks.use.glue import evaluate_glue, table
 FAST = ("optimizer.learning_rate=2e-3", "epochs=3", "patience=0", "precision=fp32")
 
 
-pytestmark = pytest.mark.usefixtures("known_speed")
-
-
 def write_glue(folder: Path, count: int = 80) -> Path:
     """SST-2, STS-B and the beginning of RTE, in GLUE's own layout."""
     folder.mkdir()

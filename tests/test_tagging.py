@@ -32,16 +32,11 @@ FAST = ("optimizer.learning_rate=2e-3", "epochs=8", "patience=0", "precision=fp3
 TAGS = ["O", *(f"{letter}-{kind}" for letter in "BIES" for kind in ("person", "place"))]
 
 
-pytestmark = pytest.mark.usefixtures("known_speed")
-
-
 @pytest.fixture(scope="module")
 def tagger(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Finds people and places, each one word."""
     folder = tmp_path_factory.mktemp("tagger")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bertworks.runs.run.measure_matmul", lambda *_: 1e11)
-        run(write_conll(folder / "names.conll"), folder / "out", model)
+    run(write_conll(folder / "names.conll"), folder / "out", model)
     return folder / "out"
 
 
