@@ -22,8 +22,6 @@ from bertworks.files.storage import read_json
 from bertworks.use.evaluate import evaluate_task
 from bertworks.use.finetuned import finetune
 
-pytestmark = pytest.mark.usefixtures("known_speed")
-
 TASKS: dict[str, tuple[str, Callable[..., Path]]] = {
     "classification": ("d.csv", write_reviews),
     "multilabel": ("d.jsonl", write_multilabel),
@@ -38,7 +36,7 @@ TASKS: dict[str, tuple[str, Callable[..., Path]]] = {
 @pytest.mark.parametrize("task", TASKS)
 def test_the_figures_are_those_of_the_run(task: str, model: Path, tmp_path: Path):
     name, write = TASKS[task]
-    train = write(tmp_path / name)
+    train = write(tmp_path / name, 60)
     dev = tmp_path / f"dev-{name}"
     dev.write_bytes(train.read_bytes())
     out = tmp_path / "out"

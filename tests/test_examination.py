@@ -5,8 +5,9 @@ import csv
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -71,14 +72,33 @@ def examined(output: Path, p: Prepared) -> tuple[dict[str, float], str]:
     return Examination(output, p.description, p.dev, p.survey()).examine(CPU, "fp32")
 
 
+class Examined(NamedTuple):
+    folder: Path
+    prepared: Prepared
+    figures: dict[str, float]
+    text: str
+
+
+@pytest.fixture(scope="module")
+def done(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Examined]:
+    """Of each task one examination, to be looked at and not to be changed."""
+
+    @cache
+    def done(task: str) -> Examined:
+        output, p = begun(task, model, tmp_path_factory.mktemp(task))
+        assert p.description.threshold == (0.0 if task == "qa" else None)
+        return Examined(output, p, *examined(output, p))
+
+    return done
+
+
 def read(path: Path) -> Any:
     return json.loads(path.read_text())
 
 
 @pytest.mark.parametrize("task", WRITERS)
-def test_every_task_is_examined_and_all_files_agree(task: str, model: Path, tmp_path: Path) -> None:
-    output, p = begun(task, model, tmp_path)
-    figures, text = examined(output, p)
+def test_every_task_is_examined_and_all_files_agree(task: str, done: Callable[[str], Examined]) -> None:
+    output, p, figures, text = done(task)
     # The model as anybody else finds it in the folder answers so, and no otherwise.
     predictor = Predictor(output, device="cpu")
     answers = [answer for _, answer in predictor.answers(p.data.dev)]
@@ -99,9 +119,8 @@ def test_every_task_is_examined_and_all_files_agree(task: str, model: Path, tmp_
         assert expected_text in text
 
 
-def test_tables_of_classes_add_up(model: Path, tmp_path: Path) -> None:
-    output, p = begun("classification", model, tmp_path)
-    figures, text = examined(output, p)
+def test_tables_of_classes_add_up(done: Callable[[str], Examined]) -> None:
+    output, _, figures, text = done("classification")
     result = read(output / "result.json")
     counts = result["confusion"]["counts"]
     assert result["confusion"]["labels"] == ["neg", "pos"]
@@ -169,10 +188,8 @@ def test_what_is_not_written_to_the_end_is_done_again(
     assert read(output / "result.json")["figures"] == figures
 
 
-def test_the_best_threshold_is_stored_in_the_model(model: Path, tmp_path: Path) -> None:
-    output, p = begun("qa", model, tmp_path)
-    assert p.description.threshold == 0.0
-    figures, _ = examined(output, p)
+def test_the_best_threshold_is_stored_in_the_model(done: Callable[[str], Examined]) -> None:
+    output, p, figures, _ = done("qa")
     assert read_task(output).threshold == figures["threshold"]
     assert figures["f1"] == pytest.approx(figures["best_f1"])
     for threshold in (-50.0, 0.0, 50.0):
@@ -205,11 +222,10 @@ def test_columns_of_the_data_that_are_called_as_ours_are_told_apart(model: Path,
 
 
 @pytest.mark.parametrize("task", WRITERS)
-def test_the_card_names_no_folder_and_has_the_figures(task: str, model: Path, tmp_path: Path) -> None:
-    output, p = begun(task, model, tmp_path)
-    figures, _ = examined(output, p)
+def test_the_card_names_no_folder_and_has_the_figures(task: str, model: Path, done: Callable[[str], Examined]) -> None:
+    output, _, figures, _ = done(task)
     card = (output / "README.md").read_text()
-    assert str(tmp_path) not in card
+    assert str(output.parent) not in card
     assert str(model.parent) not in card
     front = card.split("---\n")[1]
     lines = dict(line.split(": ", 1) for line in front.splitlines())

@@ -2,7 +2,9 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,6 @@ from bertworks.use.predict import Predictor, predict_file
 FAST = ("optimizer.learning_rate=2e-3", "epochs=6", "patience=0", "precision=fp32")
 
 
-pytestmark = pytest.mark.usefixtures("known_speed")
-
-
 def run(data: Path, output: Path, model: Path, *, overrides: tuple[str, ...] = FAST, **options: Any) -> Event:
     request = make_finetune_request(data, model=model, overrides=overrides, **options)
     *_, last = finetune_events(output, request, device="cpu")
@@ -53,31 +52,49 @@ TASKS: dict[str, tuple[Callable[[Path], Path], str, str, float]] = {
 }
 
 
+Trained = Callable[[str], tuple[Path, Event]]
+
+
+@pytest.fixture(scope="module")
+def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Of each task one fine-tuning, beside its data: its folder, to be looked at and not to be changed, and its end."""
+
+    @cache
+    def trained(task: str) -> tuple[Path, Event]:
+        write, name, _, _ = TASKS[task]
+        folder = tmp_path_factory.mktemp(task)
+        epochs = "epochs=16" if task in ("qa", "regression", "choice") else "epochs=8"
+        return folder / "out", run(write(folder / name), folder / "out", model, overrides=(*FAST, epochs))
+
+    return trained
+
+
+@pytest.fixture(scope="module")
+def classifier(trained: Trained) -> Path:
+    return trained("classification")[0]
+
+
 @pytest.mark.parametrize("task", TASKS)
-def test_every_task_is_guessed_learned_and_predicted(task: str, model: Path, tmp_path: Path) -> None:
-    write, name, metric, least = TASKS[task]
-    data = write(tmp_path / name)
-    epochs = "epochs=16" if task in ("qa", "regression", "choice") else "epochs=8"
-    done = run(data, tmp_path / "out", model, overrides=(*FAST, epochs))
-    assert read_task(tmp_path / "out").task == task
+def test_every_task_is_guessed_learned_and_predicted(task: str, trained: Trained, tmp_path: Path) -> None:
+    _, name, metric, least = TASKS[task]
+    folder, done = trained(task)
+    assert read_task(folder).task == task
     assert done.fields["metric"] == metric
     assert done.fields["score"] >= least, done.fields["figures"]
-    figures = json.loads((tmp_path / "out" / "result.json").read_text())["figures"]
+    figures = json.loads((folder / "result.json").read_text())["figures"]
     assert figures[metric] == done.fields["score"]
     for file in ("report.html", "errors.csv", "README.md", "config.json", "model.safetensors", "tokenizer.json"):
-        assert (tmp_path / "out" / file).stat().st_size > 0, file
-    *_, told = predict_file(tmp_path / "out", data, tmp_path / "scored.jsonl", device="cpu")
+        assert (folder / file).stat().st_size > 0, file
+    *_, told = predict_file(folder, folder.with_name(name), tmp_path / "scored.jsonl", device="cpu")
     rows = (tmp_path / "scored.jsonl").read_text().splitlines()
     assert told.fields["rows"] == len(rows)
     assert all("truncated_tokens" in json.loads(row) for row in rows)
 
 
-def test_transformers_opens_the_folder_and_says_the_same(model: Path, tmp_path: Path) -> None:
-    data = write_reviews(tmp_path / "reviews.csv")
-    run(data, tmp_path / "out", model)
+def test_transformers_opens_the_folder_and_says_the_same(classifier: Path) -> None:
     texts = ["a great film", "the music was awful", "happy dogs and men in this town"]
-    ours = Predictor(tmp_path / "out", device="cpu").predict(texts, probabilities=True)
-    theirs = transformers.pipeline("text-classification", model=str(tmp_path / "out"), top_k=None, device="cpu")(texts)
+    ours = Predictor(classifier, device="cpu").predict(texts, probabilities=True)
+    theirs = transformers.pipeline("text-classification", model=str(classifier), top_k=None, device="cpu")(texts)
     for one, other in zip(ours, theirs, strict=True):
         expected = {row["label"]: row["score"] for row in other}
         assert one["scores"] == pytest.approx(expected, abs=1e-5)
@@ -86,9 +103,9 @@ def test_transformers_opens_the_folder_and_says_the_same(model: Path, tmp_path: 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(model: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "reviews.csv")
-    request = make_finetune_request(data, model=model, overrides=(*FAST, "save_every=7"))
+    request = make_finetune_request(data, model=model, overrides=(*FAST, "epochs=2", "save_every=7"))
     *_, whole = finetune_events(tmp_path / "whole", request, device="cpu")
-    for limit in (5, 9, 30):
+    for limit in (5, 9, 16):  # of 24 steps
         for event in finetune_events(tmp_path / "parts", request, device="cpu"):
             if event.kind == "step" and event.fields["step"] % limit == 0:
                 break
@@ -115,27 +132,25 @@ def test_training_ends_early_when_nothing_gets_better(model: Path, tmp_path: Pat
     assert done.fields["step"] < 20 * 4
 
 
-def test_other_labels_and_tasks_are_refused_and_a_new_head_is_not(model: Path, tmp_path: Path) -> None:
-    run(write_reviews(tmp_path / "reviews.csv"), tmp_path / "first", model)
-    text = (tmp_path / "reviews.csv").read_text().replace(",pos,", ",good,").replace(",neg,", ",bad,")
+def test_other_labels_and_tasks_are_refused_and_a_new_head_is_not(classifier: Path, tmp_path: Path) -> None:
+    text = write_reviews(tmp_path / "reviews.csv").read_text().replace(",pos,", ",good,").replace(",neg,", ",bad,")
     (tmp_path / "other.csv").write_text(text)
     with pytest.raises(BertworksError, match=r"labels are not those of the data(.|\n)*neg, pos(.|\n)*bad, good"):
-        run(tmp_path / "other.csv", tmp_path / "second", tmp_path / "first")
+        run(tmp_path / "other.csv", tmp_path / "second", classifier)
     assert not (tmp_path / "second").exists()
     with pytest.raises(BertworksError, match="fine-tuned for classification"):
-        run(write_conll(tmp_path / "names.conll"), tmp_path / "second", tmp_path / "first")
-    run(tmp_path / "other.csv", tmp_path / "second", tmp_path / "first", new_head=True)
+        run(write_conll(tmp_path / "names.conll"), tmp_path / "second", classifier)
+    run(tmp_path / "other.csv", tmp_path / "second", classifier, overrides=(*FAST, "epochs=1"), new_head=True)
     assert read_task(tmp_path / "second").labels == ("bad", "good")
 
 
-def test_a_head_goes_on_by_the_names_of_its_labels(model: Path, tmp_path: Path) -> None:
-    run(write_reviews(tmp_path / "reviews.csv"), tmp_path / "first", model)
-    folder = tmp_path / "first"
+def test_a_head_goes_on_by_the_names_of_its_labels(classifier: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(classifier, tmp_path / "first")
     task = json.loads((folder / "task.json").read_text())
     task["labels"] = ["pos", "neg"]  # the outputs, called the other way round
     (folder / "task.json").write_text(json.dumps(task))
     done = run(
-        tmp_path / "reviews.csv",
+        write_reviews(tmp_path / "reviews.csv"),
         tmp_path / "second",
         folder,
         overrides=(*FAST, "epochs=1", "optimizer.learning_rate=1e-9"),
@@ -185,9 +200,8 @@ def test_python_gives_a_model_that_predicts_and_is_saved(model: Path, tmp_path: 
         found.save(tmp_path / "kept")
 
 
-def test_answers_have_what_was_asked_for(model: Path, tmp_path: Path) -> None:
-    run(write_reviews(tmp_path / "reviews.csv"), tmp_path / "out", model)
-    predictor = Predictor(tmp_path / "out", device="cpu")
+def test_answers_have_what_was_asked_for(classifier: Path, trained: Trained) -> None:
+    predictor = Predictor(classifier, device="cpu")
     (one,) = predictor.predict(["a good film"])
     assert list(one) == ["label", "score"]
     (best,) = predictor.predict(["a good film"], top_k=2)
@@ -196,80 +210,72 @@ def test_answers_have_what_was_asked_for(model: Path, tmp_path: Path) -> None:
     assert [list(best), len(best["scores"])] == [["label", "score", "scores"], 2]
     with pytest.raises(UsageError, match="expected a list of texts"):
         predictor.predict("a good film")
-    run(write_conll(tmp_path / "names.conll"), tmp_path / "tags", model, overrides=(*FAST, "epochs=1"))
-    tagger = Predictor(tmp_path / "tags", device="cpu")
+    tagger = Predictor(trained("tagging")[0], device="cpu")
     assert list(tagger.predict([["a", "film"]])[0]) == ["tags"]
     with pytest.raises(UsageError, match="one answer"):
         tagger.predict([["a", "film"]], top_k=2)
 
 
-def test_a_file_keeps_its_columns_order_and_rows(model: Path, tmp_path: Path) -> None:
+def test_a_file_keeps_its_columns_order_and_rows(classifier: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "reviews.csv", 300)
-    run(data, tmp_path / "out", model)
-    *_, done = predict_file(tmp_path / "out", data, tmp_path / "scored.csv", probabilities=True, device="cpu")
+    *_, done = predict_file(classifier, data, tmp_path / "scored.csv", probabilities=True, device="cpu")
     with (tmp_path / "scored.csv").open() as scored, data.open() as asked:
         given, rows = list(csv.DictReader(scored)), list(csv.DictReader(asked))
     assert len(given) == len(rows) == done.fields["rows"]
     for row, before in zip(given, rows, strict=True):
         assert {name: row[name] for name in before} == before
-    alone = Predictor(tmp_path / "out", device="cpu").predict([row["text"] for row in rows[:20]], probabilities=True)
+    alone = Predictor(classifier, device="cpu").predict([row["text"] for row in rows[:20]], probabilities=True)
     for row, one in zip(given, alone, strict=False):
         assert row["predicted_label"] == one["label"]
         assert json.loads(row["predicted_scores"]) == pytest.approx(one["scores"], abs=1e-5)
 
 
-def test_long_texts_are_cut_and_it_is_said(model: Path, tmp_path: Path) -> None:
-    run(write_reviews(tmp_path / "reviews.csv"), tmp_path / "out", model)
+def test_long_texts_are_cut_and_it_is_said(classifier: Path, tmp_path: Path) -> None:
     (tmp_path / "long.csv").write_text("text\n" + "good " * 100 + "\ngood\n")
-    *_, done = predict_file(tmp_path / "out", tmp_path / "long.csv", tmp_path / "scored.csv", device="cpu")
+    *_, done = predict_file(classifier, tmp_path / "long.csv", tmp_path / "scored.csv", device="cpu")
     with (tmp_path / "scored.csv").open() as file:
         assert [int(row["truncated_tokens"]) for row in csv.DictReader(file)] == [38, 0]
     assert "cut" in done.text
 
 
-def test_a_stopped_prediction_goes_on(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_prediction_goes_on(classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_reviews(tmp_path / "reviews.csv", 300)
-    run(data, tmp_path / "out", model)
-    *_, _ = predict_file(tmp_path / "out", data, tmp_path / "whole.csv", device="cpu")
+    *_, _ = predict_file(classifier, data, tmp_path / "whole.csv", device="cpu")
     monkeypatch.setattr("bertworks.use.predict.AT_ONCE", 50)
-    for event in predict_file(tmp_path / "out", data, tmp_path / "parts.csv", device="cpu"):
+    for event in predict_file(classifier, data, tmp_path / "parts.csv", device="cpu"):
         if event.kind == "stage" and event.fields["amount"] >= 100:
             break
     assert not (tmp_path / "parts.csv").exists()
-    events = list(predict_file(tmp_path / "out", data, tmp_path / "parts.csv", device="cpu"))
+    events = list(predict_file(classifier, data, tmp_path / "parts.csv", device="cpu"))
     assert 50 <= next(e for e in events if "resumed_row" in e.fields).fields["resumed_row"] < 300
     assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert not list(tmp_path.glob(".*partial"))
 
 
-def test_tags_cover_every_word_of_a_sentence_longer_than_the_model(model: Path, tmp_path: Path) -> None:
-    run(write_conll(tmp_path / "names.conll"), tmp_path / "out", model, overrides=(*FAST, "epochs=8"))
+def test_tags_cover_every_word_of_a_sentence_longer_than_the_model(trained: Trained) -> None:
     words = ["the", "film"] * 60 + ["Anna"] + ["was", "a"] * 60
-    (answer,) = Predictor(tmp_path / "out", device="cpu").predict([words])
+    (answer,) = Predictor(trained("tagging")[0], device="cpu").predict([words])
     assert len(answer["tags"]) == len(words)
     assert answer["tags"][120] == "B-person"
 
 
-def test_answers_and_entities_stand_where_they_say(model: Path, tmp_path: Path) -> None:
-    run(write_squad(tmp_path / "squad.json", impossible=False), tmp_path / "qa", model, overrides=(*FAST, "epochs=12"))
+def test_answers_and_entities_stand_where_they_say(trained: Trained, model: Path, tmp_path: Path) -> None:
+    run(write_squad(tmp_path / "squad.json", impossible=False), tmp_path / "qa", model, overrides=(*FAST, "epochs=2"))
     context = "the story of men and dogs in this town . " * 6 + "Clara lives in Kyoto . " + "with some music . " * 10
     (answer,) = Predictor(tmp_path / "qa", device="cpu").predict([("where lives Clara ?", context)], top_k=3)
     assert context[answer["start"] : answer["end"]] == answer["answer"]
     assert answer["n_best"][0]["text"] == answer["answer"]
-    run(write_spans(tmp_path / "spans.json"), tmp_path / "spans", model, overrides=(*FAST, "epochs=8"))
-    (found,) = Predictor(tmp_path / "spans", device="cpu").predict(["the music,  Boris, and dogs"])
+    (found,) = Predictor(trained("spans")[0], device="cpu").predict(["the music,  Boris, and dogs"])
     assert [(e["text"], e["type"]) for e in found["entities"]] == [("Boris", "person")]
     assert found["entities"][0]["start"] == 12
 
 
-def test_what_is_no_fine_tuned_model_is_refused(model: Path, tmp_path: Path) -> None:
+def test_what_is_no_fine_tuned_model_is_refused(classifier: Path, model: Path, tmp_path: Path) -> None:
     with pytest.raises(BertworksError, match="not fine-tuned"):
         Predictor(model)
-    data = write_reviews(tmp_path / "reviews.csv")
-    run(data, tmp_path / "out", model)
     (tmp_path / "other.csv").write_text("words,label\ngood film,pos\nbad film,neg\n")
     with pytest.raises(UsageError, match=r"other.csv.*'text'.*words, label"):
-        list(predict_file(tmp_path / "out", tmp_path / "other.csv", tmp_path / "scored.csv", text=["text"]))
+        list(predict_file(classifier, tmp_path / "other.csv", tmp_path / "scored.csv", text=["text"]))
     assert not (tmp_path / "scored.csv").exists()
 
 
@@ -289,10 +295,9 @@ def test_rows_without_text_have_no_answer_and_are_named(model: Path, tmp_path: P
     assert [label == "" for label in given] == [False, True, False]
 
 
-def test_bf16_is_near(model: Path, tmp_path: Path) -> None:
-    run(write_reviews(tmp_path / "reviews.csv"), tmp_path / "out", model)
-    exact = Predictor(tmp_path / "out", device="cpu").predict(["a good film"])[0]
-    near = Predictor(tmp_path / "out", device="cpu", precision="bf16").predict(["a good film"])[0]
+def test_bf16_is_near(classifier: Path) -> None:
+    exact = Predictor(classifier, device="cpu").predict(["a good film"])[0]
+    near = Predictor(classifier, device="cpu", precision="bf16").predict(["a good film"])[0]
     assert near["score"] == pytest.approx(exact["score"], abs=0.05)
     assert torch.is_grad_enabled()
 
