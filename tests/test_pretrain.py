@@ -41,8 +41,7 @@ STILL = ("hidden_size = 32", "hidden_size = 32\nhidden_dropout = 0.0\nattention_
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's speed is not measured anew, or not long, in every test."""
-    monkeypatch.setattr("bertworks.runs.run.measure_matmul", lambda *_: 1e11)
+    """How long steps take is not measured long."""
     monkeypatch.setattr("bertworks.runs.pretrain.measure", lambda *asked: measure(*asked[:3], seconds=0.2))
 
 
@@ -58,6 +57,22 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(inputs: Any, output: Path, recipe: Path | None, **options: Any) -> list[Event]:
     inputs = [inputs] if isinstance(inputs, str | Path) else inputs
     return list(pretrain(inputs, output, recipe=recipe and str(recipe), workers=1, device="cpu", **options))
+
+
+@pytest.fixture(scope="module")
+def finished(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of ten steps on the shards, its recipe beside it; to be looked at or copied, not to be changed."""
+    folder = tmp_path_factory.mktemp("finished")
+    run(shards, folder / "a", write_recipe(folder / "r.toml", SHORT))
+    return folder / "a"
+
+
+@pytest.fixture(scope="module")
+def whole(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, of all forty steps."""
+    folder = tmp_path_factory.mktemp("whole")
+    run(shards, folder / "a", write_recipe(folder / "r.toml"))
+    return folder / "a"
 
 
 def losses(folder: Path) -> list[float]:
@@ -101,9 +116,9 @@ def test_it_learns(shards: Path, tmp_path: Path):
 # What is refused
 
 
-def test_another_request_is_refused_with_the_difference_and_both_ways_out(shards: Path, tmp_path: Path):
-    recipe = write_recipe(tmp_path / "r.toml", SHORT)
-    run(shards, tmp_path / "a", recipe)
+def test_another_request_is_refused_with_the_difference_and_both_ways_out(shards: Path, finished: Path, tmp_path: Path):
+    recipe = finished.with_name("r.toml")
+    shutil.copytree(finished, tmp_path / "a")
     before = (tmp_path / "a" / "model.safetensors").read_bytes()
     with pytest.raises(UsageError) as raised:
         run(shards, tmp_path / "a", recipe, seed=3)
@@ -202,8 +217,9 @@ def test_a_garbled_run_json_is_refused(shards: Path, tmp_path: Path):
     run(shards, tmp_path / "a", write_recipe(tmp_path / "r.toml", SHORT), overwrite=True)
 
 
-def test_a_second_process_is_refused(shards: Path, tmp_path: Path):
-    recipe = write_recipe(tmp_path / "r.toml", SHORT)
+def test_a_second_process_is_refused(shards: Path, finished: Path, tmp_path: Path):
+    recipe = finished.with_name("r.toml")
+    shutil.copytree(finished, tmp_path / "a")
     with locked(tmp_path / "a"), pytest.raises(BertworksError, match="is writing to this run folder"):
         run(shards, tmp_path / "a", recipe)
     run(shards, tmp_path / "a", recipe)
@@ -313,9 +329,8 @@ def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 # What goes wrong on the way
 
 
-def test_a_full_disk_while_saving(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_while_saving(shards: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     recipe = write_recipe(tmp_path / "r.toml")
-    run(shards, tmp_path / "whole", recipe)
     write, calls = bertworks.files.checkpoint.write_tensors, 0
 
     def full(path: Path, *rest: Any) -> str:
@@ -334,7 +349,7 @@ def test_a_full_disk_while_saving(shards: Path, tmp_path: Path, monkeypatch: pyt
     assert not leftovers(tmp_path / "a")
     load_model(tmp_path / "a")
     run(shards, tmp_path / "a", recipe)
-    assert metrics(tmp_path / "a") == metrics(tmp_path / "whole")
+    assert metrics(tmp_path / "a") == metrics(whole)
 
 
 def test_a_full_disk_while_logging(shards: Path, tmp_path: Path):
@@ -383,7 +398,7 @@ def test_a_step_that_is_not_finite_is_left_out_and_counted(
     assert (tmp_path / "a" / "report.html").exists()
 
 
-def test_three_in_a_row_stop_the_run(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_three_in_a_row_stop_the_run(shards: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     recipe = write_recipe(tmp_path / "r.toml")
     spoil(monkeypatch, {7, 8, 9, 10})
     with pytest.raises(BertworksError, match="3 steps in a row, up to step 9") as raised:
@@ -393,9 +408,8 @@ def test_three_in_a_row_stop_the_run(shards: Path, tmp_path: Path, monkeypatch: 
     assert newest(tmp_path / "a").name == "step-00000005"
     monkeypatch.undo()
     run(shards, tmp_path / "a", recipe)
-    run(shards, tmp_path / "b", recipe)
-    assert_same_tensors(tmp_path / "a", tmp_path / "b")
-    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
+    assert_same_tensors(tmp_path / "a", whole)
+    assert metrics(tmp_path / "a") == metrics(whole)
 
 
 def assert_same_tensors(one: Path, other: Path) -> None:
@@ -538,12 +552,11 @@ def test_accumulation_does_not_show(shards: Path, tmp_path: Path):
     assert losses(tmp_path / "b") == pytest.approx(losses(tmp_path / "a"), rel=1e-4)
 
 
-def test_gradient_checkpointing_changes_nothing(shards: Path, tmp_path: Path):
+def test_gradient_checkpointing_changes_nothing(shards: Path, finished: Path, tmp_path: Path):
     checkpointing = ("precision =", "gradient_checkpointing = true\nprecision =")
-    run(shards, tmp_path / "a", write_recipe(tmp_path / "r.toml", SHORT))
     run(shards, tmp_path / "b", write_recipe(tmp_path / "b.toml", SHORT, checkpointing))
-    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
-    assert_same_tensors(tmp_path / "a", tmp_path / "b")
+    assert metrics(finished) == metrics(tmp_path / "b")
+    assert_same_tensors(finished, tmp_path / "b")
 
 
 def test_bf16_is_close_to_fp32(shards: Path, tmp_path: Path):
@@ -580,9 +593,8 @@ def test_a_padded_vocabulary(shards: Path, tmp_path: Path):
     assert load_model(tmp_path / "a").state["encoder.embeddings.word.weight"].shape == (320, 32)
 
 
-def test_it_goes_on_from_a_model(shards: Path, tmp_path: Path):
-    recipe = write_recipe(tmp_path / "r.toml", ("learning_rate = 1e-3", "learning_rate = 1e-2"))
-    run(shards, tmp_path / "a", recipe)
+def test_it_goes_on_from_a_model(shards: Path, whole: Path, tmp_path: Path):
+    shutil.copytree(whole, tmp_path / "a")
     run(shards, tmp_path / "b", write_recipe(tmp_path / "b.toml", SHORT), init=str(tmp_path / "a"))
     assert held_out(tmp_path / "b")[0]["masked_lm_loss"] == pytest.approx(
         held_out(tmp_path / "a")[-1]["masked_lm_loss"], rel=1e-6
@@ -591,25 +603,23 @@ def test_it_goes_on_from_a_model(shards: Path, tmp_path: Path):
     assert run(shards, tmp_path / "b", tmp_path / "b.toml", init=str(tmp_path / "a"))[-1].kind == "done"
 
 
-def test_it_goes_on_from_a_model_with_another_objective(shards: Path, tmp_path: Path):
-    run(shards, tmp_path / "a", write_recipe(tmp_path / "r.toml", SHORT))
-    full = write_recipe(tmp_path / "b.toml", SHORT)
-    run(shards, tmp_path / "b", full, init=str(tmp_path / "a"), overrides=["sampling.pairs=full_sentences"])
+def test_it_goes_on_from_a_model_with_another_objective(shards: Path, finished: Path, tmp_path: Path):
+    recipe = write_recipe(tmp_path / "r.toml", SHORT)
+    run(shards, tmp_path / "b", recipe, init=str(finished), overrides=["sampling.pairs=full_sentences"])
     assert "next_sentence_loss" not in held_out(tmp_path / "b")[0]
-    events = run(shards, tmp_path / "c", tmp_path / "r.toml", init=str(tmp_path / "b"))
+    events = run(shards, tmp_path / "c", recipe, init=str(tmp_path / "b"))
     assert any(event.text.endswith("has no next_sentence, pooler: begun at random") for event in events)
 
 
-def test_a_model_to_begin_with_must_fit(shards: Path, tmp_path: Path):
-    run(shards, tmp_path / "a", write_recipe(tmp_path / "r.toml", SHORT))
+def test_a_model_to_begin_with_must_fit(finished: Path, tmp_path: Path):
     text = write_corpus(tmp_path / "t.jsonl", seed=5)
     longer = write_recipe(
         tmp_path / "b.toml", ("max_position_embeddings = 64", ""), ("sequence_length = 32", "sequence_length = 128")
     )
     with pytest.raises(UsageError, match="max_position_embeddings is 64"):
-        run(text, tmp_path / "b", longer, init=str(tmp_path / "a"))
-    run(text, tmp_path / "b", tmp_path / "r.toml", init=str(tmp_path / "a"))  # raw text gets its tokenizer
-    assert load_model(tmp_path / "b").tokenizer.sha256 == load_model(tmp_path / "a").tokenizer.sha256
+        run(text, tmp_path / "b", longer, init=str(finished))
+    run(text, tmp_path / "b", write_recipe(tmp_path / "r.toml", SHORT), init=str(finished))  # it gets its tokenizer
+    assert load_model(tmp_path / "b").tokenizer.sha256 == load_model(finished).tokenizer.sha256
 
 
 # Several processes
@@ -636,7 +646,7 @@ def test_two_processes_get_the_numbers_of_one(tmp_path: Path):
     recipe = write_recipe(tmp_path / "r.toml", STILL)
     run(text, tmp_path / "one", recipe)
     arguments = {"inputs": [str(text)], "output": str(tmp_path / "two"), "recipe": str(recipe), "workers": 1}
-    said = finish(torchrun({"arguments": arguments, "late": 5}))
+    said = finish(torchrun({"arguments": arguments, "late": 2}))
     assert losses(tmp_path / "two")[:5] == pytest.approx(losses(tmp_path / "one")[:5], rel=1e-5)
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-3)
     assert [m.get("tokens") for m in metrics(tmp_path / "two")] == [m.get("tokens") for m in metrics(tmp_path / "one")]
