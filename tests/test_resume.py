@@ -46,7 +46,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("text")
     return {
         "inputs": [str(write_corpus(folder / "text.jsonl"))],
-        "recipe": str(write_recipe(folder / "recipe.toml")),
+        "recipe": str(write_recipe(folder / "recipe.toml", ("num_steps = 40", "num_steps = 25"))),
     }
 
 
@@ -128,7 +128,7 @@ def test_killed_in_front_of_every_change_of_the_file_system(
 def test_a_signal_saves_the_step_and_leaves(
     number: int, code: int, live: Live, command: dict[str, Any], whole: Path, tmp_path: Path
 ):
-    step = random.randint(1, 35)
+    step = random.randint(1, 22)
     life = live(tmp_path / "a", {"step": step, "signal": number}, **command)
     assert life["code"] == code, life["said"]
     assert life["leaving"] < 5
@@ -154,7 +154,7 @@ def test_a_signal_where_an_evaluation_is_due(live: Live, command: dict[str, Any]
     """It is made up for when the run goes on, at the same place among the figures."""
     life = live(tmp_path / "a", {"step": 20, "signal": 15}, slow=21, **command)
     assert life["code"] == 143
-    assert live(tmp_path / "a", {"step": 40, "signal": 15}, **command)["code"] in (0, 143)
+    assert live(tmp_path / "a", {"step": 25, "signal": 15}, **command)["code"] in (0, 143)
     assert live(tmp_path / "a", **command)["code"] == 0
     assert_ended_alike(tmp_path / "a", whole)
 
