@@ -18,6 +18,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Coverage is that of the tests which run everywhere. What it looks at takes two to six times as long."""
+    for item in items:
+        if "data_folder" in getattr(item, "fixturenames", ()):
+            item.add_marker("no_cover")
+
+
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
     """The folder named by BERTWORKS_DATA; tests that need real data are skipped without it."""

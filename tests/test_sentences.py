@@ -160,6 +160,7 @@ def letters(text: str) -> str:
     return "".join(text.split())
 
 
+@pytest.mark.no_cover
 @settings(max_examples=400, deadline=None)
 @given(st.lists(PIECES | st.text(max_size=3), max_size=60).map("".join))
 def test_no_character_is_lost(text: str) -> None:
@@ -174,10 +175,11 @@ def test_a_line_end_always_cuts(first: str, second: str) -> None:
     assert split_sentences(f"{first}\n{second}") == split_sentences(first) + split_sentences(second)
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("unit", ["word ", "漢字", "x", "a, ", "あ、", "「ああ。", "(", "Mr. ", ". ", ".", "！", "다."])
 def test_giants_are_cut_and_take_linear_time(unit: str) -> None:
-    text = unit * (1_000_000 // len(unit))
-    sentences = split_sentences(text)  # would take hours if time grew with the square
+    text = unit * (200_000 // len(unit))
+    sentences = split_sentences(text)  # would take an hour if time grew with the square
     assert max(map(len, sentences)) <= LONGEST_SENTENCE
     assert letters("".join(sentences)) == letters(text)
 

@@ -575,6 +575,7 @@ def cached_ids(word_cache: WordCache, texts: list[str]) -> list[list[int]]:
     return [row.tolist() for row in np.split(ids, np.cumsum(lengths)[:-1])] if texts else []
 
 
+@pytest.mark.no_cover
 @given(st.lists(st.lists(MEAN, max_size=12).map("".join), max_size=6))
 @settings(max_examples=300, deadline=None)
 def test_the_word_cache_never_changes_an_id(variants: list[str], texts: list[str]) -> None:

@@ -355,6 +355,7 @@ def both(request, tmp_path_factory):
     return tokenizer, theirs_for(folder)
 
 
+@pytest.mark.no_cover
 @settings(max_examples=150, deadline=None)
 @given(
     texts=st.lists(

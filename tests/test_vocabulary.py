@@ -135,6 +135,7 @@ def naive_merges(words, score, steps):
     return merges
 
 
+@pytest.mark.no_cover
 @pytest.mark.parametrize("score", ["frequency", "likelihood"])
 @given(st.dictionaries(st.text(st.sampled_from("abc"), min_size=1, max_size=9), st.integers(1, 20), max_size=12))
 @settings(deadline=None, max_examples=150)
