@@ -15,24 +15,27 @@ from bertworks.doors.convert import convert
 from bertworks.files.sentence import SentenceSettings, read_sentence
 from bertworks.use.embedder import Embedder
 
-library = pytest.importorskip("sentence_transformers", reason="sentence-transformers, the oracle, is not installed")
-models = pytest.importorskip("sentence_transformers.models")
-
 TEXTS = ["good film", "the men in this town heard some music last night " * 9, "", "Anna lives in Oslo"]
+
+
+def library(part: str = "") -> Any:
+    """Imported where it is used: it takes seconds, and each process that runs tests would spend them."""
+    return pytest.importorskip(f"sentence_transformers{part}", reason="sentence-transformers, the oracle, is missing")
 
 
 def saved(model: Path, folder: Path, pooling: str, *kinds: str, **settings: Any) -> Path:
     """As their library writes it today."""
     torch.manual_seed(0)
+    models = library(".models")
     last = {"Dense": lambda: models.Dense(32, 16), "Normalize": models.Normalize}
     body = models.Transformer(str(model), max_seq_length=20)
     modules = [body, models.Pooling(32, pooling), *(last[kind]() for kind in kinds)]
-    library.SentenceTransformer(modules=modules, device="cpu", **settings).save(str(folder))
+    library().SentenceTransformer(modules=modules, device="cpu", **settings).save(str(folder))
     return folder
 
 
 def vectors(folder: Path, **how: Any) -> np.ndarray:
-    found = library.SentenceTransformer(str(folder), device="cpu", local_files_only=True)
+    found = library().SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     return found.encode(TEXTS, **how)
 
 
@@ -59,7 +62,7 @@ def test_there_and_back(pooling: str, kinds: tuple[str, ...], model: Path, tmp_p
     )
     types = [module["type"] for module in json.loads((tmp_path / "ours/modules.json").read_text())]
     assert types == [f"sentence_transformers.models.{kind}" for kind in ("Transformer", "Pooling", *kinds)]
-    opened = library.SentenceTransformer(str(tmp_path / "ours"), device="cpu")
+    opened = library().SentenceTransformer(str(tmp_path / "ours"), device="cpu")
     assert (opened.prompts, opened.default_prompt_name, opened.similarity_fn_name) == (prompts, "own", "dot")
     assert opened.max_seq_length == 20
     # And back: what their library saves of ours is converted to the same again.

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from urllib.parse import urlsplit
 
 import httpx
@@ -23,8 +24,12 @@ from bertworks.cli.main import main
 from bertworks.serve.serving import bound, serve
 from bertworks.use.embedder import Embedder
 
-openai = pytest.importorskip("openai")
 Server = tuple[subprocess.Popen[str], str]
+
+
+@pytest.fixture(scope="module")
+def openai() -> ModuleType:
+    return pytest.importorskip("openai")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +56,7 @@ def drip(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["float", "base64", None])
-def test_openais_client_works_unchanged(server: Server, model: Path, encoding: str | None):
+def test_openais_client_works_unchanged(openai: ModuleType, server: Server, model: Path, encoding: str | None):
     texts = ["good film", "sad dogs 😀"]
     ours = Embedder(model, device="cpu", normalize=True).embed(texts)
     settings = {} if encoding is None else {"encoding_format": encoding}
@@ -167,7 +172,7 @@ def test_told_to_stop_it_answers_what_was_asked(model: Path):
             httpx.get(url)
 
 
-def test_a_token_and_a_full_server_from_outside(model: Path):
+def test_a_token_and_a_full_server_from_outside(openai: ModuleType, model: Path):
     settings = ["--host", "0.0.0.0", "--max-concurrent-requests", "1"]
     with process(str(model), *settings, BERTWORKS_API_KEY="sesame") as (running, url):
         port = urlsplit(url).port
