@@ -1,7 +1,10 @@
-"""Run by torchrun in test_train: trains on this process's share and lets the first one write what it saw."""
+"""Run as a program in test_train: imports once, and forks two processes that train, each on its share; the first one
+writes what it saw. torchrun, which imports three times, starts those of two_pretrainings and two_finetunings."""
 
+import multiprocessing
 import sys
 from dataclasses import replace
+from datetime import timedelta
 
 import numpy as np
 import torch
@@ -35,14 +38,24 @@ def learned(rank: int, world_size: int) -> dict[str, torch.Tensor]:
     return result
 
 
+def one_of_two(rank: int, output: str) -> None:
+    meeting = f"file://{output}.meeting"
+    dist.init_process_group("gloo", meeting, timedelta(minutes=1), world_size=2, rank=rank)
+    result = learned(rank, 2)
+    if rank == 0:
+        torch.save(result, output)
+    dist.destroy_process_group()
+
+
 def main() -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    assert dist.get_world_size() == 2
-    result = learned(dist.get_rank(), 2)
-    if dist.get_rank() == 0:
-        torch.save(result, sys.argv[1])
-    dist.destroy_process_group()
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=one_of_two, args=(rank, sys.argv[1])) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    sys.exit(any(process.exitcode for process in processes))
 
 
 if __name__ == "__main__":
