@@ -161,7 +161,7 @@ def letters(text: str) -> str:
 
 
 @pytest.mark.no_cover
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(PIECES | st.text(max_size=3), max_size=60).map("".join))
 def test_no_character_is_lost(text: str) -> None:
     sentences = split_sentences(text)
