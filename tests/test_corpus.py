@@ -498,7 +498,7 @@ def test_standard_input_can_be_read_again(tmp_path: Path) -> None:
 def test_a_giant_line_of_plain_text_is_cut_and_memory_stays_flat(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"
     peaks = []
-    for megabytes in (15, 30):
+    for megabytes in (20, 60):
         with path.open("wb") as file:
             for _ in range(megabytes):
                 file.write(b"words without an end " * 50_000)
