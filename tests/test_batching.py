@@ -53,16 +53,62 @@ def hold(batcher: Batcher, squares: Squares) -> "Future[list[int]]":
     return first
 
 
-@given(st.lists(st.lists(st.integers(0, 12), max_size=9), max_size=9), st.integers(1, 12))
-@settings(max_examples=30, deadline=None)
-def test_everybody_gets_the_own_answer(questions: list[list[int]], size: int):
-    batcher, squares = Batcher(size, patience=100), Squares()
+@given(st.lists(st.lists(st.integers(0, 12), max_size=9), max_size=9), st.integers(1, 12), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_everybody_gets_the_own_answer(questions: list[list[int]], size: int, workers: int):
+    batcher, squares = Batcher(size, patience=100, workers=workers), Squares()
     batcher.speed = 1e6
     futures = [ask(batcher, squares, *numbers) for numbers in questions]
     squares.go.set()
     assert [f.result(10) for f in futures] == [[n * n for n in numbers] for numbers in questions]
     assert all(len(batch) <= size for batch in squares.batches)
     assert sum(map(len, squares.batches)) == sum(map(len, questions))
+    assert (batcher.cost, batcher.load) == (0, 0)
+    batcher.close()
+
+
+@given(st.lists(st.lists(st.integers(0, 13), max_size=5), max_size=9), st.integers(1, 6), st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_only_who_asks_what_nobody_knows_gets_an_error(questions: list[list[int]], size: int, workers: int):
+    batcher, squares = Batcher(size, patience=100, workers=workers), Squares()
+    batcher.speed = 1e6
+    futures = [ask(batcher, squares, *numbers) for numbers in questions]
+    squares.go.set()
+    for numbers, future in zip(questions, futures, strict=True):
+        error = future.exception(10)
+        assert str(error) == "13" if 13 in numbers else future.result() == [n * n for n in numbers]
+    batcher.close()
+    for thread in batcher._threads:
+        thread.join(10)
+    assert (batcher.cost, batcher.load) == (0, 0)
+
+
+def test_several_batches_are_computed_at_once_and_know_it():
+    both, told = threading.Barrier(2, timeout=10), list[int]()
+
+    def compute(units: Sequence[int]) -> Sequence[int]:
+        both.wait()
+        return units
+
+    batcher = Batcher(1, patience=100, workers=2, sharing=told.append)
+    batcher.speed = 1e6
+    futures = [batcher.submit(compute, [n], [1]) for n in range(4)]
+    assert [future.result(10) for future in futures] == [[0], [1], [2], [3]]
+    assert told[1:] == [2, 2, 2]
+    batcher.close()
+
+
+def test_pieces_of_a_question_that_end_in_another_order_are_put_in_theirs():
+    second = threading.Event()
+
+    def compute(units: Sequence[int]) -> Sequence[int]:
+        assert second.wait(10) if units == [1] else True
+        second.set()
+        return units
+
+    batcher = Batcher(1, patience=100, workers=2)
+    batcher.speed = 1e6
+    assert batcher.submit(compute, [1, 2, 3], [1, 1, 1]).result(10) == [1, 2, 3]
     batcher.close()
 
 

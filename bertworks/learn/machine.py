@@ -66,6 +66,17 @@ def best_precision(device: torch.device | str = "cpu") -> Precision:
     return "bf16" if bf16 > GAIN * fp32 else "fp32"
 
 
+def compute_threads() -> int:
+    """Threads with which the calling thread computes on the CPU."""
+    return torch.get_num_threads()
+
+
+def compute_with(threads: int) -> None:
+    """The calling thread computes on the CPU with so many threads from now on."""
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+
+
 def keep_memory() -> None:
     """Tells glibc to keep the memory that is freed. Once per process, before training on a CPU: otherwise every large
     tensor is fresh memory from the kernel, whose page faults cost as much as the arithmetic. Elsewhere: no effect."""

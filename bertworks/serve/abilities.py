@@ -9,7 +9,7 @@ import bertworks
 from bertworks.errors import UsageError
 from bertworks.files.opened import Opened
 from bertworks.files.task import has_task
-from bertworks.learn.machine import Choice
+from bertworks.learn.machine import Choice, choose_device
 from bertworks.serve.ask_finetuned import AskFinetuned
 from bertworks.serve.ask_pretrained import AskPretrained
 from bertworks.serve.question import Limits, Question, Request, TooMuchError, prompt_of, texts_of
@@ -26,6 +26,7 @@ class Abilities:
         precision: of vectors as `Embedder` has it, of predictions as `Predictor`.
 
     Attributes:
+        on_cpu: whether it computes there.
         asks: by name, what makes a question of a request; it raises UsageError where the request cannot be met.
         info: what `GET /info` says of the model.
 
@@ -45,6 +46,7 @@ class Abilities:
     ):
         self.limits, self._model = limits or Limits(), Opened(model, device)
         self.name, self.tokenizer = self._model.name, self._model.tokenizer
+        self.on_cpu = choose_device(device).type == "cpu"
         finetuned = has_task(self._model.within)
         speaker = (AskFinetuned if finetuned else AskPretrained)(self._model, precision)
         self.asks, self.info = speaker.asks, speaker.info

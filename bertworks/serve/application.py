@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.learn.machine import MemoryWatch
+from bertworks.learn.machine import MemoryWatch, compute_threads, compute_with
 from bertworks.serve.abilities import Abilities
 from bertworks.serve.batching import Batcher, OverloadedError
 from bertworks.serve.gate import Figures, Gate, error_body
@@ -31,6 +31,7 @@ from bertworks.use.explanation import MAPS
 PAGE = Path(__file__).with_name("page")
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
          ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}  # fmt: skip
+MOST_WORKERS = 4  # batches that are computed at once: a batch is often too small for all threads
 READERS = 2  # threads that read requests and write answers
 BODY_SECONDS = 10.0  # in which a body has to come
 STUCK_SECONDS = 60.0  # of one batch
@@ -62,8 +63,15 @@ class Application:
         self._schemas = requests_of(abilities.info, abilities.limits)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
         patience, self._bytes, self._memory = self._limits.patience, 0, MemoryWatch()
+        threads = compute_threads()
         self._batchers = {
-            "network": Batcher(self._limits.batch_tokens, patience=patience, observe=self._observe),
+            "network": Batcher(
+                self._limits.batch_tokens,
+                patience=patience,
+                observe=self._observe,
+                workers=min(MOST_WORKERS, threads) if abilities.on_cpu else 1,
+                sharing=lambda batches: compute_with(max(1, threads // batches)),
+            ),
             "search": Batcher(8, patience=patience),
             "explain": Batcher(1, patience=EXPLANATIONS_PATIENCE),
         }

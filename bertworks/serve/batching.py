@@ -1,4 +1,4 @@
-"""Many small questions to one network become batches, in a thread of their own. Who asks waits for a future, and nobody
+"""Many small questions to one network become batches, in threads of their own. Who asks waits for a future, and nobody
 is let in whose answer would take too long. Not here: what is asked (`abilities`), HTTP (`serving`)."""
 
 import threading
@@ -37,7 +37,8 @@ class _Waiting:
     costs: Sequence[int]
     since: float
     taken: int = 0  # units that are in a batch, or were in one
-    found: list[Any] = field(default_factory=list)
+    found: dict[int, Any] = field(default_factory=dict)  # by the place of the unit: batches end in any order
+    over: bool = False  # it has its answer, or its error
     future: "Future[list[Any]]" = field(default_factory=Future)
 
 
@@ -45,29 +46,39 @@ _Part = tuple[_Waiting, int, int]  # units of a question: the first, and the one
 
 
 class Batcher:
-    """`submit` puts a question to its end; a thread takes from all that wait, in turn, as many units as a batch may
-    have, so that a small question need not wait for a large one. Units of one batch have equal `compute`. If it
-    fails the questions of the batch are computed each on its own, and the error is that of whom it belongs to.
+    """`submit` puts a question to its end; threads take from all that wait, in turn, as many units as a batch may
+    have, so that a small question need not wait for a large one. Units of one batch have equal `compute`, which several
+    threads call at once. If it fails the questions of the batch are computed each on its own, and the error is that of
+    whom it belongs to.
 
     Args:
         batch_cost: of the units of a batch, in tokens or whatever costs are given in; one unit may be more.
         patience: seconds after which a question should be answered: more than can be done in that time does not wait
             here. How much that is, is learned from the batches.
-        observe: is told units, cost and seconds of each batch, in the batcher's thread.
+        observe: is told units, cost and seconds of each batch, in the thread that computed it.
+        workers: threads, each with a batch of its own.
+        sharing: is told before each batch, in the thread that will compute it, how many are computed at once.
     """
 
     def __init__(
-        self, batch_cost: int, *, patience: float = 2.0, observe: Callable[[int, int, float], None] | None = None
+        self,
+        batch_cost: int,
+        *,
+        patience: float = 2.0,
+        observe: Callable[[int, int, float], None] = lambda units, cost, seconds: None,
+        workers: int = 1,
+        sharing: Callable[[int], None] = lambda batches: None,
     ):
-        self.batch_cost, self.patience, self._observe = batch_cost, patience, observe
+        self.batch_cost, self.patience, self._observe, self._sharing = batch_cost, patience, observe, sharing
         self.speed = batch_cost / patience  # cost in a second; this, until the first batch
         self.cost = 0  # of all that waits or is computed
         self.load = 0  # the same, but of each question at most a batch: for more nobody has to wait
-        self.busy_since: float | None = None
+        self._busy = dict[threading.Thread, float]()  # since when
         self._waiting: deque[_Waiting] = deque()
         self._changed, self._open = threading.Condition(), True
-        self._thread = threading.Thread(target=self._work, daemon=True, name="batcher")
-        self._thread.start()
+        self._threads = [threading.Thread(target=self._work, daemon=True, name="batcher") for _ in range(workers)]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def full(self) -> bool:
@@ -81,8 +92,13 @@ class Batcher:
 
     @property
     def alive(self) -> bool:
-        """Whether somebody computes."""
-        return self._thread.is_alive() or not self._open
+        """Whether everybody is there who computes."""
+        return all(thread.is_alive() for thread in self._threads) or not self._open
+
+    @property
+    def busy_since(self) -> float | None:
+        """When the oldest batch began that is computed now."""
+        return min(list(self._busy.values()), default=None)
 
     def submit(self, compute: Compute, units: Sequence[Any], costs: Sequence[int]) -> "Future[list[Any]]":
         """The future of what `compute` gives for the units, in their order.
@@ -109,7 +125,7 @@ class Batcher:
         """Nothing more is taken; what waits is answered."""
         with self._changed:
             self._open = False
-            self._changed.notify()
+            self._changed.notify_all()
 
     def _work(self) -> None:
         while True:
@@ -118,7 +134,15 @@ class Batcher:
                 if not self._waiting:
                     return
                 parts = self._next()
-            self._answer(parts)
+                if not parts:
+                    continue
+                self._busy[threading.current_thread()] = time.monotonic()
+                batches = len(self._busy)
+                if self._waiting and batches < len(self._threads):
+                    self._changed.notify()
+                    batches += 1
+            self._sharing(batches)
+            self._answer(parts, batches)
 
     def _next(self) -> list[_Part]:
         """Of every question that waits, in turn, a unit more, until the batch is full."""
@@ -145,10 +169,8 @@ class Batcher:
         self._waiting.extendleft(reversed(rest))
         return [(one, one.taken - count, one.taken) for one, count in counts.items()]
 
-    def _answer(self, parts: list[_Part]) -> None:
-        if not parts:
-            return
-        begin = self.busy_since = time.monotonic()
+    def _answer(self, parts: list[_Part], batches: int) -> None:
+        begin = time.monotonic()
         units = [unit for one, first, end in parts for unit in one.units[first:end]]
         cost, failure, rows = sum(sum(one.costs[first:end]) for one, first, end in parts), None, list[Any]()
         try:
@@ -158,39 +180,44 @@ class Batcher:
         seconds = time.monotonic() - begin
         with self._changed:  # before anybody is answered, who may ask at once for more
             self.cost -= cost
-            self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * cost / max(seconds, 1e-6)
-        if self._observe is not None:
-            self._observe(len(units), cost, seconds)
+            speed = batches * cost / max(seconds, 1e-6)  # of all, while so many compute
+            self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * speed
+        self._observe(len(units), cost, seconds)
         if failure is not None:
             self._answer_alone(parts, failure)
         else:
             each = iter(rows)
             for one, first, end in parts:
-                self._found(one, list(islice(each, end - first)))
-        self.busy_since = None
+                self._found(one, first, list(islice(each, end - first)))
+        del self._busy[threading.current_thread()]
 
     def _answer_alone(self, parts: list[_Part], error: Exception) -> None:
         for one, first, end in parts:
             if len(parts) > 1:
                 try:
-                    self._found(one, _computed(one.compute, one.units[first:end]))
+                    self._found(one, first, _computed(one.compute, one.units[first:end]))
                     continue
                 except Exception as its_own:
                     error = its_own
             with self._changed:
-                self._give_back(one, error, end)
+                self._give_back(one, error)
 
-    def _found(self, one: _Waiting, rows: Sequence[Any]) -> None:
-        one.found.extend(rows)
-        if len(one.found) == len(one.units):
-            with self._changed:
-                self.load -= min(sum(one.costs), self.batch_cost)
-            if one.future.set_running_or_notify_cancel():
-                one.future.set_result(one.found)
+    def _found(self, one: _Waiting, first: int, rows: Sequence[Any]) -> None:
+        with self._changed:
+            one.found.update(enumerate(rows, first))
+            if one.over or len(one.found) < len(one.units):
+                return
+            one.over = True
+            self.load -= min(sum(one.costs), self.batch_cost)
+        if one.future.set_running_or_notify_cancel():
+            one.future.set_result([one.found[place] for place in range(len(one.units))])
 
-    def _give_back(self, one: _Waiting, error: Exception, taken: int = 0) -> None:
+    def _give_back(self, one: _Waiting, error: Exception) -> None:
         """A question that is not answered is out of the way, with all units that are in no batch yet."""
-        self.cost -= sum(one.costs[taken:])
+        if one.over:
+            return
+        one.over = True
+        self.cost -= sum(one.costs[one.taken :])
         self.load -= min(sum(one.costs), self.batch_cost)
         if one in self._waiting:
             self._waiting.remove(one)
