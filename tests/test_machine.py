@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -46,3 +48,21 @@ def test_memory_that_has_grown_by_half_is_returned(monkeypatch: pytest.MonkeyPat
         seen.append(watch.look())
     assert seen == sizes
     assert returned == [2, 5]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priorities of their own")
+def test_a_thread_steps_back_and_those_that_it_starts_but_no_other():
+    def urgency() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def measured() -> None:
+        machine.step_back()
+        with ThreadPoolExecutor(1) as inner:
+            found.extend([urgency(), inner.submit(urgency).result(10)])
+
+    found, before = list[int](), urgency()
+    thread = threading.Thread(target=measured)
+    thread.start()
+    thread.join(10)
+    assert found == [min(19, before + machine.STEP)] * 2
+    assert urgency() == before

@@ -2,6 +2,8 @@
 
 import ctypes
 import os
+import sys
+import threading
 import time
 from functools import cache
 from pathlib import Path
@@ -12,6 +14,7 @@ import torch
 Precision = Literal["fp32", "bf16"]
 Choice = Literal["auto", Precision]
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
+STEP = 5  # by which a thread that only computes is less urgent than those that answer
 GROWTH = 1.5  # of the memory in use, from which on what is kept is returned
 GAIN = 1.3  # bf16 is taken where it multiplies matrices so much faster than fp32
 
@@ -75,6 +78,14 @@ def compute_with(threads: int) -> None:
     """The calling thread computes on the CPU with so many threads from now on."""
     if torch.get_num_threads() != threads:
         torch.set_num_threads(threads)
+
+
+def step_back() -> None:
+    """The calling thread, and those that it starts, leave the processor to the other threads of the process when these
+    want it. Elsewhere than on Linux: no effect."""
+    if sys.platform == "linux":
+        own = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + STEP))
 
 
 def keep_memory() -> None:

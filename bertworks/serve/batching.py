@@ -11,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from bertworks.errors import BertworksError
+from bertworks.learn.machine import step_back
 
 Compute = Callable[[Sequence[Any]], Sequence[Any]]  # for each unit what the network says of it, whatever the others are
 SPEED_MEMORY = 0.8  # share of the old speed in the new one, after each batch
@@ -128,6 +129,7 @@ class Batcher:
             self._changed.notify_all()
 
     def _work(self) -> None:
+        step_back()  # or who only asks for the time of day waits until a product is done
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or not self._open)
