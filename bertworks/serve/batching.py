@@ -15,6 +15,8 @@ from bertworks.learn.machine import step_back
 
 Compute = Callable[[Sequence[Any]], Sequence[Any]]  # for each unit what the network says of it, whatever the others are
 SPEED_MEMORY = 0.8  # share of the old speed in the new one, after each batch
+SMALL_BATCH = 256  # cost of a batch while little waits: who comes meanwhile waits for all of it
+BATCH_SHARE = 0.25  # of what waits, for all threads together: the more waits, the more the work as such counts
 LONGEST_WAIT = 5.0  # times the patience after which a question that nobody got to is given back
 LARGE_WAIT = 4.0  # times the patience that all that waits may take when a question larger than a batch comes
 
@@ -53,7 +55,8 @@ class Batcher:
     whom it belongs to.
 
     Args:
-        batch_cost: of the units of a batch, in tokens or whatever costs are given in; one unit may be more.
+        batch_cost: at most, of the units of a batch, in tokens or whatever costs are given in; one unit may be more.
+            Less while little waits.
         patience: seconds after which a question should be answered: more than can be done in that time does not wait
             here. How much that is, is learned from the batches.
         observe: is told units, cost and seconds of each batch, in the thread that computed it.
@@ -148,7 +151,8 @@ class Batcher:
 
     def _next(self) -> list[_Part]:
         """Of every question that waits, in turn, a unit more, until the batch is full."""
-        now, budget, counts = time.monotonic(), self.batch_cost, dict[_Waiting, int]()
+        now, counts = time.monotonic(), dict[_Waiting, int]()
+        budget = min(self.batch_cost, max(SMALL_BATCH, BATCH_SHARE * self.load / len(self._threads)))
         compute = self._waiting[0].compute
         rest: deque[_Waiting] = deque()
         while self._waiting:
