@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -36,10 +37,16 @@ def squares() -> Squares:
 
 @pytest.fixture
 def batcher() -> Iterator[Batcher]:
-    made = Batcher(8, patience=100)
-    made.speed = 1e6
+    made = eager(8)
     yield made
     made.close()
+
+
+def eager(batch_cost: int, **settings: Any) -> Batcher:
+    """One that lets everybody in."""
+    made = Batcher(batch_cost, patience=100, **settings)
+    made.speed = 1e6
+    return made
 
 
 def ask(batcher: Batcher, squares: Squares, *numbers: int, cost: int = 1) -> "Future[list[int]]":
@@ -56,8 +63,7 @@ def hold(batcher: Batcher, squares: Squares) -> "Future[list[int]]":
 @given(st.lists(st.lists(st.integers(0, 12), max_size=9), max_size=9), st.integers(1, 12), st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
 def test_everybody_gets_the_own_answer(questions: list[list[int]], size: int, workers: int):
-    batcher, squares = Batcher(size, patience=100, workers=workers), Squares()
-    batcher.speed = 1e6
+    batcher, squares = eager(size, workers=workers), Squares()
     futures = [ask(batcher, squares, *numbers) for numbers in questions]
     squares.go.set()
     assert [f.result(10) for f in futures] == [[n * n for n in numbers] for numbers in questions]
@@ -70,8 +76,7 @@ def test_everybody_gets_the_own_answer(questions: list[list[int]], size: int, wo
 @given(st.lists(st.lists(st.integers(0, 13), max_size=5), max_size=9), st.integers(1, 6), st.integers(1, 3))
 @settings(max_examples=60, deadline=None)
 def test_only_who_asks_what_nobody_knows_gets_an_error(questions: list[list[int]], size: int, workers: int):
-    batcher, squares = Batcher(size, patience=100, workers=workers), Squares()
-    batcher.speed = 1e6
+    batcher, squares = eager(size, workers=workers), Squares()
     futures = [ask(batcher, squares, *numbers) for numbers in questions]
     squares.go.set()
     for numbers, future in zip(questions, futures, strict=True):
@@ -90,8 +95,7 @@ def test_several_batches_are_computed_at_once_and_know_it():
         both.wait()
         return units
 
-    batcher = Batcher(1, patience=100, workers=2, sharing=told.append)
-    batcher.speed = 1e6
+    batcher = eager(1, workers=2, sharing=told.append)
     futures = [batcher.submit(compute, [n], [1]) for n in range(4)]
     assert [future.result(10) for future in futures] == [[0], [1], [2], [3]]
     assert told[1:] == [2, 2, 2]
@@ -106,8 +110,7 @@ def test_pieces_of_a_question_that_end_in_another_order_are_put_in_theirs():
         second.set()
         return units
 
-    batcher = Batcher(1, patience=100, workers=2)
-    batcher.speed = 1e6
+    batcher = eager(1, workers=2)
     assert batcher.submit(compute, [1, 2, 3], [1, 1, 1]).result(10) == [1, 2, 3]
     batcher.close()
 

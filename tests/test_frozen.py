@@ -1,13 +1,16 @@
 """Encoders that learn no more: the same states as from the encoder, to the precision that is promised, whatever stands
 beside them."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
 from bertworks.nn.attention import attend, attend_in_runs
 from bertworks.nn.config import EncoderConfig
-from bertworks.nn.encoder import Encoder
-from bertworks.nn.frozen import FEW, Frozen, halved, in_bfloat16
+from bertworks.nn.encoder import ACTIVATIONS, Encoder
+from bertworks.nn.frozen import FEW, Dense, Frozen, halved, in_bfloat16
 from bertworks.nn.layout import Layout
 
 SHAPE = EncoderConfig(
@@ -82,6 +85,33 @@ def test_a_bf16_encoder_that_learns_is_the_one_that_was_given(encoder: Encoder):
     assert all(map(torch.equal, frozen(*row), encoder(*row)))
     assert frozen(*row)[-1].requires_grad
     assert {p.dtype for p in encoder.parameters()} == {torch.float32}
+
+
+def test_threads_that_turn_the_matrices_at_once_all_get_the_rows_they_ask_for(encoder: Encoder):
+    together = threading.Barrier(2, timeout=10)
+
+    def dense(linear: torch.nn.Linear, activation: str | None) -> Dense:
+        together.wait()
+        function = ACTIVATIONS[activation] if activation else torch.nn.Identity()
+
+        def product(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+            y = function(linear(x))
+            return y if residual is None else y + residual
+
+        return product
+
+    frozen, row, rows = Frozen(encoder, dense, torch.float32, FEW), asked(9, 5), torch.tensor([0, 9])
+
+    def ask() -> torch.Tensor:
+        with torch.no_grad():
+            return frozen(*row, rows)[-1]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [future.result(20) for future in [pool.submit(ask), pool.submit(ask)]]
+    with torch.no_grad():
+        wanted = encoder(*row)[-1][rows]
+    for one in found:
+        torch.testing.assert_close(one, wanted, atol=1e-5, rtol=0)
 
 
 @fbgemm

@@ -64,11 +64,12 @@ class Frozen(nn.Module):
         """As `Encoder.forward`."""
         if len(input_ids) > self._few or torch.is_grad_enabled():
             return self.encoder(input_ids, layout, token_type_ids, rows)  # type: ignore[no-any-return]
-        self._layers = self._layers or [self._turned(cast(Block, block)) for block in self.encoder.blocks]
+        layers = self._layers or [self._turned(cast(Block, block)) for block in self.encoder.blocks]
+        self._layers = layers  # whole at once, and not looked at again below: several threads may be here
         with torch.autocast("cpu", enabled=False):  # it would look at every call
             states = [self.encoder.embeddings(input_ids, layout, token_type_ids).to(self._dtype)]
-            for layer in self._layers:
-                states.append(layer(states[-1], layout, rows if layer is self._layers[-1] else None))
+            for layer in layers:
+                states.append(layer(states[-1], layout, rows if layer is layers[-1] else None))
         return states
 
     def _turned(self, block: Block) -> _Layer:

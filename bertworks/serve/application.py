@@ -64,16 +64,20 @@ class Application:
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
         patience, self._bytes, self._memory = self._limits.patience, 0, MemoryWatch()
         threads = compute_threads()
+
+        def share(batches: int) -> None:
+            compute_with(max(1, threads // batches))
+
         self._batchers = {
             "network": Batcher(
                 self._limits.batch_tokens,
                 patience=patience,
                 observe=self._observe,
                 workers=min(MOST_WORKERS, threads) if abilities.on_cpu else 1,
-                sharing=lambda batches: compute_with(max(1, threads // batches)),
+                sharing=share,
             ),
-            "search": Batcher(8, patience=patience),
-            "explain": Batcher(1, patience=EXPLANATIONS_PATIENCE),
+            "search": Batcher(8, patience=patience, sharing=share),
+            "explain": Batcher(1, patience=EXPLANATIONS_PATIENCE, sharing=share),
         }
         for name, batcher in self._batchers.items():
             self._figures.watch(name, batcher)
