@@ -2,7 +2,6 @@
 beside them."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -88,28 +87,42 @@ def test_a_bf16_encoder_that_learns_is_the_one_that_was_given(encoder: Encoder):
 
 
 def test_threads_that_turn_the_matrices_at_once_all_get_the_rows_they_ask_for(encoder: Encoder):
-    together = threading.Barrier(2, timeout=10)
+    """One computes while the other turns them, and the other begins to compute before the first has ended."""
+    computing = {name: threading.Event() for name in ("first", "second")}
+    both = threading.Barrier(2, timeout=10)
 
     def dense(linear: torch.nn.Linear, activation: str | None) -> Dense:
-        together.wait()
+        name = threading.current_thread().name
+        if linear is encoder.blocks[0].attention.qkv:
+            both.wait()
+        elif name == "second":
+            assert computing["first"].wait(10)
         function = ACTIVATIONS[activation] if activation else torch.nn.Identity()
 
         def product(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+            computing[threading.current_thread().name].set()
+            if threading.current_thread().name == "first":
+                assert computing["second"].wait(10)
             y = function(linear(x))
             return y if residual is None else y + residual
 
         return product
 
     frozen, row, rows = Frozen(encoder, dense, torch.float32, FEW), asked(9, 5), torch.tensor([0, 9])
+    found: list[torch.Tensor] = []
 
-    def ask() -> torch.Tensor:
+    def ask() -> None:
         with torch.no_grad():
-            return frozen(*row, rows)[-1]
+            found.append(frozen(*row, rows)[-1])
 
-    with ThreadPoolExecutor(2) as pool:
-        found = [future.result(20) for future in [pool.submit(ask), pool.submit(ask)]]
+    threads = [threading.Thread(target=ask, name=name) for name in computing]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
     with torch.no_grad():
         wanted = encoder(*row)[-1][rows]
+    assert len(found) == 2
     for one in found:
         torch.testing.assert_close(one, wanted, atol=1e-5, rtol=0)
 
