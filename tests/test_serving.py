@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fine import storages, write_model
 from served import Local, write_head
 
@@ -288,6 +289,7 @@ def test_an_answer_does_not_depend_on_who_else_asks(models: dict[str, Path]):
 def test_what_many_ask_is_computed_together(
     kind: str, path: str, text: str, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr("bertworks.serve.application.compute_threads", lambda: 1)  # one batch at a time
     with Local(models[kind]) as local:
         batcher, sizes = local.application._batchers["network"], list[int]()
         submit, begun, go = batcher.submit, threading.Event(), threading.Event()
@@ -310,6 +312,20 @@ def test_what_many_ask_is_computed_together(
         found = local.all([("POST", path, {"json": {"inputs": text}})] * 9)
         assert {one.status_code for one in found} == {200}
         assert sizes == [1, 9]
+
+
+def test_whatever_is_computed_alone_has_all_threads(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+    """The number is a thread's own, and a new thread begins with the one that was set last, wherever."""
+    before = torch.get_num_threads()
+    monkeypatch.setattr("bertworks.serve.application.compute_threads", lambda: 3)
+    try:
+        with Local(models["words"]) as local:
+            assert len(local.application._batchers["network"]._threads) == 3
+            for batcher in local.application._batchers.values():
+                torch.set_num_threads(1)
+                assert batcher.submit(lambda units: [torch.get_num_threads()], [0], [1]).result(10) == [3]
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_memory_that_fell_into_pieces_is_returned(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
