@@ -189,23 +189,35 @@ def said(about: dict[str, Any]) -> str:
     return f"{about['command']}\ncommit {about['commit']}, {about['time']}\n{about['cpu']}, {versions}"
 
 
-@dataclass
-class Connection:
-    """One that is kept; the least of HTTP that asks and knows the status."""
+class Connection(asyncio.Protocol):
+    """One that is kept. It knows as little of HTTP as tells a status: the load shares the cores of the server."""
 
-    url: str
-    streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+    def __init__(self, url: str):
+        self.at, self.transport, self.received = urlsplit(url), None, b""
+        self.status: asyncio.Future[int]
 
     async def ask(self, method: str, path: str, body: bytes) -> int:
-        parts = urlsplit(self.url)
-        if self.streams is None or self.streams[0].at_eof():  # a server may close what was idle, and clients look
-            self.streams = await asyncio.open_connection(parts.hostname, parts.port)
-        reader, writer = self.streams
-        head = f"{method} {path} HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: application/json\r\n"
-        writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        answer = (await reader.readuntil(b"\r\n\r\n")).lower()
-        await reader.readexactly(int(answer.split(b"content-length:")[1].split(b"\r\n")[0]))
-        return int(answer.split()[1])
+        if self.transport is None or self.transport.is_closing():  # a server may close what was idle: clients look
+            loop = asyncio.get_running_loop()
+            await loop.create_connection(lambda: self, self.at.hostname, self.at.port)
+        self.status, self.received = asyncio.get_running_loop().create_future(), b""
+        head = f"{method} {path} HTTP/1.1\r\nHost: {self.at.netloc}\r\nContent-Type: application/json\r\n"
+        self.transport.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        return await self.status
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        head, end, body = self.received.partition(b"\r\n\r\n")
+        if end and len(body) == int(head.lower().split(b"content-length:")[1].split(b"\r\n")[0]):
+            self.status.set_result(int(head.split(maxsplit=2)[1]))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.transport = None
+        if hasattr(self, "status") and not self.status.done():
+            self.status.set_exception(ConnectionResetError())
 
 
 @dataclass
@@ -231,7 +243,7 @@ class Load:
                 body = self.bodies[self.count["asked"] % len(self.bodies)]
                 kind = str(await connection.ask("POST", self.path, body))
             self.idle.append(connection)
-        except (OSError, asyncio.IncompleteReadError):
+        except OSError:
             kind = "no answer"
         self.times.setdefault(kind, []).append(1000 * (time.perf_counter() - begin))
         return kind

@@ -94,12 +94,28 @@ def test_ten_megabytes_and_a_million_texts_are_too_much(server: Server):
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 100,
     b"POST /embed HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
     b"POST /embed HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-], ids=["header", "path", "TLS", "length", "chunks"])  # fmt: skip
+    b"POST /embed HTTP/1.1\r\nHost: localhost\r\n" + b"X: x\r\n" * 40_000 + b"\r\n",
+    b"POST /embed HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 20_000 + b"\r\nContent-Length: 0\r\n\r\n",
+    b"\r\n" * 40_000,
+    b"GET /" + b"\xc3\xa4" + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n",
+], ids=["header", "path", "TLS", "length", "chunks", "headers", "gate", "blank", "umlaut", "CONNECT"])  # fmt: skip
 def test_what_is_no_request_is_told_so(server: Server, head: bytes):
     with connected(server[1]) as connection:
         connection.sendall(head)
         assert answered(connection).startswith(b"HTTP/1.1 4")
     assert httpx.get(f"{server[1]}health").status_code == 200
+
+
+def test_lines_after_a_body_are_no_headers_and_are_not_kept(model: Path):
+    """Here they would give the token that the head did not."""
+    head = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    body = b'Transfer-Encoding: chunked\r\n\r\nf\r\n{"inputs": "a"}\r\n0\r\n'
+    with process(str(model), BERTWORKS_API_KEY="secret") as (_, url):
+        for line, status in ((b"Authorization: Bearer secret\r\n", b" 401 "), (b"X: x\r\n" * 40_000, b" 4")):
+            with connected(url) as connection:
+                connection.sendall(head + body + line + b"\r\n")
+                assert status in answered(connection)
 
 
 def test_many_that_say_nothing_keep_nobody_away(server: Server):

@@ -35,7 +35,7 @@ ALSO = {
     "learn.exported": "onnxruntime",
     "learn.scores": "scipy seqeval sklearn",
     "serve.application": "prometheus_client starlette",
-    "serve.connections": "h11 uvicorn",
+    "serve.connections": "httptools uvicorn",
     "serve.gate": "prometheus_client",
     "serve.serving": "uvicorn",
     "use.neighbours": "faiss",

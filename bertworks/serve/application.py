@@ -81,6 +81,8 @@ class Application:
         }
         for name, batcher in self._batchers.items():
             self._figures.watch(name, batcher)
+        computing = self._schemas.keys() - {"tokenize", "decode"}
+        self._asked = {path: self._batcher(name) for name in computing for path in paths_of(name)}
         described = document(abilities.info, abilities.limits, token=bool(token))
         model = {"id": abilities.name, "object": "model", "created": 0, "owned_by": "bertworks"}
         files = [*PAGE.iterdir(), *MAPS.iterdir()]
@@ -99,7 +101,7 @@ class Application:
         self.asgi = Gate(
             Starlette(routes=routes, exception_handlers=handlers), self._figures, token=token,
             hosts={"localhost", "127.0.0.1", "::1", *hosts}, public={*page, "/health"},
-            paths={route.path for route in routes}, most=self._limits.requests, stopping=stopping,
+            paths={route.path for route in routes}, most=self._limits.requests, full=self._full, stopping=stopping,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -113,14 +115,20 @@ class Application:
         self._figures.batch(units, cost, seconds)
         self._memory.look()
 
+    def _batcher(self, name: str) -> Batcher:
+        return self._batchers.get(name, self._batchers["network"])
+
+    def _full(self, path: str) -> OverloadedError | None:
+        """What to tell whoever asks there, where a question more would wait too long."""
+        batcher = self._asked.get(path)
+        return batcher.overloaded if batcher is not None and batcher.full else None
+
     def _endpoint(self, name: str) -> Endpoint:
-        batcher = self._batchers.get(name, self._batchers["network"])
+        batcher = self._batcher(name)
 
         async def endpoint(request: Request) -> Response:
             loop, path = asyncio.get_running_loop(), request.url.path
             try:
-                if batcher.full and name not in ("tokenize", "decode"):
-                    raise batcher.overloaded  # before anything is read
                 body = await self._body(request)
                 question = await loop.run_in_executor(self._readers, self._question, name, body)
                 rows = await self._rows(batcher, question)
@@ -142,7 +150,7 @@ class Application:
         if size > most:
             raise HTTPException(413, f"the body has {size:,} bytes: expected {most:,} at most")
         if self._bytes + size > BYTES:
-            raise OverloadedError(1)
+            raise OverloadedError
         self._bytes += size
         try:
             async with asyncio.timeout(BODY_SECONDS):
@@ -248,7 +256,7 @@ def _refusal(path: str, error: BertworksError) -> Response:
     """An error of ours as a response."""
     match error:
         case OverloadedError():
-            status, kind, headers = 429, "Overloaded", {"retry-after": str(round(error.seconds))}
+            status, kind, headers = 429, "Overloaded", {"retry-after": str(error.seconds)}
         case _NoJSONError():
             status, kind, headers = 400, "Validation", {}
         case TooMuchError():

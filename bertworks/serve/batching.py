@@ -25,12 +25,12 @@ class OverloadedError(BertworksError):
     """More is waiting than can be answered soon.
 
     Attributes:
-        seconds: after which it may be otherwise.
+        seconds: after which it may be otherwise, 1 at least.
     """
 
-    def __init__(self, seconds: float):
+    def __init__(self, seconds: float = 1):
         super().__init__("more is asked than can be answered soon", fix="ask again later")
-        self.seconds = seconds
+        self.seconds = max(1, round(seconds))
 
 
 @dataclass(eq=False)
@@ -92,7 +92,7 @@ class Batcher:
     @property
     def overloaded(self) -> OverloadedError:
         """What to tell whom there is no place for."""
-        return OverloadedError(max(1.0, self.load / self.speed - self.patience))
+        return OverloadedError(self.load / self.speed - self.patience)
 
     @property
     def alive(self) -> bool:

@@ -13,12 +13,13 @@ from urllib.parse import urlsplit
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
-from bertworks.serve.batching import Batcher
+from bertworks.serve.batching import Batcher, OverloadedError
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Header = tuple[bytes, bytes]
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -97,6 +98,8 @@ class Gate:
         token: that all but `public` paths ask for; "": there is none, and then only its own page may ask.
         hosts: names by which a server without a token may be called.
         most: requests at once.
+        full: what to tell whoever asks a path where too much waits, which is done before anything is read: the less
+            that takes, the more is answered.
         stopping: whether the server is about to end.
     """
 
@@ -110,11 +113,12 @@ class Gate:
         public: Collection[str] = (),
         paths: Collection[str] = (),
         most: int = 512,
+        full: Callable[[str], OverloadedError | None] = lambda path: None,
         stopping: Callable[[], bool] = lambda: False,
     ):
         self._app, self._figures, self._token, self._hosts = app, figures, f"Bearer {token}".encode(), hosts
         self._needs_token, self._public, self._paths = bool(token), public, paths
-        self._most, self._stopping, self._active = most, stopping, 0
+        self._most, self._full, self._stopping, self._active = most, full, stopping, 0
         self._log = logging.getLogger("bertworks.serve")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -142,7 +146,7 @@ class Gate:
             self._figures.active.set(self._active)
             self._note(scope, status, size, time.perf_counter() - begin)
 
-    def _refusal(self, scope: Scope) -> tuple[int, str, str] | None:
+    def _refusal(self, scope: Scope) -> tuple[int, str, str, *tuple[Header, ...]] | None:
         headers = dict(scope["headers"])
         size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) for k, v in scope["headers"])
         if size > HEADER_BYTES:
@@ -152,7 +156,8 @@ class Gate:
         if self._needs_token:
             given = headers.get(b"authorization", b"")
             if scope["path"] not in self._public and not hmac.compare_digest(given, self._token):
-                return 401, "Unauthorized", "expected the header Authorization: Bearer TOKEN"
+                what = "expected the header Authorization: Bearer TOKEN"
+                return 401, "Unauthorized", what, (b"www-authenticate", b"Bearer")
         else:
             host = headers.get(b"host", b"").decode("latin-1")
             if _name(host) not in self._hosts:
@@ -160,8 +165,13 @@ class Gate:
             origin = headers.get(b"origin")
             if origin is not None and urlsplit(origin.decode("latin-1")).netloc != host:
                 return 403, "Forbidden", "a page of another server asks; give this one a token to allow that"
-        if self._active > self._most and scope["method"] == "POST":
-            return 429, "Overloaded", f"{self._most} requests are in work: ask again later"
+        if scope["method"] != "POST":
+            return None
+        if self._active > self._most:
+            what = f"{self._most} requests are in work: ask again later"
+            return 429, "Overloaded", what, (b"retry-after", b"1")
+        if error := self._full(scope["path"]):
+            return 429, "Overloaded", f"{error.what} ({error.fix})", (b"retry-after", str(error.seconds).encode())
         return None
 
     def _note(self, scope: Scope, status: int, size: int, seconds: float) -> None:
@@ -190,11 +200,9 @@ def error_body(path: str, kind: str, what: str) -> dict[str, Any]:
     return {"error": what, "error_type": kind}
 
 
-async def refuse(send: Send, path: str, status: int, kind: str, what: str) -> None:
+async def refuse(send: Send, path: str, status: int, kind: str, what: str, *more: Header) -> None:
     """Sends an error without asking the application."""
     body = json.dumps(error_body(path, kind, what)).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    headers += [(b"retry-after", b"1")] if status == 429 else []
-    headers += [(b"www-authenticate", b"Bearer")] if status == 401 else []
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
