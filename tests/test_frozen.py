@@ -9,7 +9,7 @@ import torch
 from bertworks.nn.attention import attend, attend_in_runs
 from bertworks.nn.config import EncoderConfig
 from bertworks.nn.encoder import ACTIVATIONS, Encoder
-from bertworks.nn.frozen import FEW, Dense, Frozen, halved, in_bfloat16
+from bertworks.nn.frozen import FEW, Dense, Frozen, halved, in_bfloat16, in_float32
 from bertworks.nn.layout import Layout
 
 SHAPE = EncoderConfig(
@@ -46,10 +46,15 @@ def asked(*lengths: int) -> tuple[torch.Tensor, Layout, torch.Tensor]:
 MANY = [33, 33, 33, 64, 64, 7, 1, 99, 98]
 
 
+def short(encoder: Encoder) -> Encoder | Frozen:
+    return halved(encoder, encoder)
+
+
 @pytest.mark.parametrize(
     ("make", "lengths", "far", "nearest"),
     [
-        *(pytest.param(halved, n, 2e-3, 0.99999, marks=fbgemm) for n in ([12], [1], [5, 5, 9, 1, 5], [FEW], [30, 34])),
+        *((in_float32, n, 1e-5, 0.9999999) for n in ([12], [1], [5, 5, 9, 1, 5], MANY)),
+        *(pytest.param(short, n, 2e-3, 0.99999, marks=fbgemm) for n in ([12], [1], [5, 5, 9, 1, 5], [FEW], [30, 34])),
         *(pytest.param(in_bfloat16, n, 3e-2, 0.9995, marks=bfloat16) for n in ([12], [1], [5, 5, 9, 1, 5], MANY)),
     ],
 )
@@ -70,11 +75,11 @@ def test_states_are_those_of_the_encoder_in_float64(
         poison()
         found, some = frozen(*row), frozen(*row, rows)
     for a, b in zip(found, wanted, strict=True):
-        assert a.dtype == (torch.float32 if make is halved else torch.bfloat16)
+        assert a.dtype == (torch.bfloat16 if make is in_bfloat16 else torch.float32)
         assert ((a.double() - b).norm(dim=-1) / b.norm(dim=-1)).max() < far
         assert torch.nn.functional.cosine_similarity(a.double(), b, dim=-1).min() > nearest
     assert some[-1].shape == (2, 64)
-    same = 1e-5 if make is halved else 4e-2
+    same = 4e-2 if make is in_bfloat16 else 1e-5
     torch.testing.assert_close(some[-1], found[-1][rows], atol=same, rtol=0)
 
 
@@ -108,7 +113,7 @@ def test_threads_that_turn_the_matrices_at_once_all_get_the_rows_they_ask_for(en
 
         return product
 
-    frozen, row, rows = Frozen(encoder, dense, torch.float32, FEW), asked(9, 5), torch.tensor([0, 9])
+    frozen, row, rows = Frozen(encoder, dense, torch.float32), asked(9, 5), torch.tensor([0, 9])
     found: list[torch.Tensor] = []
 
     def ask() -> None:
@@ -128,13 +133,14 @@ def test_threads_that_turn_the_matrices_at_once_all_get_the_rows_they_ask_for(en
 
 
 @fbgemm
-def test_many_tokens_and_gradients_are_left_to_the_encoder(encoder: Encoder):
-    short, many, few = halved(encoder), asked(40, FEW - 39), asked(7)
+def test_many_tokens_and_gradients_are_left_to_others(encoder: Encoder):
+    rest = in_float32(encoder)
+    network, many, few = halved(encoder, rest), asked(40, FEW - 39), asked(7)
     with torch.no_grad():
-        assert all(map(torch.equal, short(*many), encoder(*many)))
-        assert not torch.equal(short(*few)[-1], encoder(*few)[-1])
-    assert torch.equal(short(*few)[-1], encoder(*few)[-1])
-    assert short(*few)[-1].requires_grad
+        assert all(map(torch.equal, network(*many), rest(*many)))
+        assert not torch.allclose(network(*few)[-1], rest(*few)[-1], atol=1e-5)
+    assert torch.equal(network(*few)[-1], encoder(*few)[-1])
+    assert network(*few)[-1].requires_grad
 
 
 @fbgemm
@@ -143,7 +149,7 @@ def test_weights_that_half_precision_would_spoil_stay_as_they_are(scale: float, 
     other = Encoder(SHAPE).eval()
     other.load_state_dict(encoder.state_dict())
     other.blocks[1].feed_forward.up.weight.data.mul_(scale)
-    assert halved(other) is other
+    assert halved(other, other) is other
 
 
 @pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])

@@ -63,7 +63,7 @@ def test_words_and_both(index: Index):
 
 def test_many_segments_are_as_one(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # In the exact precision: in others a text alone and among many differ in the fourth digit.
-    monkeypatch.setattr("bertworks.use.embedder.halved", lambda encoder: encoder)
+    monkeypatch.setattr("bertworks.use.embedder.halved", lambda encoder, rest: rest)
     draw = random.Random(0)
     texts = [sentence(draw) for _ in range(60)]
     one, many = (Index.create(tmp_path / name, model, device="cpu") for name in ("one", "many"))

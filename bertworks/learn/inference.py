@@ -16,7 +16,7 @@ from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.tasks import TaskModel
 from bertworks.learn.train import Mean
 from bertworks.nn.encoder import Encoder
-from bertworks.nn.frozen import Frozen, in_bfloat16
+from bertworks.nn.frozen import Frozen, in_bfloat16, in_float32
 from bertworks.nn.pooling import Pooling, pool
 
 TOKENS = 4096  # of a batch, padding counted
@@ -28,7 +28,7 @@ def prepared(encoder: Encoder, wanted: Choice) -> tuple[Encoder | Frozen, Precis
     """An encoder that learns no more, as it answers soonest in this precision; and what "auto" has become: bf16 where
     this hardware gains by it, else fp32."""
     precision = best_precision(next(encoder.parameters()).device) if wanted == "auto" else wanted
-    return in_bfloat16(encoder) if precision == "bf16" else encoder, precision
+    return (in_bfloat16 if precision == "bf16" else in_float32)(encoder), precision
 
 
 def logits_of(model: TaskModel | Exported, units: Sequence[Unit], precision: Precision = "fp32") -> list[Logits]:

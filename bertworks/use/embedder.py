@@ -147,7 +147,7 @@ def _network(source: Opened, wanted: Choice) -> tuple[Encoder | Frozen | Exporte
         return source.session("fp32" if wanted == "auto" else wanted, gives=gives), "fp32"
     encoder = source.network(Encoder, "encoder", prefix="encoder.")
     ready, precision = prepared(encoder, wanted)
-    return halved(encoder) if (wanted, precision) == ("auto", "fp32") else ready, precision
+    return halved(encoder, ready) if (wanted, precision) == ("auto", "fp32") else ready, precision
 
 
 def embed(
