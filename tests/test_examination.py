@@ -200,10 +200,15 @@ def test_the_best_threshold_is_stored_in_the_model(done: Callable[[str], Examine
     assert table["with an answer"]["support"] + table["without an answer"]["support"] == len(p.data.dev)
 
 
+def test_the_answer_at_the_edge_does_not_hang_on_the_last_digit() -> None:
+    answers = [{"no_answer_margin": margin} for margin in (-3.0, 2.0, 2.5)]
+    assert best_threshold(answers, {"threshold": 2.0}) == 2.25
+    assert best_threshold(answers, {"threshold": -3.0}) == -2.5
+    assert best_threshold(answers, {"threshold": 2.5}) == 3.0
+
+
 def test_a_model_that_had_better_not_answer_does_not() -> None:
     answers = [{"no_answer_margin": margin} for margin in (-3.0, 2.0)]
-    assert best_threshold(answers, {"threshold": 2.0}) == 2.0
-    assert best_threshold(answers, {"threshold": -3.0}) == -3.0
     assert best_threshold(answers, {"threshold": 0.0}) < -3.0
     assert best_threshold([{"no_answer_margin": 5.0}], {"threshold": 0.0}) < 0
 

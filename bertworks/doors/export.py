@@ -25,7 +25,6 @@ from bertworks.files.task import TaskDescription, settings_of
 from bertworks.learn.exported import Exported, needs_extra
 from bertworks.learn.inference import TOKENS
 from bertworks.learn.objectives import PretrainingModel
-from bertworks.learn.tasks import TaskModel
 from bertworks.nn.config import EncoderConfig
 from bertworks.nn.encoder import Encoder
 from bertworks.rows.reader import RowReader
@@ -157,9 +156,9 @@ def _opened(model: str | Path, *, encoder_only: bool) -> _Source:
             fix="export one that was fine-tuned with another recipe; or only its hidden states: --encoder",
         )
     if not encoder_only and parts & {"classifier", "span"}:
-        predictor = Predictor(folder, device="cpu")
+        predictor = Predictor(folder, device="cpu", precision="fp32")
         network = predictor.network
-        assert isinstance(network, TaskModel)
+        assert network is not None
         head = _HEADS[predictor.description.task]
         return _Source(name, folder, head, config, network.state_dict(), tokenizer, network.logits, predictor)
     if not encoder_only and "masked_lm" in parts:

@@ -11,7 +11,6 @@ from bertworks.data.questions import Encoded
 from bertworks.files.opened import Opened
 from bertworks.files.task import TaskDescription
 from bertworks.learn.answers import mark_entities, sigmoid
-from bertworks.learn.inference import logits_of
 from bertworks.learn.machine import Choice
 from bertworks.runs.finetuning import decoding_of
 from bertworks.serve.question import DTYPES, Ask, Question, Request, Rows, first_of, refuse_cut, texts_of
@@ -70,7 +69,7 @@ class AskFinetuned:
         return Question(answer, units, [sum(len(one.input_ids) for one in unit) for unit in units], self._logits)
 
     def _logits(self, units: Sequence[Any]) -> list[Rows]:
-        return logits_of(self._predictor.network, units, self._predictor.precision)
+        return self._predictor.logits(units)
 
     def predict(self, request: Request) -> Question:
         """TEI: a text; a list is one pair, here also a prompt with its choices; a list of lists is many items."""

@@ -23,7 +23,6 @@ from bertworks.learn.answers import Answer
 from bertworks.learn.attribution import Asked, integrated_gradients, log_odds, occlusion
 from bertworks.learn.inference import logits_of
 from bertworks.learn.objectives import PretrainingModel
-from bertworks.learn.tasks import TaskModel
 from bertworks.nn.attention_maps import attention_maps
 from bertworks.nn.encoder import Encoder
 from bertworks.text.tokenizer import Tokenizer
@@ -171,7 +170,7 @@ def _masked(network: PretrainingModel, t: Tokenizer, example: Example, target: s
 def _finetuned(source: Opened, texts: Sequence[str], target: str | None) -> _Reader:
     predictor = Predictor(source)
     d, network = predictor.description, predictor.network
-    if not isinstance(network, TaskModel):
+    if network is None:
         fix = "name the folder that it was exported from"
         raise BertworksError("nobody can look into an exported model", where=str(source.within), fix=fix)
     item = item_of(texts[0] if len(texts) == 1 else texts, 1, d)

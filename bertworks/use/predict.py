@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
+from bertworks.data.labelled import Unit
 from bertworks.data.questions import Encoded, Reading
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.model import EXPORTED, WEIGHTS, is_exported
@@ -17,7 +18,7 @@ from bertworks.files.storage import read_json
 from bertworks.files.task import TaskDescription, read_task
 from bertworks.learn.answers import Answer
 from bertworks.learn.exported import Exported
-from bertworks.learn.inference import logits_of, prepared
+from bertworks.learn.inference import Logits, logits_of, prepared
 from bertworks.learn.machine import Choice, Precision, keep_memory
 from bertworks.learn.tasks import TaskModel
 from bertworks.nn.encoder import Encoder
@@ -69,7 +70,8 @@ class Predictor:
         changes |= {} if max_length is None else {"max_length": max_length}
         _check_threshold(found.task, threshold)
         self.description = replace(found, **changes)
-        self.network, self.precision = _network(source, self.description, precision)
+        self._source = source
+        self._answering, self.precision = _answering(source, self.description, precision)
         length, longest = self.description.max_length, source.config.max_position_embeddings
         if length > longest:
             raise UsageError(f"max_length is {length}, but the model reads at most {longest} tokens")
@@ -80,11 +82,20 @@ class Predictor:
         """How the model reads."""
         return reading_of(self.description, self.tokenizer)
 
+    @property
+    def network(self) -> TaskModel | None:
+        """Over the same weights, one that may be looked into, in single precision; None of an exported model."""
+        return None if self._source.exported else _network(self._source, self.description)
+
+    def logits(self, units: Sequence[Unit]) -> list[Logits]:
+        """As `learn.inference.logits_of`."""
+        return logits_of(self._answering, units, self.precision)
+
     def answers(self, asked: Iterable[Item]) -> Iterator[tuple[Encoded, Answer]]:
         """To each item, in their order; some thousand are in memory at a time."""
         decoding, encoded = decoding_of(self.description), self.reading(asked)
         while group := list(islice(encoded, AT_ONCE)):
-            logits = logits_of(self.network, [one.unit for one in group], self.precision)
+            logits = self.logits([one.unit for one in group])
             for one, rows in zip(group, logits, strict=True):
                 yield one, decoding(one, rows)
 
@@ -128,14 +139,18 @@ class Predictor:
                 shutil.copyfile(path, target / path.name)
 
 
-def _network(source: Opened, d: TaskDescription, wanted: Choice) -> tuple[TaskModel | Exported, Precision]:
-    """What answers, and what "auto" has become."""
-    if source.exported:
-        return source.session("fp32" if wanted == "auto" else wanted, task=task_of(d)), "fp32"
+def _network(source: Opened, d: TaskDescription) -> TaskModel:
     head = "span" if d.task == "qa" else "classifier"
-    network = source.network(
+    return source.network(
         lambda config: TaskModel(config, task_of(d), recurrent_units=d.recurrent_units), "encoder", head
     )
+
+
+def _answering(source: Opened, d: TaskDescription, wanted: Choice) -> tuple[TaskModel | Exported, Precision]:
+    """What answers soonest, and what "auto" has become."""
+    if source.exported:
+        return source.session("fp32" if wanted == "auto" else wanted, task=task_of(d)), "fp32"
+    network = _network(source, d)
     encoder, precision = prepared(network.encoder, wanted)
     if network.features is None:  # these read the encoder themselves
         network.encoder = cast(Encoder, encoder)
