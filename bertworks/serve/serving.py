@@ -22,7 +22,7 @@ IDLE_SECONDS = 75  # of a connection on which nothing more is asked: longer than
 # on one that is just being closed
 DRAIN_SECONDS = 8  # in which what was asked is answered after SIGTERM
 _SETTINGS: dict[str, Any] = {  # of uvicorn
-    "ws": "none", "lifespan": "off", "loop": "asyncio", "log_config": None, "access_log": False, "server_header": False,
+    "ws": "none", "lifespan": "off", "loop": "auto", "log_config": None, "access_log": False, "server_header": False,
     "proxy_headers": False, "timeout_keep_alive": IDLE_SECONDS, "timeout_graceful_shutdown": DRAIN_SECONDS,
 }  # fmt: skip
 
