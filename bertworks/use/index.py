@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypedDict
 
 import numpy as np
+import torch
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.names import is_name, locate
@@ -259,8 +260,8 @@ class Index:
             for row, values, places in zip(scores, cosines, numbers, strict=True):
                 row[places[places >= 0]] = values[places >= 0]
         for segment, (start, end) in zip(segments, pairwise(edges), strict=True):
-            if start >= covered:
-                np.matmul(asked, segment.vectors.T, out=scores[:, start:end])
+            if start >= covered:  # numpy's threads would wait for more to do, on the cores that the next query needs
+                scores[:, start:end] = (torch.from_numpy(asked) @ torch.from_numpy(segment.vectors).T).numpy()
             if segment.deleted:
                 scores[:, start:end][:, ~segment.alive] = -np.inf
         return scores
