@@ -53,8 +53,8 @@ def attend_padded(qkv: Tensor, groups: Sequence[Layout], p: float) -> Tensor:
 
 
 def attend_in_runs(qkv: Tensor, layout: Layout, p: float = 0.0) -> Tensor:
-    """[T, 3, heads, d] -> [T, heads, d] without gradients, nothing padded: a call for each run of sequences of one length.
-    Sorted batches have few."""
+    """[T, 3, heads, d] -> [T, heads, d], nothing padded, without gradients: a call for each run of sequences of one
+    length. Sorted batches have few."""
     found = []
     for begin, count, length in layout.runs:
         rectangle = qkv[begin : begin + count * length].view(count, length, *qkv.shape[1:])
