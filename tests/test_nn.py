@@ -318,3 +318,15 @@ def test_no_sequence_sees_the_next_one(lengths: list[int]):
         q, k, v = part.permute(1, 2, 0, 3)
         wanted.append((q @ k.transpose(1, 2) / math.sqrt(8)).softmax(-1) @ v)
     torch.testing.assert_close(found.double(), torch.cat([one.transpose(0, 1) for one in wanted]), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, 3e38])
+def test_a_sequence_that_overflows_spoils_no_other(bad: float):
+    torch.manual_seed(0)
+    layout, qkv = Layout.of([13] * 5 + [14] * 6), torch.randn(149, 3, 2, 8)
+    with torch.no_grad():
+        wanted = attend_in_runs(qkv, layout)
+        qkv[65:79] = bad
+        found = attend_in_runs(qkv, layout)
+    others = [*range(65), *range(79, 149)]
+    torch.testing.assert_close(found[others], wanted[others])

@@ -14,7 +14,8 @@ from bertworks.nn.linear import Linear
 
 _VECTOR = 32  # bf16 numbers that a processor's register holds
 _FEW = 48  # tokens: their attention is a matter of calling functions
-_EVEN = 16  # keys: of a number that is not a multiple of it the fused kernel takes the rest one by one
+_MULTIPLE = 16  # of keys: beyond one the fused kernel takes them one by one
+_LARGEST = 1e15  # number in a key or a value that is masked: of larger ones, and of none, the mask would make NaN
 
 
 class Attention(nn.Module):
@@ -59,9 +60,10 @@ def attend_in_runs(qkv: Tensor, layout: Layout, p: float = 0.0) -> Tensor:
     for begin, count, length in layout.runs:
         rectangle = qkv[begin : begin + count * length].view(count, length, *qkv.shape[1:])
         q, k, v = rectangle.permute(2, 0, 3, 1, 4)  # [count, heads, length, d] each
-        more, mask = -length % _EVEN, None
-        if more and qkv.dtype == torch.float32 and _FEW < count * length <= len(qkv) - begin - more:
-            # Keys of an even number, a quarter to a half sooner: the next tokens are there anyway. None looks at them.
+        more, mask, behind = -length % _MULTIPLE, None, qkv[begin + count * length :]
+        fused = more and qkv.dtype == torch.float32 and count * length > _FEW and len(behind) >= more
+        if fused and behind[:more].abs().amax() < _LARGEST:
+            # The keys of the next tokens are there anyway, and none looks at them: up to 1.7 times as fast.
             mask = F.pad(qkv.new_zeros(1, 1, 1, length), (0, more), value=-torch.inf).expand(count, 1, length, -1)
             k, v = (t.as_strided((*t.shape[:2], length + more, t.shape[3]), t.stride()) for t in (k, v))
         found.append(attend(q, k, v, mask, p).transpose(1, 2).flatten(0, 1))

@@ -5,6 +5,7 @@ import json
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -82,7 +83,7 @@ class Predictor:
         """How the model reads."""
         return reading_of(self.description, self.tokenizer)
 
-    @property
+    @cached_property
     def network(self) -> TaskModel | None:
         """Over the same weights, one that may be looked into, in single precision; None of an exported model."""
         return None if self._source.exported else _network(self._source, self.description)
