@@ -13,6 +13,8 @@ count, imports do not, and while dev is answered (eight times in an epoch) it st
 Scores are those of the last state; neither side is given its best one. How long it takes to reach a score is read off
 the mean curve of all seeds: the first moment at which it is that high. Memory is the peak of the process, libraries and
 the answering of dev included; with the same batches on both sides `results.py --peer` tells it.
+
+The table is written after every pair of runs, and the next time, at the same commit, it goes on from there.
 """
 
 import argparse
@@ -29,7 +31,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from provenance import process, provenance, publish
+from provenance import HERE, process, provenance, publish
 
 CONTENDERS = ("bertworks", "transformers")
 ROWS = {"SST-2": 10_000}  # to learn from, the same in all runs; all of them in other tasks
@@ -42,10 +44,10 @@ def main() -> None:
     if arguments.contender:
         print(json.dumps(contend(arguments)))
         return
-    results = compare(arguments)
-    shown = table(results)
-    if not arguments.quick:
-        publish("finetuning", results, shown)
+    for results in compare(arguments):
+        shown = table(results)
+        if not arguments.quick:
+            publish("finetuning", results, shown)
     print(shown)
 
 
@@ -66,29 +68,46 @@ def parse() -> argparse.Namespace:
 # --- the parent: contenders take turns
 
 
-def compare(arguments: argparse.Namespace) -> dict[str, Any]:
+def compare(arguments: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """All that is known, after every pair of runs."""
     origin = provenance(("torch", "transformers", "accelerate", "tokenizers", "numpy"))
-    runs: dict[str, dict[str, list[Any]]] = {task: {name: [] for name in CONTENDERS} for task in arguments.tasks}
+    origin |= {"model": arguments.model, "threads": arguments.threads, "quick": arguments.quick}
+    runs = known(origin)
     for seed in range(1 if arguments.quick else arguments.seeds):
         for task in arguments.tasks:
-            for name in CONTENDERS:
-                command = ["--contender", name, "--tasks", task, "--seed", str(seed), "--data", str(arguments.data)]
-                command += ["--model", arguments.model, *["--quick"] * arguments.quick]
-                found = process(__file__, command, arguments.threads)
-                runs[task][name].append(found)
-                last = found["curve"][-1]
-                shown = f"{task:6} seed {seed} {name:12} {last['score']:.4f} in {last['seconds']:5.0f} s"
-                print(shown, file=sys.stderr, flush=True)
-    settings = {"model": arguments.model, "threads": arguments.threads, "quick": arguments.quick}
-    return origin | settings | {"tasks": {task: summary(found) for task, found in runs.items()}}
+            pairs = runs.setdefault(task, [])
+            if len(pairs) == seed:
+                pairs.append({name: contended(name, task, seed, arguments) for name in CONTENDERS})
+            yield origin | {"tasks": {task: summary(pairs) for task, pairs in runs.items() if pairs}}
 
 
-def summary(runs: dict[str, list[Any]]) -> dict[str, Any]:
+def known(origin: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Of each task the runs, seed after seed, of an earlier time: of this very code, on such a machine."""
+    path = HERE / "results" / "finetuning.json"
+    before = json.loads(path.read_text()) if path.exists() else {}
+    same = ("commit", "cpu", "versions", "model", "threads", "quick")
+    if origin["commit"].endswith("-dirty") or any(before.get(name) != origin[name] for name in same):
+        return {}
+    return {task: found["runs"] for task, found in before["tasks"].items()}
+
+
+def contended(name: str, task: str, seed: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    command = ["--contender", name, "--tasks", task, "--seed", str(seed), "--data", str(arguments.data)]
+    command += ["--model", arguments.model, *["--quick"] * arguments.quick]
+    found = process(__file__, command, arguments.threads)
+    last = found["curve"][-1]
+    shown = f"{task:6} seed {seed} {name:12} {last['score']:.4f} in {last['seconds']:5.0f} s"
+    print(shown, file=sys.stderr, flush=True)
+    return found
+
+
+def summary(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Of each contender its scores, its time, and the time until it is as good as the other was in the end."""
     from dataclasses import asdict
 
     from bertworks.learn.scores import interval
 
+    runs = {name: [pair[name] for pair in pairs] for name in CONTENDERS}
     curves = {name: mean_curve([run["curve"] for run in found]) for name, found in runs.items()}
     targets = {name: curve[-1]["score"] for name, curve in curves.items()}
     figures: dict[str, Any] = {}
@@ -104,7 +123,7 @@ def summary(runs: dict[str, list[Any]]) -> dict[str, Any]:
     ours, theirs = (figures[name]["seconds_to_score_of"]["transformers"] for name in CONTENDERS)
     faster = None if ours is None else theirs / ours
     about = {key: runs["bertworks"][0][key] for key in ("metric", "train", "dev")}
-    return {**about, "bertworks_is_faster": faster, "figures": figures, "runs": runs}
+    return {**about, "bertworks_is_faster": faster, "figures": figures, "runs": pairs}
 
 
 def mean_curve(curves: Sequence[Sequence[dict[str, float]]]) -> list[dict[str, float]]:
