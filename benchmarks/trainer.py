@@ -1,4 +1,4 @@
-"""transformers' Trainer on the tasks of results.py: the same sequences and labels, its models, its loop, its optimiser.
+"""transformers' Trainer on the rows of docs/results.md: the same sequences and labels; its models, loop, optimiser.
 
 Sequences are cut and labelled by bertworks (whose tokens are equal to transformers': tests), and what the network says
 of dev is read and judged by bertworks as well; so a difference is one of network, head, optimiser or loop.
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from results import EQUAL, ROWS
+from rows import EQUAL, ROWS
 from transformers import AutoConfig, Trainer, TrainingArguments, set_seed
 
 from bertworks.data.questions import training_units
