@@ -409,13 +409,15 @@ def test_what_is_not_text_is_skipped_and_named(tmp_path: Path) -> None:
     write(tmp_path / "good.txt", "Good words.")
     write(tmp_path / "picture.txt", bytes(range(256)) * 20)
     write(tmp_path / "picture.png", b"\x89PNG")
+    write(tmp_path / "letter.txt", b"%PDF-1.7\nIt looks like words.")
     write(tmp_path / "_SUCCESS", b"")
     write(tmp_path / ".hidden.txt", "no")
     write(tmp_path / "array.json", '[{"text": "a"}]')
     found = report(tmp_path)
     assert found.documents == 1
-    assert found.skipped_files.count == 3
+    assert found.skipped_files.count == 4
     assert "picture.png" in str(found)
+    assert "letter.txt (a PDF; `pdftotext FILE`" in str(found)
     assert "picture.txt (not text)" in str(found)
     assert "jq -c" in str(found)
 

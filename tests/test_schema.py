@@ -194,6 +194,18 @@ def test_guesses(
     assert len(list(items(RowReader(tmp_path / f"a{suffix}"), schema))) == 240
 
 
+def test_a_mistake_among_numbers_is_named_and_does_not_make_them_classes(tmp_path: Path) -> None:
+    scores = [[f"a text {n}", "high" if n == 17 else n / 10] for n in range(40)]
+    reader = csv_text(tmp_path, ["text", "score"], *scores)
+    schema = guess(reader)
+    assert schema.task == "regression"
+    with pytest.raises(BertworksError, match="'high'") as caught:
+        list(items(reader, schema))
+    assert caught.value.where == "a.csv:19"
+    few = [[f"a text {n}", "none" if n == 17 else n % 4 / 2] for n in range(40)]
+    assert guess(csv_text(tmp_path, ["text", "score"], *few)).task == "classification"
+
+
 def test_headerless_pairs(tmp_path: Path) -> None:
     rows = [[f"The first sentence, number {n}", f"The second sentence, number {n}", n % 3] for n in range(30)]
     schema = guess(csv_text(tmp_path, *rows))

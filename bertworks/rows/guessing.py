@@ -4,22 +4,18 @@ By known names first, then by counts of what stands in them. It checks no row: `
 """
 
 import itertools
-import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from bertworks.errors import BertworksError
 from bertworks.rows.columns import ID_NAMES, LABEL_NAMES, PAIRS, PROMPTS, SINGLE_TEXTS
-from bertworks.rows.reader import Row, RowReader
-from bertworks.rows.schema import Schema, Task, answers_of, label_parts, label_text, list_of, sorted_labels
+from bertworks.rows.counts import LONGEST_LABEL, MOST_CLASSES, Column, study
+from bertworks.rows.reader import RowReader
+from bertworks.rows.schema import Schema, Task, label_parts, label_text, list_of, sorted_labels
 from bertworks.text.tables import find_column
 
-_MOST_VALUES = 2000  # different ones that are counted in a column
-_MOST_CLASSES = 20  # of numbers without fraction: more of them are rather amounts
-_LONGEST_LABEL = 60  # characters
+_AMOUNTS = 0.9  # so many values are numbers where all should be
 _CHOICE = re.compile(r"(choice|ending|option|answer|alternative|candidate|sol|solution|選択肢|보기)s?[ _-]?(\d+|[a-e])")
 _CHOICE_LISTS = ("choices", "endings", "options", "candidates", "answers")
 _NO_LABELS = re.compile(  # what a column of few different values is about, when it is not the label
@@ -37,85 +33,6 @@ _TASK_WORDS = {
     "qa": "qa (the answer to a question, found in its context)",
     "choice": "choice (one of several continuations or answers)",
 }
-
-
-@dataclass
-class Column:
-    """What stands in a column. Of more than _MOST_VALUES different values, only the first so many are counted."""
-
-    name: str
-    rows: int = 0
-    filled: int = 0  # rows that have a value
-    characters: int = 0
-    numbers: int = 0  # values that are numbers; among them
-    fractions: int = 0  # not whole
-    low: float = math.inf
-    high: float = -math.inf
-    lists: int = 0  # values that are lists, with so many
-    entries: int = 0  # entries in all
-    answers: int = 0  # values that are answers to a question
-    values: Counter[str] = field(default_factory=Counter)
-    many: bool = False
-
-    @property
-    def mean_length(self) -> float:
-        """Characters of a value, on average."""
-        return self.characters / max(1, self.filled)
-
-    @property
-    def numeric(self) -> bool:
-        return 0 < self.filled == self.numbers
-
-    @property
-    def listed(self) -> bool:
-        return 0 < self.filled == self.lists
-
-    @property
-    def known_name(self) -> str:
-        return self.name.strip().lower()
-
-    def add(self, value: Any) -> None:
-        """Count one more value."""
-        self.rows += 1
-        if isinstance(value, list | dict) or (isinstance(value, str) and value[:1] in "[{" and value[-1:] in "]}"):
-            self._add_structure(value)
-            if not isinstance(value, str):
-                self.filled += 1
-                return
-        text = label_text(value)
-        if text is None:
-            return
-        self.filled += 1
-        self.characters += len(text)
-        if len(text) <= _LONGEST_LABEL:
-            self._add_number(text)
-        if text in self.values or len(self.values) < _MOST_VALUES:
-            self.values[text] += 1
-        else:
-            self.many = True
-
-    def _add_structure(self, value: Any) -> None:
-        self.answers += answers_of(value) is not None
-        if isinstance(value, list) or (isinstance(value, str) and value[:1] == "["):
-            entries = list_of(value)
-            self.lists += 1
-            self.entries += len(entries or ())
-
-    def _add_number(self, text: str) -> None:
-        try:
-            number = float(text)
-        except ValueError:
-            return
-        if math.isfinite(number):
-            self.numbers += 1
-            self.fractions += not number.is_integer()
-            self.low, self.high = min(self.low, number), max(self.high, number)
-
-    def few(self) -> bool:
-        """Whether there are so few different values, each so often, that these can be classes."""
-        different = len(self.values)
-        often = 5 * different <= self.filled or (different <= _MOST_CLASSES and 2 * different <= self.filled)
-        return not self.many and different > 1 and often and self.mean_length <= _LONGEST_LABEL
 
 
 def guess_schema(
@@ -138,7 +55,7 @@ def guess_schema(
     """
     for wanted, option in [*((name, "--text") for name in text), *([(label, "--label")] if label else [])]:
         find_column(reader.columns, reader.name, wanted, option)
-    columns = _study(reader if labelled else itertools.islice(reader, _STUDIED_ROWS), reader.columns)
+    columns = study(reader if labelled else itertools.islice(reader, _STUDIED_ROWS), reader.columns)
     if not any(column.rows for column in columns.values()):
         raise BertworksError("there are no rows", where=reader.name, fix="name a file that holds rows")
     schema = _by_layout(reader, columns) or _by_columns(columns, tuple(text), label, task)
@@ -234,7 +151,7 @@ def _check_labels(schema: Schema, column: Column, name: str, *, asked: bool) -> 
                     f"all {count} have the same label, {schema.labels[0]!r}" if schema.labels else "there is no label"
                 )
                 fix = "add rows with another label"
-            elif not asked and (column.many or (len(column.values) > _MOST_CLASSES and not column.few())):
+            elif not asked and (column.many or (len(column.values) > MOST_CLASSES and not column.few())):
                 what = f"{len(column.values):,}{' or more' * column.many} different values in {count} are no classes"
         case "regression":
             if column.low == column.high and column.numeric:
@@ -277,17 +194,6 @@ def _reasons(schema: Schema, column: Column | None, names: Sequence[str]) -> lis
     if unused:
         lines.append(f"not used: {', '.join(map(repr, unused))}")
     return lines
-
-
-def _study(rows: Iterable[Row], names: Sequence[str]) -> dict[str, Column]:
-    """What stands in each column, counted over all rows."""
-    columns = {name: Column(name) for name in names}
-    for row in rows:
-        for name, value in row.values.items():
-            if name not in columns:
-                columns[name] = Column(name)
-            columns[name].add(value)
-    return columns
 
 
 def _find_choices(columns: Mapping[str, Column]) -> tuple[str, ...]:
@@ -381,15 +287,20 @@ def _separator_of(column: Column) -> str:
     for mark in "|;,":
         cells = [value for value in column.values if mark in value]
         parts = {part.strip() for value in column.values for part in value.split(mark)}
-        if cells and (mark == "|" or len(parts) < len(column.values)) and max(map(len, parts)) <= _LONGEST_LABEL:
+        if cells and (mark == "|" or len(parts) < len(column.values)) and max(map(len, parts)) <= LONGEST_LABEL:
             return mark
     return ""
 
 
 def _are_amounts(column: Column) -> bool:
-    """Whether numbers are amounts, and not names of classes: with fractions, or many of them with gaps between."""
+    """Whether numbers are amounts, and not names of classes: with fractions, or many of them with gaps between.
+
+    Of many different values a few may be no numbers: mistakes, which are named when the rows are read.
+    """
+    many = len(column.values) > MOST_CLASSES
     gaps = column.high - column.low + 1 > len(column.values)
-    return column.numeric and (column.fractions > 0 or (len(column.values) > _MOST_CLASSES and (gaps or column.many)))
+    numbers = column.numeric or (many and column.numbers >= _AMOUNTS * column.filled)
+    return numbers and (column.fractions > 0 or (many and (gaps or column.many)))
 
 
 def _is_text(column: Column) -> bool:

@@ -28,7 +28,7 @@ from bertworks.text.streams import (
     Repairs,
     Tally,
     format_suffix,
-    looks_binary,
+    not_text,
     nothing_there,
     open_lines,
     rereadable,
@@ -147,10 +147,10 @@ class RowReader:
         suffix, head = format_suffix(self.name), reader.head.lstrip()
         if not head:
             raise BertworksError("the file is empty", where=self.name, fix="name a file that holds rows")
-        if looks_binary(head):
-            raise BertworksError(
-                "this is not text", where=self.name, fix="name a csv, tsv, json, Parquet or CoNLL file"
-            )
+        if other := not_text(head):
+            what, fix = other
+            fix = fix or "name a csv, tsv, json, Parquet or CoNLL file"
+            raise BertworksError(f"this is {what}", where=self.name, fix=fix)
         if suffix == ".conllu":
             raise BertworksError(
                 "CoNLL-U files are treebanks: which column is the tag is not told",

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertworks.errors import BertworksError
-from bertworks.text.streams import LONGEST_PIECE, LineReader, Repairs, Tally, format_suffix, looks_binary, open_lines
+from bertworks.text.streams import LONGEST_PIECE, LineReader, Repairs, Tally, format_suffix, not_text, open_lines
 from bertworks.text.tables import (
     as_text,
     choose_column,
@@ -142,8 +142,8 @@ class FileReader:
         known = SUFFIXES.get(format_suffix(self.name))
         if known == "parquet":
             return "not a Parquet file, whatever its name says"
-        if looks_binary(reader.head):
-            return "not text"
+        if other := not_text(reader.head):
+            return "; ".join(filter(None, other))
         if known == "json" and head.startswith(b"["):
             return "one JSON array, not JSON lines; `jq -c '.[]' FILE > FILE.jsonl` makes them"
         if known:

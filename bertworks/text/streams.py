@@ -39,6 +39,11 @@ _BYTE_ORDER_MARKS = (  # the four-byte marks first: the one of UTF-32 begins wit
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+_OTHER_FORMATS = {  # by the first bytes of a file: what it is, and how its text comes out
+    b"%PDF-": ("a PDF", "`pdftotext FILE` makes text of it"),
+    b"PK\x03\x04": ("a zip archive, as files of Excel and Word are", "save it as text or as .csv (UTF-8), or unzip it"),
+    b"\xd0\xcf\x11\xe0": ("a file of an old Office program", "save it as text or as .csv (UTF-8)"),
+}
 
 
 @dataclass
@@ -225,12 +230,17 @@ def format_suffix(name: str) -> str:
     return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
 
 
-def looks_binary(head: bytes) -> bool:
-    """Whether the first bytes of a file are not text in any encoding that is read."""
+def not_text(head: bytes) -> tuple[str, str] | None:
+    """What a file is, by its first bytes, that is not text in any encoding that is read, and what to do with it,
+    if that is known; None: it looks like text."""
+    for first, what_and_fix in _OTHER_FORMATS.items():
+        if head.startswith(first):
+            return what_and_fix
     head = head[:8192]
     control = sum(head.count(byte) for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
     bad = head.decode("utf-8", "replace").count("\ufffd")
-    return control > 0.3 * len(head) or (control > 0.02 * len(head) and bad > 0.1 * len(head))
+    binary = control > 0.3 * len(head) or (control > 0.02 * len(head) and bad > 0.1 * len(head))
+    return ("not text", "") if binary else None
 
 
 def nothing_there(path: Path) -> UsageError:
