@@ -49,7 +49,7 @@ class Contender:
     environment: str  # "": ours
     load: Callable[[Job], Answering]
     classifies: bool = True
-    bf16: bool = False  # only where the processor has instructions for it
+    needs: frozenset[str] = frozenset()  # instructions, one of which the processor must have
 
 
 def main(text: str) -> None:
@@ -112,14 +112,14 @@ WORKS = {"speed": speed, "query": query, "start": start}
 # --- the contenders
 
 
-def load_bertworks(job: Job) -> Answering:
+def load_bertworks(job: Job, *, precision: str = "auto") -> Answering:
     import numpy as np
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     if job.classify:
         from bertworks.use.predict import Predictor
 
-        predictor = Predictor(job.model, device="cpu")
+        predictor = Predictor(job.model, device="cpu", precision=precision)
 
         def probabilities(texts: Sequence[str]) -> Any:
             return np.array([list(one["scores"].values()) for one in predictor.predict(texts, probabilities=True)])
@@ -127,7 +127,7 @@ def load_bertworks(job: Job) -> Answering:
         return probabilities
     from bertworks.use.embedder import Embedder
 
-    return Embedder(job.model, device="cpu").embed
+    return Embedder(job.model, device="cpu", precision=precision).embed
 
 
 def load_transformers(job: Job, *, by_length: bool, bf16: bool = False) -> Answering:
@@ -256,18 +256,22 @@ def softmax(scores: Any) -> Any:
     return powers / powers.sum(-1, keepdims=True)
 
 
+BF16 = frozenset(("avx512_bf16", "amx_bf16"))
 CONTENDERS = {
     "bertworks": Contender("", load_bertworks),
+    "bertworks, int8": Contender(
+        "", lambda job: load_bertworks(job, precision="int8"), needs=frozenset(("avx512_vnni",))
+    ),
     "transformers, input order": Contender("transformers", lambda job: load_transformers(job, by_length=False)),
     "transformers, sorted": Contender("transformers", lambda job: load_transformers(job, by_length=True)),
     "transformers, sorted, bf16": Contender(
-        "transformers", lambda job: load_transformers(job, by_length=True, bf16=True), bf16=True
+        "transformers", lambda job: load_transformers(job, by_length=True, bf16=True), needs=BF16
     ),
     "sentence-transformers": Contender("sentence-transformers", load_sentence_transformers, classifies=False),
     "ONNX Runtime": Contender("onnxruntime", lambda job: load_onnxruntime(job, file="model.onnx")),
     "ONNX Runtime, int8": Contender("onnxruntime", lambda job: load_onnxruntime(job, file="int8.onnx")),
     "OpenVINO": Contender("openvino", lambda job: load_openvino(job, precision="f32")),
-    "OpenVINO, its own precision": Contender("openvino", lambda job: load_openvino(job, precision=None), bf16=True),
+    "OpenVINO, its own precision": Contender("openvino", lambda job: load_openvino(job, precision=None), needs=BF16),
     "CTranslate2": Contender("ctranslate2", lambda job: load_ctranslate2(job, precision="float32")),
     "CTranslate2, int8": Contender("ctranslate2", lambda job: load_ctranslate2(job, precision="int8")),
 }

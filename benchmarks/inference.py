@@ -129,9 +129,8 @@ class Bench:
             "query": Work(f"One query, {small}", self.minilm, queries(100, self.lengths), kind="query"),
         }
         self.works = {name: work for name, work in works.items() if name in arguments.works}
-        flags = provenance(())["cpu_flags"]
-        bf16 = "avx512_bf16" in flags or "amx_bf16" in flags
-        wanted = [name for name in arguments.contenders if bf16 or not CONTENDERS[name].bf16]
+        here = set(provenance(())["cpu_flags"])
+        wanted = [name for name in arguments.contenders if not (needs := CONTENDERS[name].needs) or needs & here]
         self.contenders = [name for name in wanted if Path(self.python(name)).exists()]
         self.absent = [name for name in wanted if name not in self.contenders]
 
@@ -150,7 +149,7 @@ class Bench:
             for name in self.contenders:
                 if self.works[work].classify and not CONTENDERS[name].classifies:
                     continue
-                for column in list(SETTINGS)[: 1 if self.arguments.quick or name == "bertworks" else 2]:
+                for column in list(SETTINGS)[: 1 if self.arguments.quick or not CONTENDERS[name].environment else 2]:
                     found = self.run(work, name, column, number)
                     runs[name][column].append(found)
                     shown = f"{found['p50']:9.2f} ms" if "p50" in found else f"{found['seconds']:8.1f} s"
@@ -187,7 +186,7 @@ class Bench:
         """One measurement."""
         work = self.works[name]
         settings = {"TOKENIZERS_PARALLELISM": "true"} | SETTINGS[column]
-        if contender == "bertworks":
+        if not CONTENDERS[contender].environment:
             settings = COMMAND  # and, as in the command, one thread for tokens
         job = Job(
             contender, work.kind, str(work.model), str(self.files(work)), work.classify, self.arguments.threads,

@@ -16,12 +16,14 @@ from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.names import packaged_minilm
 from bertworks.files.sentence import SentenceSettings, read_sentence, write_sentence
+from bertworks.learn.machine import multiplies_int8
 from bertworks.learn.scores import regression
 from bertworks.learn.whitening import Moments, normalized
 from bertworks.use.embed import embed_file
 from bertworks.use.embedder import Embedder
 from bertworks.use.evaluate import evaluate_sts
 
+whole_numbers = pytest.mark.skipif(not multiplies_int8(), reason="this processor does not multiply 8 bits")
 TEXTS = ["good film", "the men in this town heard some music last night " * 9, "", "sad dogs . ?", "Anna lives in Oslo"]
 REAL = [
     "The cat sits on the mat.",
@@ -63,13 +65,13 @@ def test_a_vector_does_not_depend_on_its_neighbours(how: str, model: Path):
     np.testing.assert_allclose(embedder.embed(TEXTS[::-1])[::-1], together[: len(TEXTS)], atol=2e-6)
 
 
-@pytest.mark.parametrize("precision", ["auto", "bf16"])
+@pytest.mark.parametrize("precision", ["auto", "bf16", pytest.param("int8", marks=whole_numbers)])
 @pytest.mark.parametrize("how", ["mean", "cls", "last-four"])
 def test_other_precisions_are_near(how: str, precision: str, model: Path):
     exact = normalized(Embedder(model, pooling=how, device="cpu", precision="fp32").embed(TEXTS))
     embedder = Embedder(model, pooling=how, device="cpu", precision=precision)
-    assert embedder.precision in ("fp32", "bf16")
-    least = 0.99999 if embedder.precision == "fp32" else 0.9995
+    assert embedder.precision in (("fp32", "bf16") if precision == "auto" else (precision,))
+    least = {"fp32": 0.99999, "bf16": 0.9995, "int8": 0.999}[embedder.precision]
     for found in (embedder.embed(TEXTS), np.concatenate([embedder.embed([text]) for text in TEXTS])):
         assert found.dtype == np.float32
         assert (normalized(found) * exact).sum(1).min() > least
@@ -231,6 +233,24 @@ def test_files_of_vectors(name: str, rows: Path, model: Path, tmp_path: Path, sm
     expected = bertworks.embed(model, [text.strip() for text in TEXTS * 2], device="cpu")
     np.testing.assert_allclose(read(tmp_path / name), expected, atol=1e-6)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([name, "rows.jsonl"])
+
+
+@whole_numbers
+def test_a_file_in_eight_bits_is_told_its_price(rows: Path, model: Path, tmp_path: Path):
+    events = list(embed_file(model, rows, tmp_path / "v.npy", device="cpu", precision="int8"))
+    exact = normalized(bertworks.embed(model, [text for text in TEXTS * 2 if text], device="cpu", precision="fp32"))
+    cosines = (normalized(np.load(tmp_path / "v.npy"))[[n for n in range(10) if n % 5 != 2]] * exact).sum(1)
+    (told,) = [event.fields for event in events if "least_cosine" in event.fields]
+    assert told == {
+        "least_cosine": pytest.approx(cosines.min(), abs=1e-4), "mean_cosine": pytest.approx(cosines.mean(), abs=1e-4)
+    }  # fmt: skip
+    assert 0.999 < told["least_cosine"] < 0.9999999
+
+
+def test_eight_bits_are_refused_where_there_are_no_instructions(model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("bertworks.learn.inference.multiplies_int8", lambda device: False)
+    with pytest.raises(UsageError, match="int8"):
+        Embedder(model, device="cpu", precision="int8")
 
 
 def test_a_stopped_one_goes_on(rows: Path, model: Path, tmp_path: Path, small: None):

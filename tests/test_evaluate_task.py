@@ -19,8 +19,10 @@ from fine import (
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.storage import read_json
+from bertworks.learn.machine import multiplies_int8
 from bertworks.use.evaluate import evaluate_task
 from bertworks.use.finetuned import finetune
+from bertworks.use.predict import predict_file
 
 TASKS: dict[str, tuple[str, Callable[..., Path]]] = {
     "classification": ("d.csv", write_reviews),
@@ -51,6 +53,19 @@ def test_the_figures_are_those_of_the_run(task: str, model: Path, tmp_path: Path
     assert found["table"] == told["table"]
     assert (tmp_path / "errors.csv").read_bytes() == (out / "errors.csv").read_bytes()
     json.dumps(found)
+    if multiplies_int8():
+        check_eight_bits(out, dev, tmp_path / "predicted.jsonl")
+
+
+def check_eight_bits(model: Path, data: Path, output: Path) -> None:
+    """That they are beside what fp32 says, and say how far from it."""
+    exact, rounded = (evaluate_task(model, data, device="cpu", precision=which) for which in ("fp32", "int8"))
+    assert rounded["figures_fp32"] == exact["figures"]
+    events = predict_file(model, data, output, device="cpu", precision="int8")
+    (told,) = [event.fields for event in events if "compared" in event.fields]
+    assert told["compared"] == exact["rows"]
+    assert told.get("others", 0) <= 0.1 * exact["rows"]
+    assert 0 <= told.get("largest", 0) < 0.1
 
 
 @pytest.fixture(scope="module")

@@ -3,13 +3,15 @@ beside them."""
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 
+from bertworks.learn.machine import multiplies_int8
 from bertworks.nn.attention import attend, attend_in_runs
 from bertworks.nn.config import EncoderConfig
 from bertworks.nn.encoder import ACTIVATIONS, Encoder
-from bertworks.nn.frozen import FEW, Dense, Frozen, halved, in_bfloat16, in_float32
+from bertworks.nn.frozen import FEW, Dense, Frozen, _int8, halved, in_bfloat16, in_float32, in_int8
 from bertworks.nn.layout import Layout
 
 SHAPE = EncoderConfig(
@@ -21,6 +23,7 @@ fbgemm = pytest.mark.skipif(
 bfloat16 = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor does not multiply bf16"
 )
+whole_numbers = pytest.mark.skipif(not multiplies_int8(), reason="this processor does not multiply 8 bits")
 
 
 def poison() -> None:
@@ -55,6 +58,7 @@ def short(encoder: Encoder) -> Encoder | Frozen:
     [
         *((in_float32, n, 1e-5, 0.9999999) for n in ([12], [1], [5, 5, 9, 1, 5], MANY)),
         *(pytest.param(short, n, 2e-3, 0.99999, marks=fbgemm) for n in ([12], [1], [5, 5, 9, 1, 5], [FEW], [30, 34])),
+        *(pytest.param(in_int8, n, 5e-2, 0.999, marks=whole_numbers) for n in ([12], [1], [5, 5, 9, 1, 5], MANY)),
         *(pytest.param(in_bfloat16, n, 3e-2, 0.9995, marks=bfloat16) for n in ([12], [1], [5, 5, 9, 1, 5], MANY)),
     ],
 )
@@ -79,8 +83,33 @@ def test_states_are_those_of_the_encoder_in_float64(
         assert ((a.double() - b).norm(dim=-1) / b.norm(dim=-1)).max() < far
         assert torch.nn.functional.cosine_similarity(a.double(), b, dim=-1).min() > nearest
     assert some[-1].shape == (2, 64)
-    same = 4e-2 if make is in_bfloat16 else 1e-5
+    same = {in_bfloat16: 4e-2, in_int8: 0.2}.get(make, 1e-5)
     torch.testing.assert_close(some[-1], found[-1][rows], atol=same, rtol=0)
+
+
+@whole_numbers
+def test_sums_of_whole_numbers_are_exact_and_every_token_has_its_own_scale():
+    """As numpy counts in 64 bits; rows of zeros, of the largest numbers, and a thousand times as large as others."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(300, 7).requires_grad_(False)
+    linear.weight[0], linear.weight[1], linear.weight[2] = 0.25, -0.25, 0.0
+    x = torch.randn(5, 300)
+    x[0], x[1], x[2] = 3.0, 0.0, x[3] * 1000
+    scales = [np.maximum(m.abs().amax(1, keepdim=True).numpy(), 1e-30) / np.float32(127) for m in (x, linear.weight)]
+    whole = [np.rint(m.numpy() / scale).astype(np.int64) for m, scale in zip((x, linear.weight), scales, strict=True)]
+    wanted = (whole[0] @ whole[1].T) * scales[0].astype(np.float64) * scales[1].T + linear.bias.numpy()
+    dense = _int8(linear, None)
+    np.testing.assert_allclose(dense(x).numpy(), wanted, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(dense(x[3:4]), dense(x)[3:4], rtol=1e-6, atol=1e-6)
+    residual = torch.randn(5, 7)
+    kept = residual.clone()
+    np.testing.assert_allclose(dense(x.clone(), residual).numpy(), wanted + kept.numpy(), rtol=1e-6, atol=1e-6)
+    assert torch.equal(residual, kept)
+    assert dense(x[:0]).shape == (0, 7)
+    spoilt = x.clone()
+    spoilt[4, 0] = torch.nan
+    assert dense(spoilt)[4].isnan().all()
+    assert torch.equal(dense(spoilt)[:4], dense(x)[:4])
 
 
 @bfloat16

@@ -139,6 +139,8 @@ def task(
         emit(result)
         return
     print(f"{result['rows']:,} rows: {describe_scores(result['figures'])}")
+    if exact := result.get("figures_fp32"):
+        print(f"in fp32: {describe_scores(exact)}")
     width = max((len(name) for name in result["table"]), default=0)
     for name, figures in result["table"].items():
         shown = (f"{key} {v:,.0f}" if key == "support" else f"{key} {v:.1%}" for key, v in figures.items())

@@ -44,7 +44,7 @@ class LoadedModel:
 
     def __init__(self, model: str | Path, *, device: str = "auto", precision: Choice = "auto"):
         self._opened, self._asked = Opened(model, device), precision
-        self._precision: Precision = "fp32" if precision == "auto" else precision
+        self._precision: Precision = "bf16" if precision == "bf16" else "fp32"
         self.folder, self.config, self.tokenizer = self._opened.folder, self._opened.config, self._opened.tokenizer
 
     def __repr__(self) -> str:

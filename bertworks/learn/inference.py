@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from bertworks.data.batch import Batch, collate
 from bertworks.data.labelled import Unit, longest, packed_numbers
 from bertworks.data.masking import Example
+from bertworks.errors import UsageError
 from bertworks.learn.exported import Exported
-from bertworks.learn.machine import DTYPES, Choice, Precision, best_precision
+from bertworks.learn.machine import Choice, Precision, Rounding, best_precision, multiplies_int8
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.tasks import TaskModel
 from bertworks.learn.train import Mean
 from bertworks.nn.encoder import Encoder
-from bertworks.nn.frozen import Frozen, in_bfloat16, in_float32
+from bertworks.nn.frozen import Frozen, in_bfloat16, in_float32, in_int8
 from bertworks.nn.pooling import Pooling, pool
 
 TOKENS = 4096  # of a batch, padding counted
@@ -24,14 +25,22 @@ SCORES = 1 << 24  # of words at asked places, at once
 Logits = NDArray[np.float32]
 
 
-def prepared(encoder: Encoder, wanted: Choice) -> tuple[Encoder | Frozen, Precision]:
+def prepared(encoder: Encoder, wanted: Choice) -> tuple[Encoder | Frozen, Rounding]:
     """An encoder that learns no more, as it answers soonest in this precision; and what "auto" has become: bf16 where
-    this hardware gains by it, else fp32."""
-    precision = best_precision(next(encoder.parameters()).device) if wanted == "auto" else wanted
-    return (in_bfloat16 if precision == "bf16" else in_float32)(encoder), precision
+    this hardware gains by it, else fp32.
+
+    Raises:
+        UsageError: int8 where the hardware has no instructions for it.
+    """
+    device = next(encoder.parameters()).device
+    precision = best_precision(device) if wanted == "auto" else wanted
+    if precision == "int8" and not multiplies_int8(device):
+        where = "this processor" if device.type == "cpu" else "this way of computing on a GPU"
+        raise UsageError(f"{where} has no instructions for int8 (VNNI)", fix="leave --precision out")
+    return {"fp32": in_float32, "bf16": in_bfloat16, "int8": in_int8}[precision](encoder), precision
 
 
-def logits_of(model: TaskModel | Exported, units: Sequence[Unit], precision: Precision = "fp32") -> list[Logits]:
+def logits_of(model: TaskModel | Exported, units: Sequence[Unit], precision: Rounding = "fp32") -> list[Logits]:
     """For each unit float32 [M, outputs]: the scores of everything it asks, over all its sequences in order.
 
     The network is left as it was found; dropout is off while it computes.
@@ -67,7 +76,7 @@ def log_probabilities(
     for part in packed_numbers(lengths, [1] * len(examples), TOKENS):
         for numbers in (part[n : n + most] for n in range(0, len(part), most)):
             batch = collate([examples[number] for number in numbers]).to(device)
-            with torch.no_grad(), torch.autocast(device.type, DTYPES[precision], enabled=precision != "fp32"):
+            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
                 scores = model.scores(batch).float()
             told = scores.gather(1, batch.labels[:, None])[:, 0] - scores.logsumexp(-1)
             found[numbers] = told.cpu().numpy()
@@ -79,7 +88,7 @@ def vectors_of(
     units: Sequence[Unit],
     pooling: Pooling,
     width: int,
-    precision: Precision = "fp32",
+    precision: Rounding = "fp32",
 ) -> NDArray[np.float32]:
     """float32 [units, width]: one vector for each unit, which is one sequence that asks about one token.
 
@@ -97,7 +106,7 @@ def vectors_of(
 
 
 def _computed(
-    model: nn.Module, compute: Callable[[Batch], Tensor], units: Sequence[Unit], precision: Precision
+    model: nn.Module, compute: Callable[[Batch], Tensor], units: Sequence[Unit], precision: Rounding
 ) -> Iterator[tuple[list[int], Batch, Tensor]]:
     """Numbers of units, their batch, and what it gives."""
     training, device = model.training, next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -108,7 +117,7 @@ def _computed(
     for part in packed_numbers(lengths, sizes, TOKENS):
         numbers = [asking[place] for place in part]
         batch = collate([example for number in numbers for example in units[number]]).to(device)
-        with torch.no_grad(), torch.autocast(device.type, DTYPES[precision], enabled=precision != "fp32"):
+        with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
             result = compute(batch).float()
         yield numbers, batch, result
     if training:

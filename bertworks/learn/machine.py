@@ -11,8 +11,9 @@ from typing import Literal
 
 import torch
 
-Precision = Literal["fp32", "bf16"]
-Choice = Literal["auto", Precision]
+Precision = Literal["fp32", "bf16"]  # of a network that learns
+Rounding = Literal[Precision, "int8"]  # of one that answers
+Choice = Literal["auto", Rounding]
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 STEP = 5  # by which a thread that only computes is less urgent than those that answer
 GROWTH = 1.5  # of the memory in use, from which on what is kept is returned
@@ -67,6 +68,13 @@ def best_precision(device: torch.device | str = "cpu") -> Precision:
         return "fp32"
     bf16, fp32 = (measure_matmul(DTYPES[p], device, 0.15) for p in ("bf16", "fp32"))
     return "bf16" if bf16 > GAIN * fp32 else "fp32"
+
+
+def multiplies_int8(device: torch.device | str = "cpu") -> bool:
+    """Whether this is a CPU with instructions for products of 8 bits (VNNI); others let their sums overflow."""
+    return (
+        torch.device(device).type == "cpu" and torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
+    )
 
 
 def compute_threads() -> int:

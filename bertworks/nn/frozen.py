@@ -16,7 +16,9 @@ from bertworks.nn.layout import Layout
 
 FEW = 64  # tokens; with more of them arithmetic takes the time, and half-precision weights no longer help
 _LARGEST = 1e-2, 6e4  # weight of a matrix: half precision has few digits for smaller ones, and no larger ones
-_ROWS = 4096  # of a product, for which bf16 matrices are laid out
+_ROWS = 4096  # of a product, for which packed matrices are laid out
+_MOST, _ZERO = 127, 128  # whole numbers from -127 to 127; oneDNN wants none below 0, so 128 is added to those of inputs
+_LEAST = 1e-30  # a scale: of a row of zeros too
 _IN_PLACE: dict[str | None, Callable[[Tensor], Tensor]] = {
     "gelu": torch.ops.aten.gelu_.default,
     "gelu_tanh": partial(torch.ops.aten.gelu_.default, approximate="tanh"),
@@ -27,7 +29,8 @@ _FUSED = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("rel
 
 
 class Dense(Protocol):
-    """A matrix with its bias, and what comes after it: an activation, or a residual that is added."""
+    """A matrix with its bias, and what comes after it: an activation, or a residual that is added. Where there is one,
+    `x` is nobody else's, and may be overwritten."""
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor: ...
 
@@ -52,7 +55,7 @@ class _Layer(NamedTuple):
 
 
 class Frozen(nn.Module):
-    """Made by `in_float32`, `in_bfloat16` or `halved`.
+    """Made by `in_float32`, `in_bfloat16`, `in_int8` or `halved`.
 
     Args:
         few: more tokens than these are left to `rest`.
@@ -127,6 +130,13 @@ def in_bfloat16(encoder: Encoder) -> Encoder | Frozen:
     return encoder
 
 
+def in_int8(encoder: Encoder) -> Frozen:
+    """The encoder with matrices in whole numbers of eight bits, for a processor that multiplies these. Weights have a
+    scale for each output, inputs one for each token, whatever its neighbours (Dettmers et al. 2022, section 2.1). Sums
+    are exact, and all else is in single precision."""
+    return Frozen(encoder, _int8, torch.float32)
+
+
 def _single(linear: nn.Linear, activation: str | None) -> Dense:
     weight, bias, function = linear.weight.detach().t(), linear.bias.detach(), _IN_PLACE[activation]
 
@@ -160,5 +170,26 @@ def _bfloat16(linear: nn.Linear, activation: str | None) -> Dense:
         if residual is None:
             return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, function, [], variant)  # type: ignore[no-any-return]
         return torch.ops.mkldnn._linear_pointwise.binary(x, residual, weight, bias, "add")  # type: ignore[no-any-return]
+
+    return dense
+
+
+def _int8(linear: nn.Linear, activation: str | None) -> Dense:
+    """As oneDNN keeps them."""
+    weight, bias, function = linear.weight.detach().float(), linear.bias.detach(), _IN_PLACE[activation]
+    scales = weight.abs().amax(1).clamp_min(_LEAST) / _MOST
+    whole = (weight / scales[:, None]).round().to(torch.int8).contiguous()
+    packed, zeros = torch.ops.onednn.qlinear_prepack(whole, [_ROWS, whole.shape[1]]), torch.zeros_like(scales).long()
+
+    def dense(x: Tensor, residual: Tensor | None = None) -> Tensor:
+        scale = torch.maximum(x.amax(1, keepdim=True), -x.amin(1, keepdim=True)).clamp_min_(_LEAST).div_(_MOST)
+        x = x / scale if residual is None else x.div_(scale)
+        rows = x.round_().to(torch.int8).bitwise_xor_(-_ZERO).view(torch.uint8)  # another first bit: 128 more
+        y = torch.ops.onednn.qlinear_pointwise.default(
+            rows, 1.0, _ZERO, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        if residual is not None:
+            return (residual + bias).addcmul_(y, scale)
+        return function(torch.addcmul(bias, y, scale))
 
     return dense

@@ -45,7 +45,7 @@ class Question:
     compute: Callable[[Sequence[Any]], Sequence[Any]] = list
 
 
-DTYPES = {"fp32": "float32", "bf16": "bfloat16"}  # as Text Embeddings Inference calls them
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}  # as Text Embeddings Inference calls them
 Ask = Callable[[Request], Question]
 
 

@@ -20,7 +20,7 @@ import torch
 
 import bertworks
 from bertworks.errors import BertworksError
-from bertworks.learn.machine import DTYPES, best_precision, choose_device, measure_matmul
+from bertworks.learn.machine import DTYPES, best_precision, choose_device, measure_matmul, multiplies_int8
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.optimization import OptimizerConfig, make_optimizer
 from bertworks.learn.train import train
@@ -157,7 +157,9 @@ def _speed(device: torch.device) -> Iterator[Check]:
     yield Check("matmul speed", text, fields=speeds)
     precision, gain = best_precision(device), speeds["bf16"] / speeds["fp32"]
     text = f"device {device}, precision {precision}, because bf16 multiplies matrices {gain:.1f} times as fast as fp32"
-    yield Check("chosen", text, fields={"device": str(device), "precision": precision, "gain": gain})
+    int8 = multiplies_int8(device)
+    text += "; answers also with --precision int8" * int8
+    yield Check("chosen", text, fields={"device": str(device), "precision": precision, "gain": gain, "int8": int8})
 
 
 def _self_test() -> Check:

@@ -6,12 +6,15 @@ import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 
+from bertworks.files.opened import opened
 from bertworks.learn.machine import Choice
-from bertworks.learn.whitening import Moments, Whitener, Whitening
+from bertworks.learn.whitening import Moments, Whitener, Whitening, normalized
 from bertworks.nn.pooling import Pooling
 from bertworks.rows.reader import Quoting, RowReader
 from bertworks.rows.writer import FileKind, kind_of, write_rows
@@ -22,6 +25,7 @@ from bertworks.use.embedder import AT_ONCE, Embedder, Vectors, portions, row_tex
 from bertworks.use.spool import Spool
 
 _COLUMN = "embedding"
+_COMPARED = 64  # texts, whose exact vectors are made as well
 
 
 def embed_file(
@@ -54,9 +58,8 @@ def embed_file(
     """
     is_array = str(output).endswith(".npy")
     kind = None if is_array else kind_of(output)
-    embedder = Embedder(
-        model, pooling=pooling, normalize=normalize, max_length=max_length, device=device, precision=precision
-    )
+    make = partial(Embedder, opened(model, device), pooling=pooling, normalize=normalize, max_length=max_length)
+    embedder = make(precision=precision)
     reader = RowReader(data, quoting=quoting)
     columns = text_columns(reader, text)
     yield Event("note", f"text: {', '.join(columns)}; {embedder.settings.pooling} of {embedder.dimension} dimensions")
@@ -64,6 +67,8 @@ def embed_file(
     if spool.count:
         yield Event("note", f"going on after {spool.count:,} rows", {"resumed_row": spool.count})
     empty = Tally()
+    if embedder.precision == "int8":
+        yield _cost(embedder, make(precision="fp32"), reader, columns)
     yield from _fill(spool, embedder, reader, columns, empty)
     yield from (Event("note", note) for note in reader.notes)
     if empty.count:
@@ -80,9 +85,22 @@ def embed_file(
     yield Event("done", f"{output}: {spool.count:,} vectors of {embedder.dimension}{note}", fields)
 
 
+def _cost(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequence[str]) -> Event:
+    """How near the first vectors are to exact ones."""
+    read = (row_text(row, columns, Tally()) for row in islice(reader, _COMPARED))
+    texts = [text for text in read if text]
+    a, b = (normalized(embedder.embed(texts)) for embedder in (ours, exact))
+    cosines = (a * b).sum(1) if texts else np.ones(1)
+    least, mean = float(cosines.min()), float(cosines.mean())
+    told = (
+        f"cosines of {least:.4f} or more, {mean:.4f} on average, with what fp32 makes of the first {len(texts)} texts"
+    )
+    return Event("note", f"{ours.precision}: {told}", {"least_cosine": least, "mean_cosine": mean})
+
+
 def _fill(spool: Spool, embedder: Embedder, reader: RowReader, columns: Sequence[str], empty: Tally) -> Iterator[Event]:
     """Embeds what is not in the spool."""
-    for rows in portions(itertools.islice(reader, spool.count, None)):
+    for rows in portions(islice(reader, spool.count, None)):
         texts = [row_text(row, columns, empty) for row in rows]
         vectors, cut = embedder.portion(texts)
         spool.add([
@@ -96,7 +114,7 @@ def _fill(spool: Spool, embedder: Embedder, reader: RowReader, columns: Sequence
 def _stored(spool: Spool, dimension: int) -> Iterator[Vectors]:
     """The vectors of a spool, in portions."""
     answers = spool.read()
-    while group := list(itertools.islice(answers, AT_ONCE)):
+    while group := list(islice(answers, AT_ONCE)):
         raw = b"".join(base64.b64decode(answer["vector"]) for answer in group)
         yield np.frombuffer(raw, np.float32).reshape(-1, dimension)
 

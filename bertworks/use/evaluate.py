@@ -12,6 +12,7 @@ from bertworks.data.sampling import Store
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.model import load_model
 from bertworks.files.names import locate
+from bertworks.files.opened import opened
 from bertworks.files.task import TaskDescription
 from bertworks.learn.machine import Choice, Precision, choose_device
 from bertworks.learn.objectives import PretrainingModel
@@ -132,8 +133,8 @@ def evaluate_task(
     precision: Choice = "auto",
 ) -> dict[str, Any]:
     """What a fine-tuned model makes of labelled rows, best of all of rows that had no part in the training: `task`,
-    `rows`, `figures`, `table` (figures of each label, type of entity or kind of question), `mistakes` (how many) and
-    `frequent` (their commonest kinds, in words).
+    `rows`, `figures` (in int8 also `figures_fp32`, of single precision), `table` (figures of each label, type of entity
+    or kind of question), `mistakes` (how many) and `frequent` (their commonest kinds, in words).
 
     Args:
         errors: a file to write every mistake to, the surest first.
@@ -145,7 +146,8 @@ def evaluate_task(
         BertworksError: no such model, or a row that cannot be judged, with its line; a label that the model does not
             know is one of these.
     """
-    predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
+    source = opened(model, device)
+    predictor = Predictor(source, precision=precision, threshold=threshold)
     d, reader = predictor.description, RowReader(data, quoting=quoting)
     found = list(predictor.answers(items(reader, _labelled(reader, d, text, label))))
     encoded, answers = [one for one, _ in found], [answer for _, answer in found]
@@ -153,10 +155,15 @@ def evaluate_task(
     wrong = mistakes(d, judged, answers)
     if errors is not None:
         write_errors(Path(errors), d, wrong)
+    exact = {}
+    if predictor.precision == "int8":
+        unrounded = Predictor(source, precision="fp32", threshold=threshold)
+        exact = {"figures_fp32": judge(d, judged, [answer for _, answer in unrounded.answers(judged)])}
     return {
         "task": d.task,
         "rows": len(judged),
         "figures": judge(d, judged, answers),
+        **exact,
         "table": table(d, encoded, answers),
         "mistakes": len(wrong),
         "frequent": frequent(wrong),

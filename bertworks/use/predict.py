@@ -20,7 +20,7 @@ from bertworks.files.task import TaskDescription, read_task
 from bertworks.learn.answers import Answer
 from bertworks.learn.exported import Exported
 from bertworks.learn.inference import Logits, logits_of, prepared
-from bertworks.learn.machine import Choice, Precision, keep_memory
+from bertworks.learn.machine import Choice, Rounding, keep_memory
 from bertworks.learn.tasks import TaskModel
 from bertworks.nn.encoder import Encoder
 from bertworks.rows.guessing import guess_schema
@@ -31,9 +31,10 @@ from bertworks.runs.events import Event
 from bertworks.runs.finetuning import decoding_of, reading_of, task_of
 from bertworks.text.atomic import sha256
 from bertworks.text.streams import Tally
-from bertworks.use.shown import Columns, Shown
+from bertworks.use.shown import Columns, Shown, said_in
 from bertworks.use.spool import Spool
 
+_COMPARED = 256  # rows, whose answers in single precision are found as well
 AT_ONCE = 2048  # items that are read, sorted by length and answered together
 
 
@@ -46,13 +47,14 @@ class Predictor:
         threshold: multilabel: the probability from which a label is given, 0.5 unless the model says otherwise. qa: see
             `learn.answers.Decoding`.
         precision: "auto": bf16 where this hardware gains by it, whose probabilities differ in the third digit;
-            elsewhere fp32.
+            elsewhere fp32. "int8": see `nn.frozen.in_int8`; probabilities differ in the second digit.
 
     Attributes:
         precision: what "auto" has become.
 
     Raises:
         BertworksError: no such model, or it was not fine-tuned.
+        UsageError: int8 on hardware without it, or of a model that reads several layers (the recipe `features`).
     """
 
     def __init__(
@@ -147,12 +149,14 @@ def _network(source: Opened, d: TaskDescription) -> TaskModel:
     )
 
 
-def _answering(source: Opened, d: TaskDescription, wanted: Choice) -> tuple[TaskModel | Exported, Precision]:
+def _answering(source: Opened, d: TaskDescription, wanted: Choice) -> tuple[TaskModel | Exported, Rounding]:
     """What answers soonest, and what "auto" has become."""
     if source.exported:
         return source.session("fp32" if wanted == "auto" else wanted, task=task_of(d)), "fp32"
     network = _network(source, d)
     encoder, precision = prepared(network.encoder, wanted)
+    if network.features is not None and precision == "int8":
+        raise UsageError("a model of the recipe `features` has no int8", fix="leave --precision out")
     if network.features is None:  # these read the encoder themselves
         network.encoder = cast(Encoder, encoder)
     return network, precision
@@ -185,7 +189,8 @@ def predict_file(
         BertworksError, UsageError: no such model or column; a row that cannot be answered, with its line.
     """
     kind = kind or kind_of(output)
-    predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
+    source = opened(model, device)
+    predictor = Predictor(source, precision=precision, threshold=threshold)
     d = predictor.description
     if kind == "conll" and d.task != "tagging":
         raise UsageError(f"CoNLL columns are for tags, and this model is for {d.task}", fix="write another kind")
@@ -197,12 +202,11 @@ def predict_file(
     spool = Spool(Path(output) if str(output) != "-" else None, _fingerprint(predictor, reader, columns, schema))
     if spool.count:
         yield Event("note", f"going on after {spool.count:,} rows", {"resumed_row": spool.count})
+    if predictor.precision == "int8":
+        exact = Predictor(source, precision="fp32", threshold=threshold)
+        yield _cost(predictor, exact, [item for item in islice(_asked(reader, schema, Tally()), _COMPARED) if item])
     empty = Tally()
-    for portion in _portions(islice(_asked(reader, schema, empty), spool.count, None), d.document_context):
-        answers = predictor.answers(item for item in portion if item is not None)
-        spool.add([columns.nothing if item is None else columns.of(*next(answers)) for item in portion])
-        amount = {"stage": "predict", "what": "rows", "amount": spool.count}
-        yield Event("stage", f"predict: {spool.count:,} rows", amount)
+    yield from _fill(spool, predictor, columns, _asked(reader, schema, empty))
     yield from (Event("note", note) for note in reader.notes)
     if empty.count:
         yield Event("note", f"rows without text, and therefore without answer: {empty}", {"empty": empty.count})
@@ -215,6 +219,27 @@ def predict_file(
     cut = f"; {spool.truncated:,} were too long and were cut" if spool.truncated else ""
     fields = {"output": str(output), "rows": spool.count, "truncated": spool.truncated}
     yield Event("done", f"{output}: {spool.count:,} rows{cut}", fields)
+
+
+def _cost(ours: Predictor, exact: Predictor, asked: Sequence[Item]) -> Event:
+    """How many answers are other ones than in single precision."""
+    said = [[answer for _, answer in predictor.answers(asked)] for predictor in (ours, exact)]
+    if ours.description.task == "regression":
+        largest = max((abs(a["value"] - b["value"]) for a, b in zip(*said, strict=True)), default=0.0)
+        told, fields = f"the first {len(asked)} values differ by up to {largest:.3f} from", {"largest": largest}
+    else:
+        others = sum(said_in(a) != said_in(b) for a, b in zip(*said, strict=True))
+        told, fields = f"{others} of the first {len(asked)} answers are other ones than", {"others": others}
+    return Event("note", f"{ours.precision}: {told} in fp32", fields | {"compared": len(asked)})
+
+
+def _fill(spool: Spool, predictor: Predictor, columns: Columns, asked: Iterator[Item | None]) -> Iterator[Event]:
+    """Answers what is not in the spool."""
+    for portion in _portions(islice(asked, spool.count, None), predictor.description.document_context):
+        answers = predictor.answers(item for item in portion if item is not None)
+        spool.add([columns.nothing if item is None else columns.of(*next(answers)) for item in portion])
+        amount = {"stage": "predict", "what": "rows", "amount": spool.count}
+        yield Event("stage", f"predict: {spool.count:,} rows", amount)
 
 
 def _portions(asked: Iterator[Item | None], whole_documents: bool) -> Iterator[list[Item | None]]:

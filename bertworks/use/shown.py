@@ -53,6 +53,14 @@ class Shown:
         return given
 
 
+def said_in(answer: Answer) -> Any:
+    """What an answer says, without how sure it is."""
+    told = next(answer[parts[0]] for parts in _PARTS.values() if parts[0] in answer)
+    if isinstance(told, list) and told and isinstance(told[0], dict):
+        return [{name: value for name, value in part.items() if name != "score"} for part in told]
+    return told
+
+
 class Columns:
     """What is written beside a row: names that the row does not have."""
 
