@@ -16,9 +16,9 @@ from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.names import packaged_minilm
 from bertworks.files.sentence import SentenceSettings, read_sentence, write_sentence
-from bertworks.learn.machine import multiplies_int8
 from bertworks.learn.scores import regression
 from bertworks.learn.whitening import Moments, normalized
+from bertworks.nn.frozen import multiplies_int8
 from bertworks.use.embed import embed_file
 from bertworks.use.embedder import Embedder
 from bertworks.use.evaluate import evaluate_sts
@@ -248,7 +248,7 @@ def test_a_file_in_eight_bits_is_told_its_price(rows: Path, model: Path, tmp_pat
 
 
 def test_eight_bits_are_refused_where_there_are_no_instructions(model: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bertworks.learn.inference.multiplies_int8", lambda device: False)
+    monkeypatch.setattr("bertworks.learn.inference.multiplies_int8", lambda: False)
     with pytest.raises(UsageError, match="int8"):
         Embedder(model, device="cpu", precision="int8")
 

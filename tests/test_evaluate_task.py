@@ -19,7 +19,7 @@ from fine import (
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.storage import read_json
-from bertworks.learn.machine import multiplies_int8
+from bertworks.nn.frozen import multiplies_int8
 from bertworks.use.evaluate import evaluate_task
 from bertworks.use.finetuned import finetune
 from bertworks.use.predict import predict_file

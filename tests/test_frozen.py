@@ -1,17 +1,19 @@
 """Encoders that learn no more: the same states as from the encoder, to the precision that is promised, whatever stands
 beside them."""
 
+import os
+import subprocess
+import sys
 import threading
 
 import numpy as np
 import pytest
 import torch
 
-from bertworks.learn.machine import multiplies_int8
 from bertworks.nn.attention import attend, attend_in_runs
 from bertworks.nn.config import EncoderConfig
 from bertworks.nn.encoder import ACTIVATIONS, Encoder
-from bertworks.nn.frozen import FEW, Dense, Frozen, _int8, halved, in_bfloat16, in_float32, in_int8
+from bertworks.nn.frozen import FEW, Dense, Frozen, _int8, halved, in_bfloat16, in_float32, in_int8, multiplies_int8
 from bertworks.nn.layout import Layout
 
 SHAPE = EncoderConfig(
@@ -110,6 +112,14 @@ def test_sums_of_whole_numbers_are_exact_and_every_token_has_its_own_scale():
     spoilt[4, 0] = torch.nan
     assert dense(spoilt)[4].isnan().all()
     assert torch.equal(dense(spoilt)[:4], dense(x)[:4])
+
+
+@pytest.mark.parametrize("instructions", ["AVX2", "AVX512_CORE"])
+def test_where_sums_overflow_there_are_no_eight_bits(instructions: str):
+    say = "from bertworks.nn.frozen import multiplies_int8; print(multiplies_int8())"
+    environment = os.environ | {"ONEDNN_MAX_CPU_ISA": instructions}
+    said = subprocess.run([sys.executable, "-c", say], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout == "False\n"
 
 
 @bfloat16

@@ -12,12 +12,12 @@ from bertworks.data.labelled import Unit, longest, packed_numbers
 from bertworks.data.masking import Example
 from bertworks.errors import UsageError
 from bertworks.learn.exported import Exported
-from bertworks.learn.machine import Choice, Precision, Rounding, best_precision, multiplies_int8
+from bertworks.learn.machine import Choice, Precision, Rounding, best_precision
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.tasks import TaskModel
 from bertworks.learn.train import Mean
 from bertworks.nn.encoder import Encoder
-from bertworks.nn.frozen import Frozen, in_bfloat16, in_float32, in_int8
+from bertworks.nn.frozen import Frozen, in_bfloat16, in_float32, in_int8, multiplies_int8
 from bertworks.nn.pooling import Pooling, pool
 
 TOKENS = 4096  # of a batch, padding counted
@@ -34,9 +34,10 @@ def prepared(encoder: Encoder, wanted: Choice) -> tuple[Encoder | Frozen, Roundi
     """
     device = next(encoder.parameters()).device
     precision = best_precision(device) if wanted == "auto" else wanted
-    if precision == "int8" and not multiplies_int8(device):
-        where = "this processor" if device.type == "cpu" else "this way of computing on a GPU"
-        raise UsageError(f"{where} has no instructions for int8 (VNNI)", fix="leave --precision out")
+    if precision == "int8" and device.type != "cpu":
+        raise UsageError("int8 is for CPUs", fix="leave --precision out: GPUs take bf16")
+    if precision == "int8" and not multiplies_int8():
+        raise UsageError("this processor has no instructions for int8 (VNNI)", fix="leave --precision out")
     return {"fp32": in_float32, "bf16": in_bfloat16, "int8": in_int8}[precision](encoder), precision
 
 

@@ -70,13 +70,6 @@ def best_precision(device: torch.device | str = "cpu") -> Precision:
     return "bf16" if bf16 > GAIN * fp32 else "fp32"
 
 
-def multiplies_int8(device: torch.device | str = "cpu") -> bool:
-    """Whether this is a CPU with instructions for products of 8 bits (VNNI); others let their sums overflow."""
-    return (
-        torch.device(device).type == "cpu" and torch.backends.mkldnn.is_available() and torch.cpu._is_vnni_supported()
-    )
-
-
 def compute_threads() -> int:
     """Threads with which the calling thread computes on the CPU."""
     return torch.get_num_threads()

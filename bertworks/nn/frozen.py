@@ -4,7 +4,7 @@ GPUs; `Encoder` does these."""
 
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple, Protocol, cast
 
 import torch
@@ -137,6 +137,16 @@ def in_int8(encoder: Encoder) -> Frozen:
     return Frozen(encoder, _int8, torch.float32)
 
 
+@cache
+def multiplies_int8() -> bool:
+    """Whether this processor, as oneDNN may use it, multiplies numbers of eight bits exactly. Those without
+    instructions for it (VNNI) let the sums of two products overflow."""
+    if not torch.backends.mkldnn.is_available() or not torch.cpu._is_vnni_supported():
+        return False
+    weight, rows = torch.full((1, 64), _MOST, dtype=torch.int8), torch.full((1, 64), _ZERO + _MOST, dtype=torch.uint8)
+    return _whole(weight, torch.ones(1))(rows).item() == 64 * _MOST * _MOST
+
+
 def _single(linear: nn.Linear, activation: str | None) -> Dense:
     weight, bias, function = linear.weight.detach().t(), linear.bias.detach(), _IN_PLACE[activation]
 
@@ -175,21 +185,29 @@ def _bfloat16(linear: nn.Linear, activation: str | None) -> Dense:
 
 
 def _int8(linear: nn.Linear, activation: str | None) -> Dense:
-    """As oneDNN keeps them."""
     weight, bias, function = linear.weight.detach().float(), linear.bias.detach(), _IN_PLACE[activation]
     scales = weight.abs().amax(1).clamp_min(_LEAST) / _MOST
-    whole = (weight / scales[:, None]).round().to(torch.int8).contiguous()
-    packed, zeros = torch.ops.onednn.qlinear_prepack(whole, [_ROWS, whole.shape[1]]), torch.zeros_like(scales).long()
+    multiplied = _whole((weight / scales[:, None]).round().to(torch.int8).contiguous(), scales)
 
     def dense(x: Tensor, residual: Tensor | None = None) -> Tensor:
         scale = torch.maximum(x.amax(1, keepdim=True), -x.amin(1, keepdim=True)).clamp_min_(_LEAST).div_(_MOST)
         x = x / scale if residual is None else x.div_(scale)
-        rows = x.round_().to(torch.int8).bitwise_xor_(-_ZERO).view(torch.uint8)  # another first bit: 128 more
-        y = torch.ops.onednn.qlinear_pointwise.default(
-            rows, 1.0, _ZERO, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
-        )
+        y = multiplied(x.round_().to(torch.int8).bitwise_xor_(-_ZERO).view(torch.uint8))  # another first bit: 128 more
         if residual is not None:
             return (residual + bias).addcmul_(y, scale)
         return function(torch.addcmul(bias, y, scale))
 
     return dense
+
+
+def _whole(weight: Tensor, scales: Tensor) -> Callable[[Tensor], Tensor]:
+    """int8 [outputs, inputs], as oneDNN keeps them, and a scale of each output -> what multiplies uint8 [T, inputs],
+    which are 128 too large, with them: float32 [T, outputs]."""
+    packed, zeros = torch.ops.onednn.qlinear_prepack(weight, [_ROWS, weight.shape[1]]), torch.zeros_like(scales).long()
+
+    def multiplied(rows: Tensor) -> Tensor:
+        return torch.ops.onednn.qlinear_pointwise.default(  # type: ignore[no-any-return]
+            rows, 1.0, _ZERO, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+
+    return multiplied

@@ -20,11 +20,12 @@ import torch
 
 import bertworks
 from bertworks.errors import BertworksError
-from bertworks.learn.machine import DTYPES, best_precision, choose_device, measure_matmul, multiplies_int8
+from bertworks.learn.machine import DTYPES, best_precision, choose_device, measure_matmul
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.optimization import OptimizerConfig, make_optimizer
 from bertworks.learn.train import train
 from bertworks.nn.config import EncoderConfig
+from bertworks.nn.frozen import multiplies_int8
 from bertworks.runs.examples import held_out_batches
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import write_shards
@@ -157,7 +158,7 @@ def _speed(device: torch.device) -> Iterator[Check]:
     yield Check("matmul speed", text, fields=speeds)
     precision, gain = best_precision(device), speeds["bf16"] / speeds["fp32"]
     text = f"device {device}, precision {precision}, because bf16 multiplies matrices {gain:.1f} times as fast as fp32"
-    int8 = multiplies_int8(device)
+    int8 = device.type == "cpu" and multiplies_int8()
     text += "; answers also with --precision int8" * int8
     yield Check("chosen", text, fields={"device": str(device), "precision": precision, "gain": gain, "int8": int8})
 
