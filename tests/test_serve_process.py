@@ -3,6 +3,7 @@
 import base64
 import gc
 import json
+import logging
 import os
 import signal
 import socket
@@ -21,6 +22,7 @@ import pytest
 from served import process, stop
 
 from bertworks.cli.main import main
+from bertworks.serve.log import LogHandler
 from bertworks.serve.serving import bound, serve
 from bertworks.use.embedder import Embedder
 
@@ -186,6 +188,39 @@ def test_told_to_stop_it_answers_what_was_asked(model: Path):
         assert seconds < 10
         with pytest.raises(httpx.ConnectError):
             httpx.get(url)
+
+
+def test_a_log_that_nobody_reads_holds_up_nobody(model: Path):
+    """A pipe takes 64 kB."""
+    with process(str(model)) as (running, url), httpx.Client(base_url=url, timeout=60) as client:
+        for _ in range(600):
+            client.get("/info").raise_for_status()
+        begin = time.monotonic()
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(10) == 0
+        assert time.monotonic() - begin < 10
+        assert running.stderr is not None
+        lines = [json.loads(line) for line in running.stderr.read().splitlines()[:-1]]  # the last may be cut
+        assert 200 < len(lines) < 600
+
+
+def test_lines_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch):
+    read, write = os.pipe()
+    monkeypatch.setattr("bertworks.serve.log.MOST", 5)
+    monkeypatch.setattr("bertworks.serve.log.PAUSE", 0.2)
+    with os.fdopen(read) as reader, os.fdopen(write, "w") as writer:
+        monkeypatch.setattr(sys, "stderr", writer)
+        handler = LogHandler()
+        for number in range(8):
+            handler.emit(logging.makeLogRecord({"msg": f"line {number}"}))
+        handler.flush()
+        handler.emit(logging.makeLogRecord({"msg": "line 8", "fields": {"status": 200}}))
+        handler.flush()
+        lines = [json.loads(reader.readline()) for _ in range(7)]
+    assert [line["message"] for line in lines] == [
+        *(f"line {number}" for number in range(5)), "lines of the log were lost", "line 8"
+    ]  # fmt: skip
+    assert (lines[5]["level"], lines[5]["lost"], lines[6]["status"]) == ("warning", 3, 200)
 
 
 def test_a_token_and_a_full_server_from_outside(openai: ModuleType, model: Path):

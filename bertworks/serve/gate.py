@@ -1,13 +1,11 @@
-"""What stands before a server's application: who may enter, how many at once, what every response says besides, the
-figures and the log. ASGI alone; not here: paths and answers (`application`)."""
+"""What stands before a server's application: who may enter, how many at once, what every response says besides, and
+the figures. ASGI alone; not here: paths and answers (`application`)."""
 
 import hmac
 import json
 import logging
-import sys
 import time
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
-from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -66,29 +64,6 @@ class Figures:
         self.batch_size.observe(units)
         self.batch_tokens.observe(cost)
         self.inference.observe(seconds)
-
-
-class _Lines(logging.Formatter):
-    """One JSON object for each record."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        line = {"time": at, "level": record.levelname.lower(), "message": record.getMessage()}
-        line |= getattr(record, "fields", {})
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=True, default=str)
-
-
-def json_log() -> logging.Logger:
-    """The log of a server, and of uvicorn, as JSON lines on standard error. No text that was asked about is in it."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Lines())
-    for name in ("uvicorn", "bertworks.serve"):
-        logger = logging.getLogger(name)
-        logger.handlers, logger.propagate = [handler], False
-        logger.setLevel(logging.INFO)
-    return logging.getLogger("bertworks.serve")
 
 
 class Gate:

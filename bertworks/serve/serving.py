@@ -61,7 +61,7 @@ def serve(
 
         from bertworks.serve.application import Application
         from bertworks.serve.connections import Connection
-        from bertworks.serve.gate import json_log
+        from bertworks.serve.log import json_log
     with bound(host, port) as listening:  # before the model is read: a port that is not free is told of at once
         abilities = Abilities(model, index=index, device=device, precision=precision, limits=limits)
         application = Application(abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit)
