@@ -223,6 +223,24 @@ def test_lines_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch):
     assert (lines[5]["level"], lines[5]["lost"], lines[6]["status"]) == ("warning", 3, 200)
 
 
+def test_a_write_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch):
+    failures, written = [OSError(28, "No space left on device")] * 2, []
+
+    def write(_: int, content: bytes) -> int:
+        if failures:
+            raise failures.pop()
+        written.append(content[:9])
+        return len(written[-1])
+
+    monkeypatch.setattr("bertworks.serve.log.RETRY", 0.01)
+    monkeypatch.setattr("bertworks.serve.log.os.write", write)
+    handler = LogHandler()
+    handler.handle(logging.makeLogRecord({"msg": "a", "fields": {"status": 200}}))
+    handler.flush()
+    assert json.loads(b"".join(written))["status"] == 200
+    assert not failures
+
+
 def test_a_token_and_a_full_server_from_outside(openai: ModuleType, model: Path):
     settings = ["--host", "0.0.0.0", "--max-concurrent-requests", "1"]
     with process(str(model), *settings, BERTWORKS_API_KEY="sesame") as (running, url):

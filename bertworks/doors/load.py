@@ -166,8 +166,8 @@ def load(model: str | Path, *, device: str = "auto", precision: Choice = "auto")
     Args:
         model: a folder of ours, of transformers, of sentence-transformers, or an exported one; `minilm`; or a hub id.
         device: "auto", "cpu" or "cuda".
-        precision: "fp32", "bf16", or "auto": for vectors as `Embedder` has it, for predictions as `Predictor`; for all
-            else fp32.
+        precision: "fp32", "bf16", "int8" or "auto": for vectors as `Embedder` has it, for predictions as `Predictor`;
+            fills and explanations are in fp32, scores in bf16 if that is asked for.
 
     Raises:
         BertworksError: no such model, or files that are damaged or not of a BERT.

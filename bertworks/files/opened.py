@@ -16,7 +16,7 @@ from bertworks.files.model import EXPORTED, is_exported, load_settings, load_sta
 from bertworks.files.names import locate
 from bertworks.files.sentence import read_sentence
 from bertworks.learn.exported import Exported, refuse_elsewhere
-from bertworks.learn.machine import Rounding, choose_device
+from bertworks.learn.machine import InferencePrecision, choose_device
 from bertworks.nn.config import EncoderConfig
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -91,7 +91,7 @@ class Opened:
         network.load_state_dict({name.removeprefix(prefix): self.state[name] for name in ours}, assign=True)
         return network.requires_grad_(False).eval()
 
-    def session(self, precision: Rounding, **wanted: Any) -> Exported:
+    def session(self, precision: InferencePrecision, **wanted: Any) -> Exported:
         """The network of an exported model. wanted: see `Exported`.
 
         Raises:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from bertworks.data.batch import Batch
 from bertworks.errors import BertworksError, UsageError
-from bertworks.learn.machine import Rounding
+from bertworks.learn.machine import InferencePrecision
 from bertworks.learn.tasks import MultipleChoice, Task
 from bertworks.nn.layout import Layout
 
@@ -167,7 +167,7 @@ def _check_head(network: Exported, task: Task) -> None:
         raise _other(network, "what the task asks for")
 
 
-def refuse_elsewhere(device: str, precision: Rounding, where: Path) -> None:
+def refuse_elsewhere(device: str, precision: InferencePrecision, where: Path) -> None:
     """Raises UsageError where an exported model is asked for what it cannot do."""
     if device == "cuda" or precision != "fp32":
         raise UsageError("an exported model is computed on the CPU, in the precision of its file", where=str(where))

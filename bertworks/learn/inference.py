@@ -12,7 +12,7 @@ from bertworks.data.labelled import Unit, longest, packed_numbers
 from bertworks.data.masking import Example
 from bertworks.errors import UsageError
 from bertworks.learn.exported import Exported
-from bertworks.learn.machine import Choice, Precision, Rounding, best_precision
+from bertworks.learn.machine import Choice, InferencePrecision, Precision, best_precision
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.tasks import TaskModel
 from bertworks.learn.train import Mean
@@ -25,7 +25,7 @@ SCORES = 1 << 24  # of words at asked places, at once
 Logits = NDArray[np.float32]
 
 
-def prepared(encoder: Encoder, wanted: Choice) -> tuple[Encoder | Frozen, Rounding]:
+def prepared(encoder: Encoder, wanted: Choice) -> tuple[Encoder | Frozen, InferencePrecision]:
     """An encoder that learns no more, as it answers soonest in this precision; and what "auto" has become: bf16 where
     this hardware gains by it, else fp32.
 
@@ -41,7 +41,9 @@ def prepared(encoder: Encoder, wanted: Choice) -> tuple[Encoder | Frozen, Roundi
     return {"fp32": in_float32, "bf16": in_bfloat16, "int8": in_int8}[precision](encoder), precision
 
 
-def logits_of(model: TaskModel | Exported, units: Sequence[Unit], precision: Rounding = "fp32") -> list[Logits]:
+def logits_of(
+    model: TaskModel | Exported, units: Sequence[Unit], precision: InferencePrecision = "fp32"
+) -> list[Logits]:
     """For each unit float32 [M, outputs]: the scores of everything it asks, over all its sequences in order.
 
     The network is left as it was found; dropout is off while it computes.
@@ -89,7 +91,7 @@ def vectors_of(
     units: Sequence[Unit],
     pooling: Pooling,
     width: int,
-    precision: Rounding = "fp32",
+    precision: InferencePrecision = "fp32",
 ) -> NDArray[np.float32]:
     """float32 [units, width]: one vector for each unit, which is one sequence that asks about one token.
 
@@ -107,7 +109,7 @@ def vectors_of(
 
 
 def _computed(
-    model: nn.Module, compute: Callable[[Batch], Tensor], units: Sequence[Unit], precision: Rounding
+    model: nn.Module, compute: Callable[[Batch], Tensor], units: Sequence[Unit], precision: InferencePrecision
 ) -> Iterator[tuple[list[int], Batch, Tensor]]:
     """Numbers of units, their batch, and what it gives."""
     training, device = model.training, next((p.device for p in model.parameters()), torch.device("cpu"))

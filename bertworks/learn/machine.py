@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 
 Precision = Literal["fp32", "bf16"]  # of a network that learns
-Rounding = Literal[Precision, "int8"]  # of one that answers
-Choice = Literal["auto", Rounding]
+InferencePrecision = Literal[Precision, "int8"]  # of one that answers
+Choice = Literal["auto", InferencePrecision]
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 STEP = 5  # by which a thread that only computes is less urgent than those that answer
 GROWTH = 1.5  # of the memory in use, from which on what is kept is returned

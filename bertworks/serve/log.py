@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 MOST = 10_000  # lines that wait; more of them are lost, and counted
 PAUSE = 0.05  # seconds in which lines come together: a thread that is woken by each of them would hold up the others
+RETRY = 0.5  # seconds, after a write that failed
 _AT_ONCE = 100  # lines
 PATIENCE = 1.0  # seconds, at the end, for who does not read
 
@@ -53,7 +54,10 @@ class LogHandler(logging.Handler):
             lost, self._lost = self._lost, 0
             said = {"levelname": "WARNING", "msg": "lines of the log were lost", "fields": {"lost": lost}}
             self._lines.append(self.format(logging.makeLogRecord(said)))
-        self._lines.append(self.format(record))
+        try:
+            self._lines.append(self.format(record))
+        except Exception:
+            self.handleError(record)  # as the handlers of the library do: no request fails for its log
         self._some.set()
 
     def flush(self) -> None:
@@ -69,11 +73,11 @@ class LogHandler(logging.Handler):
             self._some.clear()
             while count := min(len(self._lines), _AT_ONCE):
                 content = "".join(self._lines[number] + "\n" for number in range(count)).encode()
-                try:
-                    while content:
+                while content:
+                    try:
                         content = content[os.write(self._descriptor, content) :]
-                except OSError:  # nobody reads any more, and there is nowhere else to say so
-                    pass
+                    except OSError:  # a full disk, or nobody there: lines wait, as for a slow reader
+                        time.sleep(RETRY)
                 for _ in range(count):
                     self._lines.popleft()
 

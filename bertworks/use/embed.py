@@ -3,11 +3,10 @@ vector (`embedder`)."""
 
 import base64
 import hashlib
-import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
 import numpy as np
@@ -92,9 +91,7 @@ def _cost(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequence[
     a, b = (normalized(embedder.embed(texts)) for embedder in (ours, exact))
     cosines = (a * b).sum(1) if texts else np.ones(1)
     least, mean = float(cosines.min()), float(cosines.mean())
-    told = (
-        f"cosines of {least:.4f} or more, {mean:.4f} on average, with what fp32 makes of the first {len(texts)} texts"
-    )
+    told = f"cosines of {least:.4f} or more, {mean:.4f} on average, with the first {len(texts)} vectors in fp32"
     return Event("note", f"{ours.precision}: {told}", {"least_cosine": least, "mean_cosine": mean})
 
 
@@ -145,7 +142,7 @@ def _write_columns(output: str | Path, kind: FileKind, reader: RowReader, portio
     column = _COLUMN
     while column in reader.columns:
         column += "_"
-    single = itertools.chain.from_iterable(portions)
+    single = chain.from_iterable(portions)
     # Parquet knows float32. Elsewhere numbers have as many digits as tell one float32 from the next.
     shown = single if kind == "parquet" else ([float(str(x)) for x in vector] for vector in single)
     rows = ({**row.values, column: vector} for row, vector in zip(reader, shown, strict=True))

@@ -19,7 +19,7 @@ from bertworks.files.opened import Opened, opened
 from bertworks.files.sentence import read_sentence, write_sentence
 from bertworks.learn.exported import Exported
 from bertworks.learn.inference import prepared, vectors_of
-from bertworks.learn.machine import Choice, Rounding, keep_memory
+from bertworks.learn.machine import Choice, InferencePrecision, keep_memory
 from bertworks.learn.whitening import normalized
 from bertworks.nn.encoder import Encoder
 from bertworks.nn.frozen import Frozen, halved
@@ -141,7 +141,7 @@ class Embedder:
         }
 
 
-def _network(source: Opened, wanted: Choice) -> tuple[Encoder | Frozen | Exported, Rounding]:
+def _network(source: Opened, wanted: Choice) -> tuple[Encoder | Frozen | Exported, InferencePrecision]:
     """What makes the vectors, and what "auto" has become."""
     if source.exported:
         gives = "last_hidden_state", source.config.hidden_size

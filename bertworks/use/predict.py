@@ -20,7 +20,7 @@ from bertworks.files.task import TaskDescription, read_task
 from bertworks.learn.answers import Answer
 from bertworks.learn.exported import Exported
 from bertworks.learn.inference import Logits, logits_of, prepared
-from bertworks.learn.machine import Choice, Rounding, keep_memory
+from bertworks.learn.machine import Choice, InferencePrecision, keep_memory
 from bertworks.learn.tasks import TaskModel
 from bertworks.nn.encoder import Encoder
 from bertworks.rows.guessing import guess_schema
@@ -34,7 +34,7 @@ from bertworks.text.streams import Tally
 from bertworks.use.shown import Columns, Shown, said_in
 from bertworks.use.spool import Spool
 
-_COMPARED = 256  # rows, whose answers in single precision are found as well
+_COMPARED = 64  # rows, whose answers in single precision are found as well
 AT_ONCE = 2048  # items that are read, sorted by length and answered together
 
 
@@ -149,7 +149,7 @@ def _network(source: Opened, d: TaskDescription) -> TaskModel:
     )
 
 
-def _answering(source: Opened, d: TaskDescription, wanted: Choice) -> tuple[TaskModel | Exported, Rounding]:
+def _answering(source: Opened, d: TaskDescription, wanted: Choice) -> tuple[TaskModel | Exported, InferencePrecision]:
     """What answers soonest, and what "auto" has become."""
     if source.exported:
         return source.session("fp32" if wanted == "auto" else wanted, task=task_of(d)), "fp32"
