@@ -60,7 +60,7 @@ $(VENV)/.dev: $(VENV)/.installed
 
 $(VENV)/.bench: $(VENV)/.dev
 	@echo "Installing what the benchmarks compare with ..."
-	@$(INSTALL) -e ".[dev,bench]"
+	@$(INSTALL) -e ".[dev,bench,faiss]"
 	@touch $@
 
 $(PEERS)/.installed: benchmarks/peers.txt

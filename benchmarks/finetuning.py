@@ -31,7 +31,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from provenance import HERE, process, provenance, publish
+from provenance import HERE, process, provenance, publish, skip_without
 
 CONTENDERS = ("bertworks", "transformers")
 ROWS = {"SST-2": 10_000}  # to learn from, the same in all runs; all of them in other tasks
@@ -41,6 +41,7 @@ QUICK_ROWS = 48
 
 def main() -> None:
     arguments = parse()
+    skip_without(arguments.data)
     if arguments.contender:
         print(json.dumps(contend(arguments)))
         return

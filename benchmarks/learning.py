@@ -34,7 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from provenance import PAGE, process, provenance, publish
+from provenance import PAGE, process, provenance, publish, skip_without
 
 CONTENDERS = ("bertworks", "transformers", "transformers, our settings")
 MOMENTS = 10
@@ -44,6 +44,7 @@ THEIR_RATE, THEIR_BATCH = 5e-5, 8  # of TrainingArguments
 
 def main() -> None:
     arguments = parse()
+    skip_without(arguments.corpus)
     if arguments.contender:
         print(json.dumps(contend(arguments)))
         return

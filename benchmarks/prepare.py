@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from provenance import provenance, publish
+from provenance import provenance, publish, skip_without
 
 HERE = Path(__file__).resolve().parent
 CONTENDERS = ("bare, processes", "bare, threads", "bertworks", "datasets")
@@ -38,6 +38,7 @@ BATCH = 1000  # sentences, as the `map` of datasets takes
 
 def main() -> None:
     arguments = parse()
+    skip_without(arguments.corpus)
     if arguments.run:
         sys.path.insert(0, str(HERE.parent))
         run = {"bertworks": run_bertworks, "datasets": run_datasets}.get(arguments.run, run_bare)

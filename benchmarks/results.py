@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from provenance import HERE, commit, provenance, write_between
+from provenance import HERE, commit, provenance, skip_without, write_between
 from rows import EQUAL, PEERS, ROWS, Row
 
 PAGE = HERE.parent / "docs" / "results.md"
@@ -41,6 +41,7 @@ QUICK_ROWS = 32
 
 def main() -> None:
     arguments = parse()
+    skip_without(arguments.data / "glue")
     if arguments.trainer:
         from trainer import train_with_transformers
 

@@ -58,11 +58,15 @@ class Clock:
 def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
     """Seconds of each stage of one pass over texts; and what its matrix products would take at the ceiling."""
     from bertworks.learn import inference
+    from bertworks.nn import frozen
     from bertworks.use.embedder import Embedder
 
     embedder, clock = Embedder(model, device="cpu"), Clock()
     embedder.embed(texts[:: max(1, len(texts) // 64)])
-    encoder: Any = getattr(embedder._network, "encoder", embedder._network)  # what computes batches
+    network: Any = embedder._network
+    while network._rest is not None:  # that of short texts alone
+        network = network._rest
+    embedder._network, encoder = network, network.encoder
     tokens: list[int] = []
     collate = inference.collate
 
@@ -80,16 +84,17 @@ def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
         setattr(inference, name, function)
     vars(embedder.tokenizer)["encode_batch"] = clock.around(embedder.tokenizer.encode_batch, "tokenise")
     clock.watch(encoder.embeddings, "embed")
-    for block in encoder.blocks:
-        clock.watch(block, "residuals")
-        for norm in (block.attention_norm, block.feed_forward_norm):
-            clock.watch(norm, "norms")
-        clock.watch(block.attention, "attention: between the matrices")
-        for matrix in (block.attention.qkv, block.attention.output):
-            clock.watch(matrix, "attention: matrices")
-        clock.watch(block.feed_forward, "feed-forward: activation")
-        for matrix in (block.feed_forward.up, block.feed_forward.down):
-            clock.watch(matrix, "feed-forward: matrices")
+    between = "attention: between the matrices"
+    vars(frozen)["attend_in_runs"] = clock.around(frozen.attend_in_runs, between)
+    stages = {"qkv": "attention: matrices", "output": "attention: matrices"}
+    stages |= {"up": "feed-forward: matrices and activation", "down": "feed-forward: matrices and activation"}
+    network._layers = [
+        clock.around(
+            layer._replace(**{name: clock.around(getattr(layer, name), stage) for name, stage in stages.items()}),
+            "norms",
+        )
+        for layer in map(network._turned, encoder.blocks)
+    ]
     clock.last = time.perf_counter()
     embedder.embed(texts)
     clock.switch()
@@ -97,8 +102,8 @@ def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
     total, squares, hidden = sum(tokens), sum(n * n for n in tokens), c.hidden_size
     flops = {
         "attention: matrices": c.num_hidden_layers * total * 8 * hidden * hidden,
-        "attention: between the matrices": c.num_hidden_layers * squares * 4 * hidden,
-        "feed-forward: matrices": c.num_hidden_layers * total * 4 * hidden * c.inner_size,
+        between: c.num_hidden_layers * squares * 4 * hidden,
+        "feed-forward: matrices and activation": c.num_hidden_layers * total * 4 * hidden * c.inner_size,
     }
     floors = {stage: count / ceiling for stage, count in flops.items()}
     return {"seconds": dict(clock.spent), "floors": floors, "tokens": total, "precision": embedder.precision}
@@ -161,12 +166,12 @@ def start(model: str, filled: str, times: int) -> dict[str, float]:
 
 def ceiling() -> dict[str, float]:
     """FLOP/s of large matrix products, in the precisions that this machine has instructions for."""
-    import torch
 
     from bertworks.learn.machine import DTYPES, measure_matmul
+    from bertworks.nn.frozen import multiplies_bfloat16
 
-    bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    return {name: measure_matmul(dtype, seconds=1.0) for name, dtype in DTYPES.items() if name == "fp32" or bf16}
+    known = {name: dtype for name, dtype in DTYPES.items() if name == "fp32" or multiplies_bfloat16()}
+    return {name: measure_matmul(dtype, seconds=1.0) for name, dtype in known.items()}
 
 
 if __name__ == "__main__" and len(sys.argv) > 1:

@@ -29,12 +29,12 @@ def test_all_checks_in_order(quick, capsys):
     assert checks["versions"]["fields"]["torch"] == torch.__version__
     assert checks["matmul speed"]["text"] == "fp32 50 GFLOP/s, bf16 400 GFLOP/s"
     assert "8.0 times as fast" in checks["chosen"]["text"]
-    assert checks["self-test"]["good"]
+    assert checks["self-test"]["good"]  # in bf16
     assert checks["self-test"]["fields"]["last_loss"] < 0.7 * checks["self-test"]["fields"]["first_loss"]
 
 
 def test_a_failing_self_test_is_told_and_is_exit_code_1(quick, monkeypatch, capsys):
-    def fails(folder):
+    def fails(folder, device):
         raise BertworksError("the disk is full", fix="free some")
 
     monkeypatch.setattr(room, "_train_a_little", fails)
@@ -45,8 +45,8 @@ def test_a_failing_self_test_is_told_and_is_exit_code_1(quick, monkeypatch, caps
 
 
 def test_a_model_that_does_not_learn_is_no_success(monkeypatch):
-    monkeypatch.setattr(room, "_train_a_little", lambda folder: (79, 4.4, 4.3))
-    check = room._self_test()
+    monkeypatch.setattr(room, "_train_a_little", lambda folder, device: (79, 4.4, 4.3))
+    check = room._self_test(torch.device("cpu"))
     assert not check.good
     assert "does not learn" in check.text
 

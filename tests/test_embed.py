@@ -151,6 +151,7 @@ def test_the_newer_layout(tmp_path: Path):
         ({"pooling_mode": "mean"}, ("Pooling", "Dense"), "1_Pooling", "Dense"),
         ({"pooling_mode": "mean"}, (), "1_Pooling", "Transformer"),
         ({"pooling_mode": "mean"}, ("Pooling",), "../1_Pooling", "not the name of a folder"),
+        ({"pooling_mode": "mean"}, ("Pooling",), "..", "not the name of a folder"),
         ({"pooling_mode": "lasttoken"}, ("Pooling",), "1_Pooling", "lasttoken"),
         ({"pooling_mode": ["cls", "mean"]}, ("Pooling",), "1_Pooling", "cls, mean"),
         ({"pooling_mode_cls_token": True, "pooling_mode_max_tokens": True}, ("Pooling",), "1_Pooling", "cls, max"),

@@ -62,7 +62,7 @@ def begun(task: str, model: Path, folder: Path) -> tuple[Path, Prepared]:
         report=lambda path: None,
     )
     network, _ = work.begin()
-    work.save(output, network, {})
+    work.save(output, network, {"step": 0, "evaluated": None})
     figures = work.evaluate(network)
     write_text(output / "metrics.jsonl", json.dumps({"step": 0, "evaluation": figures}) + "\n")
     return output, p

@@ -22,6 +22,7 @@ from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.optimization import make_optimizer
 from bertworks.learn.tasks import Classification, TaskModel
 from bertworks.learn.train import train
+from bertworks.nn import frozen
 from bertworks.nn.config import EncoderConfig
 from bertworks.nn.encoder import Encoder
 from bertworks.nn.layout import Layout
@@ -150,6 +151,19 @@ def test_it_learns_is_saved_and_says_the_same_again(start: Path, tmp_path: Path)
     assert Predictor(tmp_path / "kept", device="cpu").predict(sentences) == answers
     *_, told = predict_file(tmp_path / "out", data, tmp_path / "scored.jsonl", device="cpu")
     assert told.fields["rows"] == 120
+
+
+def test_answers_in_bf16_leave_the_frozen_encoder_as_it_is(
+    start: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a processor has no bf16 of its own, as on a GPU, other encoders are rounded."""
+    run(write_conll(tmp_path / "names.conll"), tmp_path / "out", start)
+    monkeypatch.setattr(frozen, "multiplies_bfloat16", lambda: False)
+    sentences = [["the", "film", PEOPLE[0], "was", "in", "Oslo"]]
+    exact, rounded = (
+        Predictor(tmp_path / "out", device="cpu", precision=name).predict(sentences)[0] for name in ("fp32", "bf16")
+    )
+    assert rounded["tags"] == exact["tags"] == ["O", "O", "B-person", "O", "O", "B-place"]
 
 
 def test_a_stopped_run_goes_on_to_the_same_bits(start: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Labelled files to fine-tuned models, every task, as a user calls it."""
 
 import csv
+import importlib
 import json
 import shutil
 from collections.abc import Callable
@@ -24,9 +25,13 @@ from fine import (
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.task import read_task
-from bertworks.learn.finetuning import suited_rate
+from bertworks.learn.finetuning import RECIPES, suited_rate
+from bertworks.learn.recipe import dump
+from bertworks.learn.tasks import TaskModel
 from bertworks.runs.events import Event
-from bertworks.runs.finetune import finetune_events, make_finetune_request
+from bertworks.runs.finetune import finetune_events, make_finetune_request, prepare
+from bertworks.runs.metrics import duration
+from bertworks.runs.run import Run
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.use.finetuned import finetune
 from bertworks.use.predict import Predictor, predict_file
@@ -311,6 +316,147 @@ def test_tags_that_are_no_entities_are_judged_by_the_word(model: Path, tmp_path:
     assert done.fields["metric"] == "accuracy"
     assert done.fields["score"] > 0.9
     assert set(done.fields["figures"]) >= {"accuracy", "macro_f1"}
+
+
+@pytest.mark.parametrize("metric", [None, "macro_f1"])
+def test_the_report_of_such_tags_has_their_figure(metric: str | None, model: Path, tmp_path: Path) -> None:
+    data = tmp_path / "words.conll"
+    data.write_text("the\tDET\nfilm\tNOUN\n\nmen\tNOUN\nheard\tVERB\n\n" * 20)
+    run(data, tmp_path / "out", model, overrides=(*FAST, "epochs=2"), metric=metric)
+    title = "Macro F1 on dev" if metric else "Accuracy on dev"
+    assert title in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_large_numbers_are_told_apart_in_bf16(model: Path, tmp_path: Path) -> None:
+    """Years: in bf16 they would be 1944, 1952, 1960, ..."""
+    lines = ["text,year", *(f"a film {word} {n},{year + n % 3}" for n in range(80)
+                            for word, year in (("good", 1990), ("bad", 1950)))]  # fmt: skip
+    (tmp_path / "years.csv").write_text("\n".join(lines) + "\n")
+    options = {"task": "regression", "label": "year", "precision": "bf16"}
+    last = run(tmp_path / "years.csv", tmp_path / "out", model,
+               overrides=("optimizer.learning_rate=2e-3", "epochs=6", "patience=0"), **options)  # fmt: skip
+    assert last.fields["figures"]["pearson"] > 0.99
+    texts = [f"a {name} {word}" for name in ("film", "story", "town") for word in ("good", "bad")]
+    exact, rounded = (
+        [answer["value"] for answer in Predictor(tmp_path / "out", device="cpu", precision=precision).predict(texts)]
+        for precision in ("fp32", "bf16")
+    )
+    assert rounded == pytest.approx(exact, abs=1)
+    assert len(set(rounded)) == len(texts)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_stop_while_the_network_computes_can_be_gone_on_from(
+    precision: str, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bf16 the network holds rounded copies of its parameters then."""
+    data, overrides = write_reviews(tmp_path / "d.csv", 60), ("optimizer.learning_rate=2e-3", "epochs=2", "patience=0")
+    request = make_finetune_request(data, model=model, overrides=overrides, precision=precision)
+    *_, whole = finetune_events(tmp_path / "whole", request, device="cpu")
+
+    forward, runs = TaskModel.forward, []
+
+    def leaving(network: TaskModel, batch: Any) -> Any:
+        if runs and runs[0].step == 3:
+            runs[0]._leave()  # what the thread does that waits for a long step
+            raise KeyboardInterrupt
+        return forward(network, batch)
+
+    class Watched(Run):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            runs.append(self)
+
+    with monkeypatch.context() as patches:
+        patches.setattr(TaskModel, "forward", leaving)
+        patches.setattr("bertworks.runs.finetune.Run", Watched)
+        with pytest.raises(KeyboardInterrupt):
+            list(finetune_events(tmp_path / "out", request, device="cpu"))
+    assert (tmp_path / "out" / "checkpoints" / "step-00000003").exists()
+    *_, last = finetune_events(tmp_path / "out", request, device="cpu")
+    assert last.fields["figures"] == whole.fields["figures"]
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "out")]
+    assert weights[0] == weights[1]
+
+
+def test_the_seed_is_the_recipes_unless_another_is_named(model: Path, tmp_path: Path) -> None:
+    data, own = write_reviews(tmp_path / "d.csv"), tmp_path / "own.toml"
+    own.write_text(dump(RECIPES["stable"]).replace("seed = 0", "seed = 9"))
+    assert make_finetune_request(data, model=model).seed == 0
+    assert make_finetune_request(data, model=model, overrides=["seed=5"]).seed == 5
+    assert make_finetune_request(data, model=model, recipe=str(own)).seed == 9
+    request = make_finetune_request(data, model=model, recipe=str(own), seed=2)
+    assert prepare(request, torch.device("cpu")).recipe.seed == 2
+    trials = plan_trials(make_finetune_request(data, model=model, overrides=["seed=5"]), seeds=2)
+    assert [prepare(one.request, torch.device("cpu")).recipe.seed for one in trials] == [5, 6]
+    with pytest.raises(UsageError, match="--seeds"):
+        plan_trials(request, sweep=["seed=1,2"])
+
+
+def test_a_folder_with_the_name_of_a_recipe_changes_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    request = make_finetune_request(write_reviews(tmp_path / "d.csv"), model=model, recipe="paper")
+    before = request.content()
+    (tmp_path / "paper").mkdir()
+    (tmp_path / "paper" / "main.tex").write_text("x")
+    assert request.content() == before
+
+
+def test_nothing_is_asked_of_dev_in_vain(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the first step, and of the best state once more at the end; unless a stop lies between."""
+    asked: list[int] = []
+
+    def counted(module: str, name: str) -> None:
+        function = getattr(importlib.import_module(module), name)
+
+        def counting(model: Any, units: Any, *given: Any) -> Any:
+            asked.append(len(units))
+            return function(model, units, *given)
+
+        monkeypatch.setattr(f"{module}.{name}", counting)
+
+    counted("bertworks.runs.finetuning", "examine")
+    counted("bertworks.runs.examination", "logits_of")
+    data, overrides = write_squad(tmp_path / "squad.json"), (*FAST, "epochs=2")
+    run(data, tmp_path / "out", model, overrides=overrides)
+    assert asked == [12, 12]
+    metrics = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in metrics if "evaluation" in line] == [7, 14]
+
+    request = make_finetune_request(data, model=model, overrides=overrides)
+    for event in finetune_events(tmp_path / "stopped", request, device="cpu"):
+        if event.kind == "saved" and event.fields["step"] == 14:
+            break
+    asked.clear()
+    *_, last = finetune_events(tmp_path / "stopped", request, device="cpu")
+    assert asked == [12]
+    kept, again = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("out", "stopped"))
+    assert kept == again
+    assert last.fields["figures"]["threshold"] == kept["figures"]["threshold"]
+
+
+def test_the_forecast_counts_every_token(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    timed: list[int] = []
+
+    def time_step(network: Any, optimizer: Any, precision: str, batch: Any, seconds: float) -> tuple[float, float]:
+        timed.append(len(batch.input_ids))
+        return 0.003 * len(batch.input_ids), 0.5
+
+    monkeypatch.setattr("bertworks.runs.forecast.time_step", time_step)
+    data = write_reviews(tmp_path / "d.csv", 400)
+    request = make_finetune_request(data, model=model, overrides=("epochs=3", "precision=fp32"))
+    p = prepare(request, torch.device("cpu"))
+    events = finetune_events(tmp_path / "out", request, device="cpu")
+    plan = next(event for event in events if event.kind == "plan")
+    learned = sum(len(one.input_ids) for unit in p.units for one in unit)
+    asked = sum(len(one.input_ids) for encoded in p.dev for one in encoded.unit)
+    steps = 3 * -(-len(p.units) // 16)
+    assert plan.fields["estimated_seconds"] == pytest.approx(0.003 * (3 * learned + 3 * asked / 3) + 0.5 * steps)
+    assert f"about {duration(plan.fields['estimated_seconds'])} on this machine" in plan.text
+    # As many as are in a step, short and long ones.
+    assert timed[0] == pytest.approx(16 * learned / len(p.units), rel=0.05)
 
 
 def test_the_rate_suits_the_network_unless_it_is_named(model: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from bertworks.errors import UsageError
 from bertworks.learn import machine
 
 HERE = Path(__file__).parent
@@ -48,6 +49,20 @@ def test_memory_that_has_grown_by_half_is_returned(monkeypatch: pytest.MonkeyPat
         seen.append(watch.look())
     assert seen == sizes
     assert returned == [2, 5]
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UsageError, match="no GPU"):
+        machine.choose_device("cuda")
+    assert machine.choose_device("auto").type == "cpu"
+    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(machine.torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert machine.choose_device("auto") == machine.torch.device("cuda", 1)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(UsageError, match="cuda:2 is asked for, and there are 2"):
+        machine.choose_device("auto")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no priorities of their own")

@@ -112,7 +112,7 @@ def test_random_batches_look_like_real_ones():
 
 
 def test_a_step_is_its_micro_batches_and_one_update(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(plan, "_time", lambda *_: (2.0, 0.5))
+    monkeypatch.setattr(plan, "time_step", lambda *_: (2.0, 0.5))
     monkeypatch.setattr(plan, "measure_matmul", lambda *_: 1e12)
     recipe = recipe_with((1, 64, 64), (1, 4, 32), micro_batch_tokens=1024)
     assert measure(recipe, torch.device("cpu"), "fp32").step_seconds == [8.5, 2.5]
@@ -142,7 +142,7 @@ def test_measuring_a_large_model_on_a_slow_machine_takes_few_sequences(monkeypat
 
 
 def test_memory_grows_with_micro_batches_and_not_with_accumulation(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(plan, "_time", lambda *_: (1.0, 0.1))
+    monkeypatch.setattr(plan, "time_step", lambda *_: (1.0, 0.1))
     monkeypatch.setattr(plan, "measure_matmul", lambda *_: 1e12)
 
     def memory(batch: int, tokens: int, **options) -> int:

@@ -460,6 +460,7 @@ def test_pages_of_others_may_not_ask(words: Local):
     for headers in (
         {"host": "evil.example"}, {"host": "127.0.0.1.evil.example:8080"}, {"host": "["}, {"host": ""},
         {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": "http://127.0.0.1:9999"},
+        {"origin": "http://["}, {"origin": "127.0.0.1:8080"},
     ):  # fmt: skip
         assert words.send("GET", "/info", headers=headers).status_code == 403, headers
     for headers in ({"host": "localhost:8080"}, {"host": "[::1]:8080"}, {"origin": "http://127.0.0.1:8080"}):

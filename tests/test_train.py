@@ -275,9 +275,11 @@ def test_a_frozen_table_stays_and_the_rest_learns(precision):
     assert all(p is frozen or not torch.equal(p, before[name]) for name, p in model.named_parameters())
 
 
-def test_gradient_checkpointing_gives_the_same_steps():
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_gradient_checkpointing_gives_the_same_steps(precision):
     dropout = replace(SMALL, hidden_dropout=0.1, attention_dropout=0.1)
-    plain, saving = (run([4], model=make_model(dropout, gradient_checkpointing=flag))[2] for flag in (False, True))
+    models = [make_model(dropout, gradient_checkpointing=flag) for flag in (False, True)]
+    plain, saving = (run([4], model=model, precision=precision)[2] for model in models)
     assert [s.grad_norm.item() for s in plain] == [s.grad_norm.item() for s in saving]
 
 

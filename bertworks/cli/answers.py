@@ -230,7 +230,7 @@ def glue(
     model: Annotated[str, Parameter(help="minilm, a model folder, or the name of a BERT on the hub.")] = "minilm",
     task: Annotated[list[str] | None, Parameter(negative="", help="Only this one. Repeatable.")] = None,
     seeds: Annotated[int, Parameter(validator=Number(gte=1), help="Trainings of each task.")] = 1,
-    seed: Annotated[int, Parameter(help="Of the first training.")] = 0,
+    seed: Annotated[int | None, Parameter(help="Of the first training, instead of the recipe's.")] = None,
     recipe: Annotated[str, Parameter(help="stable, paper, or a .toml file of your own.")] = "stable",
     settings: Annotated[
         list[str] | None, Parameter(name="--set", negative="", help="Change one field of the recipe. Repeatable.")

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from bertworks.runs.events import Event
+from bertworks.runs.metrics import duration
 
 PLAIN_SECONDS = 5.0  # between two lines of progress where there is no terminal
 
@@ -48,17 +49,6 @@ def table(rows: Iterable[tuple[str, str]]) -> str:
     rows = list(rows)
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
-
-
-def duration(seconds: float) -> str:
-    """`8 s`, `3:07 min` or `2:03:07 h`."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    minutes, rest = divmod(whole, 60)
-    if minutes < 60:
-        return f"{minutes}:{rest:02d} min"
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d} h"
 
 
 def figures(fields: Mapping[str, Any]) -> str:

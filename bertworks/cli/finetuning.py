@@ -82,7 +82,9 @@ def finetune(
         Parameter(name="--set", negative="", help="Change one field of the recipe: --set epochs=4. Repeatable."),
     ] = None,
     metric: Annotated[str | None, Parameter(help="The figure that says which state is the best.")] = None,
-    seed: Annotated[int, Parameter(help="Of the new head, the order of the rows and dropout.")] = 0,
+    seed: Annotated[
+        int | None, Parameter(help="Of the new head, the order of the rows and dropout, instead of the recipe's.")
+    ] = None,
     seeds: Annotated[int, Parameter(validator=Number(gte=1), help="Train so often; mean and 95 % interval.")] = 1,
     folds: Annotated[int, Parameter(validator=Number(gte=0), help="Judge on each of so many parts in turn.")] = 0,
     sweep: Annotated[

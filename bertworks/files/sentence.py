@@ -160,7 +160,7 @@ def _modules(folder: Path) -> list[dict[str, Any]] | None:
 
 def _inside(folder: Path, module: Mapping[str, Any]) -> Path:
     path = module.get("path")
-    if not isinstance(path, str) or Path(path).name != path:
+    if not isinstance(path, str) or Path(path).name != path or path == "..":
         raise BertworksError(f"{path!r:.100} is not the name of a folder beside it", where=str(folder / _MODULES))
     return folder / path
 

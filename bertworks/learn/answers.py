@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from bertworks.data.questions import Encoded
 from bertworks.rows.schema import Task
 
-Logits = NDArray[np.float32]
 Answer = dict[str, Any]
+Logits = NDArray[np.float32]
 NOWHERE = 1e9  # a margin, in logits, where there is nothing that could be an answer
 N_BEST = 20  # starts and ends that are combined, and answers that are kept
 

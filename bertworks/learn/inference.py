@@ -11,6 +11,7 @@ from bertworks.data.batch import Batch, collate
 from bertworks.data.labelled import Unit, longest, packed_numbers
 from bertworks.data.masking import Example
 from bertworks.errors import UsageError
+from bertworks.learn.answers import Logits
 from bertworks.learn.exported import Exported
 from bertworks.learn.machine import Choice, InferencePrecision, Precision, best_precision
 from bertworks.learn.objectives import PretrainingModel
@@ -22,7 +23,6 @@ from bertworks.nn.pooling import Pooling, pool
 
 TOKENS = 4096  # of a batch, padding counted
 SCORES = 1 << 24  # of words at asked places, at once
-Logits = NDArray[np.float32]
 
 
 def prepared(encoder: Encoder, wanted: Choice) -> tuple[Encoder | Frozen, InferencePrecision]:

@@ -11,6 +11,9 @@ from typing import Literal
 
 import torch
 
+from bertworks.errors import UsageError
+from bertworks.nn.frozen import multiplies_bfloat16
+
 Precision = Literal["fp32", "bf16"]  # of a network that learns
 InferencePrecision = Literal[Precision, "int8"]  # of one that answers
 Choice = Literal["auto", InferencePrecision]
@@ -21,12 +24,21 @@ GAIN = 1.3  # bf16 is taken where it multiplies matrices so much faster than fp3
 
 
 def choose_device(name: str = "auto") -> torch.device:
-    """`auto`: the GPU of this process if there is one (LOCAL_RANK under torchrun), else the CPU."""
+    """`auto`: the GPU of this process if there is one (LOCAL_RANK under torchrun), else the CPU.
+
+    Raises:
+        UsageError: there is no such GPU.
+    """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda":
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
-    return torch.device(name)
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if name == "cuda" else torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise UsageError("PyTorch finds no GPU here", fix="leave --device out; `bertworks doctor` tells what there is")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        there = torch.cuda.device_count()
+        raise UsageError(f"{device} is asked for, and there are {there} GPUs, counted from 0",
+                         fix=f"name another; under torchrun, start at most {there} processes")  # fmt: skip
+    return device
 
 
 def measure_matmul(dtype: torch.dtype, device: torch.device | str = "cpu", seconds: float = 0.3) -> float:
@@ -64,7 +76,7 @@ def best_precision(device: torch.device | str = "cpu") -> Precision:
 
     A CPU without instructions for bf16 is not measured: it would only emulate them. Others are measured once.
     """
-    if torch.device(device).type == "cpu" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if torch.device(device).type == "cpu" and not multiplies_bfloat16():
         return "fp32"
     bf16, fp32 = (measure_matmul(DTYPES[p], device, 0.15) for p in ("bf16", "fp32"))
     return "bf16" if bf16 > GAIN * fp32 else "fp32"

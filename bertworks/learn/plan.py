@@ -3,7 +3,6 @@
 The table of what suits which amount of arithmetic is the outcome of the experiments in docs/diary.md.
 """
 
-import time
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,9 +14,10 @@ from bertworks.data.batch import Batch, collate
 from bertworks.data.masking import Example
 from bertworks.learn.machine import DTYPES, Precision, keep_memory, measure_matmul
 from bertworks.learn.objectives import PretrainingModel
-from bertworks.learn.optimization import OptimizerConfig, make_optimizer
+from bertworks.learn.optimization import OptimizerConfig
 from bertworks.learn.recipe import Phase, Recipe, TrainConfig
-from bertworks.learn.train import Compute, train
+from bertworks.learn.timing import time_step
+from bertworks.learn.train import Compute
 from bertworks.nn.config import EncoderConfig
 from bertworks.nn.family import SIZES
 from bertworks.text.vocabulary import VocabularyConfig
@@ -128,19 +128,6 @@ class Measurement:
     memory: int  # bytes that the process, or the GPU, will hold, about
 
 
-class _Timer:
-    """Seconds spent inside, in all."""
-
-    def __init__(self) -> None:
-        self.seconds = 0.0
-
-    def __enter__(self) -> None:
-        self._begin = time.perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds += time.perf_counter() - self._begin
-
-
 def measure(recipe: Recipe, device: torch.device, precision: Precision, seconds: float = 6.0) -> Measurement:
     """Times steps of every phase for about so many seconds in all; on a slow machine on micro-batches of fewer
     sequences than the recipe's. Memory is counted: what backward passes need of one and of two sequences."""
@@ -160,7 +147,7 @@ def measure(recipe: Recipe, device: torch.device, precision: Precision, seconds:
         batch, one, two = (random_batch(c, n, length, recipe.masking.rate, pairs).to(device) for n in (few, 1, 2))
         first, second = (_kept_for_backward(model, precision, some) for some in (one, two))
         activations = max(activations, first + (second - first) * (full - 1))
-        micro, update = _time(model, recipe, precision, batch, patience)
+        micro, update = time_step(model, recipe.optimizer, precision, batch, patience)
         step_seconds.append(micro * phase.batch_size / few + update)
     # Float32 parameters, gradients and two moments. Gradients of activations are not kept for long.
     memory = 16 * sum(p.numel() for p in model.parameters()) + int(1.3 * activations)
@@ -181,29 +168,6 @@ def _kept_for_backward(model: PretrainingModel, precision: Precision, batch: Bat
         kept.pop(p.untyped_storage().data_ptr(), None)
     del tallies  # which kept it all alive until here
     return sum(kept.values())
-
-
-def _time(
-    model: PretrainingModel, recipe: Recipe, precision: Precision, batch: Batch, seconds: float
-) -> tuple[float, float]:
-    """Seconds of a micro-batch, and of an update: medians, of three steps or of as many as the time allows."""
-    optimizer, updating = make_optimizer(model, recipe.optimizer), _Timer()
-    steps = train(
-        model, optimizer, lambda _: [batch], recipe.optimizer, 1 << 30, precision=precision, updating=updating
-    )
-    whole: list[float] = []
-    updates: list[float] = []
-    begin = last = time.perf_counter()
-    for step in steps:
-        step.grad_norm.item()  # waits for the device
-        now = time.perf_counter()
-        whole.append(now - last)
-        updates.append(updating.seconds)
-        last, updating.seconds = now, 0.0
-        if len(whole) >= 3 and now - begin > seconds:
-            break
-    update = float(np.median(updates[1:]))  # the first step prepares kernels and memory
-    return float(np.median(whole[1:])) - update, update
 
 
 def random_batch(c: EncoderConfig, sequences: int, length: int, rate: float, pairs: bool) -> Batch:

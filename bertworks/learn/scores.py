@@ -10,7 +10,7 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -138,11 +138,6 @@ def spans_per_type(gold: Sequence[Collection[Span]], predicted: Sequence[Collect
     """The same for each type, sorted: `precision`, `recall`, `f1`, `support`. Raises as `multilabel`."""
     _check_lengths(gold, predicted)
     return _per_kind(_table(gold, predicted, kind=_type_of))
-
-
-def are_entities(tags: Iterable[str]) -> bool:
-    """Whether tags mark entities (O, B-person), or something of each word, such as its part of speech."""
-    return all(_TAG.fullmatch(tag) for tag in tags)
 
 
 def tag_spans(tags: Sequence[str]) -> list[Span]:

@@ -14,7 +14,7 @@ from bertworks.learn.features import Features, width
 from bertworks.learn.losses import Tally
 from bertworks.nn.config import EncoderConfig
 from bertworks.nn.encoder import Encoder, initialize
-from bertworks.nn.heads import Pooler
+from bertworks.nn.heads import Head, Pooler
 from bertworks.nn.recurrent import Recurrent
 
 
@@ -155,7 +155,7 @@ class TaskModel(nn.Module):
             self.encoder.requires_grad_(False)
             self.features = Features(self.encoder)
             self.recurrent = Recurrent(width(c), recurrent_units)
-        layer = nn.Linear(2 * recurrent_units or c.hidden_size, task.outputs)
+        layer = Head(2 * recurrent_units or c.hidden_size, task.outputs)
         initialize(layer, c)
         self.classifier = layer if task.head == "classifier" else None
         self.span = layer if task.head == "span" else None

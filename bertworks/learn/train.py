@@ -18,6 +18,7 @@ from bertworks.learn.losses import Tally
 from bertworks.learn.machine import DTYPES, Precision
 from bertworks.learn.objectives import Objective
 from bertworks.learn.optimization import OptimizerConfig, update
+from bertworks.nn.heads import Head
 
 
 @dataclass(frozen=True)
@@ -48,17 +49,19 @@ class Step:
 class Compute(nn.Module):
     """An objective in a precision. In bf16 the network computes on rounded copies of its parameters. The rounding is
     part of the graph, and so gradients arrive, accumulate and are applied in float32: the objective's own parameters
-    are the master weights. What is frozen stays as it is."""
+    are the master weights. What is frozen stays as it is, and so does the head of a task."""
 
     def __init__(self, objective: nn.Module, precision: Precision):
         super().__init__()
         self.objective, self.dtype = objective, DTYPES[precision]
+        heads = tuple(f"{name}." for name, part in objective.named_modules() if isinstance(part, Head))
+        learned = [name for name, p in objective.named_parameters() if p.requires_grad]
+        self.rounded = [name for name in learned if not name.startswith(heads)]
 
     def forward(self, batch: Batch) -> dict[str, Tally]:
         if self.dtype == torch.float32:
             return cast(dict[str, Tally], self.objective(batch))
-        learned = {name: p for name, p in self.objective.named_parameters() if p.requires_grad}
-        copies = {name: p.to(self.dtype) for name, p in learned.items()}
+        copies = {name: self.objective.get_parameter(name).to(self.dtype) for name in self.rounded}
         return cast(dict[str, Tally], functional_call(self.objective, copies, (batch,)))
 
 

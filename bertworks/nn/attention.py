@@ -1,6 +1,7 @@
 """Tokens gather from the tokens of their own sequence. The only module that knows which kernel does it."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +32,7 @@ class Attention(nn.Module):
         """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only."""
         p = self.dropout if self.training else 0.0
         qkv: Tensor = self.qkv(x).view(len(x), 3, self.num_heads, -1)  # [T, 3, heads, d]
-        if qkv.is_cuda and p == 0 and qkv.dtype in (torch.bfloat16, torch.float16):
+        if p == 0 and _reads_packed(qkv):
             q, k, v = qkv.unbind(1)
             ends = layout.cu_seqlens, layout.cu_seqlens, layout.max_seqlen, layout.max_seqlen
             context: Tensor = varlen.varlen_attn(q, k, v, *ends)  # type: ignore[assignment]
@@ -41,6 +42,19 @@ class Attention(nn.Module):
             context = attend_padded(qkv, [layout] if qkv.is_cuda else layout.groups, p)
         context = context.flatten(1)
         return self.output(context if rows is None else context.index_select(0, rows))  # type: ignore[no-any-return]
+
+
+def _reads_packed(qkv: Tensor) -> bool:
+    """Whether a GPU has a kernel for sequences one after the other: in half precision, from Ampere on, for heads of
+    whole vectors."""
+    if not qkv.is_cuda or qkv.dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return qkv.shape[-1] % 8 == 0 and qkv.shape[-1] <= 256 and _capability(qkv.device) >= (8, 0)
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
 
 
 def attend_padded(qkv: Tensor, groups: Sequence[Layout], p: float) -> Tensor:

@@ -5,6 +5,7 @@ from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from bertworks.nn.attention import Attention
@@ -75,7 +76,9 @@ class Encoder(nn.Module):
         for number, block in enumerate(self.blocks):
             wanted = rows if number == len(self.blocks) - 1 else None
             if self.gradient_checkpointing and self.training:
-                states.append(checkpoint(block, states[-1], layout, wanted, use_reentrant=False))
+                # With the parameters of this moment: in bf16 they are copies, which are gone when it is computed again.
+                copies, given = dict(block.named_parameters()), (states[-1], layout, wanted)
+                states.append(checkpoint(functional_call, block, copies, given, use_reentrant=False))
             else:
                 states.append(block(states[-1], layout, wanted))
         return states

@@ -122,7 +122,7 @@ def halved(encoder: Encoder, rest: Encoder | Frozen) -> Encoder | Frozen:
 def in_bfloat16(encoder: Encoder) -> Encoder | Frozen:
     """The encoder in bf16. On a processor that multiplies such matrices, states are bf16 throughout; sums and softmaxes
     are taken in single precision. The encoder itself stays as it was. Elsewhere its matrices are rounded."""
-    if next(encoder.parameters()).device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    if next(encoder.parameters()).device.type == "cpu" and multiplies_bfloat16():
         return Frozen(encoder, _bfloat16, torch.bfloat16)
     for part in encoder.modules():
         if isinstance(part, nn.Linear):
@@ -132,9 +132,14 @@ def in_bfloat16(encoder: Encoder) -> Encoder | Frozen:
 
 def in_int8(encoder: Encoder) -> Frozen:
     """The encoder with matrices in whole numbers of eight bits, for a processor that multiplies these. Weights have a
-    scale for each output, inputs one for each token, whatever its neighbours (Dettmers et al. 2022, section 2.1). Sums
+    scale for each output, inputs one for each token (Dettmers et al. 2022, section 2.1). Sums
     are exact, and all else is in single precision."""
     return Frozen(encoder, _int8, torch.float32)
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether this processor has instructions for it that oneDNN may use."""
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @cache

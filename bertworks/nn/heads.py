@@ -22,6 +22,16 @@ class Pooler(nn.Module):
         return self.dense(x).tanh()  # type: ignore[no-any-return]
 
 
+class Head(nn.Linear):
+    """The last layer of a task, in single precision whatever the others compute in: it is small, and its numbers may be
+    years or prices, which in bf16 lie 8 or 1,000 apart."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] -> float32 [..., out_features]."""
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x.float(), self.weight, self.bias)
+
+
 class MaskedLMHead(nn.Module):
     """States to scores for every word, through the table of the word embeddings. The caller passes the table: a tied
     parameter has one owner. Ask for few tokens: this is the widest layer of all."""

@@ -309,10 +309,3 @@ def short(value: float) -> str:
         if abs(value) >= size:
             return f"{value / size:.3g}{sign}"
     return f"{value:.3g}"
-
-
-def duration(seconds: float) -> str:
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"

@@ -15,7 +15,7 @@ from bertworks.files.model import WEIGHTS, load_model
 from bertworks.files.storage import read_json
 from bertworks.files.task import TaskDescription
 from bertworks.learn import scores, squad_scores
-from bertworks.learn.answers import Answer
+from bertworks.learn.answers import Answer, Logits
 from bertworks.learn.finetuning import FinetuneRecipe
 from bertworks.learn.inference import logits_of
 from bertworks.learn.machine import Precision
@@ -53,9 +53,13 @@ class Examination:
         result = self._kept(sha256(folder / WEIGHTS)) if there else None
         write_task_report(folder, str(self.survey), result)
 
-    def examine(self, device: torch.device, precision: Precision) -> tuple[dict[str, float], str]:
+    def examine(
+        self, device: torch.device, precision: Precision, logits: list[Logits] | None = None
+    ) -> tuple[dict[str, float], str]:
         """The figures, and what a person should know at the end. Writes errors.csv, README.md, report.html and last
         result.json, which says of which weights it is: of these nothing is computed twice.
+
+        logits: what the model says to all of dev, where that is known; None: it is asked.
 
         Raises:
             BertworksError: the model cannot be read, or the disk is full.
@@ -63,7 +67,9 @@ class Examination:
         weights = sha256(self.folder / WEIGHTS)
         result = self._kept(weights)
         if result is None:
-            found, wrong = self._judged(device, precision)
+            if logits is None:
+                logits = logits_of(self._network(device), [one.unit for one in self.dev], precision)
+            found, wrong = self._judged(logits)
             result = {"weights_sha256": weights, **found}
             self._write(result, wrong)
         return result["figures"], self._told(result)
@@ -74,9 +80,8 @@ class Examination:
         result = read_json(path) if path.exists() else {}
         return result if result.get("weights_sha256") == weights else None
 
-    def _judged(self, device: torch.device, precision: Precision) -> tuple[dict[str, Any], list[Mistake]]:
+    def _judged(self, logits: Sequence[Logits]) -> tuple[dict[str, Any], list[Mistake]]:
         """result.json but for the weights, and all that is wrong."""
-        logits = logits_of(self._network(device), [one.unit for one in self.dev], precision)
         items = [one.item for one in self.dev]
 
         def judged(d: TaskDescription) -> tuple[list[Answer], dict[str, float]]:

@@ -30,8 +30,10 @@ from bertworks.runs.datasets import LabelledData, read_data
 from bertworks.runs.events import Event, until_done
 from bertworks.runs.examination import Examination
 from bertworks.runs.finetuning import Beginning, Finetuning, reading_of
+from bertworks.runs.forecast import forecast
 from bertworks.runs.interruption import terminable
 from bertworks.runs.judging import metric_of
+from bertworks.runs.metrics import duration
 from bertworks.runs.processes import Processes
 from bertworks.runs.run import Run
 from bertworks.runs.survey import Survey, survey
@@ -70,8 +72,8 @@ class FinetuneRequest:
     def content(self) -> dict[str, Any]:
         """As JSON holds it, with hashes of what it names."""
         content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        for name in ("data", "dev", "recipe"):
-            path = Path(str(content[name]))
+        read = {"data": self.data, "dev": self.dev, "recipe": self.recipe if self.recipe.endswith(".toml") else None}
+        for name, path in ((name, Path(path)) for name, path in read.items() if path is not None):
             files = sorted(path.iterdir()) if path.is_dir() else [path]
             if files := [file for file in files if file.is_file()]:
                 content[f"{name}_sha256"] = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
@@ -133,7 +135,6 @@ def finetune_events(
                     claim(output, request.content())
                 if not kept.exists():
                     write_text(kept, dump(prepared.recipe))
-                processes.meet()
             yield from train(prepared, output, where, processes)
 
 
@@ -229,10 +230,15 @@ def train(prepared: Prepared, output: Path, device: torch.device, processes: Pro
         card=lambda facts: task_card(output, p.description, p.recipe, p.request.model, found, facts),
         report=examination.report,
     )  # fmt: skip
-    yield Event("plan", f"{found}\n{_plan(p, work)}", {"survey": found.as_dict(), "recipe": asdict(p.recipe)})
+    seconds = 0.0
+    if processes.first:
+        seconds = forecast(work, device, processes.count)  # alone: from now on every step is one of all processes
+        processes.meet()
+    told = {"survey": found.as_dict(), "recipe": asdict(p.recipe), "estimated_seconds": seconds}
+    yield Event("plan", f"{found}\n{_plan(p, work, seconds)}", told)
     done = yield from until_done(Run(output, work, device).events())
     if processes.first:
-        figures, text = examination.examine(device, cast(Precision, p.recipe.precision))
+        figures, text = examination.examine(device, cast(Precision, p.recipe.precision), work.saved)
         best: Mapping[str, Any] = done.fields["best"] or {}
         fields = done.fields | {"figures": figures, "metric": work.metric, "score": figures[work.metric], "best": best}
         told = {"text": text, "fields": fields}
@@ -248,7 +254,7 @@ def _finished(output: Path) -> Event:
     return Event("done", told["text"], told["fields"])
 
 
-def _plan(p: Prepared, work: Finetuning) -> str:
+def _plan(p: Prepared, work: Finetuning, seconds: float) -> str:
     steps = work.train_batches.steps_per_epoch
     units = p.recipe.recurrent_units
     how = f" in the frozen encoder, {units} units in the LSTM above" if units else ""
@@ -256,7 +262,8 @@ def _plan(p: Prepared, work: Finetuning) -> str:
     return (
         f"model        {p.request.model}: {p.beginning.model.config.num_parameters(False):,} parameters{how}\n"
         f"training     {p.recipe.epochs} epochs of {steps:,} steps, {p.recipe.batch_size} at a time, rate "
-        f"{p.recipe.optimizer.learning_rate:g}{early}"
+        f"{p.recipe.optimizer.learning_rate:g}{early}\n"
+        f"time         about {duration(seconds)} on this machine"
     )
 
 
@@ -274,7 +281,7 @@ def make_finetune_request(
     metric: str | None = None,
     quoting: Quoting = "auto",
     precision: str | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     new_head: bool = False,
 ) -> FinetuneRequest:
     """What `finetune_events` is to do. Paths then mean the same from every folder.
@@ -288,16 +295,17 @@ def make_finetune_request(
         group: a column; rows that share its value are not divided between train and dev.
         metric: the figure by which the best state is chosen; None: that of the task.
         quoting: whether quote marks enclose cells.
-        seed: of the new head, the order of the rows and dropout.
+        seed: of the new head, the order of the rows and dropout; None: the recipe's.
         new_head: whether the head of a model that was fine-tuned before is forgotten.
 
     Raises:
-        UsageError: standard input, which comes only once.
+        UsageError: standard input, which comes only once; no such recipe.
     """
     if str(data) == "-" or str(dev) == "-":
         raise UsageError("fine-tuning reads its data more than once, standard input only comes once",
                          fix="write it to a file first")  # fmt: skip
     name = str(model)
+    seed = load_finetune_recipe(recipe, overrides).seed if seed is None else seed
     return FinetuneRequest(
         absolute(data), absolute(name) if Path(name).is_dir() else name, None if dev is None else absolute(dev),
         absolute(recipe) if recipe.endswith(".toml") else recipe, tuple(overrides), task, tuple(text), label, group,

@@ -15,7 +15,7 @@ from bertworks.data.questions import Encoded, Reading
 from bertworks.errors import BertworksError
 from bertworks.files.model import Model, save_model
 from bertworks.files.task import TaskDescription, settings_of
-from bertworks.learn.answers import Answer, Decoding
+from bertworks.learn.answers import Decoding, Logits
 from bertworks.learn.features import width
 from bertworks.learn.finetuning import FinetuneRecipe
 from bertworks.learn.inference import examine
@@ -78,11 +78,17 @@ class Finetuning:
         rate = recipe.dropout
         c = beginning.model.config
         self.config = c if rate < 0 else replace(c, hidden_dropout=rate, attention_dropout=rate)
+        # What the network says to all dev items: at the last evaluation; in the state that the folder holds, if known.
+        self._last: list[Logits] = []
+        self.saved: list[Logits] | None = None
+
+    def network(self) -> TaskModel:
+        """One of this kind, with everything at random."""
+        task = task_of(self.description, self.units, self.recipe)
+        return TaskModel(self.config, task, recurrent_units=self.recipe.recurrent_units)
 
     def blank(self) -> TaskModel:
-        network = TaskModel(
-            self.config, task_of(self.description, self.units, self.recipe), recurrent_units=self.recipe.recurrent_units
-        )
+        network = self.network()
         if network.features is not None:
             asked = [encoded.unit for encoded in self.dev]
             self.remembers = network.features.remember([*self.units, *asked]) or network.features.remember(self.units)
@@ -129,20 +135,14 @@ class Finetuning:
     def batches(self, plans: Path, rank: int, world_size: int) -> Callable[[int], list[Batch]]:
         return replace(self.train_batches, rank=rank, world_size=world_size)
 
-    def answers(self, network: nn.Module) -> tuple[list[Answer], float]:
-        """To all dev items, and the mean loss."""
-        assert isinstance(network, TaskModel)
-        logits, mean = examine(network, [encoded.unit for encoded in self.dev], self.precision)
-        decoding = decoding_of(self.description)
-        return [decoding(e, rows) for e, rows in zip(self.dev, logits, strict=True)], mean.loss
-
     def evaluate(self, network: nn.Module) -> dict[str, float]:
-        answers, loss = self.answers(network)
-        return {"loss": loss, **judge(self.description, [e.item for e in self.dev], answers)}
+        assert isinstance(network, TaskModel)
+        self._last, mean = examine(network, [encoded.unit for encoded in self.dev], self.precision)
+        decoding = decoding_of(self.description)
+        answers = [decoding(e, rows) for e, rows in zip(self.dev, self._last, strict=True)]
+        return {"loss": mean.loss, **judge(self.description, [e.item for e in self.dev], answers)}
 
     def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool:
-        if not best["step"]:  # what was drawn at random may be good by chance, and is never what is wanted
-            return True
         return (figures[self.metric], -figures["loss"]) > (best[self.metric], -best["loss"])
 
     def enough(self, evaluated: int, best: int) -> bool:
@@ -173,6 +173,7 @@ class Finetuning:
         # The dropout of the training is not one of the model.
         save_model(folder, state, b.config, b.tokenizer, card=self._card(facts), head=settings_of(self.description))
         self.description.save(folder)
+        self.saved = self._last if facts["evaluated"] == facts["step"] else None
 
     def report(self, folder: Path) -> None:
         self._report(folder)

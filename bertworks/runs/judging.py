@@ -7,7 +7,7 @@ from typing import Any
 from bertworks.errors import UsageError
 from bertworks.files.task import TaskDescription
 from bertworks.learn import scores, squad_scores
-from bertworks.learn.answers import Answer
+from bertworks.learn.answers import Answer, mark_entities
 from bertworks.rows.schema import Item, Task
 
 METRICS: Mapping[Task, str] = {  # what decides which state of a training is the best
@@ -45,7 +45,7 @@ def metric_of(task: Task, asked: str | None = None, labels: Sequence[str] = ()) 
         "qa": ("f1", "exact"),
         "choice": ("accuracy",),
     }.get(task, ("f1", "accuracy"))
-    if task == "tagging" and not scores.are_entities(labels):
+    if task == "tagging" and not mark_entities(labels):
         known = ("accuracy", "macro_f1")
     if asked is not None and asked not in known:
         raise UsageError(f"{asked!r} is not a figure of {task}", fix=f"name one of {', '.join(known)}")
@@ -64,7 +64,7 @@ def judge(d: TaskDescription, items: Sequence[Item], answers: Sequence[Answer]) 
             return scores.regression(gold, [answer["value"] for answer in answers])
         case "choice":
             return scores.choice(gold, [answer["choice"] for answer in answers])
-        case "tagging" if not scores.are_entities(d.labels):
+        case "tagging" if not mark_entities(d.labels):
             given = [tag for answer in answers for tag in answer["tags"]]
             return scores.classification([tag for tags in gold for tag in tags], given, d.labels)
         case "tagging":

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from bertworks.files.task import TaskDescription
 from bertworks.learn import squad_scores
-from bertworks.learn.answers import Answer
-from bertworks.learn.scores import Span, are_entities, tag_spans
+from bertworks.learn.answers import Answer, mark_entities
+from bertworks.learn.scores import Span, tag_spans
 from bertworks.rows.schema import Item
 
 Counts = NDArray[np.int64]
@@ -74,7 +74,7 @@ def given_spans(d: TaskDescription, answer: Answer) -> list[Span]:
 
 def _spans(d: TaskDescription, tags: Sequence[str]) -> list[Span]:
     """What tags mark: entities, or something of each word, which is then a span of its own."""
-    return tag_spans(tags) if are_entities(d.labels) else [(n, n + 1, tag) for n, tag in enumerate(tags)]
+    return tag_spans(tags) if mark_entities(d.labels) else [(n, n + 1, tag) for n, tag in enumerate(tags)]
 
 
 def paired(gold: Sequence[Span], given: Sequence[Span]) -> list[tuple[Span | None, Span | None]]:

@@ -29,6 +29,7 @@ from bertworks.nn.config import EncoderConfig
 from bertworks.runs.claims import claim, clear, refuse_nested, refuse_other
 from bertworks.runs.events import Event
 from bertworks.runs.interruption import terminable
+from bertworks.runs.metrics import duration
 from bertworks.runs.prepare import Documents, make_shards, make_vocabulary
 from bertworks.runs.pretraining import Corpus, Pretraining
 from bertworks.runs.processes import Processes
@@ -67,7 +68,7 @@ class Estimate:
                 f"memory       {self.memory / 1e9:.1f} GB",
                 f"steps        {self.steps:,}",
                 f"tokens       {self.tokens:,}  ({self.tokens_per_second:,.0f} per second on this machine)",
-                f"time         {readable(self.seconds)} of training",
+                f"time         {duration(self.seconds)} of training",
                 f"disk         {self.disk / 1e9:.2f} GB in the run folder",
             ]
         )
@@ -168,18 +169,6 @@ def estimate(
         4 * parameters * (3 * CHECKPOINTS + 1) + shards,
         resolved.train.num_tokens / seconds,
     )
-
-
-def readable(seconds: float) -> str:
-    """42 s, 12 min, 3 h 05 min, 2 d 4 h."""
-    minutes = round(seconds / 60)
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if minutes < 90:
-        return f"{minutes} min"
-    if minutes < 2880:
-        return f"{minutes // 60} h {minutes % 60:02d} min"
-    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
 
 
 class _Draft(NamedTuple):

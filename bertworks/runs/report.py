@@ -10,7 +10,7 @@ from bertworks.errors import BertworksError
 from bertworks.files.storage import read_json
 from bertworks.runs import charts
 from bertworks.runs.charts import Series, Show
-from bertworks.runs.metrics import lengths
+from bertworks.runs.metrics import duration, lengths
 from bertworks.text.atomic import write_text
 
 
@@ -69,7 +69,7 @@ def spent(last: dict[str, Any], step: int) -> list[str]:
     if "tokens" in last:
         parts.append(f"{charts.short(last['tokens'])} tokens")
     if "seconds" in last:
-        parts.append(f"{charts.duration(last['seconds'])} of training")
+        parts.append(f"{duration(last['seconds'])} of training")
     return parts
 
 

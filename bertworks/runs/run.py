@@ -30,7 +30,7 @@ from bertworks.runs.interruption import PATIENCE, Interruption, patience_for
 from bertworks.runs.metrics import Metrics, Stopwatch, finite, training_figures
 
 EVALUATIONS, SAVE_SECONDS, MOST_LINES = 20, 120.0, 10_000
-JUDGED = ("evaluated", "evaluation", "best")  # what an evaluation leaves among the facts
+JUDGED = ("evaluated", "evaluation", "evaluation_seconds", "best")  # what an evaluation leaves among the facts
 STOP_AFTER = 3  # steps in a row whose loss or gradient is not finite
 
 
@@ -76,6 +76,8 @@ class Run:
         # What has to be said of the beginning.
         self.notes = [f"{note.path}: {note.why}; using the newest checkpoint before it" for note in damaged]
         self.model = self._network()
+        # Listed once: in bf16 the network holds rounded copies for as long as it computes, and a stop may come then.
+        self._parameters = dict(self.model.named_parameters())
         self.optimizer = make_optimizer(self.model, work.optimizer)
         self.num_steps = work.num_steps
         self.step = 0
@@ -85,6 +87,7 @@ class Run:
             "seconds": 0.0,  # of training alone
             "evaluated": None,  # after which step, last
             "evaluation": {},  # its figures
+            "evaluation_seconds": 0.0,  # its time
             "best": None,  # the step and the figures of the best evaluation
             "exported": None,  # the step after which model folder and report were brought up to date
         }
@@ -123,7 +126,7 @@ class Run:
     def _train(self, batches: Callable[[int], list[Batch]], interruption: Interruption) -> Iterator[Event]:
         if self._asks_for_evaluation() and self.facts["evaluated"] != self.step:
             yield from self._evaluate()
-        if self._asks_for_evaluation() and self.facts["exported"] != self.step:
+        if (self.step == 0 or self._asks_for_evaluation()) and self.facts["exported"] != self.step:
             yield from self._save()
         if self._is_over():
             return
@@ -155,6 +158,8 @@ class Run:
                 return
 
     def _asks_for_evaluation(self) -> bool:
+        if self.step == 0:  # what was drawn at random may be good by chance, and is never the best
+            return self.work.keeps == "last"
         return self.step % self.evaluate_every == 0 or self.step == self.num_steps
 
     def _is_over(self) -> bool:
@@ -226,8 +231,8 @@ class Run:
 
     def _state(self) -> dict[str, Tensor]:
         """Everything that changes, by name; the tensors themselves."""
-        state = {f"parameter/{name}": p.data for name, p in self.model.named_parameters()}
-        for name, p in self.model.named_parameters():
+        state = {f"parameter/{name}": p.data for name, p in self._parameters.items()}
+        for name, p in self._parameters.items():
             state |= {f"{part}/{name}": value for part, value in self.optimizer.state[p].items()}
         return state | {"skipped": self.skipped}
 
@@ -270,14 +275,16 @@ class Run:
             text, baseline = found
             self.facts = self.facts | {"baseline": baseline}
             yield Event("note", text, {"baseline": baseline})
+        begin = time.perf_counter()
         figures = self.work.evaluate(self.model)
+        took = time.perf_counter() - begin
         if not all(map(math.isfinite, figures.values())):
             raise self._diverged("the loss on held-out text is not finite")
         best = self.facts["best"]
         if best is None or self.work.is_better(figures, best):
             best = {"step": self.step, **figures}
         self.metrics.record({"step": self.step, "evaluation": figures})
-        self.facts = self.facts | {"evaluated": self.step, "evaluation": figures, "best": best}
+        self.facts = self.facts | dict(zip(JUDGED, (self.step, figures, took, best), strict=True))
         text = f"held out after step {self.step:,}: {self.work.describe(figures)}"
         yield Event("evaluation", text, {"step": self.step, **figures})
 
@@ -295,6 +302,7 @@ class Run:
         if self.rank == 0:
             self.metrics.record(learned | measured)
         left = self.facts["seconds"] / step.number * (self.num_steps - step.number)
+        left += self.facts["evaluation_seconds"] * math.ceil((self.num_steps - step.number) / self.evaluate_every)
         shown = {
             "steps": self.num_steps,
             **self.work.progress(step.number),

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from bertworks.data.labelled import longest
 from bertworks.data.questions import NONE, Encoded
-from bertworks.learn.scores import are_entities, tag_spans
+from bertworks.learn.answers import mark_entities
+from bertworks.learn.scores import tag_spans
 from bertworks.rows.schema import Item, Task
 from bertworks.runs.datasets import LabelledData
 from bertworks.text.tokenizer import Tokenizer
@@ -186,7 +187,7 @@ def count_labels(items: Iterable[Item], task: Task) -> Counter[str]:
         case "regression":
             return Counter()
         case "tagging":
-            if not are_entities(chain.from_iterable(labels)):
+            if not mark_entities(chain.from_iterable(labels)):
                 return Counter(chain.from_iterable(labels))
             return Counter(kind for tags in labels for _, _, kind in tag_spans(tags))
         case "spans":

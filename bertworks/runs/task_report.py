@@ -51,9 +51,9 @@ def write_task_report(folder: Path, data: str, result: Mapping[str, Any] | None)
 
 def _metric(folder: Path) -> str:
     """The figure by which the best state was chosen."""
-    task = cast(Task, read_json(folder / "task.json")["task"])
+    told = read_json(folder / "task.json")
     request = read_json(folder / "run.json").get("request", {}) if (folder / "run.json").exists() else {}
-    return metric_of(task, request.get("metric"))
+    return metric_of(cast(Task, told["task"]), request.get("metric"), told["labels"])
 
 
 def _summary(steps: Rows, evaluations: Rows, best: Mapping[str, Any] | None, result: Mapping[str, Any] | None) -> str:

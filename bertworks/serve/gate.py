@@ -138,7 +138,7 @@ class Gate:
             if _name(host) not in self._hosts:
                 return 403, "Forbidden", f"this server is not called {host[:100]!r}"
             origin = headers.get(b"origin")
-            if origin is not None and urlsplit(origin.decode("latin-1")).netloc != host:
+            if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
                 return 403, "Forbidden", "a page of another server asks; give this one a token to allow that"
         if scope["method"] != "POST":
             return None

@@ -20,6 +20,7 @@ from bertworks.serve.question import Limits
 
 IDLE_SECONDS = 75  # of a connection on which nothing more is asked: longer than proxies keep one (60), lest they ask
 # on one that is just being closed
+MOST_FILES = 1 << 16  # open at once: more than requests that are let in
 DRAIN_SECONDS = 8  # in which what was asked is answered after SIGTERM
 _SETTINGS: dict[str, Any] = {  # of uvicorn
     "ws": "none", "lifespan": "off", "loop": "auto", "log_config": None, "access_log": False, "server_header": False,
@@ -107,8 +108,9 @@ def bound(host: str, port: int) -> socket.socket:
 
 def _many_files() -> None:
     """Every connection is one."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if most == resource.RLIM_INFINITY else min(most, MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, wanted), most))
 
 
 @contextmanager

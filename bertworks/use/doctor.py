@@ -64,7 +64,7 @@ def doctor() -> Iterator[Check]:
     device = choose_device()
     yield _device(device)
     yield from _speed(device)
-    yield _self_test()
+    yield _self_test(device)
 
 
 def _versions() -> Check:
@@ -163,12 +163,13 @@ def _speed(device: torch.device) -> Iterator[Check]:
     yield Check("chosen", text, fields={"device": str(device), "precision": precision, "gain": gain, "int8": int8})
 
 
-def _self_test() -> Check:
-    """From text to a falling loss, in a folder that is removed again: every wing of the package takes part."""
+def _self_test(device: torch.device) -> Check:
+    """From text to a falling loss, in a folder that is removed again: every wing of the package takes part, where and
+    in the precision that a training would choose."""
     begin = time.perf_counter()
     try:
         with tempfile.TemporaryDirectory(prefix="bertworks-doctor-") as folder:
-            tokens, first, last = _train_a_little(Path(folder))
+            tokens, first, last = _train_a_little(Path(folder), device)
     except (BertworksError, OSError, RuntimeError) as error:
         fix = f"{Path(sys.argv[0]).name} doctor --debug" if not isinstance(error, BertworksError) else error.fix
         return Check("self-test", f"failed: {error}", False, fix)
@@ -182,7 +183,7 @@ def _self_test() -> Check:
     return Check("self-test", f"{text}, in {seconds:.1f} s", fields=fields)
 
 
-def _train_a_little(folder: Path) -> tuple[int, float, float]:
+def _train_a_little(folder: Path, device: torch.device) -> tuple[int, float, float]:
     """Tokens of the vocabulary, and the masked-word loss of the first and of the last step."""
     animals, colours, places = "cat dog horse cow".split(), "white black brown grey".split(), "house field wood".split()
     sentences = [f"The {c} {a} is in the {p}." for a in animals for c in colours for p in places]
@@ -201,9 +202,10 @@ def _train_a_little(folder: Path) -> tuple[int, float, float]:
             vocab_size=tokenizer.vocab_size, hidden_size=64, num_hidden_layers=1, num_attention_heads=2,
             intermediate_size=128, max_position_embeddings=32, hidden_dropout=0.0, attention_dropout=0.0,
         )
-    )  # fmt: skip
+    ).to(device)  # fmt: skip
     config = OptimizerConfig(learning_rate=1e-2, warmup=0.0)
-    steps = train(model, make_optimizer(model, config), lambda _: batches[:1], config, _SELF_TEST_STEPS)
+    optimizer, precision = make_optimizer(model, config), best_precision(device)
+    steps = train(model, optimizer, lambda _: batches[:1], config, _SELF_TEST_STEPS, precision=precision)
     losses = [step.read()["masked_lm"].loss for step in steps]
     return tokenizer.vocab_size, losses[0], losses[-1]
 

@@ -85,8 +85,9 @@ class Embedder:
         keep_memory()
 
     def embed(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
-        """float32 [texts, dimension]. A text's vector does not depend on its neighbours. prompt: what is put before
-        each; None: the model's default."""
+        """float32 [texts, dimension]. A text's vector does not depend on its neighbours (in int8 hardly).
+
+        prompt: what is put before each; None: the model's default."""
         return np.concatenate([
             np.zeros((0, self.dimension), np.float32),
             *(self.portion(texts[start : start + AT_ONCE], prompt)[0] for start in range(0, len(texts), AT_ONCE)),

@@ -27,7 +27,7 @@ def evaluate_glue(
     model: str | Path = "minilm",
     tasks: Sequence[str] = (),
     seeds: int = 1,
-    seed: int = 0,
+    seed: int | None = None,
     recipe: str = "stable",
     overrides: Sequence[str] = (),
     device: str = "auto",
@@ -41,7 +41,7 @@ def evaluate_glue(
 
     Args:
         tasks: names of GLUE's folders; (): all that are there.
-        seed: the first of the `seeds`.
+        seed: the first of the `seeds`; None: the recipe's.
 
     Raises:
         UsageError: a name that is no task of GLUE.

@@ -17,10 +17,10 @@ from bertworks.files.model import EXPORTED, WEIGHTS, is_exported
 from bertworks.files.opened import Opened, opened
 from bertworks.files.storage import read_json
 from bertworks.files.task import TaskDescription, read_task
-from bertworks.learn.answers import Answer
+from bertworks.learn.answers import Answer, Logits
 from bertworks.learn.exported import Exported
-from bertworks.learn.inference import Logits, logits_of, prepared
-from bertworks.learn.machine import Choice, InferencePrecision, keep_memory
+from bertworks.learn.inference import logits_of, prepared
+from bertworks.learn.machine import Choice, InferencePrecision, best_precision, choose_device, keep_memory
 from bertworks.learn.tasks import TaskModel
 from bertworks.nn.encoder import Encoder
 from bertworks.rows.guessing import guess_schema
@@ -154,11 +154,12 @@ def _answering(source: Opened, d: TaskDescription, wanted: Choice) -> tuple[Task
     if source.exported:
         return source.session("fp32" if wanted == "auto" else wanted, task=task_of(d)), "fp32"
     network = _network(source, d)
+    if network.features is not None:  # they read the encoder themselves, in single precision
+        if wanted == "int8":
+            raise UsageError("a model of the recipe `features` has no int8", fix="leave --precision out")
+        return network, best_precision(choose_device(source.device)) if wanted == "auto" else wanted
     encoder, precision = prepared(network.encoder, wanted)
-    if network.features is not None and precision == "int8":
-        raise UsageError("a model of the recipe `features` has no int8", fix="leave --precision out")
-    if network.features is None:  # these read the encoder themselves
-        network.encoder = cast(Encoder, encoder)
+    network.encoder = cast(Encoder, encoder)
     return network, precision
 
 
