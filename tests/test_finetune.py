@@ -28,11 +28,14 @@ from bertworks.files.task import read_task
 from bertworks.learn.finetuning import RECIPES, suited_rate
 from bertworks.learn.recipe import dump
 from bertworks.learn.tasks import TaskModel
+from bertworks.rows.writer import write_rows
+from bertworks.runs.datasets import read_data
 from bertworks.runs.events import Event
 from bertworks.runs.finetune import finetune_events, make_finetune_request, prepare
 from bertworks.runs.metrics import duration
 from bertworks.runs.run import Run
 from bertworks.runs.trials import plan_trials, run_trials
+from bertworks.use.evaluate import evaluate_task
 from bertworks.use.finetuned import finetune
 from bertworks.use.predict import Predictor, predict_file
 
@@ -188,6 +191,94 @@ def test_folds_judge_every_row_once(model: Path, tmp_path: Path) -> None:
     assert sum(count["rows"] if isinstance(count, dict) else count for count in counts) == 60
 
 
+def test_folds_need_parts_to_divide(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_reviews(folder / "train.csv", 60)
+    write_reviews(folder / "dev.csv", 20)
+    request = make_finetune_request(folder, model=model, overrides=FAST)
+    with pytest.raises(UsageError, match="there is a dev file"):
+        list(run_trials(tmp_path / "out", plan_trials(request, folds=3), device="cpu"))
+    request = make_finetune_request(folder / "train.csv", model=model, overrides=FAST, group="reviewer")
+    with pytest.raises(UsageError, match="8 parts are asked for, and there are 7"):
+        list(run_trials(tmp_path / "other", plan_trials(request, folds=8), device="cpu"))
+
+
+def test_several_trainings_leave_other_folders_alone(model: Path, tmp_path: Path) -> None:
+    fast = (*FAST, "epochs=1")
+    data = write_reviews(tmp_path / "reviews.csv", 60)
+    run(data, tmp_path / "one", model, overrides=fast)
+    before = (tmp_path / "one/model.safetensors").read_bytes()
+    several = plan_trials(make_finetune_request(data, model=model, overrides=fast), seeds=2)
+    with pytest.raises(UsageError, match="a run with other settings"):
+        list(run_trials(tmp_path / "one", several, device="cpu"))
+    assert (tmp_path / "one/model.safetensors").read_bytes() == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/README.md").write_text("mine")
+    with pytest.raises(UsageError, match="holds no run: README"):
+        list(run_trials(tmp_path / "mine", several, device="cpu"))
+    list(run_trials(tmp_path / "several", several, device="cpu"))
+    with pytest.raises(UsageError, match="a run with other settings"):
+        run(data, tmp_path / "several", model, overrides=fast)
+    more = plan_trials(make_finetune_request(data, model=model, overrides=fast), seeds=3)
+    *_, last = run_trials(tmp_path / "several", more, device="cpu")
+    assert len(last.fields["trials"]) == 3
+    *_, last = run_trials(tmp_path / "one", several, device="cpu", overwrite=True)
+    assert len(last.fields["trials"]) == 2
+
+
+def test_whole_groups_are_set_aside_and_no_more_than_a_tenth(model: Path, tmp_path: Path) -> None:
+    lines = [f"a film {n},{'abcdefgh'[n % 8]},{n // 20 if n < 380 else ''}" for n in range(400)]
+    (tmp_path / "d.csv").write_text("\n".join(["text,label,author", *lines]) + "\n")
+    found = read_data(tmp_path / "d.csv", label="label", group="author")
+    assert 30 <= len(found.dev) <= 50
+    of = lambda items: {item.document for item in items if item.document}  # noqa: E731
+    assert not of(found.train) & of(found.dev)
+    assert "kept together: rows with the same 'author'" in found.notes
+
+
+def test_labels_of_rows_without_text_are_none(tmp_path: Path) -> None:
+    rows = [f"a film {n},{'ab'[n % 2]}" for n in range(40)]
+    (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows, ",rare"]) + "\n")
+    assert read_data(tmp_path / "d.csv").schema.labels == ("a", "b")
+    rows = [f"{'a film' if n % 2 else ''},{'ab'[n % 2]}" for n in range(40)]
+    (tmp_path / "e.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    with pytest.raises(BertworksError, match="all rows with a text have the same label, 'b'"):
+        read_data(tmp_path / "e.csv")
+
+
+def test_spans_that_overlap_are_counted(tmp_path: Path) -> None:
+    spans = [{"start": 0, "end": 10, "type": "p"}, {"start": 5, "end": 8, "type": "q"}]
+    rows = [{"text": "Anna Boris of Oslo", "entities": spans if n < 20 else spans[:1]} for n in range(30)]
+    (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    data = read_data(tmp_path / "s.jsonl")
+    assert any("texts have spans that overlap" in note and "s.jsonl:1," in note for note in data.notes)
+
+
+def test_questions_need_no_names(model: Path, tmp_path: Path) -> None:
+    whole = json.loads(write_squad(tmp_path / "squad.json", impossible=False).read_text())
+    rows = [{"context": paragraph["context"], "question": one["question"], "answers": one["answers"]}
+            for paragraph in whole["data"][0]["paragraphs"] for one in paragraph["qas"]]  # fmt: skip
+    (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    done = run(tmp_path / "q.jsonl", tmp_path / "out", model, overrides=(*FAST, "epochs=1"))
+    assert done.fields["metric"] == "f1"
+
+
+@pytest.mark.parametrize(("task", "metric"), [("multilabel", "f1"), ("spans", "accuracy"), ("qa", "accuracy")])
+def test_figures_that_a_task_does_not_have_are_refused(task: str, metric: str, model: Path, tmp_path: Path) -> None:
+    write, name, _, _ = TASKS[task]
+    with pytest.raises(UsageError, match=f"'{metric}' is not a figure of {task}"):
+        run(write(tmp_path / name), tmp_path / "out", model, metric=metric)
+    assert not (tmp_path / "out").exists()
+
+
+def test_f1_is_for_two_classes(model: Path, tmp_path: Path) -> None:
+    rows = [f"a film {n},{'abc'[n % 3]}" for n in range(60)]
+    (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    with pytest.raises(UsageError, match="'f1' is not a figure of classification"):
+        run(tmp_path / "d.csv", tmp_path / "out", model, metric="f1")
+
+
 def test_frozen_settings_change_what_they_say(model: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "reviews.csv", 60)
     settings = ("class_weights=balanced", "label_smoothing=0.1", "reinitialized_layers=1", "optimizer.layer_decay=0.5")
@@ -233,6 +324,60 @@ def test_a_file_keeps_its_columns_order_and_rows(classifier: Path, tmp_path: Pat
     for row, one in zip(given, alone, strict=False):
         assert row["predicted_label"] == one["label"]
         assert json.loads(row["predicted_scores"]) == pytest.approx(one["scores"], abs=1e-5)
+
+
+def test_columns_come_back_as_they_were(trained: Trained, tmp_path: Path) -> None:
+    rows = [{"label": [[0, 4, "person"]], "text": "Anna was in this town", "n": 1}]
+    (tmp_path / "doccano.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    list(predict_file(trained("spans")[0], tmp_path / "doccano.jsonl", tmp_path / "out.jsonl", device="cpu"))
+    told = json.loads((tmp_path / "out.jsonl").read_text())
+    assert {name: told[name] for name in rows[0]} == rows[0]
+    assert set(told) == {*rows[0], "predicted_entities", "truncated_tokens"}
+
+
+def test_what_is_there_is_not_written_over(classifier: Path, tmp_path: Path) -> None:
+    lines = [{"text": "a good film"}] * 150 + [{"text": "a bad film", "predicted_label": "mine"}]
+    (tmp_path / "d.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    with pytest.raises(UsageError, match="has a column 'predicted_label' already") as caught:
+        list(predict_file(classifier, tmp_path / "d.jsonl", tmp_path / "out.jsonl", device="cpu"))
+    assert str(caught.value.where).endswith("d.jsonl:151")
+    data = write_reviews(tmp_path / "own.csv", 10)
+    with pytest.raises(UsageError, match="the file that is read"):
+        list(predict_file(classifier, data, data, device="cpu"))
+
+
+def test_pairs_and_single_texts_are_not_taken_for_one_another(
+    classifier: Path, trained: Trained, tmp_path: Path
+) -> None:
+    pairs, _ = trained("regression")
+    with pytest.raises(UsageError, match="expected a pair of strings"):
+        Predictor(pairs, device="cpu").predict(["one text"])
+    with pytest.raises(UsageError, match="expected a string"):
+        Predictor(classifier, device="cpu").predict([("one", "two")])
+    with pytest.raises(UsageError, match="the model reads two texts"):
+        list(predict_file(pairs, write_reviews(tmp_path / "r.csv", 10), tmp_path / "out.csv", device="cpu"))
+    choices = write_choices(tmp_path / "c.csv", 5)
+    more = choices.read_text().replace("ending2,label", "ending2,ending3,label").replace(",0\n", ",x,0\n")
+    (tmp_path / "four.csv").write_text(more.replace(",1\n", ",x,1\n").replace(",2\n", ",x,2\n"))
+    options = {"text": ("startphrase", "ending0", "ending1", "ending2", "ending3"), "device": "cpu"}
+    with pytest.raises(BertworksError, match="choices, and the model knows 3"):
+        list(predict_file(trained("choice")[0], tmp_path / "four.csv", tmp_path / "out.csv", **options))
+
+
+def test_choices_are_counted_as_in_training(model: Path, tmp_path: Path) -> None:
+    """Of a dev file in which the last choice is never right it cannot be told by its numbers."""
+    rows = list(csv.DictReader(write_choices(tmp_path / "c.csv", 60).read_text().splitlines()))
+    from_one = [row | {"label": str(int(row["label"]) + 1)} for row in rows]
+    write_rows(tmp_path / "one.csv", list(rows[0]), from_one)
+    write_rows(tmp_path / "dev.csv", list(rows[0]), [row for row in from_one if row["label"] != "3"])
+    run(tmp_path / "one.csv", tmp_path / "out", model, overrides=(*FAST, "epochs=2"))
+    answers = Predictor(tmp_path / "out", device="cpu").predict(
+        [(row["startphrase"], *(row[f"ending{n}"] for n in range(3))) for row in rows if row["label"] != "2"]
+    )
+    right = [answer["choice"] == int(row["label"]) for answer, row in
+             zip(answers, (row for row in rows if row["label"] != "2"), strict=True)]  # fmt: skip
+    told = evaluate_task(tmp_path / "out", tmp_path / "dev.csv", device="cpu")
+    assert told["figures"]["accuracy"] == pytest.approx(sum(right) / len(right))
 
 
 def test_long_texts_are_cut_and_it_is_said(classifier: Path, tmp_path: Path) -> None:

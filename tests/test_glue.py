@@ -54,6 +54,18 @@ def test_the_table_names_what_it_is_of(model: Path, tmp_path: Path) -> None:
     assert again.text == events[-1].text
 
 
+def test_rows_without_text_are_left_out_and_said(model: Path, tmp_path: Path) -> None:
+    """The official train file of QQP has two."""
+    data = write_glue(tmp_path / "glue")
+    with (data / "SST-2" / "train.tsv").open("a") as file:
+        file.write("\t1\n")
+    events = list(
+        evaluate_glue(data, tmp_path / "out", model=model, tasks=["SST-2"], overrides=(*FAST, "epochs=1"), device="cpu")
+    )
+    assert any("rows without text are left out: 1" in event.text for event in events)
+    assert events[-1].kind == "done"
+
+
 def test_samples_and_other_dev_sets_are_named() -> None:
     rows = {"QQP": {"split": "heldout", "sampled": True, "train": "train-sample.jsonl.gz", "metrics": ["f1"],
                     "seeds": [{"f1": 0.8}]}}  # fmt: skip

@@ -164,7 +164,7 @@ def test_a_named_pipe_is_read_as_often_as_one_likes(tmp_path: Path) -> None:
     writer.start()
     reader = RowReader(tmp_path / "pipe.csv")
     writer.join()
-    assert list(reader) == list(reader) == [({"text": "a", "label": "x"}, f"{tmp_path / 'pipe.csv'}:2")]
+    assert list(reader) == list(reader) == [({"text": "a", "label": "x"}, f"{tmp_path / 'pipe.csv'}:2", None)]
 
 
 def test_one_column_keeps_its_blank_lines(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_a_file_that_changes_while_it_is_read(tmp_path: Path) -> None:
 def test_standard_input_is_read_as_often_as_one_likes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"text,label\na,x\n")))
     reader = RowReader("-")
-    assert list(reader) == list(reader) == [({"text": "a", "label": "x"}, "<stdin>:2")]
+    assert list(reader) == list(reader) == [({"text": "a", "label": "x"}, "<stdin>:2", None)]
     path = reader.path
     del reader
     gc.collect()

@@ -440,3 +440,74 @@ def test_documents_of_conll(tmp_path: Path) -> None:
     (tmp_path / "b.conll").write_text(text.replace("-DOCSTART- O\n\n", ""))
     reader = RowReader(tmp_path / "b.conll")
     assert [item.document for item in items(reader, guess(reader))] == ["", "", ""]
+
+
+# --- one bad row is named, and does not change what the others mean ---------------------------------------------------
+
+TOKENS = [{"tokens": ["Anna", "sings", str(n)], "tags": ["B-person", "O", "O"]} for n in range(20)]
+ASKED = [{"question": f"Who sings {n}?", "context": "Anna sings.",
+          "answers": {"text": ["Anna"], "answer_start": [0]}} for n in range(20)]  # fmt: skip
+MANY = [{"text": f"It was number {n}.", "labels": ["x", "y"][: n % 3]} for n in range(20)]
+CHOICES = [
+    {"startphrase": f"Number {n}", "ending0": "goes", "ending1": "stays", "label": str(n % 2)} for n in range(20)
+]
+
+
+@pytest.mark.parametrize(
+    ("rows", "bad", "task", "what"),
+    [
+        (TOKENS, {"tokens": ["Anna", "sings"], "tags": ["O"]}, "tagging", "2 words and 1 tags"),
+        (ASKED, {"question": "Who?", "context": "Anna sings.", "answers": {"text": ["Anna"]}}, "qa", "holds {'text'"),
+        (MANY, {"text": "It was one.", "labels": "x"}, "multilabel", "holds 'x'"),
+        (CHOICES, {"startphrase": "One", "ending0": "a", "ending1": "b", "label": "5"}, "choice", "holds '5'"),
+        (CHOICES, {"startphrase": "One", "ending0": "a", "ending1": "b", "label": "-1"}, "choice", "holds '-1'"),
+        (REVIEWS, {"review": "It was one.", "stars": {"name": "n"}}, "classification", "holds {'name': 'n'}"),
+    ],
+)  # fmt: skip
+def test_one_bad_row_is_named(rows: list, bad: dict, task: str, what: str, tmp_path: Path) -> None:
+    reader = table(tmp_path, [*rows, bad])
+    try:
+        schema = guess(reader)
+        assert schema.task == task
+        error = failure(reader, schema)
+    except BertworksError as named_early:
+        error = named_early
+    assert what in str(error)
+    assert error.where == "a.jsonl:21"
+
+
+def test_lists_as_pandas_writes_them_are_named(tmp_path: Path) -> None:
+    rows = [[f"It was number {n}.", "['x', 'y']"] for n in range(20)]
+    with pytest.raises(BertworksError, match="holds") as caught:
+        guess(csv_text(tmp_path, ["text", "labels"], *rows))
+    assert caught.value.where == "a.csv:2"
+
+
+def test_several_labels_in_a_cell_where_somebody_says_so(tmp_path: Path) -> None:
+    cells = ["x,y", "x", "", "z, x"]
+    reader = csv_text(tmp_path, ["text", "labels"], *([f"It was number {n}.", cells[n % 4]] for n in range(8)))
+    schema = guess(reader, task="multilabel")
+    assert (schema.separator, schema.labels) == (",", ("x", "y", "z"))
+    assert [item.label for item in items(reader, schema)][:4] == [("x", "y"), ("x",), (), ("z", "x")]
+
+
+def test_an_id_that_stands_twice_is_named_in_small_files_too(tmp_path: Path) -> None:
+    rows = [{"id": f"q{n}", **row} for n, row in enumerate(REVIEWS)]
+    rows[7]["id"] = "q3"
+    reader = table(tmp_path, rows)
+    assert failure(reader, guess(reader)).where == "a.jsonl:8"
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"text": ("review", "more", "note"), "label": "stars"}, "3 columns are to be read"),
+        ({"text": ("review", "review")}, "one column is named twice"),
+        ({"text": ("review",), "label": "review"}, "one column is named twice"),
+        ({"text": ("review",), "task": "qa", "label": "stars"}, "1 columns are to be read"),
+        ({"text": ("review", "more"), "task": "spans", "label": "stars"}, "2 columns are to be read"),
+    ],
+)  # fmt: skip
+def test_columns_that_do_not_suit_the_task_are_refused(options: dict, what: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=what):
+        guess(table(tmp_path, [row | {"more": "some words", "note": "n"} for row in REVIEWS]), **options)

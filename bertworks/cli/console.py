@@ -71,7 +71,7 @@ def show_events(events: Iterable[Event], *, as_json: bool = False, results: bool
         for event in events:
             last = event
             if first and as_json and not _is_progress(event):
-                emit({"kind": event.kind, **event.fields})
+                emit({"kind": event.kind, **({"text": event.text} if event.kind == "note" else {}), **event.fields})
             if first:
                 show(event)
     return last

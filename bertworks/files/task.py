@@ -41,6 +41,7 @@ class TaskDescription:
     recurrent_units: see `learn.finetuning.FinetuneRecipe`.
     document: the column that tells which rows are read as one document's; None: that of a CoNLL file, or none.
     text, label: the columns that it learned from, of which a file to be predicted has the first.
+    first_choice: the number by which the data calls the first choice; None: that is guessed anew.
     threshold: see `learn.answers.Decoding`.
     """
 
@@ -50,6 +51,7 @@ class TaskDescription:
     label: str | None = None
     separator: str = ""
     num_choices: int = 0
+    first_choice: int | None = None
     max_length: int = 512
     stride: int = 128
     max_question: int = 64
@@ -155,6 +157,7 @@ def _read_ours(path: Path) -> TaskDescription:
     names = ("num_choices", "max_length", "stride", "max_question", "max_answer", "recurrent_units")
     sizes = [getattr(found, name) for name in names]
     kinds = {"separator": str, "label": str | None, "document": str | None, "threshold": float | int | None}
+    kinds["first_choice"] = int | None
     if (
         found.task not in get_args(Task)
         or not len(set(found.labels)) == len(found.labels) <= MOST_LABELS

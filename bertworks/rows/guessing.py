@@ -8,14 +8,14 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, UsageError
 from bertworks.rows.columns import ID_NAMES, LABEL_NAMES, PAIRS, PROMPTS, SINGLE_TEXTS
 from bertworks.rows.counts import LONGEST_LABEL, MOST_CLASSES, Column, study
 from bertworks.rows.reader import RowReader
-from bertworks.rows.schema import Schema, Task, label_parts, label_text, list_of, sorted_labels
+from bertworks.rows.schema import Schema, Task, label_text, list_of, several_labels, sorted_labels
 from bertworks.text.tables import find_column
 
-_AMOUNTS = 0.9  # so many values are numbers where all should be
+_MOST = 0.9  # so many values are what all should be: the others are mistakes, which are named when the rows are read
 _CHOICE = re.compile(r"(choice|ending|option|answer|alternative|candidate|sol|solution|選択肢|보기)s?[ _-]?(\d+|[a-e])")
 _CHOICE_LISTS = ("choices", "endings", "options", "candidates", "answers")
 _NO_LABELS = re.compile(  # what a column of few different values is about, when it is not the label
@@ -41,20 +41,26 @@ def guess_schema(
     task: Task | None = None,
     text: Sequence[str] = (),
     label: str | None = None,
+    group: str | None = None,
     labelled: bool = True,
 ) -> tuple[Schema, list[str]]:
     """What the columns of a file mean, and why, in words. Reads the file twice; where not `labelled`, its beginning.
 
     Args:
         task, text, label: what is known already, and not guessed.
+        group: the column that tells which rows belong together.
         labelled: whether labels are looked for.
 
     Raises:
-        UsageError: `text` or `label` names no column.
+        UsageError: `text`, `label` or `group` names no column, or more texts than the task has.
         BertworksError: no column looks like a text or a label; all rows have the same label.
     """
-    for wanted, option in [*((name, "--text") for name in text), *([(label, "--label")] if label else [])]:
-        find_column(reader.columns, reader.name, wanted, option)
+    named = [*((name, "--text") for name in text), (label, "--label"), (group, "--group")]
+    for wanted, option in named:
+        if wanted is not None:
+            find_column(reader.columns, reader.name, wanted, option)
+    if len({*text, label} - {None}) < len(text) + (label is not None):
+        raise UsageError("one column is named twice", where=reader.name, fix="name each text and the label once")
     columns = study(reader if labelled else itertools.islice(reader, _STUDIED_ROWS), reader.columns)
     if not any(column.rows for column in columns.values()):
         raise BertworksError("there are no rows", where=reader.name, fix="name a file that holds rows")
@@ -70,7 +76,9 @@ def guess_schema(
                 where=reader.name,
                 fix=f"name the one that holds the {what} with --{what}",
             )
-    schema = replace(schema, id=_find_id(columns))
+    _check_texts(schema, reader.name)
+    schema = replace(schema, id="id" if reader.kind == "squad" else _find_id(columns))
+    schema = replace(schema, document=group) if group is not None else schema
     if not labelled or schema.label is None:
         return (schema := replace(schema, label=None, separator="")), _reasons(schema, None, list(columns))
     column = columns[schema.label]
@@ -102,9 +110,10 @@ def _by_columns(columns: dict[str, Column], text: tuple[str, ...], label: str | 
         listed = columns[choices[-1]]
         number = listed.entries // listed.lists if listed.listed else len(choices) - 1
         answers = columns[right] if right is not None else Column("")
-        theirs = not answers.numeric or (answers.low >= 0 and answers.high <= number and not answers.fractions)
+        counts = {str(place): answers.values[str(place)] for place in range(number + 1)}
+        theirs = answers.numbers < _MOST * answers.filled or sum(counts.values()) >= _MOST * answers.filled
         if task or (right is not None and theirs):
-            first = int(answers.low > 0 and answers.high == number)
+            first = int(not counts["0"] and counts[str(number)] > 0)
             return Schema(task="choice", text=choices, label=right, first_choice=first)
     text = text or _find_texts(columns, (label,))
     label = label or _find_label(columns, text)
@@ -112,7 +121,7 @@ def _by_columns(columns: dict[str, Column], text: tuple[str, ...], label: str | 
     if label is None:
         return Schema(task=task or "classification", text=text)
     column = columns[label]
-    separator = "" if column.listed else _separator_of(column)
+    separator = "" if column.listed else _separator_of(column, asked=task == "multilabel")
     if task is None and (column.listed or separator):
         task = "multilabel"
     elif task is None:
@@ -128,16 +137,36 @@ def _names(reader: RowReader, schema: Schema) -> tuple[str, ...]:
         value = row.values.get(schema.label or "")
         match schema.task:
             case "classification":
-                names.add(label_text(value))
+                names.add(None if isinstance(value, list | dict) else label_text(value))
             case "multilabel":
-                names.update(label_parts(value, schema.separator) or ())
+                names.update(several_labels(value, schema.separator, schema.label or "", row.where))
             case "tagging":
                 names.update(map(label_text, list_of(value) or ()))
             case "spans":
-                names.update(span["type"] for span in value or ())
+                spans = value if isinstance(value, list) else []
+                names.update(str(span["type"]) for span in spans if isinstance(span, dict) and "type" in span)
             case "regression" | "qa" | "choice":
                 break
     return sorted_labels(name for name in names if name is not None)
+
+
+_TEXTS: dict[Task, tuple[int, int, str]] = {  # how many columns hold texts, and which these are
+    "classification": (1, 2, "the text, or a pair of texts"), "multilabel": (1, 2, "the text, or a pair of texts"),
+    "regression": (1, 2, "the text, or a pair of texts"), "tagging": (1, 1, "the words"), "spans": (1, 1, "the text"),
+    "qa": (2, 2, "the question and the context"), "choice": (1, 1 << 10, "the prompt and the choices"),
+}  # fmt: skip
+
+
+def _check_texts(schema: Schema, name: str) -> None:
+    """Raises UsageError where the task reads more columns, or fewer."""
+    least, most, meant = _TEXTS[schema.task]
+    if not least <= len(schema.text) <= most:
+        given = ", ".join(map(repr, schema.text))
+        raise UsageError(
+            f"{schema.task} reads {meant}, and {len(schema.text)} columns are to be read: {given}",
+            where=name,
+            fix="name them: --text QUESTION --text CONTEXT" if schema.task == "qa" else "name others: --text, --task",
+        )
 
 
 def _check_labels(schema: Schema, column: Column, name: str, *, asked: bool) -> None:
@@ -191,6 +220,8 @@ def _reasons(schema: Schema, column: Column | None, names: Sequence[str]) -> lis
         lines.append(f"label: {schema.label!r}, {kinds[schema.task]}")
     if schema.id:
         lines.append(f"name of a row: {schema.id!r}")
+    if schema.document in names and schema.task != "tagging":
+        lines.append(f"kept together: rows with the same {schema.document!r}")
     if unused:
         lines.append(f"not used: {', '.join(map(repr, unused))}")
     return lines
@@ -257,10 +288,13 @@ def _find_label(columns: Mapping[str, Column], texts: Sequence[str]) -> str | No
 
 
 def _find_id(columns: Mapping[str, Column]) -> str | None:
-    """The column with a name for each row; None if there is none, or its names stand more than once."""
+    """The column with a name for each row; None if there is none, or many of its names stand more than once."""
     for name in ID_NAMES:
         column = next((column for column in columns.values() if column.known_name == name), None)
-        if column is not None and column.filled and sum(column.values.values()) <= 1.01 * len(column.values):
+        if column is None or not column.filled:
+            continue
+        again = sum(column.values.values()) - len(column.values)
+        if again <= max(1, (1 - _MOST) * len(column.values)):
             return column.name
     return None
 
@@ -270,22 +304,28 @@ def _find_words(columns: Mapping[str, Column]) -> tuple[str, str] | None:
     lists = {column.known_name: column for column in columns.values() if column.listed}
     words = next((lists[name] for name in ("tokens", "words") if name in lists), None)
     tags = [lists[name] for name in ("tags", "ner_tags", "pos_tags", "labels", "label") if name in lists]
-    return next(((words.name, tag.name) for tag in tags if words and tag.entries == words.entries), None)
+    return next(
+        ((words.name, tag.name) for tag in tags if words and _MOST <= tag.entries / max(1, words.entries) <= 1 / _MOST),
+        None,
+    )
 
 
 def _find_questions(columns: Mapping[str, Column]) -> tuple[str, str, str] | None:
     """The columns with questions, contexts and answers in them; None if there are none of these."""
     known = {column.known_name: column for column in columns.values() if column.filled}
     answers = next((known[name] for name in ("answers", "answer") if name in known), None)
-    if "question" in known and "context" in known and answers and answers.answers == answers.filled:
+    if "question" in known and "context" in known and answers and answers.answers >= _MOST * answers.filled:
         return known["question"].name, known["context"].name, answers.name
     return None
 
 
-def _separator_of(column: Column) -> str:
-    """Between several labels in one cell; "" if there is none. A comma or semicolon only where names come again."""
-    for mark in "|;,":
+def _separator_of(column: Column, *, asked: bool) -> str:
+    """Between several labels in one cell; "" if there is none. A comma or semicolon only where names come again, unless
+    somebody said that cells hold several labels."""
+    for mark in "|;,/" if asked else "|;,":
         cells = [value for value in column.values if mark in value]
+        if asked and cells:
+            return mark
         parts = {part.strip() for value in column.values for part in value.split(mark)}
         if cells and (mark == "|" or len(parts) < len(column.values)) and max(map(len, parts)) <= LONGEST_LABEL:
             return mark
@@ -299,7 +339,7 @@ def _are_amounts(column: Column) -> bool:
     """
     many = len(column.values) > MOST_CLASSES
     gaps = column.high - column.low + 1 > len(column.values)
-    numbers = column.numeric or (many and column.numbers >= _AMOUNTS * column.filled)
+    numbers = column.numeric or (many and column.numbers >= _MOST * column.filled)
     return numbers and (column.fractions > 0 or (many and (gaps or column.many)))
 
 

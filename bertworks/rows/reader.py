@@ -50,10 +50,11 @@ _JUDGED_CHARACTERS = 1 << 20  # by which is told what quote marks mean
 
 
 class Row(NamedTuple):
-    """One row, as it stands in the file."""
+    """One row, as it stands in the file; spans in one layout, whatever theirs."""
 
     values: dict[str, Any]  # by column, in the file's order: strings in tables, JSON values elsewhere
     where: str  # "reviews.csv:17": the line where it begins; for Parquet and JSON arrays the number of the row
+    written: dict[str, Any] | None = None  # what the file says, where `values` says it in other words
 
 
 class RowReader:
@@ -74,7 +75,8 @@ class RowReader:
 
     Attributes:
         kind: what the file is.
-        columns: the names of the values; of JSON lines those that the first rows have.
+        columns: the names of the values; of JSON lines those that the first rows have. written_columns: the same as the
+            file names them.
         broken: rows of a raw table that a line's end inside of a cell divides, and that were joined again; of the last
             pass.
 
@@ -97,12 +99,14 @@ class RowReader:
         self._state = self._file_state()
         self.kind: Kind
         self.columns: list[str]
+        self.written_columns: list[str] = []
         self._rows: Callable[[], Iterator[Row]]
         if is_parquet(self.path):
             self._recognise_parquet()
         else:
             with self._open() as (reader, lines):
                 self._recognise(reader, lines)
+        self.written_columns = self.written_columns or self.columns
 
     def __iter__(self) -> Iterator[Row]:
         self._check_unchanged()
@@ -259,7 +263,8 @@ class RowReader:
             self.kind, self._rows = "json", records
         else:
             self.kind, self._rows = "spans", lambda: self._span_rows(records, column)
-            judged = [with_entities(record, column, self.name) for record in judged]
+            self.written_columns = list(dict.fromkeys(itertools.chain.from_iterable(judged)))
+            judged = [with_entities(row.values, column, row.where) for row in itertools.islice(records(), JUDGED_ROWS)]
         self.columns = list(dict.fromkeys(itertools.chain.from_iterable(judged)))
 
     def _line_rows(self) -> Iterator[Row]:
@@ -282,8 +287,8 @@ class RowReader:
             yield Row(_json_object(record, where, repr(record)), where)
 
     def _span_rows(self, records: Callable[[], Iterator[Row]], column: str) -> Iterator[Row]:
-        for values, where in records():
-            yield Row(with_entities(values, column, where), where)
+        for values, where, _ in records():
+            yield Row(with_entities(values, column, where), where, values)
 
     def _squad_rows(self) -> Iterator[Row]:
         for identity, values in read_squad(self._whole_json(), self.name):

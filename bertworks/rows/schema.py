@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from bertworks.errors import BertworksError
@@ -124,7 +125,7 @@ def fitted(schema: Schema, reader: RowReader, *, labelled: bool = True) -> Schem
 
 def read_item(row: Row, schema: Schema, *, labelled: bool = True) -> Item:
     """One row as an item; `items` says what is checked, save for ids."""
-    values, where = row
+    values, where, _ = row
     if schema.task == "tagging" and not schema.raw:
         texts = _words_of(_field(row, schema.text[0]), schema.text[0], where)
     elif schema.task == "choice" and len(schema.text) == 2:
@@ -148,6 +149,12 @@ def misplaced(item: Item) -> bool:
     return any(context[start : start + len(text)] != text for start, text in item.label or ())
 
 
+def overlapping(item: Item) -> bool:
+    """Whether spans of an item have characters in common: tags can tell of one only."""
+    ordered = sorted(item.label or ())
+    return any(second[0] < first[1] for first, second in pairwise(ordered))
+
+
 def _field(row: Row, column: str) -> Any:
     try:
         return row.values[column]
@@ -164,11 +171,11 @@ def _text(row: Row, column: str) -> str:
 def _label(value: Any, column: str, texts: tuple[str, ...], schema: Schema, where: str) -> Any:
     match schema.task:
         case "classification":
+            if isinstance(value, list | dict):
+                raise _bad_label(value, column, where, "write one name there; or is it --task multilabel?")
             return _known_label(label_text(value), schema.labels, column, where)
         case "multilabel":
-            parts = label_parts(value, schema.separator)
-            if parts is None:
-                raise _bad_label(value, column, where, 'write several labels as a list, ["one", "another"]')
+            parts = several_labels(value, schema.separator, column, where)
             return tuple(_known_label(part, schema.labels, column, where) for part in parts)
         case "regression":
             return _number_of(value, column, where)
@@ -204,21 +211,20 @@ def label_text(value: Any) -> str | None:
     return None if text in _MISSING else text
 
 
-def label_parts(value: Any, separator: str) -> tuple[str, ...] | None:
-    """The names in a cell or field with several labels, which may be none; None where it holds no such thing."""
-    if isinstance(value, str):
-        if separator:
-            value = value.split(separator)
-        elif value.strip():
-            try:
-                value = json.loads(value)
-            except ValueError:
-                return None
-    if not value or (isinstance(value, float) and math.isnan(value)):
-        return ()
-    if not isinstance(value, list):
-        return None
-    return tuple(dict.fromkeys(text for part in value if (text := label_text(part)) is not None))
+def several_labels(value: Any, separator: str, column: str, where: str) -> tuple[str, ...]:
+    """The names in a cell or field with several labels, which may be none.
+
+    Raises:
+        BertworksError: it holds no such thing; column: what it is called, where: its row.
+    """
+    found = value
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        found = []
+    elif isinstance(value, str):
+        found = value.split(separator) if separator else _json_list(value) if value.strip() else []
+    if not isinstance(found, list) or any(isinstance(part, list | dict) for part in found):
+        raise _bad_label(value, column, where, 'write several labels as a list, ["one", "another"]')
+    return tuple(dict.fromkeys(text for part in found if (text := label_text(part)) is not None))
 
 
 def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
@@ -350,11 +356,18 @@ def _tags_of(value: Any, words: Sequence[str], labels: Sequence[str], column: st
     return tuple(_known_label(label_text(tag), labels, column, where) for tag in tags)
 
 
+def _is_span(value: Any) -> bool:
+    kinds = {"start": int, "end": int, "type": str}
+    return isinstance(value, dict) and all(isinstance(value.get(name), kind) for name, kind in kinds.items())
+
+
 def _spans_of(
     value: Any, text: str, labels: Sequence[str], column: str, where: str
 ) -> tuple[tuple[int, int, str], ...]:
     if not isinstance(value, list):
         raise _bad_label(value, column, where, 'write a list of {"start": 0, "end": 5, "type": "person"}, or []')
+    if wrong := [span for span in value if not _is_span(span)]:
+        raise _bad_label(wrong[0], column, where, 'write a span as {"start": 0, "end": 5, "type": "person"}')
     spans = [(span["start"], span["end"], _known_label(span["type"], labels, column, where)) for span in value]
     for start, end, kind in spans:
         if not 0 <= start < end <= len(text):

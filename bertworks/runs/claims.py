@@ -15,7 +15,7 @@ from bertworks.text.atomic import write_text
 FILES = (  # of a run folder, besides run.json
     "recipe.toml", "metrics.jsonl", "report.html", "config.json", "model.safetensors", "README.md", "vocab.txt",
     "special_tokens_map.json", "task.json", "tokenizer_config.json", "tokenizer.json",
-    "data.json", "result.json", "errors.csv", "finished.json",
+    "data.json", "result.json", "errors.csv", "finished.json", "trials.json",
 )  # fmt: skip
 FOLDERS = ("checkpoints", "plans", "shards", "tokenizer")
 

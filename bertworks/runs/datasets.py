@@ -12,9 +12,8 @@ from bertworks.data.sampling import rng
 from bertworks.errors import BertworksError, UsageError
 from bertworks.rows.guessing import guess_schema
 from bertworks.rows.reader import Quoting, RowReader
-from bertworks.rows.schema import Item, Schema, Task, items, misplaced
+from bertworks.rows.schema import Item, Schema, Task, items, misplaced, overlapping
 from bertworks.text.streams import Tally
-from bertworks.text.tables import find_column
 
 DEV_SHARE, MOST_DEV = 0.1, 2000  # of the rows, where there is no dev file; and at most so many
 SPLITS = {
@@ -61,37 +60,87 @@ def read_data(
         BertworksError: a row that cannot be learned from, with its line; too few rows.
     """
     path, dev = _files(Path(data), None if dev is None else Path(dev))
+    if fold is not None and dev is not None:
+        raise UsageError(
+            f"folds divide what is learned from, and there is a dev file: {dev}", where=str(data),
+            fix=f"name the other file alone: bertworks finetune {path} --folds {fold[1]} ...",
+        )  # fmt: skip
     reader = RowReader(path, quoting=quoting)
-    schema, notes = guess_schema(reader, task=task, text=text, label=label)
-    if group is not None:
-        schema = replace(schema, document=find_column(reader.columns, reader.name, group, "--group"))
+    schema, notes = guess_schema(reader, task=task, text=text, label=label, group=group)
     empty = Tally()
     found = list(items(reader, schema, left_out=empty))
+    if empty.count:
+        schema = _with_labels_of(found, schema, reader.name)
     notes += reader.notes
     groups = _groups(found, schema, by_document=group is not None or whole_documents)
     if dev is not None:
         other = RowReader(dev, quoting=quoting)
         train, judged = found, list(items(other, schema, left_out=empty))
         notes += [f"judged on {dev}: {len(judged):,} rows", *other.notes]
-    elif fold is not None:
-        aside = set(folds(found, schema, groups, fold[1])[fold[0]])
-        train, judged = [x for n, x in enumerate(found) if n not in aside], [found[n] for n in sorted(aside)]
-        notes.append(f"judged on part {fold[0] + 1} of {fold[1]}: {len(judged):,} of the {len(found):,} rows")
     else:
-        train, judged = split(found, schema, groups)
-        notes.append(f"judged on {len(judged):,} of the {len(found):,} rows, set aside by lot")
+        train, judged, note = _divided(found, schema, groups, fold, path)
+        notes.append(note)
     if empty.count:
         notes.append(f"rows without text are left out: {empty}")
-    lost = [item for item in train if schema.task == "qa" and misplaced(item)]
-    if lost:
-        train = [item for item in train if not misplaced(item)]
-        where = ", ".join(item.where for item in lost[:LISTED]) + (", ..." if len(lost) > LISTED else "")
-        notes.append(f"{len(lost):,} answers do not stand where they are said to, and are not learned from: {where}")
+    train, more = _learnable(train, schema)
+    notes += more
     if not train or not judged:
         raise BertworksError(
             f"{len(found)} rows are too few to learn from and to judge", where=str(path), fix="--dev FILE"
         )
     return LabelledData(schema, train, judged, notes)
+
+
+def _divided(
+    found: Sequence[Item], schema: Schema, groups: Sequence[Hashable], fold: tuple[int, int] | None, path: Path
+) -> tuple[list[Item], list[Item], str]:
+    """Train, dev, and in words how they were divided."""
+    if fold is None:
+        train, judged = split(found, schema, groups)
+        return train, judged, f"judged on {len(judged):,} of the {len(found):,} rows, set aside by lot"
+    number, count = fold
+    if (there := len(set(groups))) < count:
+        raise UsageError(
+            f"{count} parts are asked for, and there are {there:,} rows, or groups of rows, to divide",
+            where=str(path), fix=f"--folds {max(2, there)}, or fewer",
+        )  # fmt: skip
+    aside = set(folds(found, schema, groups, count)[number])
+    train, judged = [x for n, x in enumerate(found) if n not in aside], [found[n] for n in sorted(aside)]
+    return train, judged, f"judged on part {number + 1} of {count}: {len(judged):,} of the {len(found):,} rows"
+
+
+def _learnable(train: list[Item], schema: Schema) -> tuple[list[Item], list[str]]:
+    """Those that can be learned from, and what is to be said of the others."""
+    if schema.task == "spans":
+        return train, _counted(
+            list(filter(overlapping, train)), "texts have spans that overlap, of which the later win"
+        )
+    lost = [item for item in train if schema.task == "qa" and misplaced(item)]
+    what = "answers do not stand where they are said to, and are not learned from"
+    return [item for item in train if not misplaced(item)] if lost else train, _counted(lost, what)
+
+
+def _counted(found: Sequence[Item], what: str) -> list[str]:
+    where = ", ".join(item.where for item in found[:LISTED]) + (", ..." if len(found) > LISTED else "")
+    return [f"{len(found):,} {what}: {where}"] if found else []
+
+
+def _with_labels_of(found: Sequence[Item], schema: Schema, name: str) -> Schema:
+    """The schema with those labels alone that rows with a text have.
+
+    Raises:
+        BertworksError: there is one class left, or none.
+    """
+    if schema.task not in ("classification", "multilabel"):
+        return schema
+    there = {label for item in found for label in ((item.label,) if schema.task == "classification" else item.label)}
+    labels = tuple(label for label in schema.labels if label in there)
+    if len(labels) < (2 if schema.task == "classification" else 1):
+        told = (
+            f"all rows with a text have the same label, {labels[0]!r}" if labels else "no row with a text has a label"
+        )
+        raise BertworksError(f"{told} (in {schema.label!r})", where=name, fix="add rows with another label")
+    return replace(schema, labels=labels)
 
 
 def _files(data: Path, dev: Path | None) -> tuple[Path, Path | None]:
@@ -118,7 +167,7 @@ def _files(data: Path, dev: Path | None) -> tuple[Path, Path | None]:
 def _groups(found: Sequence[Item], schema: Schema, *, by_document: bool) -> list[Hashable]:
     """What must stay together, for each item."""
     if by_document and schema.document is not None:
-        return [item.document for item in found]
+        return [item.document or number for number, item in enumerate(found)]
     if schema.task == "qa":
         return [zlib.crc32(item.texts[1].encode("utf-8", "replace")) for item in found]
     return list(range(len(found)))
@@ -132,11 +181,14 @@ def split(
     aside: set[int] = set()
     for parts in _strata(found, schema, groups, rng("dev", seed)):
         goal, taken = wanted * sum(map(len, parts)) / len(found), 0
-        for part in parts[:-1]:  # one stays to learn from
-            if taken and taken + len(part) / 2 > goal:
-                break
+        rest = parts[:-1]  # one stays to learn from
+        fitting = []
+        for part in rest:
+            if taken + len(part) / 2 <= goal:
+                fitting.append(part)
+                taken += len(part)
+        for part in fitting or [min(rest, key=len)] if rest else []:
             aside.update(part)
-            taken += len(part)
     return [x for n, x in enumerate(found) if n not in aside], [found[n] for n in sorted(aside)]
 
 
@@ -154,13 +206,13 @@ def folds(
 def _strata(
     found: Sequence[Item], schema: Schema, groups: Sequence[Hashable], generator: Generator
 ) -> list[list[list[int]]]:
-    """Groups, as numbers of items, shuffled, by the label of their first item."""
+    """Groups, as numbers of items, shuffled; single items by their label."""
     members: dict[Hashable, list[int]] = defaultdict(list)
     for number, key in enumerate(groups):
         members[key].append(number)
     strata: dict[str, list[list[int]]] = defaultdict(list)
     for numbers in members.values():
-        by_label = schema.task in ("classification", "choice")
+        by_label = schema.task in ("classification", "choice") and len(members) == len(found)
         strata[str(found[numbers[0]].label) if by_label else ""].append(numbers)
     shuffled = []
     for _, parts in sorted(strata.items()):

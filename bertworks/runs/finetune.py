@@ -205,6 +205,7 @@ def describe_task(data: LabelledData, recipe: FinetuneRecipe) -> TaskDescription
         label=schema.label,
         separator=schema.separator,
         num_choices=choices,
+        first_choice=schema.first_choice if schema.task == "choice" else None,
         max_length=recipe.max_length,
         stride=recipe.stride,
         max_question=recipe.max_question,

@@ -38,13 +38,14 @@ def metric_of(task: Task, asked: str | None = None, labels: Sequence[str] = ()) 
     Raises:
         UsageError: what is asked for is no figure of the task.
     """
-    known = {
-        "classification": ("accuracy", "macro_f1", "matthews_correlation", "f1"),
+    known: tuple[str, ...] = {
+        "classification": ("accuracy", "macro_f1", "matthews_correlation", *(("f1",) if len(labels) in (0, 2) else ())),
+        "spans": ("f1", "precision", "recall"),
         "multilabel": ("micro_f1", "macro_f1", "accuracy"),
         "regression": ("spearman", "pearson"),
         "qa": ("f1", "exact"),
         "choice": ("accuracy",),
-    }.get(task, ("f1", "accuracy"))
+    }.get(task, ("f1", "precision", "recall", "accuracy"))
     if task == "tagging" and not mark_entities(labels):
         known = ("accuracy", "macro_f1")
     if asked is not None and asked not in known:
@@ -79,17 +80,19 @@ def judge(d: TaskDescription, items: Sequence[Item], answers: Sequence[Answer]) 
 def judge_answers(items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, float]:
     """The official figures as shares; `threshold`, the margin by which "no answer" has to win for the best F1, where
     some questions have none."""
-    questions = [squad_scores.Question(item.id, tuple(text for _, text in item.label or ())) for item in items]
+    # By their places: files have ids, or none.
+    golds = [tuple(text for _, text in item.label or ()) for item in items]
+    questions = [squad_scores.Question(str(place), texts) for place, texts in enumerate(golds)]
     without = not all(question.answers for question in questions)
     version: squad_scores.Version = "2.0" if without else "1.1"
     unit = squad_scores.unit_of([item.texts[1] for item in items])
     # Of what was found best, whatever the threshold, so that the best threshold can be seen.
-    given = {item.id: answer["answer"] for item, answer in zip(items, answers, strict=True)}
+    given = {str(place): answer["answer"] for place, answer in enumerate(answers)}
     figures = squad_scores.evaluate(questions, given, version=version, unit=unit)
     wanted = {"exact": figures["exact"] / 100, "f1": figures["f1"] / 100}
     if without:
-        best = {item.id: (a["n_best"] or [{"text": ""}])[0]["text"] for item, a in zip(items, answers, strict=True)}
-        margins = {item.id: a["no_answer_margin"] for item, a in zip(items, answers, strict=True)}
+        best = {str(place): (a["n_best"] or [{"text": ""}])[0]["text"] for place, a in enumerate(answers)}
+        margins = {str(place): a["no_answer_margin"] for place, a in enumerate(answers)}
         found = squad_scores.evaluate(questions, best, version="2.0", no_answer_probabilities=margins, unit=unit)
         wanted |= {"best_f1": found["best_f1"] / 100, "threshold": found["best_f1_thresh"]}
     return wanted

@@ -12,6 +12,7 @@ from typing import Any
 from bertworks.errors import UsageError
 from bertworks.learn.finetuning import PAPER_GRID
 from bertworks.learn.scores import interval
+from bertworks.runs.claims import claim, clear, refuse_nested, refuse_other
 from bertworks.runs.datasets import LabelledData
 from bertworks.runs.events import Event, until_done
 from bertworks.runs.finetune import FinetuneRequest, finetune_events
@@ -82,6 +83,12 @@ def run_trials(
         "leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1",
     )
     output = Path(output)
+    shared = {k: v for k, v in trials[0].request.content().items() if k not in ("seed", "fold", "folds", "overrides")}
+    whose = shared | {"several": True}
+    refuse_nested(output, trials[0].request.paths)
+    if overwrite or not refuse_other(output, whose):
+        clear(output)
+        claim(output, whose)
     done: list[dict[str, Any]] = []
     for number, trial in enumerate(trials, 1):
         yield Event("stage", f"fine-tuning {number} of {len(trials)}: {trial.folder}", {"stage": trial.folder})
@@ -136,4 +143,4 @@ def _values(word: str) -> list[str]:
         raise UsageError(f"{word!r} sweeps nothing", fix="write it as optimizer.learning_rate=2e-5,5e-5; or: paper")
     if name == "seed":
         raise UsageError("seeds are no setting of a sweep", fix="write --seeds, which gives mean and interval")
-    return [f"{name}={value}" for value in values.split(",")]
+    return [f"{name}={value}" for value in dict.fromkeys(values.split(","))]

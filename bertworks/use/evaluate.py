@@ -174,10 +174,10 @@ def _labelled(reader: RowReader, d: TaskDescription, text: Sequence[str], label:
     """What to read of a file: the texts as for a prediction, and labels by the names that the model has."""
     schema = replace(schema_for(reader, d, text)[0], raw=False)
     label = label or d.label
-    first_choice = 0
-    if label is None or d.task == "choice":
+    first_choice = d.first_choice or 0
+    if label is None or (d.task == "choice" and d.first_choice is None):
         guess = guess_schema(reader, task=d.task, text=schema.text, label=label)[0]
-        label, first_choice = guess.label, guess.first_choice
+        label, first_choice = guess.label, guess.first_choice if d.first_choice is None else d.first_choice
     names = d.labels
     if d.task == "spans":  # the model has a tag for the first token of each type, and one for the others
         names = tuple(name[2:] for name in d.labels if name.startswith("B-"))

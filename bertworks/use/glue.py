@@ -15,6 +15,7 @@ from bertworks.runs.events import Event, until_done
 from bertworks.runs.finetune import make_finetune_request
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.text.atomic import write_text
+from bertworks.text.streams import Tally
 from bertworks.use.predict import Predictor
 
 HALVES = {"dev_matched": "MNLI-m", "dev_mismatched": "MNLI-mm"}
@@ -57,8 +58,8 @@ def evaluate_glue(
             continue
         trials, told = yield from _trials(found, output / name, options, seeds, device)
         rows |= _measured(found, trials, output / name, device)
-        _submit(found, output, device)
         _write(output, rows, str(model), recipe, seeds)
+        _submit(found, output, device)
         yield Event("evaluation", f"{name}: {told}", {"task": name, "trials": trials})
     if not rows:
         raise BertworksError("no task has both a train and a dev file", where=str(data))
@@ -94,7 +95,9 @@ def _read(found: Found, split: str) -> LabelledData:
     train, schema = found.read("train")
     dev, dev_schema = found.read(split)
     notes = [f"{found.benchmark.name} of GLUE: learned from {train.name}, judged on {dev.name}"]
-    learned, judged = list(items(train, schema)), list(items(dev, dev_schema))
+    empty = Tally()  # the official train file of QQP has two such rows
+    learned, judged = list(items(train, schema, left_out=empty)), list(items(dev, dev_schema, left_out=empty))
+    notes += [f"rows without text are left out: {empty}"] if empty.count else []
     return LabelledData(schema, learned, judged, [*notes, *train.notes, *dev.notes])
 
 
@@ -109,7 +112,7 @@ def _measured(
     columns = {HALVES.get(split, name): [_only(trial["figures"], metrics) for trial in trials]}
     for other in found.measured_on[1:]:  # the other half of MNLI
         reader, schema = found.read(other)
-        judged = list(items(reader, schema))
+        judged = list(items(reader, schema, left_out=Tally()))
         columns[HALVES[other]] = []
         for trial in trials:
             predictor = Predictor(_model_of(folder, trial), device=device)

@@ -196,26 +196,28 @@ def predict_file(
     if kind == "conll" and d.task != "tagging":
         raise UsageError(f"CoNLL columns are for tags, and this model is for {d.task}", fix="write another kind")
     reader = RowReader(data, quoting=quoting)
+    if str(output) != "-" and Path(output).exists() and Path(output).samefile(reader.path):
+        raise UsageError("this is the file that is read", where=str(output), fix="-o ANOTHER-FILE")
     schema, notes = schema_for(reader, d, text)
     yield from (Event("note", note) for note in notes)
-    taken = reader.columns if kind != "conll" else []
+    taken = reader.written_columns if kind != "conll" else []
     columns = Columns(Shown.of_task(d, top_k, probabilities, schema.raw), taken)
     spool = Spool(Path(output) if str(output) != "-" else None, _fingerprint(predictor, reader, columns, schema))
     if spool.count:
         yield Event("note", f"going on after {spool.count:,} rows", {"resumed_row": spool.count})
     if predictor.precision == "int8":
         exact = Predictor(source, precision="fp32", threshold=threshold)
-        yield _cost(predictor, exact, [item for item in islice(_asked(reader, schema, Tally()), _COMPARED) if item])
+        yield _cost(predictor, exact, [item for item in islice(_asked(reader, schema, d, columns), _COMPARED) if item])
     empty = Tally()
-    yield from _fill(spool, predictor, columns, _asked(reader, schema, empty))
+    yield from _fill(spool, predictor, columns, _asked(reader, schema, d, columns, empty))
     yield from (Event("note", note) for note in reader.notes)
     if empty.count:
         yield Event("note", f"rows without text, and therefore without answer: {empty}", {"empty": empty.count})
     if kind == "conll":
         write_lines(output, _tagged(reader, schema, spool))
     else:
-        rows = ({**row.values, **result} for row, result in zip(reader, spool.read(), strict=True))
-        write_rows(output, [*reader.columns, *columns.names], rows, kind=kind)
+        rows = ({**(row.written or row.values), **told} for row, told in zip(reader, spool.read(), strict=True))
+        write_rows(output, [*reader.written_columns, *columns.names], rows, kind=kind)
     spool.remove()
     cut = f"; {spool.truncated:,} were too long and were cut" if spool.truncated else ""
     fields = {"output": str(output), "rows": spool.count, "truncated": spool.truncated}
@@ -294,21 +296,43 @@ def answer_questions(
         yield encoded.item.id, answer
 
 
-def _asked(reader: RowReader, schema: Schema, empty: Tally) -> Iterator[Item | None]:
-    """A row of the file as an item; None for one without text, which is counted."""
+def _asked(
+    reader: RowReader, schema: Schema, d: TaskDescription, columns: Columns, empty: Tally | None = None
+) -> Iterator[Item | None]:
+    """A row of the file as an item; None for one without text, which is counted in `empty`.
+
+    Raises:
+        BertworksError: a row has another number of choices, or a field that is to be written.
+    """
     schema = fitted(schema, reader, labelled=False)
     for row in reader:
+        columns.refuse_taken(row.written or row.values, row.where)
         try:
-            yield read_item(row, schema, labelled=False)
+            item = read_item(row, schema, labelled=False)
         except EmptyTextError:
-            empty.add(row.where)
+            if empty is not None:
+                empty.add(row.where)
             yield None
+            continue
+        if d.task == "choice" and d.num_choices and len(item.texts) != d.num_choices + 1:
+            raise BertworksError(
+                f"{len(item.texts) - 1} choices, and the model knows {d.num_choices}", where=row.where,
+                fix="give every row as many choices as the data had that it learned from",
+            )  # fmt: skip
+        yield item
 
 
 def schema_for(reader: RowReader, d: TaskDescription, text: Sequence[str]) -> tuple[Schema, list[str]]:
     """What to read of a file: the columns asked for, those that the model learned from, or a guess."""
     wanted = tuple(text) or (d.text if all(name in reader.columns for name in d.text) else ())
     schema, notes = guess_schema(reader, task=d.task, text=wanted, labelled=False)
+    if d.text and d.task in ("classification", "multilabel", "regression") and len(schema.text) != len(d.text):
+        one_or_two = "one text" if len(d.text) == 1 else "two texts"
+        learned, found = (", ".join(map(repr, names)) for names in (d.text, schema.text))
+        raise UsageError(
+            f"the model reads {one_or_two} ({learned}), and here would be read: {found}", where=reader.name,
+            fix="name the columns: " + " ".join(f"--text {word}" for word in ("FIRST", "SECOND")[: len(d.text)]),
+        )  # fmt: skip
     document = d.document if d.document in reader.columns else schema.document
     raw = d.task == "tagging" and _holds_texts(reader, schema.text[0], d)
     return replace(schema, label=None, labels=d.labels, document=document, raw=raw), [] if wanted else notes
@@ -339,9 +363,9 @@ def item_of(one: Any, number: int, d: TaskDescription) -> Item:
         case "qa" | "spans":
             fits = len(texts) == (2 if d.task == "qa" else 1)
         case _:
-            fits = len(texts) <= 2
+            fits = len(texts) <= 2 and (not d.text or len(texts) == len(d.text))
     if not good or not fits:
-        expected = _EXPECTED.get(d.task, "a string, or a pair of them")
+        expected = _EXPECTED.get(d.task, ("a string, or a pair of them", "a string", "a pair of strings")[len(d.text)])
         raise UsageError(f"text {number} is {str(one)[:60]!r}: expected {expected}")
     return Item(texts, None, f"text {number}", str(number), raw=d.task == "tagging" and isinstance(one, str))
 

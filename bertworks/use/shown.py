@@ -1,7 +1,7 @@
 """Which parts of an answer a person gets to see, and the columns of a file in which they stand. Not here: answers
 (`learn.answers`)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +67,13 @@ class Columns:
     def __init__(self, shown: Shown, taken: Sequence[str]):
         self.shown = shown
         self.names = [f"predicted_{part}" for part in shown.parts] + ["truncated_tokens"]
+        self.refuse_taken(taken)
+
+    def refuse_taken(self, taken: Collection[str], where: str | None = None) -> None:
+        """Raises UsageError where what is written would replace what is there."""
         if clash := [name for name in self.names if name in taken]:
-            raise UsageError(f"the file has a column {clash[0]!r} already", fix="rename it, or drop it")
+            what = f"the {'row' if where else 'file'} has a column {clash[0]!r} already"
+            raise UsageError(what, where=where, fix="rename it, or drop it")
 
     @property
     def nothing(self) -> dict[str, Any]:

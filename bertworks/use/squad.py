@@ -68,7 +68,7 @@ def evaluate_squad(
 def _questions(reader: RowReader) -> tuple[list[Question], Iterable[str]]:
     """The questions, and enough of the contexts to see how they are written."""
     questions, contexts, size = [], dict[str, None](), 0
-    for values, where in reader:
+    for values, where, _ in reader:
         if values["answers"] is None:
             raise BertworksError(
                 f"the question {values['id']!r} has no gold answers, not even an empty list of them",
