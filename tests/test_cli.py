@@ -163,7 +163,7 @@ def test_durations():
 def test_figures_leave_out_what_is_unknown():
     assert figures(STEP) == (
         "step 20/1,000  loss 5.432  masked words 12.5%  rate 1.0e-04  9,512 tokens/s  31% of matmul speed  1.25 GB  "
-        "3:07 min left"
+        "3 min left"
     )
 
 
@@ -188,7 +188,7 @@ def test_as_json_standard_output_is_json_only(capsys):
     show_events(events(), as_json=True)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 1 + 1000 + 1
-    assert lines[0] == {"kind": "note"}
+    assert lines[0] == {"kind": "note", "text": "a word"}
     assert lines[-1] == {"kind": "done", "folder": "x"}
 
 

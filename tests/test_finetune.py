@@ -30,9 +30,8 @@ from bertworks.learn.recipe import dump
 from bertworks.learn.tasks import TaskModel
 from bertworks.rows.writer import write_rows
 from bertworks.runs.datasets import read_data
-from bertworks.runs.events import Event
+from bertworks.runs.events import Event, duration
 from bertworks.runs.finetune import finetune_events, make_finetune_request, prepare
-from bertworks.runs.metrics import duration
 from bertworks.runs.run import Run
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.use.evaluate import evaluate_task

@@ -297,6 +297,50 @@ def test_files(model: Path, tmp_path: Path, small: None):
         list(index_file(documents, folder, pooling="cls", device="cpu"))
 
 
+def test_files_are_read_again_where_their_documents_may_be_gone(model: Path, tmp_path: Path, small: None):
+    first, folder = write_documents(tmp_path / "a.jsonl"), tmp_path / "idx"
+    other = tmp_path / "b.jsonl"
+    other.write_text(json.dumps({"id": "b", "text": "happy music"}) + "\n")
+
+    def add(path: Path, **options: object) -> str:
+        *_, last = index_file(path, folder, device="cpu", **options)
+        return last.text
+
+    add(first, model=model)
+    add(other)
+    assert "already" not in add(first)  # its b was replaced
+    assert Index(folder, device="cpu").search("sad dogs", 1)[0]["id"] == "b"
+    assert "already" in add(first)
+    Index(folder, device="cpu").delete(["a"])
+    assert "5 took" not in add(other)
+    assert "already" not in add(first)
+    assert set(ids(Index(folder, device="cpu"))) == set("abcde")
+    quoted = tmp_path / "q.csv"
+    quoted.write_text('id,text\n1,"good" film\n')
+    add(quoted, quoting="raw")
+    assert "already" in add(quoted, quoting="raw")
+    quoted.write_text('id,text\n1,"good film"\n')
+    add(quoted, quoting="raw")
+    assert "already" not in add(quoted, quoting="quoted")
+
+
+def test_an_emptied_index_stays_what_it_is(model: Path, tmp_path: Path):
+    folder = tmp_path / "idx"
+    list(index_file(write_documents(tmp_path / "a.jsonl"), folder, model=model, pooling="cls", device="cpu"))
+    index = Index(folder, device="cpu")
+    index.delete(list("abcde"))
+    index.compact()
+    list(index_file(tmp_path / "a.jsonl", folder, device="cpu"))
+    found = Index(folder, device="cpu").manifest
+    assert found.model == str(model.resolve())
+    assert found.fingerprint["pooling"] == "cls"
+
+
+def test_fields_that_json_cannot_say_are_refused(index: Index):
+    with pytest.raises(UsageError, match="JSON"):
+        index.add(["a text"], fields=[{"n": float("nan")}])
+
+
 def test_a_stopped_file_goes_on(model: Path, tmp_path: Path, small: None):
     documents, folder = write_documents(tmp_path / "d.jsonl"), tmp_path / "idx"
     stopped = index_file(documents, folder, model=model, device="cpu")

@@ -64,6 +64,26 @@ def test_nothing_to_judge(tmp_path: Path):
         read_collection(tmp_path)
 
 
+def test_judgements_of_what_is_not_there_are_told(model: Path, tmp_path: Path):
+    folder = write_beir(tmp_path / "c")
+    qrels = folder / "qrels" / "test.tsv"
+    judged = read_collection(folder).grades
+    qrels.write_text("".join(qrels.read_text().splitlines(keepends=True)[1:]))  # without the header
+    assert read_collection(folder).grades == judged
+    lines, query, before = qrels.read_text(), next(iter(judged)), read_collection(folder).missing.count
+    qrels.write_text(f"{lines}{query}\tno-document\t1\nnobody\td1\t1\n")
+    assert read_collection(folder).missing.count == before + 2
+    assert any("no-document" in event.text for event in evaluate_retrieval(folder, model, device="cpu"))
+    qrels.write_text(lines + "a\tb\tmuch\n")
+    with pytest.raises(BertworksError, match="no judgement"):
+        read_collection(folder)
+    qrels.write_text(lines)
+    with (folder / "corpus.jsonl").open("a") as file:
+        file.write((folder / "corpus.jsonl").read_text().splitlines()[0] + "\n")
+    with pytest.raises(BertworksError, match="stands twice"):
+        read_collection(folder)
+
+
 def test_cranfield(data_folder: Path):
     found = read_collection(data_folder / "retrieval" / "cranfield")
     assert (len(found.documents), len(found.queries)) == (1400, 225)

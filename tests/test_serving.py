@@ -1,6 +1,7 @@
 """What a server answers: the shapes of Text Embeddings Inference and of OpenAI, beside what the same models say from
 Python; and what it refuses, from whom, and that nobody suffers from what others ask."""
 
+import asyncio
 import base64
 import json
 import threading
@@ -8,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from served import Local, write_head
 
 from bertworks.files.model import load_model
 from bertworks.learn.machine import Precision
+from bertworks.serve.application import Application
 from bertworks.serve.question import Limits
 from bertworks.use.embedder import Embedder
 from bertworks.use.explain import explain
@@ -458,6 +461,47 @@ def test_a_server_with_a_token_asks_for_it(models: dict[str, Path]):
         assert local.send("GET", "/openapi.json", headers=right).json()["components"]["securitySchemes"]
 
 
+def test_what_is_large_is_read_one_by_one_and_refused_in_time(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+    started, go = [], threading.Event()
+
+    async def asked(application: Application) -> list[httpx.Response]:
+        transport, large = httpx.ASGITransport(application.asgi), {"inputs": "cat " * 20_000}
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080") as client:
+            first = asyncio.create_task(client.post("/embed", json=large))
+            while not started:
+                await asyncio.sleep(0.01)
+            second = await client.post("/embed", json=large)
+            small = await client.post("/embed", json={"inputs": "a cat"})
+            go.set()
+            return [await first, second, small]
+
+    with Local(models["words"]) as local:
+        application = local.application
+        question = application._question
+
+        def slow(name: str, body: bytes) -> Any:
+            if len(body) > 1 << 16:
+                started.append(threading.current_thread().name)
+                go.wait(10)
+            return question(name, body)
+
+        monkeypatch.setattr(application, "_question", slow)
+        monkeypatch.setattr(application, "_pace", 1e4)
+        first, second, small = asyncio.run(asked(application))
+        assert (first.status_code, small.status_code) == (200, 200)
+        assert (second.status_code, int(second.headers["retry-after"])) == (429, 8)
+        assert len(started) == 1
+        assert application._large_bytes == 0
+        assert application._pace != 1e4
+
+
+def test_settings_of_a_similarity_stand_where_tei_has_them(words: Local):
+    inputs = {"source_sentence": "a cat", "sentences": ["dog " * 200]}
+    body = {"inputs": inputs, "parameters": {"truncate": False}}
+    assert words.post("/similarity", body).status_code in (413, 422)
+    assert words.post("/similarity", {"inputs": inputs, "parameters": {"truncate": True}}).status_code == 200
+
+
 def test_pages_of_others_may_not_ask(words: Local):
     for headers in (
         {"host": "evil.example"}, {"host": "127.0.0.1.evil.example:8080"}, {"host": "["}, {"host": ""},
@@ -483,7 +527,7 @@ def test_figures_for_prometheus(words: Local):
     words.send("GET", "/nowhere/with/ever/other/names")
     text = words.send("GET", "/metrics").text
     for name in (
-        "te_request_count_total",
+        "te_request_count",
         "te_request_duration_bucket",
         "te_batch_next_tokens_sum",
         "te_queue_network",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -239,8 +240,8 @@ BAD_VOCABULARIES = {
     "crlf": (GOOD.replace(b"\n", b"\r\n"), ":1", "CRLF"),
     "bom": (b"\xef\xbb\xbf" + GOOD, ":1", "byte-order mark"),
     "bytes": (GOOD + b"ok\n\xff\xfe\n", f":{len(TOKENS) + 2}", "not UTF-8"),
-    "empty line": (b"[PAD]\n\n" + GOOD[6:], ":2", "empty line"),
-    "empty": (b"", ":1", "empty line"),
+    "empty lines": (b"[PAD]\n\n" + GOOD[6:] + b"\nmore\n", f":{len(TOKENS) + 2}", "'' is there twice"),
+    "empty": (b"", ":1", "is empty"),
     "no mask": (GOOD.replace(b"[MASK]\n", b""), "", "lacks [MASK]"),
     "no unknown": (GOOD.replace(b"[UNK]\n", b""), "", "lacks [UNK]"),
     "no pad": (GOOD.replace(b"[PAD]\n", b""), "", "lacks [PAD]"),
@@ -413,6 +414,19 @@ def test_real_text_is_as_in_transformers(data_folder, tmp_path):
 @pytest.mark.filterwarnings("ignore:Token indices sequence length")
 def test_a_hundred_thousand_real_lines_are_as_in_transformers(data_folder, tmp_path):
     assert sum(compare_on_corpora(data_folder, tmp_path, 27_000)) >= 100_000
+
+
+def test_an_empty_line_is_a_token_that_no_text_has(tmp_path):
+    """So it is in a vocabulary that was published: whatever stands behind it keeps its number, as in transformers."""
+    tokens = [*TOKENS[:20], "", *TOKENS[20:]]
+    folder = write_vocabulary(tmp_path / "v", tokens, do_lower_case=True, tokenizer_class="BertTokenizer")
+    ours, theirs = Tokenizer.load(folder), transformers.BertTokenizerFast.from_pretrained(folder)
+    assert ours.vocab_size == len(tokens)
+    for text in ("hello world", "un hello, ok? [MASK]", ""):
+        assert ours.encode(text).ids == theirs(text)["input_ids"]
+    ours.save(tmp_path / "saved")
+    assert (tmp_path / "saved/vocab.txt").read_bytes() == (folder / "vocab.txt").read_bytes()
+    assert Tokenizer.load(tmp_path / "saved").encode("hello world").ids == ours.encode("hello world").ids
 
 
 def test_ids_of_real_text_are_those_of_encode(data_folder, tmp_path):

@@ -13,7 +13,8 @@ from cyclopts.validators import Number
 from bertworks.cli.console import emit, say, show_events, table
 from bertworks.cli.options import Documents, Explained, Inputs, Json, Output, Rounding, Sentences, TextColumn, Texts
 from bertworks.errors import UsageError
-from bertworks.text.atomic import write_text
+from bertworks.text.atomic import refuse_unwritable, write_text
+from bertworks.text.streams import Tally
 
 Model = Annotated[str, Parameter(help="A model folder, or the name of a model on the Hugging Face hub.")]
 WithinWord = Annotated[
@@ -179,6 +180,8 @@ def squad(
     if model is not None:
         from bertworks.use.predict import answer_questions
 
+        if output is not None:
+            refuse_unwritable(output)
         say(f"{model} answers the questions of {data} ...")
         answers = dict(answer_questions(data, model))
         given = {identity: answer["answer"] for identity, answer in answers.items()}
@@ -248,12 +251,19 @@ def glue(
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
-    """The texts that were typed; in the place of - the lines of standard input, one at a time. What is not UTF-8 is
-    replaced, or it could not be shown again."""
+    """The texts that were typed; in the place of - the lines of standard input, one at a time, without blank ones. What
+    is not UTF-8 is replaced, or it could not be shown again."""
+    blank = Tally()
     for text in texts:
         if text == "-":
             if isinstance(sys.stdin, TextIOWrapper):
                 sys.stdin.reconfigure(encoding="utf-8", errors="replace")
-            yield from (line.rstrip("\r\n") for line in sys.stdin)
+            for number, line in enumerate(sys.stdin, 1):
+                if line.strip():
+                    yield line.rstrip("\r\n")
+                else:
+                    blank.add(f"line {number}")
         else:
             yield text.encode("utf-8", "replace").decode()
+    if blank.count:
+        say(f"blank lines, which were left out: {blank}")

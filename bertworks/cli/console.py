@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from bertworks.runs.events import Event
-from bertworks.runs.metrics import duration
+from bertworks.runs.events import Event, duration
 
 PLAIN_SECONDS = 5.0  # between two lines of progress where there is no terminal
 

@@ -6,6 +6,7 @@ come from strangers: nothing in them is executed, pickles are never opened.
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -258,7 +259,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             f"only {pickles[0]}: a pickle, which can run any program when it is opened, and is not read",
             where=str(folder),
             fix='if you trust where it comes from, convert it with transformers: python -c "from transformers import '
-            f"AutoModelForPreTraining as M; M.from_pretrained('{folder}').save_pretrained('{folder}')\"",
+            f"AutoTokenizer as T, {_class_of(folder)} as M; f, to = '{folder}', '{folder}-safe'; "
+            'M.from_pretrained(f).save_pretrained(to); T.from_pretrained(f).save_pretrained(to)"',
         )
     if is_exported(folder):
         raise BertworksError(
@@ -267,6 +269,13 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             fix="name the folder that it was exported from",
         )
     raise BertworksError(f"there is no {WEIGHTS}", where=str(folder), fix="choose a folder that holds a model")
+
+
+def _class_of(folder: Path) -> str:
+    """What transformers calls the network of a folder. With another class it would leave the head out."""
+    named = read_json(folder / "config.json").get("architectures") if (folder / "config.json").exists() else None
+    name = named[0] if isinstance(named, list) and len(named) == 1 else None
+    return name if isinstance(name, str) and re.fullmatch(r"Bert\w+", name) else "AutoModel"
 
 
 def _read_sharded(folder: Path, index: Path) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from bertworks.errors import BertworksError
 from bertworks.text.atomic import read_small, refuse_many_parts
 
+_MOST_TENSORS = 20_000  # the largest BERTs have 800
 _LARGEST_HEADER = 1 << 24  # bytes; BERT-Large with the state of its optimiser has 200 kB
 _LARGEST_JSON = 1 << 23
 _DTYPES = {
@@ -85,6 +86,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         with safe_open(path, framework="pt") as opened:
             names = opened.keys()
+            if len(names) > _MOST_TENSORS:
+                raise BertworksError(f"{len(names):,} tensors are no BERT", where=str(path), fix=_DAMAGED)
             return {name: opened.get_tensor(name) for name in names}
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise BertworksError(f"not a safetensors file: {str(error)[:200]}", where=str(path), fix=_DAMAGED) from None

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from bertworks.errors import BertworksError
 from bertworks.rows.reader import RowReader
-from bertworks.text.streams import Repairs, open_lines
+from bertworks.text.streams import Repairs, Tally, open_lines
 from bertworks.text.tables import as_text
 
 _ELEMENT = re.compile(r"<(doc|top)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
@@ -19,11 +19,15 @@ _LAYOUTS = "name a folder with corpus.jsonl, queries.jsonl and qrels/test.tsv, o
 
 
 class Collection(NamedTuple):
-    """Texts by id, and the grade (0: not relevant) of each judged document, by query."""
+    """Texts by id, and the grade (0: not relevant) of each judged document, by query.
+
+    missing: judgements of what is not there, which do not count.
+    """
 
     documents: dict[str, str]
     queries: dict[str, str]
     grades: dict[str, dict[str, int]]
+    missing: Tally
 
 
 def read_collection(folder: str | Path) -> Collection:
@@ -31,30 +35,50 @@ def read_collection(folder: str | Path) -> Collection:
     here. A title is put before its text, unless the text begins with it.
 
     Raises:
-        BertworksError: something is missing, or judgements are of queries or documents that are not there.
+        BertworksError: something is missing or stands twice, or a line is no judgement.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise BertworksError("no such folder", where=str(folder), fix=_LAYOUTS)
     found = _read_beir(folder) if (folder / "corpus.jsonl").exists() else _read_trec(folder)
-    judged = {name: {d: g for d, g in grades.items() if d in found.documents} for name, grades in found.grades.items()}
-    queries = {name: found.queries[name] for name, grades in judged.items() if grades and name in found.queries}
-    if not queries:
+    if not found.documents or not found.queries or not found.grades:
         raise BertworksError("there are no documents, no queries, or no judgements", where=str(folder), fix=_LAYOUTS)
-    return Collection(found.documents, queries, {name: judged[name] for name in queries})
+    missing = Tally()
+    grades: dict[str, dict[str, int]] = {}
+    for query, judged in found.grades.items():
+        for document, grade in judged.items():
+            if query in found.queries and document in found.documents:
+                grades.setdefault(query, {})[document] = grade
+            else:
+                missing.add(f"query {query}, document {document}")
+    if not grades:
+        raise BertworksError(
+            "no judgement is of a query and a document that are there", where=str(folder), fix=_LAYOUTS
+        )
+    return Collection(found.documents, {name: found.queries[name] for name in grades}, grades, missing)
 
 
 def _read_beir(folder: Path) -> Collection:
-    documents, queries = (
-        {str(row.values["_id"]): _titled(as_text(row.values.get("title")), as_text(row.values.get("text")))
-         for row in RowReader(folder / name)}
-        for name in ("corpus.jsonl", "queries.jsonl")
-    )  # fmt: skip
     grades: dict[str, dict[str, int]] = {}
-    for row in RowReader(folder / "qrels" / "test.tsv", header=True):
-        query, document, grade = row.values.values()
+    for row in RowReader(folder / "qrels" / "test.tsv", header=False):
+        query, document, grade = list(map(str, row.values.values()))[:3] if len(row.values) >= 3 else ("", "", "")
+        if not grade.strip().lstrip("-").isdecimal():
+            if not grades and grade:
+                continue  # the header
+            raise BertworksError("no judgement: query, document, grade", where=row.where, fix="repair the line")
         grades.setdefault(query, {})[document] = int(grade)
-    return Collection(documents, queries, grades)
+    return Collection(_texts(folder / "corpus.jsonl"), _texts(folder / "queries.jsonl"), grades, Tally())
+
+
+def _texts(path: Path) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for row in RowReader(path):
+        name = as_text(row.values.get("_id"))
+        if name is None or name in found:
+            what = "the row has no _id" if name is None else f"the _id {name!r} stands twice"
+            raise BertworksError(what, where=row.where, fix="give each row an _id of its own")
+        found[name] = _titled(as_text(row.values.get("title")), as_text(row.values.get("text")))
+    return found
 
 
 def _read_trec(folder: Path) -> Collection:
@@ -74,7 +98,7 @@ def _read_trec(folder: Path) -> Collection:
                 queries[fields.get("num", "").removeprefix("Number:").strip()] = text
     if not set(grades) <= set(queries) and set(grades) <= {str(n) for n in range(1, len(queries) + 1)}:
         queries = {str(n): text for n, text in enumerate(queries.values(), 1)}
-    return Collection(documents, queries, grades)
+    return Collection(documents, queries, grades, Tally())
 
 
 def _lines(path: Path) -> Iterator[str]:

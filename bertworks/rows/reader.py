@@ -94,7 +94,7 @@ class RowReader:
             raise nothing_there(self.path)
         if self.path.is_dir():
             raise UsageError("this is a folder, not a file", where=self.name, fix="name one of the files in it")
-        self._quoting, self._header = quoting, header
+        self.quoting, self._header = quoting, header
         self.broken = Tally()
         self._state = self._file_state()
         self.kind: Kind
@@ -184,8 +184,8 @@ class RowReader:
             if self._header is None and delimiter != "\t" and not has_header(sample, delimiter):
                 self.columns, self._rows = ["text"], self._plain_rows
                 return
-        quoted = self._quoting == "quoted"
-        if self._quoting == "auto":
+        quoted = self.quoting == "quoted"
+        if self.quoting == "auto":
             quoted = delimiter != "\t" or quotes_matter(_quoted_lines(lines))
         with self._open() as (_, again):
             rows = split_rows(again, delimiter, quoted=quoted, name=self.name, strict=True)

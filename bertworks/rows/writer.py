@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Literal
 
 from bertworks.errors import BertworksError, UsageError
+from bertworks.rows.reader import RowReader
 from bertworks.text.atomic import replacing
 from bertworks.text.streams import COMPRESSIONS, format_suffix
 
@@ -85,6 +86,12 @@ def kind_of(path: str | Path) -> FileKind:
             fix=f"end it in {', '.join(_KINDS)}; all but Parquet also with {', '.join(COMPRESSIONS)} after it",
         )
     return kind
+
+
+def refuse_same(reader: RowReader, output: str | Path) -> None:
+    """Raises UsageError where the output is the file that is read."""
+    if str(output) != "-" and Path(output).exists() and Path(output).samefile(reader.path):
+        raise UsageError("this is the file that is read", where=str(output), fix="-o ANOTHER-FILE")
 
 
 def _write(stream: IO[bytes], lines: Iterator[str]) -> int:

@@ -27,3 +27,15 @@ def until_done(events: Iterable[Event]) -> Generator[Event, None, Event]:
             yield event
     assert done is not None
     return done
+
+
+def duration(seconds: float) -> str:
+    """42 s, 12 min, 3 h 05 min, 2 d 4 h."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{max(0, seconds):.0f} s"
+    if minutes < 90:
+        return f"{minutes} min"
+    if minutes < 2880:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"

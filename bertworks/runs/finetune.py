@@ -27,13 +27,12 @@ from bertworks.rows.reader import Quoting
 from bertworks.rows.schema import Task
 from bertworks.runs.claims import absolute, claim, clear, refuse_nested, refuse_other
 from bertworks.runs.datasets import LabelledData, read_data
-from bertworks.runs.events import Event, until_done
+from bertworks.runs.events import Event, duration, until_done
 from bertworks.runs.examination import Examination
 from bertworks.runs.finetuning import Beginning, Finetuning, reading_of
 from bertworks.runs.forecast import forecast
 from bertworks.runs.interruption import terminable
 from bertworks.runs.judging import metric_of
-from bertworks.runs.metrics import duration
 from bertworks.runs.processes import Processes
 from bertworks.runs.run import Run
 from bertworks.runs.survey import Survey, survey

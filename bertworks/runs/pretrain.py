@@ -27,9 +27,8 @@ from bertworks.learn.plan import choose, fit, measure
 from bertworks.learn.recipe import Recipe, dump, load, parse, replaced
 from bertworks.nn.config import EncoderConfig
 from bertworks.runs.claims import claim, clear, refuse_nested, refuse_other
-from bertworks.runs.events import Event
+from bertworks.runs.events import Event, duration
 from bertworks.runs.interruption import terminable
-from bertworks.runs.metrics import duration
 from bertworks.runs.prepare import Documents, make_shards, make_vocabulary
 from bertworks.runs.pretraining import Corpus, Pretraining
 from bertworks.runs.processes import Processes

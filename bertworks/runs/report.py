@@ -10,7 +10,8 @@ from bertworks.errors import BertworksError
 from bertworks.files.storage import read_json
 from bertworks.runs import charts
 from bertworks.runs.charts import Series, Show
-from bertworks.runs.metrics import duration, lengths
+from bertworks.runs.events import duration
+from bertworks.runs.metrics import lengths
 from bertworks.text.atomic import write_text
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -32,7 +32,9 @@ PAGE = Path(__file__).with_name("page")
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
          ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}  # fmt: skip
 MOST_WORKERS = 4  # batches that are computed at once: a batch is often too small for all threads
-READERS = 2  # threads that read requests and write answers
+READERS = 2  # threads that read requests and write answers; one more reads what is
+LARGE = 1 << 16  # bytes of a body, and more: lest others wait behind it
+PACE = 1e6  # bytes per second that are read of these, before it is measured
 BODY_SECONDS = 10.0  # in which a body has to come
 STUCK_SECONDS = 60.0  # of one batch
 BYTES = 64_000_000  # of all bodies in the server
@@ -62,6 +64,7 @@ class Application:
         self._abilities, self._limits, self._figures = abilities, abilities.limits, Figures()
         self._schemas = requests_of(abilities.info, abilities.limits)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
+        self._large, self._large_bytes, self._pace = ThreadPoolExecutor(1, thread_name_prefix="large"), 0, PACE
         patience, self._bytes, self._memory = self._limits.patience, 0, MemoryWatch()
         threads = compute_threads()
 
@@ -108,7 +111,8 @@ class Application:
         """What was asked is computed, and nothing more."""
         for batcher in self._batchers.values():
             batcher.close()
-        self._readers.shutdown(wait=False)
+        for readers in (self._readers, self._large):
+            readers.shutdown(wait=False)
 
     def _observe(self, units: int, cost: int, seconds: float) -> None:
         """In the thread that computes, after each batch."""
@@ -130,7 +134,7 @@ class Application:
             loop, path = asyncio.get_running_loop(), request.url.path
             try:
                 body = await self._body(request)
-                question = await loop.run_in_executor(self._readers, self._question, name, body)
+                question = await self._read(name, body)
                 rows = await self._rows(batcher, question)
                 content = await loop.run_in_executor(self._readers, _written, question, rows)
             except BertworksError as error:
@@ -166,6 +170,26 @@ class Application:
         finally:
             self._bytes -= size
         return bytes(body)
+
+    async def _read(self, name: str, body: bytes) -> Question:
+        """What a body asks. Large ones are read one by one, and refused where those before them take too long."""
+        loop, size = asyncio.get_running_loop(), len(body)
+        if size < LARGE:
+            return await loop.run_in_executor(self._readers, self._question, name, body)
+        if (seconds := self._large_bytes / self._pace) > self._limits.patience:
+            raise OverloadedError(seconds)
+        self._large_bytes += size
+        try:
+            return await loop.run_in_executor(self._large, self._paced, name, body)
+        finally:
+            self._large_bytes -= size
+
+    def _paced(self, name: str, body: bytes) -> Question:
+        begin = time.perf_counter()
+        try:
+            return self._question(name, body)
+        finally:
+            self._pace += 0.3 * (len(body) / max(1e-3, time.perf_counter() - begin) - self._pace)
 
     def _question(self, name: str, body: bytes) -> Question:
         """In a thread that reads."""
@@ -203,7 +227,7 @@ class Application:
         return _json({"status": "ok"})
 
     async def _metrics(self, _: Request) -> Response:
-        return Response(generate_latest(self._figures.registry), media_type=CONTENT_TYPE_LATEST)
+        return Response(self._figures.text(), media_type=CONTENT_TYPE_LATEST)
 
     def _absent(self, path: str) -> Route:
         """A path of other models: asked for, it says what this one offers."""

@@ -70,7 +70,8 @@ class AskPretrained:
 
     def similarity(self, request: Request) -> Question:
         texts = [request["inputs"]["source_sentence"], *request["inputs"]["sentences"]]
-        units, costs = self._read(texts, request)
+        given = {name: value for name, value in (request["parameters"] or {}).items() if value is not None}
+        units, costs = self._read(texts, {**request, **given})  # TEI has them there, but nowhere else
 
         def answer(rows: Sequence[Rows]) -> Any:
             first, others = np.split(self._vectors(rows, None), [1])

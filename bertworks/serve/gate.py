@@ -4,12 +4,13 @@ the figures. ASGI alone; not here: paths and answers (`application`)."""
 import hmac
 import json
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
 from bertworks.serve.batching import Batcher, OverloadedError
 
@@ -59,6 +60,10 @@ class Figures:
         queue = Gauge(f"te_queue_{name}", "What waits or is computed, in tokens", registry=self.registry)
         queue.set_function(lambda: batcher.cost)
 
+    def text(self) -> bytes:
+        """As Prometheus reads them. Its library adds a suffix to the names of what is counted, TEI does not."""
+        return re.sub(rb"\b(te_request_\w+?)_total\b", rb"\1", generate_latest(self.registry))
+
     def batch(self, units: int, cost: int, seconds: float) -> None:
         """A batch was computed."""
         self.batch_size.observe(units)
@@ -91,7 +96,7 @@ class Gate:
         full: Callable[[str], OverloadedError | None] = lambda path: None,
         stopping: Callable[[], bool] = lambda: False,
     ):
-        self._app, self._figures, self._token, self._hosts = app, figures, f"Bearer {token}".encode(), hosts
+        self._app, self._figures, self._token, self._hosts = app, figures, token.encode(), hosts
         self._needs_token, self._public, self._paths = bool(token), public, paths
         self._most, self._full, self._stopping, self._active = most, full, stopping, 0
         self._log = logging.getLogger("bertworks.serve")
@@ -129,8 +134,9 @@ class Gate:
         if self._stopping():
             return 503, "Unhealthy", "the server is stopping"
         if self._needs_token:
-            given = headers.get(b"authorization", b"")
-            if scope["path"] not in self._public and not hmac.compare_digest(given, self._token):
+            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+            known = hmac.compare_digest(given, self._token) and scheme.lower() == b"bearer"
+            if scope["path"] not in self._public and not known:
                 what = "expected the header Authorization: Bearer TOKEN"
                 return 401, "Unauthorized", what, (b"www-authenticate", b"Bearer")
         else:

@@ -146,6 +146,7 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, Schema]:
         ),
         "similarity": _object(
             inputs=_object(source_sentence=TEXT, sentences=texts), truncate=cut, prompt_name=prompt,
+            parameters=_or_null(_object(truncate=cut, prompt_name=prompt)),
         ),
         "embeddings": _object(
             input=inputs, model=_or_null(STRING), dimensions=size, user=_or_null(STRING),

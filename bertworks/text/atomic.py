@@ -17,6 +17,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from bertworks.errors import BertworksError
@@ -48,6 +49,25 @@ def read_small(path: Path, limit: int) -> bytes:
     if len(content) > limit:
         raise BertworksError(f"{path.stat().st_size / 1e6:.0f} MB: too much for this file", where=str(path))
     return content
+
+
+def refuse_unwritable(path: str | Path) -> None:
+    """What is to be written at the end is tried at the beginning: nothing is to be lost then.
+
+    Raises:
+        BertworksError: no file can be made there.
+    """
+    target = Path(path).expanduser()
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=target.parent):
+            pass
+    except OSError as error:
+        raise BertworksError(
+            f"cannot be written: {error.strerror}", where=str(path), fix="name another place with -o"
+        ) from None
 
 
 def refuse_many_parts(content: bytes, where: Path) -> None:

@@ -292,15 +292,16 @@ def _read_vocabulary(path: Path) -> list[str]:
     text = _read_text(path).rstrip("\n")
     if text.count("\n") >= _LARGEST_VOCABULARY:
         raise BertworksError(f"{text.count(chr(10)) + 1:,} lines are no vocabulary", where=str(path))
-    lines = text.split("\n")
+    if not text:
+        raise BertworksError("the vocabulary is empty", where=f"{path}:1", fix="write one token per line")
+    lines = text.split("\n")  # one of them may be empty, as in a published vocabulary: a token that no text has
     seen: dict[str, int] = {}
     for number, token in enumerate(lines, 1):
         where = f"{path}:{number}"
         if token.endswith("\r"):
             raise BertworksError("Windows line ends (CRLF)", where=where, fix=f"sed -i 's/\\r$//' {path}")
-        if not token:
-            raise BertworksError("an empty line is no token", where=where, fix="remove it")
         if token in seen:
-            raise BertworksError(f"{token!r} is there twice, first in line {seen[token]}", where=where)
+            fix = "write a name like [unused1] there: what is behind it keeps its number" if not token else None
+            raise BertworksError(f"{token!r} is there twice, first in line {seen[token]}", where=where, fix=fix)
         seen[token] = number
     return lines

@@ -12,7 +12,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.learn.machine import Precision
 from bertworks.rows.reader import RowReader
 from bertworks.runs.events import Event
-from bertworks.text.atomic import write_text
+from bertworks.text.atomic import refuse_unwritable, write_text
 from bertworks.use.score import Score, score
 
 COLUMNS = ("sentence_good", "sentence_bad", "UID")
@@ -45,6 +45,8 @@ def evaluate_blimp(
     """
     if sample < 0:
         raise UsageError(f"a sample of {sample} pairs: expected 1 or more, or 0 for all")
+    if output is not None:
+        refuse_unwritable(output)
     pairs = list(_sampled(_read(data), sample))
     sentences = (pair[column] for pair in pairs for column in COLUMNS[:2])
     scores = score(model, sentences, within_word=within_word, device=device, precision=precision)

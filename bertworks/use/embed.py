@@ -11,12 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
+from bertworks.errors import UsageError
 from bertworks.files.opened import opened
 from bertworks.learn.machine import Choice
 from bertworks.learn.whitening import Moments, Whitener, Whitening, normalized
 from bertworks.nn.pooling import Pooling
 from bertworks.rows.reader import Quoting, RowReader
-from bertworks.rows.writer import FileKind, kind_of, write_rows
+from bertworks.rows.writer import FileKind, kind_of, refuse_same, write_rows
 from bertworks.runs.events import Event
 from bertworks.text.atomic import replacing
 from bertworks.text.streams import Tally
@@ -60,6 +61,9 @@ def embed_file(
     make = partial(Embedder, opened(model, device), pooling=pooling, normalize=normalize, max_length=max_length)
     embedder = make(precision=precision)
     reader = RowReader(data, quoting=quoting)
+    refuse_same(reader, output)
+    if kind == "conll":
+        raise UsageError("CoNLL columns hold words and their tags, and no vectors", fix="write another kind")
     columns = text_columns(reader, text)
     yield Event("note", f"text: {', '.join(columns)}; {embedder.settings.pooling} of {embedder.dimension} dimensions")
     spool = Spool(Path(output) if str(output) != "-" else None, _fingerprint(embedder, reader, columns))
@@ -153,7 +157,7 @@ def _fingerprint(embedder: Embedder, reader: RowReader, columns: Sequence[str]) 
     state = reader.path.stat()
     content = {
         "model": embedder.fingerprint,
-        "data": [str(reader.path.resolve()), state.st_size, state.st_mtime_ns],
+        "data": [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, reader.quoting],
         "columns": list(columns),
         "precision": embedder.precision,
     }

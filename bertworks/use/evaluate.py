@@ -29,6 +29,7 @@ from bertworks.runs.judging import judge
 from bertworks.runs.metrics import evaluation_figures
 from bertworks.runs.mistakes import frequent, mistakes
 from bertworks.runs.prepare import Documents
+from bertworks.text.atomic import refuse_unwritable
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import write_shards
 from bertworks.use.embedder import Embedder, vectors_of_file
@@ -146,6 +147,8 @@ def evaluate_task(
         BertworksError: no such model, or a row that cannot be judged, with its line; a label that the model does not
             know is one of these.
     """
+    if errors is not None:
+        refuse_unwritable(errors)
     source = opened(model, device)
     predictor = Predictor(source, precision=precision, threshold=threshold)
     d, reader = predictor.description, RowReader(data, quoting=quoting)

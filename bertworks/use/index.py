@@ -1,6 +1,7 @@
 """Documents that are found by meaning, by words, or by both. Not here: how they are kept (`stored`), files of documents
 (`indexing`)."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -118,6 +119,10 @@ class Index:
             raise UsageError(f"there are {count} texts, and not as many ids or fields")
         if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
             raise UsageError(f"text {empty[0]} is empty")
+        try:
+            json.dumps(list(map(dict, fields or ())), allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"fields hold what JSON cannot say: {error}", fix="use None for what is missing") from None
         with self.stored.changing():
             return self.append(texts, ids, fields) if count else 0
 

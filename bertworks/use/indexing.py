@@ -17,7 +17,7 @@ from bertworks.text.streams import Tally
 from bertworks.text.tables import find_column
 from bertworks.use.embedder import portions, row_text, text_columns
 from bertworks.use.index import Index
-from bertworks.use.segments import MANIFEST, read_manifest
+from bertworks.use.segments import MANIFEST, NAMED, forgotten, read_manifest
 
 _ID_NAMES = (*ID_NAMES, "_id", "docno", "doc_id")
 
@@ -53,7 +53,8 @@ def index_file(
     columns = text_columns(reader, text)
     named = _identity(reader, identity, columns)
     index = _opened(folder, model, pooling, max_length, device)
-    yield Event("note", f"text: {', '.join(columns)}; id: {named or 'the number of the row'}")
+    numbered = "a number; a file that has changed is added whole once more"
+    yield Event("note", f"text: {', '.join(columns)}; id: {named or numbered}")
     source, empty, replaced = _fingerprint(reader, columns, named), Tally(), 0
     with index.stored.changing():
         before = index.manifest.sources
@@ -70,7 +71,8 @@ def index_file(
             ids = None if named is None else [_name(row, named) for row, _ in kept]
             fields = [{k: v for k, v in row.values.items() if k not in (named, *columns)} for row, _ in kept]
             sources = {**before, source: (done, False)}
-            replaced += index.append([one for _, one in kept], ids, fields, sources) if kept else 0
+            if kept and (again := index.append([one for _, one in kept], ids, fields, sources)):
+                replaced, before = replaced + again, forgotten(before)
             yield Event("stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done})
         index.stored.note_sources({**before, source: (done, True)})
     yield from (Event("note", note) for note in reader.notes)
@@ -83,14 +85,18 @@ def _opened(
     folder: Path, model: str | Path | None, pooling: Pooling | None, max_length: int | None, device: str
 ) -> Index:
     """The index of a folder, which must be as it is wanted, or a new one."""
-    if (folder / MANIFEST).exists() and read_manifest(folder).segments:
+    there = read_manifest(folder) if (folder / MANIFEST).exists() else None
+    if there is not None and there.segments:
         index = Index(folder, model=model, device=device)
         asked = {"pooling": pooling, "max_length": max_length}
         for name, value in asked.items():
-            if value not in (None, there := index.manifest.fingerprint.get(name)):
-                raise UsageError(f"the index has {name} {there}, not {value}", where=str(folder), fix="leave it out")
+            if value not in (None, given := there.fingerprint.get(name)):
+                raise UsageError(f"the index has {name} {given}, not {value}", where=str(folder), fix="leave it out")
         _ = index.embedder  # whatever is against the model is said before anything is read
         return index
+    if there is not None and model is None:  # it was emptied, or never filled, and stays what it is
+        model, found = there.model, there.fingerprint
+        pooling, max_length = pooling or found.get("pooling"), max_length or found.get("max_length")
     return Index.create(folder, model or "minilm", pooling=pooling, max_length=max_length, device=device)
 
 
@@ -116,5 +122,5 @@ def _name(row: Row, column: str) -> str:
 
 def _fingerprint(reader: RowReader, columns: Sequence[str], named: str | None) -> str:
     state = reader.path.stat()
-    content: list[Any] = [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, list(columns), named]
-    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
+    content: list[Any] = [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, reader.quoting]
+    return NAMED * (named is not None) + hashlib.sha256(json.dumps([*content, *columns, named]).encode()).hexdigest()

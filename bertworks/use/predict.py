@@ -26,7 +26,7 @@ from bertworks.nn.encoder import Encoder
 from bertworks.rows.guessing import guess_schema
 from bertworks.rows.reader import Quoting, RowReader
 from bertworks.rows.schema import EmptyTextError, Item, Schema, Task, fitted, items, read_item
-from bertworks.rows.writer import FileKind, kind_of, write_lines, write_rows
+from bertworks.rows.writer import FileKind, kind_of, refuse_same, write_lines, write_rows
 from bertworks.runs.events import Event
 from bertworks.runs.finetuning import decoding_of, reading_of, task_of
 from bertworks.text.atomic import sha256
@@ -196,8 +196,7 @@ def predict_file(
     if kind == "conll" and d.task != "tagging":
         raise UsageError(f"CoNLL columns are for tags, and this model is for {d.task}", fix="write another kind")
     reader = RowReader(data, quoting=quoting)
-    if str(output) != "-" and Path(output).exists() and Path(output).samefile(reader.path):
-        raise UsageError("this is the file that is read", where=str(output), fix="-o ANOTHER-FILE")
+    refuse_same(reader, output)
     schema, notes = schema_for(reader, d, text)
     yield from (Event("note", note) for note in notes)
     taken = reader.written_columns if kind != "conll" else []
@@ -385,7 +384,7 @@ def _fingerprint(predictor: Predictor, reader: RowReader, columns: Columns, sche
     weights = predictor.folder / (EXPORTED if is_exported(predictor.folder) else WEIGHTS)
     content = {
         "model": sha256(weights) if weights.exists() else read_json(predictor.folder / "config.json"),
-        "data": [str(reader.path.resolve()), state.st_size, state.st_mtime_ns],
+        "data": [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, reader.quoting],
         "task": asdict(predictor.description),
         "schema": asdict(schema),
         "shown": asdict(columns.shown),

@@ -39,6 +39,9 @@ def evaluate_retrieval(
         BertworksError, UsageError: no such collection or model.
     """
     collection = read_collection(data)
+    if collection.missing.count:
+        told = f"judgements of what is not there, which do not count: {collection.missing}"
+        yield Event("note", told, {"missing": collection.missing.count})
     second = None if rerank is None else Reranker(rerank, device=device)
     names, texts = list(collection.documents), [text or "-" for text in collection.documents.values()]
     found: dict[str, dict[str, float]] = {}

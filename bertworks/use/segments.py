@@ -23,6 +23,7 @@ from bertworks.text.atomic import remove_leftovers, replacing, write_text
 from bertworks.text.lexical import Postings
 
 MANIFEST, FORMAT = "index.json", 1
+NAMED = "named:"  # before the fingerprint of a source whose rows have names
 _DAMAGED = "make the index again"
 
 
@@ -45,6 +46,12 @@ class Manifest:
     next_segment: int = 1
     next_row: int = 1
     neighbours: Sequence[str] = ()
+
+
+def forgotten(sources: Mapping[str, tuple[int, bool]]) -> dict[str, tuple[int, bool]]:
+    """Those that stay read when documents were replaced or deleted: of others, whose rows have names, some may be gone.
+    To read these again adds nothing twice."""
+    return {name: state for name, state in sources.items() if not name.startswith(NAMED)}
 
 
 class Segment:

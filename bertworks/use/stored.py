@@ -18,6 +18,7 @@ from bertworks.use.neighbours import Neighbours, write_neighbours
 from bertworks.use.segments import (
     Manifest,
     Segment,
+    forgotten,
     read_manifest,
     remove_strays,
     write_manifest,
@@ -117,7 +118,8 @@ class Stored:
     def delete(self, ids: Sequence[str]) -> int:
         """Deletes documents, as far as they are there, and says how many were."""
         segments, count = self._without(ids)
-        self._commit(replace(self.manifest, segments=segments))
+        sources = forgotten(self.manifest.sources) if count else self.manifest.sources
+        self._commit(replace(self.manifest, segments=segments, sources=sources))
         return count
 
     def compact(self) -> None:
