@@ -30,7 +30,7 @@ from bertworks.runs.interruption import PATIENCE, Interruption, patience_for
 from bertworks.runs.metrics import Metrics, Stopwatch, finite, training_figures
 
 EVALUATIONS, SAVE_SECONDS, MOST_LINES = 20, 120.0, 10_000
-JUDGED = ("evaluated", "evaluation", "evaluation_seconds", "best")  # what an evaluation leaves among the facts
+JUDGED = ("evaluated", "evaluation", "best")  # what an evaluation leaves among the facts
 STOP_AFTER = 3  # steps in a row whose loss or gradient is not finite
 
 
@@ -80,14 +80,13 @@ class Run:
         self._parameters = dict(self.model.named_parameters())
         self.optimizer = make_optimizer(self.model, work.optimizer)
         self.num_steps = work.num_steps
-        self.step = 0
+        self.step, self._evaluation_seconds = 0, 0.0  # of the last one
         self.facts: dict[str, Any] = {
             "recipe_sha256": hashlib.sha256((folder / "recipe.toml").read_bytes()).hexdigest(),
             "tokens": 0,
             "seconds": 0.0,  # of training alone
             "evaluated": None,  # after which step, last
             "evaluation": {},  # its figures
-            "evaluation_seconds": 0.0,  # its time
             "best": None,  # the step and the figures of the best evaluation
             "exported": None,  # the step after which model folder and report were brought up to date
         }
@@ -277,14 +276,14 @@ class Run:
             yield Event("note", text, {"baseline": baseline})
         begin = time.perf_counter()
         figures = self.work.evaluate(self.model)
-        took = time.perf_counter() - begin
+        self._evaluation_seconds = time.perf_counter() - begin
         if not all(map(math.isfinite, figures.values())):
             raise self._diverged("the loss on held-out text is not finite")
         best = self.facts["best"]
         if best is None or self.work.is_better(figures, best):
             best = {"step": self.step, **figures}
         self.metrics.record({"step": self.step, "evaluation": figures})
-        self.facts = self.facts | dict(zip(JUDGED, (self.step, figures, took, best), strict=True))
+        self.facts = self.facts | {"evaluated": self.step, "evaluation": figures, "best": best}
         text = f"held out after step {self.step:,}: {self.work.describe(figures)}"
         yield Event("evaluation", text, {"step": self.step, **figures})
 
@@ -302,7 +301,7 @@ class Run:
         if self.rank == 0:
             self.metrics.record(learned | measured)
         left = self.facts["seconds"] / step.number * (self.num_steps - step.number)
-        left += self.facts["evaluation_seconds"] * math.ceil((self.num_steps - step.number) / self.evaluate_every)
+        left += self._evaluation_seconds * math.ceil((self.num_steps - step.number) / self.evaluate_every)
         shown = {
             "steps": self.num_steps,
             **self.work.progress(step.number),
