@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from bertworks.runs.finetune import make_finetune_request as make_finetune_request
     from bertworks.runs.pretrain import estimate as estimate
     from bertworks.runs.pretrain import pretrain as pretrain
+    from bertworks.runs.trials import plan_trials as plan_trials
+    from bertworks.runs.trials import run_trials as run_trials
     from bertworks.text.corpus import CorpusReader as CorpusReader
     from bertworks.text.corpus import Document as Document
     from bertworks.text.preflight import preflight as preflight
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
     from bertworks.use.index import Index as Index
     from bertworks.use.indexing import index_file as index_file
     from bertworks.use.predict import Predictor as Predictor
+    from bertworks.use.predict import answer_questions as answer_questions
     from bertworks.use.predict import predict_file as predict_file
     from bertworks.use.retrieval import evaluate_retrieval as evaluate_retrieval
     from bertworks.use.score import score as score
@@ -79,6 +82,7 @@ _ROOMS = {
     "runs.check": ["check_file"],
     "runs.finetune": ["finetune_events", "make_finetune_request"],
     "runs.pretrain": ["estimate", "pretrain"],
+    "runs.trials": ["plan_trials", "run_trials"],
     "text.corpus": ["CorpusReader", "Document"],
     "text.preflight": ["preflight"],
     "text.sentences": ["split_sentences"],
@@ -96,7 +100,7 @@ _ROOMS = {
     "use.glue": ["evaluate_glue"],
     "use.index": ["Index"],
     "use.indexing": ["index_file"],
-    "use.predict": ["Predictor", "predict_file"],
+    "use.predict": ["Predictor", "answer_questions", "predict_file"],
     "use.retrieval": ["evaluate_retrieval"],
     "use.score": ["score"],
     "use.squad": ["evaluate_squad"],

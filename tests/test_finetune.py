@@ -254,6 +254,17 @@ def test_spans_that_overlap_are_counted(tmp_path: Path) -> None:
     assert any("texts have spans that overlap" in note and "s.jsonl:1," in note for note in data.notes)
 
 
+@pytest.mark.parametrize(
+    ("names", "dev"), [(("train.csv", "devices.csv"), None), (("train-00.csv", "dev2.csv"), "dev2.csv"),
+                       (("training.csv", "validation.csv"), "validation.csv"), (("traindata.csv",), None)],
+)  # fmt: skip
+def test_a_dev_file_is_called_so(names: tuple[str, ...], dev: str | None, tmp_path: Path) -> None:
+    for name in names:
+        write_reviews(tmp_path / name, 40)
+    notes = read_data(tmp_path).notes
+    assert any(dev in note for note in notes) if dev else any("set aside by lot" in note for note in notes)
+
+
 def test_questions_need_no_names(model: Path, tmp_path: Path) -> None:
     whole = json.loads(write_squad(tmp_path / "squad.json", impossible=False).read_text())
     rows = [{"context": paragraph["context"], "question": one["question"], "answers": one["answers"]}

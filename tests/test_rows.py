@@ -404,7 +404,7 @@ CELLS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12) | st.samp
 
 @settings(max_examples=100, deadline=None)
 @given(
-    st.sampled_from([".csv", ".tsv", ".jsonl", ".parquet", ".csv.gz", ".tsv.xz", ".jsonl.zst", ".csv.bz2"]),
+    st.sampled_from([".csv", ".tsv", ".jsonl", ".json", ".parquet", ".csv.gz", ".tsv.xz", ".jsonl.zst", ".csv.bz2"]),
     st.sampled_from([["text"], ["text", "label"], ["id", "text", "a b c"]]),
     st.data(),
 )
@@ -554,3 +554,10 @@ def test_quoted_tables_are_not_mended(tmp_path: Path) -> None:
     found = error(write(tmp_path / "a.csv", "a,b,c\n1,2\n3,4\n"))
     assert found.where is not None
     assert found.where.endswith(":2")
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_a_json_file_is_one_array(count: int, tmp_path: Path) -> None:
+    rows = [{"text": f"{n}"} for n in range(count)]
+    assert write_rows(tmp_path / "a.json", ["text"], rows) == count
+    assert json.loads((tmp_path / "a.json").read_text()) == rows

@@ -140,6 +140,8 @@ def task(
         emit(result)
         return
     print(f"{result['rows']:,} rows: {describe_scores(result['figures'])}")
+    if result["rows_without_text"]:
+        say(f"rows without text, which are left out: {result['rows_without_text']:,}")
     if exact := result.get("figures_fp32"):
         print(f"in fp32: {describe_scores(exact)}")
     width = max((len(name) for name in result["table"]), default=0)

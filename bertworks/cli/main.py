@@ -5,6 +5,7 @@ shown with `--debug` only. Nothing heavy is imported before a verb runs, so that
 """
 
 import atexit
+import errno
 import os
 import sys
 import traceback
@@ -119,8 +120,12 @@ def _explain(error: BaseException, words: list[str]) -> int:
     if isinstance(error, OSError) and error.filename:
         say(f"error: {error.filename}: {error.strerror or error}")
         return 1
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # of standard output
+        say(f"error: {error.strerror}")
+        return 1
     say(f"error: {type(error).__name__}: {error}")
-    say(f"  this is a fault of bertworks; please report it with the output of\n  bertworks --debug {' '.join(words)}")
+    typed = " ".join("-" if word == STDIN else word for word in words)
+    say(f"  this is a fault of bertworks; please report it with the output of\n  bertworks --debug {typed}")
     return 1
 
 

@@ -20,14 +20,16 @@ from bertworks.rows.reader import RowReader
 from bertworks.text.atomic import replacing
 from bertworks.text.streams import COMPRESSIONS, format_suffix
 
-FileKind = Literal["csv", "tsv", "jsonl", "parquet", "conll"]
+FileKind = Literal["csv", "tsv", "jsonl", "json", "parquet", "conll"]
 _KINDS: dict[str, FileKind] = {
     **dict.fromkeys((".csv",), "csv"),
     **dict.fromkeys((".tsv", ".tab"), "tsv"),
-    **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines", ".json"), "jsonl"),
+    **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines"), "jsonl"),
+    **dict.fromkeys((".json",), "json"),
     **dict.fromkeys((".parquet", ".pq"), "parquet"),
     **dict.fromkeys((".conll", ".bio", ".iob", ".iob2", ".bioes"), "conll"),
 }
+_FRAME = {"csv": 1, "tsv": 1, "json": 2}  # lines that are no rows: the header, the brackets around all
 _ROWS_AT_A_TIME = 500  # held in memory, and written
 
 
@@ -56,7 +58,7 @@ def write_rows(
             return _write_parquet(temporary, target.name, columns, rows)
     with _opened(path) as stream:
         lines = _lines(str(path) if str(path) != "-" else "<stdout>", columns, rows, kind)
-        return _write(stream, lines) - (kind in ("csv", "tsv"))  # the header is no row
+        return _write(stream, lines) - _FRAME.get(kind, 0)
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> None:
@@ -110,11 +112,28 @@ def _lines(name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]],
         case "tsv":
             return _table_lines(name, columns, rows, "\t")
         case "jsonl":
-            return (json.dumps(dict(row), ensure_ascii=False, default=str) for row in rows)
+            return _json_lines(rows)
+        case "json":
+            return _array(_json_lines(rows))
         case "parquet":
             raise UsageError("Parquet cannot be written as a stream", where=name, fix="name a file, or another kind")
         case "conll":
             raise UsageError("CoNLL columns hold words and their tags, and no rows", where=name, fix="use another kind")
+
+
+def _json_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    return (json.dumps(dict(row), ensure_ascii=False, default=str) for row in rows)
+
+
+def _array(lines: Iterator[str]) -> Iterator[str]:
+    """The lines of one JSON array, which has a row on each."""
+    yield "["
+    for last in itertools.islice(lines, 1):
+        for line in lines:
+            yield f"{last},"
+            last = line
+        yield last
+    yield "]"
 
 
 def _table_lines(name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], delimiter: str) -> Iterator[str]:

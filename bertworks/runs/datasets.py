@@ -1,5 +1,6 @@
 """Labelled files become what is trained on and what is judged on. Not here: what rows mean (`rows.schema`)."""
 
+import re
 import zlib
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
@@ -151,7 +152,7 @@ def _files(data: Path, dev: Path | None) -> tuple[Path, Path | None]:
     for path in sorted(p for p in data.iterdir() if p.is_file() and not p.name.startswith(".")):
         words = path.name.lower().replace("_", "-").replace("-", ".").split(".")
         for name, stems in SPLITS.items():
-            if any(word.startswith(stem) if stem != "val" else word == stem for word in words for stem in stems):
+            if any(re.fullmatch(rf"({'|'.join(stems)})(set|data)?\d*", word) for word in words):
                 found[name].append(path)
                 break
     for name, paths in found.items():

@@ -82,7 +82,8 @@ class Lengths:
 class Survey:
     """What was found. `str()` is for people, `as_dict()` for JSON.
 
-    labels: how often each is there in train and in dev, the most frequent first; of tagging and spans, the types.
+    labels: how often each is there in train and in dev, the most frequent first; of entities, their types.
+    unit: what is counted there; "": rows.
     targets: of a regression: `least`, `mean`, `greatest`, `deviation` in train.
     copies: rows of train whose text stood in train before; leaked: rows of dev whose text is in train; conflicts: rows
         whose text stood before with another label. Spaces make no difference, nor does case where the model sees none.
@@ -95,6 +96,7 @@ class Survey:
     train: int
     dev: int
     labels: dict[str, tuple[int, int]]
+    unit: str
     targets: dict[str, float]
     lengths: Lengths
     copies: Found
@@ -134,8 +136,7 @@ class Survey:
         if others := len(self.labels) - len(most):
             name, (n, _) = list(self.labels.items())[-1]
             shown.append(f"and {others:,} others, the rarest {name!r} with {n:,}")
-        unit = _UNITS.get(self.task)
-        head = [f"{total:,} {unit}"] if unit else []
+        head = [f"{total:,} {self.unit}"] if self.unit else []
         return [("" if n else "labels", line) for n, line in enumerate(head + shown)]
 
 
@@ -160,6 +161,7 @@ def survey(
         train=len(data.train),
         dev=len(data.dev),
         labels={name: (counted[name], judged[name]) for name in names},
+        unit="words in train" if task == "tagging" and not mark_entities(data.schema.labels) else _UNITS.get(task, ""),
         targets=_targets(data.train) if task == "regression" else {},
         lengths=_lengths(both, task, tokenizer, max_length),
         copies=copies,

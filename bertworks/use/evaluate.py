@@ -32,6 +32,7 @@ from bertworks.runs.prepare import Documents
 from bertworks.text.atomic import refuse_unwritable
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import write_shards
+from bertworks.text.streams import Tally
 from bertworks.use.embedder import Embedder, vectors_of_file
 from bertworks.use.predict import Predictor, schema_for
 
@@ -134,8 +135,9 @@ def evaluate_task(
     precision: Choice = "auto",
 ) -> dict[str, Any]:
     """What a fine-tuned model makes of labelled rows, best of all of rows that had no part in the training: `task`,
-    `rows`, `figures` (in int8 also `figures_fp32`, of single precision), `table` (figures of each label, type of entity
-    or kind of question), `mistakes` (how many) and `frequent` (their commonest kinds, in words).
+    `rows`, `rows_without_text` (which are left out), `figures` (in int8 also `figures_fp32`, of single precision),
+    `table` (figures of each label, type of entity or kind of question), `mistakes` (how many) and `frequent` (their
+    commonest kinds, in words).
 
     Args:
         errors: a file to write every mistake to, the surest first.
@@ -152,7 +154,10 @@ def evaluate_task(
     source = opened(model, device)
     predictor = Predictor(source, precision=precision, threshold=threshold)
     d, reader = predictor.description, RowReader(data, quoting=quoting)
-    found = list(predictor.answers(items(reader, _labelled(reader, d, text, label))))
+    empty = Tally()
+    found = list(predictor.answers(items(reader, _labelled(reader, d, text, label), left_out=empty)))
+    if not found:
+        raise BertworksError("no row has a text", where=reader.name, fix="name another file, or --text COLUMN")
     encoded, answers = [one for one, _ in found], [answer for _, answer in found]
     judged = [one.item for one in encoded]
     wrong = mistakes(d, judged, answers)
@@ -165,6 +170,7 @@ def evaluate_task(
     return {
         "task": d.task,
         "rows": len(judged),
+        "rows_without_text": empty.count,
         "figures": judge(d, judged, answers),
         **exact,
         "table": table(d, encoded, answers),
