@@ -200,7 +200,8 @@ def test_folds_need_parts_to_divide(model: Path, tmp_path: Path) -> None:
         list(run_trials(tmp_path / "out", plan_trials(request, folds=3), device="cpu"))
     request = make_finetune_request(folder / "train.csv", model=model, overrides=FAST, group="reviewer")
     with pytest.raises(UsageError, match="8 parts are asked for, and there are 7"):
-        list(run_trials(tmp_path / "other", plan_trials(request, folds=8), device="cpu"))
+        list(run_trials(tmp_path / "out", plan_trials(request, folds=8), device="cpu"))
+    assert not (tmp_path / "out").exists()
 
 
 def test_several_trainings_leave_other_folders_alone(model: Path, tmp_path: Path) -> None:

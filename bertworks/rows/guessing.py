@@ -143,7 +143,7 @@ def _names(reader: RowReader, schema: Schema) -> tuple[str, ...]:
             case "tagging":
                 names.update(map(label_text, list_of(value) or ()))
             case "spans":
-                spans = value if isinstance(value, list) else []
+                spans = list_of(value) or []
                 names.update(str(span["type"]) for span in spans if isinstance(span, dict) and "type" in span)
             case "regression" | "qa" | "choice":
                 break

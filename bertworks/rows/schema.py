@@ -364,6 +364,7 @@ def _is_span(value: Any) -> bool:
 def _spans_of(
     value: Any, text: str, labels: Sequence[str], column: str, where: str
 ) -> tuple[tuple[int, int, str], ...]:
+    value = _json_list(value) if isinstance(value, str) and value.strip() else value
     if not isinstance(value, list):
         raise _bad_label(value, column, where, 'write a list of {"start": 0, "end": 5, "type": "person"}, or []')
     if wrong := [span for span in value if not _is_span(span)]:

@@ -3,7 +3,7 @@ here: one of them (`finetune`)."""
 
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -86,13 +86,13 @@ def run_trials(
     shared = {k: v for k, v in trials[0].request.content().items() if k not in ("seed", "fold", "folds", "overrides")}
     whose = shared | {"several": True}
     refuse_nested(output, trials[0].request.paths)
-    if overwrite or not refuse_other(output, whose):
-        clear(output)
-        claim(output, whose)
+    begun = not overwrite and refuse_other(output, whose)
     done: list[dict[str, Any]] = []
     for number, trial in enumerate(trials, 1):
         yield Event("stage", f"fine-tuning {number} of {len(trials)}: {trial.folder}", {"stage": trial.folder})
         one = finetune_events(output / trial.folder, trial.request, device=device, overwrite=overwrite, data=data)
+        if number == 1 and not begun:
+            one = _claiming(one, output, whose)
         f = (yield from until_done(one)).fields
         done.append(
             {"folder": trial.folder, "setting": trial.setting, "seed": trial.request.seed, "fold": trial.request.fold}
@@ -106,6 +106,15 @@ def run_trials(
                 shutil.copyfile(output / best["folder"] / name, temporary)
     text = f"{table(done)}\n{output}: the best model, of {best['folder']}"
     yield Event("done", text, {"folder": str(output), "trials": done, "settings": summary(done), "best": best})
+
+
+def _claiming(events: Iterator[Event], output: Path, whose: Mapping[str, Any]) -> Iterator[Event]:
+    """The folder is taken when the first training has a plan: what is wrong with the request is known by then."""
+    for event in events:
+        if event.kind == "plan":
+            clear(output)
+            claim(output, whose)
+        yield event
 
 
 def summary(done: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
