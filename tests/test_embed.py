@@ -163,6 +163,13 @@ def test_what_is_not_computed_is_refused(pooling: dict, kinds: tuple[str, ...], 
         read_sentence(write_modules(tmp_path, pooling, *kinds, path=path))
 
 
+def test_a_folder_with_its_model_within_says_what_is_not_computed(tmp_path: Path):
+    folder = write_modules(tmp_path, {"pooling_mode": "mean"}, "Pooling", "Dense")
+    (folder / "config.json").unlink(missing_ok=True)
+    with pytest.raises(BertworksError, match="Dense"):
+        Embedder(folder, device="cpu")
+
+
 def test_no_sense(tmp_path: Path):
     (tmp_path / "modules.json").write_text('{"a": 1}')
     with pytest.raises(BertworksError, match="list of modules"):

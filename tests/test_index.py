@@ -336,6 +336,11 @@ def test_an_emptied_index_stays_what_it_is(model: Path, tmp_path: Path):
     assert found.fingerprint["pooling"] == "cls"
 
 
+def test_a_ranking_that_is_none_is_refused(index: Index):
+    with pytest.raises(UsageError, match="the ranking 'foo'"):
+        index.search("dogs", ranking="foo")
+
+
 def test_fields_that_json_cannot_say_are_refused(index: Index):
     with pytest.raises(UsageError, match="JSON"):
         index.add(["a text"], fields=[{"n": float("nan")}])

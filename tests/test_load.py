@@ -1,6 +1,7 @@
 """One object for every kind of model: it says what the rooms say, and what it cannot do."""
 
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,6 +115,17 @@ def test_wrong_calls(folders: dict[str, Path], tmp_path: Path):
         bw.load(folders["pretrained"]).fill([BLANK], 0)
     with pytest.raises(BertworksError, match="no such model folder"):
         bw.load(tmp_path / "absent")
+    pretrained, wrong = bw.load(folders["pretrained"], device="cpu"), {
+        "text 2 is None": lambda: pretrained.embed([TEXT, None]),
+        "1 is no text": lambda: pretrained.fill([1]),
+        "the precision 'fp8'": lambda: bw.Embedder(folders["pretrained"], device="cpu", precision="fp8"),
+        "the device 'tpu'": lambda: bw.Embedder(folders["pretrained"], device="tpu"),
+        "the baseline 'zero'": lambda: bw.explain(folders["pretrained"], BLANK, baseline="zero", device="cpu"),
+        "that could be 'film'": lambda: bw.explain(folders["pretrained"], TEXT, target="film", device="cpu"),
+    }  # fmt: skip
+    for what, call in wrong.items():
+        with pytest.raises(UsageError, match=re.escape(what)):
+            call()
 
 
 def test_a_copy_is_the_model(folders: dict[str, Path], tmp_path: Path):

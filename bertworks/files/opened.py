@@ -2,7 +2,6 @@
 networks are made of them. Not here: what a network is asked (`predict`, `embedder`, `fill`, `score`, `explain`)."""
 
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,8 +40,11 @@ class Opened:
     def __init__(self, model: str | Path, device: str = "auto"):
         self.name, self.device = Path(model).name or str(model), device
         self.folder = self.within = locate(model)
-        with suppress(BertworksError):  # its vectors are made in a way that we do not know: `embedder` will say so
+        try:
             self.within = read_sentence(self.folder)[0]
+        except BertworksError:  # its vectors are made in a way that we do not know: `embedder` will say so
+            if not (self.folder / "config.json").exists():
+                raise
         self.config, self.tokenizer = load_settings(self.within)
         self.exported = is_exported(self.within)
         self._sessions: dict[Any, Exported] = {}

@@ -30,15 +30,18 @@ def prepared(encoder: Encoder, wanted: Choice) -> tuple[Encoder | Frozen, Infere
     this hardware gains by it, else fp32.
 
     Raises:
-        UsageError: int8 where the hardware has no instructions for it.
+        UsageError: no such precision; int8 where the hardware has no instructions for it.
     """
+    turned = {"fp32": in_float32, "bf16": in_bfloat16, "int8": in_int8}
+    if wanted not in ("auto", *turned):
+        raise UsageError(f"the precision {wanted!r} is not known", fix=f"name auto, {', '.join(turned)}")
     device = next(encoder.parameters()).device
     precision = best_precision(device) if wanted == "auto" else wanted
     if precision == "int8" and device.type != "cpu":
         raise UsageError("int8 is for CPUs", fix="leave --precision out: GPUs take bf16")
     if precision == "int8" and not multiplies_int8():
         raise UsageError("this processor has no instructions for int8 (VNNI)", fix="leave --precision out")
-    return {"fp32": in_float32, "bf16": in_bfloat16, "int8": in_int8}[precision](encoder), precision
+    return turned[precision](encoder), precision
 
 
 def logits_of(

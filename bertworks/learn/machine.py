@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import re
 import sys
 import threading
 import time
@@ -31,6 +32,8 @@ def choose_device(name: str = "auto") -> torch.device:
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise UsageError(f"the device {name!r} is not known", fix="name auto, cpu, cuda or cuda:1")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if name == "cuda" else torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise UsageError("PyTorch finds no GPU here", fix="leave --device out; `bertworks doctor` tells what there is")

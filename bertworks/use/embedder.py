@@ -99,7 +99,12 @@ class Embedder:
         return self.finish(self.raw(units)), cut
 
     def units(self, texts: Sequence[str], prompt: str | None = None) -> tuple[list[Unit], list[int]]:
-        """What the network reads of each text; and how many of its tokens are not read."""
+        """What the network reads of each text; and how many of its tokens are not read.
+
+        Raises:
+            UsageError: something is no text."""
+        if wrong := [n for n, text in enumerate(texts, 1) if not isinstance(text, str)]:
+            raise UsageError(f"text {wrong[0]} is {texts[wrong[0] - 1]!r:.60}: expected a string")
         before = self.settings.prompt() if prompt is None else prompt
         read = [before + text for text in texts]
         if self.settings.lowercase:

@@ -78,6 +78,8 @@ def explain(
         UsageError: texts that the model does not read, or a target that it does not have.
         BertworksError: no such model.
     """
+    if baseline not in ("mask", "pad"):
+        raise UsageError(f"the baseline {baseline!r} is not known", fix="name mask or pad")
     source = opened(model, device)
     read = _finetuned if has_task(source.within) else _pretrained
     r = read(source, texts, target)
@@ -141,6 +143,11 @@ def _pretrained(source: Opened, texts: Sequence[str], target: str | None) -> _Re
         notes.append("this model has no head: there is no answer whose words could be weighed")
     elif not len(masks):
         mask = t.special_tokens["mask_token"]
+        if target is not None:
+            cut = f": {notes[0]}" if notes else ""
+            raise UsageError(
+                f"there is no {mask} that could be {target!r}{cut}", fix=f"put {mask} where it could stand"
+            )
         notes.append(f"nothing is asked: put {mask} where a word is missing, and the words that decide on it are shown")
     else:
         question, answer = _masked(network, t, question.example, target)

@@ -79,8 +79,11 @@ class Filler:
         """The text as the network reads it.
 
         Raises:
-            BertworksError: the text has no mask.
+            UsageError: it is no text.
+            BertworksError: it has no mask.
         """
+        if not isinstance(text, str):
+            raise UsageError(f"{text!r:.60} is no text", fix="give a string")
         t = self.tokenizer
         encoding = t.encode(text)
         ids = np.array(encoding.ids[1:-1], np.int64)

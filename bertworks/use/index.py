@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self, TypedDict
+from typing import Any, Literal, Self, TypedDict, get_args
 
 import numpy as np
 import torch
@@ -162,6 +162,8 @@ class Index:
         """
         if k < 1:
             raise UsageError(f"k is {k}: expected 1 or more")
+        if ranking not in get_args(Ranking):
+            raise UsageError(f"the ranking {ranking!r} is not known", fix=f"name {', '.join(get_args(Ranking))}")
         second = Reranker(rerank, device=self._device) if isinstance(rerank, str | Path) else rerank
         candidates = max(4 * k, _FEWEST if ranking == "dense" else DEPTH) if approximate else None
         (scores,) = self.scores([query], ranking, candidates)
