@@ -102,10 +102,8 @@ class AskFinetuned:
         texts, labels = request["texts"], self._predictor.description.labels
 
         def score(encoded: Encoded, logits: Rows) -> float:
-            if not labels:
-                return float(logits[0, 0])
-            difference = logits[0, 1:] - logits[0, :1]
-            return float(difference[0] if request["raw_scores"] else sigmoid(difference)[0])
+            number = logits[0, 1:] - logits[0, :1] if labels else logits[0]
+            return float(number[0] if request["raw_scores"] else sigmoid(number)[0])
 
         found = self._question([(request["query"], text) for text in texts], request, score)
 
