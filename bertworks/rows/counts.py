@@ -12,6 +12,7 @@ from bertworks.rows.schema import answers_of, label_text, list_of
 
 MOST_CLASSES = 20  # of numbers without fraction: more of them are rather amounts
 LONGEST_LABEL = 60  # characters
+MOST = 0.9  # so many values are what all should be: the others are mistakes, which are named when the rows are read
 _MOST_VALUES = 2000  # different ones that are counted in a column
 
 
@@ -44,7 +45,7 @@ class Column:
 
     @property
     def listed(self) -> bool:
-        return self.lists > 0 and self.lists >= 0.9 * self.filled  # the others are mistakes
+        return self.lists > 0 and self.lists >= MOST * self.filled
 
     @property
     def known_name(self) -> str:

@@ -10,12 +10,11 @@ from dataclasses import replace
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.rows.columns import ID_NAMES, LABEL_NAMES, PAIRS, PROMPTS, SINGLE_TEXTS
-from bertworks.rows.counts import LONGEST_LABEL, MOST_CLASSES, Column, study
+from bertworks.rows.counts import LONGEST_LABEL, MOST, MOST_CLASSES, Column, study
 from bertworks.rows.reader import RowReader
 from bertworks.rows.schema import Schema, Task, label_text, list_of, several_labels, sorted_labels
 from bertworks.text.tables import find_column
 
-_MOST = 0.9  # so many values are what all should be: the others are mistakes, which are named when the rows are read
 _CHOICE = re.compile(r"(choice|ending|option|answer|alternative|candidate|sol|solution|選択肢|보기)s?[ _-]?(\d+|[a-e])")
 _CHOICE_LISTS = ("choices", "endings", "options", "candidates", "answers")
 _NO_LABELS = re.compile(  # what a column of few different values is about, when it is not the label
@@ -111,7 +110,7 @@ def _by_columns(columns: dict[str, Column], text: tuple[str, ...], label: str | 
         number = listed.entries // listed.lists if listed.listed else len(choices) - 1
         answers = columns[right] if right is not None else Column("")
         counts = {str(place): answers.values[str(place)] for place in range(number + 1)}
-        theirs = answers.numbers < _MOST * answers.filled or sum(counts.values()) >= _MOST * answers.filled
+        theirs = answers.numbers < MOST * answers.filled or sum(counts.values()) >= MOST * answers.filled
         if task or (right is not None and theirs):
             first = int(not counts["0"] and counts[str(number)] > 0)
             return Schema(task="choice", text=choices, label=right, first_choice=first)
@@ -281,7 +280,7 @@ def _find_label(columns: Mapping[str, Column], texts: Sequence[str]) -> str | No
         return known
     others = [column for known, column in free.items() if known not in ID_NAMES and not _NO_LABELS.fullmatch(known)]
     rows = max(column.filled for column in columns.values())
-    classes = [column for column in others if column.few() and column.filled > 0.9 * rows]
+    classes = [column for column in others if column.few() and column.filled > MOST * rows]
     if classes:
         return min(reversed(classes), key=lambda column: len(column.values)).name
     return next((column.name for column in reversed(others) if column.numeric and column.fractions), None)
@@ -294,7 +293,7 @@ def _find_id(columns: Mapping[str, Column]) -> str | None:
         if column is None or not column.filled:
             continue
         again = sum(column.values.values()) - len(column.values)
-        if again <= max(1, (1 - _MOST) * len(column.values)):
+        if again <= max(1, (1 - MOST) * len(column.values)):
             return column.name
     return None
 
@@ -305,7 +304,7 @@ def _find_words(columns: Mapping[str, Column]) -> tuple[str, str] | None:
     words = next((lists[name] for name in ("tokens", "words") if name in lists), None)
     tags = [lists[name] for name in ("tags", "ner_tags", "pos_tags", "labels", "label") if name in lists]
     return next(
-        ((words.name, tag.name) for tag in tags if words and _MOST <= tag.entries / max(1, words.entries) <= 1 / _MOST),
+        ((words.name, tag.name) for tag in tags if words and MOST <= tag.entries / max(1, words.entries) <= 1 / MOST),
         None,
     )
 
@@ -314,7 +313,7 @@ def _find_questions(columns: Mapping[str, Column]) -> tuple[str, str, str] | Non
     """The columns with questions, contexts and answers in them; None if there are none of these."""
     known = {column.known_name: column for column in columns.values() if column.filled}
     answers = next((known[name] for name in ("answers", "answer") if name in known), None)
-    if "question" in known and "context" in known and answers and answers.answers >= _MOST * answers.filled:
+    if "question" in known and "context" in known and answers and answers.answers >= MOST * answers.filled:
         return known["question"].name, known["context"].name, answers.name
     return None
 
@@ -339,7 +338,7 @@ def _are_amounts(column: Column) -> bool:
     """
     many = len(column.values) > MOST_CLASSES
     gaps = column.high - column.low + 1 > len(column.values)
-    numbers = column.numeric or (many and column.numbers >= _MOST * column.filled)
+    numbers = column.numeric or (many and column.numbers >= MOST * column.filled)
     return numbers and (column.fractions > 0 or (many and (gaps or column.many)))
 
 
