@@ -286,6 +286,17 @@ def test_neighbours_decide_and_alone_is_as_without(model: Path, tmp_path: Path) 
     assert scored[0][2][1] != pytest.approx(scored[0][5][1], abs=1e-3)
 
 
+def test_context_is_refused_where_no_document_is_known(model: Path, tmp_path: Path) -> None:
+    sentence = "a O\nfilm O\nwith O\nAnna B-x\n\n"
+    (tmp_path / "a.conll").write_text(sentence * 20)
+    with pytest.raises(UsageError, match="which sentences are of one document"):
+        run(tmp_path / "a.conll", tmp_path / "out", model, overrides=(*FAST, "document_context=true"))
+    (tmp_path / "a.csv").write_text("text,label\na good film,pos\na bad film,neg\n" * 10)
+    with pytest.raises(UsageError, match="document_context tags words, and the data is for classification"):
+        run(tmp_path / "a.csv", tmp_path / "out", model, overrides=(*FAST, "document_context=true"))
+    assert not (tmp_path / "out").exists()
+
+
 def test_documents_are_not_divided_between_portions_nor_by_a_stop(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -186,6 +186,13 @@ def describe_task(data: LabelledData, recipe: FinetuneRecipe) -> TaskDescription
         raise UsageError(
             f"recurrent units tag words, and the data is for {schema.task}", fix="use another recipe: stable, paper"
         )
+    if recipe.document_context and schema.task != "tagging":
+        raise UsageError(f"document_context tags words, and the data is for {schema.task}", fix="leave it out")
+    if recipe.document_context and schema.document is None:
+        raise UsageError(
+            "document_context: the data does not say which sentences are of one document",
+            fix="part documents by -DOCSTART- lines, or name their column: --group COLUMN; or leave it out",
+        )
     if schema.task == "spans":
         labels = ("O", *(f"{part}-{kind}" for kind in labels for part in "BI"))
     if schema.task == "choice":
