@@ -1,40 +1,45 @@
 """How many texts a server of minilm embeds, how long each waits, and what happens when three times as many come.
 
-    python benchmarks/serving.py [--seconds 120] [--quick] [--peer]
+    python benchmarks/serving.py [--seconds 120] [--rounds 3] [--quick] [--peer]
 
 The load comes from a process of its own. First the capacity: 64 clients that ask again as soon as they are answered,
-or a second after they were told to come later.
-Then open load, whose requests come at their times whether or not others were answered: 0.7 of the capacity, and 3 times
-it. Beside it /health is asked ten times a second. --peer measures the capacity of sentence-transformers behind FastAPI,
-in a process of its own: with an endpoint in FastAPI's threads and with one in its event loop; the better counts.
+or a second after they were told to come later. Then open load, whose requests come at their times whether or not others
+were answered: 3 times the capacity, the capacity once more, and 0.7 of that for --seconds; all else takes a quarter of
+them. Beside it /health is asked ten times a second. --peer measures the capacity of sentence-transformers behind
+FastAPI, in a process of its own: with an endpoint in FastAPI's threads and with one in its event loop; the better
+counts. All of it in turns, round after round: machines that others share are fast at one time and slow at another, so
+that a ratio is one of neighbours, and its median over the rounds is told.
 
-A request is one text: the paragraphs of this project's pages, 1 to 60 words each. Before each measurement the speed of
-large matrix products is told: on machines that others share it changes, and what was 0.7 of the capacity may be more.
-The table goes to docs/performance.md.
+A request is one text: the paragraphs of this project's pages, 1 to 60 words each. The table goes to
+docs/performance.md.
 """
 
 import argparse
 import asyncio
 import contextlib
 import json
-import os
+import math
 import random
 import statistics
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from provenance import HERE, process, provenance, publish
+from provenance import provenance, publish
 
 ROOT = Path(__file__).parents[1]
 PEERS = ("sentence-transformers", "fastapi")
 CLIENTS = 64
+CAPACITY, AGAIN, OVERLOAD, BEARABLE = "capacity", "capacity again", "3 x capacity", "0.7 x capacity"
+WAYS = ("threads", "loop")  # of the peer
+Row = dict[str, Any]
 PEER = """
 import sys
 import uvicorn
@@ -67,8 +72,9 @@ uvicorn.run(app, port=int(sys.argv[2]), log_level="warning")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--seconds", type=int, default=120, help="of each measurement")
-    parser.add_argument("--quick", action="store_true", help="5 seconds of each")
+    parser.add_argument("--seconds", type=int, default=120, help="of the load that the server can bear")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round of 8 seconds; nothing is kept")
     parser.add_argument("--peer", action="store_true", help="sentence-transformers behind FastAPI as well")
     parser.add_argument("--load", nargs=4, metavar=("URL", "PATH", "RATE", "SECONDS"), help=argparse.SUPPRESS)
     a = parser.parse_args()
@@ -76,36 +82,39 @@ def main() -> None:
         url, path, rate, seconds = a.load
         print(json.dumps(asyncio.run(load(url, path, float(rate), float(seconds)))))
         return
-    seconds = 5 if a.quick else a.seconds
-    lines, rows = (
-        [f"{len(os.sched_getaffinity(0))} cores, {seconds} seconds each; milliseconds"],
-        list[dict[str, Any]](),
-    )
-    print(lines[0])
-
-    def measured(name: str, url: str, path: str, rate: float, seconds: float, running: int) -> float:
-        """Answers in a second."""
-        speeds = process(str(HERE / "stages.py"), ["ceiling", "{}"], len(os.sched_getaffinity(0)))
-        rows.append({"name": name, "matmul": max(speeds.values())} | summary(asked(url, path, rate, seconds)))
-        rows[-1]["memory_mb"] = memory(running)
-        lines.append(line(rows[-1]))
-        print(lines[-1], flush=True)
-        return float(rows[-1]["answered_per_second"])
-
-    with server() as (url, running):
-        asked(url, "/embed", 0, min(seconds, 10))  # it learns how fast it is
-        capacity = measured("capacity", url, "/embed", 0, seconds, running)
-        measured("0.7 x capacity", url, "/embed", 0.7 * capacity, seconds, running)
-        measured("3 x capacity", url, "/embed", 3 * capacity, seconds, running)
-        measured("afterwards", url, "/embed", 0.1 * capacity, min(seconds, 10), running)
-    if a.peer:
-        with peer() as (url, running):
-            best = max(measured(f"peer, {way}", url, f"/{way}", 0, seconds, running) for way in ("threads", "loop"))
-        lines.append(f"{capacity / best:.1f} times the peer")
-        print(lines[-1])
+    if a.quick:
+        a.seconds, a.rounds = 8, 1
+    rounds = measure(a.seconds, a.rounds, peers=a.peer)
+    text = "\n".join([*table(rounds), "", *ratios(rounds)])
+    print(text)
     if not a.quick:
         about = provenance(("torch", "uvicorn", "starlette", *PEERS) if a.peer else ("torch", "uvicorn", "starlette"))
-        publish("serving", {**about, "rows": rows}, "\n".join(["```", *lines, "", said(about), "```"]))
+        publish("serving", {**about, "rounds": rounds}, f"{text}\n\n{said(about)}")
+
+
+def measure(seconds: int, count: int, *, peers: bool) -> list[list[Row]]:
+    """Of each round what was found, in the order in which it was measured."""
+    short, rounds = max(2, seconds // 4), list[list[Row]]()
+    with server() as (url, running):
+        asked(url, "/embed", 0, min(short, 10))  # it learns how fast it is
+        for _ in range(count):
+            rows = [measured(CAPACITY, f"{url}embed", 0, short, running)]
+            rows.append(measured(OVERLOAD, f"{url}embed", 3 * rows[-1]["answered_per_second"], short, running))
+            rows.append(measured(AGAIN, f"{url}embed", 0, short, running))
+            rows.append(measured(BEARABLE, f"{url}embed", 0.7 * rows[-1]["answered_per_second"], seconds, running))
+            if peers:
+                with peer() as (other, its):
+                    rows += [measured(f"peer, {way}", f"{other}{way}", 0, short, its) for way in WAYS]
+            rounds.append(rows)
+    return rounds
+
+
+def measured(name: str, url: str, rate: float, seconds: float, running: int) -> Row:
+    """running: the process of the server."""
+    at, slash, path = url.rpartition("/")
+    row = {"name": name, **summary(asked(at + slash, slash + path, rate, seconds)), "memory_mb": memory(running)}
+    print(json.dumps(row), flush=True)
+    return row
 
 
 # --- the servers ------------------------------------------------------------------------------------------------------
@@ -160,6 +169,7 @@ def summary(found: dict[str, Any]) -> dict[str, Any]:
     return {
         "asked_per_second": found["asked"] / seconds,
         "answered_per_second": len(kinds.get("200", [])) / seconds,
+        "seconds": seconds,
         "kinds": {kind: quantiles(times) for kind, times in kinds.items()},
     }
 
@@ -169,26 +179,60 @@ def quantiles(times: list[float]) -> dict[str, float]:
     return {"count": len(times), "p50": parts[49], "p99": parts[98], "max": max(times)}
 
 
-def line(row: dict[str, Any]) -> str:
-    kinds = dict(row["kinds"])
+def middle(rounds: Sequence[Sequence[Row]], name: str, figure: Callable[[Row], float]) -> float:
+    """The median over the rounds of a figure of one load; NaN: it has none."""
+    found = [figure(row) for rows in rounds for row in rows if row["name"] == name]
+    return statistics.median(found) if found else math.nan
 
-    def told(kind: str) -> str:
-        found = kinds.pop(kind, None)
-        return "p50 {p50:.1f} p99 {p99:.1f} max {max:.1f}".format(**found) if found else "-"
 
-    answered, refused, health = told("200"), kinds.get("429", {"count": 0})["count"], told("health")
-    refusals = told("429")
-    others = ", ".join(f"{found['count']} {kind}" for kind, found in kinds.items())
-    return (
-        f"{row['name']:<14} {row['asked_per_second']:6.1f} asked/s {row['answered_per_second']:6.1f} answered/s: "
-        f"{answered}\n{'':14} 429: {refused}, {refusals}; /health {health}; {row['memory_mb']} MB; "
-        f"others: {others or 'none'}; matrices at {row['matmul'] / 1e9:,.0f} GFLOP/s"
+def table(rounds: Sequence[Sequence[Row]]) -> list[str]:
+    columns = ("load", "asked/s", "answered/s", "p50 ms", "p99 ms", "max ms", "429/s", "their p50, p99 ms")
+    columns += ("/health p99, max ms", "memory MB")
+    head = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    return [*head, *(line(rounds, row["name"]) for row in rounds[0])]
+
+
+def line(rounds: Sequence[Sequence[Row]], name: str) -> str:
+    """One load: medians over the rounds."""
+
+    def of(kind: str, what: str) -> float:
+        return middle(rounds, name, lambda row: row["kinds"].get(kind, {what: math.nan})[what])
+
+    asked, answered, used = (
+        middle(rounds, name, itemgetter(what)) for what in ("asked_per_second", "answered_per_second", "memory_mb")
     )
+    refused = middle(rounds, name, lambda row: row["kinds"].get("429", {"count": 0})["count"] / row["seconds"])
+    late = f"{of('429', 'p50'):.1f}, {of('429', 'p99'):.1f}" if refused else ""
+    times = " | ".join(f"{of('200', what):.1f}" for what in ("p50", "p99", "max"))
+    health = f"{of('health', 'p99'):.1f}, {of('health', 'max'):.1f}"
+    return f"| {name} | {asked:.1f} | {answered:.1f} | {times} | {refused:.1f} | {late} | {health} | {used:.0f} |"
+
+
+def ratios(rounds: Sequence[Sequence[Row]]) -> list[str]:
+    """Of neighbours in each round, and their median."""
+    found: dict[str, list[float]] = {}
+    for rows in rounds:
+        by_name = {row["name"]: row for row in rows}
+        speed = {name: row["answered_per_second"] for name, row in by_name.items()}
+        capacity, waits = (speed[CAPACITY] + speed[AGAIN]) / 2, by_name[BEARABLE]["kinds"]["200"]
+        found.setdefault("answered at 3 times the capacity, as a share of it", []).append(speed[OVERLOAD] / capacity)
+        found.setdefault("p99 / p50 at 0.7 of the capacity", []).append(waits["p99"] / waits["p50"])
+        if peers := [speed[name] for name in speed if name.startswith("peer")]:
+            found.setdefault("capacity, as a multiple of the better peer's", []).append(capacity / max(peers))
+    others = Counter[str]()
+    for row in (row for rows in rounds for row in rows):
+        others.update({kind: n["count"] for kind, n in row["kinds"].items() if kind not in ("200", "429", "health")})
+    lines = [
+        f"* {name}: {statistics.median(values):.2f} (rounds: {', '.join(f'{value:.2f}' for value in values)})"
+        for name, values in found.items()
+    ]
+    return [*lines, f"* neither answered nor told to come later: {dict(others) or 'none'}"]
 
 
 def said(about: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in about["versions"].items())
-    return f"{about['command']}\ncommit {about['commit']}, {about['time']}\n{about['cpu']}, {versions}"
+    where = f"{about['cpu']}, {about['cores']} cores"
+    return f"`{about['command']}` at {about['commit']}, {about['time'][:10]}; {where}; {versions}."
 
 
 class Connection(asyncio.Protocol):
