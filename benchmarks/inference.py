@@ -3,7 +3,7 @@
     make bench-peers       installs the others, each into an environment of its own (peers.txt)
     python benchmarks/inference.py [--works minilm base sst2 query alone] [--contenders NAME ...] [--rounds 3]
                                    [--texts 2000] [--base-texts 500] [--threads N] [--long] [--quick]
-                                   [--profile] [--show]
+                                   [--profile] [--show] [--avx2]
 
 All get the same real texts and give their answers in the same order; what they give is compared with transformers in
 fp32. Every measurement is a process of its own with the model loaded and warm; they take turns; medians of the rounds.
@@ -22,6 +22,9 @@ shows all that is there: works can be measured one by one, and whoever stops kee
 
 "of matmul" is the share of the speed of large matrix products, in the best precision of this machine: products that the
 real tokens need over products that the machine could have done. It is measured in every round; the best one counts.
+
+--avx2: as on a machine without AVX-512 and AMX, by the switches of the libraries; a table of its own. ONNX Runtime has
+no such switch, and keeps what the machine has.
 """
 
 import argparse
@@ -38,14 +41,15 @@ from typing import Any
 
 import numpy as np
 from contenders import CONTENDERS, FINISHED, REFERENCE, Job
+from inference_tables import COLUMNS, stages_table, tables
 from materials import Lengths, judged_texts, queries, random_models, real_texts
 from provenance import HERE, PAGE, process, provenance, write_between
 
 COMMAND = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "3000"}  # what the command `bertworks` sets
-SETTINGS = {  # of each column; ours are both
-    "as it comes": {},
-    "our settings": COMMAND | {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)},
-}
+OURS = COMMAND | {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
+SETTINGS: dict[str, dict[str, str]] = dict(zip(COLUMNS, ({}, OURS), strict=True))  # ours are both
+AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+        "CT2_FORCE_CPU_ISA": "AVX2"}  # fmt: skip
 STORE = HERE / "results" / "inference"
 WORKS = ("minilm", "base", "sst2", "query", "alone")
 GROWTH, LONG = (1_000, 10_000, 100_000), 1_000_000
@@ -75,7 +79,7 @@ def main() -> None:
             for results in bench.alone() if name == "alone" else bench.compare(name):
                 if not arguments.quick:
                     STORE.mkdir(parents=True, exist_ok=True)
-                    (STORE / f"{name}.json").write_text(json.dumps(results, indent=2) + "\n")
+                    (STORE / f"{name}{'-avx2' * arguments.avx2}.json").write_text(json.dumps(results, indent=2) + "\n")
                     show()
             print("\n".join(tables(name, results)))
 
@@ -92,6 +96,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--long", action="store_true", help="also a million texts: hours")
     parser.add_argument("--quick", action="store_true", help="does it run? one round, few texts, a tiny network")
     parser.add_argument("--profile", action="store_true", help="only where the time of bertworks goes")
+    parser.add_argument("--avx2", action="store_true", help="as on a machine without AVX-512 and AMX")
     parser.add_argument("--show", action="store_true", help="measure nothing, write the page anew")
     return parser.parse_args()
 
@@ -101,6 +106,8 @@ def origin(arguments: argparse.Namespace) -> dict[str, Any]:
     lines = [line.split() for line in (HERE / "peers.txt").read_text().splitlines() if not line.startswith("#")]
     peers = dict(package.split("==") for _, *packages in lines for package in packages)
     found = provenance(("torch", "tokenizers", "numpy"))
+    if arguments.avx2:
+        found["cpu_flags"] = [flag for flag in found["cpu_flags"] if not flag.startswith(("avx512", "amx"))]
     return {**found, "versions": peers | found["versions"], "threads": arguments.threads}
 
 
@@ -112,6 +119,7 @@ class Bench:
 
     def __init__(self, arguments: argparse.Namespace, scratch: Path):
         self.arguments, self.scratch, self.lengths = arguments, scratch, Lengths()
+        self.switches = AVX2 if arguments.avx2 else {}
         quick = arguments.quick
         self.origin = origin(arguments)  # now: what is measured changes the page, and so the name of the commit
         self.rounds, self.seconds = (1, 0.1) if quick else (arguments.rounds, 5.0)
@@ -129,7 +137,7 @@ class Bench:
             "query": Work(f"One query, {small}", self.minilm, queries(100, self.lengths), kind="query"),
         }
         self.works = {name: work for name, work in works.items() if name in arguments.works}
-        here = set(provenance(())["cpu_flags"])
+        here = set(self.origin["cpu_flags"])
         wanted = [name for name in arguments.contenders if not (needs := CONTENDERS[name].needs) or needs & here]
         self.contenders = [name for name in wanted if Path(self.python(name)).exists()]
         self.absent = [name for name in wanted if name not in self.contenders]
@@ -202,7 +210,7 @@ class Bench:
     def process(self, job: Job, settings: dict[str, str]) -> dict[str, Any]:
         return process(
             str(HERE / "contenders.py"), [json.dumps(asdict(job))], self.arguments.threads,
-            python=self.python(job.contender), settings=settings,
+            python=self.python(job.contender), settings=settings | self.switches,
         )  # fmt: skip
 
     def answers(self, name: str, contender: str) -> Path:
@@ -251,8 +259,8 @@ class Bench:
 
     def stages(self, what: str, **job: Any) -> dict[str, Any]:
         return process(
-            str(HERE / "stages.py"), [what, json.dumps(job)], self.arguments.threads, settings=COMMAND
-        )  # fmt: skip
+            str(HERE / "stages.py"), [what, json.dumps(job)], self.arguments.threads, settings=COMMAND | self.switches
+        )
 
     def ceiling(self) -> dict[str, float]:
         return self.stages("ceiling")
@@ -286,105 +294,11 @@ class Bench:
         yield {**self.origin, **about, "work": work, "seconds": time.perf_counter() - begin}
 
 
-# --- the tables
-
-
 def show() -> None:
     """Writes the page from what is known."""
-    found = {name: STORE / f"{name}.json" for name in WORKS}
-    parts = [tables(name, json.loads(path.read_text())) for name, path in found.items() if path.exists()]
+    found = [(name, STORE / f"{name}{suffix}.json") for name in WORKS for suffix in ("", "-avx2")]
+    parts = [tables(name, json.loads(path.read_text())) for name, path in found if path.exists()]
     write_between(PAGE, "inference", "\n\n".join("\n".join(lines) for lines in parts))
-
-
-def tables(name: str, results: dict[str, Any]) -> list[str]:
-    """What was found of a work, and where it comes from."""
-    work = results["work"]
-    match name:
-        case "alone":
-            lines = [*start_table(work["start"]), "", *growth_table(work), "", *stages_table(work["profile"])]
-        case "query":
-            lines = query_table(work)
-        case _:
-            lines = speed_table(work)
-    shown = ", ".join(f"{package} {number}" for package, number in results["versions"].items())
-    return [
-        *lines,
-        "",
-        f"`{results['command']}` at {results['commit']}, {results['time'][:10]}; {results['cpu']}, "
-        f"{results['threads']} threads, {' '.join(results['cpu_flags'])}, matrix products at "
-        f"{results['ceiling'] / 1e9:,.0f} GFLOP/s; {shown}. {results['rounds']} rounds, "
-        f"{results['seconds'] / 60:,.0f} minutes.",
-        *([f"Not installed: {', '.join(results['absent'])}."] if results["absent"] else []),
-    ]
-
-
-def speed_table(work: dict[str, Any]) -> list[str]:
-    kind = "largest difference" if work["title"].startswith("Labels") else "worst cosine"
-    title = f"{work['title']}: {work['texts']:,} texts, {work['tokens']:,} tokens, {work['longest']} at most"
-    lines = [
-        f"| **{title}** | tokens/s | bertworks is faster | our settings | bertworks is faster | of matmul | memory MB "
-        f"| {kind} |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for name, found in work["medians"].items():
-        cells = []
-        for column in SETTINGS:
-            one = found.get(column)
-            cells += [f"{one['tokens_per_second']:,.0f}", faster(name, one)] if one else ["", ""]
-        first, right = found["as it comes"], found["agreement"]
-        agreement = "" if right is None else f"{right:.1e}" if kind.startswith("largest") else f"{right:.6f}"
-        lines.append(
-            f"| {name} | {' | '.join(cells)} | {first['of_matmul']:.0%} | {first['memory_mb']:,.0f} | {agreement} |"
-        )
-    return lines
-
-
-def query_table(work: dict[str, Any]) -> list[str]:
-    lines = [
-        f"| **{work['title']}**, {work['longest']} tokens | p50 ms | p95 ms | bertworks is faster | our settings, p50 "
-        "| bertworks is faster | first vector after s |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for name, found in work["medians"].items():
-        first, second = found["as it comes"], found.get("our settings")
-        ours = [f"{second['p50']:.2f}", faster(name, second)] if second else ["", ""]
-        lines.append(
-            f"| {name} | {first['p50']:.2f} | {first['p95']:.2f} | {faster(name, first)} | {' | '.join(ours)} "
-            f"| {first['first_vector']:.1f} |"
-        )
-    return lines
-
-
-def faster(name: str, found: dict[str, Any]) -> str:
-    return f"{found['bertworks_is_faster']:.2f} x" if name != "bertworks" and "bertworks_is_faster" in found else ""
-
-
-def start_table(found: dict[str, float]) -> list[str]:
-    return ["| **From nothing** | s |", "|---|---|", *(f"| `{name}` | {s:.2f} |" for name, s in found.items())]
-
-
-def growth_table(alone: dict[str, Any]) -> list[str]:
-    lines = ["| **`bertworks embed`, as it grows** | tokens/s | memory MB | GFLOP/s |", "|---|---|---|---|"]
-    for count, one in alone["growth"].items():
-        lines.append(f"| {int(count):,} texts | {one['tokens_per_second']:,.0f} | {one['memory_mb']:,.0f} | |")
-    for length, one in alone["lengths"].items():
-        lines.append(
-            f"| texts of {length} tokens | {one['tokens_per_second']:,.0f} | | {one['flops_per_second'] / 1e9:,.0f} |"
-        )
-    return lines
-
-
-def stages_table(found: dict[str, Any]) -> list[str]:
-    total = sum(found["seconds"].values())
-    lines = [
-        f"| **Where bertworks' time goes**, {found['tokens']:,} tokens, {found['precision']} | s | share | its matrix "
-        "products at the ceiling, s |",
-        "|---|---|---|---|",
-    ]
-    for stage, seconds in sorted(found["seconds"].items(), key=lambda pair: -pair[1]):
-        floor = f"{found['floors'][stage]:.2f}" if stage in found["floors"] else ""
-        lines.append(f"| {stage} | {seconds:.2f} | {seconds / total:.0%} | {floor} |")
-    return [*lines, f"| all | {total:.2f} | | {sum(found['floors'].values()):.2f} |"]
 
 
 if __name__ == "__main__":
