@@ -195,7 +195,8 @@ class Bench:
         work = self.works[name]
         settings = {"TOKENIZERS_PARALLELISM": "true"} | SETTINGS[column]
         if not CONTENDERS[contender].environment:
-            settings = COMMAND  # and, as in the command, one thread for tokens
+            # As in the command, and so with one thread for tokens; a loaded model that answers queries is a library.
+            settings = {} if work.kind == "query" else COMMAND
         job = Job(
             contender, work.kind, str(work.model), str(self.files(work)), work.classify, self.arguments.threads,
             str(self.scratch / f"{name}.json"), str(self.answers(name, contender)) if number == 0 else "", self.seconds,
