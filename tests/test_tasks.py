@@ -1,28 +1,20 @@
 """The five heads beside those of transformers: logits, losses and gradients; and weights, smoothing, balance."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-import transformers
-from torch import Tensor
+from heads import CASES, CONFIG, batch_of, example, pair, rectangles
 
-from bertworks.data.batch import Batch, collate
+from bertworks.data.batch import collate
 from bertworks.data.labelled import LabelledBatches, packed, packed_numbers
 from bertworks.data.masking import Example
-from bertworks.files.foreign import config_to_huggingface, from_huggingface
+from bertworks.files.foreign import from_huggingface
 from bertworks.learn.inference import examine, logits_of
 from bertworks.learn.tasks import (
     Classification,
-    MultiLabel,
-    MultipleChoice,
     Regression,
-    SpanExtraction,
-    Task,
     TaskModel,
 )
-from bertworks.nn.config import EncoderConfig
 
 
 @pytest.mark.parametrize("task", CASES)

@@ -1,5 +1,5 @@
-"""A fine-tuning beside transformers' Trainer, step by step: the same batches, the same losses, the same weights at last.
-Without dropout, whose masks are drawn in other ways."""
+"""A fine-tuning beside transformers' Trainer, step by step: equal batches, equal losses, at last equal weights. Without
+dropout, whose masks are drawn in other ways."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -43,7 +43,7 @@ def in_trainer(
 
         def compute_loss(self, *arguments: Any, **named: Any) -> Any:
             found = super().compute_loss(*arguments, **named)
-            losses.append(float(found[0] if isinstance(found, tuple) else found))
+            losses.append((found[0] if isinstance(found, tuple) else found).item())
             return found
 
     def collator(rows: Sequence[int]) -> dict[str, torch.Tensor]:
@@ -69,9 +69,7 @@ def test_every_step_is_that_of_trainer(task: str, tmp_path: Path) -> None:
     steps = EPOCHS * batches.steps_per_epoch
     assert len(batches(0)) > 1
     expected = in_trainer(theirs, replace(batches, micro_batch_tokens=10**6), task, steps, tmp_path)
-    found = [
-        step.read()["task"].loss for step in train(ours, make_optimizer(ours, SETTINGS), batches, SETTINGS, steps)
-    ]
+    found = [step.read()["task"].loss for step in train(ours, make_optimizer(ours, SETTINGS), batches, SETTINGS, steps)]
     assert found == pytest.approx(expected, rel=1e-4)
     weights = from_huggingface({name: p.detach() for name, p in theirs.named_parameters()}, CONFIG)
     apart = sum(float((p.detach() - weights[name]).square().sum()) for name, p in ours.named_parameters()) ** 0.5

@@ -18,7 +18,7 @@ from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.tasks import TaskModel
 from bertworks.learn.train import Mean
 from bertworks.nn.encoder import Encoder
-from bertworks.nn.frozen import Frozen, in_bfloat16, in_float32, in_int8, multiplies_int8
+from bertworks.nn.frozen import Frozen, halved, in_bfloat16, in_float32, in_int8, multiplies_int8
 from bertworks.nn.pooling import Pooling, pool
 
 TOKENS = 4096  # of a batch, padding counted
@@ -32,7 +32,8 @@ def prepared(encoder: Encoder, wanted: Choice) -> tuple[Encoder | Frozen, Infere
     Raises:
         UsageError: no such precision; int8 where the hardware has no instructions for it.
     """
-    turned = {"fp32": in_float32, "bf16": in_bfloat16, "int8": in_int8}
+    # A few tokens in whole numbers would take twice as long as with weights in half precision, and be less exact.
+    turned = {"fp32": in_float32, "bf16": in_bfloat16, "int8": lambda encoder: halved(encoder, in_int8(encoder))}
     if wanted not in ("auto", *turned):
         raise UsageError(f"the precision {wanted!r} is not known", fix=f"name auto, {', '.join(turned)}")
     device = next(encoder.parameters()).device

@@ -43,7 +43,8 @@ class Embedder:
             tokens as the model reads.
         precision: "auto": bf16 where this hardware gains by it; elsewhere fp32, but a short text alone is read with
             weights in half precision, which makes a difference in the fourth digit. "fp32": no such difference.
-            "int8": see `nn.frozen.in_int8`; the cosine of MiniLM's vectors with exact ones is above .99.
+            "int8": see `nn.frozen.in_int8`; the cosine of MiniLM's vectors with exact ones is above .99; a short text
+            alone is read with weights in half precision here too.
 
     Attributes:
         dimension: of its vectors.
