@@ -26,7 +26,7 @@ def write_glue(folder: Path, count: int = 80) -> Path:
         sts = folder / "STS-B" / f"{split}.tsv"
         sts.parent.mkdir(exist_ok=True)
         sts.write_text(pairs.read_text())
-    (folder / "SST-2" / "test.tsv").write_text("index\tsentence\n0\ta good film\n1\ta bad film\n")
+    (folder / "SST-2" / "test.tsv").write_text("index\tsentence\n0\ta good film\n1\t\n2\ta bad film\n")
     (folder / "RTE").mkdir()
     (folder / "RTE" / "dev.tsv").write_text("index\tsentence1\tsentence2\tlabel\n0\ta\tb\tentailment\n")
     for name in ("reviews.csv", "pairs.tsv"):
@@ -49,7 +49,7 @@ def test_the_table_names_what_it_is_of(model: Path, tmp_path: Path) -> None:
     assert "BERT-Base (Devlin et al. 2019, table 1) | test |" in text
     lines = (tmp_path / "out/submission/SST-2.tsv").read_text().splitlines()
     assert lines[0] == "index\tprediction"
-    assert [line.split("\t")[0] for line in lines[1:]] == ["0", "1"]
+    assert [line.split("\t")[0] for line in lines[1:]] == ["0", "1", "2"]  # also the one without text
     *_, again = evaluate_glue(data, tmp_path / "out", model=model, seeds=2, overrides=FAST, device="cpu")
     assert again.text == events[-1].text
 

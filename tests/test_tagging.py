@@ -292,7 +292,7 @@ def test_context_is_refused_where_no_document_is_known(model: Path, tmp_path: Pa
     with pytest.raises(UsageError, match="which sentences are of one document"):
         run(tmp_path / "a.conll", tmp_path / "out", model, overrides=(*FAST, "document_context=true"))
     (tmp_path / "a.csv").write_text("text,label\na good film,pos\na bad film,neg\n" * 10)
-    with pytest.raises(UsageError, match="document_context tags words, and the data is for classification"):
+    with pytest.raises(UsageError, match="document_context is for tagging, and the data is for classification"):
         run(tmp_path / "a.csv", tmp_path / "out", model, overrides=(*FAST, "document_context=true"))
     assert not (tmp_path / "out").exists()
 
@@ -320,15 +320,20 @@ def test_documents_are_not_divided_between_portions_nor_by_a_stop(
 
 
 def test_a_spool_keeps_whole_portions_of_the_same_kind(tmp_path: Path) -> None:
-    spool = Spool(tmp_path / "out.csv", "abc")
-    spool.add([{"truncated_tokens": 0}, {"truncated_tokens": 2}])
-    spool.add([{"truncated_tokens": 1}])
-    assert (spool.count, spool.truncated) == (3, 2)
+    with Spool(tmp_path / "out.csv", "abc") as spool:
+        spool.add([{"truncated_tokens": 0}, {"truncated_tokens": 2}])
+        spool.add([{"truncated_tokens": 1}])
+        assert (spool.count, spool.truncated) == (3, 2)
+        with pytest.raises(BertworksError, match="another process is writing the same output"):
+            Spool(tmp_path / "out.csv", "abc")
     content = spool.path.read_bytes()
     spool.path.write_bytes(content[:-3])
-    again = Spool(tmp_path / "out.csv", "abc")
-    assert (again.count, again.truncated, [row["truncated_tokens"] for row in again.read()]) == (2, 1, [0, 2])
-    assert Spool(tmp_path / "out.csv", "other").count == 0
+    with Spool(tmp_path / "out.csv", "abc") as again:
+        assert (again.count, again.truncated, [row["truncated_tokens"] for row in again.read()]) == (2, 1, [0, 2])
+    with Spool(tmp_path / "out.csv", "other") as other:
+        assert other.count == 0
+        other.remove()
+        assert not other.path.exists()
 
 
 # --- thresholds -------------------------------------------------------------------------------------------------------

@@ -56,8 +56,8 @@ def pretrain(
 ) -> None:
     """Pre-train a BERT on raw text, or on a folder that `prepare` wrote.
 
-    The output folder is at any time a model folder that Hugging Face transformers opens. The same command again goes on
-    where the run stopped; Ctrl-C saves first.
+    From its first step on the output folder is a model folder that Hugging Face transformers opens. The same command
+    again goes on where the run stopped; Ctrl-C saves first.
     """
     from bertworks.runs import pretrain as room
 

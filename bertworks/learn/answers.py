@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from bertworks.data.questions import Encoded
 from bertworks.rows.schema import Task
+from bertworks.text.tokenizer import with_marks
 
 Answer = dict[str, Any]
 Logits = NDArray[np.float32]
@@ -78,7 +79,7 @@ class Decoding:
         tags, scores = self._in_order(encoded, logits)
         text, entities = encoded.item.texts[0], []
         for kind, first, last in runs(tags):
-            start, end = int(encoded.offsets[first, 0]), int(encoded.offsets[last - 1, 1])
+            start, end = int(encoded.offsets[first, 0]), with_marks(text, int(encoded.offsets[last - 1, 1]))
             score = float(scores[first:last].mean())
             entities.append({"start": start, "end": end, "type": kind, "text": text[start:end], "score": score})
         return {"entities": entities}
@@ -87,7 +88,7 @@ class Decoding:
         """The best answers over all windows, by the sum of the scores of their first and last token; and how much
         likelier it is that there is none (google-research/bert `run_squad.py`, `write_predictions`)."""
         found: list[tuple[float, int, int]] = []
-        nothing, start = NOWHERE, 0
+        nothing, start, context = NOWHERE, 0, encoded.item.texts[1]
         for example in encoded.unit:
             end = start + len(example.input_ids)
             part = slice(start, end)
@@ -96,8 +97,8 @@ class Decoding:
         found.sort(reverse=True)
         best: list[Answer] = []
         for score, first, last in found:
-            a, b = int(encoded.offsets[first, 0]), int(encoded.offsets[last, 1])
-            text = encoded.item.texts[1][a:b]
+            a, b = int(encoded.offsets[first, 0]), with_marks(context, int(encoded.offsets[last, 1]))
+            text = context[a:b]
             if all(text != other["text"] for other in best):
                 best.append({"text": text, "start": a, "end": b, "logit": score})
             if len(best) == N_BEST:

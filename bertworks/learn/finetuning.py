@@ -64,8 +64,8 @@ class FinetuneRecipe:
             )
         if self.recurrent_units and self.reinitialized_layers:
             raise ValueError("recurrent_units freezes the encoder: reinitialized_layers would leave it at random")
-        if self.max_length and self.max_length < 8:
-            raise ValueError(f"max_length is {self.max_length}: expected at least 8, or 0")
+        if self.max_length and self.max_length < LEAST_LENGTH:
+            raise ValueError(f"max_length is {self.max_length}: expected at least {LEAST_LENGTH}, or 0")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing is {self.label_smoothing}: expected a share from 0 to below 1")
         if not 0 <= self.seed < 1 << 32:
@@ -73,6 +73,7 @@ class FinetuneRecipe:
 
 
 LEAST_STEPS = 1000
+LEAST_LENGTH = 8  # tokens of a sequence: windows of fewer would have no room for a text
 RATE = 768, 5e-5  # of a network so wide
 RECIPES = {
     # Mosbach et al. 2021: bias correction, a warm-up, long enough.

@@ -32,8 +32,12 @@ def prepared(encoder: Encoder, wanted: Choice) -> tuple[Encoder | Frozen, Infere
     Raises:
         UsageError: no such precision; int8 where the hardware has no instructions for it.
     """
-    # A few tokens in whole numbers would take twice as long as with weights in half precision, and be less exact.
-    turned = {"fp32": in_float32, "bf16": in_bfloat16, "int8": lambda encoder: halved(encoder, in_int8(encoder))}
+    turned: dict[str, Callable[[Encoder], Encoder | Frozen]] = {
+        "fp32": in_float32,
+        "bf16": in_bfloat16,
+        # A few tokens in whole numbers would take twice as long as with weights in half precision, and be less exact.
+        "int8": lambda encoder: halved(encoder, in_int8(encoder)),
+    }
     if wanted not in ("auto", *turned):
         raise UsageError(f"the precision {wanted!r} is not known", fix=f"name auto, {', '.join(turned)}")
     device = next(encoder.parameters()).device

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 
 from bertworks.errors import BertworksError
 
+_UNANSWERED = 1.0  # `--na-prob-thresh` of evaluate-v2.0.py, as it comes
 Unit = Literal["word", "character"]
 Version = Literal["1.1", "2.0"]
 
@@ -49,7 +50,8 @@ def evaluate(
     Args:
         predictions: question id -> answer; "" is no answer.
         version: they differ in what normalizing leaves empty: 1.1 gives it an F1 of 0 and 2.0 takes it for no answer.
-        no_answer_probabilities: question id -> how surely it has no answer, on any scale.
+        no_answer_probabilities: question id -> how surely it has no answer, on any scale; as in the official script a
+            question above 1 is left without an answer, save in the `best_` figures.
         unit: of F1. "character" for scripts without spaces: characters that are no white space instead of words.
 
     A question without a prediction is wrong and counted in `missing`, also for 2.0, where the official script leaves it
@@ -63,10 +65,14 @@ def evaluate(
     if twice := [name for name, times in Counter(q.id for q in questions).items() if times > 1]:
         raise BertworksError(f"two questions have the id {twice[0]!r}: which one is answered is unknown")
     scores = {q.id: score(q.answers, predictions.get(q.id), version=version, unit=unit) for q in questions}
-    figures = _means(scores.values())
+    kept = dict(scores)
+    for q in questions:
+        if (no_answer_probabilities or {}).get(q.id, 0.0) > _UNANSWERED:
+            kept[q.id] = Score(*[float(not q.answers)] * 2)
+    figures = _means(kept.values())
     if version == "2.0":
         for part, answered in (("HasAns", True), ("NoAns", False)):
-            if chosen := [scores[q.id] for q in questions if bool(q.answers) is answered]:
+            if chosen := [kept[q.id] for q in questions if bool(q.answers) is answered]:
                 figures |= {f"{part}_{name}": value for name, value in _means(chosen).items()}
     if no_answer_probabilities is not None:
         figures |= _best(questions, predictions, scores, no_answer_probabilities)

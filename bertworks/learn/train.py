@@ -81,8 +81,8 @@ def train(
     They may be none in some of several processes, save those of step 0.
 
     The losses of a step are means over all its micro-batches and all processes of the default process group, so that
-    the split never shows in the numbers. `updating` is held while parameters change: a thread that holds it may read
-    them at any other time.
+    the split shows in dropout's draws alone. `updating` is held while parameters change: a thread that holds it may
+    read them at any other time.
     """
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     parameters = [p for p in objective.parameters() if p.requires_grad]

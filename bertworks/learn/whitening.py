@@ -39,15 +39,23 @@ class Moments:
         self._sum += exact.sum(0)
         self._products += exact.T @ exact
 
+    @property
+    def suffices(self) -> bool:
+        """Whether there are vectors enough to whiten by."""
+        return self.count > len(self._sum)
+
     def whitener(self, kind: Literal["center", "whiten"]) -> Whitener:
         """What centres, or whitens (Su et al. 2021, arXiv 2103.15316): then the covariance of the vectors added is the
         identity, save for directions in which they do not differ.
 
         Raises:
-            ValueError: nothing was added.
+            ValueError: nothing was added; to whiten, no more vectors than they have dimensions, which would come out
+                equally far apart, whatever they were.
         """
         if not self.count:
             raise ValueError("no vectors")
+        if kind == "whiten" and not self.suffices:
+            raise ValueError(f"{self.count} vectors of {len(self._sum)} dimensions")
         mean = self._sum / self.count
         if kind == "center":
             return Whitener(mean, None)

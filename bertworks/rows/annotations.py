@@ -11,7 +11,7 @@ from typing import Any
 
 from bertworks.errors import BertworksError
 
-_TAG = re.compile(r"O|[BIESLUMW][-_]\S+")
+ENTITY_TAG = re.compile(r"[BIESLUMW][-_]\S+")
 _SPAN_COLUMNS = ("entities", "spans", "labels", "label", "annotations", "ents")
 _START_NAMES = ("start", "start_offset", "begin")
 _END_NAMES = ("end", "end_offset", "stop")
@@ -31,7 +31,7 @@ def conll_width(sample: Iterable[str]) -> int:
 def looks_like_conll(sample: Iterable[str]) -> bool:
     """Whether nearly all lines are a token and what goes with it, the last of which is a tag like O or B-person."""
     rows = [conll_cells(line) for line in sample if not _is_boundary(line)]
-    tagged = sum(len(row) > 1 and _TAG.fullmatch(row[-1]) is not None for row in rows)
+    tagged = sum(len(row) > 1 and (row[-1] == "O" or ENTITY_TAG.fullmatch(row[-1]) is not None) for row in rows)
     return len(rows) > 1 and tagged >= 0.9 * len(rows)
 
 

@@ -76,7 +76,7 @@ class Column:
         if isinstance(value, list) or (isinstance(value, str) and value[:1] == "["):
             entries = list_of(value)
             self.lists += 1
-            self.entries += len(entries or ())
+            self.entries += len(str(value).split() if entries is None else entries)
 
     def _add_number(self, text: str) -> None:
         try:

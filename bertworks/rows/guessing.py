@@ -5,10 +5,12 @@ By known names first, then by counts of what stands in them. It checks no row: `
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from bertworks.errors import BertworksError, UsageError
+from bertworks.rows.annotations import ENTITY_TAG
 from bertworks.rows.columns import ID_NAMES, LABEL_NAMES, PAIRS, PROMPTS, SINGLE_TEXTS
 from bertworks.rows.counts import LONGEST_LABEL, MOST, MOST_CLASSES, Column, study
 from bertworks.rows.reader import RowReader
@@ -132,6 +134,7 @@ def _by_columns(columns: dict[str, Column], text: tuple[str, ...], label: str | 
 def _names(reader: RowReader, schema: Schema) -> tuple[str, ...]:
     """All labels that stand in the file."""
     names: set[str | None] = set()
+    tags = Counter[str | None]()
     for row in reader:
         value = row.values.get(schema.label or "")
         match schema.task:
@@ -140,13 +143,24 @@ def _names(reader: RowReader, schema: Schema) -> tuple[str, ...]:
             case "multilabel":
                 names.update(several_labels(value, schema.separator, schema.label or "", row.where))
             case "tagging":
-                names.update(map(label_text, list_of(value) or ()))
+                if (entries := list_of(value)) is None and value is not None:
+                    what = f"{schema.label!r} holds {value!r:.60}, which are no tags"
+                    raise BertworksError(what, where=row.where, fix='write them as ["B-person", "O"]')
+                tags.update(map(label_text, entries or ()))
             case "spans":
                 spans = list_of(value) or []
                 names.update(str(span["type"]) for span in spans if isinstance(span, dict) and "type" in span)
             case "regression" | "qa" | "choice":
                 break
-    return sorted_labels(name for name in names if name is not None)
+    return sorted_labels(name for name in (*names, *_true_tags(tags)) if name is not None)
+
+
+def _true_tags(tags: Counter[str | None]) -> list[str | None]:
+    """Where nearly all that is not O says where an entity begins or goes on, all else is a mistake: a header, a 0."""
+    marks = {tag for tag in tags if tag and ENTITY_TAG.fullmatch(tag)}
+    others = sum(count for tag, count in tags.items() if tag not in (None, "O") and tag not in marks)
+    most = sum(tags[tag] for tag in marks)
+    return [tag for tag in tags if tag in marks or tag == "O"] if most >= MOST * (most + others) else list(tags)
 
 
 _TEXTS: dict[Task, tuple[int, int, str]] = {  # how many columns hold texts, and which these are
@@ -343,7 +357,7 @@ def _are_amounts(column: Column) -> bool:
 
 
 def _is_text(column: Column) -> bool:
-    return column.filled > 0 and not column.lists and column.numbers < 0.5 * column.filled and not column.few()
+    return column.filled > 0 and not column.listed and column.numbers < 0.5 * column.filled and not column.few()
 
 
 def _nameless(columns: Mapping[str, Column]) -> bool:

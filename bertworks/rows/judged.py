@@ -74,8 +74,8 @@ def _texts(path: Path) -> dict[str, str]:
     found: dict[str, str] = {}
     for row in RowReader(path):
         name = as_text(row.values.get("_id"))
-        if name is None or name in found:
-            what = "the row has no _id" if name is None else f"the _id {name!r} stands twice"
+        if not name or name in found:
+            what = f"the _id {name!r} stands twice" if name else "the row has no _id"
             raise BertworksError(what, where=row.where, fix="give each row an _id of its own")
         found[name] = _titled(as_text(row.values.get("title")), as_text(row.values.get("text")))
     return found
@@ -90,10 +90,16 @@ def _read_trec(folder: Path) -> Collection:
                 grades.setdefault(query, {})[document] = int(grade)
             continue
         for element in _ELEMENT.finditer("\n".join(lines)):
-            fields = {name.lower(): unescape(value).strip() for name, value in _FIELD.findall(element[2])}
+            fields = dict[str, str]()
+            for name, value in _FIELD.findall(element[2]):  # a text may stand in several pieces
+                fields[name.lower()] = f"{fields.get(name.lower(), '')} {unescape(value).strip()}".strip()
             text = _titled(fields.get("title"), fields.get("text"))
             if element[1].lower() == "doc":
-                documents[fields.get("docno", "")] = text
+                number = fields.get("docno", "")
+                if not number or number in documents:
+                    what = f"the docno {number!r} stands twice" if number else f"a document has no docno: {text[:40]!r}"
+                    raise BertworksError(what, where=str(path), fix="give each document a number of its own")
+                documents[number] = text
             else:
                 queries[fields.get("num", "").removeprefix("Number:").strip()] = text
     if not set(grades) <= set(queries) and set(grades) <= {str(n) for n in range(1, len(queries) + 1)}:

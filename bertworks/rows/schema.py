@@ -6,6 +6,7 @@ It is told what the columns mean (`Schema`) and guesses nothing (`guessing` does
 import difflib
 import json
 import math
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -18,6 +19,7 @@ from bertworks.text.tables import find_column
 
 Task = Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"]
 _LISTED_LABELS = 30
+_PRINTED_LIST = re.compile(r"""\[(['"].*['"]|\d[\d\s]*)\]""", re.DOTALL)
 _MISSING = frozenset(("", "nan", "NaN"))  # pandas writes the latter two for a cell without value
 
 
@@ -90,7 +92,7 @@ def items(reader: RowReader, schema: Schema, *, labelled: bool = True, left_out:
                 raise
             left_out.add(row.where)
             continue
-        if labelled and schema.id is not None:
+        if labelled and item.id:
             if item.id in seen:
                 raise BertworksError(
                     f"the id {item.id!r} of column {schema.id!r} stands twice; first at {seen[item.id]}",
@@ -137,6 +139,8 @@ def read_item(row: Row, schema: Schema, *, labelled: bool = True) -> Item:
     label = None
     if labelled and schema.label is not None:
         label = _label(_field(row, schema.label), schema.label, texts, schema, where)
+        if schema.task == "qa" and values.get("is_impossible") is True:
+            label = ()  # answers that only look right, as google-research/bert reads them
     identity, document = (
         "" if column is None else label_text(values.get(column)) or "" for column in (schema.id, schema.document)
     )
@@ -253,12 +257,16 @@ def answers_of(value: Any) -> list[tuple[int, str]] | None:
         start, text = (answer.get("answer_start"), answer.get("text")) if isinstance(answer, dict) else (None, None)
         if not isinstance(start, int) or not isinstance(text, str):
             return None
-        answers.append((start, text))
+        if text:  # "" is how some say that there is none
+            answers.append((start, text))
     return answers
 
 
 def list_of(value: Any) -> list[Any] | None:
-    """A list, also one in JSON, or a text split at white space; None where it holds no such thing."""
+    """A list, also one in JSON, or a text split at white space; None where it holds no such thing, as a list that was
+    written in the manner of Python or numpy: ['a', 'b']."""
+    if isinstance(value, str) and _PRINTED_LIST.fullmatch(value.strip()) and _json_list(value) is None:
+        return None
     if isinstance(value, str):
         value = (_json_list(value) if value.lstrip().startswith("[") else None) or value.split()
     return value if isinstance(value, list) else None
@@ -307,7 +315,7 @@ def _words_of(value: Any, column: str, where: str) -> tuple[str, ...]:
         raise BertworksError(
             f"{column!r} holds {value!r:.60}, which are no words", where=where, fix='write them as ["some", "words"]'
         )
-    if not words or not all(word.strip() for word in words):
+    if not words or not all(words):  # one of white space, as the Japanese web has them, is a word of its own
         raise EmptyTextError(
             f"{column!r} has no word" if not words else f"a word in {column!r} is empty",
             where=where,

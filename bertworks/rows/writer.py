@@ -92,7 +92,8 @@ def kind_of(path: str | Path) -> FileKind:
 
 def refuse_same(reader: RowReader, output: str | Path) -> None:
     """Raises UsageError where the output is the file that is read."""
-    if str(output) != "-" and Path(output).exists() and Path(output).samefile(reader.path):
+    path = Path(output).expanduser()
+    if str(output) != "-" and path.exists() and path.samefile(reader.path):
         raise UsageError("this is the file that is read", where=str(output), fix="-o ANOTHER-FILE")
 
 

@@ -1,7 +1,6 @@
 """Labelled files become what is trained on and what is judged on. Not here: what rows mean (`rows.schema`)."""
 
 import re
-import zlib
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -60,7 +59,7 @@ def read_data(
         UsageError: no such file or column.
         BertworksError: a row that cannot be learned from, with its line; too few rows.
     """
-    path, dev = _files(Path(data), None if dev is None else Path(dev))
+    path, dev = files_of(Path(data), None if dev is None else Path(dev))
     if fold is not None and dev is not None:
         raise UsageError(
             f"folds divide what is learned from, and there is a dev file: {dev}", where=str(data),
@@ -144,7 +143,7 @@ def _with_labels_of(found: Sequence[Item], schema: Schema, name: str) -> Schema:
     return replace(schema, labels=labels)
 
 
-def _files(data: Path, dev: Path | None) -> tuple[Path, Path | None]:
+def files_of(data: Path, dev: Path | None) -> tuple[Path, Path | None]:
     """The train file and, where there is one, the dev file."""
     if not data.is_dir():
         return data, dev
@@ -167,11 +166,27 @@ def _files(data: Path, dev: Path | None) -> tuple[Path, Path | None]:
 
 def _groups(found: Sequence[Item], schema: Schema, *, by_document: bool) -> list[Hashable]:
     """What must stay together, for each item."""
+    groups: list[Hashable] = list(range(len(found)))
     if by_document and schema.document is not None:
-        return [item.document or number for number, item in enumerate(found)]
+        groups = [item.document or number for number, item in enumerate(found)]
     if schema.task == "qa":
-        return [zlib.crc32(item.texts[1].encode("utf-8", "replace")) for item in found]
-    return list(range(len(found)))
+        groups = _joined(groups, [item.texts[1] for item in found])
+    return groups
+
+
+def _joined(groups: Sequence[Hashable], others: Sequence[Hashable]) -> list[Hashable]:
+    """Groups that are as large as they must be for members of one group of either kind to be together."""
+    parent: dict[Hashable, Hashable] = {}
+
+    def root(key: Hashable) -> Hashable:
+        while (above := parent.setdefault(key, key)) != key:
+            parent[key] = parent[above]
+            key = above
+        return key
+
+    for one, other in zip(groups, others, strict=True):
+        parent[root(("group", one))] = root(("other", other))
+    return [root(("group", one)) for one in groups]
 
 
 def split(

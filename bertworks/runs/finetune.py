@@ -20,13 +20,13 @@ from bertworks.files.checkpoint import locked
 from bertworks.files.model import load_model
 from bertworks.files.names import locate
 from bertworks.files.task import TaskDescription, read_task, refuse_other_task
-from bertworks.learn.finetuning import FinetuneRecipe, load_finetune_recipe, resolved, suited_length
+from bertworks.learn.finetuning import RECIPES, FinetuneRecipe, load_finetune_recipe, resolved, suited_length
 from bertworks.learn.machine import Precision, best_precision, choose_device, keep_memory
 from bertworks.learn.recipe import dump, parse_as
 from bertworks.rows.reader import Quoting
 from bertworks.rows.schema import Task
 from bertworks.runs.claims import absolute, claim, clear, refuse_nested, refuse_other
-from bertworks.runs.datasets import LabelledData, read_data
+from bertworks.runs.datasets import LabelledData, files_of, read_data
 from bertworks.runs.events import Event, duration, until_done
 from bertworks.runs.examination import Examination
 from bertworks.runs.finetuning import Beginning, Finetuning, reading_of
@@ -40,6 +40,10 @@ from bertworks.runs.task_card import task_card
 from bertworks.text.atomic import sha256, write_text
 
 FINISHED = "finished.json"  # what the last event said; a folder that has it is done
+_ONLY: dict[str, tuple[Task, ...]] = {  # settings that mean nothing elsewhere
+    "recurrent_units": ("tagging", "spans"), "document_context": ("tagging",),
+    "class_weights": ("classification", "tagging", "spans"), "label_smoothing": ("classification", "tagging", "spans"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,7 @@ class FinetuneRequest:
         content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         read = {"data": self.data, "dev": self.dev, "recipe": self.recipe if self.recipe.endswith(".toml") else None}
         for name, path in ((name, Path(path)) for name, path in read.items() if path is not None):
-            files = sorted(path.iterdir()) if path.is_dir() else [path]
+            files = list(filter(None, files_of(path, None))) if path.is_dir() else [path]
             if files := [file for file in files if file.is_file()]:
                 content[f"{name}_sha256"] = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
         return content
@@ -182,12 +186,10 @@ def prepare(
 def describe_task(data: LabelledData, recipe: FinetuneRecipe) -> TaskDescription:
     """What the model will do, in terms of the data."""
     schema, labels, choices = data.schema, data.schema.labels, 0
-    if recipe.recurrent_units and schema.task not in ("tagging", "spans"):
-        raise UsageError(
-            f"recurrent units tag words, and the data is for {schema.task}", fix="use another recipe: stable, paper"
-        )
-    if recipe.document_context and schema.task != "tagging":
-        raise UsageError(f"document_context tags words, and the data is for {schema.task}", fix="leave it out")
+    for name, tasks in _ONLY.items():
+        if getattr(recipe, name) != getattr(RECIPES["stable"], name) and schema.task not in tasks:
+            fix = "use another recipe: stable, paper" if name == "recurrent_units" else "leave it out"
+            raise UsageError(f"{name} is for {', '.join(tasks)}, and the data is for {schema.task}", fix=fix)
     if recipe.document_context and schema.document is None:
         raise UsageError(
             "document_context: the data does not say which sentences are of one document",
@@ -297,7 +299,7 @@ def make_finetune_request(
         data: a file, or a folder with a train and a dev file.
         model: what to begin with: `minilm`, a model folder, or the name of a BERT on the Hugging Face hub.
         dev: a file to judge on; None: the folder's, or a tenth of the rows.
-        recipe: "stable", "paper", or a TOML file; overrides: `field=value` words on top of it.
+        recipe: "stable", "paper", "features", or a TOML file; overrides: `field=value` words on top of it.
         task, text, label: what the columns mean; None and (): it is guessed.
         group: a column; rows that share its value are not divided between train and dev.
         metric: the figure by which the best state is chosen; None: that of the task.

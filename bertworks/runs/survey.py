@@ -254,13 +254,20 @@ def _same(data: LabelledData, lowercase: bool) -> tuple[Found, Found, Found]:
             if before is None or before is item:
                 continue
             found.append(f"{_place(item)} = {_place(before)}")
-            if data.schema.task != "qa" and item.label != before.label:  # a question may have several right answers
+            if data.schema.task != "qa" and _said(item, data) != _said(
+                before, data
+            ):  # a question may have several right answers
                 labels = ""
                 if data.schema.task in ("classification", "regression"):
                     labels = f": {item.label!r} and {before.label!r}"
                 conflicts.append(f"{_place(item)} and {_place(before)}{labels}")
     copied, leaking, contradicting = (Found(len(places), places[:NAMED]) for places in (copies, leaked, conflicts))
     return copied, leaking, contradicting
+
+
+def _said(item: Item, data: LabelledData) -> Any:
+    """The label; several in no order."""
+    return frozenset(item.label) if data.schema.task in ("multilabel", "spans") else item.label
 
 
 def _place(item: Item) -> str:
@@ -329,7 +336,7 @@ def _warnings(found: Survey) -> list[str]:
     if found.train < FEW_TRAIN:
         warnings.append(f"{found.train} rows are few to learn from; another seed will give quite another score")
     if found.dev < FEW_DEV:
-        warnings.append(f"on {found.dev} rows a score is known to ±{1 / math.sqrt(found.dev):.0%} at best")
+        warnings.append(f"{found.dev} rows are few to judge on: a share is off by up to {1 / math.sqrt(found.dev):.0%}")
     return warnings
 
 

@@ -21,7 +21,7 @@ from bertworks.text.atomic import replacing, write_text
 
 MODEL_FILES = (
     "config.json", "task.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt",
-    "README.md", "report.html", "errors.csv", "result.json", "model.safetensors",
+    "README.md", "report.html", "errors.csv", "result.json", "recipe.toml", "model.safetensors",
 )  # fmt: skip
 
 

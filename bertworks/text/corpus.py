@@ -41,7 +41,8 @@ class CorpusReader:
     Files come sorted by their path relative to the input that named them, in whatever order the inputs were typed.
 
     Args:
-        inputs: what to read. In folders: .txt .jsonl .csv .tsv .parquet and files without suffix (WikiExtractor), also
+        inputs: what to read. In folders: .txt .jsonl .csv .tsv .parquet, their other usual suffixes (.text .ndjson .tab
+            .pq ...) and files without one (WikiExtractor), also
             .gz .zst .xz .bz2; names that begin with "." or "_" and other suffixes are left out, and counted.
         text_column: the column or field that holds the text; None: guessed for each file, and reported.
         documents: what ends a document in plain text; "auto": judged for each file by its first megabyte, and reported.

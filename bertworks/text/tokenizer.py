@@ -14,6 +14,7 @@ so does a word of which a single piece is missing.
 import hashlib
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -271,6 +272,14 @@ class Tokenizer:
         return Encoding(whole.ids, whole.type_ids, whole.offsets, whole.word_ids, whole.special_tokens_mask, cut)
 
 
+def with_marks(text: str, end: int) -> int:
+    """The end of a stretch of text, behind the marks that belong to its last character: accents, vowel signs and
+    variation selectors, which a tokenizer that takes them away counts to no token."""
+    while end < len(text) and unicodedata.category(text[end]).startswith("M"):
+        end += 1
+    return end
+
+
 def _words(text: str, encoding: Any) -> NDArray[np.int64]:
     found: list[list[int]] = []
     before = None
@@ -282,6 +291,7 @@ def _words(text: str, encoding: Any) -> NDArray[np.int64]:
         before = word
     for span in found:  # some tokenizers count the space before a word as its own
         span[0] += len(text[span[0] : span[1]]) - len(text[span[0] : span[1]].lstrip())
+        span[1] = with_marks(text, span[1]) if span[0] < span[1] else span[1]
     return np.array([span for span in found if span[0] < span[1]], np.int64).reshape(-1, 2)
 
 

@@ -8,7 +8,6 @@ import os
 import platform
 import re
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -171,8 +170,10 @@ def _self_test(device: torch.device) -> Check:
         with tempfile.TemporaryDirectory(prefix="bertworks-doctor-") as folder:
             tokens, first, last = _train_a_little(Path(folder), device)
     except (BertworksError, OSError, RuntimeError) as error:
-        fix = f"{Path(sys.argv[0]).name} doctor --debug" if not isinstance(error, BertworksError) else error.fix
-        return Check("self-test", f"failed: {error}", False, fix)
+        if isinstance(error, BertworksError):
+            return Check("self-test", f"failed: {error}", False, error.fix)
+        what = f"failed: {type(error).__name__}: {error}"
+        return Check("self-test", what, False, "please report this with the lines above")
     seconds = time.perf_counter() - begin
     text = f"text, vocabulary of {tokens} tokens, shards, {_SELF_TEST_STEPS} steps: loss {first:.2f} -> {last:.2f}"
     fields = {"first_loss": first, "last_loss": last, "seconds": seconds}

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from bertworks.errors import UsageError
+from bertworks.errors import BertworksError, UsageError
 from bertworks.files.opened import opened
 from bertworks.learn.machine import Choice
 from bertworks.learn.whitening import Moments, Whitener, Whitening, normalized
@@ -22,7 +23,7 @@ from bertworks.runs.events import Event
 from bertworks.text.atomic import replacing
 from bertworks.text.streams import Tally
 from bertworks.use.embedder import AT_ONCE, Embedder, Vectors, portions, row_text, text_columns, vectors_of_file
-from bertworks.use.spool import Spool
+from bertworks.use.spool import Spool, beside
 
 _COLUMN = "embedding"
 _COMPARED = 64  # texts, whose exact vectors are made as well
@@ -66,26 +67,27 @@ def embed_file(
         raise UsageError("CoNLL columns hold words and their tags, and no vectors", fix="write another kind")
     columns = text_columns(reader, text)
     yield Event("note", f"text: {', '.join(columns)}; {embedder.settings.pooling} of {embedder.dimension} dimensions")
-    spool = Spool(Path(output) if str(output) != "-" else None, _fingerprint(embedder, reader, columns))
-    if spool.count:
-        yield Event("note", f"going on after {spool.count:,} rows", {"resumed_row": spool.count})
-    empty = Tally()
-    if embedder.precision == "int8":
-        yield _cost(embedder, make(precision="fp32"), reader, columns)
-    yield from _fill(spool, embedder, reader, columns, empty)
-    yield from (Event("note", note) for note in reader.notes)
-    if empty.count:
-        yield Event("note", f"rows without text, which have the vector of no text: {empty}", {"empty": empty.count})
-    whitener = _whitener(embedder, spool, whitening, learn_from)
-    written = _spooled(embedder, spool, whitener)
-    if kind is None:
-        _write_array(Path(output), written, spool.count, embedder.dimension)
-    else:
-        _write_columns(output, kind, reader, written)
-    spool.remove()
-    note = f"; {spool.truncated:,} were too long and were cut" if spool.truncated else ""
-    fields = {"output": str(output), "rows": spool.count, "dimension": embedder.dimension, "truncated": spool.truncated}
-    yield Event("done", f"{output}: {spool.count:,} vectors of {embedder.dimension}{note}", fields)
+    with Spool(beside(output), _fingerprint(embedder, reader, columns)) as spool:
+        if spool.count:
+            yield Event("note", f"going on after {spool.count:,} rows", {"resumed_row": spool.count})
+        empty = Tally()
+        if embedder.precision == "int8":
+            yield _cost(embedder, make(precision="fp32"), reader, columns)
+        yield from _fill(spool, embedder, reader, columns, empty)
+        yield from (Event("note", note) for note in reader.notes)
+        if empty.count:
+            yield Event("note", f"rows without text, which have the vector of no text: {empty}", {"empty": empty.count})
+        whitener = _whitener(embedder, spool, whitening, learn_from)
+        written = _spooled(embedder, spool, whitener)
+        if kind is None:
+            _write_array(Path(output), written, spool.count, embedder.dimension)
+        else:
+            _write_columns(output, kind, reader, written)
+        spool.remove()
+        note = f"; {spool.truncated:,} were too long and were cut" if spool.truncated else ""
+        fields = {"output": str(output), "rows": spool.count, "truncated": spool.truncated}
+        told = f"{output}: {spool.count:,} vectors of {embedder.dimension}{note}"
+        yield Event("done", told, fields | {"dimension": embedder.dimension})
 
 
 def _cost(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequence[str]) -> Event:
@@ -105,16 +107,16 @@ def _fill(spool: Spool, embedder: Embedder, reader: RowReader, columns: Sequence
         texts = [row_text(row, columns, empty) for row in rows]
         vectors, cut = embedder.portion(texts)
         spool.add([
-            {"vector": base64.b64encode(vector.tobytes()).decode(), "truncated_tokens": n}
-            for vector, n in zip(vectors, cut, strict=True)
+            {"vector": base64.b64encode(vector.tobytes()).decode(), "truncated_tokens": n, "empty": not text}
+            for vector, n, text in zip(vectors, cut, texts, strict=True)
         ])  # fmt: skip
         amount = {"stage": "embed", "what": "rows", "amount": spool.count}
         yield Event("stage", f"embed: {spool.count:,} rows", amount)
 
 
-def _stored(spool: Spool, dimension: int) -> Iterator[Vectors]:
-    """The vectors of a spool, in portions."""
-    answers = spool.read()
+def _stored(spool: Spool, dimension: int, *, of_texts: bool = False) -> Iterator[Vectors]:
+    """The vectors of a spool, in portions. of_texts: without those of rows that have no text."""
+    answers = (answer for answer in spool.read() if not (of_texts and answer["empty"]))
     while group := list(islice(answers, AT_ONCE)):
         raw = b"".join(base64.b64decode(answer["vector"]) for answer in group)
         yield np.frombuffer(raw, np.float32).reshape(-1, dimension)
@@ -124,8 +126,14 @@ def _whitener(embedder: Embedder, spool: Spool, kind: Whitening, path: str | Pat
     if kind == "none":
         return None
     moments = Moments(embedder.dimension)
-    for vectors in _stored(spool, embedder.dimension) if path is None else vectors_of_file(embedder, path):
+    own = _stored(spool, embedder.dimension, of_texts=True)
+    for vectors in own if path is None else vectors_of_file(embedder, path):
         moments.add(vectors)
+    if kind == "whiten" and moments.count and not moments.suffices:
+        raise BertworksError(
+            f"whitening is learned from more vectors than these have dimensions: {moments.count:,} of "
+            f"{embedder.dimension}", fix="--learn-from a file with more texts, or --whitening center",
+        )  # fmt: skip
     return moments.whitener(kind) if moments.count else None
 
 
@@ -144,13 +152,20 @@ def _write_array(path: Path, portions: Iterable[Vectors], count: int, dimension:
 
 def _write_columns(output: str | Path, kind: FileKind, reader: RowReader, portions: Iterable[Vectors]) -> None:
     column = _COLUMN
-    while column in reader.columns:
+    while column in reader.written_columns:
         column += "_"
     single = chain.from_iterable(portions)
     # Parquet knows float32. Elsewhere numbers have as many digits as tell one float32 from the next.
     shown = single if kind == "parquet" else ([float(str(x)) for x in vector] for vector in single)
-    rows = ({**row.values, column: vector} for row, vector in zip(reader, shown, strict=True))
-    write_rows(output, [*reader.columns, column], rows, kind=kind)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for row, vector in zip(reader, shown, strict=True):
+            written = row.written or row.values
+            if column in written:  # a field of a later row, which the first ones did not have
+                raise BertworksError(f"the field {column!r} would be written over", where=row.where, fix="rename it")
+            yield {**written, column: vector}
+
+    write_rows(output, [*reader.written_columns, column], rows(), kind=kind)
 
 
 def _fingerprint(embedder: Embedder, reader: RowReader, columns: Sequence[str]) -> str:

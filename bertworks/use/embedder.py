@@ -221,8 +221,9 @@ def portions(rows: Iterable[Row]) -> Iterator[list[Row]]:
 
 
 def vectors_of_file(embedder: Embedder, path: str | Path) -> Iterator[Vectors]:
-    """The vectors of a file's texts, in portions."""
+    """The vectors of a file's texts, in portions; rows without text have none."""
     reader = RowReader(path)
     columns = text_columns(reader, ())
     for rows in portions(reader):
-        yield embedder.portion([row_text(row, columns, Tally()) for row in rows])[0]
+        texts = [row_text(row, columns, Tally()) for row in rows]
+        yield embedder.portion([text for text in texts if text])[0]

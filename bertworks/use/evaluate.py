@@ -93,7 +93,8 @@ def evaluate_sts(
     device: str = "auto",
 ) -> dict[str, Any]:
     """How well the cosine of two texts agrees with a person's score of their likeness: `rows`, and `pearson` and
-    `spearman` for vectors as they are (`none`), centred (`center`) and whitened (`whiten`).
+    `spearman` for vectors as they are (`none`), centred (`center`) and, where there are more texts than dimensions,
+    whitened (`whiten`).
 
     Args:
         data: labelled pairs, in any format that fine-tuning reads.
@@ -119,7 +120,8 @@ def evaluate_sts(
         found = regression([float(pair.label) for pair in pairs], (a * b).sum(-1).tolist())
         return {name: found[name] for name in ("pearson", "spearman")}
 
-    return {"rows": len(pairs), "none": scores("none"), "center": scores("center"), "whiten": scores("whiten")}
+    found = {"rows": len(pairs), "none": scores("none"), "center": scores("center")}
+    return found | ({"whiten": scores("whiten")} if moments.suffices else {})
 
 
 def evaluate_task(

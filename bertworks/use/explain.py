@@ -175,7 +175,7 @@ def _masked(network: PretrainingModel, t: Tokenizer, example: Example, target: s
 
 
 def _finetuned(source: Opened, texts: Sequence[str], target: str | None) -> _Reader:
-    predictor = Predictor(source)
+    predictor = Predictor(source, precision="fp32")
     d, network = predictor.description, predictor.network
     if network is None:
         fix = "name the folder that it was exported from"

@@ -9,7 +9,8 @@ from typing import Any
 from bertworks.errors import BertworksError, UsageError
 from bertworks.learn.benchmarks import COLUMNS, GLUE, PUBLISHED, Found, find, macro_average, write_submission
 from bertworks.learn.scores import interval
-from bertworks.rows.schema import items
+from bertworks.rows.reader import RowReader
+from bertworks.rows.schema import EmptyTextError, Item, Schema, fitted, items, read_item
 from bertworks.runs.datasets import LabelledData
 from bertworks.runs.events import Event, until_done
 from bertworks.runs.finetune import make_finetune_request
@@ -135,9 +136,23 @@ def _submit(found: Found, output: Path, device: str) -> None:
         if split in found.files:
             reader, schema = found.read(split)
             predictor = Predictor(output / found.benchmark.name, device=device)
-            asked = items(reader, schema, labelled=False)
-            answers = [answer["label" if found.benchmark.labels else "value"] for _, answer in predictor.answers(asked)]
+            asked = list(_rows(reader, schema))
+            given = predictor.answers(item for item in asked if item is not None)
+            said = "label" if found.benchmark.labels else "value"
+            # Every row wants an answer: one that nothing can be read of has any.
+            anything = found.benchmark.labels[0] if found.benchmark.labels else 0.0
+            answers = [anything if item is None else next(given)[1][said] for item in asked]
             write_submission(output / "submission", found.benchmark, split, answers)
+
+
+def _rows(reader: RowReader, schema: Schema) -> Iterator[Item | None]:
+    """Every row; None for one without text."""
+    fitting = fitted(schema, reader, labelled=False)
+    for row in reader:
+        try:
+            yield read_item(row, fitting, labelled=False)
+        except EmptyTextError:
+            yield None
 
 
 def _write(output: Path, rows: Mapping[str, Mapping[str, Any]], model: str, recipe: str, seeds: int) -> None:

@@ -77,15 +77,11 @@ class Index:
             UsageError: the folder is not empty.
         """
         folder = Path(folder)
-        strange = [path.name for path in folder.iterdir() if path.name[0] != "."] if folder.is_dir() else []
-        if strange == [MANIFEST] and not read_manifest(folder).segments:
-            strange = []  # nothing came into it
-        if strange:
-            what = "there is an index already" if MANIFEST in strange else f"the folder is not empty: {strange[0]}"
-            raise UsageError(what, where=str(folder), fix="name another folder")
+        _refuse_full(folder)  # before the model is read
         embedder = Embedder(model, pooling=pooling, max_length=max_length, device=device)
         name = str(model) if is_name(model) else str(Path(model).resolve())
         with writing(folder):
+            _refuse_full(folder)  # another process may have been sooner
             write_manifest(folder, Manifest(model=name, fingerprint=embedder.fingerprint, dimension=embedder.dimension))
         return cls(folder, model=model, device=device)
 
@@ -272,3 +268,13 @@ class Index:
             if segment.deleted:
                 scores[:, start:end][:, ~segment.alive] = -np.inf
         return scores
+
+
+def _refuse_full(folder: Path) -> None:
+    """Raises UsageError where something is in a folder that is to become an index."""
+    strange = [path.name for path in folder.iterdir() if path.name[0] != "."] if folder.is_dir() else []
+    if strange == [MANIFEST] and not read_manifest(folder).segments:
+        return  # nothing came into it
+    if strange:
+        what = "there is an index already" if MANIFEST in strange else f"the folder is not empty: {strange[0]}"
+        raise UsageError(what, where=str(folder), fix="name another folder")

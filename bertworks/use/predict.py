@@ -19,6 +19,7 @@ from bertworks.files.storage import read_json
 from bertworks.files.task import TaskDescription, read_task
 from bertworks.learn.answers import Answer, Logits
 from bertworks.learn.exported import Exported
+from bertworks.learn.finetuning import LEAST_LENGTH
 from bertworks.learn.inference import logits_of, prepared
 from bertworks.learn.machine import Choice, InferencePrecision, best_precision, choose_device, keep_memory
 from bertworks.learn.tasks import TaskModel
@@ -32,7 +33,7 @@ from bertworks.runs.finetuning import decoding_of, reading_of, task_of
 from bertworks.text.atomic import sha256
 from bertworks.text.streams import Tally
 from bertworks.use.shown import Columns, Shown, said_in
-from bertworks.use.spool import Spool
+from bertworks.use.spool import Spool, beside
 
 _COMPARED = 64  # rows, whose answers in single precision are found as well
 AT_ONCE = 2048  # items that are read, sorted by length and answered together
@@ -76,8 +77,8 @@ class Predictor:
         self._source = source
         self._answering, self.precision = _answering(source, self.description, precision)
         length, longest = self.description.max_length, source.config.max_position_embeddings
-        if length > longest:
-            raise UsageError(f"max_length is {length}, but the model reads at most {longest} tokens")
+        if not LEAST_LENGTH <= length <= longest:
+            raise UsageError(f"max_length is {length}: the model reads from {LEAST_LENGTH} to {longest} tokens")
         keep_memory()
 
     @property
@@ -199,28 +200,28 @@ def predict_file(
     refuse_same(reader, output)
     schema, notes = schema_for(reader, d, text)
     yield from (Event("note", note) for note in notes)
-    taken = reader.written_columns if kind != "conll" else []
-    columns = Columns(Shown.of_task(d, top_k, probabilities, schema.raw), taken)
-    spool = Spool(Path(output) if str(output) != "-" else None, _fingerprint(predictor, reader, columns, schema))
-    if spool.count:
-        yield Event("note", f"going on after {spool.count:,} rows", {"resumed_row": spool.count})
-    if predictor.precision == "int8":
-        exact = Predictor(source, precision="fp32", threshold=threshold)
-        yield _cost(predictor, exact, [item for item in islice(_asked(reader, schema, d, columns), _COMPARED) if item])
-    empty = Tally()
-    yield from _fill(spool, predictor, columns, _asked(reader, schema, d, columns, empty))
-    yield from (Event("note", note) for note in reader.notes)
-    if empty.count:
-        yield Event("note", f"rows without text, and therefore without answer: {empty}", {"empty": empty.count})
-    if kind == "conll":
-        write_lines(output, _tagged(reader, schema, spool))
-    else:
-        rows = ({**(row.written or row.values), **told} for row, told in zip(reader, spool.read(), strict=True))
-        write_rows(output, [*reader.written_columns, *columns.names], rows, kind=kind)
-    spool.remove()
-    cut = f"; {spool.truncated:,} were too long and were cut" if spool.truncated else ""
-    fields = {"output": str(output), "rows": spool.count, "truncated": spool.truncated}
-    yield Event("done", f"{output}: {spool.count:,} rows{cut}", fields)
+    shown = Shown.of_task(d, top_k, probabilities, schema.raw)
+    columns = Columns(shown, reader.written_columns if kind != "conll" else [])
+    with Spool(beside(output), _fingerprint(predictor, reader, columns, schema)) as spool:
+        if spool.count:
+            yield Event("note", f"going on after {spool.count:,} rows", {"resumed_row": spool.count})
+        if predictor.precision == "int8":
+            exact = Predictor(source, precision="fp32", threshold=threshold)
+            first = islice(_asked(reader, schema, d, columns), _COMPARED)
+            yield _cost(predictor, exact, [item for item in first if item])
+        empty = Tally()
+        yield from _fill(spool, predictor, columns, _asked(reader, schema, d, columns, empty))
+        yield from (Event("note", note) for note in reader.notes)
+        if empty.count:
+            yield Event("note", f"rows without text, and therefore without answer: {empty}", {"empty": empty.count})
+        if kind == "conll":
+            write_lines(output, _tagged(reader, schema, spool))
+        else:
+            write_rows(output, [*reader.written_columns, *columns.names], _told(reader, spool), kind=kind)
+        spool.remove()
+        cut = f"; {spool.truncated:,} were too long and were cut" if spool.truncated else ""
+        fields = {"output": str(output), "rows": spool.count, "truncated": spool.truncated}
+        yield Event("done", f"{output}: {spool.count:,} rows{cut}", fields)
 
 
 def _cost(ours: Predictor, exact: Predictor, asked: Sequence[Item]) -> Event:
@@ -256,6 +257,11 @@ def _portions(asked: Iterator[Item | None], whole_documents: bool) -> Iterator[l
         portion.append(item)
     if portion:
         yield portion
+
+
+def _told(reader: RowReader, spool: Spool) -> Iterator[dict[str, Any]]:
+    """The rows that were read, with their answers."""
+    return ({**(row.written or row.values), **told} for row, told in zip(reader, spool.read(), strict=True))
 
 
 def _tagged(reader: RowReader, schema: Schema, spool: Spool) -> Iterator[str]:

@@ -1,19 +1,22 @@
 """Answers on disk until all are there: what was stopped goes on where it was. Not here: what is answered."""
 
+import fcntl
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, BinaryIO, Self
 
-from bertworks.text.atomic import write_text
+from bertworks.errors import BertworksError
 
 _END = b"end of portion\n"
 
 
 class Spool:
     """Answers, one JSON line each, in portions. What a killed process wrote of a portion is forgotten: the portion is
-    answered again as a whole, and so just as it would have been.
+    answered again as a whole, and so just as it would have been. While it is open no other process can open it.
 
     Args:
         output: the file beside which it is kept; None: nothing is to be kept.
@@ -32,32 +35,59 @@ class Spool:
             self.path = output.with_name(f".{output.name}.partial")
             output.parent.mkdir(parents=True, exist_ok=True)
         self.fingerprint, self.count, self.truncated = fingerprint, 0, 0
+        self._file = self._alone()
         if not self._usable():
-            write_text(self.path, fingerprint + "\n")
+            self._file.truncate(0)
+            self._file.write(fingerprint.encode() + b"\n")
+            self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def _alone(self) -> BinaryIO:
+        """The file, open, which the kernel keeps for this process until that ends.
+
+        Raises:
+            BertworksError: another process answers for the same output.
+        """
+        while True:
+            file = self.path.open("a+b")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                file.close()
+                what = "another process is writing the same output"
+                raise BertworksError(what, where=str(self.path), fix="wait for it, or name another output") from None
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(file.fileno()), self.path.stat()):
+                    return file
+            file.close()  # who had it has just finished, and removed it
 
     def _usable(self) -> bool:
         """Whether answers of the same kind are there; half a portion is cut off."""
-        if not self.path.exists():
+        file = self._file
+        file.seek(0)
+        if file.readline().decode("utf-8", "replace").rstrip("\n") != self.fingerprint:
             return False
-        with self.path.open("rb+") as file:
-            if file.readline().decode("utf-8", "replace").rstrip("\n") != self.fingerprint:
-                return False
-            good, count, truncated = file.tell(), 0, 0
-            for line in iter(file.readline, b""):
-                if line == _END:
-                    good, self.count, self.truncated = file.tell(), count, truncated
-                elif line.endswith(b"\n"):
-                    count += 1
-                    truncated += json.loads(line)["truncated_tokens"] > 0
-            file.truncate(good)
+        good, count, truncated = file.tell(), 0, 0
+        for line in iter(file.readline, b""):
+            if line == _END:
+                good, self.count, self.truncated = file.tell(), count, truncated
+            elif line.endswith(b"\n"):
+                count += 1
+                truncated += json.loads(line)["truncated_tokens"] > 0
+        file.truncate(good)
         return True
 
     def add(self, portion: Sequence[Mapping[str, Any]]) -> None:
         """Keeps a portion of answers."""
-        with self.path.open("ab") as file:
-            for result in portion:
-                file.write((json.dumps(result, ensure_ascii=False) + "\n").encode())
-            file.write(_END)
+        for result in portion:
+            self._file.write((json.dumps(result, ensure_ascii=False) + "\n").encode())
+        self._file.write(_END)
+        self._file.flush()
         self.count += len(portion)
         self.truncated += sum(result["truncated_tokens"] > 0 for result in portion)
 
@@ -72,3 +102,8 @@ class Spool:
     def remove(self) -> None:
         """Deletes it: the answers are where they belong."""
         self.path.unlink(missing_ok=True)
+
+
+def beside(output: str | Path) -> Path | None:
+    """The output, as a spool wants it."""
+    return None if str(output) == "-" else Path(output).expanduser()

@@ -1,0 +1,259 @@
+"""Inputs that are unusual, and real: what other programs write, what two processes do at once."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fine import tokenizer, write_pairs, write_reviews, write_squad
+
+from bertworks.data.questions import Reading
+from bertworks.errors import BertworksError, UsageError
+from bertworks.learn.answers import Decoding
+from bertworks.learn.squad_scores import Question, evaluate
+from bertworks.learn.whitening import Moments
+from bertworks.rows.judged import read_collection
+from bertworks.rows.schema import Item
+from bertworks.runs.datasets import read_data
+from bertworks.runs.finetune import finetune_events, make_finetune_request
+from bertworks.runs.survey import survey
+from bertworks.use.embed import embed_file
+from bertworks.use.evaluate import evaluate_sts
+from bertworks.use.index import Index
+from bertworks.use.predict import Predictor, predict_file
+
+FAST = ("optimizer.learning_rate=2e-3", "epochs=1", "patience=0", "precision=fp32")
+
+
+def train(data: Path, output: Path, model: Path) -> Path:
+    list(finetune_events(output, make_finetune_request(data, model=model, overrides=FAST), device="cpu"))
+    return output
+
+
+# --- rows -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "tags"), [("['EU', 'rejects']", "['B-ORG', 'O']"), ("['EU' 'rejects']", "['B-ORG' 'O']")]
+)
+def test_lists_as_python_and_numpy_print_them_are_no_words(words: str, tags: str, tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("tokens,tags\n" + f'"{words}","{tags}"\n' * 20)
+    with pytest.raises(BertworksError, match=r"a\.csv:2: 'tags' holds .*no tags"):
+        read_data(path)
+
+
+def test_words_that_look_like_lists_are_words(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("tokens\ttags\n" + "[ Music ]\tO B-x O\n" * 20)
+    data = read_data(path, task="tagging", text=["tokens"], label="tags")
+    assert data.train[0].texts == ("[", "Music", "]")
+
+
+def test_a_header_among_tags_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "a.tsv"
+    path.write_text("word\tlabel\n" + "EU\tB-ORG\nrejects\tO\ncalls\tO\n\n" * 30)
+    with pytest.raises(BertworksError, match=r"a\.tsv:1.*'label' is not known"):
+        read_data(path)
+    path = tmp_path / "a.conll"
+    path.write_text("EU\tORG\nrejects\tO\nParis\tLOC\n\n" * 30)  # without letters before them: all are tags
+    assert read_data(path).schema.labels == ("LOC", "O", "ORG")
+
+
+def test_words_of_white_space_are_tagged(model: Path, tmp_path: Path) -> None:
+    data = tmp_path / "a.conll"
+    data.write_text("Anna\tB-x\n\u3000\tO\nfilm\tO\n\n" * 20)
+    out = train(data, tmp_path / "out", model)
+    list(predict_file(out, data, tmp_path / "tagged.conll", device="cpu"))
+    lines = (tmp_path / "tagged.conll").read_text().split("\n")
+    assert [len(line.split("\t")) for line in lines[:4]] == [3, 3, 3, 1]
+
+
+@pytest.mark.parametrize("answers", [[{"text": "", "answer_start": -1}], [{"text": "film", "answer_start": 4}]])
+def test_impossible_questions_have_no_answer(answers: list[dict[str, object]], tmp_path: Path) -> None:
+    asked = [{"id": str(n), "question": "who?", "answers": answers, "is_impossible": True} for n in range(20)]
+    paragraphs = [{"context": f"the film {n}", "qas": [one]} for n, one in enumerate(asked)]
+    (tmp_path / "a.json").write_text(json.dumps({"data": [{"title": "t", "paragraphs": paragraphs}]}))
+    data = read_data(tmp_path / "a.json")
+    assert {item.label for item in (*data.train, *data.dev)} == {()}
+
+
+def test_questions_of_a_context_stay_together_in_groups_too(tmp_path: Path) -> None:
+    rows = [
+        {"question": f"who {n}?", "context": f"Anna saw film {n // 4}", "group": str(n % 3),
+         "answers": [{"text": "Anna", "answer_start": 0}]}
+        for n in range(40)
+    ]  # fmt: skip
+    rows += [row | {"context": row["context"] + " twice", "group": ""} for row in rows]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = read_data(tmp_path / "a.jsonl", group="group")
+    train_contexts, dev_contexts = ({item.texts[1] for item in part} for part in (data.train, data.dev))
+    assert dev_contexts
+    assert not train_contexts & dev_contexts
+
+
+def test_missing_ids_are_not_one_id(tmp_path: Path) -> None:
+    lines = write_reviews(tmp_path / "a.csv").read_text().splitlines()
+    numbered = [f"{'id' if n == 0 else n if n % 20 else ''},{line}" for n, line in enumerate(lines)]
+    (tmp_path / "a.csv").write_text("\n".join(numbered) + "\n")
+    data = read_data(tmp_path / "a.csv")
+    assert len(data.train) + len(data.dev) == 200
+
+
+def test_a_text_in_brackets_is_a_text(tmp_path: Path) -> None:
+    lines = write_reviews(tmp_path / "a.csv").read_text().splitlines()
+    lines[7] = "[deleted],pos,1"
+    (tmp_path / "a.csv").write_text("\n".join(["selftext,flair,who", *lines[1:]]) + "\n")
+    assert read_data(tmp_path / "a.csv").schema.text == ("selftext",)
+
+
+def test_labels_in_another_order_contradict_nothing(model: Path, tmp_path: Path) -> None:
+    rows = [{"text": f"a film {n // 2}", "labels": ["a", "b"] if n % 2 else ["b", "a"]} for n in range(60)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    from bertworks.runs.finetune import prepare
+
+    prepared = prepare(make_finetune_request(tmp_path / "a.jsonl", model=model, overrides=FAST), _cpu())
+    found = survey(prepared.data, prepared.train, prepared.dev, prepared.beginning.model.tokenizer, 64)
+    assert found.copies.rows
+    assert not found.conflicts.rows
+
+
+def _cpu():
+    import torch
+
+    return torch.device("cpu")
+
+
+def test_other_files_in_the_folder_change_no_request(model: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    write_reviews(folder / "train.csv")
+    write_reviews(folder / "dev.csv", 40, seed=1)
+    request = make_finetune_request(folder, model=model)
+    before = request.content()
+    (folder / "test.csv").write_text("text\na film\n")
+    (folder / ".DS_Store").write_bytes(b"x")
+    assert request.content() == before
+    write_reviews(folder / "dev.csv", 40, seed=2)
+    assert request.content() != before
+
+
+def test_settings_that_mean_nothing_are_refused(model: Path, tmp_path: Path) -> None:
+    data = write_pairs(tmp_path / "pairs.tsv")
+    for setting in ("class_weights=balanced", "label_smoothing=0.1"):
+        request = make_finetune_request(data, model=model, overrides=(*FAST, setting))
+        with pytest.raises(UsageError, match="is for classification, tagging, spans, and the data is for regression"):
+            list(finetune_events(tmp_path / "out", request, device="cpu"))
+
+
+def test_marks_belong_to_what_they_stand_on() -> None:
+    """An uncased tokenizer takes accents away, and counts them to no token."""
+    text = "with Anna\u0301 film"
+    labels = ("O", "B-x", "I-x")
+    (encoded,) = Reading(tokenizer(), "spans", labels, 64)([Item((text,), None, "a:1")])
+    logits = np.zeros((len(encoded.offsets), 3), np.float32)
+    logits[:, 0] = 1
+    logits[1] = (0, 9, 0)
+    (entity,) = Decoding("spans", labels)(encoded, logits)["entities"]
+    assert (entity["text"], entity["start"], entity["end"]) == ("Anna\u0301", 5, 10)
+    (tagged,) = Reading(tokenizer(), "tagging", labels, 64)([Item((text,), None, "a:1", raw=True)])
+    assert [text[a:b] for a, b in tagged.offsets.tolist()] == ["with", "Anna\u0301", "film"]
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_question_that_is_surely_without_answer_is_left_without() -> None:
+    """As `--na-prob-thresh` of evaluate-v2.0.py, which is 1."""
+    questions = [Question("a", ("Anna",)), Question("b", ())]
+    predictions = {"a": "Anna", "b": "Boris"}
+    figures = evaluate(questions, predictions, version="2.0", no_answer_probabilities={"a": -3.0, "b": 2.0})
+    assert (figures["exact"], figures["HasAns_exact"], figures["NoAns_exact"]) == (100.0, 100.0, 100.0)
+    figures = evaluate(questions, predictions, version="2.0", no_answer_probabilities={"a": 1.5, "b": 0.5})
+    assert (figures["exact"], figures["best_exact"]) == (0.0, 50.0)
+
+
+def test_whitening_needs_more_vectors_than_dimensions(model: Path, tmp_path: Path) -> None:
+    moments = Moments(4)
+    moments.add(np.eye(4, dtype=np.float32))
+    with pytest.raises(ValueError, match="4 vectors of 4 dimensions"):
+        moments.whitener("whiten")
+    pairs = write_pairs(tmp_path / "pairs.tsv", 12)
+    with pytest.raises(BertworksError, match="more vectors than these have dimensions: 12 of 32"):
+        list(embed_file(model, pairs, tmp_path / "v.npy", text=["sentence1"], whitening="whiten", device="cpu"))
+    assert not (tmp_path / "v.npy").exists()
+    assert set(evaluate_sts(model, pairs, device="cpu")) == {"rows", "none", "center"}
+
+
+def test_rows_without_text_are_no_part_of_the_centre(model: Path, tmp_path: Path) -> None:
+    texts = ["a good film", "a bad film", "dogs in this town"]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in [*texts, "", ""]))
+    (tmp_path / "b.txt").write_text("\n\n".join(texts) + "\n")
+    centred = []
+    for learn_from in (None, tmp_path / "b.txt"):
+        out = tmp_path / "v.npy"
+        list(embed_file(model, tmp_path / "a.jsonl", out, whitening="center", learn_from=learn_from, device="cpu"))
+        centred.append(np.load(out))
+    np.testing.assert_allclose(centred[0][:3].sum(0), 0, atol=1e-5)
+    np.testing.assert_allclose(centred[0], centred[1], atol=1e-6)
+
+
+# --- files that are written -------------------------------------------------------------------------------------------
+
+
+def test_vectors_stand_beside_the_rows_as_they_were(model: Path, tmp_path: Path) -> None:
+    rows = [{"text": "Anna saw it", "labels": [[0, 4, "person"]]} for _ in range(3)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    list(embed_file(model, tmp_path / "a.jsonl", tmp_path / "v.jsonl", text=["text"], device="cpu"))
+    written = [json.loads(line) for line in (tmp_path / "v.jsonl").read_text().splitlines()]
+    assert [{name: row[name] for name in ("text", "labels")} for row in written] == rows
+
+
+def test_models_that_read_next_to_nothing_are_refused(model: Path, tmp_path: Path) -> None:
+    out = train(write_squad(tmp_path / "squad.json"), tmp_path / "out", model)
+    with pytest.raises(UsageError, match="max_length is 5: the model reads from 8 to 64 tokens"):
+        Predictor(out, device="cpu", max_length=5)
+    assert Predictor(out, device="cpu", max_length=8).predict([("who saw the film in this town?", "Anna saw it")])
+
+
+def test_the_output_is_not_the_file_that_is_read(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = write_reviews(tmp_path / "a.csv")
+    out = train(data, tmp_path / "out", model)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(UsageError, match="this is the file that is read"):
+        list(predict_file(out, "~/a.csv", "~/a.csv", device="cpu"))
+    list(predict_file(out, "~/a.csv", "~/b.csv", device="cpu"))
+    assert (tmp_path / "b.csv").exists()
+    assert not list(tmp_path.glob(".*partial"))
+
+
+def test_an_index_that_another_process_made_meanwhile_stays(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import bertworks.use.index as module
+
+    embedder = module.Embedder
+
+    def slow(*arguments: object, **named: object) -> object:
+        monkeypatch.setattr(module, "Embedder", embedder)
+        Index.create(tmp_path / "idx", model, device="cpu").add(["a good film"])
+        return embedder(*arguments, **named)
+
+    monkeypatch.setattr(module, "Embedder", slow)
+    with pytest.raises(UsageError, match="there is an index already"):
+        Index.create(tmp_path / "idx", model, device="cpu")
+    assert len(Index(tmp_path / "idx", device="cpu")) == 1
+
+
+def test_documents_in_pieces_and_without_numbers(tmp_path: Path) -> None:
+    (tmp_path / "queries").write_text("<top><num>1</num><title>films</title></top>\n")
+    (tmp_path / "qrels").write_text("1 0 a 1\n")
+    good = "<doc><docno>a</docno><text>one</text><text>two</text></doc>\n"
+    (tmp_path / "docs").write_text(good)
+    assert read_collection(tmp_path).documents == {"a": "one two"}
+    (tmp_path / "docs").write_text(good + good)
+    with pytest.raises(BertworksError, match="the docno 'a' stands twice"):
+        read_collection(tmp_path)
+    (tmp_path / "docs").write_text(good + "<doc><text>three</text></doc>\n")
+    with pytest.raises(BertworksError, match="a document has no docno: 'three'"):
+        read_collection(tmp_path)
