@@ -117,8 +117,9 @@ def test_sentence_transformers_says_the_same(minilm: Path, model: Path, tmp_path
 def test_settings_come_back(pooling: str, normalize: bool, tmp_path: Path):
     prompts = {"query": "Frage: ", "document": ""}
     settings = SentenceSettings(
-        pooling=pooling, normalize=normalize, max_length=99, lowercase=True, prompts=prompts, default_prompt="query"
-    )
+        pooling=pooling, normalize=normalize, max_length=99, lowercase=True, prompts=prompts, default_prompt="query",
+        similarity="dot",
+    )  # fmt: skip
     write_sentence(tmp_path, settings, 32)
     assert read_sentence(tmp_path) == (tmp_path, settings)
     assert (settings.prompt(), settings.prompt("nothing", "document"), settings.prompt("x")) == ("Frage: ", "", "")

@@ -389,6 +389,9 @@ def test_choices_are_counted_as_in_training(model: Path, tmp_path: Path) -> None
              zip(answers, (row for row in rows if row["label"] != "2"), strict=True)]  # fmt: skip
     told = evaluate_task(tmp_path / "out", tmp_path / "dev.csv", device="cpu")
     assert told["figures"]["accuracy"] == pytest.approx(sum(right) / len(right))
+    list(predict_file(tmp_path / "out", tmp_path / "dev.csv", tmp_path / "told.csv", device="cpu"))
+    with (tmp_path / "told.csv").open() as file:
+        assert [row["label"] == row["predicted_choice"] for row in csv.DictReader(file)] == right
 
 
 def test_long_texts_are_cut_and_it_is_said(classifier: Path, tmp_path: Path) -> None:

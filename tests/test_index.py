@@ -5,6 +5,7 @@ import random
 import shutil
 import subprocess
 import sys
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from bertworks.files.model import load_model, save_model
 from bertworks.files.task import TaskDescription, settings_of
 from bertworks.learn.tasks import TaskModel
 from bertworks.runs.finetuning import task_of
+from bertworks.use.embedder import Embedder
 from bertworks.use.index import Index
 from bertworks.use.indexing import index_file
 from bertworks.use.rerank import Reranker
@@ -37,6 +39,21 @@ def index(model: Path, tmp_path: Path) -> Index:
 
 def ids(index: Index, query: str = "sad dogs", **settings: object) -> list[str]:
     return [hit["id"] for hit in index.search(query, 99, **settings)]
+
+
+@pytest.mark.parametrize("meant", ["cosine", "dot", "words"])
+def test_a_model_made_for_another_similarity(meant: str, model: Path, tmp_path: Path):
+    Embedder(model, device="cpu").save(tmp_path / "own")
+    path = tmp_path / "own/config_sentence_transformers.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"similarity_fn_name": meant}))
+    (tmp_path / "docs.txt").write_text("\n".join(TEXTS) + "\n")
+    make = partial(index_file, tmp_path / "docs.txt", tmp_path / "idx", model=tmp_path / "own", device="cpu")
+    if meant == "words":
+        with pytest.raises(BertworksError, match="similarity_fn_name is 'words'"):
+            list(make())
+        return
+    said = [event.text for event in make() if event.kind == "note"]
+    assert any("to be compared by dot" in text for text in said) == (meant == "dot")
 
 
 def test_dense_is_the_cosine(index: Index, model: Path):
@@ -224,6 +241,7 @@ def test_damaged_segments(index: Index):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from bertworks.use.embedder import Embedder
 from bertworks.use.index import Index
 folder, model = Path(sys.argv[1]), sys.argv[2]
 rename = Path.replace

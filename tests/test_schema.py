@@ -353,6 +353,26 @@ def test_bad_rows_are_named(tmp_path: Path, schema: Schema, row: dict[str, objec
     assert found.fix
 
 
+@pytest.mark.parametrize(
+    ("labels", "written", "meant"),
+    [
+        (("false", "true"), ("True", "FALSE", "true"), ("true", "false", "true")),
+        (("0", "1"), ("1.0", "0", "1"), ("1", "0", "1")),
+        (("0.0", "1.0"), ("1", "0", "1.0"), ("1.0", "0.0", "1.0")),
+        (("1", "1.0"), ("1.0", "1"), ("1.0", "1")),  # two labels, if the data says so
+    ],
+)
+def test_labels_that_programs_write_in_several_ways(
+    tmp_path: Path, labels: tuple[str, ...], written: tuple[str, ...], meant: tuple[str, ...]
+) -> None:
+    schema = Schema(task="classification", text=("text",), label="label", labels=labels)
+    path = tmp_path / "a.csv"
+    path.write_text("text,label\n" + "".join(f"some,{label}\n" for label in written))
+    assert tuple(item.label for item in items(RowReader(path), schema)) == meant
+    path.write_text("text,label\nsome,1.5\n")
+    assert "'1.5' is not known" in failure(RowReader(path), schema).what
+
+
 def test_unknown_labels_say_which_are_known(tmp_path: Path) -> None:
     found = failure(csv_text(tmp_path, ["text", "label"], ["a", "poss"]), KNOWN)
     assert (found.where, found.fix) == ("a.csv:2", "did you mean 'pos'? the labels are: neg, pos")

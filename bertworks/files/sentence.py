@@ -17,6 +17,7 @@ from bertworks.text.atomic import write_text
 
 MODEL_FILE = "config_sentence_transformers.json"  # of the whole: prompts, and what else it says
 _MODULES, _TRANSFORMER = "modules.json", "sentence_bert_config.json"
+_SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 _OLD_POOLINGS = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
 _UNDERSTOOD = {"max_seq_length", "do_lower_case", "word_embedding_dimension", "embedding_dimension"}
 _UNKNOWN = "use a model whose modules are Transformer, Pooling (mean, cls or max) and Normalize"
@@ -30,6 +31,8 @@ class SentenceSettings:
     lowercase: texts are lower-cased before the tokenizer sees them.
     prompts: what is put before a text, by name.
     default_prompt: the name of the one that is used when none is named.
+    similarity: how its vectors are meant to be compared: cosine, dot, euclidean or manhattan. Kept for others; we
+        compare by cosine.
     """
 
     pooling: Pooling = "mean"
@@ -38,6 +41,7 @@ class SentenceSettings:
     lowercase: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)
     default_prompt: str | None = None
+    similarity: str = "cosine"
 
     def prompt(self, *names: str) -> str:
         """The first of these that the model has, or else its default one, or else nothing."""
@@ -69,7 +73,7 @@ def read_sentence(folder: str | Path) -> tuple[Path, SentenceSettings]:
         raise BertworksError(
             f"max_seq_length is {length!r:.40}", where=str(inner / _TRANSFORMER), fix="write 3 or more"
         )
-    prompts, default = _prompts(folder / MODEL_FILE)
+    prompts, default, similarity = _of_the_whole(folder / MODEL_FILE)
     return inner, SentenceSettings(
         pooling=_pooling(_inside(folder, modules[1]) / "config.json", prompted=any(prompts.values())),
         normalize="Normalize" in kinds,
@@ -77,6 +81,7 @@ def read_sentence(folder: str | Path) -> tuple[Path, SentenceSettings]:
         lowercase=transformer.get("do_lower_case") is True,
         prompts=prompts,
         default_prompt=default,
+        similarity=similarity,
     )
 
 
@@ -141,7 +146,7 @@ def _contents(settings: SentenceSettings, hidden_size: int) -> dict[str, Any]:
         MODEL_FILE: {
             "prompts": dict(settings.prompts),
             "default_prompt_name": settings.default_prompt,
-            "similarity_fn_name": "cosine",
+            "similarity_fn_name": settings.similarity,
         },
         _MODULES: modules,  # the last one: with it the others are read
     }
@@ -181,10 +186,16 @@ def _pooling(path: Path, *, prompted: bool) -> Pooling:
     return cast(Pooling, modes[0])
 
 
-def _prompts(path: Path) -> tuple[dict[str, str], str | None]:
+def _of_the_whole(path: Path) -> tuple[dict[str, str], str | None, str]:
+    """Prompts, the name of the default one, and how vectors are compared."""
     content = read_json(path) if path.exists() else {}
     prompts, default = content.get("prompts") or {}, content.get("default_prompt_name")
     good = isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values())
     if not good or not (default is None or (isinstance(default, str) and default in prompts)):
         raise BertworksError("prompts are texts by name, and the default one is among them", where=str(path))
-    return prompts, default
+    similarity = content.get("similarity_fn_name") or "cosine"
+    if similarity not in _SIMILARITIES:
+        raise BertworksError(
+            f"similarity_fn_name is {similarity!r:.40}", where=str(path), fix=f"write one of {', '.join(_SIMILARITIES)}"
+        )
+    return prompts, default, similarity

@@ -328,6 +328,9 @@ def _known_label(label: str | None, labels: Sequence[str], column: str, where: s
     if label in labels:
         assert label is not None
         return label
+    same = [known for known in labels if label is not None and _as_written(known) == _as_written(label)]
+    if len(same) == 1:
+        return same[0]
     close = difflib.get_close_matches(label or "", labels, 1)
     listed = ", ".join(labels[:_LISTED_LABELS]) + (", ..." if len(labels) > _LISTED_LABELS else "")
     raise BertworksError(
@@ -335,6 +338,13 @@ def _known_label(label: str | None, labels: Sequence[str], column: str, where: s
         where=where,
         fix=(f"did you mean {close[0]!r}? " if close else "") + f"the labels are: {listed}",
     )
+
+
+def _as_written(label: str) -> str:
+    """One name for what programs write in several ways: 1 and 1.0, true and True."""
+    if label.lower() in ("true", "false"):
+        return label.lower()
+    return label.removesuffix(".0") if re.fullmatch(r"-?\d+\.0", label) else label
 
 
 def _bad_label(value: Any, column: str, where: str, fix: str) -> BertworksError:

@@ -55,6 +55,10 @@ def index_file(
     index = _opened(folder, model, pooling, max_length, device)
     numbered = "a number; a file that has changed is added whole once more"
     yield Event("note", f"text: {', '.join(columns)}; id: {named or numbered}")
+    if (meant := index.embedder.settings.similarity) != "cosine":
+        yield Event(
+            "note", f"the model says that its vectors are compared by {meant}; an index compares them by cosine"
+        )
     source, empty, replaced = _fingerprint(reader, columns, named), Tally(), 0
     with index.stored.changing():
         before = index.manifest.sources

@@ -201,7 +201,7 @@ def predict_file(
     schema, notes = schema_for(reader, d, text)
     yield from (Event("note", note) for note in notes)
     shown = Shown.of_task(d, top_k, probabilities, schema.raw)
-    columns = Columns(shown, reader.written_columns if kind != "conll" else [])
+    columns = Columns(shown, reader.written_columns if kind != "conll" else [], d.first_choice or 0)
     with Spool(beside(output), _fingerprint(predictor, reader, columns, schema)) as spool:
         if spool.count:
             yield Event("note", f"going on after {spool.count:,} rows", {"resumed_row": spool.count})

@@ -62,10 +62,13 @@ def said_in(answer: Answer) -> Any:
 
 
 class Columns:
-    """What is written beside a row: names that the row does not have."""
+    """What is written beside a row: names that the row does not have.
 
-    def __init__(self, shown: Shown, taken: Sequence[str]):
-        self.shown = shown
+    first_choice: how the data that was learned from counts choices; a prediction counts as its labels do.
+    """
+
+    def __init__(self, shown: Shown, taken: Sequence[str], first_choice: int = 0):
+        self.shown, self.first_choice = shown, first_choice
         self.names = [f"predicted_{part}" for part in shown.parts] + ["truncated_tokens"]
         self.refuse_taken(taken)
 
@@ -83,6 +86,8 @@ class Columns:
     def of(self, encoded: Encoded, answer: Answer) -> dict[str, Any]:
         """The columns of one row."""
         given = self.shown.of(answer)
+        if "choice" in given:
+            given["choice"] += self.first_choice
         columns = {f"predicted_{part}": _rounded(value) for part, value in given.items()}
         return columns | {"truncated_tokens": encoded.num_truncated}
 
