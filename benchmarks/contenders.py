@@ -117,7 +117,7 @@ def load_bertworks(job: Job, *, precision: str = "auto") -> Answering:
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     if job.classify:
-        from bertworks.use.predict import Predictor
+        from bertworks.use.predictor import Predictor
 
         predictor = Predictor(job.model, device="cpu", precision=precision)
 

@@ -58,9 +58,9 @@ if TYPE_CHECKING:
     from bertworks.use.glue import evaluate_glue as evaluate_glue
     from bertworks.use.index import Index as Index
     from bertworks.use.indexing import index_file as index_file
-    from bertworks.use.predict import Predictor as Predictor
     from bertworks.use.predict import answer_questions as answer_questions
     from bertworks.use.predict import predict_file as predict_file
+    from bertworks.use.predictor import Predictor as Predictor
     from bertworks.use.retrieval import evaluate_retrieval as evaluate_retrieval
     from bertworks.use.score import score as score
     from bertworks.use.squad import evaluate_squad as evaluate_squad
@@ -100,7 +100,8 @@ _ROOMS = {
     "use.glue": ["evaluate_glue"],
     "use.index": ["Index"],
     "use.indexing": ["index_file"],
-    "use.predict": ["Predictor", "answer_questions", "predict_file"],
+    "use.predict": ["answer_questions", "predict_file"],
+    "use.predictor": ["Predictor"],
     "use.retrieval": ["evaluate_retrieval"],
     "use.score": ["score"],
     "use.squad": ["evaluate_squad"],

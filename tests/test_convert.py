@@ -14,7 +14,7 @@ from bertworks.files.model import load_model, save_model
 from bertworks.files.task import TaskDescription, read_task, settings_of
 from bertworks.nn.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.use.predict import Predictor
+from bertworks.use.predictor import Predictor
 
 transformers = pytest.importorskip("transformers")
 

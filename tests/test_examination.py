@@ -32,7 +32,7 @@ from bertworks.runs.finetuning import Finetuning
 from bertworks.runs.judging import judge
 from bertworks.runs.task_card import task_card
 from bertworks.text.atomic import write_text
-from bertworks.use.predict import Predictor
+from bertworks.use.predictor import Predictor
 
 CPU = torch.device("cpu")
 WRITERS: dict[str, tuple[Callable[[Path], Path], str]] = {

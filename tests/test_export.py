@@ -48,7 +48,8 @@ from bertworks.use.embed import embed_file
 from bertworks.use.embedder import Embedder
 from bertworks.use.evaluate import evaluate_task
 from bertworks.use.fill import Filler
-from bertworks.use.predict import Predictor, predict_file, schema_for
+from bertworks.use.predict import predict_file, schema_for
+from bertworks.use.predictor import Predictor
 
 LENGTH = 64
 CONFIG = EncoderConfig(

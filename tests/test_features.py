@@ -29,7 +29,8 @@ from bertworks.nn.layout import Layout
 from bertworks.nn.recurrent import Recurrent, num_parameters
 from bertworks.runs.events import Event
 from bertworks.runs.finetune import finetune_events, make_finetune_request
-from bertworks.use.predict import Predictor, predict_file
+from bertworks.use.predict import predict_file
+from bertworks.use.predictor import Predictor
 
 CONFIG = EncoderConfig(vocab_size=90, hidden_size=16, num_hidden_layers=5, num_attention_heads=2,
                        max_position_embeddings=40, initializer_range=0.2)  # fmt: skip

@@ -36,7 +36,8 @@ from bertworks.runs.run import Run
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.use.evaluate import evaluate_task
 from bertworks.use.finetuned import finetune
-from bertworks.use.predict import Predictor, predict_file
+from bertworks.use.predict import predict_file
+from bertworks.use.predictor import Predictor
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=6", "patience=0", "precision=fp32")
 
@@ -405,7 +406,8 @@ def test_long_texts_are_cut_and_it_is_said(classifier: Path, tmp_path: Path) -> 
 def test_a_stopped_prediction_goes_on(classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_reviews(tmp_path / "reviews.csv", 300)
     *_, _ = predict_file(classifier, data, tmp_path / "whole.csv", device="cpu")
-    monkeypatch.setattr("bertworks.use.predict.AT_ONCE", 50)
+    for module in ("predict", "predictor"):
+        monkeypatch.setattr(f"bertworks.use.{module}.AT_ONCE", 50)
     for event in predict_file(classifier, data, tmp_path / "parts.csv", device="cpu"):
         if event.kind == "stage" and event.fields["amount"] >= 100:
             break

@@ -20,7 +20,8 @@ from bertworks.runs.survey import survey
 from bertworks.use.embed import embed_file
 from bertworks.use.evaluate import evaluate_sts
 from bertworks.use.index import Index
-from bertworks.use.predict import Predictor, predict_file
+from bertworks.use.predict import predict_file
+from bertworks.use.predictor import Predictor
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=1", "patience=0", "precision=fp32")
 

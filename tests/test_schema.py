@@ -12,7 +12,8 @@ from pyarrow import parquet
 from bertworks.errors import BertworksError, UsageError
 from bertworks.rows.guessing import guess_schema
 from bertworks.rows.reader import RowReader
-from bertworks.rows.schema import EmptyTextError, Item, Schema, fitted, items, misplaced, sorted_labels
+from bertworks.rows.schema import Item, Schema, fitted, items, misplaced
+from bertworks.rows.values import EmptyTextError, sorted_labels
 from bertworks.rows.writer import write_rows
 from bertworks.text.streams import Tally
 

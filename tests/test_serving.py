@@ -24,7 +24,7 @@ from bertworks.use.embedder import Embedder
 from bertworks.use.explain import explain
 from bertworks.use.fill import Filler
 from bertworks.use.index import Index
-from bertworks.use.predict import Predictor
+from bertworks.use.predictor import Predictor
 from bertworks.use.rerank import Reranker
 
 TEXTS = ["good film", "sad dogs in this town", "Anna lives in Oslo .", "😀 the men"]

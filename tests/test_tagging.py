@@ -25,7 +25,8 @@ from bertworks.rows.annotations import with_tags
 from bertworks.rows.schema import Item
 from bertworks.runs.events import Event
 from bertworks.runs.finetune import finetune_events, make_finetune_request
-from bertworks.use.predict import Predictor, predict_file
+from bertworks.use.predict import predict_file
+from bertworks.use.predictor import Predictor
 from bertworks.use.spool import Spool
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=8", "patience=0", "precision=fp32")
@@ -304,7 +305,8 @@ def test_documents_are_not_divided_between_portions_nor_by_a_stop(
     data = write_documents(tmp_path / "a.conll", *documents, ["a good film with Anna"])
     run(data, tmp_path / "out", model, overrides=(*FAST, "epochs=1", "document_context=true"))
     predicted(tmp_path / "out", data, tmp_path / "whole.jsonl")
-    monkeypatch.setattr("bertworks.use.predict.AT_ONCE", 4)
+    for module in ("predict", "predictor"):
+        monkeypatch.setattr(f"bertworks.use.{module}.AT_ONCE", 4)
     counts = []
     for event in predict_file(tmp_path / "out", data, tmp_path / "parts.jsonl", device="cpu"):
         if event.kind == "stage":

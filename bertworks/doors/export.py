@@ -35,7 +35,8 @@ from bertworks.text.atomic import replacing_folder, write_text
 from bertworks.text.streams import Tally
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.use.evaluate import evaluate_task
-from bertworks.use.predict import Predictor, schema_for
+from bertworks.use.predict import schema_for
+from bertworks.use.predictor import Predictor
 
 LARGEST_DIFFERENCE = 1e-4  # in logits; of numbers beyond 100, as a regression may give, a millionth
 _SHAPES = ((1, 1), (1, 2), (1, 16), (2, 7), (3, 33), (8, 64), (5, 128), (2, 512))  # sequences, tokens of the longest

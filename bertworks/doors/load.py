@@ -19,7 +19,7 @@ from bertworks.use.embedder import Embedder, Vectors
 from bertworks.use.explain import explain
 from bertworks.use.explanation import Explanation
 from bertworks.use.fill import Filler, Filling
-from bertworks.use.predict import Predictor
+from bertworks.use.predictor import Predictor
 from bertworks.use.score import Score, scores_of
 
 Ability = Literal["embed", "explain", "fill", "score", "predict"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bertworks.rows.reader import Row
-from bertworks.rows.schema import answers_of, label_text, list_of
+from bertworks.rows.values import answers_of, label_text, list_of
 
 MOST_CLASSES = 20  # of numbers without fraction: more of them are rather amounts
 LONGEST_LABEL = 60  # characters

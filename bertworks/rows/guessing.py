@@ -14,7 +14,8 @@ from bertworks.rows.annotations import ENTITY_TAG
 from bertworks.rows.columns import ID_NAMES, LABEL_NAMES, PAIRS, PROMPTS, SINGLE_TEXTS
 from bertworks.rows.counts import LONGEST_LABEL, MOST, MOST_CLASSES, Column, study
 from bertworks.rows.reader import RowReader
-from bertworks.rows.schema import Schema, Task, label_text, list_of, several_labels, sorted_labels
+from bertworks.rows.schema import Schema, Task
+from bertworks.rows.values import label_text, list_of, several_labels, sorted_labels
 from bertworks.text.tables import find_column
 
 _CHOICE = re.compile(r"(choice|ending|option|answer|alternative|candidate|sol|solution|選択肢|보기)s?[ _-]?(\d+|[a-e])")

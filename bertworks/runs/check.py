@@ -12,7 +12,8 @@ from bertworks.files.storage import read_json
 from bertworks.learn.finetuning import load_finetune_recipe, suited_length
 from bertworks.rows.guessing import guess_schema
 from bertworks.rows.reader import Quoting, RowReader
-from bertworks.rows.schema import EmptyTextError, Schema, Task, read_item
+from bertworks.rows.schema import Schema, Task, read_item
+from bertworks.rows.values import EmptyTextError
 from bertworks.runs.datasets import read_data
 from bertworks.runs.finetune import describe_task
 from bertworks.runs.finetuning import reading_of

@@ -14,7 +14,7 @@ from bertworks.learn.answers import mark_entities, sigmoid
 from bertworks.learn.machine import Choice
 from bertworks.runs.finetuning import decoding_of
 from bertworks.serve.question import DTYPES, Ask, Question, Request, Rows, first_of, refuse_cut, texts_of
-from bertworks.use.predict import Predictor, item_of
+from bertworks.use.predictor import Predictor, item_of
 from bertworks.use.rerank import Reranker, fits_pairs
 
 

@@ -34,7 +34,8 @@ from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import write_shards
 from bertworks.text.streams import Tally
 from bertworks.use.embedder import Embedder, vectors_of_file
-from bertworks.use.predict import Predictor, schema_for
+from bertworks.use.predict import schema_for
+from bertworks.use.predictor import Predictor
 
 
 def evaluate_mlm(

@@ -28,7 +28,7 @@ from bertworks.nn.encoder import Encoder
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.use.explanation import Explanation
 from bertworks.use.fill import load_masked_lm
-from bertworks.use.predict import Predictor, item_of
+from bertworks.use.predictor import Predictor, item_of
 
 MOST_ANSWERS = 5
 Value = Callable[[Tensor], Tensor]  # [copies, M, outputs] -> [copies]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bertworks.runs.finetune import finetune_events, make_finetune_request
-from bertworks.use.predict import Predictor
+from bertworks.use.predictor import Predictor
 
 
 def finetune(

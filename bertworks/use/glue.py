@@ -10,14 +10,15 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.learn.benchmarks import COLUMNS, GLUE, PUBLISHED, Found, find, macro_average, write_submission
 from bertworks.learn.scores import interval
 from bertworks.rows.reader import RowReader
-from bertworks.rows.schema import EmptyTextError, Item, Schema, fitted, items, read_item
+from bertworks.rows.schema import Item, Schema, fitted, items, read_item
+from bertworks.rows.values import EmptyTextError
 from bertworks.runs.datasets import LabelledData
 from bertworks.runs.events import Event, until_done
 from bertworks.runs.finetune import make_finetune_request
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.text.atomic import write_text
 from bertworks.text.streams import Tally
-from bertworks.use.predict import Predictor
+from bertworks.use.predictor import Predictor
 
 HALVES = {"dev_matched": "MNLI-m", "dev_mismatched": "MNLI-mm"}
 

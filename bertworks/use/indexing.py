@@ -11,7 +11,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.nn.pooling import Pooling
 from bertworks.rows.columns import ID_NAMES
 from bertworks.rows.reader import Quoting, Row, RowReader
-from bertworks.rows.schema import label_text
+from bertworks.rows.values import label_text
 from bertworks.runs.events import Event
 from bertworks.text.streams import Tally
 from bertworks.text.tables import find_column
@@ -53,12 +53,7 @@ def index_file(
     columns = text_columns(reader, text)
     named = _identity(reader, identity, columns)
     index = _opened(folder, model, pooling, max_length, device)
-    numbered = "a number; a file that has changed is added whole once more"
-    yield Event("note", f"text: {', '.join(columns)}; id: {named or numbered}")
-    if (meant := index.embedder.settings.similarity) != "cosine":
-        yield Event(
-            "note", f"the model says that its vectors are compared by {meant}; an index compares them by cosine"
-        )
+    yield from _how(index, columns, named)
     source, empty, replaced = _fingerprint(reader, columns, named), Tally(), 0
     with index.stored.changing():
         before = index.manifest.sources
@@ -102,6 +97,14 @@ def _opened(
         model, found = there.model, there.fingerprint
         pooling, max_length = pooling or found.get("pooling"), max_length or found.get("max_length")
     return Index.create(folder, model or "minilm", pooling=pooling, max_length=max_length, device=device)
+
+
+def _how(index: Index, columns: Sequence[str], named: str | None) -> Iterator[Event]:
+    """What is read, and how it is compared, if that may surprise."""
+    numbered = "a number; a file that has changed is added whole once more"
+    yield Event("note", f"text: {', '.join(columns)}; id: {named or numbered}")
+    if (meant := index.embedder.settings.similarity) != "cosine":
+        yield Event("note", f"the model's vectors are meant to be compared by {meant}; an index takes the cosine")
 
 
 def _done(index: Index, what: str, replaced: int) -> Event:

@@ -8,7 +8,7 @@ import numpy as np
 from bertworks.errors import UsageError
 from bertworks.files.task import TaskDescription
 from bertworks.learn.ranking import Scores
-from bertworks.use.predict import Predictor
+from bertworks.use.predictor import Predictor
 
 
 def fits_pairs(d: TaskDescription) -> bool:
