@@ -13,6 +13,7 @@ from bertworks.learn.answers import Decoding
 from bertworks.learn.squad_scores import Question, evaluate
 from bertworks.learn.whitening import Moments
 from bertworks.rows.judged import read_collection
+from bertworks.rows.reader import RowReader
 from bertworks.rows.schema import Item
 from bertworks.runs.datasets import read_data
 from bertworks.runs.finetune import finetune_events, make_finetune_request
@@ -258,3 +259,16 @@ def test_documents_in_pieces_and_without_numbers(tmp_path: Path) -> None:
     (tmp_path / "docs").write_text(good + "<doc><text>three</text></doc>\n")
     with pytest.raises(BertworksError, match="a document has no docno: 'three'"):
         read_collection(tmp_path)
+
+
+def test_a_file_whose_first_entities_come_late(tmp_path: Path) -> None:
+    nothing = [{"text": f"Nobody sang {n}.", "entities": []} for n in range(150)]
+    somebody = [{"text": "Anna sang.", "entities": [{"start": 0, "end": 4, "label": "person"}]}]
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in nothing + somebody))
+    reader = RowReader(path)
+    assert reader.kind == "spans"
+    *_, last = reader
+    assert last.values["entities"] == [{"start": 0, "end": 4, "type": "person"}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in nothing))
+    assert RowReader(path).kind == "json"

@@ -164,13 +164,18 @@ def _part(entry: Any, key: str, kind: Any, where: str) -> Any:
 
 
 def span_column(records: Iterable[Mapping[str, Any]]) -> str | None:
-    """The field of JSON objects that holds lists of character spans; None if there is none."""
+    """The field of JSON objects that holds lists of character spans; None if there is none, or they are all empty."""
     for record in records:
         for key in _SPAN_COLUMNS:
             value = record.get(key)
             if isinstance(value, list) and value and all(_span(entry) is not None for entry in value):
                 return key
     return None
+
+
+def may_hold_spans(records: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a field that could hold lists of spans holds empty ones: what they are is said later in the file."""
+    return any(record.get(key) == [] for record in records for key in _SPAN_COLUMNS)
 
 
 def with_entities(record: Mapping[str, Any], column: str, where: str) -> dict[str, Any]:

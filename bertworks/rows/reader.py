@@ -16,6 +16,7 @@ from bertworks.rows.annotations import (
     conll_width,
     is_squad,
     looks_like_conll,
+    may_hold_spans,
     read_conll,
     read_squad,
     span_column,
@@ -259,6 +260,8 @@ class RowReader:
         records = self._array_rows if whole else self._line_rows
         judged = [row.values for row in itertools.islice(records(), JUDGED_ROWS)]
         column = span_column(judged)
+        if column is None and may_hold_spans(judged):
+            column = span_column(row.values for row in records())
         if column is None:
             self.kind, self._rows = "json", records
         else:
