@@ -15,14 +15,14 @@ import json
 import re
 import sysconfig
 import warnings
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from multiprocessing import get_context
+from itertools import chain
 from pathlib import Path
 
 from bertworks.demo.prose import prose
 from bertworks.text.atomic import write_text
+from bertworks.text.workers import in_processes
 
 _SKIPPED_FOLDERS = frozenset(
     "__pycache__ _vendor benchmarks idlelib lib2to3 pip setuptools site-packages test testing tests turtledemo"
@@ -30,6 +30,7 @@ _SKIPPED_FOLDERS = frozenset(
 )
 _HELD_OUT_SHARE = 20  # one document of this many
 _FEWEST_WORDS = 30  # of a document
+_LOT = 64  # files that a process reads at a time
 _TRIPLE_QUOTED = re.compile(rb'"""(.{200,}?)"""', re.DOTALL)
 
 
@@ -91,8 +92,11 @@ def _documents(workers: int) -> Iterator[tuple[str, list[list[str]]]]:
         *(m for root in installed for m in _modules(Path(root), "package")),
     ]
     yield from _topics(standard_library / "pydoc_data" / "topics.py")
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        yield from zip((name for name, _ in modules), pool.map(_module_prose, [p for _, p in modules], chunksize=64))
+    paths = [str(path) for _, path in modules]
+    lots = (paths[n : n + _LOT] for n in range(0, len(paths), _LOT))
+    ended = "a process that reads Python files ended ({how})"
+    told = in_processes("bertworks.demo.corpus:lot_reader", (), lots, workers, ended=ended, fix="run it again")
+    yield from zip((name for name, _ in modules), chain.from_iterable(told), strict=True)
     for distribution in sorted(importlib.metadata.distributions(), key=lambda d: d.name.lower()):
         if "Description" in distribution.metadata:
             yield f"description/{distribution.name}", prose(distribution.metadata["Description"])
@@ -117,6 +121,11 @@ def _modules(root: Path, kind: str) -> list[tuple[str, Path]]:
         if _SKIPPED_FOLDERS.isdisjoint(inside) and not inside[-1].startswith("test_"):
             found.append((f"{kind}/{'.'.join(inside).removesuffix('.__init__')}", path))
     return sorted(found)
+
+
+def lot_reader() -> Callable[[list[str]], list[list[list[str]]]]:
+    """What a worker process does: the prose of each of some source files."""
+    return lambda paths: [_module_prose(Path(path)) for path in paths]
 
 
 def _module_prose(path: Path) -> list[list[str]]:
