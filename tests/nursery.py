@@ -24,6 +24,7 @@ import torch
 import bertworks.runs.run
 from bertworks.errors import BertworksError
 from bertworks.learn.objectives import PretrainingModel
+from bertworks.runs.interruption import Interruption
 from bertworks.runs.pretrain import pretrain
 
 STAGES = ("begin", "vocabulary", "shards", "plan", "evaluation", "step", "saved", "done")
@@ -65,6 +66,7 @@ def make_slow(step: int) -> None:
 
 
 def child(order: dict[str, Any], answer: int) -> int:
+    Interruption.ends_process = True
     kill = order.get("kill") or {}
     count_operations(kill.get("operations", 0))
     if slow := order.get("slow"):

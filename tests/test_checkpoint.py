@@ -159,6 +159,21 @@ def test_all_damaged_is_none_with_the_reasons(tmp_path):
     assert "No such file" in notes[1].why
 
 
+def test_a_disk_that_is_away_for_a_moment_damages_nothing(tmp_path, monkeypatch):
+    for step in (1, 2):
+        save(tmp_path, step)
+
+    def away(path):
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("bertworks.files.checkpoint.sha256", away)
+        with pytest.raises(BertworksError, match="Input/output error") as error:
+            latest_checkpoint(tmp_path)
+    assert "try again" in error.value.fix
+    assert latest_checkpoint(tmp_path)[0].step == 2
+
+
 def test_a_second_damaged_checkpoint_of_the_same_step_does_not_replace_the_first(tmp_path):
     for _ in range(2):
         path = save(tmp_path, 1)

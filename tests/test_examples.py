@@ -12,7 +12,7 @@ from bertworks.data import sampling
 from bertworks.data.sampling import make_plan
 from bertworks.errors import BertworksError
 from bertworks.learn.recipe import Recipe, load
-from bertworks.runs.examples import phase_batches
+from bertworks.runs.examples import Sections, in_sections, phase_batches, split
 from bertworks.text.tokenizer import Tokenizer
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"token{number}" for number in range(40_000))]
@@ -52,3 +52,36 @@ def test_a_corpus_without_a_sequence_leaves_no_plan(tokenizer: Tokenizer, tmp_pa
     with pytest.raises(BertworksError, match="not one sequence"):
         phase_batches(store, np.array([], np.int64), recipe, tokenizer, tmp_path / "plans", 0, 1)
     assert list((tmp_path / "plans").iterdir()) == []
+
+
+def store_of(documents: list[list[int]]) -> Sections:
+    """Of documents, each the tokens of its sentences."""
+    sentences = np.cumsum([0, *(tokens for document in documents for tokens in document)])
+    edges = np.cumsum([0, *map(len, documents)])
+    return Sections(np.zeros(sentences[-1], np.uint16), sentences, edges)
+
+
+@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize(
+    "documents",
+    [
+        [[20] * 20_000, *([[7] * 5] * 45)],  # a book among notes
+        [*([[25] * 20] * 200), *([[20] * 20_000] * 3)],
+        [*([[20] * 20] * 50), [40_000]],  # one sentence without end
+        [[20] * 10] * 60,
+        [[20] * 4000],
+    ],
+    ids=["book", "books", "endless", "equal", "one"],
+)
+def test_a_small_share_is_held_out_whatever_the_documents_are(documents: list[list[int]], seed: int):
+    store = in_sections(store_of(documents))
+    train, held_out = split(store, seed)
+    sizes = np.diff(store.sentences[store.documents])
+    assert sorted([*train, *held_out]) == list(range(len(sizes)))
+    assert sizes.sum() == sum(map(sum, documents))
+    assert 0.005 < sizes[held_out].sum() / sizes.sum() <= 0.1
+
+
+def test_documents_of_which_none_is_much_stay_whole():
+    store = store_of([[20] * 10] * 60)
+    assert in_sections(store) is store

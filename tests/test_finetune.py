@@ -376,6 +376,13 @@ def test_pairs_and_single_texts_are_not_taken_for_one_another(
         list(predict_file(trained("choice")[0], tmp_path / "four.csv", tmp_path / "out.csv", **options))
 
 
+@pytest.mark.parametrize("setting", ["dropout=1.0", "dropout=-0.5", "optimizer.beta2=1.0"])
+def test_settings_that_make_no_sense_are_refused_before_anything(setting: str, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="expected a number from 0 to below 1"):
+        run(write_reviews(tmp_path / "r.csv", 40), tmp_path / "out", model, overrides=(setting,))
+    assert not (tmp_path / "out").exists()
+
+
 def test_choices_are_counted_as_in_training(model: Path, tmp_path: Path) -> None:
     """Of a dev file in which the last choice is never right it cannot be told by its numbers."""
     rows = list(csv.DictReader(write_choices(tmp_path / "c.csv", 60).read_text().splitlines()))

@@ -22,10 +22,36 @@ def leave():
     priorities = [os.getpriority(os.PRIO_PROCESS, task) for task in sorted(others)]
     Path(sys.argv[1]).write_text(json.dumps([os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), priorities]))
 
-with Interruption(leave, patience=0.1):
+Interruption.ends_process = sys.argv[2] == "command"
+with Interruption(leave, patience=0.1) as interruption:
     print("ready", flush=True)
-    time.sleep(60)  # a step that no handler ends
+    try:
+        time.sleep(60 if Interruption.ends_process else 1.5)  # a step that no handler ends
+        interruption.take_over()
+        interruption.end()
+    finally:
+        print("unwound", flush=True)
 """
+
+
+def program(output: Path, whose: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", _PROGRAM, str(output), whose]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 128 + signal.SIGTERM)])
+def test_a_program_of_somebody_else_is_not_ended(number: int, code: int, tmp_path: Path) -> None:
+    """In a notebook all variables would be lost."""
+    process = program(tmp_path / "found.json", "theirs")
+    process.send_signal(number)
+    said, errors = process.communicate(timeout=30)
+    assert process.returncode == code
+    assert said == "unwound\n"
+    assert ("KeyboardInterrupt" in errors) == (number == signal.SIGINT)
+    assert not (tmp_path / "found.json").exists()
 
 
 def test_patience_is_shorter_the_more_there_is_to_save() -> None:
@@ -38,11 +64,9 @@ def test_patience_is_shorter_the_more_there_is_to_save() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads have no priorities of their own there")
 def test_who_saves_has_the_processors(tmp_path: Path) -> None:
     found = tmp_path / "priorities.json"
-    process = subprocess.Popen([sys.executable, "-c", _PROGRAM, str(found)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
+    process = program(found, "command")
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=30)
+    assert process.communicate(timeout=30)[0] == ""
     assert process.returncode == 128 + signal.SIGTERM
     saving, others = json.loads(found.read_text())
     assert others == [max(10, os.getpriority(os.PRIO_PROCESS, 0))] * len(others)

@@ -10,6 +10,7 @@ from torch import nn
 from bertworks.nn.attention import attend, attend_in_runs
 from bertworks.nn.config import EncoderConfig
 from bertworks.nn.dropout import dropout
+from bertworks.nn.embeddings import Embeddings
 from bertworks.nn.encoder import Encoder
 from bertworks.nn.family import SIZES
 from bertworks.nn.heads import MaskedLMHead
@@ -101,6 +102,22 @@ def test_dropout_drops_its_share_and_scales_the_rest(dtype):
     assert columns.max() - columns.min() < 0.08
     eighths = torch.stack([(y.flatten()[i::8] == 0).float().mean() for i in range(8)])
     assert (eighths - 26 / 256).abs().max() < 4e-3
+
+
+def test_a_dropout_of_nearly_all_leaves_something():
+    torch.manual_seed(0)
+    y = dropout(torch.ones(1 << 16), 0.999)
+    assert 0 < (y > 0).float().mean() < 0.01
+    assert y.mean().item() == pytest.approx(1, abs=0.3)
+
+
+def test_a_model_of_one_kind_of_text_reads_pairs_as_one_kind():
+    torch.manual_seed(0)
+    config = EncoderConfig(vocab_size=50, hidden_size=32, num_attention_heads=2, num_hidden_layers=1, type_vocab_size=1)
+    embeddings, ids = Embeddings(config).eval(), torch.arange(12)
+    layout = Layout.of([5, 7])
+    expected = embeddings(ids, layout, torch.zeros_like(ids))
+    torch.testing.assert_close(embeddings(ids, layout, torch.ones_like(ids)), expected)
 
 
 def test_dropout_adds_the_residual_and_has_the_right_gradient():

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from bertworks.errors import UsageError
 from bertworks.learn import plan
 from bertworks.learn.plan import LADDER, choose, fit, measure, random_batch, rung_for
 from bertworks.learn.recipe import Phase, Recipe, TrainConfig, dump, load, parse
@@ -88,8 +89,17 @@ def test_one_phase_gets_all():
     assert fit(recipe_with((1, 8, 32)), 10, [0.01]).train.num_steps == 1000
 
 
-def test_a_budget_for_less_than_a_step_is_a_step():
-    assert [p.num_steps for p in fit(recipe_with((1, 8, 32), (1, 8, 64)), 1, [5.0, 50.0]).train.phases] == [1, 1]
+def test_a_budget_for_much_less_than_a_step_of_each_phase_is_refused():
+    with pytest.raises(UsageError, match="a step of 256 x 64 tokens takes 5 minutes") as error:
+        fit(recipe_with((1, 256, 32), (1, 256, 64)), 60, [60.0, 300.0])
+    assert "--budget 28m" in error.value.fix
+    assert "--set train.phases.1.batch_size=32" in error.value.fix
+    enough = fit(recipe_with((1, 256, 32), (1, 256, 64)), 25 * 60, [60.0, 300.0])
+    assert [p.num_steps for p in enough.train.phases] == [20, 1]
+
+
+def test_a_budget_for_nearly_a_step_is_a_step():
+    assert [p.num_steps for p in fit(recipe_with((1, 8, 32), (1, 8, 64)), 10, [8.5, 3.0]).train.phases] == [1, 1]
 
 
 def test_evaluations_cost_little():

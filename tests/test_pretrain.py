@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,7 +31,9 @@ from bertworks.learn.recipe import Recipe, load
 from bertworks.runs import examples
 from bertworks.runs.events import Event
 from bertworks.runs.pretrain import estimate, pretrain
+from bertworks.runs.pretraining import Pretraining
 from bertworks.runs.run import Run
+from bertworks.text.atomic import sha256
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import write_shards
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
@@ -552,6 +555,21 @@ def test_accumulation_does_not_show(shards: Path, tmp_path: Path):
     assert losses(tmp_path / "b") == pytest.approx(losses(tmp_path / "a"), rel=1e-4)
 
 
+@pytest.mark.parametrize("how", ["gone", "damaged"])
+def test_a_model_whose_checkpoints_are_gone_is_not_begun_again(how: str, shards: Path, finished: Path, tmp_path: Path):
+    shutil.copytree(finished, tmp_path / "a")
+    for path in (tmp_path / "a" / "checkpoints").glob("step-*"):
+        shutil.rmtree(path) if how == "gone" else (path / "checkpoint.json").write_text("{")
+    before = sha256(tmp_path / "a" / "model.safetensors")
+    for _ in range(2):
+        with pytest.raises(BertworksError, match="up to step 10, and no checkpoint is left") as error:
+            run(shards, tmp_path / "a", finished.with_name("r.toml"))
+    assert "--overwrite" in error.value.fix
+    assert sha256(tmp_path / "a" / "model.safetensors") == before
+    run(shards, tmp_path / "a", finished.with_name("r.toml"), overwrite=True)
+    assert sha256(tmp_path / "a" / "model.safetensors") == before
+
+
 def test_gradient_checkpointing_changes_nothing(shards: Path, finished: Path, tmp_path: Path):
     checkpointing = ("precision =", "gradient_checkpointing = true\nprecision =")
     run(shards, tmp_path / "b", write_recipe(tmp_path / "b.toml", SHORT, checkpointing))
@@ -687,6 +705,19 @@ def test_what_the_first_process_refuses_ends_the_second(tmp_path: Path):
 
 
 # Time
+
+
+def test_steps_of_a_phase_cost_what_their_tokens_cost(tmp_path: Path):
+    """By which the time that is left is told."""
+    recipe = load(str(write_recipe(tmp_path / "r.toml")), [])
+    short = replace(recipe.train.phases[0], num_steps=7, sequence_length=16)
+    long = replace(short, num_steps=3, sequence_length=4 * short.sequence_length)
+    work = Pretraining.__new__(Pretraining)  # no corpus is asked for that
+    work.recipe = replace(recipe, train=replace(recipe.train, phases=(short, long)))
+    tokens = [short.batch_size * short.sequence_length] * 7 + [long.batch_size * long.sequence_length] * 3
+    costs = [work.flops_per_token(step) * count for step, count in enumerate(tokens, 1)]
+    assert [work.cost(steps) for steps in range(11)] == pytest.approx([0, *accumulate(costs)])
+    assert work.cost(10) - work.cost(7) > 1.7 * work.cost(7)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import torch
 
 import bertworks.runs.run
 from bertworks.learn.objectives import PretrainingModel
+from bertworks.runs.interruption import Interruption
 from bertworks.runs.pretrain import pretrain
 
 
@@ -28,6 +29,7 @@ def make_slow(step: int) -> None:
 
 
 def main() -> None:
+    Interruption.ends_process = True  # as in the process of a command
     torch.set_num_threads(1)
     bertworks.runs.run.measure_matmul = lambda *_: 1e11  # type: ignore[attr-defined]
     order = json.loads(sys.argv[1])

@@ -20,6 +20,7 @@ from bertworks.cli import answers, doors, export, finetuning, machine, search, s
 from bertworks.cli.console import say
 from bertworks.cli.options import STDIN
 from bertworks.errors import BertworksError
+from bertworks.runs.interruption import Interruption
 
 _VERBS: tuple[Callable[..., object], ...] = (
     text.vocab,
@@ -133,6 +134,7 @@ def run() -> NoReturn:
     """The whole process: one command, then out. Not by the interpreter's own way: threads that libraries leave running
     now and then abort a process while it takes itself down, with everything saved and an exit code that says otherwise.
     """
+    Interruption.ends_process = True
     try:
         code = main()
     except SystemExit as error:  # a signal, after the run was saved

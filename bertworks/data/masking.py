@@ -35,6 +35,8 @@ class MaskingConfig:
             raise ValueError(f"rate is {self.rate}: expected a share above 0, at most 1")
         if self.mask < 0 or self.random < 0 or self.mask + self.random > 1:
             raise ValueError(f"mask {self.mask} and random {self.random}: expected shares that sum to at most 1")
+        if self.max_predictions < 0:
+            raise ValueError(f"max_predictions is {self.max_predictions}: expected a number of tokens, or 0")
         if not self.spans or min(self.spans) < 0 or sum(self.spans) <= 0:
             raise ValueError(f"spans is {self.spans}: expected probabilities")
 

@@ -100,7 +100,8 @@ def latest_checkpoint(folder: str | Path) -> tuple[Checkpoint | None, list[Note]
     Newer ones that are damaged are renamed to `step-....corrupt` and named in the notes; nothing is deleted.
 
     Raises:
-        BertworksError: a checkpoint of a later version of this software, which must not be set aside.
+        BertworksError: a checkpoint of a later version of this software, or one that the disk does not give now: they
+            must not be set aside.
     """
     notes: list[Note] = []
     for step, path in reversed(_checkpoints(Path(folder))):
@@ -171,6 +172,7 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
 def _read(path: Path, step: int) -> Checkpoint:
     """Everything in it, verified. _DamagedError if a byte is not as it was written."""
     try:
+        sha256(path / _MANIFEST)  # a disk that does not give it says so here
         digest, size = sha256(path / _TENSORS), (path / _TENSORS).stat().st_size
         manifest = read_json(path / _MANIFEST)
         if manifest["sha256"] != hashlib.sha256(_canonical(manifest)).hexdigest():  # the same rule in every format
@@ -191,10 +193,13 @@ def _read(path: Path, step: int) -> Checkpoint:
         return Checkpoint(path, step, read_tensors(path / _TENSORS), manifest["facts"])
     except _LaterFormatError:
         raise
-    except PermissionError as error:
-        raise BertworksError(f"cannot be read: {error.strerror}", where=str(path)) from None
-    except OSError as error:
-        raise _DamagedError(f"{_TENSORS} cannot be read: {error.strerror}") from error
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise _DamagedError(f"{Path(error.filename or path).name} cannot be read: {error.strerror}") from error
+    except OSError as error:  # it may be as good as ever: a network disk that is away, permissions
+        raise BertworksError(
+            f"cannot be read: {error.strerror}", where=str(path),
+            fix="try again; if it stays so, move this checkpoint away, and the one before it is taken",
+        ) from None  # fmt: skip
     except (BertworksError, KeyError, TypeError, ValueError) as error:
         raise _DamagedError(f"{_MANIFEST} cannot be understood: {getattr(error, 'what', error)}") from error
 

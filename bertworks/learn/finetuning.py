@@ -68,6 +68,8 @@ class FinetuneRecipe:
             raise ValueError(f"max_length is {self.max_length}: expected at least {LEAST_LENGTH}, or 0")
         if not 0 <= self.label_smoothing < 1:
             raise ValueError(f"label_smoothing is {self.label_smoothing}: expected a share from 0 to below 1")
+        if self.dropout != -1 and not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}: expected a number from 0 to below 1, or -1")
         if not 0 <= self.seed < 1 << 32:
             raise ValueError(f"seed is {self.seed}: expected a whole number from 0 to {(1 << 32) - 1:,}")
 

@@ -41,6 +41,13 @@ class OptimizerConfig:
             raise ValueError(f"warmup is {self.warmup}: expected a share of the steps, from 0 to 1")
         if not 0 < self.layer_decay <= 1:
             raise ValueError(f"layer_decay is {self.layer_decay}: expected a factor above 0, at most 1")
+        for name in ("beta1", "beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: expected a number from 0 to below 1")
+        if not self.eps > 0:
+            raise ValueError(f"eps is {self.eps}: expected a number above 0")
+        if min(self.weight_decay, self.max_grad_norm) < 0:
+            raise ValueError("weight_decay and max_grad_norm: expected 0 or more")
 
     def rate(self, step: int, num_steps: int) -> float:
         """The learning rate of a step, counted from 0. As in both published forms the first step of a warm-up is 0."""

@@ -3,6 +3,7 @@
 The table of what suits which amount of arithmetic is the outcome of the experiments in docs/diary.md.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from bertworks.data.batch import Batch, collate
 from bertworks.data.masking import Example
+from bertworks.data.sampling import SamplingConfig
+from bertworks.errors import UsageError
 from bertworks.learn.machine import DTYPES, Precision, keep_memory, measure_matmul
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.optimization import OptimizerConfig
@@ -49,6 +52,7 @@ EVALUATION_SHARE = 0.03  # of the time goes into held-out text
 # run is too little to learn what changes with the length (docs/diary.md).
 LATER_SHARE = 0.2
 REPETITIONS = 4  # of a text, from which on it may be learned by heart
+OVERRUN = 1.5  # times the budget that a plan may take, every phase having a step at least
 PROCESS = 400 << 20  # bytes of Python and torch, without any model
 
 
@@ -84,6 +88,7 @@ def choose(seconds: float, matmul: float, corpus_tokens: int, encoder: EncoderCo
             attention_dropout=dropout,
         ),
         vocabulary=VocabularyConfig(size=rung.vocab_size),
+        sampling=SamplingConfig(pairs="full_sentences" if encoder and encoder.type_vocab_size < 2 else "next_sentence"),
         initialization="published" if encoder else "neighbours",
         optimizer=OptimizerConfig(learning_rate=rung.learning_rate, warmup=0.1),
     )
@@ -98,6 +103,9 @@ def fit(recipe: Recipe, seconds: float, step_seconds: list[float]) -> Recipe:
 
     step_seconds: of one step of each phase. Phases keep their shares of the tokens; those that `choose` has left open,
     with one step each, get those of LATER_SHARE.
+
+    Raises:
+        UsageError: a step takes longer than its phase has.
     """
     asked = recipe.train.phases
     if all(phase.num_steps == 1 for phase in asked):
@@ -110,6 +118,16 @@ def fit(recipe: Recipe, seconds: float, step_seconds: list[float]) -> Recipe:
         replace(phase, num_steps=max(1, int(seconds * share / cost)))
         for phase, share, cost in zip(asked, shares, step_seconds, strict=True)
     )
+    if sum(phase.num_steps * cost for phase, cost in zip(phases, step_seconds, strict=True)) > OVERRUN * seconds:
+        needed = [cost / share for cost, share in zip(step_seconds, shares, strict=True)]  # for a step of each phase
+        number = needed.index(max(needed))
+        batch_size, length = asked[number].batch_size, asked[number].sequence_length
+        took = _words(step_seconds[number])
+        raise UsageError(
+            f"{_words(seconds)} are too little: a step of {batch_size} x {length} tokens takes {took}",
+            fix=f"--budget {math.ceil(1.1 * needed[number] / 60)}m; or a smaller recipe; or smaller batches: "
+            f"--set train.phases.{number}.batch_size={max(1, batch_size // 8)}",
+        )
     # A forward pass is a third of a step; the longest sequences are as many tokens again.
     token = step_seconds[0] / asked[0].batch_size / asked[0].sequence_length
     evaluation = 2 / 3 * token * recipe.train.held_out_sequences * recipe.train.held_out_length

@@ -112,6 +112,13 @@ class Recipe:
                 f"train.phases ask for {self.train.sequence_length} tokens, but encoder.max_position_embeddings is "
                 f"{self.encoder.max_position_embeddings}"
             )
+        if self.sampling.pairs == "next_sentence" and self.encoder.type_vocab_size < 2:
+            raise ValueError(
+                f"encoder.type_vocab_size is {self.encoder.type_vocab_size}, and a pair needs two: expected "
+                "sampling.pairs=full_sentences beside it"
+            )
+        if not self.encoder.initializer_range > 0:
+            raise ValueError(f"encoder.initializer_range is {self.encoder.initializer_range}: expected more than 0")
         if not self.optimizer.learning_rate:
             raise ValueError("optimizer.learning_rate is 0: expected the rate, which a pre-training does not choose")
         if not 0 <= self.seed < 1 << 32:

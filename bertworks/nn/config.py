@@ -51,6 +51,8 @@ class EncoderConfig:
         for name in ("hidden_dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: expected a number from 0 to below 1")
+        if not self.layer_norm_eps > 0:
+            raise ValueError(f"layer_norm_eps is {self.layer_norm_eps!r}: expected a number above 0")
 
     @property
     def inner_size(self) -> int:

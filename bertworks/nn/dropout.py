@@ -9,7 +9,7 @@ LEVELS = 256  # a byte decides over an element, so rates are multiples of 1/256:
 
 def dropout(x: Tensor, p: float, residual: Tensor | None = None) -> Tensor:
     """residual + x with a share p of x zeroed and the rest scaled up by 1 / (1 - p); any shape."""
-    dropped = round(p * LEVELS)
+    dropped = min(round(p * LEVELS), LEVELS - 1)
     if dropped == 0:
         return x if residual is None else residual + x
     if x.is_cuda:

@@ -20,7 +20,7 @@ class Embeddings(nn.Module):
         self.dropout = c.hidden_dropout
 
     def forward(self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None) -> Tensor:
-        """input_ids int64 [T]; token_type_ids int64 [T], None: all 0 -> [T, hidden_size].
+        """input_ids int64 [T]; token_type_ids int64 [T], None, or a table of one row: all 0 -> [T, hidden_size].
 
         Raises:
             ValueError: if a sequence is longer than there are positions.
@@ -29,9 +29,10 @@ class Embeddings(nn.Module):
             raise ValueError(
                 f"a sequence of {layout.max_seqlen} tokens, but the model has {self.position.num_embeddings} positions"
             )
-        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        # A row of the product table is position + segment: one small table, read once, instead of two large sums.
         kinds = self.token_type.num_embeddings
+        # Of a model that was trained without pairs the second text is of the first's kind, as RoBERTa has it.
+        types = torch.zeros_like(input_ids) if token_type_ids is None or kinds == 1 else token_type_ids
+        # A row of the product table is position + segment: one small table, read once, instead of two large sums.
         positions = self.position.weight[: layout.max_seqlen, None].to(self.token_type.weight.dtype)  # if it is frozen
         places = (positions + self.token_type.weight).flatten(0, 1)
         x = self.word(input_ids) + places.index_select(0, layout.position_ids * kinds + types)

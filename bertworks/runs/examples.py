@@ -28,7 +28,8 @@ from bertworks.learn.recipe import Phase, Recipe
 from bertworks.text.atomic import replacing
 from bertworks.text.tokenizer import Tokenizer
 
-FEWEST = 40  # documents below which long ones are cut into sections: next sentence prediction needs wrong ones
+FEWEST = 40  # equal parts of the text, of which no document is longer than one: next sentence prediction needs wrong
+# ones, and what is held out should be a small share
 HELD_OUT_SHARE, HELD_OUT_TOKENS = 0.05, 100_000
 CHUNK = 1 << 24  # tokens counted at once
 MASKS_SEED = 20181011  # of held-out masks, the same in every run; the day on which BERT was published
@@ -44,11 +45,10 @@ class Sections:
 
 
 def in_sections(store: Store) -> Store:
-    """The store itself if it has enough documents; else one whose long documents are cut into sections."""
-    count = len(store.documents) - 1
-    if count >= FEWEST:
-        return store
+    """The store itself if no document is much of it; else one whose long documents are cut into sections."""
     longest = max(2, (len(store.sentences) - 1) // FEWEST)
+    if len(store.documents) > 1 and np.diff(store.documents).max() <= longest:
+        return store
     edges = [np.arange(first, last, longest) for first, last in zip(store.documents, store.documents[1:], strict=False)]
     return Sections(store.tokens, store.sentences, np.append(np.concatenate(edges), store.documents[-1]))
 
@@ -68,6 +68,7 @@ def split(store: Store, seed: int) -> tuple[Ids, Ids]:
     order = rng("held-out", seed).permutation(count)
     sizes = np.diff(store.sentences[store.documents])
     wanted = min(HELD_OUT_SHARE * len(store.tokens), HELD_OUT_TOKENS)
+    order = order[np.argsort(sizes[order] > wanted, kind="stable")]  # what is more than enough alone comes last
     held_out = 1 + int(np.searchsorted(np.cumsum(sizes[order]), wanted))
     held_out = min(max(held_out, 2), count - 2)
     return np.sort(order[held_out:]), np.sort(order[:held_out])

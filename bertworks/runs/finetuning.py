@@ -161,6 +161,9 @@ class Finetuning:
         everything = self.description.task == "qa"
         return replace(c, vocab_size=0).flops_per_token(length, 0.0, finished=1.0 if everything else 1 / max(1, length))
 
+    def cost(self, steps: int) -> float:
+        return float(steps)
+
     def progress(self, step: int) -> dict[str, Any]:
         return {"epoch": step / self.train_batches.steps_per_epoch, "epochs": self.recipe.epochs}
 

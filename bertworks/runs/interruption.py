@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType, TracebackType
+from typing import ClassVar, NoReturn
 
 from bertworks.errors import BertworksError
 
@@ -66,7 +67,13 @@ class Interruption:
     One call into a library may compute for many seconds, during which Python runs no signal handler. A thread that is
     woken by the signal itself therefore waits for `patience` seconds, calls `leave` while it holds `updating.lock`, and
     ends the process; unless the loop has called `take_over` by then.
+
+    ends_process: whether the process is that of a command, and ends with the run, as `cli.main.run` says. A program of
+        somebody else's goes on: nothing ends it, the end of the step is waited for however long it takes, and Ctrl-C
+        becomes a KeyboardInterrupt.
     """
+
+    ends_process: ClassVar[bool] = False
 
     def __init__(self, leave: Callable[[], None], patience: float = PATIENCE):
         self.requested = 0
@@ -75,10 +82,11 @@ class Interruption:
         self._previous: dict[int, object] = {}
         self._ours, self._theirs = socket.socketpair()
 
-    @property
-    def exit_code(self) -> int:
-        """128 + the signal's number, as shells have it."""
-        return 128 + self.requested
+    def end(self) -> NoReturn:
+        """What was asked for, now that all is saved. The exit code is 128 + the signal's number, as shells have it."""
+        if self.requested == signal.SIGINT and not self.ends_process:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + self.requested)
 
     def take_over(self) -> None:
         """The loop itself saves and leaves. If the thread is at it already, this waits until it ends the process."""
@@ -95,7 +103,8 @@ class Interruption:
         self._wakeup = signal.set_wakeup_fd(self._theirs.fileno(), warn_on_full_buffer=False)
         for number in SIGNALS:
             self._previous[number] = signal.signal(number, self._note)
-        threading.Thread(target=self._watch, daemon=True, name="interruption").start()
+        if self.ends_process:
+            threading.Thread(target=self._watch, daemon=True, name="interruption").start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -104,7 +113,7 @@ class Interruption:
             signal.signal(number, handler)  # type: ignore[arg-type]
         if self._previous:
             signal.set_wakeup_fd(self._wakeup)
-        else:
+        if not self._previous or not self.ends_process:
             self._ours.close()
         self._theirs.close()  # ends the watching thread
 

@@ -46,15 +46,21 @@ class Metrics:
         process."""
         if not self.path.exists():
             return
-        kept = []
+        kept = [line + "\n" for line, step, judged in self._lines() if step <= (evaluated if judged else after)]
+        write_text(self.path, "".join(kept))
+
+    def last_step(self) -> int:
+        """0 where there is none."""
+        return max((step for _, step, _ in self._lines()), default=0) if self.path.exists() else 0
+
+    def _lines(self) -> Iterator[tuple[str, int, bool]]:
+        """Each line, its step, and whether it is an evaluation, up to one that is none."""
         for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 content = json.loads(line)
-                if content["step"] <= (evaluated if "evaluation" in content else after):
-                    kept.append(line + "\n")
+                yield line, int(content["step"]), "evaluation" in content
             except (ValueError, KeyError, TypeError):
-                break
-        write_text(self.path, "".join(kept))
+                return
 
 
 class Stopwatch:

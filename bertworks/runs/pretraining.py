@@ -15,7 +15,7 @@ from bertworks.files.model import load_model, model_card, save_model
 from bertworks.files.names import locate
 from bertworks.learn.machine import Precision
 from bertworks.learn.objectives import PretrainingModel
-from bertworks.learn.recipe import Recipe, dump
+from bertworks.learn.recipe import Phase, Recipe, dump
 from bertworks.learn.train import evaluate
 from bertworks.nn.initialization import attend_to_neighbours
 from bertworks.runs import examples
@@ -96,9 +96,19 @@ class Pretraining:
         return text, {"token": word, "masked_lm_accuracy": accuracy}
 
     def flops_per_token(self, step: int) -> float:
-        c = self.recipe
-        length, asked = c.train.phases[self._phase(step)].sequence_length, c.masking.rate
-        return c.encoder.flops_per_token(length, asked, finished=asked + 1 / length)
+        return self._flops_per_token(self.recipe.train.phases[self._phase(step)])
+
+    def _flops_per_token(self, phase: Phase) -> float:
+        length, asked = phase.sequence_length, self.recipe.masking.rate
+        return self.recipe.encoder.flops_per_token(length, asked, finished=asked + 1 / length)
+
+    def cost(self, steps: int) -> float:
+        total, before = 0.0, 0
+        for phase in self.recipe.train.phases:
+            done = min(max(steps - before, 0), phase.num_steps)
+            total += done * phase.batch_size * phase.sequence_length * self._flops_per_token(phase)
+            before += phase.num_steps
+        return total
 
     def progress(self, step: int) -> dict[str, Any]:
         return {"phase": self._phase(step) + 1, "phases": len(self.recipe.train.phases)}

@@ -54,6 +54,7 @@ class Work(Protocol):
     def enough(self, evaluated: int, best: int) -> bool: ...  # steps of the last and best evaluation: is it the end?
     def baseline(self) -> tuple[str, dict[str, Any]] | None: ...  # what knowing nothing would get, in words and figures
     def flops_per_token(self, step: int) -> float: ...
+    def cost(self, steps: int) -> float: ...  # of so many steps from the first on, in any unit
     def progress(self, step: int) -> dict[str, Any]: ...  # further figures to show, such as the phase
     def describe(self, figures: Mapping[str, float]) -> str: ...
     def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None: ...  # model and card
@@ -74,13 +75,20 @@ class Run:
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.checkpoint, damaged = latest_checkpoint(folder / "checkpoints")
         # What has to be said of the beginning.
-        self.notes = [f"{note.path}: {note.why}; using the newest checkpoint before it" for note in damaged]
+        instead = "using the newest checkpoint before it" if self.checkpoint else "there is none before it"
+        self.notes = [f"{note.path}: {note.why}; {instead}" for note in damaged]
+        if self.checkpoint is None and self.metrics.last_step():
+            raise BertworksError(
+                f"the run has been up to step {self.metrics.last_step():,}, and no checkpoint is left to go on from",
+                where=str(folder / "checkpoints"),
+                fix="put them back; or -o ANOTHER-FOLDER keeps the model that is here, --overwrite begins again",
+            )
         self.model = self._network()
         # Listed once: in bf16 the network holds rounded copies for as long as it computes, and a stop may come then.
         self._parameters = dict(self.model.named_parameters())
         self.optimizer = make_optimizer(self.model, work.optimizer)
         self.num_steps = work.num_steps
-        self.step, self._evaluation_seconds = 0, 0.0  # of the last one
+        self.step, self._evaluation_seconds = 0, 0.0  # of the quickest one
         self.facts: dict[str, Any] = {
             "recipe_sha256": hashlib.sha256((folder / "recipe.toml").read_bytes()).hexdigest(),
             "tokens": 0,
@@ -108,7 +116,7 @@ class Run:
             return self.work.blank().to_empty(device=self.device)
 
     def events(self) -> Iterator[Event]:
-        """Trains to the end. Ctrl-C and SIGTERM save and raise SystemExit with 128 + the signal's number."""
+        """Trains to the end. Ctrl-C and SIGTERM save, then raise KeyboardInterrupt and SystemExit."""
         yield from self._resume()
         batches = self._batches()
         size = sum(tensor.nbytes for tensor in self._state().values())
@@ -118,7 +126,7 @@ class Run:
                 yield from self._train(batches, interruption)
             except RuntimeError:
                 if interruption.requested and self.world_size > 1:  # another process left before this one
-                    raise SystemExit(interruption.exit_code) from None
+                    interruption.end()
                 raise
         yield self._done()
 
@@ -152,7 +160,7 @@ class Run:
                     yield from self._save()
                     saved = time.perf_counter()
                 if leaving:
-                    raise SystemExit(interruption.exit_code)
+                    interruption.end()
             if self._is_over():
                 return
 
@@ -276,7 +284,8 @@ class Run:
             yield Event("note", text, {"baseline": baseline})
         begin = time.perf_counter()
         figures = self.work.evaluate(self.model)
-        self._evaluation_seconds = time.perf_counter() - begin
+        took = time.perf_counter() - begin
+        self._evaluation_seconds = min(took, self._evaluation_seconds or took)  # the first one is slow, once
         if not all(map(math.isfinite, figures.values())):
             raise self._diverged("the loss on held-out text is not finite")
         best = self.facts["best"]
@@ -300,7 +309,7 @@ class Run:
         }
         if self.rank == 0:
             self.metrics.record(learned | measured)
-        left = self.facts["seconds"] / step.number * (self.num_steps - step.number)
+        left = self.facts["seconds"] * (self.work.cost(self.num_steps) / self.work.cost(step.number) - 1)
         left += self._evaluation_seconds * math.ceil((self.num_steps - step.number) / self.evaluate_every)
         shown = {
             "steps": self.num_steps,
