@@ -222,3 +222,30 @@ def test_a_name_too_long_is_an_error_of_the_user(tmp_path: Path) -> None:
     with pytest.raises(BertworksError, match="File name too long"):
         write_text(tmp_path / ("x" * 256) / "y", "content")
     assert names(tmp_path) == []
+
+
+def test_what_another_machine_writes_stays(tmp_path: Path):
+    """On a disk that several share."""
+    other = tmp_path / f".x@not-{socket.gethostname()}.999999999.0.tmp"
+    other.write_text("half")
+    assert remove_leftovers(tmp_path) == 0
+    assert other.exists()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks up names of open files in /proc")
+def test_a_file_is_on_the_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    events = []
+
+    def fsync(descriptor, original=os.fsync):
+        events.append(("fsync", Path(f"/proc/self/fd/{descriptor}").readlink()))
+        original(descriptor)
+
+    def rename(source, target, original=os.replace):
+        events.append(("rename", Path(target)))
+        original(source, target)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "replace", rename)
+    with replacing(tmp_path / "x") as temporary:
+        temporary.write_text("new")
+    assert events == [("fsync", temporary), ("rename", tmp_path / "x"), ("fsync", tmp_path)]

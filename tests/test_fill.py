@@ -178,3 +178,9 @@ def test_a_generator_over_texts(model: Path):
         list(fill(model, ["[MASK]"], 0))
     with pytest.raises(BertworksError, match="no such model folder"):
         list(fill("nowhere", ["[MASK]"]))
+
+
+def test_a_mask_near_the_end_sees_as_much_as_any(model: Path):
+    filler = Filler(model)
+    (example,) = filler.read(" ".join(["dogs"] * 299 + ["[MASK]"])).examples
+    assert len(example.input_ids) == filler.longest

@@ -20,6 +20,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.files.model import load_model, save_model
 from bertworks.files.task import TaskDescription, settings_of
 from bertworks.learn.tasks import TaskModel
+from bertworks.learn.whitening import normalized
 from bertworks.runs.finetuning import task_of
 from bertworks.use.embedder import Embedder
 from bertworks.use.index import Index
@@ -432,3 +433,42 @@ def test_a_second_model_of_another_kind(model: Path, tmp_path: Path):
         Reranker(write_pair_model(model, tmp_path / "three", three))
     with pytest.raises(BertworksError):
         Reranker(model)
+
+
+def test_queries_and_documents_have_prompts_of_their_own(model: Path, tmp_path: Path):
+    Embedder(model, device="cpu").save(tmp_path / "own")
+    path = tmp_path / "own/config_sentence_transformers.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"prompts": {"query": "sad ", "document": "good "}}))
+    index = Index.create(tmp_path / "idx", tmp_path / "own", device="cpu")
+    index.add(TEXTS, ids=list("abcde"))
+    plain = Embedder(model, device="cpu")
+    query, *documents = normalized(plain.embed(["sad dogs", *(f"good {text}" for text in TEXTS)]))
+    found = {hit["id"]: hit["score"] for hit in index.search("dogs", ranking="dense")}
+    assert [found[name] for name in "abcde"] == pytest.approx([float(query @ one) for one in documents], abs=1e-6)
+
+
+def test_a_file_whose_documents_were_deleted_is_read_again(model: Path, tmp_path: Path):
+    rows = [{"id": name, "text": text} for name, text in zip("abcde", TEXTS, strict=True)]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def add() -> str:
+        *_, last = index_file(tmp_path / "a.jsonl", tmp_path / "idx", model=model, device="cpu")
+        return last.text
+
+    add()
+    assert "already" in add()
+    Index(tmp_path / "idx", device="cpu").delete(["a"])
+    assert "already" not in add()
+    assert len(Index(tmp_path / "idx", device="cpu")) == 5
+
+
+def test_approximate_search_after_the_nearest_were_deleted(model: Path, tmp_path: Path):
+    pytest.importorskip("faiss", reason="faiss, an extra, is not installed")
+    draw = random.Random(0)
+    index = Index.create(tmp_path / "idx", model, device="cpu")
+    index.add([sentence(draw) for _ in range(200)])
+    index.build_graph()
+    index.delete([hit["id"] for hit in index.search("good men", 150, ranking="dense")])
+    exact = index.search("good men", 5, ranking="dense")
+    found = index.search("good men", 5, ranking="dense", approximate=True)
+    assert [hit["id"] for hit in found] == [hit["id"] for hit in exact]

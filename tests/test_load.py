@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,3 +147,13 @@ def test_minilm_by_its_name():
     found = bw.load("minilm", device="cpu")
     assert found.can == ("embed", "explain")
     assert math.isclose(float(np.linalg.norm(found.embed(["a cat"]))), 1, abs_tol=1e-5)
+
+
+def test_an_open_model_does_not_change_with_its_file(model: Path, tmp_path: Path):
+    shutil.copytree(model, tmp_path / "m")
+    state, path = Opened(tmp_path / "m", "cpu").state, tmp_path / "m/model.safetensors"
+    before = {name: value.clone() for name, value in state.items()}
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+    for name, value in state.items():
+        assert torch.equal(value, before[name]), name

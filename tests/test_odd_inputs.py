@@ -1,6 +1,7 @@
 """Inputs that are unusual, and real: what other programs write, what two processes do at once."""
 
 import json
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -9,15 +10,18 @@ from fine import tokenizer, write_pairs, write_reviews, write_squad
 
 from bertworks.data.questions import Reading
 from bertworks.errors import BertworksError, UsageError
+from bertworks.files.task import TaskDescription, read_task
 from bertworks.learn.answers import Decoding
 from bertworks.learn.squad_scores import Question, evaluate
 from bertworks.learn.whitening import Moments
 from bertworks.rows.judged import read_collection
 from bertworks.rows.reader import RowReader
 from bertworks.rows.schema import Item
+from bertworks.rows.values import answers_of, list_of, sorted_labels
 from bertworks.runs.datasets import read_data
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.survey import survey
+from bertworks.text.tokenizer import with_marks
 from bertworks.use.embed import embed_file
 from bertworks.use.evaluate import evaluate_sts
 from bertworks.use.index import Index
@@ -272,3 +276,35 @@ def test_a_file_whose_first_entities_come_late(tmp_path: Path) -> None:
     assert last.values["entities"] == [{"start": 0, "end": 4, "type": "person"}]
     path.write_text("".join(json.dumps(row) + "\n" for row in nothing))
     assert RowReader(path).kind == "json"
+
+
+def test_vowel_signs_and_keycaps_belong_to_what_is_before_them() -> None:
+    assert with_marks("कि x", 1) == 2
+    assert with_marks("1\ufe0f\u20e3 x", 1) == 3
+
+
+@pytest.mark.parametrize("names", [("NAN", "0", "1", "2"), ("10", "9", "x"), ("10", "9", "1e1")])
+def test_labels_have_one_order_whatever_the_order_in_which_they_come(names: tuple[str, ...]) -> None:
+    assert len({sorted_labels(order) for order in permutations(names)}) == 1
+
+
+def test_empty_lists_and_answers_hold_nothing() -> None:
+    assert (list_of("[]"), list_of("[ ]"), list_of('["a"]'), list_of("a [b]")) == ([], [], ["a"], ["a", "[b]"])
+    assert answers_of([{"text": "", "answer_start": -1}]) == []
+    assert answers_of({"text": [""], "answer_start": [-1]}) == []
+
+
+def test_topics_of_one_number_do_not_take_each_others_place(tmp_path: Path) -> None:
+    (tmp_path / "docs").write_text("<doc><docno>a</docno><text>one</text></doc>\n")
+    (tmp_path / "judged").write_text("1 0 a 1\n")
+    (tmp_path / "topics").write_text(
+        "<top><num>1</num><title>x</title></top>\n<top><num>1</num><title>y</title></top>\n"
+    )
+    with pytest.raises(BertworksError, match="the num '1' stands twice"):
+        read_collection(tmp_path)
+
+
+def test_windows_that_never_advance_are_refused(tmp_path: Path) -> None:
+    TaskDescription(task="qa", stride=0).save(tmp_path)
+    with pytest.raises(BertworksError, match="not what fine-tuning writes"):
+        read_task(tmp_path)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from bertworks.doors.convert import convert
+from bertworks.errors import BertworksError
 from bertworks.files.sentence import SentenceSettings, read_sentence
 from bertworks.use.embedder import Embedder
 
@@ -123,3 +124,14 @@ def test_settings_without_a_place_are_named(model: Path, tmp_path: Path):
     assert "left out of 1_Pooling/config.json: include_prompt" in notes(tmp_path / "theirs", tmp_path / "ours")
     (tmp_path / "theirs/1_Pooling/secret.json").symlink_to("/etc/hostname")
     assert "left out of the folder: 1_Pooling/secret.json" in "\n".join(notes(tmp_path / "theirs", tmp_path / "b"))
+
+
+def test_a_pooling_that_leaves_out_the_prompt_is_refused(model: Path, tmp_path: Path):
+    Embedder(model, device="cpu").save(tmp_path / "m")
+    path = tmp_path / "m/1_Pooling/config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"include_prompt": False}))
+    Embedder(tmp_path / "m", device="cpu")  # without prompts it makes no difference
+    path = tmp_path / "m/config_sentence_transformers.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"prompts": {"query": "good "}}))
+    with pytest.raises(BertworksError, match="leaves out the tokens of the prompt"):
+        Embedder(tmp_path / "m", device="cpu")

@@ -19,6 +19,7 @@ from served import Local, write_head
 from bertworks.files.model import load_model
 from bertworks.learn.machine import Precision
 from bertworks.serve.application import Application
+from bertworks.serve.gate import Figures, Gate
 from bertworks.serve.question import Limits
 from bertworks.use.embedder import Embedder
 from bertworks.use.explain import explain
@@ -540,3 +541,28 @@ def test_figures_for_prometheus(words: Local):
         assert name in text
     assert 'method="other"' in text
     assert "nowhere" not in text
+
+
+def test_bodies_that_were_read_take_no_place(model: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("bertworks.serve.application.BYTES", 1000)
+    with Local(model) as local:
+        assert [local.post("/embed", {"inputs": "dogs " * 80}).status_code for _ in range(5)] == [200] * 5
+
+
+def at_the_gate(*headers: tuple[bytes, bytes], **settings: Any) -> int | None:
+    """The status by which a request is refused; None: it is let in."""
+    scope = {"raw_path": b"/info", "query_string": b"", "path": "/info", "method": "GET"}
+    refusal = Gate(None, Figures(), hosts={"here"}, **settings)._refusal(
+        scope | {"headers": [(b"host", b"here"), *headers]}
+    )
+    return refusal and refusal[0]
+
+
+def test_who_is_let_in():
+    assert at_the_gate() is None
+    assert at_the_gate(stopping=lambda: True) == 503
+    assert at_the_gate((b"x", bytes(16_000))) is None
+    assert at_the_gate((b"x", bytes(17_000))) == 431
+    assert at_the_gate(token="sesame") == 401
+    assert at_the_gate((b"authorization", b"Basic sesame"), token="sesame") == 401
+    assert at_the_gate((b"authorization", b"bearer sesame"), token="sesame") is None

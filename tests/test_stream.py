@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from bertworks.data.batch import Batches, collate
+from bertworks.data.labelled import LabelledBatches
 from bertworks.data.masking import Example, Masker, MaskingConfig
 from bertworks.data.sampling import Special, frame
 from bertworks.data.stream import Stream, shuffled
@@ -121,3 +122,11 @@ def test_shares_and_micro_batches_are_the_same_sequences(world_size, micro_batch
     assert bag([b for part in parts for b in part]) == bag(whole)
     assert len({len(part) for part in parts}) == 1  # or data parallelism would wait for ever
     assert all(b.layout.num_sequences <= micro_batch_size + (13 % world_size > 0) for part in parts for b in part)
+
+
+def test_every_epoch_of_labelled_data_has_an_order_of_its_own():
+    units = [[Example(np.array([n]), np.array([0]), np.array([0]), np.array([n]), -1)] for n in range(40)]
+    batches = LabelledBatches(units, 8, 1 << 20, seed=3)
+    epochs = [[sorted(b.labels.tolist()) for k in range(5) for b in batches(5 * epoch + k)] for epoch in range(3)]
+    assert all(sorted(n for step in epoch for n in step) == list(range(40)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]

@@ -13,7 +13,7 @@ from torch import nn
 
 from bertworks.data.batch import collate
 from bertworks.data.masking import Example
-from bertworks.learn.losses import CHUNK_BYTES, cross_entropy, vocabulary_cross_entropy
+from bertworks.learn.losses import CHUNK_BYTES, Tally, cross_entropy, vocabulary_cross_entropy
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.learn.optimization import OptimizerConfig, make_optimizer, update
 from bertworks.learn.train import evaluate, train
@@ -330,3 +330,38 @@ def test_two_processes_are_one(tmp_path: Path):
             assert (one[name] - two[name]).norm() <= 1e-6 * max(one[name].norm(), 1e-3), name
         else:
             torch.testing.assert_close(one[name], two[name], rtol=1e-6, atol=0)
+
+
+def test_a_loss_that_is_not_finite_skips_though_gradients_are():
+    class Spoilt(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(3))
+
+        def counts(self, batch):
+            return {"x": 1}
+
+        def forward(self, batch):
+            return {"x": Tally(self.weight.sum() + torch.inf, torch.zeros(()))}
+
+    one = np.zeros(1, np.int64)
+    batch, c, spoilt = collate([Example(one, one, one, one, -1)]), OptimizerConfig(warmup=0.0), Spoilt()
+    (step,) = train(spoilt, make_optimizer(spoilt, c), lambda n: [batch], c, 1)
+    assert step.skipped.item() == 1
+    assert torch.equal(spoilt.weight, torch.ones(3))
+
+
+def test_chunks_of_the_vocabulary_are_added_up_in_single_precision(monkeypatch: pytest.MonkeyPatch):
+    torch.manual_seed(0)
+    x, words = torch.randn(4096, 16), torch.randn(40, 16)
+    bias, labels = torch.zeros(40), torch.full((4096,), 3)
+
+    def gradients(dtype, chunk):
+        monkeypatch.setattr("bertworks.learn.losses.CHUNK_BYTES", chunk)
+        parts = [part.to(dtype).requires_grad_() for part in (x, words, bias)]
+        vocabulary_cross_entropy(*parts, labels).loss.backward()
+        return [part.grad.double() for part in parts]
+
+    exact = gradients(torch.float64, 1 << 30)
+    for found, expected in zip(gradients(torch.bfloat16, 40 * 2 * 16), exact, strict=True):
+        assert (found - expected).norm() / expected.norm() < 0.01

@@ -163,6 +163,7 @@ def _read_ours(path: Path) -> TaskDescription:
         or not len(set(found.labels)) == len(found.labels) <= MOST_LABELS
         or not all(type(size) is int and 0 <= size <= 1 << 20 for size in sizes)
         or found.max_length < 3  # [CLS], a token, [SEP]
+        or (found.task == "qa" and not (found.stride and found.max_answer))
         or not all(isinstance(getattr(found, name), kind) for name, kind in kinds.items())
     ):
         raise BertworksError("this is not what fine-tuning writes", where=str(path))

@@ -94,14 +94,13 @@ def _read_trec(folder: Path) -> Collection:
             for name, value in _FIELD.findall(element[2]):  # a text may stand in several pieces
                 fields[name.lower()] = f"{fields.get(name.lower(), '')} {unescape(value).strip()}".strip()
             text = _titled(fields.get("title"), fields.get("text"))
-            if element[1].lower() == "doc":
-                number = fields.get("docno", "")
-                if not number or number in documents:
-                    what = f"the docno {number!r} stands twice" if number else f"a document has no docno: {text[:40]!r}"
-                    raise BertworksError(what, where=str(path), fix="give each document a number of its own")
-                documents[number] = text
-            else:
-                queries[fields.get("num", "").removeprefix("Number:").strip()] = text
+            is_document = element[1].lower() == "doc"
+            kind, name, found = ("document", "docno", documents) if is_document else ("topic", "num", queries)
+            number = fields.get(name, "").removeprefix("Number:").strip()
+            if not number or number in found:
+                what = f"the {name} {number!r} stands twice" if number else f"a {kind} has no {name}: {text[:40]!r}"
+                raise BertworksError(what, where=str(path), fix=f"give each {kind} a number of its own")
+            found[number] = text
     if not set(grades) <= set(queries) and set(grades) <= {str(n) for n in range(1, len(queries) + 1)}:
         queries = {str(n): text for n, text in enumerate(queries.values(), 1)}
     return Collection(documents, queries, grades, Tally())

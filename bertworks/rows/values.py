@@ -49,11 +49,13 @@ def several_labels(value: Any, separator: str, column: str, where: str) -> tuple
 
 def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
     """The names in order; numbers by value where all are numbers."""
-    names = set(labels)
+    names = sorted(set(labels))
     try:
-        return tuple(sorted(names, key=lambda name: (float(name), name)))
+        numbers = {name: float(name) for name in names}
     except ValueError:
-        return tuple(sorted(names))
+        return tuple(names)
+    unordered = any(math.isnan(number) for number in numbers.values())
+    return tuple(names if unordered else sorted(names, key=numbers.__getitem__))
 
 
 def answers_of(value: Any) -> list[tuple[int, str]] | None:
@@ -84,7 +86,8 @@ def list_of(value: Any) -> list[Any] | None:
     if isinstance(value, str) and _PRINTED_LIST.fullmatch(value.strip()) and _json_list(value) is None:
         return None
     if isinstance(value, str):
-        value = (_json_list(value) if value.lstrip().startswith("[") else None) or value.split()
+        parsed = _json_list(value) if value.lstrip().startswith("[") else None
+        value = value.split() if parsed is None else parsed
     return value if isinstance(value, list) else None
 
 

@@ -1,0 +1,143 @@
+"""Questions over long contexts: the published windows, which tokens are learned, which answers are found."""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from fine import FILLER, tokenizer
+
+from bertworks.data.questions import Encoded, Reading, training_units
+from bertworks.data.windows import around, cut, tokens_of
+from bertworks.learn.answers import Decoding, best_spans
+from bertworks.rows.schema import Item
+
+
+def published(count: int, room: int, step: int) -> tuple[list[tuple[int, int]], list[int]]:
+    """Start and length of each window, and for every token its window: run_squad.py, `_check_is_max_context`."""
+    spans, start = [], 0
+    while start < count:
+        length = min(count - start, room)
+        spans.append((start, length))
+        if start + length == count:
+            break
+        start += min(length, step)
+    owners = []
+    for place in range(count):
+        best, owner = -1.0, -1
+        for number, (start, length) in enumerate(spans):
+            if start <= place < start + length:
+                score = min(place - start, start + length - 1 - place) + 0.01 * length
+                if score > best:
+                    best, owner = score, number
+        owners.append(owner)
+    return spans, owners
+
+
+@pytest.mark.parametrize(
+    ("count", "room", "step"),
+    [
+        (1, 5, 2),
+        (5, 5, 2),
+        (6, 5, 2),
+        (50, 12, 5),
+        (50, 12, 6),
+        (47, 12, 4),
+        (30, 7, 9),
+        (400, 100, 33),
+        (520, 384, 128),
+    ],
+)
+def test_windows_are_the_published_ones(count: int, room: int, step: int) -> None:
+    spans, owners = published(count, room, step)
+    found = cut(count, room, step)
+    assert [(window.start, window.end - window.start) for window in found] == spans
+    owned = [(n, w.start + place) for n, w in enumerate(found) for place in np.flatnonzero(w.own).tolist()]
+    assert owned == sorted((owner, place) for place, owner in enumerate(owners))
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "count", "room"),
+    [(5, 6, 20, 7), (0, 1, 20, 7), (19, 20, 20, 7), (4, 8, 20, 7), (3, 4, 5, 9), (10, 12, 40, 8)],
+)
+def test_as_much_on_either_side(first: int, last: int, count: int, room: int) -> None:
+    start, end = around(first, last, count, room)
+    assert 0 <= start <= first < last <= end <= count
+    assert end - start == min(room, count)
+    assert abs((first - start) - (end - last)) <= 1 or start == 0 or end == count
+
+
+def test_tokens_of_characters() -> None:
+    offsets = np.array([[0, 0], [0, 3], [3, 5], [6, 9], [9, 9]])
+    assert tokens_of(offsets, 3, 6).tolist() == [2]
+    assert tokens_of(offsets, 2, 7).tolist() == [1, 2, 3]
+    assert tokens_of(offsets, 5, 6).tolist() == []
+
+
+def test_best_spans_are_those_of_a_search_of_all() -> None:
+    places, own = np.array([-1, -1, -1, *range(7, 19), -1]), np.zeros(16, bool)
+    own[5:12] = True
+    logits = np.random.default_rng(0).normal(size=(16, 2)).astype(np.float32)
+    wanted = {
+        (int(places[a]), int(places[b])): float(logits[a, 0]) + float(logits[b, 1])
+        for a, b in product(range(3, 15), repeat=2)
+        if own[a] and 0 <= b - a < 4
+    }
+    found = best_spans(logits, places, own, 4)
+    assert {(a, b): score for score, a, b in found} == pytest.approx(wanted)
+    assert len(found) == len(wanted)
+
+
+def encoded(context: str, answers: tuple = (), question: str = "where lives Anna", **how: Any) -> Encoded:
+    (found,) = Reading(tokenizer(), "qa", **how)([Item((question, context), answers, "here:1")])
+    return found
+
+
+def test_every_window_that_holds_an_answer_is_taught_where() -> None:
+    context = " ".join(FILLER[n % len(FILLER)] for n in range(60))
+    tokens = tokenizer().encode(context)
+    for token, (start, end) in enumerate(tokens.offsets[1:-1]):
+        found = encoded(context, ((start, context[start:end]), (0, context[:1])), max_length=24, stride=5)
+        at, held = 0, 0
+        for one in found.unit:
+            first, last = one.labels.tolist()
+            places = found.places[at : at + len(one.input_ids)]
+            at += len(one.input_ids)
+            assert len(one.input_ids) <= 24
+            if token in places.tolist():
+                held += 1
+                assert (places[first], places[last]) == (token, token)
+                assert one.input_ids[first] == tokens.ids[token + 1]
+            else:
+                assert (first, last) == (0, 0)
+        assert held
+
+
+def test_a_long_question_leaves_half_to_the_context() -> None:
+    words = " ".join(["dogs"] * 60)
+    found = encoded(words, question=words, max_length=24, stride=5)
+    assert found.num_truncated == 60 - 12
+    assert all(one.token_type_ids.tolist()[:15] == [0] * 14 + [1] for one in found.unit)
+
+
+@pytest.mark.parametrize(("threshold", "given"), [(None, True), (2.0, True), (1.99, False), (2.01, True)])
+def test_no_answer_is_said_above_the_threshold(threshold: float | None, given: bool) -> None:
+    found = encoded("Anna lives in Oslo", max_length=24)
+    logits = np.zeros((len(found.unit[0].input_ids), 2), np.float32)
+    logits[0] = 3.5  # both of [CLS]: 7
+    logits[found.places.tolist().index(3)] = 2.5  # Oslo: 5
+    answer = Decoding("qa", threshold=threshold)(found, logits)
+    assert answer["no_answer_margin"] == 2
+    assert answer["answer"] == ("Oslo" if given else "")
+    nothing = 0 if threshold is None else np.exp(7 - 5) * answer["n_best"][0]["score"]
+    assert sum(one["score"] for one in answer["n_best"]) + nothing == pytest.approx(1)
+    assert answer["score"] == pytest.approx(answer["n_best"][0]["score"] if given else nothing)
+
+
+def test_windows_that_ask_nothing_are_not_learned_from() -> None:
+    item = Item(("?" * 60, "film"), ("O", "B-x"), "a:1")
+    (found,) = Reading(tokenizer(), "tagging", ("O", "B-x"), 16)([item])
+    assert any(not len(one.masked_positions) for one in found.unit)
+    units = training_units(found, "tagging")
+    assert all(len(one.masked_positions) for unit in units for one in unit)
+    assert sum(len(one.masked_positions) for unit in units for one in unit) == 2
