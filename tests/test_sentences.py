@@ -176,12 +176,19 @@ def test_a_line_end_always_cuts(first: str, second: str) -> None:
 
 
 @pytest.mark.no_cover
-@pytest.mark.parametrize("unit", ["word ", "漢字", "x", "a, ", "あ、", "「ああ。", "(", "Mr. ", ". ", ".", "！", "다."])
+@pytest.mark.parametrize(
+    "unit", ["word ", "漢字", "x", "a, ", "あ、", "「ああ。", "(", "Mr. ", ". ", ".", "！", "다.", "\n", "　\n"]
+)
 def test_giants_are_cut_and_take_linear_time(unit: str) -> None:
     text = unit * (200_000 // len(unit))
     sentences = split_sentences(text)  # would take an hour if time grew with the square
-    assert max(map(len, sentences)) <= LONGEST_SENTENCE
+    assert max(map(len, sentences), default=0) <= LONGEST_SENTENCE
     assert letters("".join(sentences)) == letters(text)
+
+
+def test_a_line_that_begins_with_wide_spaces_and_a_stop() -> None:
+    assert split_sentences("あ。\n　　. Abc def.") == ["あ。", ". Abc def."]
+    assert letters("".join(split_sentences("　　. Abc"))) == ".Abc"
 
 
 def test_giants_are_cut_at_white_space() -> None:

@@ -13,9 +13,10 @@ _LONGEST_QUOTE = 300  # characters; longer Japanese quotes are cut inside
 
 _CLOSERS = r"\"'”’»›)\]}*_」』）】〉》〕］｝"
 _OPENERS = "\"'“‘«‹„‚([{¿¡*_-–—「『（【〈《〔［｛・"
-# A stop or a line's end with the marks and the white space after it. It matches wherever its first character does, so
-# that the search never goes over the same characters twice; one class at the front is three times as fast as two.
-_STOP = re.compile(rf"[\n.!?…।؟۔。！？｡．][.!?…。！？｡．{_CLOSERS}]*(?:\[\d{{1,3}}\])*\s*")
+# A line's end, or a stop with the marks and the white space after it. It matches wherever its first character does, and
+# the search goes on behind it, so that it never goes over the same characters twice; one class at the front is three
+# times as fast as two.
+_STOP = re.compile(rf"[\n.!?…।؟۔。！？｡．](?:(?<=\n)|[.!?…。！？｡．{_CLOSERS}]*(?:\[\d{{1,3}}\])*\s*)")
 _HALF_WIDTH = ".!?…।؟۔"
 _WORD = re.compile(r"[^\W\d_]+")
 _JOINTS = re.compile(r"[-–—/(\[\"'“‘«„]+")  # before an abbreviation: Minneapolis-St. Paul, (ca. 1900)
@@ -74,11 +75,10 @@ def split_sentences(text: str) -> list[str]:
     start = position = 0
     while match := _STOP.search(text, position):
         stop, end = match.span()
+        position = end
         mark = text[stop]
-        # What stands behind a line's end is looked at anew: stops there are a line's own.
-        position = stop + 1 if mark == "\n" else end
         if mark == "\n":
-            end = position
+            pass  # what stands behind it is looked at anew: stops there are a line's own
         elif stop - start < 2 and not text[start:stop].strip().isalnum() and "\n" not in text[stop:end]:
             continue  # no sentence of punctuation alone: it begins the next one
         elif not (_ends_half_width if mark in _HALF_WIDTH else _ends_full_width)(text, start, stop, end):
@@ -126,7 +126,7 @@ def _is_abbreviation(text: str, start: int, stop: int, end: int, following: str)
     begin = max(text.rfind(" ", max(start, stop - 24), stop) + 1, start)
     word = text[begin:stop]
     if begin == start:
-        word = word.rsplit(None, 1)[-1] if word else ""
+        word = word.rsplit(None, 1)[-1] if word.strip() else ""  # a line may begin with wide spaces
         if _ENUMERATOR.fullmatch(word):
             return True
     if not word.isalnum():
