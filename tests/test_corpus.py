@@ -9,6 +9,7 @@ import os
 import random
 import subprocess
 import sys
+import tarfile
 import textwrap
 import tracemalloc
 from pathlib import Path
@@ -188,11 +189,13 @@ def test_every_format_and_compression_gives_the_same_documents(tmp_path: Path) -
     write(tmp_path / "AA" / "wiki_00", wiki)
     write(tmp_path / "AA" / "wiki_01.bz2", bz2.compress(wiki.encode()))
     write(tmp_path / "i.txt", "\n\n".join(expected) + "\n")
+    skippable = b"\x53\x2a\x4d\x18\x04\0\0\0info"
+    write(tmp_path / "j.jsonl.zst", skippable + pyarrow.compress(jsonl, "zstd", asbytes=True))
     reader = CorpusReader([tmp_path])
-    assert [document.text for document in reader] == expected * 11
-    assert reader.report.columns == {"text": 8}
-    assert reader.report.documents == 55
-    assert reader.report.characters == sum(map(len, expected)) * 11
+    assert [document.text for document in reader] == expected * 12
+    assert reader.report.columns == {"text": 9}
+    assert reader.report.documents == 60
+    assert reader.report.characters == sum(map(len, expected)) * 12
     assert reader.report.troubles() == []
 
 
@@ -410,12 +413,16 @@ def test_what_is_not_text_is_skipped_and_named(tmp_path: Path) -> None:
     write(tmp_path / "picture.txt", bytes(range(256)) * 20)
     write(tmp_path / "picture.png", b"\x89PNG")
     write(tmp_path / "letter.txt", b"%PDF-1.7\nIt looks like words.")
+    letter = tmp_path / "letter.txt"
+    with tarfile.open(tmp_path / "packed.txt.gz", "w:gz") as archive:
+        archive.add(letter, "letter.txt")
     write(tmp_path / "_SUCCESS", b"")
     write(tmp_path / ".hidden.txt", "no")
     write(tmp_path / "array.json", '[{"text": "a"}]')
     found = report(tmp_path)
     assert found.documents == 1
-    assert found.skipped_files.count == 4
+    assert found.skipped_files.count == 5
+    assert "packed.txt.gz (a tar archive; `tar xf FILE -C FOLDER`" in str(found.skipped_files.places)
     assert "picture.png" in str(found)
     assert "letter.txt (a PDF; `pdftotext FILE`" in str(found)
     assert "picture.txt (not text)" in str(found)

@@ -33,6 +33,7 @@ COMPRESSIONS = {  # by suffix: the first bytes of such a file, and what tells wh
     ".xz": (b"\xfd7zXZ\0", "xz -t"),
     ".bz2": (b"BZh", "bzip2 -t"),
 }
+_SKIPPABLE = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5f: a frame without text, with which .zst files may begin too
 _BYTE_ORDER_MARKS = (  # the four-byte marks first: the one of UTF-32 begins with the one of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -236,6 +237,8 @@ def not_text(head: bytes) -> tuple[str, str] | None:
     for first, what_and_fix in _OTHER_FORMATS.items():
         if head.startswith(first):
             return what_and_fix
+    if head[257:262] == b"ustar":
+        return "a tar archive", "`tar xf FILE -C FOLDER` unpacks it; then name the folder"
     head = head[:8192]
     control = sum(head.count(byte) for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
     bad = head.decode("utf-8", "replace").count("\ufffd")
@@ -261,6 +264,8 @@ def _decompressed(path: Path) -> IO[bytes]:
     stream: IO[bytes]
     with path.open("rb") as file:
         magic = file.read(6)
+    if magic[1:4] == _SKIPPABLE and 0x50 <= magic[0] <= 0x5F:
+        magic = COMPRESSIONS[".zst"][0]
     match next((suffix for suffix, (start, _) in COMPRESSIONS.items() if magic.startswith(start)), None):
         case ".gz":
             return io.BufferedReader(gzip.open(path), BLOCK_SIZE)
