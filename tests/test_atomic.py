@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import json
 import os
 import re
 import signal
@@ -14,7 +15,15 @@ import pytest
 
 from bertworks.errors import BertworksError
 from bertworks.text import atomic
-from bertworks.text.atomic import remove_leftovers, replacing, replacing_folder, sha256, write_bytes, write_text
+from bertworks.text.atomic import (
+    remove_leftovers,
+    replacing,
+    replacing_folder,
+    sha256,
+    write_bytes,
+    write_json,
+    write_text,
+)
 
 BIG = os.urandom(300_000)
 
@@ -41,6 +50,12 @@ def test_writes_whole_files_and_missing_folders(tmp_path: Path) -> None:
     write_bytes(tmp_path / "a" / "b" / "c.txt", BIG)
     assert (tmp_path / "a" / "b" / "c.txt").read_bytes() == BIG
     assert names(tmp_path / "a" / "b") == ["c.txt"]
+
+
+def test_names_that_are_not_utf8_come_back_as_they_were(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9 \\udce9 \xe2\x82\xac.txt")
+    write_json(tmp_path / "x.json", {name: name})
+    assert json.loads((tmp_path / "x.json").read_bytes()) == {name: name}
 
 
 def test_sha256_streams(tmp_path: Path) -> None:

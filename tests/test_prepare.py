@@ -1,12 +1,15 @@
 """Vocabularies and shards as events; nothing of somebody else's is lost."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from bertworks.errors import UsageError
-from bertworks.runs.prepare import in_background, make_vocabulary
+from bertworks.runs.claims import claim, refuse_other
+from bertworks.runs.prepare import in_background, make_shards, make_vocabulary
 from bertworks.text.corpus import CorpusReader
+from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig
 
 
@@ -24,6 +27,22 @@ def test_a_vocabulary_may_be_made_again_but_replaces_nothing_else(tmp_path):
     with pytest.raises(UsageError, match=r"precious\.txt"):
         list(make_vocabulary(reader, output, VocabularyConfig(size=60)))
     assert (output / "precious.txt").read_text() == "mine"
+
+
+def test_a_file_name_that_is_not_utf8_goes_all_the_way(tmp_path):
+    make_text(tmp_path)
+    data = tmp_path / "data"
+    data.mkdir()
+    (tmp_path / "text.txt").rename(data / os.fsdecode(b"caf\xe9.txt"))
+    (data / os.fsdecode(b"caf\xe9.pdf")).write_text("left out, and named in the manifest")
+    list(make_vocabulary(CorpusReader([data]), tmp_path / "tok", VocabularyConfig(size=60)))
+    tokenizer = Tokenizer.load(tmp_path / "tok")
+    for _ in range(2):
+        events = list(make_shards(CorpusReader([data]), tmp_path / "shards", tokenizer, workers=1))
+        assert events[-1].kind == "done"
+    request = {"inputs": [str(next(data.glob("*.txt")))]}
+    claim(tmp_path / "run", request)
+    assert refuse_other(tmp_path / "run", request)
 
 
 def test_work_in_the_background_tells_returns_and_fails_like_any_other():

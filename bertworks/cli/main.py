@@ -6,6 +6,7 @@ shown with `--debug` only. Nothing heavy is imported before a verb runs, so that
 
 import atexit
 import errno
+import io
 import os
 import sys
 import traceback
@@ -135,6 +136,8 @@ def run() -> NoReturn:
     now and then abort a process while it takes itself down, with everything saved and an exit code that says otherwise.
     """
     Interruption.ends_process = True
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a file name that is not UTF-8 is shown as well as can be
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = main()
     except SystemExit as error:  # a signal, after the run was saved

@@ -10,7 +10,7 @@ from typing import Any
 
 from bertworks.errors import UsageError
 from bertworks.runs.run import versions
-from bertworks.text.atomic import write_text
+from bertworks.text.atomic import write_json
 
 FILES = (  # of a run folder, besides run.json
     "recipe.toml", "metrics.jsonl", "report.html", "config.json", "model.safetensors", "README.md", "vocab.txt",
@@ -72,8 +72,7 @@ def refuse_other(output: Path, now: Mapping[str, Any]) -> bool:
 
 def claim(output: Path, request: Mapping[str, Any]) -> None:
     """Writes the request down, in a folder that `refuse_other` called free or that `clear` made so."""
-    content = {"request": request, "versions": versions()}
-    write_text(output / "run.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    write_json(output / "run.json", {"request": request, "versions": versions()})
 
 
 def clear(output: Path) -> bool:

@@ -84,8 +84,12 @@ def write_bytes(path: str | Path, data: bytes) -> None:
 
 
 def write_text(path: str | Path, text: str) -> None:
-    """Write a whole UTF-8 file atomically, newlines as they are."""
-    write_bytes(path, text.encode("utf-8"))
+    r"""Write a whole UTF-8 file atomically, newlines as they are.
+
+    A file name that is not UTF-8 has lone surrogates in Python. They become \udce9 and the like, which is what JSON
+    calls them too: read again, the name is the same.
+    """
+    write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def write_json(path: str | Path, content: Any) -> None:
