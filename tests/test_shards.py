@@ -27,7 +27,7 @@ from bertworks.text.atomic import sha256
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.parts import cut_into_parts, find_part, part_path, token_dtype
 from bertworks.text.sentences import split_sentences
-from bertworks.text.shards import Shards, write_shards
+from bertworks.text.shards import Shards, holds_shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.wordcache import WordCache
 
@@ -246,13 +246,36 @@ def test_a_corpus_that_changes_meanwhile_is_an_error(
 
 
 @pytest.mark.parametrize("plan", ["", "[]", "7", "{}"])
-def test_a_garbled_plan_is_another_command(
+def test_a_garbled_plan_is_no_plan_of_ours(
     plan: str, reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "plan.json").write_text(plan)
-    with pytest.raises(BertworksError, match="another command"):
+    with pytest.raises(BertworksError, match=r"holds no shards: plan\.json"):
         write_shards(reader, tokenizer, tmp_path / "shards", workers=1)
+
+
+def test_overwrite_deletes_shards_and_nothing_else(reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    for name in ("tokenizer/mine.json", "parts/of/speech.txt", "manifest.json", "plan.json", "tokens.bin"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text('{"format": 1, "files": []}')
+    for overwrite in (False, True):
+        with pytest.raises(BertworksError, match="holds no shards: manifest"):
+            write_shards(reader, tokenizer, project, workers=1, overwrite=overwrite)
+    assert len(hashes(project)) == 5
+    assert not holds_shards(project)
+    shards = tmp_path / "shards"
+    write_shards(reader, tokenizer, shards, workers=1)
+    before = hashes(shards)
+    (shards / "thesis.txt").write_text("years of work")
+    with pytest.raises(BertworksError, match=r"more than shards: thesis\.txt"):
+        write_shards(reader, tokenizer, shards, workers=1, overwrite=True)
+    assert before.items() < hashes(shards).items()
+    (shards / "thesis.txt").unlink()
+    (shards / "manifest.json").write_text("{")  # garbled: still told by what lies beside it
+    write_shards(reader, tokenizer, shards, workers=1, overwrite=True)
+    assert hashes(shards) == before
 
 
 def test_an_unfinished_folder_of_another_command_is_refused(

@@ -33,8 +33,12 @@ FORMAT = 1  # of the folder and of the rules that make its bytes: parts of anoth
 _AGAIN = "type the `bertworks prepare` command again: it goes on where it stopped"
 _UNKNOWN_WORDS = 1000  # examples kept
 _LARGEST_MANIFEST = 1 << 24  # bytes
-_OURS = ("manifest.json", "plan.json", "tokens.bin", "sentences.npy", "documents.npy", "preflight.json")
-_OUR_FOLDERS = ("parts", "tokenizer")
+_DATA = ("tokens.bin", "sentences.npy", "documents.npy")
+_OURS = (*_DATA, "preflight.json", "parts", "tokenizer", "plan.json", "manifest.json")
+_KEYS = {  # by which our files are told from those of other programs that have the same names; in every format
+    "manifest.json": {"format", "tokens", "tokenizer_sha256", "files", "settings"},
+    "plan.json": {"format", "tokenizer", "files_sha256"},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +135,23 @@ class Shards:
         return tokenizer
 
 
+def holds_shards(folder: str | Path) -> bool:
+    """Is this a folder that `write_shards` finished or began? Told by what is in the files: other programs write a
+    manifest.json too."""
+    folder = Path(folder)
+    return all((folder / name).is_file() for name in _DATA) or any(
+        keys <= _names_in(folder / name) for name, keys in _KEYS.items()
+    )
+
+
+def _names_in(path: Path) -> set[str]:
+    """The names of a JSON object; none where there is no such file, or another content."""
+    try:
+        return set(dict(json.loads(read_small(path, _LARGEST_MANIFEST))))
+    except (BertworksError, ValueError, TypeError, RecursionError):
+        return set()
+
+
 def write_shards(
     reader: CorpusReader,
     tokenizer: Tokenizer,
@@ -159,6 +180,7 @@ def write_shards(
     folder = Path(folder)
     settings = _settings(reader, tokenizer)
     with _locked(folder):
+        _refuse_strangers(folder, overwrite)
         if overwrite:
             _clear(folder)
         if (folder / "manifest.json").exists():
@@ -281,19 +303,13 @@ def _short(value: Any) -> str:
 def _begin(folder: Path, settings: dict[str, Any], reader: CorpusReader, tokenizer: Tokenizer) -> None:
     """Take possession of the folder, or of what an interrupted run of the same command left in it."""
     plan = folder / "plan.json"
-    if plan.exists():
+    if _visible(folder):
         try:
             there = dict(json.loads(plan.read_text(encoding="utf-8")))
-        except (ValueError, TypeError):
+        except (OSError, ValueError, TypeError):
             there = {}
         there["files_sha256"] = settings["files_sha256"]  # of every part that is there the text is compared
         _refuse_other(there, settings, reader, folder)
-    elif any(not entry.name.startswith(".") for entry in folder.iterdir()):
-        raise BertworksError(
-            "this folder is not empty and holds no shards",
-            where=str(folder),
-            fix="choose a new or empty folder with -o",
-        )
     write_text(plan, json.dumps(settings, indent=2) + "\n")
     tokenizer.save(folder / "tokenizer")
     for parts in (folder / "parts").glob("*"):
@@ -307,12 +323,32 @@ def _tidy(folder: Path) -> None:
     shutil.rmtree(folder / "parts", ignore_errors=True)
 
 
+def _visible(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
+
+
+def _refuse_strangers(folder: Path, overwrite: bool) -> None:
+    """Raises BertworksError, before anything is touched, for a folder of other things, and for shards that are to be
+    deleted and have other things beside them."""
+    there = _visible(folder)
+    strange = [name for name in there if name not in _OURS]
+    if there and not holds_shards(folder):
+        what = f"this folder is not empty and holds no shards: {', '.join((strange or there)[:5])}"
+    elif overwrite and strange:
+        what = f"this folder holds more than shards: {', '.join(strange[:5])}"
+    else:
+        return
+    raise BertworksError(what, where=str(folder), fix="choose a new or empty folder with -o")
+
+
 def _clear(folder: Path) -> None:
-    """Remove the shards in a folder, the manifest first, and nothing else."""
+    """Remove shards. What tells that they are ours goes last: after a kill in between, the same can be typed again."""
     for name in _OURS:
-        (folder / name).unlink(missing_ok=True)
-    for name in _OUR_FOLDERS:
-        shutil.rmtree(folder / name, ignore_errors=True)
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 @contextmanager
