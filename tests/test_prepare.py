@@ -7,7 +7,8 @@ import pytest
 
 from bertworks.errors import UsageError
 from bertworks.runs.claims import claim, refuse_other
-from bertworks.runs.prepare import in_background, make_shards, make_vocabulary
+from bertworks.runs.prepare import in_background, make_shards, make_vocabulary, read_text
+from bertworks.runs.request import make_request
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig
@@ -43,6 +44,41 @@ def test_a_file_name_that_is_not_utf8_goes_all_the_way(tmp_path):
     request = {"inputs": [str(next(data.glob("*.txt")))]}
     claim(tmp_path / "run", request)
     assert refuse_other(tmp_path / "run", request)
+
+
+def test_what_is_written_does_not_become_text(tmp_path):
+    (tmp_path / "data").mkdir()
+    make_text(tmp_path / "data")
+    list(make_vocabulary(CorpusReader([tmp_path / "data"]), tmp_path / "tok", VocabularyConfig(size=60)))
+    tokenizer = Tokenizer.load(tmp_path / "tok")
+    for inputs in ([tmp_path / "data"], [str(tmp_path / "da*")]):
+        reader = CorpusReader(inputs)
+        with pytest.raises(UsageError, match="lies in the folder that is read"):
+            list(make_vocabulary(reader, tmp_path / "data" / "tok", VocabularyConfig(size=60)))
+        with pytest.raises(UsageError, match="lies in the folder that is read"):
+            list(make_shards(reader, tmp_path / "data" / "shards", tokenizer, overwrite=True))
+        with pytest.raises(UsageError, match="holds what is to be read"):
+            list(make_shards(reader, tmp_path, tokenizer))
+    assert [path.name for path in (tmp_path / "data").iterdir()] == ["text.txt"]
+
+
+def test_folders_that_hold_no_text_are_called_what_they_are(tmp_path):
+    reader = make_text(tmp_path)
+    list(make_vocabulary(reader, tmp_path / "tok", VocabularyConfig(size=60)))
+    list(make_shards(reader, tmp_path / "shards", Tokenizer.load(tmp_path / "tok"), workers=1))
+    with pytest.raises(UsageError, match=r"holds shards, not text(.|\n)*bertworks pretrain"):
+        read_text([tmp_path / "text.txt", tmp_path / "shards"])
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "model" / "model.safetensors").write_text("")
+    with pytest.raises(UsageError, match=r"holds a model, not text(.|\n)*--init"):
+        read_text(tmp_path / "model")
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "text.txt").write_text("A text.")
+    (tmp_path / "texts" / "manifest.json").write_text('{"text": "of somebody"}')
+    request = make_request([tmp_path / "texts"], None, (), None, None, None, None, None, None, "auto")
+    assert not request.is_shards
+    assert len(list(request.reader())) == 2
 
 
 def test_work_in_the_background_tells_returns_and_fails_like_any_other():

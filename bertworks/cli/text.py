@@ -29,13 +29,12 @@ def vocab(
     as_json: Json = False,
 ) -> None:
     """Make a vocabulary of raw text, and write it as a Hugging Face tokenizer folder."""
-    from bertworks.runs.prepare import make_vocabulary
-    from bertworks.text.corpus import CorpusReader
+    from bertworks.runs.prepare import make_vocabulary, read_text
     from bertworks.text.vocabulary import VocabularyConfig
 
     config = VocabularyConfig(size=size, algorithm=algorithm, lowercase=lowercase)
     memory = parse_size(max_memory, "--max-memory")
-    reader = CorpusReader(inputs, text_column=text_column, documents=documents)
+    reader = read_text(inputs, text_column, documents)
     events = make_vocabulary(reader, output, config, max_memory=memory, workers=workers)
     show_events(events, as_json=as_json)
 
@@ -53,11 +52,10 @@ def prepare(
     as_json: Json = False,
 ) -> None:
     """Turn raw text into token ids on disk, once and in parallel; `pretrain` reads them."""
-    from bertworks.runs.prepare import make_shards
-    from bertworks.text.corpus import CorpusReader
+    from bertworks.runs.prepare import make_shards, read_text
     from bertworks.text.tokenizer import Tokenizer
 
     vocabulary = Tokenizer.load(tokenizer)
-    reader = CorpusReader(inputs, text_column=text_column, documents=documents)
+    reader = read_text(inputs, text_column, documents)
     events = make_shards(reader, output, vocabulary, workers=workers, overwrite=overwrite)
     show_events(events, as_json=as_json)

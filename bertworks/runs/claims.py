@@ -4,7 +4,7 @@ on. Not here: what requests are."""
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,29 +18,6 @@ FILES = (  # of a run folder, besides run.json
     "data.json", "result.json", "errors.csv", "finished.json", "trials.json",
 )  # fmt: skip
 FOLDERS = ("checkpoints", "plans", "shards", "tokenizer")
-
-
-def refuse_nested(output: Path, paths: Iterable[str], corpora: Sequence[str] = ()) -> None:
-    """What is read must not change because of what is written.
-
-    Raises:
-        UsageError: the folder holds what is to be read, or lies within the corpus.
-    """
-    target = output.resolve()
-    for one in paths:
-        if not Path(one).is_absolute():  # standard input, or the name of a model
-            continue
-        path = Path(one).resolve()
-        if target in (path, *path.parents):
-            raise UsageError(
-                f"the output folder holds what is to be read: {one}", where=str(output), fix="-o ANOTHER-FOLDER"
-            )
-        if one in corpora and path.is_dir() and path in target.parents:
-            raise UsageError(
-                f"the output folder lies in the folder that is read, {one}: the model's files would become its text",
-                where=str(output),
-                fix="-o A-FOLDER-ELSEWHERE",
-            )
 
 
 def refuse_other(output: Path, now: Mapping[str, Any]) -> bool:

@@ -25,7 +25,7 @@ from bertworks.learn.machine import Precision, best_precision, choose_device, ke
 from bertworks.learn.recipe import dump, parse_as
 from bertworks.rows.reader import Quoting
 from bertworks.rows.schema import Task
-from bertworks.runs.claims import absolute, claim, clear, refuse_nested, refuse_other
+from bertworks.runs.claims import absolute, claim, clear, refuse_other
 from bertworks.runs.datasets import LabelledData, files_of, read_data
 from bertworks.runs.events import Event, duration, until_done
 from bertworks.runs.examination import Examination
@@ -37,7 +37,7 @@ from bertworks.runs.processes import Processes
 from bertworks.runs.run import Run
 from bertworks.runs.survey import Survey, survey
 from bertworks.runs.task_card import task_card
-from bertworks.text.atomic import sha256, write_text
+from bertworks.text.atomic import refuse_nested, sha256, write_text
 
 FINISHED = "finished.json"  # what the last event said; a folder that has it is done
 _ONLY: dict[str, tuple[Task, ...]] = {  # settings that mean nothing elsewhere

@@ -2,28 +2,55 @@
 
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from bertworks.errors import UsageError
 from bertworks.runs.events import Event
-from bertworks.text.atomic import replacing_folder
+from bertworks.text.atomic import refuse_nested, replacing_folder
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.preflight import PreflightReport, preflight
-from bertworks.text.shards import Shards, write_shards
+from bertworks.text.shards import Shards, holds_shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, VocabularyReport, train_vocabulary
 
 Documents = Literal["auto", "blank_line", "file"]
 Result = TypeVar("Result")
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")  # of a model folder
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 PATIENCE = 2.0  # seconds that work may take to end when nobody listens any more
 
 
 class _UnheardError(Exception):
     """Nobody listens: the work is to end."""
+
+
+def read_text(
+    inputs: Sequence[str | Path], text_column: str | None = None, documents: Documents = "auto"
+) -> CorpusReader:
+    """The reader of raw text.
+
+    Raises:
+        UsageError: an input is a folder of shards, or of a model.
+        BertworksError: an input names nothing that can be read.
+    """
+    for one in [inputs] if isinstance(inputs, str | Path) else inputs:
+        folder = Path(one).expanduser()
+        if holds_shards(folder):
+            fix = f"`bertworks pretrain {one} -o MODEL` trains on it; `bertworks prepare TEXT TEXT ...` joins corpora"
+            raise UsageError("this folder holds shards, not text", where=str(one), fix=fix)
+        if (folder / "config.json").is_file() and any((folder / name).is_file() for name in _WEIGHTS):
+            fix = f"name the text; `bertworks pretrain TEXT --init {one}` goes on from this model"
+            raise UsageError("this folder holds a model, not text", where=str(one), fix=fix)
+    return CorpusReader(inputs, text_column=text_column, documents=documents)
+
+
+def _refuse_in_corpus(output: Path, reader: CorpusReader) -> None:
+    """Raises UsageError: what is written must not be read as text, the next time."""
+    folders = [str(folder) for folder in reader.folders]
+    refuse_nested(output, [*folders, *map(str, reader.files)], folders)
 
 
 def make_vocabulary(
@@ -37,8 +64,9 @@ def make_vocabulary(
     """A vocabulary from raw text, written as a tokenizer folder. The "done" event has the report's figures.
 
     Raises:
-        UsageError: there is something else than a tokenizer in the folder.
+        UsageError: there is something else than a tokenizer in the folder, or it lies within the corpus.
     """
+    _refuse_in_corpus(output, reader)
     strange = sorted(p.name for p in output.iterdir() if p.name not in TOKENIZER_FILES) if output.is_dir() else []
     if strange:
         raise UsageError(
@@ -66,7 +94,12 @@ def make_shards(
     workers: int | None = None,
     overwrite: bool = False,
 ) -> Iterator[Event]:
-    """Shards from raw text, with what the preflight found. The "done" event has the counts."""
+    """Shards from raw text, with what the preflight found. The "done" event has the counts.
+
+    Raises:
+        UsageError: the folder lies within the corpus.
+    """
+    _refuse_in_corpus(output, reader)
 
     def work(tell: Callable[[str, int], None]) -> tuple[Shards, PreflightReport | None]:
         def progress(characters: int) -> None:

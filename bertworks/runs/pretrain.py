@@ -26,7 +26,7 @@ from bertworks.learn.machine import (
 from bertworks.learn.plan import choose, fit, measure
 from bertworks.learn.recipe import Recipe, dump, load, parse, replaced
 from bertworks.nn.config import EncoderConfig
-from bertworks.runs.claims import claim, clear, refuse_nested, refuse_other
+from bertworks.runs.claims import claim, clear, refuse_other
 from bertworks.runs.events import Event, duration
 from bertworks.runs.interruption import terminable
 from bertworks.runs.prepare import Documents, make_shards, make_vocabulary
@@ -34,7 +34,7 @@ from bertworks.runs.pretraining import Corpus, Pretraining
 from bertworks.runs.processes import Processes
 from bertworks.runs.request import Request, corpus_tokens, make_request, seconds_of
 from bertworks.runs.run import Run
-from bertworks.text.atomic import write_text
+from bertworks.text.atomic import refuse_nested, write_text
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import Shards
 from bertworks.text.tokenizer import Tokenizer

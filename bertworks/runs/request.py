@@ -13,9 +13,9 @@ from typing import Any
 from bertworks.errors import UsageError
 from bertworks.files.names import is_name
 from bertworks.runs.claims import absolute
-from bertworks.runs.prepare import Documents
+from bertworks.runs.prepare import Documents, read_text
 from bertworks.text.corpus import CorpusReader
-from bertworks.text.shards import Shards
+from bertworks.text.shards import Shards, holds_shards
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 CHARACTERS_PER_TOKEN = 4.2  # for estimates before there is a vocabulary
@@ -40,8 +40,7 @@ class Request:
     @property
     def is_shards(self) -> bool:
         """Is the input a folder that `prepare` wrote, or began to write?"""
-        folder = Path(self.inputs[0]) if len(self.inputs) == 1 else None
-        return folder is not None and any((folder / name).is_file() for name in ("manifest.json", "plan.json"))
+        return len(self.inputs) == 1 and holds_shards(self.inputs[0])
 
     def shards_folder(self, output: Path) -> Path:
         """Where the token ids are, or will be."""
@@ -67,7 +66,7 @@ class Request:
         Raises:
             BertworksError: an input names nothing that can be read.
         """
-        return CorpusReader(self.inputs, text_column=self.text_column, documents=self.documents)
+        return read_text(self.inputs, self.text_column, self.documents)
 
 
 def corpus_tokens(corpus: CorpusReader | Shards) -> int:

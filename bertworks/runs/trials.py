@@ -12,12 +12,12 @@ from typing import Any
 from bertworks.errors import UsageError
 from bertworks.learn.finetuning import PAPER_GRID
 from bertworks.learn.scores import interval
-from bertworks.runs.claims import claim, clear, refuse_nested, refuse_other
+from bertworks.runs.claims import claim, clear, refuse_other
 from bertworks.runs.datasets import LabelledData
 from bertworks.runs.events import Event, until_done
 from bertworks.runs.finetune import FinetuneRequest, finetune_events
 from bertworks.runs.processes import refuse_many
-from bertworks.text.atomic import replacing, write_text
+from bertworks.text.atomic import refuse_nested, replacing, write_text
 
 MODEL_FILES = (
     "config.json", "task.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt",

@@ -14,13 +14,13 @@ import re
 import shutil
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, UsageError
 
 _COUNTER = itertools.count()
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -68,6 +68,29 @@ def refuse_unwritable(path: str | Path) -> None:
         raise BertworksError(
             f"cannot be written: {error.strerror}", where=str(path), fix="name another place with -o"
         ) from None
+
+
+def refuse_nested(output: Path, paths: Iterable[str], corpora: Sequence[str] = ()) -> None:
+    """What is read must not change because of what is written.
+
+    Raises:
+        UsageError: the folder holds what is to be read, or lies within the corpus.
+    """
+    target = output.resolve()
+    for one in paths:
+        if not Path(one).is_absolute():  # standard input, or the name of a model
+            continue
+        path = Path(one).resolve()
+        if target in (path, *path.parents):
+            raise UsageError(
+                f"the output folder holds what is to be read: {one}", where=str(output), fix="-o ANOTHER-FOLDER"
+            )
+        if one in corpora and path.is_dir() and path in target.parents:
+            raise UsageError(
+                f"the output folder lies in the folder that is read, {one}: what is written would become its text",
+                where=str(output),
+                fix="-o A-FOLDER-ELSEWHERE",
+            )
 
 
 def refuse_many_parts(content: bytes, where: Path) -> None:

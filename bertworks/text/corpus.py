@@ -49,6 +49,7 @@ class CorpusReader:
 
     Attributes:
         files: what was found.
+        folders: those that were looked through.
         text_column, documents: as they were asked for.
         report: of the last full pass; all zero before.
 
@@ -65,6 +66,7 @@ class CorpusReader:
         documents: Literal["auto", "blank_line", "file"] = "auto",
     ):
         self.text_column, self.documents = text_column, documents
+        self.folders: list[Path] = []
         self._skipped = Tally()
         self._names: dict[Path, str] = {}
         found: dict[Path, str] = {}  # file -> path relative to its input
@@ -162,6 +164,7 @@ class CorpusReader:
 
     def _walk(self, folder: Path) -> dict[Path, str]:
         found = {}
+        self.folders.append(folder.resolve())
         for parent, folders, files in os.walk(folder, onerror=_raise_unreadable):
             folders[:] = [name for name in folders if not name.startswith((".", "_"))]
             for name in files:

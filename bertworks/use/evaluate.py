@@ -28,9 +28,8 @@ from bertworks.runs.examples import held_out_batches, in_sections
 from bertworks.runs.judging import judge
 from bertworks.runs.metrics import evaluation_figures
 from bertworks.runs.mistakes import frequent, mistakes
-from bertworks.runs.prepare import Documents
+from bertworks.runs.prepare import Documents, read_text
 from bertworks.text.atomic import refuse_unwritable
-from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import write_shards
 from bertworks.text.streams import Tally
 from bertworks.use.embedder import Embedder, vectors_of_file
@@ -67,7 +66,7 @@ def evaluate_mlm(
     if not 5 <= length <= longest:
         raise UsageError(f"a sequence length of {length}: the model reads from 5 to {longest} tokens")
     parts = {name.split(".")[0] for name in state}
-    reader = CorpusReader(inputs, text_column=text_column, documents=documents)
+    reader = read_text(inputs, text_column, documents)
     with tempfile.TemporaryDirectory() as folder:
         store: Store = in_sections(write_shards(reader, tokenizer, Path(folder) / "shards"))
         every = np.arange(len(store.documents) - 1)
