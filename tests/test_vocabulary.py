@@ -328,6 +328,19 @@ def test_nothing_to_learn_from(texts, message):
         train_vocabulary(texts, VocabularyConfig(size=100))
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_text_without_spaces_is_called_so(algorithm):
+    longest = 100 if algorithm == "wordpiece" else 1000
+    endless = "".join(random.Random(0).choices("ACGT", k=20 * longest))
+    with pytest.raises(BertworksError, match=f"only words of more than {longest:,} characters") as caught:
+        train_vocabulary([endless], VocabularyConfig(size=300, algorithm=algorithm))
+    assert ("--algorithm bpe" in caught.value.fix) == (algorithm == "wordpiece")
+    # The sample that is measured on may hold no other words.
+    _, report = train_vocabulary([endless * 20, *invented()], VocabularyConfig(size=330, algorithm=algorithm))
+    assert report.tokens_per_word > 0
+    assert any(f"of more than {longest:,} characters" in note for note in report.notes)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -6,6 +6,7 @@ are counted exactly (`counting`), sorted, and every tie is broken by code points
 
 import io
 import json
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
@@ -25,6 +26,7 @@ from bertworks.text.wordpiece import Score, learn_byte_pairs, learn_word_pieces
 Algorithm = Literal["wordpiece", "bpe", "unigram"]
 _SPECIALS = list(SPECIAL_TOKENS.values())  # [PAD]=0 [UNK]=1 [CLS]=2 [SEP]=3 [MASK]=4
 _SCRIPT_SHARE = 0.001  # of all characters: from here on a corpus counts as one with kana or Hangul
+_MUCH_LEFT_OUT = 0.01  # of the text, because its words are too long: from here on it is said
 _LONGEST_UNBROKEN = 1000  # characters; the same for BPE and unigram, whose words may be whole sentences
 
 
@@ -103,7 +105,7 @@ def train_vocabulary(
         progress: called with ("counting", characters so far) and ("merging", tokens so far).
 
     Raises:
-        BertworksError: there is no text.
+        BertworksError: there is no text, or none but words too long to learn from.
         UsageError: the size does not even hold the alphabet; the message names the least size that does.
     """
     started = time.perf_counter()
@@ -117,7 +119,7 @@ def train_vocabulary(
         notes.append(f"the text gives only {tokenizer.vocab_size:,} tokens, not {config.size:,}")
     if not sample.enough:
         notes.append("there is too little text to hold some back: the rates are of the text that was learned from")
-    words, tokens, unknown = _measure(tokenizer, _splitter(config), sample.texts)
+    words, tokens, unknown = _measure(tokenizer, _splitter(config), sample.texts, notes)
     report = VocabularyReport(
         size=tokenizer.vocab_size,
         algorithm=config.algorithm,
@@ -125,8 +127,8 @@ def train_vocabulary(
         unique_words=survey.num_unique,
         alphabet_size=len(alphabet),
         character_coverage=1.0 if config.algorithm == "bpe" else survey.coverage(alphabet),
-        tokens_per_word=tokens / words,
-        unknown_rate=unknown / tokens,
+        tokens_per_word=tokens / max(words, 1),
+        unknown_rate=unknown / max(tokens, 1),
         seconds=time.perf_counter() - started,
         notes=tuple(notes),
     )
@@ -151,14 +153,33 @@ def _look_at(
         if not counts:  # all of a tiny corpus may have been drawn for the sample
             counts.add(splitter.count(sample.texts))
         if not counts:
-            what = "there is no text, only white space" if sample.documents else "there are no documents"
-            raise BertworksError(what, fix="name files with text in them")
+            raise _nothing_to_learn(sample, splitter)
         share = script_share(counts, as_bytes=as_bytes)
         decided = replace(config, strip_accents=_decide_accents(config, share, notes))
         if decided.strip_accents and not undecided.strip_accents:
             strip_accents(counts, stripped, as_bytes=as_bytes)
             return Survey.of(stripped, max_memory, notes), decided
         return Survey.of(counts, max_memory, notes), decided
+
+
+def _nothing_to_learn(sample: Sample, splitter: Splitter) -> BertworksError:
+    if _of_any_length(splitter).count(sample.texts):
+        what = f"there are only words of more than {splitter.longest:,} characters"
+        return BertworksError(what, fix=_ways_out(splitter))
+    what = "there is no text, only white space" if sample.documents else "there are no documents"
+    return BertworksError(what, fix="name files with text in them")
+
+
+def _of_any_length(splitter: Splitter) -> Splitter:
+    return replace(splitter, longest=sys.maxsize)
+
+
+def _ways_out(splitter: Splitter) -> str:
+    """What to do with text of long words, as of a language or a notation without spaces."""
+    fix = "cut the text into words, with spaces between them"
+    if splitter.longest < _LONGEST_UNBROKEN:
+        fix += f"; or --algorithm bpe, or unigram, which learn from words of up to {_LONGEST_UNBROKEN:,} characters"
+    return fix
 
 
 def _decide_accents(config: VocabularyConfig, share: float, notes: list[str]) -> bool:
@@ -279,8 +300,15 @@ def _splitter(config: VocabularyConfig) -> Splitter:
     )
 
 
-def _measure(tokenizer: Tokenizer, splitter: Splitter, texts: list[str]) -> tuple[int, int, int]:
-    """Words, tokens, and tokens that are [UNK], of texts."""
-    words = sum(splitter.count(texts).values())
-    ids = tokenizer.ids(texts)
+def _measure(tokenizer: Tokenizer, splitter: Splitter, texts: list[str], notes: list[str]) -> tuple[int, int, int]:
+    """Words, tokens, and tokens that are [UNK], of texts; a note if much of them was too long to learn from."""
+    counts = _of_any_length(splitter).count(texts)
+    characters = sum(len(word) * number for word, number in counts.items())
+    left_out = sum(len(word) * number for word, number in counts.items() if len(word) > splitter.longest)
+    if left_out > _MUCH_LEFT_OUT * characters:
+        notes.append(
+            f"{left_out / characters:.0%} of the text measured on is words of more than {splitter.longest:,} "
+            f"characters, from which nothing is learned: {_ways_out(splitter)}"
+        )
+    words, ids = sum(counts.values()), tokenizer.ids(texts)
     return words, sum(map(len, ids)), sum(text.count(tokenizer.unk_id) for text in ids)
