@@ -325,7 +325,12 @@ def test_few_malformed_lines_are_named_and_many_are_an_error(tmp_path: Path) -> 
     many = write(tmp_path / "many.jsonl", "\n".join([good] * 3 + ["{broken"] * 5))
     with pytest.raises(BertworksError, match="malformed") as caught:
         texts(many)
-    assert caught.value.where == f"{many}:5"
+    assert caught.value.where == f"{many}:4"
+    remarks = write(tmp_path / "remarks.jsonl", "\n".join(["# made by hand", "# twice", *[good] * 150]))
+    assert len(texts(remarks)) == 150
+    endless = write(tmp_path / "endless.jsonl", "{broken\n" * 1200)
+    with pytest.raises(BertworksError, match="1,000 malformed lines"):
+        texts(endless)
     for name, content in {
         "only.jsonl": "{broken\n",
         "numbers.jsonl": "1\n2\n",
@@ -335,7 +340,7 @@ def test_few_malformed_lines_are_named_and_many_are_an_error(tmp_path: Path) -> 
             texts(write(tmp_path / name, content))
         assert name in str(caught.value)
     uneven = write(tmp_path / "uneven.csv", "id,text\n" + "1,fine words\n" * 5 + "1,2,3\n" + "1,2,3,4\n")
-    with pytest.raises(BertworksError, match="4 cells where the first row has 2"):
+    with pytest.raises(BertworksError, match="3 cells where the first row has 2"):
         texts(uneven)
     quote = write(tmp_path / "quote.csv", 'id,text\n1,"never closed\n' + "2,x\n" * 5)
     assert report(quote).documents == 1
@@ -416,7 +421,6 @@ def test_what_is_not_text_is_skipped_and_named(tmp_path: Path) -> None:
     letter = tmp_path / "letter.txt"
     with tarfile.open(tmp_path / "packed.txt.gz", "w:gz") as archive:
         archive.add(letter, "letter.txt")
-    write(tmp_path / "_SUCCESS", b"")
     write(tmp_path / ".hidden.txt", "no")
     write(tmp_path / "array.json", '[{"text": "a"}]')
     found = report(tmp_path)
@@ -456,6 +460,31 @@ def test_a_link_to_nowhere_is_an_error_that_names_it(tmp_path: Path) -> None:
     with pytest.raises(BertworksError, match="cannot be read: No such file") as caught:
         texts(tmp_path)
     assert str(tmp_path / "a.txt") in str(caught.value)
+
+
+def test_what_is_left_out_of_a_folder_is_counted_with_the_reason(tmp_path: Path) -> None:
+    write(tmp_path / "data" / "good.txt", "Good words.")
+    write(tmp_path / "data" / "_draft.txt", "no")
+    write(tmp_path / "data" / "_old" / "a.txt", "no")
+    write(tmp_path / "data" / ".git" / "a.txt", "no")
+    write(tmp_path / "elsewhere" / "a.txt", "no")
+    (tmp_path / "data" / "link").symlink_to("../elsewhere")
+    os.mkfifo(tmp_path / "data" / "pipe.txt")  # would keep a reader waiting for ever
+    for inputs in (tmp_path / "data", f"{tmp_path}/da*"):
+        found = report(inputs)
+        assert (found.documents, found.skipped_files.count) == (1, 4)
+        for place in ("_draft.txt (its name", "_old (its name", "link (a link to a folder", "pipe.txt (a pipe or"):
+            assert place in str(found)
+    assert report(f"{tmp_path}/data/[gp]*").skipped_files.places == [
+        f"{tmp_path}/data/pipe.txt (a pipe or a device; name it as an input of its own)"
+    ]
+
+
+def test_a_compressed_parquet_file_is_called_so(tmp_path: Path) -> None:
+    write(tmp_path / "good.txt", "Good words.")
+    parquet.write_table(pyarrow.table({"text": ["a"]}), tmp_path / "a.parquet")
+    write(tmp_path / "b.parquet.gz", gzip.compress((tmp_path / "a.parquet").read_bytes()))
+    assert "b.parquet.gz (a compressed Parquet file; unpack it: `gzip -d FILE`)" in str(report(tmp_path))
 
 
 # --- finding files ----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from bertworks.text.formats import LARGEST_DOCUMENT, SUFFIXES, CorpusReport, Fil
 from bertworks.text.streams import COMPRESSIONS, Tally, format_suffix, nothing_there, rereadable
 from bertworks.text.wrapping import cut_text, paragraphs
 
+_SPECIAL = "a pipe or a device; name it as an input of its own"
 _OTHER_LINE_ENDS = "\v\f\x1c\x1d\x1e\x85\u2028\u2029"
 
 
@@ -43,7 +44,8 @@ class CorpusReader:
     Args:
         inputs: what to read. In folders: .txt .jsonl .csv .tsv .parquet, their other usual suffixes (.text .ndjson .tab
             .pq ...) and files without one (WikiExtractor), also
-            .gz .zst .xz .bz2; names that begin with "." or "_" and other suffixes are left out, and counted.
+            .gz .zst .xz .bz2. Names that begin with "_", other suffixes, links to folders, pipes and devices are left
+            out, and counted; hidden ones, which begin with ".", are not looked at.
         text_column: the column or field that holds the text; None: guessed for each file, and reported.
         documents: what ends a document in plain text; "auto": judged for each file by its first megabyte, and reported.
 
@@ -151,7 +153,12 @@ class CorpusReader:
             if not matches:
                 raise _nothing_there(path)
             for match in matches:
-                found |= self._walk(match) if match.is_dir() else {match: match.name}
+                if match.is_dir():
+                    found |= self._walk(match)
+                elif _is_special(match):
+                    self._skipped.add(f"{match} ({_SPECIAL})")
+                else:
+                    found[match] = match.name
         if not found:
             raise BertworksError(
                 f"the folder has no file to read; skipped: {self._skipped}",
@@ -166,16 +173,41 @@ class CorpusReader:
         found = {}
         self.folders.append(folder.resolve())
         for parent, folders, files in os.walk(folder, onerror=_raise_unreadable):
-            folders[:] = [name for name in folders if not name.startswith((".", "_"))]
-            for name in files:
+            folders[:] = self._without_left_out(parent, folders)
+            for name in self._without_left_out(parent, files):
                 path = Path(parent) / name
-                if name.startswith((".", "_")):
-                    continue
-                if format_suffix(name) in ("", *SUFFIXES) or _is_wiki_part(name):
-                    found[path] = path.relative_to(folder).as_posix()
-                else:
-                    self._skipped.add(str(path))
+                found[path] = path.relative_to(folder).as_posix()
         return found
+
+    def _without_left_out(self, parent: str, names: list[str]) -> list[str]:
+        """What is read of a folder's entries; the others, but for hidden ones, are counted with the reason."""
+        kept = []
+        for name in names:
+            path = Path(parent) / name
+            if name.startswith("."):
+                continue
+            if why := _why_left_out(path):
+                self._skipped.add(f"{path} ({why})")
+            else:
+                kept.append(name)
+        return kept
+
+
+def _why_left_out(path: Path) -> str:
+    """Why something that was found in a folder is not read; empty: it is."""
+    if path.name.startswith("_"):
+        return "its name begins with _"
+    if path.is_dir():
+        return "a link to a folder; name it as an input of its own" if path.is_symlink() else ""
+    if _is_special(path):
+        return _SPECIAL
+    known = format_suffix(path.name) in ("", *SUFFIXES) or _is_wiki_part(path.name)
+    return "" if known else "a suffix that is not read"
+
+
+def _is_special(path: Path) -> bool:
+    """Is there no file, but something that may keep a reader waiting for ever?"""
+    return not path.is_file() and path.exists()
 
 
 def _is_wiki_part(name: str) -> bool:

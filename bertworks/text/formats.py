@@ -13,7 +13,16 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertworks.errors import BertworksError
-from bertworks.text.streams import LONGEST_PIECE, LineReader, Repairs, Tally, format_suffix, not_text, open_lines
+from bertworks.text.streams import (
+    COMPRESSIONS,
+    LONGEST_PIECE,
+    LineReader,
+    Repairs,
+    Tally,
+    format_suffix,
+    not_text,
+    open_lines,
+)
 from bertworks.text.tables import (
     as_text,
     choose_column,
@@ -37,6 +46,7 @@ SUFFIXES = {
 }
 _JUDGED_CHARACTERS = 1 << 20  # of the first records, by which the text column is chosen
 _JUDGED_RECORDS = 100
+_JUDGED_LINES = 1000  # lines from which a file is refused for malformed ones before its end
 _OWN_MARGIN = 30  # lines from which a document's margin is measured in itself and not taken from its file
 
 
@@ -112,6 +122,7 @@ class FileReader:
     documents: Literal["auto", "blank_line", "file"]
     _good: int = 0
     _bad: int = 0
+    _first_bad: tuple[int, str] = (0, "")  # line, and what is wrong with it
 
     def __iter__(self) -> Iterator[RawDocument]:
         if is_parquet(self.path):
@@ -140,6 +151,9 @@ class FileReader:
         if head.startswith(b"<doc "):
             return "wiki"
         known = SUFFIXES.get(format_suffix(self.name))
+        if reader.head.startswith(b"PAR1"):
+            unpack = COMPRESSIONS.get(Path(self.name).suffix, ("", ""))[1].replace("-t", "-d")
+            return f"a compressed Parquet file; unpack it{f': `{unpack} FILE`' if unpack else ''}"
         if known == "parquet":
             return "not a Parquet file, whatever its name says"
         if other := not_text(reader.head):
@@ -213,9 +227,9 @@ class FileReader:
                 self._malformed(number, f"{column!r} holds {type(value).__name__}, not text")
             else:
                 yield _record(number, text)
+        self._judge()
 
     def _json_values(self, reader: LineReader) -> Iterator[tuple[int, Any]]:
-        number = 0
         for number, line in reader.lines():
             if not line or line.isspace():
                 continue
@@ -229,7 +243,6 @@ class FileReader:
                 yield number, record
             else:
                 self._malformed(number, 'expected a JSON object like {"text": "..."} or a JSON string')
-        self._check_some_good(number)
 
     def _table(self, reader: LineReader) -> Iterator[RawDocument]:
         sample = reader.sample()
@@ -248,14 +261,14 @@ class FileReader:
         column = self._chosen(
             {key: [row[index] for _, row in first if index < len(row)] for index, key in enumerate(header)}
         )
-        index, line = header.index(column), 0
+        index = header.index(column)
         for line, row in rest:
             if len(row) == len(header):
                 self._good += 1
                 yield _record(line, row[index])
             else:
                 self._malformed(line, f"{len(row)} cells where the first row has {len(header)}")
-        self._check_some_good(line)
+        self._judge()
 
     def _parquet(self) -> Iterator[RawDocument]:
         with open_parquet(self.path, self.name) as file:
@@ -278,19 +291,20 @@ class FileReader:
         return column
 
     def _malformed(self, line: int, why: str) -> None:
-        """Counted and named; raises BertworksError if more than one line and more than one in a hundred are so."""
+        """Counted and named; of a long file, the judgement need not wait for its end."""
         self._bad += 1
+        self._first_bad = self._first_bad if self._first_bad[0] else (line, why)
         self.report.malformed.add(f"{self.name}:{line}")
-        if self._bad > 1 + self._good // 100:
-            self._fail(line, why)
+        if self._bad + self._good >= _JUDGED_LINES:
+            self._judge()
 
-    def _check_some_good(self, line: int) -> None:
-        if self._bad and not self._good:
-            self._fail(line, "nothing else in the file is well formed")
-
-    def _fail(self, line: int, why: str) -> None:
+    def _judge(self) -> None:
+        """Raises BertworksError if more than one line and more than one in a hundred, or all of them, are malformed."""
+        if self._bad <= (1 + self._good // 100 if self._good else 0):
+            return
+        line, why = self._first_bad
         raise BertworksError(
-            f"{self._bad} malformed lines and only {self._good:,} good ones so far: {why}",
+            f"{self._bad:,} malformed lines and only {self._good:,} good ones so far; the first: {why}",
             where=f"{self.name}:{line}",
             fix=f"look at it with `sed -n {line}p {self.name}`, repair the file or leave it out",
         )
