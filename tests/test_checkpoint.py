@@ -374,6 +374,18 @@ def test_a_disk_that_lies_is_found_out_before_older_ones_are_deleted(tmp_path, m
 # --- one writer
 
 
+def test_a_disk_too_full_for_the_lock_is_named_with_a_way_out(tmp_path, monkeypatch):
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("bertworks.files.checkpoint.os.write", full)
+    with pytest.raises(BertworksError, match="No space left") as caught, locked(tmp_path / "run"):
+        pass
+    monkeypatch.undo()
+    assert caught.value.where == str(tmp_path / "run")
+    assert "free space" in caught.value.fix
+
+
 def hold(folder, connection):
     with locked(folder):
         connection.send("held")

@@ -532,6 +532,16 @@ def test_standard_input_can_be_read_again(tmp_path: Path) -> None:
 # --- size -------------------------------------------------------------------------------------------------------------
 
 
+def test_no_room_for_standard_input_names_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)); "
+    program = "from bertworks.text.corpus import CorpusReader; CorpusReader(['-'])"
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    ran = subprocess.run([sys.executable, "-c", limit + program], input=b"words " * 1000, capture_output=True)
+    assert f"BertworksError: {tmp_path}: what is read from a pipe cannot be put aside".encode() in ran.stderr
+    assert b"TMPDIR" in ran.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.no_cover
 def test_a_giant_line_of_plain_text_is_cut_and_memory_stays_flat(tmp_path: Path) -> None:
     path = tmp_path / "a.txt"

@@ -132,7 +132,7 @@ def locked(folder: str | Path) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+")
     except OSError as error:
-        raise BertworksError(f"cannot be written: {error.strerror}", where=str(folder)) from None
+        raise _unwritable(folder, error) from None
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -143,10 +143,20 @@ def locked(folder: str | Path) -> Iterator[None]:
                 where=str(folder),
                 fix="wait for it, stop it, or choose another folder with -o",
             ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        try:
+            file.truncate(0)
+            os.write(file.fileno(), f"{os.getpid()}\n".encode())  # not by `file`, which would try again when it closes
+        except OSError as error:
+            raise _unwritable(folder, error) from None
         yield
+
+
+def _unwritable(folder: str | Path, error: OSError) -> BertworksError:
+    return BertworksError(
+        f"cannot be written: {error.strerror}",
+        where=str(folder),
+        fix="free space on that disk and make the folder writable, or choose another with -o",
+    )
 
 
 class _DamagedError(Exception):

@@ -206,6 +206,9 @@ def rereadable(path: str | Path, owner: object) -> tuple[Path, str | None]:
     """Where to read as often as one likes, and how messages call a pipe, or "-" for standard input; None for a file.
 
     What can be read only once is copied to a temporary file that is gone when `owner` is.
+
+    Raises:
+        BertworksError: there is no room for the copy.
     """
     if str(path) == "-":
         return _spooled(sys.stdin.buffer, owner), "<stdin>"
@@ -217,11 +220,18 @@ def rereadable(path: str | Path, owner: object) -> tuple[Path, str | None]:
 
 
 def _spooled(stream: IO[bytes], owner: object) -> Path:
-    with tempfile.NamedTemporaryFile(prefix="bertworks-stdin-", delete=False) as file:
-        path = Path(file.name).resolve()
-        # Only the process that made it deletes it: workers are copies of this one.
-        weakref.finalize(owner, _delete_if_owner, path, os.getpid())
-        shutil.copyfileobj(stream, file, BLOCK_SIZE)
+    try:
+        with tempfile.NamedTemporaryFile(prefix="bertworks-stdin-", delete=False) as file:
+            path = Path(file.name).resolve()
+            # Only the process that made it deletes it: workers are copies of this one.
+            weakref.finalize(owner, _delete_if_owner, path, os.getpid())
+            shutil.copyfileobj(stream, file, BLOCK_SIZE)
+    except OSError as error:
+        raise BertworksError(
+            f"what is read from a pipe cannot be put aside: {error.strerror}",
+            where=tempfile.tempdir,
+            fix="let TMPDIR name a folder with more room, or save the text in a file and name that",
+        ) from error
     return path
 
 
