@@ -1,6 +1,7 @@
 """Vocabularies and shards as events; nothing of somebody else's is lost."""
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,10 @@ def test_folders_that_hold_no_text_are_called_what_they_are(tmp_path):
     (tmp_path / "model" / "model.safetensors").write_text("")
     with pytest.raises(UsageError, match=r"holds a model, not text(.|\n)*--init"):
         read_text(tmp_path / "model")
+    shutil.rmtree(tmp_path / "shards")
+    for folder in (tmp_path / "tok", tmp_path):
+        with pytest.raises(UsageError, match=r"tok: among the text(.|\n)*elsewhere"):
+            read_text([folder])
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "text.txt").write_text("A text.")
     (tmp_path / "texts" / "manifest.json").write_text('{"text": "of somebody"}')

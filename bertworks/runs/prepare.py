@@ -33,7 +33,7 @@ def read_text(
     """The reader of raw text.
 
     Raises:
-        UsageError: an input is a folder of shards, or of a model.
+        UsageError: an input is a folder of shards or of a model, or holds one, or one of a tokenizer.
         BertworksError: an input names nothing that can be read.
     """
     for one in [inputs] if isinstance(inputs, str | Path) else inputs:
@@ -44,7 +44,12 @@ def read_text(
         if (folder / "config.json").is_file() and any((folder / name).is_file() for name in _WEIGHTS):
             fix = f"name the text; `bertworks pretrain TEXT --init {one}` goes on from this model"
             raise UsageError("this folder holds a model, not text", where=str(one), fix=fix)
-    return CorpusReader(inputs, text_column=text_column, documents=documents)
+    reader = CorpusReader(inputs, text_column=text_column, documents=documents)
+    for path in reader.files:
+        if path.name == "tokenizer.json":  # shards and models have one too
+            what = "among the text lies a folder that holds none, but a tokenizer, a model or shards"
+            raise UsageError(what, where=str(path.parent), fix=f"move it elsewhere: `mv {path.parent} FOLDER`")
+    return reader
 
 
 def _refuse_in_corpus(output: Path, reader: CorpusReader) -> None:
