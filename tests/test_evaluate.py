@@ -11,7 +11,7 @@ import transformers
 from tiny import documents, write_corpus, write_recipe
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.runs.examples import held_out_batches
+from bertworks.runs.examples import held_out_batches, in_sections
 from bertworks.runs.pretrain import pretrain
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import write_shards
@@ -44,9 +44,14 @@ def test_the_same_figures_as_transformers(model: Path, tmp_path: Path):
     text = write_corpus(tmp_path / "t.jsonl", 50, seed=3)
     ours = evaluate_mlm(model, [text], sequence_length=48, device="cpu")
     theirs = transformers.AutoModelForPreTraining.from_pretrained(model).eval()
-    shards = write_shards(CorpusReader([text]), Tokenizer.load(model), tmp_path / "shards", workers=1)
+    store = in_sections(write_shards(CorpusReader([text]), Tokenizer.load(model), tmp_path / "shards", workers=1))
     batches = held_out_batches(
-        shards, np.arange(50), Tokenizer.load(model), pairs=True, sequence_length=48, sequences=10**6
+        store,
+        np.arange(len(store.documents) - 1),
+        Tokenizer.load(model),
+        pairs=True,
+        sequence_length=48,
+        sequences=10**6,
     )
     losses, right, pairs = [], [], []
     for batch in batches:

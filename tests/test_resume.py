@@ -207,11 +207,15 @@ def test_a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(
     assert [p.name for p in (output / "checkpoints").glob("*.corrupt")] == [f"{path.name}.corrupt"]
 
 
-def test_with_every_checkpoint_damaged_it_begins_again(
+def test_with_every_checkpoint_damaged_it_begins_again_when_that_is_asked_for(
     live: Live, command: dict[str, Any], whole: Path, tmp_path: Path
 ):
+    """Not by itself: the model of twelve steps would be gone."""
     assert live(tmp_path / "a", {"step": 12, "signal": 15}, **command)["code"] == 143
     for path in (tmp_path / "a" / "checkpoints").glob("step-*"):
         (path / "checkpoint.json").write_text("")
-    assert live(tmp_path / "a", **command)["code"] == 0
+    refused = live(tmp_path / "a", **command)
+    assert refused["code"] == 1
+    assert "no checkpoint is left" in refused["said"]
+    assert live(tmp_path / "a", **command, overwrite=True)["code"] == 0
     assert_same_run(tmp_path / "a", whole)
