@@ -3,6 +3,8 @@
 import math
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -157,3 +159,13 @@ def test_an_open_model_does_not_change_with_its_file(model: Path, tmp_path: Path
         file.write(bytes(path.stat().st_size))
     for name, value in state.items():
         assert torch.equal(value, before[name]), name
+
+
+def test_torchs_compiler_is_not_imported_for_an_answer(model: Path):
+    """It takes longer than all else until the first vector: whoever asks for one would wait twice as long."""
+    program = (
+        "import sys, bertworks as bw; bw.load(sys.argv[1], device='cpu').embed(['a film']); "
+        "print([name for name in ('torch._dynamo', 'sympy') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(model)], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -16,6 +16,7 @@ from bertworks.files.names import locate
 from bertworks.files.sentence import read_sentence
 from bertworks.learn.exported import Exported, refuse_elsewhere
 from bertworks.learn.machine import InferencePrecision, choose_device
+from bertworks.nn.blank import blank
 from bertworks.nn.config import EncoderConfig
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -78,7 +79,7 @@ class Opened:
             BertworksError: a part is absent, or is of another shape.
         """
         refuse_absent(parts_of(self.state), needs, self.within)
-        with torch.device("meta"):  # nothing is drawn, and nothing takes memory
+        with blank():
             network = make(self.config)
         ours = {prefix + name: tensor.shape for name, tensor in network.state_dict().items()}
         for name, shape in ours.items():

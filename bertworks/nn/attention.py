@@ -6,7 +6,6 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import varlen
 
 from bertworks.nn.config import EncoderConfig
 from bertworks.nn.dropout import LEVELS, keep_mask
@@ -33,6 +32,8 @@ class Attention(nn.Module):
         p = self.dropout if self.training else 0.0
         qkv: Tensor = self.qkv(x).view(len(x), 3, self.num_heads, -1)  # [T, 3, heads, d]
         if p == 0 and _reads_packed(qkv):
+            from torch.nn.attention import varlen  # brings torch's compiler along, which takes seconds to import
+
             q, k, v = qkv.unbind(1)
             ends = layout.cu_seqlens, layout.cu_seqlens, layout.max_seqlen, layout.max_seqlen
             context: Tensor = varlen.varlen_attn(q, k, v, *ends)  # type: ignore[assignment]

@@ -25,6 +25,7 @@ from bertworks.files.checkpoint import Checkpoint, latest_checkpoint, remove_del
 from bertworks.learn.machine import DTYPES, MemoryWatch, Precision, measure_matmul
 from bertworks.learn.optimization import OptimizerConfig, make_optimizer
 from bertworks.learn.train import Mean, Step, train
+from bertworks.nn.blank import blank
 from bertworks.runs.events import Event
 from bertworks.runs.interruption import PATIENCE, Interruption, patience_for
 from bertworks.runs.metrics import Metrics, Stopwatch, finite, training_figures
@@ -111,8 +112,7 @@ class Run:
             network, notes = self.work.begin()
             self.notes += notes
             return network.to(self.device)
-        # Drawing millions of numbers for nothing would take seconds.
-        with torch.device("meta"):
+        with blank():
             return self.work.blank().to_empty(device=self.device)
 
     def events(self) -> Iterator[Event]:
