@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from bertworks.errors import UsageError
 from bertworks.learn import machine
@@ -81,3 +82,30 @@ def test_a_thread_steps_back_and_those_that_it_starts_but_no_other():
     thread.join(10)
     assert found == [min(19, before + machine.STEP)] * 2
     assert urgency() == before
+
+
+@pytest.mark.parametrize(("instructions", "chosen"), [(False, "fp32"), (True, "bf16")])
+def test_bf16_is_measured_where_the_processor_has_it(instructions: bool, chosen: str, monkeypatch: pytest.MonkeyPatch):
+    """Elsewhere it would be emulated, and to measure that takes a tenth of the time until the first answer."""
+    asked = []
+    monkeypatch.setattr(machine, "multiplies_bfloat16", lambda: True)
+    monkeypatch.setattr(machine, "_has_bfloat16", lambda: instructions)
+    monkeypatch.setattr(
+        machine, "measure_matmul", lambda dtype, *_: asked.append(dtype) or {torch.bfloat16: 2e12}.get(dtype, 1e11)
+    )
+    assert machine.best_precision.__wrapped__("cpu") == chosen
+    assert len(asked) == 2 * instructions
+
+
+@pytest.mark.parametrize(
+    ("processor", "avx512", "amx", "there"),
+    [("x86_64", False, False, False), ("AMD64", True, False, True), ("x86_64", False, True, True),
+     ("aarch64", False, False, True)],
+)  # fmt: skip
+def test_who_has_instructions_for_bf16(
+    processor: str, avx512: bool, amx: bool, there: bool, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(machine.platform, "machine", lambda: processor)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert machine._has_bfloat16() == there

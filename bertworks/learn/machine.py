@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import platform
 import re
 import sys
 import threading
@@ -73,13 +74,19 @@ def _time_product(a: torch.Tensor, b: torch.Tensor) -> float:
     return time.perf_counter() - start
 
 
+def _has_bfloat16() -> bool:
+    """Whether the processor itself has instructions for bf16. oneDNN, if asked, emulates them where AVX-512 is."""
+    is_x86 = platform.machine().lower() in ("x86_64", "amd64")
+    return not is_x86 or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
 @cache
 def best_precision(device: torch.device | str = "cpu") -> Precision:
     """bf16 where its matrix products are clearly faster here than fp32's, as on GPUs and CPUs with AMX; else fp32.
 
     A CPU without instructions for bf16 is not measured: it would only emulate them. Others are measured once.
     """
-    if torch.device(device).type == "cpu" and not multiplies_bfloat16():
+    if torch.device(device).type == "cpu" and not (multiplies_bfloat16() and _has_bfloat16()):
         return "fp32"
     bf16, fp32 = (measure_matmul(DTYPES[p], device, 0.15) for p in ("bf16", "fp32"))
     return "bf16" if bf16 > GAIN * fp32 else "fp32"
