@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from bertworks.text.sentences import LONGEST_SENTENCE, split_sentences
@@ -169,6 +169,7 @@ def test_no_character_is_lost(text: str) -> None:
     assert all(sentence and sentence == sentence.strip() and "\n" not in sentence for sentence in sentences)
 
 
+@example(".", " '。a")
 @settings(max_examples=100, deadline=None)
 @given(st.lists(PIECES, max_size=40).map("".join), st.lists(PIECES, max_size=40).map("".join))
 def test_a_line_end_always_cuts(first: str, second: str) -> None:

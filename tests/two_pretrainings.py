@@ -45,3 +45,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # as the command does: threads of libraries now and then abort a process that takes itself down
