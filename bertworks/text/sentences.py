@@ -17,7 +17,7 @@ _OPENERS = "\"'“‘«‹„‚([{¿¡*_-–—「『（【〈《〔［｛・"
 # the search goes on behind it, so that it never goes over the same characters twice; one class at the front is three
 # times as fast as two.
 _STOP = re.compile(rf"[\n.!?…।؟۔。！？｡．](?:(?<=\n)|[.!?…。！？｡．{_CLOSERS}]*(?:\[\d{{1,3}}\])*\s*)")
-_ONE_MARK = re.compile(r"\s*\S?")  # it matches everywhere
+_ONE_MARK = re.compile(r"\s*\S?")
 _HALF_WIDTH = ".!?…।؟۔"
 _WORD = re.compile(r"[^\W\d_]+")
 _JOINTS = re.compile(r"[-–—/(\[\"'“‘«„]+")  # before an abbreviation: Minneapolis-St. Paul, (ca. 1900)
@@ -80,11 +80,7 @@ def split_sentences(text: str) -> list[str]:
         mark = text[stop]
         if mark == "\n":
             pass  # what stands behind it is looked at anew: stops there are a line's own
-        elif (
-            _ONE_MARK.match(text, start).end() >= stop
-            and not text[start:stop].strip().isalnum()
-            and "\n" not in text[stop:end]
-        ):
+        elif _is_bare(text, start, stop) and "\n" not in text[stop:end]:
             continue  # no sentence of punctuation alone: it begins the next one
         elif not (_ends_half_width if mark in _HALF_WIDTH else _ends_full_width)(text, start, stop, end):
             continue
@@ -98,6 +94,12 @@ def split_sentences(text: str) -> list[str]:
         pieces = (piece.strip() for sentence in sentences for piece in cut_text(sentence, LONGEST_SENTENCE, *marks))
         return list(filter(None, pieces))
     return sentences
+
+
+def _is_bare(text: str, start: int, stop: int) -> bool:
+    """Whether nothing but white space and a mark stands between."""
+    first = _ONE_MARK.match(text, start)
+    return first is not None and first.end() >= stop and not text[start:stop].strip().isalnum()
 
 
 def _ends_half_width(text: str, start: int, stop: int, end: int) -> bool:
