@@ -2,8 +2,9 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -65,3 +66,24 @@ def no_waiting_for_the_disk() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", os.fstat)
         yield
+
+
+@pytest.fixture
+def put_on_disk(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Path]]:
+    """What is synced ("fsync") and what gets its name ("rename"), in order, from now on."""
+    if not Path("/proc/self/fd").exists():
+        pytest.skip("looks up names of open files in /proc")
+    events: list[tuple[str, Path]] = []
+
+    def noted(kind: str, original: Callable[..., None], which: Callable[..., Path]) -> Callable[..., None]:
+        def call(*arguments: Any) -> None:
+            events.append((kind, which(*arguments)))
+            original(*arguments)
+
+        return call
+
+    synced = noted("fsync", os.fsync, lambda descriptor: Path(f"/proc/self/fd/{descriptor}").readlink())
+    monkeypatch.setattr(os, "fsync", synced)
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, noted("rename", getattr(os, name), lambda _, target: Path(target)))
+    return events

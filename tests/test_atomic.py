@@ -247,20 +247,7 @@ def test_what_another_machine_writes_stays(tmp_path: Path):
     assert other.exists()
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks up names of open files in /proc")
-def test_a_file_is_on_the_disk_before_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    events = []
-
-    def fsync(descriptor, original=os.fsync):
-        events.append(("fsync", Path(f"/proc/self/fd/{descriptor}").readlink()))
-        original(descriptor)
-
-    def rename(source, target, original=os.replace):
-        events.append(("rename", Path(target)))
-        original(source, target)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "replace", rename)
+def test_a_file_is_on_the_disk_before_its_name_is(tmp_path: Path, put_on_disk: list[tuple[str, Path]]):
     with replacing(tmp_path / "x") as temporary:
         temporary.write_text("new")
-    assert events == [("fsync", temporary), ("rename", tmp_path / "x"), ("fsync", tmp_path)]
+    assert put_on_disk == [("fsync", temporary), ("rename", tmp_path / "x"), ("fsync", tmp_path)]

@@ -335,26 +335,13 @@ def test_a_disk_that_refuses_at_any_call_costs_nothing_that_was_saved(tmp_path, 
     assert failures >= total // 2
 
 
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="looks up names of open files in /proc")
-def test_everything_is_on_the_disk_before_its_name_is(tmp_path, monkeypatch):
-    events = []
-
-    def fsync(descriptor, original=os.fsync):
-        events.append(("fsync", Path(f"/proc/self/fd/{descriptor}").readlink()))
-        original(descriptor)
-
-    def rename(source, target, original=os.rename):
-        events.append(("rename", Path(target)))
-        original(source, target)
-
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(os, "rename", rename)
+def test_everything_is_on_the_disk_before_its_name_is(tmp_path, put_on_disk):
     path = save(tmp_path, 1)
-    renamed = events.index(("rename", path))
-    before = {(kind, place.name) for kind, place in events[:renamed]}
+    renamed = put_on_disk.index(("rename", path))
+    before = {(kind, place.name) for kind, place in put_on_disk[:renamed]}
     assert {("fsync", "state.safetensors"), ("fsync", "checkpoint.json")} <= before
     assert len(before) == 3  # and the folder that holds them
-    assert events[renamed + 1 :] == [("fsync", tmp_path)]
+    assert put_on_disk[renamed + 1 :] == [("fsync", tmp_path)]
 
 
 def test_a_disk_that_lies_is_found_out_before_older_ones_are_deleted(tmp_path, monkeypatch):
