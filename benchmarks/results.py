@@ -10,7 +10,7 @@ silently: the table says how many seeds each row has. What a run costs is told i
 judging and writing included, so that it may run beside other things (`nice`).
 
 `--peer` trains the same model on the same rows in Trainer with the very same settings (3 epochs of batches of 16, rate
-5e-5 after a warm-up of 10 %, decay 0.01, eps 1e-6, clipping at 1), and ours with them too: equal settings should give
+5e-5 after a warm-up of 10 %, decay 0.01, eps 1e-6, clipping at 1; one epoch of SQuAD), and ours with them too: equal settings should give
 equal scores. Both keep the state that was best on dev, judged after each epoch.
 """
 
@@ -19,6 +19,7 @@ import gzip
 import json
 import math
 import os
+import random
 import re
 import shutil
 import signal
@@ -31,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from provenance import HERE, commit, provenance, skip_without, write_between
-from rows import EQUAL, PEERS, ROWS, Row
+from rows import EQUAL, EQUAL_ROWS, ROWS, Row
 
 PAGE = HERE.parent / "docs" / "results.md"
 STORE = HERE / "results" / "tasks.json"
@@ -48,7 +49,7 @@ def main() -> None:
         print(json.dumps(train_with_transformers(arguments.trainer, arguments.seed, arguments.data)))
         return
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    rows = {row.name: row for row in ROWS}
+    rows = {row.name: row for row in (EQUAL_ROWS if arguments.peer else ROWS)}
     if unknown := set(arguments.only) - set(rows):
         raise SystemExit(f"there is no row {sorted(unknown)[0]!r}; there are {', '.join(rows)}")
     asked = [rows[name] for name in arguments.only or rows]
@@ -118,7 +119,7 @@ def run_all(rows: Sequence[Row], arguments: argparse.Namespace) -> list[str]:
     for seed in range(arguments.seeds):
         for row in rows:
             for kind in ("equal", "transformers") if arguments.peer else ("ours",):
-                if (row.name in PEERS or not arguments.peer) and not once(kind, row, seed, arguments):
+                if not once(kind, row, seed, arguments):
                     failed.append(f"{row.name} ({kind}), seed {seed}")
     return failed
 
@@ -137,18 +138,19 @@ def once(kind: str, row: Row, seed: int, arguments: argparse.Namespace) -> bool:
     if missing := [name for name, model in models.items() if name in row.command.split() and not model]:
         print(f"{row.name}: name a model for {missing[0]}", file=sys.stderr)
         return True
+    data = some_of(row.most, arguments.data) if row.most else arguments.data
     code = commit()
     folder = WORK / re.sub(r"\W+", "-", f"{code} {kind} {row.name} {seed}")
     if kind == "transformers" or code.endswith("-dirty") or arguments.quick:
         shutil.rmtree(folder, ignore_errors=True)  # only ours goes on where it was
     if kind == "transformers":
-        words = [str(HERE / "results.py"), "--trainer", row.name, "--data", str(arguments.data)]
+        words = [str(HERE / "results.py"), "--trainer", row.name, "--data", str(data)]
     else:
         words = [str(Path(sys.executable).with_name("bertworks")), *(models.get(w, w) for w in row.command.split())]
-        settings = EQUAL if kind == "equal" else ("epochs=1",) * arguments.quick
+        settings = (*EQUAL, *row.settings) if kind == "equal" else ("epochs=1",) * arguments.quick
         words += [word for setting in settings for word in ("--set", setting)]
         words += ["--output", str(folder / "out"), "--json"]
-    found = run([sys.executable, *words, "--seed", str(seed)], folder, arguments)
+    found = run([sys.executable, *words, "--seed", str(seed)], folder, data, arguments.threads)
     if not found:
         print(f"{row.name} ({kind}), seed {seed}: failed, see {folder}/log", file=sys.stderr, flush=True)
         return False
@@ -167,6 +169,20 @@ def once(kind: str, row: Row, seed: int, arguments: argparse.Namespace) -> bool:
     return True
 
 
+def some_of(most: int, data: Path) -> Path:
+    """The same files of SST-2 with so many rows to learn from: those that finetuning.py takes."""
+    from bertworks.text.atomic import write_text
+
+    source, target = data / "glue" / "SST-2", WORK / f"{most}-rows" / "glue" / "SST-2"
+    target.mkdir(parents=True, exist_ok=True)
+    for path in source.glob("*.tsv"):
+        first, *lines = path.read_text(encoding="utf-8").rstrip("\n").split("\n")
+        if path.stem == "train":
+            lines = random.Random(0).sample(lines, min(most, len(lines)))
+        write_text(target / path.name, "\n".join([first, *lines, ""]))
+    return target.parents[1]
+
+
 def keep(kind: str, name: str, found: dict[str, Any]) -> None:
     from bertworks.text.atomic import write_text
 
@@ -176,14 +192,14 @@ def keep(kind: str, name: str, found: dict[str, Any]) -> None:
     write_text(STORE, json.dumps(known, indent=1) + "\n")
 
 
-def run(command: Sequence[str], folder: Path, arguments: argparse.Namespace) -> dict[str, Any] | None:
+def run(command: Sequence[str], folder: Path, data: Path, threads: int) -> dict[str, Any] | None:
     """What a command says at last, its processor time and its largest memory, all pieces together; None: it failed."""
     folder.mkdir(parents=True, exist_ok=True)
     told, spent = folder / "told", folder / "spent.json"
     environment = os.environ | {"PYTHONPATH": str(HERE.parent), "HF_HUB_OFFLINE": "1"}
-    environment |= {name: str(arguments.threads) for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS")}
+    environment |= {name: str(threads) for name in ("OMP_NUM_THREADS", "RAYON_NUM_THREADS")}
     with told.open("w") as output, (folder / "log").open("a") as log:
-        child = subprocess.Popen(command, stdout=output, stderr=log, env=environment, cwd=arguments.data)
+        child = subprocess.Popen(command, stdout=output, stderr=log, env=environment, cwd=data)
     try:
         stopped, (_, status, usage) = False, os.wait4(child.pid, 0)
     except KeyboardInterrupt:
@@ -263,7 +279,7 @@ def equal(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> str
         "| data | seeds | bertworks | transformers | difference | processor minutes | peak memory, MB |",
         "|---|---|---|---|---|---|---|",
     ]
-    for row in ROWS:
+    for row in EQUAL_ROWS:
         mine, theirs = (known[kind].get(row.name) for kind in ("equal", "transformers"))
         if not mine or not theirs:
             continue

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from rows import EQUAL, ROWS
+from rows import EQUAL, EQUAL_ROWS
 from transformers import AutoConfig, Trainer, TrainingArguments, set_seed
 
 from bertworks.data.questions import training_units
@@ -66,17 +66,17 @@ def train_with_transformers(name: str, seed: int, data: Path) -> dict[str, Any]:
 
 def prepared(name: str, seed: int, data: Path) -> tuple[Any, Any]:
     """What is asked of bertworks in a row of the table, and its fine-tuning just before the first step."""
-    row = next(row for row in ROWS if row.name == name)
-    read = None
+    row = next(row for row in EQUAL_ROWS if row.name == name)
+    read, settings = None, (*EQUAL, *row.settings)
+    words = row.command.split()
     if row.group == "GLUE":
-        (found,) = find(data / "glue" / name)
+        (found,) = find(data / "glue" / words[words.index("--task") + 1])
         (train, schema), (dev, dev_schema) = found.read("train"), found.read(found.measured_on[0])
         read = LabelledData(schema, list(items(train, schema)), list(items(dev, dev_schema)))
-        request = make_finetune_request(found.files["train"], metric=row.metrics[0], seed=seed, overrides=EQUAL)
+        request = make_finetune_request(found.files["train"], metric=row.metrics[0], seed=seed, overrides=settings)
     else:
-        words = row.command.split()
         train_file, dev_file = words[1], words[words.index("--dev") + 1]
-        settings = (*EQUAL, "precision=fp32")
+        settings = (*settings, "precision=fp32")
         request = make_finetune_request(data / train_file, dev=data / dev_file, seed=seed, overrides=settings)
     return request, prepare(request, torch.device("cpu"), data=read)
 
