@@ -9,9 +9,9 @@ table that takes days can be made in many sittings. What fails is named, and the
 silently: the table says how many seeds each row has. What a run costs is told in processor time of its whole process,
 judging and writing included, so that it may run beside other things (`nice`).
 
-`--peer` trains the same model on the same rows in Trainer with the very same settings (3 epochs of batches of 16, one of
-SQuAD, rate 5e-5 after a warm-up of 10 %, decay 0.01, eps 1e-6, clipping at 1), and ours with them too: equal settings
-should give equal scores. Both keep the state that was best on dev, judged after each epoch.
+`--peer` trains the same model on the same rows in Trainer with the very same settings (3 epochs of batches of 16, one
+of SQuAD, rate 5e-5 after a warm-up of 10 %, decay 0.01, eps 1e-6, clipping at 1), and ours with them too: equal
+settings should give equal scores. Both keep the state that was best on dev, judged after each epoch.
 """
 
 import argparse
