@@ -253,6 +253,17 @@ def test_standard_input(corpus, tmp_path, monkeypatch, capsys):
     assert (tmp_path / "piped" / "vocab.txt").read_bytes() == (tmp_path / "named" / "vocab.txt").read_bytes()
 
 
+@pytest.mark.parametrize("command", [["check", "-"], ["evaluate", "sts", "minilm", "-"]])
+def test_standard_input_where_it_is_not_read(command, capsys):
+    assert main(command) == 2
+    assert "error: standard input is not read here\n  fix: write it to a file" in capsys.readouterr().err
+
+
+def test_a_command_that_is_shown_has_its_path_in_quotes(tmp_path, capsys):
+    assert main(["vocab", str(tmp_path / "a b" / "c.txt"), "-o", str(tmp_path / "tok")]) == 2
+    assert f"`ls '{tmp_path}/a b'`" in capsys.readouterr().err
+
+
 def test_fill_shows_answers_and_json(tmp_path, monkeypatch, capsys):
     answer = {"score": 0.25, "token": 7, "token_str": "house", "sequence": "the house .", "text": "the house."}
     monkeypatch.setattr("bertworks.use.fill.fill", lambda model, texts, k: ([[answer] * k] for _ in texts))

@@ -1,6 +1,8 @@
 """The doctor: what the machine has, and whether text becomes a model on it."""
 
 import json
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -89,6 +91,12 @@ def test_instruction_sets_are_read_from_the_kernel(monkeypatch):
     check = room._system()
     assert check.fields["instructions"] == ["AVX2", "AVX-512", "AMX bf16"]
     assert "A Processor" in check.text
+
+
+def test_all_extras_are_looked_for():
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
+    theirs = {extra for extra, _ in room._EXTRAS.values()}
+    assert theirs == {*project["optional-dependencies"]} - {"dev", "bench"}
 
 
 def test_missing_extras_say_what_to_install(monkeypatch):

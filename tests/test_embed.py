@@ -235,6 +235,13 @@ def read(path: Path) -> np.ndarray:
             return np.array([json.loads(line)["embedding"] for line in found], np.float32)
 
 
+def test_a_name_that_does_not_tell_what_to_write(tmp_path: Path):
+    with pytest.raises(UsageError, match="does not tell what to write") as caught:
+        next(embed_file("minilm", tmp_path / "t.txt", tmp_path / "v.pickle"))
+    assert str(caught.value.fix).startswith("end it in .npy; or in .csv, ")
+    assert "conll" not in str(caught.value.fix)  # of words and tags
+
+
 @pytest.mark.parametrize("name", ["v.npy", "v.parquet", "v.jsonl"])
 def test_files_of_vectors(name: str, rows: Path, model: Path, tmp_path: Path, small: None):
     *_, last = embed_file(model, rows, tmp_path / name, device="cpu")

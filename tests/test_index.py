@@ -399,6 +399,8 @@ def test_the_verbs(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert hits[0]["id"] == "b"
     assert main(["search", folder, "sad dogs", "-k", "1", "--ranking", "bm25"]) == 0
     assert capsys.readouterr().out.endswith("  b  sad dogs\n")
+    assert main(["search", folder, "zebras", "--ranking", "bm25"]) == 0
+    assert capsys.readouterr() == ("", "nothing found\n")
     assert main(["index", "-o", folder]) == 2
 
 

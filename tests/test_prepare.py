@@ -31,6 +31,13 @@ def test_a_vocabulary_may_be_made_again_but_replaces_nothing_else(tmp_path):
     assert (output / "precious.txt").read_text() == "mine"
 
 
+def test_a_vocabulary_does_not_count_words_for_a_place_that_is_taken(tmp_path):
+    reader, output = make_text(tmp_path), tmp_path / "out"
+    output.write_text("mine")
+    with pytest.raises(UsageError, match="a file of that name"):
+        next(make_vocabulary(reader, output, VocabularyConfig(size=60)))
+
+
 def test_a_file_name_that_is_not_utf8_goes_all_the_way(tmp_path):
     make_text(tmp_path)
     data = tmp_path / "data"

@@ -30,6 +30,7 @@ from bertworks.learn.plan import Measurement, measure
 from bertworks.learn.recipe import Recipe, load
 from bertworks.runs import examples
 from bertworks.runs.events import Event
+from bertworks.runs.prepare import make_shards
 from bertworks.runs.pretrain import estimate, pretrain
 from bertworks.runs.pretraining import Pretraining
 from bertworks.runs.run import Run
@@ -776,8 +777,22 @@ def test_precision_by_an_override(fast: None, shards: Path, tmp_path: Path):
 
 def test_too_small_a_budget(fast: None, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("bertworks.runs.pretrain.RESERVE", 0.7)
-    with pytest.raises(BertworksError, match="took the whole budget") as raised:
+    with pytest.raises(BertworksError, match="finding out how fast this machine is took the whole") as raised:
         list(pretrain([shards], tmp_path / "a", budget="12s", device="cpu"))
+    assert "a longer --budget, and --overwrite" in str(raised.value)  # the same again would end likewise
+
+
+def test_a_budget_that_making_the_shards_took(fast: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    clock = [0.0]
+
+    def slow(*args: Any, **settings: Any) -> Any:
+        clock[0] += 95
+        return make_shards(*args, **settings)
+
+    monkeypatch.setattr("bertworks.runs.pretrain.make_shards", slow)
+    monkeypatch.setattr("bertworks.runs.pretrain.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    with pytest.raises(BertworksError, match="took the whole budget") as raised:
+        list(pretrain([write_corpus(tmp_path / "t.jsonl")], tmp_path / "a", budget="100s", device="cpu"))
     assert "type the same again" in str(raised.value)
 
 

@@ -158,6 +158,14 @@ def test_without_a_suffix_a_table_has_even_rows_below_a_header(
         assert RowReader(write(tmp_path / name, content)).columns == columns
 
 
+def test_one_column_without_a_suffix(tmp_path: Path) -> None:
+    """`cat new.csv | bertworks predict MODEL -`: the name of the only column is no text."""
+    rows = RowReader(write(tmp_path / "named", 'text\n"a, b"\nc\n'))
+    assert [row.values for row in rows] == [{"text": "a, b"}, {"text": "c"}]
+    lines = RowReader(write(tmp_path / "lines", "a cat\na dog\n"))
+    assert [row.values for row in lines] == [{"text": "a cat"}, {"text": "a dog"}]
+
+
 def test_a_named_pipe_is_read_as_often_as_one_likes(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.csv")
     writer = threading.Thread(target=write, args=(tmp_path / "pipe.csv", "text,label\na,x\n"))

@@ -285,6 +285,13 @@ def test_nothing_to_learn(tmp_path: Path, rows: list[dict[str, object]], what: s
     assert caught.value.where == "a.jsonl"
 
 
+def test_a_table_without_another_column(tmp_path: Path) -> None:
+    """Where there is no other column, none can be named."""
+    with pytest.raises(BertworksError, match="no column looks like a label") as caught:
+        guess_schema(csv_text(tmp_path, ["text"], ["a film"], ["a dog"]))
+    assert caught.value.fix == "add one that holds the label"
+
+
 def test_no_rows(tmp_path: Path) -> None:
     reader = csv_text(tmp_path, ["text", "label"])
     with pytest.raises(BertworksError, match="no rows"):

@@ -1,13 +1,15 @@
 """`bertworks check`, `finetune` and `predict`: labelled data to a model of one's own, and what that says."""
 
+import shlex
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
 from bertworks.cli.console import emit, say, show_events
-from bertworks.cli.options import STDIN, Json, Output, Overwrite, Rounding
+from bertworks.cli.options import Json, Output, Overwrite, Rounding
 from bertworks.cli.training import Device, Precision
+from bertworks.text.streams import STDIN
 
 # As in `rows.schema` and `rows.reader`, which are not imported before a verb runs: help answers at once.
 Task = Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"]
@@ -15,7 +17,10 @@ Quoting = Literal["auto", "raw", "quoted"]
 
 Data = Annotated[
     str,
-    Parameter(help="A file: .csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON; also compressed."),
+    Parameter(
+        help="A file, or - for standard input: .csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON; also"
+        " compressed."
+    ),
 ]
 DataOrFolder = Annotated[
     str,
@@ -60,7 +65,7 @@ def check(
         emit(found.as_dict())
     else:
         print(found)
-        say(f"next: bertworks finetune {data} -o MODEL-FOLDER")
+        say(f"next: bertworks finetune {shlex.quote(str(data))} -o MODEL-FOLDER")
 
 
 def finetune(

@@ -19,9 +19,9 @@ from cyclopts import App, CycloptsError
 from bertworks import __version__
 from bertworks.cli import answers, doors, export, finetuning, machine, search, serving, text, training
 from bertworks.cli.console import say
-from bertworks.cli.options import STDIN
 from bertworks.errors import BertworksError
 from bertworks.runs.interruption import Interruption
+from bertworks.text.streams import STDIN
 
 _VERBS: tuple[Callable[..., object], ...] = (
     text.vocab,

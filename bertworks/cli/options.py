@@ -9,8 +9,7 @@ from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
 from bertworks.errors import UsageError
-
-STDIN = "<stdin>"  # what "-" is called while the parser, which takes it for an option, is at work
+from bertworks.text.streams import STDIN
 
 
 def _values(_: object, tokens: Sequence[Token]) -> list[str]:

@@ -8,9 +8,10 @@ from cyclopts.validators import Number
 
 from bertworks.cli.console import emit, say, show_events, table
 from bertworks.cli.finetuning import Quotes
-from bertworks.cli.options import STDIN, Json, Rounding
+from bertworks.cli.options import Json, Rounding
 from bertworks.cli.training import Device
 from bertworks.errors import UsageError
+from bertworks.text.streams import STDIN
 
 Model = Annotated[str, Parameter(help="A model folder, minilm, or the name of a model on the Hugging Face hub.")]
 Pooling = Annotated[
@@ -134,7 +135,10 @@ def search(
     from bertworks.use.index import Index
 
     found = Index(folder, model=model, device=device)
-    for hit in found.search(query, count, ranking=ranking, rerank=rerank, approximate=approximate):
+    hits = found.search(query, count, ranking=ranking, rerank=rerank, approximate=approximate)
+    if not hits:  # by words alone, or in an index without documents
+        say("nothing found")
+    for hit in hits:
         if as_json:
             emit(hit)
         else:

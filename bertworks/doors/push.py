@@ -5,6 +5,7 @@ as a model. The network is touched last, and not at all in a dry run.
 """
 
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,12 +94,12 @@ def _planned(folder: Path, repository: str, licence: str | None) -> _Plan:
             if not _SENT.fullmatch(name) or not file.is_file():
                 stays.append(f"{name}/" if file.is_dir() else name)
             elif file.is_symlink() or file.parent.is_symlink():
-                fix = f"make a folder of its own: bertworks convert {folder} -o ANOTHER-FOLDER"
+                fix = f"make a folder of its own: bertworks convert {shlex.quote(str(folder))} -o ANOTHER-FOLDER"
                 raise BertworksError("a link, which may lead to what is not for others", where=str(file), fix=fix)
             else:
                 files[name] = file.stat().st_size
     if _CARD not in files or files[_CARD] > _LONGEST_CARD:
-        fix = f"write one, or let `bertworks convert {folder} -o ANOTHER-FOLDER` begin it"
+        fix = f"write one, or let `bertworks convert {shlex.quote(str(folder))} -o ANOTHER-FOLDER` begin it"
         raise BertworksError(f"there is no model card ({_CARD})", where=str(folder), fix=fix)
     card, notes = _completed((folder / _CARD), repository, licence)
     files[_CARD] = len(card.encode())

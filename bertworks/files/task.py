@@ -3,6 +3,7 @@ reads. A folder of transformers' own, without task.json, is understood as well. 
 is compared by them, never by their numbers."""
 
 import json
+import shlex
 from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -86,7 +87,7 @@ def read_task(folder: Path) -> TaskDescription:
         found = ", ".join(map(str, named))[:100] if isinstance(named, list) and named else "no head"
         raise BertworksError(
             f"this model ({found}) was not fine-tuned for a task", where=str(folder),
-            fix=f"fine-tune it: bertworks finetune DATA --model {folder} -o ANOTHER-FOLDER",
+            fix=f"fine-tune it: bertworks finetune DATA --model {shlex.quote(str(folder))} -o ANOTHER-FOLDER",
         )  # fmt: skip
     labels = _labels(settings, folder / "config.json")
     if tasks[0] == "classification":

@@ -43,5 +43,5 @@ def has_header(sample: list[str], delimiter: str) -> bool:
         first, *others = [row for _, row in itertools.islice(rows, JUDGED_ROWS) if row]
     except BertworksError:
         return False
-    bare = len(first) > 1 and all(cell == cell.strip() for cell in first)
+    bare = all(cell == cell.strip() for cell in first) and (len(first) > 1 or first[0] in TEXT_NAMES)
     return bare and len(others) > 0 and {len(first)} == set(map(len, others)) and names_columns(first, others)

@@ -73,10 +73,11 @@ def guess_schema(
         schema = replace(schema, text=tuple(text) or tuple(reader.columns))
     for found, what in ((schema.text, "text"), (schema.label, "label")):
         if not found and (labelled or what == "text"):
+            other = set(reader.columns) - {*schema.text}
             raise BertworksError(
                 f"no column looks like a {what}; the columns are: {', '.join(reader.columns)}",
                 where=reader.name,
-                fix=f"name the one that holds the {what} with --{what}",
+                fix=f"name the one that holds the {what} with --{what}" if other else f"add one that holds the {what}",
             )
     _check_texts(schema, reader.name)
     schema = replace(schema, id="id" if reader.kind == "squad" else _find_id(columns))

@@ -6,6 +6,7 @@ is decided elsewhere (`schema`). Memory does not grow with the file, save for on
 
 import itertools
 import json
+import shlex
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -160,7 +161,7 @@ class RowReader:
             raise BertworksError(
                 "CoNLL-U files are treebanks: which column is the tag is not told",
                 where=self.name,
-                fix=f"take two columns: `grep -v '^#' {self.name} | cut -f2,4 > tagged.conll`",
+                fix=f"take two columns: `grep -v '^#' {shlex.quote(self.name)} | cut -f2,4 > tagged.conll`",
             )
         if suffix in (".jsonl", ".ndjson", ".jsonlines", ".json") or head.startswith((b'{"', b"[{", b"{\n", b"[\n")):
             self._recognise_json(lines)

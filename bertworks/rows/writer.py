@@ -71,8 +71,11 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> None:
         _write(stream, iter(lines))
 
 
-def kind_of(path: str | Path) -> FileKind:
+def kind_of(path: str | Path, *, vectors: bool = False) -> FileKind:
     """The kind of file that a name stands for; "-" for csv.
+
+    Args:
+        vectors: whether these are written, for which the advice is another one.
 
     Raises:
         UsageError: for none that can be written.
@@ -82,10 +85,12 @@ def kind_of(path: str | Path) -> FileKind:
     name = str(path).lower()
     kind = _KINDS.get(format_suffix(name))
     if kind is None or (kind == "parquet" and name.endswith(tuple(COMPRESSIONS))):
+        suffixes = ", ".join(suffix for suffix, one in _KINDS.items() if not vectors or one != "conll")
+        array = ".npy; or in " if vectors else ""
         raise UsageError(
             "the name does not tell what to write" if kind is None else "Parquet is compressed inside",
             where=str(path),
-            fix=f"end it in {', '.join(_KINDS)}; all but Parquet also with {', '.join(COMPRESSIONS)} after it",
+            fix=f"end it in {array}{suffixes}; all but Parquet also with {', '.join(COMPRESSIONS)} after it",
         )
     return kind
 

@@ -1,6 +1,7 @@
 """Labelled files become what is trained on and what is judged on. Not here: what rows mean (`rows.schema`)."""
 
 import re
+import shlex
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -63,7 +64,7 @@ def read_data(
     if fold is not None and dev is not None:
         raise UsageError(
             f"folds divide what is learned from, and there is a dev file: {dev}", where=str(data),
-            fix=f"name the other file alone: bertworks finetune {path} --folds {fold[1]} ...",
+            fix=f"name the other file alone: bertworks finetune {shlex.quote(str(path))} --folds {fold[1]} ...",
         )  # fmt: skip
     reader = RowReader(path, quoting=quoting)
     schema, notes = guess_schema(reader, task=task, text=text, label=label, group=group)

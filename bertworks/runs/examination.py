@@ -2,6 +2,7 @@
 themselves (`judging`), single mistakes (`mistakes`), how it is told (`task_report`, `task_card`)."""
 
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -139,7 +140,7 @@ class Examination:
             most = f": {result['frequent']}" if result["frequent"] else ""
             lines.append(counted(result["mistakes"], result["rows"]) + most)
         lines.append(f"see {self.folder / 'report.html'} and {self.folder / 'errors.csv'}")
-        lines.append(f"next: bertworks predict {self.folder} new.csv -o scored.csv")
+        lines.append(f"next: bertworks predict {shlex.quote(str(self.folder))} new.csv -o scored.csv")
         return "\n".join(lines)
 
 

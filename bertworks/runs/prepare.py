@@ -1,6 +1,7 @@
 """Raw text to shards, and the machine room of long stages: work in a thread, news of it as events."""
 
 import queue
+import shlex
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict
@@ -39,16 +40,18 @@ def read_text(
     for one in [inputs] if isinstance(inputs, str | Path) else inputs:
         folder = Path(one).expanduser()
         if holds_shards(folder):
-            fix = f"`bertworks pretrain {one} -o MODEL` trains on it; `bertworks prepare TEXT TEXT ...` joins corpora"
+            trains = f"`bertworks pretrain {shlex.quote(str(one))} -o MODEL`"
+            fix = f"{trains} trains on it; `bertworks prepare TEXT TEXT ...` joins corpora"
             raise UsageError("this folder holds shards, not text", where=str(one), fix=fix)
         if (folder / "config.json").is_file() and any((folder / name).is_file() for name in _WEIGHTS):
-            fix = f"name the text; `bertworks pretrain TEXT --init {one}` goes on from this model"
+            fix = f"name the text; `bertworks pretrain TEXT --init {shlex.quote(str(one))}` goes on from this model"
             raise UsageError("this folder holds a model, not text", where=str(one), fix=fix)
     reader = CorpusReader(inputs, text_column=text_column, documents=documents)
     for path in reader.files:
         if path.name == "tokenizer.json":  # shards and models have one too
             what = "among the text lies a folder that holds none, but a tokenizer, a model or shards"
-            raise UsageError(what, where=str(path.parent), fix=f"move it elsewhere: `mv {path.parent} FOLDER`")
+            fix = f"move it elsewhere: `mv {shlex.quote(str(path.parent))} FOLDER`"
+            raise UsageError(what, where=str(path.parent), fix=fix)
     return reader
 
 
@@ -72,6 +75,8 @@ def make_vocabulary(
         UsageError: there is something else than a tokenizer in the folder, or it lies within the corpus.
     """
     _refuse_in_corpus(output, reader)
+    if output.exists() and not output.is_dir():  # counting the words may take an hour
+        raise UsageError("there is a file of that name", where=str(output), fix="-o ANOTHER-FOLDER")
     strange = sorted(p.name for p in output.iterdir() if p.name not in TOKENIZER_FILES) if output.is_dir() else []
     if strange:
         raise UsageError(

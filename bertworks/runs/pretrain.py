@@ -232,13 +232,19 @@ class _Budget(NamedTuple):
     begin: float  # of the clock
     processes: int
 
-    def spent_on(self, recipe: Recipe) -> Recipe:
-        """The recipe with as many steps as fit in what is left of the time."""
+    def spent_on(self, recipe: Recipe, making: float) -> Recipe:
+        """The recipe with as many steps as fit in what is left of the time; `making`: seconds that typing the same
+        again would not take, because what was made in them stays."""
         budget = seconds_of(str(self.request.budget))
         # The longer the plan, the longer is measured: a machine that others share is fast and slow by turns.
         seconds = min(30.0, max(6.0, budget / 60))
         measured = measure(recipe, self.device, cast(Precision, recipe.train.precision), seconds)
         left = budget * (1 - RESERVE) - (time.perf_counter() - self.begin)
+        if left + making < 5:
+            raise BertworksError(
+                f"finding out how fast this machine is took the whole budget of {self.request.budget}",
+                fix="a longer --budget, and --overwrite",
+            )
         if left < 5:
             raise BertworksError(
                 f"making the vocabulary and the shards took the whole budget of {self.request.budget}",
@@ -258,11 +264,13 @@ def _prepare(output: Path, draft: _Draft | None, budget: _Budget, workers: int |
                 make_shards(request.reader(), output / "shards", Tokenizer.load(output / "tokenizer"), workers=workers)
             )
         return
+    begin = time.perf_counter()
     if isinstance(draft.corpus, CorpusReader):
         yield from _prepare_text(output, draft, draft.corpus, workers)
+    making = time.perf_counter() - begin
     resolved = _with_vocabulary(draft.recipe, Shards.open(request.shards_folder(output)).manifest.vocab_size)
     if request.budget:
-        resolved = budget.spent_on(resolved)
+        resolved = budget.spent_on(resolved, making)
     write_text(output / "recipe.toml", dump(resolved))
     yield Event("plan", _describe(resolved), {"recipe": asdict(resolved)})
 

@@ -7,6 +7,7 @@ names, and memory does not grow with the corpus.
 import glob
 import hashlib
 import os
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -223,7 +224,9 @@ def _raise_unreadable(error: OSError) -> None:
 
 def _nothing_there(path: Path) -> UsageError:
     if glob.has_magic(str(path)):
-        return UsageError("the glob matches nothing", where=str(path), fix=f"see what is there: `ls {path.parent}`")
+        return UsageError(
+            "the glob matches nothing", where=str(path), fix=f"see what is there: `ls {shlex.quote(str(path.parent))}`"
+        )
     return nothing_there(path)
 
 

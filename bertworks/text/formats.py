@@ -7,6 +7,7 @@ found in them, is done elsewhere (`corpus`).
 import html
 import itertools
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -306,7 +307,7 @@ class FileReader:
         raise BertworksError(
             f"{self._bad:,} malformed lines and only {self._good:,} good ones so far; the first: {why}",
             where=f"{self.name}:{line}",
-            fix=f"look at it with `sed -n {line}p {self.name}`, repair the file or leave it out",
+            fix=f"look at it with `sed -n {line}p {shlex.quote(self.name)}`, repair the file or leave it out",
         )
 
 

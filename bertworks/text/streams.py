@@ -10,6 +10,7 @@ import gzip
 import io
 import lzma
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -25,6 +26,7 @@ from bertworks.errors import BertworksError, UsageError
 
 BLOCK_SIZE = 1 << 20  # bytes read at a time, and the size of the sample by which a file is judged
 LONGEST_PIECE = 1 << 22  # bytes; a longer line of plain text is cut at a space, so that memory stays flat
+STDIN = "<stdin>"  # what messages call standard input; the command line also while its parser is at work
 _NAMED_PLACES = 5
 
 COMPRESSIONS = {  # by suffix: the first bytes of such a file, and what tells whether it is whole
@@ -156,7 +158,7 @@ class LineReader:
             raise BertworksError(
                 f"the file is damaged or was cut off: {error}",
                 where=self._name,
-                fix=f"fetch it again (`{check} {self._name}` tells whether it is whole), or leave it out",
+                fix=f"fetch it again (`{check} {shlex.quote(self._name)}` tells whether it is whole), or leave it out",
             ) from error
         self._repairs.bytes += len(data)
         return self._transcode(data) if self._decoder else data
@@ -211,7 +213,7 @@ def rereadable(path: str | Path, owner: object) -> tuple[Path, str | None]:
         BertworksError: there is no room for the copy.
     """
     if str(path) == "-":
-        return _spooled(sys.stdin.buffer, owner), "<stdin>"
+        return _spooled(sys.stdin.buffer, owner), STDIN
     path = Path(path).expanduser()
     if path.is_fifo():
         with path.open("rb") as stream:
@@ -258,10 +260,12 @@ def not_text(head: bytes) -> tuple[str, str] | None:
 
 def nothing_there(path: Path) -> UsageError:
     """The error for a path that names nothing, with the neighbour that was perhaps meant."""
+    if str(path) == STDIN:
+        return UsageError("standard input is not read here", fix="write it to a file, and name that")
     folder = path.parent
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     close = difflib.get_close_matches(path.name, names, 1)
-    meant = f"did you mean {folder / close[0]}?" if close else f"see what is there: `ls {folder}`"
+    meant = f"did you mean {folder / close[0]}?" if close else f"see what is there: `ls {shlex.quote(str(folder))}`"
     return UsageError("there is no such file or folder", where=str(path), fix=meant)
 
 

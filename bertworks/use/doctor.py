@@ -36,7 +36,12 @@ _INSTRUCTIONS = {  # as people call them: as /proc/cpuinfo does
     "AVX-512 bf16": "avx512_bf16",
     "AMX bf16": "amx_bf16",
 }
-_EXTRAS = {"sentencepiece": ("vocab", "unigram vocabularies")}
+_EXTRAS = {
+    "sentencepiece": ("vocab", "unigram vocabularies"),
+    "faiss-cpu": ("faiss", "approximate searches"),
+    "onnxruntime": ("export", "exported models"),
+    "starlette": ("serve", "servers"),
+}
 _LITTLE_MEMORY, _LITTLE_DISK = 1 << 30, 1 << 30
 _SELF_TEST_STEPS = 30
 

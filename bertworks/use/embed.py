@@ -58,7 +58,7 @@ def embed_file(
         BertworksError, UsageError: no such model or column, a row that cannot be read, an output of no known kind.
     """
     is_array = str(output).endswith(".npy")
-    kind = None if is_array else kind_of(output)
+    kind = None if is_array else kind_of(output, vectors=True)
     make = partial(Embedder, opened(model, device), pooling=pooling, normalize=normalize, max_length=max_length)
     embedder = make(precision=precision)
     reader = RowReader(data, quoting=quoting)
