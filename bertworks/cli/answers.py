@@ -60,12 +60,12 @@ def score(
     """
     from bertworks.use import score as room
 
-    if not as_json:
-        print(f"{'sum':>9}  {'mean':>7}")
-    for found in room.score(model, _lines(sentences), within_word=within_word):
+    for number, found in enumerate(room.score(model, _lines(sentences), within_word=within_word)):
         if as_json:
             emit(found)
         else:
+            if not number:
+                print(f"{'sum':>9}  {'mean':>7}")
             print(f"{found['score']:9.2f}  {found['score'] / len(found['tokens']):7.3f}  {found['text']}", flush=True)
 
 

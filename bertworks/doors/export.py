@@ -31,7 +31,7 @@ from bertworks.rows.reader import RowReader
 from bertworks.rows.schema import Task, items
 from bertworks.runs.events import Event
 from bertworks.runs.judging import describe_scores
-from bertworks.text.atomic import replacing_folder, write_text
+from bertworks.text.atomic import refuse_file, replacing_folder, write_text
 from bertworks.text.streams import Tally
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.use.evaluate import evaluate_task
@@ -94,7 +94,8 @@ def export(
             onnxruntime is not installed.
     """
     target = Path(output)
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+    refuse_file(target)
+    if target.exists() and any(target.iterdir()):
         raise UsageError("the folder is not empty", where=str(target), fix="name another one")
     source = _opened(model, encoder_only=encoder)
     if data is not None and source.predictor is None:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from bertworks.errors import BertworksError
 from bertworks.files.storage import read_json, read_tensors, refuse_non_finite, write_tensors
-from bertworks.text.atomic import remove_leftovers, replacing_folder, sha256
+from bertworks.text.atomic import refuse_file, remove_leftovers, replacing_folder, sha256
 
 FORMAT = 1
 _TENSORS, _MANIFEST = "state.safetensors", "checkpoint.json"
@@ -125,8 +125,10 @@ def locked(folder: str | Path) -> Iterator[None]:
     A child made by `fork` while it is held holds it too, as long as it lives.
 
     Raises:
+        UsageError: it is a file.
         BertworksError: another process holds it (its number is in the message), or it cannot be written.
     """
+    refuse_file(Path(folder))
     path = Path(folder) / ".lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 
 from bertworks.errors import UsageError
 from bertworks.runs.events import Event
-from bertworks.text.atomic import refuse_nested, replacing_folder
+from bertworks.text.atomic import refuse_file, refuse_nested, replacing_folder
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.preflight import PreflightReport, preflight
 from bertworks.text.shards import Shards, holds_shards, write_shards
@@ -75,8 +75,7 @@ def make_vocabulary(
         UsageError: there is something else than a tokenizer in the folder, or it lies within the corpus.
     """
     _refuse_in_corpus(output, reader)
-    if output.exists() and not output.is_dir():  # counting the words may take an hour
-        raise UsageError("there is a file of that name", where=str(output), fix="-o ANOTHER-FOLDER")
+    refuse_file(output)  # now: counting the words may take an hour
     strange = sorted(p.name for p in output.iterdir() if p.name not in TOKENIZER_FILES) if output.is_dir() else []
     if strange:
         raise UsageError(

@@ -70,6 +70,17 @@ def refuse_unwritable(path: str | Path) -> None:
         ) from None
 
 
+def refuse_file(folder: Path) -> None:
+    """What becomes a folder must not be a file, nor lie below one.
+
+    Raises:
+        UsageError: it is.
+    """
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise UsageError("there is a file of that name", where=str(there), fix="choose another folder with -o")
+
+
 def refuse_nested(output: Path, paths: Iterable[str], corpora: Sequence[str] = ()) -> None:
     """What is read must not change because of what is written.
 

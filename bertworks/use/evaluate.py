@@ -49,7 +49,8 @@ def evaluate_mlm(
     documents: Documents = "auto",
 ) -> dict[str, float]:
     """Loss, accuracy and perplexity on masked words of raw text, and accuracy of next sentence prediction if the model
-    has that head and the text two documents. 15 % of the tokens are masked, 80/10/10, always the same ones.
+    has that head and the text two documents, one of them of two sentences. 15 % of the tokens are masked, 80/10/10,
+    always the same ones.
 
     Args:
         model: a folder, or the name of a model on the Hugging Face hub.
@@ -70,7 +71,8 @@ def evaluate_mlm(
     with tempfile.TemporaryDirectory() as folder:
         store: Store = in_sections(write_shards(reader, tokenizer, Path(folder) / "shards"))
         every = np.arange(len(store.documents) - 1)
-        pairs = {"pooler", "next_sentence"} <= parts and len(every) >= 2
+        follows = bool((np.diff(store.documents) > 1).any())  # else all pairs are of sentences drawn at random
+        pairs = {"pooler", "next_sentence"} <= parts and len(every) >= 2 and follows
         network = PretrainingModel(config, next_sentence=pairs)
         network.load_state_dict({name: state[name] for name, _ in network.named_parameters()})
         batches = held_out_batches(

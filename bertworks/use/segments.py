@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError
 from bertworks.files.storage import read_json, read_tensors, write_tensors
-from bertworks.text.atomic import remove_leftovers, replacing, write_text
+from bertworks.text.atomic import refuse_file, remove_leftovers, replacing, write_text
 from bertworks.text.lexical import Postings
 
 MANIFEST, FORMAT = "index.json", 1
@@ -155,8 +155,10 @@ def writing(folder: Path) -> Iterator[None]:
     """While this lasts nobody else writes.
 
     Raises:
+        UsageError: it is a file.
         BertworksError: somebody else does already.
     """
+    refuse_file(folder)
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
         try:
