@@ -174,6 +174,15 @@ def test_half_a_character(index: Index):
     assert index.delete(["\ud83d"]) == 1
 
 
+def test_documents_without_a_word(index: Index):
+    """A segment of which no word is known, made and compacted."""
+    index.add(["!!!", "\U0001f600"], ids=["x", "y"])
+    index.delete(list("abcde"))
+    index.compact()
+    assert set(ids(Index(index.folder, device="cpu"), "!!!")) == {"x", "y"}
+    assert ids(index, "film", ranking="bm25") == []
+
+
 def test_the_same_id_takes_the_place(index: Index):
     assert index.add(["happy dogs", "other", "great music"], ids=["b", "f", "f"]) == 2
     assert (len(index), set(ids(index))) == (6, set("abcdef"))
