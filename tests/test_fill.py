@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -182,5 +183,13 @@ def test_a_generator_over_texts(model: Path):
 
 def test_a_mask_near_the_end_sees_as_much_as_any(model: Path):
     filler = Filler(model)
-    (example,) = filler.read(" ".join(["dogs"] * 299 + ["[MASK]"])).examples
-    assert len(example.input_ids) == filler.longest
+    ((tokens, asked),) = filler.read(" ".join(["dogs"] * 299 + ["[MASK]"])).windows
+    assert len(tokens) == filler.longest - 2
+    assert asked.tolist() == [len(tokens) - 1]
+
+
+def test_a_long_text_of_masks_is_read_in_little_memory(model: Path):
+    """A window around each, which is no copy: a request of 2 MB has 300,000 of them."""
+    read = Filler(model).read("[MASK]" * 1000)
+    assert len(read.windows) == 1000
+    assert all(np.shares_memory(tokens, read.ids) for tokens, _ in read.windows)
