@@ -247,6 +247,8 @@ class Tokenizer:
         try:
             return _guarded(lambda: encode(texts, add_special_tokens=False), "the text cannot be encoded")
         except BertworksError:
+            if wrong := [text for text in texts if not isinstance(text, str)]:
+                raise UsageError(f"{wrong[0]!r:.60} is no text", fix="give a string") from None
             valid = [re.sub("[\ud800-\udfff]", "\ufffd", text) for text in texts]
             if valid == texts:
                 raise

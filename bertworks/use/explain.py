@@ -25,7 +25,7 @@ from bertworks.learn.inference import logits_of
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.nn.attention_maps import attention_maps
 from bertworks.nn.encoder import Encoder
-from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.tokenizer import Tokenizer, with_marks
 from bertworks.use.explanation import Explanation
 from bertworks.use.fill import load_masked_lm
 from bertworks.use.predictor import Predictor, item_of
@@ -165,6 +165,8 @@ def _masked(network: PretrainingModel, t: Tokenizer, example: Example, target: s
         if len(ids) != 1:
             raise UsageError(f"{target!r} is {len(ids)} tokens: expected a word that the vocabulary holds whole")
         (token,) = ids
+        if token == t.unk_id:
+            raise UsageError(f"{target!r} is no word of the vocabulary", fix="name another one")
     rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     name = f"“{t.tokens[token]}” in the place of {t.tokens[t.mask_id]} (log-odds)"
     question = _Question(example, name, lambda x: log_odds(x[:, 0], token))
@@ -256,7 +258,8 @@ def _answered(encoded: Encoded, answer: Answer) -> _Question:
     if not answer["answer"]:
         return _Question(encoded.unit[0], "that there is no answer (its score)", lambda x: x[:, 0].sum(-1))
     start = int(np.flatnonzero(encoded.offsets[:, 0] == answer["start"])[0])
-    stop = int(np.flatnonzero(encoded.offsets[:, 1] == answer["end"])[-1])
+    ends = [with_marks(encoded.item.texts[1], end) for end in encoded.offsets[:, 1].tolist()]
+    stop = int(np.flatnonzero(np.array(ends) == answer["end"])[-1])
     begin = 0
     for example in encoded.unit:
         places = encoded.places[begin : begin + len(example.input_ids)]
