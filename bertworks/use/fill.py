@@ -48,8 +48,8 @@ class Blanks(NamedTuple):
     ids: Ids  # without [CLS] and [SEP]
     masks: Ids  # their places in `ids`
     encoding: Encoding
-    # Tokens that are read at once, and places of the masks that are asked there: one; or, where the text is too long, one
-    # around each mask. They are views, for there may be as many of them as tokens.
+    # Tokens that are read at once, and places of the masks that are asked there: one; or, where the text is too long,
+    # one around each mask. They are views, for there may be as many of them as tokens.
     windows: list[tuple[Ids, Ids]]
 
     @property
