@@ -154,7 +154,9 @@ class Tokenizer:
         word_piece = self._description["model"]["type"] == "WordPiece"
         normalizer = _bert_normalizer(self._description["normalizer"])
         config: dict[str, Any] = {"tokenizer_class": "BertTokenizer" if word_piece else "PreTrainedTokenizerFast"}
-        config |= self.special_tokens | {"model_max_length": self.model_max_length}
+        others = [self.tokens[n] for n in sorted(self.special_ids) if self.tokens[n] not in self.special_tokens.values()]
+        named = self.special_tokens | ({"additional_special_tokens": others} if others else {})
+        config |= named | {"model_max_length": self.model_max_length}
         config |= {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
         if normalizer:
             config |= {
@@ -164,7 +166,7 @@ class Tokenizer:
             }
         if word_piece:
             write_text(folder / "vocab.txt", "".join(f"{token}\n" for token in self.tokens))
-        write_json(folder / "special_tokens_map.json", self.special_tokens)
+        write_json(folder / "special_tokens_map.json", named)
         write_json(folder / "tokenizer_config.json", config)
         write_text(folder / "tokenizer.json", self._library.to_str(pretty=True) + "\n")
 
