@@ -399,6 +399,10 @@ def test_errors_say_where(words: Local):
     assert "top_k" in words.post("/fill", {"inputs": "[MASK]", "top_k": 101}).json()["error"]
     assert "[MASK]" in words.post("/fill", {"inputs": "a"}).json()["error"]
     assert "message" in words.post("/v1/embeddings", {"input": [], "model": "a"}).json()["error"]
+    for ids in ([1, 2], [[1, 2], [3]]):
+        answer = words.post("/v1/embeddings", {"input": ids, "model": "a"})
+        assert "no ids of tokens" in answer.json()["error"]["message"]
+        assert answer.status_code == 422
 
 
 def test_other_paths_methods_and_types(words: Local):
