@@ -154,8 +154,9 @@ class Tokenizer:
         word_piece = self._description["model"]["type"] == "WordPiece"
         normalizer = _bert_normalizer(self._description["normalizer"])
         config: dict[str, Any] = {"tokenizer_class": "BertTokenizer" if word_piece else "PreTrainedTokenizerFast"}
-        others = [self.tokens[n] for n in sorted(self.special_ids) if self.tokens[n] not in self.special_tokens.values()]
-        named = self.special_tokens | ({"additional_special_tokens": others} if others else {})
+        special = [self.tokens[number] for number in sorted(self.special_ids)]
+        others = [token for token in special if token not in self.special_tokens.values()]
+        named: dict[str, Any] = self.special_tokens | ({"additional_special_tokens": others} if others else {})
         config |= named | {"model_max_length": self.model_max_length}
         config |= {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
         if normalizer:
