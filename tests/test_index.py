@@ -416,13 +416,16 @@ def test_fields_that_json_cannot_say_are_refused(index: Index):
 
 
 def test_a_stopped_file_goes_on(model: Path, tmp_path: Path, small: None):
-    documents, folder = write_documents(tmp_path / "d.jsonl"), tmp_path / "idx"
+    documents, folder = tmp_path / "d.jsonl", tmp_path / "idx"
+    rest = write_documents(documents).read_text()
+    documents.write_text('{"id": "y", "text": ""}\n' + rest + '{"id": "z", "text": " "}\n')
     stopped = index_file(documents, folder, model=model, device="cpu")
     assert list(islice(stopped, 3))[-1].fields["amount"] == 4
     stopped.close()
-    assert len(Index(folder)) == 4
+    assert len(Index(folder)) == 3
     events = list(index_file(documents, folder, model=model, device="cpu"))
     assert [event.fields["resumed_row"] for event in events if "resumed_row" in event.fields] == [4]
+    assert [event.fields["empty"] for event in events if "empty" in event.fields] == [2]
     assert set(ids(Index(folder, device="cpu"))) == set("abcde")
 
 

@@ -62,7 +62,10 @@ def index_file(
             return
         if done:
             yield Event("note", f"going on after {done:,} rows", {"resumed_row": done})
-        for rows in portions(islice(reader, done, None)):
+        rest = iter(reader)
+        for row in islice(rest, done):  # counted as if nobody had stopped
+            row_text(row, columns, empty)
+        for rows in portions(rest):
             texts = [row_text(row, columns, empty) for row in rows]
             kept = [(row, one) for row, one in zip(rows, texts, strict=True) if one]
             done += len(rows)
