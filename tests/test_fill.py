@@ -17,6 +17,7 @@ from bertworks.files.model import save_model
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.nn.config import EncoderConfig
 from bertworks.runs.pretrain import pretrain
+from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.use.explain import explain
 from bertworks.use.fill import Filler, fill
 
@@ -94,6 +95,17 @@ def top(filler: Filler, ids: list[int], place: int, k: int) -> list[int]:
     with torch.no_grad():
         scores = model.eval()(torch.tensor([ids])).prediction_logits[0, place]
     return scores.topk(k).indices.tolist()
+
+
+def test_tokens_of_bytes_are_shown_as_text(tmp_path: Path):
+    made, _ = train_vocabulary(documents(), VocabularyConfig(size=400, algorithm="bpe"))
+    config = EncoderConfig(vocab_size=made.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    torch.manual_seed(0)
+    save_model(tmp_path / "m", PretrainingModel(config).state_dict(), config, made, card="tiny")
+    theirs = transformers.pipeline("fill-mask", model=str(tmp_path / "m"), device="cpu")
+    (ours,) = Filler(tmp_path / "m")("ba [MASK] da.", 20)
+    assert [one["token_str"] for one in ours] == [one["token_str"] for one in theirs("ba [MASK] da.", top_k=20)]
+    assert any(made.tokens[one["token"]] != one["token_str"] for one in ours)
 
 
 def test_as_many_answers_as_there_are_tokens(model: Path):

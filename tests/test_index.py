@@ -371,6 +371,15 @@ def test_a_file_that_is_killed_has_told_what_it_replaced(model: Path, tmp_path: 
     assert "already" not in last.text
 
 
+def test_an_index_that_was_made_anew_for_another_model_takes_no_vectors_of_the_first(model: Path, tmp_path: Path):
+    first = Index.create(tmp_path / "idx", model, device="cpu")
+    assert first.embedder.dimension == 32
+    Index.create(tmp_path / "idx", model, pooling="cls", device="cpu")  # nothing was in it
+    with pytest.raises(BertworksError, match="made this index anew"):
+        first.add(["good film"])
+    assert len(Index(tmp_path / "idx", device="cpu")) == 0
+
+
 def test_a_first_file_that_was_killed_goes_on(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """When its segment was on disk, and not yet in the manifest."""
     make = partial(index_file, write_documents(tmp_path / "d.jsonl"), tmp_path / "idx", model=model, device="cpu")

@@ -168,9 +168,14 @@ def _masked(network: PretrainingModel, t: Tokenizer, example: Example, target: s
         if token == t.unk_id:
             raise UsageError(f"{target!r} is no word of the vocabulary", fix="name another one")
     rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    name = f"“{t.tokens[token]}” in the place of {t.tokens[t.mask_id]} (log-odds)"
+    name = f"“{_said_by(t, token)}” in the place of {t.tokens[t.mask_id]} (log-odds)"
     question = _Question(example, name, lambda x: log_odds(x[:, 0], token))
-    return question, tuple((t.tokens[n], f"{p:.1%}") for n, p in rows)
+    return question, tuple((_said_by(t, n), f"{p:.1%}") for n, p in rows)
+
+
+def _said_by(t: Tokenizer, token: int) -> str:
+    """A token as people read it."""
+    return t.decode([token], skip_special_tokens=False)
 
 
 # --- a fine-tuned one

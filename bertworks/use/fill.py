@@ -127,7 +127,7 @@ class Filler:
                 Filling(
                     score=score,
                     token=token,
-                    token_str=t.tokens[token],
+                    token_str=t.decode([token], skip_special_tokens=False),
                     sequence=self._decoded(ids, position, token),
                     text=self._replaced(text, encoding.offsets[position + 1], token),
                 )

@@ -218,7 +218,8 @@ class Index:
     @cached_property
     def embedder(self) -> Embedder:
         """The model, which must be the one that made the index."""
-        wanted, made_by = self.manifest.fingerprint, self.manifest.model
+        self._made_for = wanted = self.manifest.fingerprint
+        made_by = self.manifest.model
         found = Embedder(
             self._model or locate(made_by, fetch=False),  # which may be a stranger's index
             pooling=wanted.get("pooling"), normalize=wanted.get("normalize"), max_length=wanted.get("max_length"),
@@ -248,6 +249,11 @@ class Index:
         last = {name: place for place, name in enumerate(names)}
         kept = sorted(last.values())
         embedder = self.embedder
+        if self._made_for != self.manifest.fingerprint:
+            raise BertworksError(
+                "another process has made this index anew, for another model", where=str(self.folder),
+                fix="open it again",
+            )  # fmt: skip
         prompt = embedder.settings.prompt("document", "passage", "corpus")
         vectors = normalized(embedder.embed([texts[place] for place in kept], prompt=prompt))
         rows: list[dict[str, Any]] = [
