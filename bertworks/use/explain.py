@@ -25,7 +25,7 @@ from bertworks.learn.inference import logits_of
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.nn.attention_maps import attention_maps
 from bertworks.nn.encoder import Encoder
-from bertworks.text.tokenizer import Tokenizer, with_marks
+from bertworks.text.tokenizer import Tokenizer
 from bertworks.use.explanation import Explanation
 from bertworks.use.fill import load_masked_lm
 from bertworks.use.predictor import Predictor, item_of
@@ -262,9 +262,8 @@ def _answered(encoded: Encoded, answer: Answer) -> _Question:
     """The start and the end of an answer in the window that gave it, or [CLS] where there is none."""
     if not answer["answer"]:
         return _Question(encoded.unit[0], "that there is no answer (its score)", lambda x: x[:, 0].sum(-1))
-    start = int(np.flatnonzero(encoded.offsets[:, 0] == answer["start"])[0])
-    ends = [with_marks(encoded.item.texts[1], end) for end in encoded.offsets[:, 1].tolist()]
-    stop = int(np.flatnonzero(np.array(ends) == answer["end"])[-1])
+    start = int(np.flatnonzero(encoded.offsets[:, 1] > answer["start"])[0])
+    stop = int(np.flatnonzero(encoded.offsets[:, 0] < answer["end"])[-1])
     begin = 0
     for example in encoded.unit:
         places = encoded.places[begin : begin + len(example.input_ids)]
