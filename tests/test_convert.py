@@ -321,7 +321,10 @@ def test_tokens_added_beside_an_old_vocabulary_stay_whole(tmp_path):
     assert ours.special_ids >= {new["[E1]"]}
     ids = ours.encode("a [E1] abcab b").ids
     assert ids == [2, 5, new["[E1]"], new["abcab"], 6, 3]
-    assert transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")("a [E1] abcab b")["input_ids"] == ids
+    read = transformers.AutoTokenizer.from_pretrained(tmp_path / "ours")
+    assert read("a [E1] abcab b")["input_ids"] == ids
+    assert "[E1]" in read.all_special_tokens
+    assert "abcab" not in read.all_special_tokens
     for wrong in ({"[E1]": 900}, {"[E1]": "x"}, {"[E1]": -1}):
         (tmp_path / "theirs" / "added_tokens.json").write_text(json.dumps(wrong))
         with pytest.raises(BertworksError, match=r"'\[E1\]' has no place"):

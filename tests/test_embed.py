@@ -281,6 +281,15 @@ def test_a_stopped_one_goes_on(rows: Path, model: Path, tmp_path: Path, small: N
     assert (tmp_path / "v.npy").read_bytes() == (tmp_path / "whole.npy").read_bytes()
 
 
+def test_a_stopped_one_counts_what_it_had_read(model: Path, tmp_path: Path, small: None):
+    (tmp_path / "t.txt").write_text("good\n\nfilm\n\nsad\n")
+    stopped = embed_file(model, tmp_path / "t.txt", tmp_path / "v.npy", device="cpu")
+    assert list(islice(stopped, 2))[-1].fields["amount"] == 3
+    stopped.close()
+    events = list(embed_file(model, tmp_path / "t.txt", tmp_path / "v.npy", device="cpu"))
+    assert [event.fields["empty"] for event in events if "empty" in event.fields] == [2]
+
+
 def test_lines_and_several_columns(model: Path, tmp_path: Path):
     (tmp_path / "t.txt").write_text("good film\nsad dogs\n")
     list(embed_file(model, tmp_path / "t.txt", tmp_path / "a.npy", device="cpu"))

@@ -231,6 +231,16 @@ def test_a_pretrained_model(model: Path, tmp_path: Path):
     assert "no head" in explain(tmp_path / "body", "the [MASK]").notes[0]
     with pytest.raises(UsageError, match="3 texts"):
         explain(model, "a", "b", "c")
+    with pytest.raises(UsageError, match="'zebra' is no word of the vocabulary"):
+        explain(model, "the [MASK]", target="zebra")
+    with pytest.raises(UsageError, match="3 is no text"):
+        explain(model, 3)
+
+
+def test_an_answer_that_ends_in_an_accent(model: Path, tmp_path: Path):
+    """Which the tokenizer takes away, and which belongs to the answer all the same."""
+    answering = write_task_model(model, tmp_path / "qa", "qa")
+    assert "the answer “Anna\u0301”" in explain(answering, "who ?", "Anna\u0301").asked
 
 
 @pytest.mark.parametrize("text", ["", " ", "🦊 日本", "\x00 men", "men \ud800", "مرحبا", "men " * 300, ATTACK])

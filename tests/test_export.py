@@ -73,12 +73,12 @@ TASKS: dict[Task, tuple[TaskDescription, Callable[[Path], Path], str, type]] = {
 }  # fmt: skip
 
 
-def write_head(folder: Path, task: Task, *, recurrent_units: int = 0) -> Path:
+def write_head(folder: Path, task: Task, *, recurrent_units: int = 0, config: EncoderConfig = CONFIG) -> Path:
     """A model folder with a head of random weights."""
     d = replace(TASKS[task][0], max_length=LENGTH, recurrent_units=recurrent_units)
     torch.manual_seed(1)
-    state = TaskModel(CONFIG, task_of(d), recurrent_units=recurrent_units).state_dict()
-    save_model(folder, state, CONFIG, tokenizer(LENGTH), card="tiny", head=settings_of(d))
+    state = TaskModel(config, task_of(d), recurrent_units=recurrent_units).state_dict()
+    save_model(folder, state, config, tokenizer(LENGTH), card="tiny", head=settings_of(d))
     d.save(folder)
     return folder
 
@@ -219,6 +219,14 @@ def test_the_answers_are_those_of_the_model(task: Task, tmp_path: Path):
     assert all(map(close, ours, theirs))
     if task in ("classification", "qa", "tagging"):
         assert len({json.dumps(one, default=str) for one in ours}) > 10  # else a model that reads nothing would pass
+
+
+def test_a_model_of_one_kind_of_text_reads_pairs(tmp_path: Path):
+    write_head(tmp_path / "model", "regression", config=replace(CONFIG, type_vocab_size=1))
+    run(tmp_path / "model", tmp_path / "onnx")
+    pair = [("a good film", "the men and dogs")]
+    ours, theirs = (Predictor(tmp_path / name, device="cpu").predict(pair) for name in ("model", "onnx"))
+    assert close(ours, theirs)
 
 
 def test_a_file_is_predicted_alike(classifier: Path, exported: Path, tmp_path: Path):

@@ -4,6 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -16,6 +17,7 @@ from bertworks.files.model import save_model
 from bertworks.learn.objectives import PretrainingModel
 from bertworks.nn.config import EncoderConfig
 from bertworks.runs.pretrain import pretrain
+from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.use.explain import explain
 from bertworks.use.fill import Filler, fill
 
@@ -93,6 +95,17 @@ def top(filler: Filler, ids: list[int], place: int, k: int) -> list[int]:
     with torch.no_grad():
         scores = model.eval()(torch.tensor([ids])).prediction_logits[0, place]
     return scores.topk(k).indices.tolist()
+
+
+def test_tokens_of_bytes_are_shown_as_text(tmp_path: Path):
+    made, _ = train_vocabulary(documents(), VocabularyConfig(size=400, algorithm="bpe"))
+    config = EncoderConfig(vocab_size=made.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
+    torch.manual_seed(0)
+    save_model(tmp_path / "m", PretrainingModel(config).state_dict(), config, made, card="tiny")
+    theirs = transformers.pipeline("fill-mask", model=str(tmp_path / "m"), device="cpu")
+    (ours,) = Filler(tmp_path / "m")("ba [MASK] da.", 20)
+    assert [one["token_str"] for one in ours] == [one["token_str"] for one in theirs("ba [MASK] da.", top_k=20)]
+    assert any(made.tokens[one["token"]] != one["token_str"] for one in ours)
 
 
 def test_as_many_answers_as_there_are_tokens(model: Path):
@@ -182,5 +195,13 @@ def test_a_generator_over_texts(model: Path):
 
 def test_a_mask_near_the_end_sees_as_much_as_any(model: Path):
     filler = Filler(model)
-    (example,) = filler.read(" ".join(["dogs"] * 299 + ["[MASK]"])).examples
-    assert len(example.input_ids) == filler.longest
+    ((tokens, asked),) = filler.read(" ".join(["dogs"] * 299 + ["[MASK]"])).windows
+    assert len(tokens) == filler.longest - 2
+    assert asked.tolist() == [len(tokens) - 1]
+
+
+def test_a_long_text_of_masks_is_read_in_little_memory(model: Path):
+    """A window around each, which is no copy: a request of 2 MB has 300,000 of them."""
+    read = Filler(model).read("[MASK]" * 1000)
+    assert len(read.windows) == 1000
+    assert all(np.shares_memory(tokens, read.ids) for tokens, _ in read.windows)

@@ -24,6 +24,7 @@ from fine import (
 )
 
 from bertworks.errors import BertworksError, UsageError
+from bertworks.files.storage import read_tensors, write_tensors
 from bertworks.files.task import read_task
 from bertworks.learn.finetuning import RECIPES, suited_rate
 from bertworks.learn.recipe import dump
@@ -423,6 +424,23 @@ def test_a_stopped_prediction_goes_on(classifier: Path, tmp_path: Path, monkeypa
     assert 50 <= next(e for e in events if "resumed_row" in e.fields).fields["resumed_row"] < 300
     assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
     assert not list(tmp_path.glob(".*partial"))
+
+
+def test_a_stopped_prediction_of_other_weights_begins_anew(
+    classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where they lie in several files, as transformers writes large models."""
+    data, folder = write_reviews(tmp_path / "reviews.csv", 100), tmp_path / "parts"
+    shutil.copytree(classifier, folder)
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    part = folder / "model-00001-of-00001.safetensors"
+    state = read_tensors(part)
+    index = {"weight_map": dict.fromkeys(state, part.name)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    monkeypatch.setattr("bertworks.use.predict.AT_ONCE", 50)
+    next(e for e in predict_file(folder, data, tmp_path / "a.csv", device="cpu") if e.kind == "stage")
+    write_tensors(part, {name: tensor * 0.5 for name, tensor in state.items()}, {})
+    assert not any("resumed_row" in e.fields for e in predict_file(folder, data, tmp_path / "a.csv", device="cpu"))
 
 
 def test_tags_cover_every_word_of_a_sentence_longer_than_the_model(trained: Trained) -> None:

@@ -174,6 +174,15 @@ def test_half_a_character(index: Index):
     assert index.delete(["\ud83d"]) == 1
 
 
+def test_documents_without_a_word(index: Index):
+    """A segment of which no word is known, made and compacted."""
+    index.add(["!!!", "\U0001f600"], ids=["x", "y"])
+    index.delete(list("abcde"))
+    index.compact()
+    assert set(ids(Index(index.folder, device="cpu"), "!!!")) == {"x", "y"}
+    assert ids(index, "film", ranking="bm25") == []
+
+
 def test_the_same_id_takes_the_place(index: Index):
     assert index.add(["happy dogs", "other", "great music"], ids=["b", "f", "f"]) == 2
     assert (len(index), set(ids(index))) == (6, set("abcdef"))
@@ -185,6 +194,7 @@ def test_wrong_calls(index: Index, model: Path, tmp_path: Path):
     for call in (
         lambda: index.add("text"), lambda: index.add(["a", " "]), lambda: index.add(["a"], ids=["1", "2"]),
         lambda: index.delete("a"), lambda: index.search("a", 0), lambda: Index.create(index.folder, model),
+        lambda: index.add([None]),
     ):  # fmt: skip
         with pytest.raises(UsageError):
             call()
@@ -343,6 +353,55 @@ def test_files_are_read_again_where_their_documents_may_be_gone(model: Path, tmp
     assert "already" not in add(quoted, quoting="quoted")
 
 
+def test_a_file_is_read_again_where_another_hand_replaced_its_documents(model: Path, tmp_path: Path):
+    list(index_file(write_documents(tmp_path / "a.jsonl"), tmp_path / "idx", model=model, device="cpu"))
+    Index(tmp_path / "idx", device="cpu").add(["happy music"], ids=["b"])
+    *_, last = index_file(tmp_path / "a.jsonl", tmp_path / "idx", device="cpu")
+    assert "already" not in last.text
+    assert Index(tmp_path / "idx", device="cpu").search("sad dogs", 1)[0]["id"] == "b"
+
+
+def test_a_file_that_is_killed_has_told_what_it_replaced(model: Path, tmp_path: Path, small: None):
+    folder, other = tmp_path / "idx", write_documents(tmp_path / "b.jsonl")
+    list(index_file(write_documents(tmp_path / "a.jsonl"), folder, model=model, device="cpu"))
+    killed = index_file(other, folder, device="cpu")
+    assert next(event for event in killed if event.kind == "stage").fields["amount"] == 2
+    killed.close()
+    *_, last = index_file(tmp_path / "a.jsonl", folder, device="cpu")
+    assert "already" not in last.text
+
+
+def test_an_index_that_was_made_anew_for_another_model_takes_no_vectors_of_the_first(model: Path, tmp_path: Path):
+    first = Index.create(tmp_path / "idx", model, device="cpu")
+    assert first.embedder.dimension == 32
+    Index.create(tmp_path / "idx", model, pooling="cls", device="cpu")  # nothing was in it
+    with pytest.raises(BertworksError, match="made this index anew"):
+        first.add(["good film"])
+    assert len(Index(tmp_path / "idx", device="cpu")) == 0
+
+
+def test_a_first_file_that_was_killed_goes_on(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """When its segment was on disk, and not yet in the manifest."""
+    make = partial(index_file, write_documents(tmp_path / "d.jsonl"), tmp_path / "idx", model=model, device="cpu")
+    with monkeypatch.context() as patched:
+        patched.setattr("bertworks.use.stored.Stored._commit", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            list(make())
+    assert list((tmp_path / "idx").glob("segment-*"))
+    list(make())
+    assert set(ids(Index(tmp_path / "idx", device="cpu"))) == set("abcde")
+
+
+def test_numbers_are_not_used_again(model: Path, tmp_path: Path):
+    (tmp_path / "d.txt").write_text("\n".join(TEXTS) + "\n")
+    index = Index.create(tmp_path / "idx", model, device="cpu")
+    index.add(["happy dogs"])
+    index.delete(["1"])
+    index.compact()
+    list(index_file(tmp_path / "d.txt", tmp_path / "idx", device="cpu"))
+    assert set(ids(Index(tmp_path / "idx", device="cpu"))) == set("23456")
+
+
 def test_an_emptied_index_stays_what_it_is(model: Path, tmp_path: Path):
     folder = tmp_path / "idx"
     list(index_file(write_documents(tmp_path / "a.jsonl"), folder, model=model, pooling="cls", device="cpu"))
@@ -366,13 +425,16 @@ def test_fields_that_json_cannot_say_are_refused(index: Index):
 
 
 def test_a_stopped_file_goes_on(model: Path, tmp_path: Path, small: None):
-    documents, folder = write_documents(tmp_path / "d.jsonl"), tmp_path / "idx"
+    documents, folder = tmp_path / "d.jsonl", tmp_path / "idx"
+    rest = write_documents(documents).read_text()
+    documents.write_text('{"id": "y", "text": ""}\n' + rest + '{"id": "z", "text": " "}\n')
     stopped = index_file(documents, folder, model=model, device="cpu")
     assert list(islice(stopped, 3))[-1].fields["amount"] == 4
     stopped.close()
-    assert len(Index(folder)) == 4
+    assert len(Index(folder)) == 3
     events = list(index_file(documents, folder, model=model, device="cpu"))
     assert [event.fields["resumed_row"] for event in events if "resumed_row" in event.fields] == [4]
+    assert [event.fields["empty"] for event in events if "empty" in event.fields] == [2]
     assert set(ids(Index(folder, device="cpu"))) == set("abcde")
 
 

@@ -11,6 +11,7 @@ from bertworks.data.questions import Encoded, Reading, training_units
 from bertworks.data.windows import around, cut, tokens_of
 from bertworks.learn.answers import Decoding, best_spans
 from bertworks.rows.schema import Item
+from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 
 
 def published(count: int, room: int, step: int) -> tuple[list[tuple[int, int]], list[int]]:
@@ -141,3 +142,17 @@ def test_windows_that_ask_nothing_are_not_learned_from() -> None:
     units = training_units(found, "tagging")
     assert all(len(one.masked_positions) for unit in units for one in unit)
     assert sum(len(one.masked_positions) for unit in units for one in unit) == 2
+
+
+def test_no_answer_begins_with_the_space_that_some_tokenizers_count_to_a_word() -> None:
+    pytest.importorskip("sentencepiece")
+    config = VocabularyConfig(size=60, algorithm="unigram", lowercase=False)
+    made, _ = train_vocabulary([" ".join(FILLER)] * 20, config)
+    context = "Zoe  was with men of this town"
+    assert any(context[start:end].startswith(" ") for start, end in made.encode(context).offsets[1:-1])
+    (encoded,) = Reading(made, "qa", max_length=64)([Item(("who ?", context), None, "a", "a")])
+    count = sum(len(example.input_ids) for example in encoded.unit)
+    for seed in range(50):
+        logits = np.random.default_rng(seed).normal(size=(count, 2)).astype(np.float32)
+        answer = Decoding("qa")(encoded, logits)
+        assert answer["answer"].strip() == answer["answer"] == context[answer["start"] : answer["end"]] != ""

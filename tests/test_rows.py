@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 import lzma
+import math
 import os
 import sys
 import threading
@@ -291,6 +292,12 @@ def test_json_lines_and_arrays_keep_their_values(tmp_path: Path) -> None:
         assert values(path) == (records if name != "d.json" else [])
     assert places(tmp_path / "c.json") == [":1", ":2"]
     assert values(write(tmp_path / "no-suffix", json_lines(*records))) == records
+
+
+def test_numbers_that_json_does_not_know(tmp_path: Path) -> None:
+    """NaN is what tables have for nothing; what else there is stays as a text."""
+    write_rows(tmp_path / "a.jsonl", ["x", "y"], [{"x": math.nan, "y": [1.5, math.nan, {"z": -math.inf}]}])
+    assert (tmp_path / "a.jsonl").read_text() == '{"x": null, "y": [1.5, null, {"z": "-inf"}]}\n'
 
 
 def test_parquet(tmp_path: Path) -> None:

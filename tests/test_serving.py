@@ -11,9 +11,11 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pyarrow
 import pytest
 import torch
 from fine import storages, write_model
+from pyarrow import parquet
 from served import Local, write_head
 
 from bertworks.files.model import load_model
@@ -25,6 +27,7 @@ from bertworks.use.embedder import Embedder
 from bertworks.use.explain import explain
 from bertworks.use.fill import Filler
 from bertworks.use.index import Index
+from bertworks.use.indexing import index_file
 from bertworks.use.predictor import Predictor
 from bertworks.use.rerank import Reranker
 
@@ -396,6 +399,10 @@ def test_errors_say_where(words: Local):
     assert "top_k" in words.post("/fill", {"inputs": "[MASK]", "top_k": 101}).json()["error"]
     assert "[MASK]" in words.post("/fill", {"inputs": "a"}).json()["error"]
     assert "message" in words.post("/v1/embeddings", {"input": [], "model": "a"}).json()["error"]
+    for ids in ([1, 2], [[1, 2], [3]]):
+        answer = words.post("/v1/embeddings", {"input": ids, "model": "a"})
+        assert "no ids of tokens" in answer.json()["error"]["message"]
+        assert answer.status_code == 422
 
 
 def test_other_paths_methods_and_types(words: Local):
@@ -506,6 +513,31 @@ def test_settings_of_a_similarity_stand_where_tei_has_them(words: Local):
     body = {"inputs": inputs, "parameters": {"truncate": False}}
     assert words.post("/similarity", body).status_code in (413, 422)
     assert words.post("/similarity", {"inputs": inputs, "parameters": {"truncate": True}}).status_code == 200
+
+
+def test_nobody_cuts_on_the_left_and_says_nothing(words: Local, models: dict[str, Path]):
+    inputs = {"source_sentence": "a cat", "sentences": ["a dog"]}
+    with Local(models["pairs"]) as pairs:
+        for local, path, body in (
+            (words, "/embed", {"inputs": "a cat"}), (words, "/similarity", {"inputs": inputs}),
+            (pairs, "/predict", {"inputs": ["a", "b"]}), (pairs, "/rerank", {"query": "a", "texts": ["b"]}),
+        ):  # fmt: skip
+            codes = [
+                local.post(path, {**body, "truncation_direction": side}).status_code
+                for side in ("right", "Right", "Left")
+            ]
+            assert codes == [200, 200, 422], path
+    body = {"inputs": inputs, "parameters": {"truncation_direction": "Left"}}
+    assert words.post("/similarity", body).status_code == 422
+
+
+def test_what_json_does_not_know_is_found_all_the_same(models: dict[str, Path], tmp_path: Path):
+    table = pyarrow.table({"text": ["sad dogs", "good film"], "x": [float("nan"), 1.0], "y": [[float("inf")], [2.0]]})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    list(index_file(tmp_path / "a.parquet", tmp_path / "idx", text=["text"], model=models["words"], device="cpu"))
+    with Local(models["words"], index=tmp_path / "idx") as local:
+        first, second = local.post("/search", {"query": "sad dogs", "k": 2}).json()
+    assert [first["fields"], second["fields"]] == [{"x": None, "y": ["inf"]}, {"x": 1.0, "y": [2.0]}]
 
 
 def test_pages_of_others_may_not_ask(words: Local):

@@ -120,6 +120,12 @@ def test_a_lone_surrogate_is_a_bad_character_and_no_crash(tokenizer):
     assert tokenizer.encode("a\ud800b c").offsets[-2] == (4, 5)
 
 
+def test_what_is_no_text_is_refused(tokenizer):
+    for wrong in (None, 3, b"a"):
+        with pytest.raises(UsageError, match="is no text"):
+            tokenizer.ids(["a", wrong])
+
+
 @given(st.integers(0, 12), st.integers(0, 12), st.integers(3, 20))
 def test_truncation_is_that_of_the_original(tokenizer, first, second, max_length):
     encoding = tokenizer.encode("a " * first, "b " * second, max_length=max_length)

@@ -189,7 +189,6 @@ def _drawn(source: _Source, draw: np.random.Generator, sequences: int, length: i
     for n in [longest, *draw.integers(max(1, longest // 4), longest + 1, sequences - 1)]:
         asked = np.zeros(1, np.int64) if source.head in ("sequence", "choice") else np.arange(n)
         ids, kinds = draw.integers(0, source.config.vocab_size, n), np.sort(draw.integers(0, 2, n))
-        kinds = np.minimum(kinds, source.config.type_vocab_size - 1)
         examples.append(Example(ids, kinds, asked, np.zeros(len(asked), np.int64), -1))
     return collate(examples)
 

@@ -129,6 +129,8 @@ class _Graph:
             self.parameter(f"encoder.embeddings.{table}.weight") for table in ("word", "position", "token_type")
         )
         place = self("Slice", positions, self.sizes(0), self("Shape", ids, start=1), self.sizes(0))
+        if self.config.type_vocab_size == 1:  # as `nn.embeddings` has it: the second text is of the first's kind
+            types = self("Mul", types, self.number(0, np.int64))
         x = self("Add", self("Add", self("Gather", words, ids), place), self("Gather", kinds, types))
         return self.norm(x, "encoder.embeddings.norm")
 

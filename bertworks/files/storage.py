@@ -59,6 +59,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
             file.write(piece)
             digest.update(piece)
         for _, tensor in ordered:
+            if not tensor.numel():  # which has no bytes, and need not be laid out as a row of them
+                continue
             content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
             hashed = hashing.submit(digest.update, content)
             file.write(content)

@@ -79,7 +79,9 @@ class Decoding:
         tags, scores = self._in_order(encoded, logits)
         text, entities = encoded.item.texts[0], []
         for kind, first, last in runs(tags):
-            start, end = int(encoded.offsets[first, 0]), with_marks(text, int(encoded.offsets[last - 1, 1]))
+            start, end = _stretch(text, encoded.offsets[first, 0], encoded.offsets[last - 1, 1])
+            if start == end:
+                continue
             score = float(scores[first:last].mean())
             entities.append({"start": start, "end": end, "type": kind, "text": text[start:end], "score": score})
         return {"entities": entities}
@@ -97,9 +99,9 @@ class Decoding:
         found.sort(reverse=True)
         best: list[Answer] = []
         for score, first, last in found:
-            a, b = int(encoded.offsets[first, 0]), with_marks(context, int(encoded.offsets[last, 1]))
+            a, b = _stretch(context, encoded.offsets[first, 0], encoded.offsets[last, 1])
             text = context[a:b]
-            if all(text != other["text"] for other in best):
+            if text and all(text != other["text"] for other in best):
                 best.append({"text": text, "start": a, "end": b, "logit": score})
             if len(best) == N_BEST:
                 break
@@ -113,6 +115,13 @@ class Decoding:
         answer = given[0] if given else {"text": "", "start": -1, "end": -1, "score": float(p[-1])}
         return {"answer": answer["text"], **{name: answer[name] for name in ("start", "end", "score")},
                 "no_answer_margin": float(margin), "n_best": best}  # fmt: skip
+
+
+def _stretch(text: str, start: int, end: int) -> tuple[int, int]:
+    """From `start` to `end`, without white space around it, which some tokenizers count to a word, or take for one."""
+    found = text[start:end]
+    first = int(end) - len(found.lstrip())
+    return first, max(first, with_marks(text, int(start) + len(found.rstrip())))
 
 
 def best_spans(

@@ -8,6 +8,7 @@ import gzip
 import itertools
 import json
 import lzma
+import math
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -128,7 +129,7 @@ def _lines(name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]],
 
 
 def _json_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    return (json.dumps(dict(row), ensure_ascii=False, default=str) for row in rows)
+    return (as_json(dict(row)) for row in rows)
 
 
 def _array(lines: Iterator[str]) -> Iterator[str]:
@@ -161,8 +162,29 @@ def _cell(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, list | tuple | dict | bool):
-        return json.dumps(value, ensure_ascii=False, default=str)
+        return as_json(value)
     return str(value)
+
+
+def as_json(value: Any) -> str:
+    """A value as any reader of JSON takes it: NaN, which tables have for what is missing, is null, and what else JSON
+    does not know is its text."""
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=str)
+    except ValueError:
+        return json.dumps(_finite(value), ensure_ascii=False, default=str)
+
+
+def _finite(value: Any) -> Any:
+    match value:
+        case float():
+            return value if math.isfinite(value) else None if math.isnan(value) else str(value)
+        case dict():
+            return {name: _finite(part) for name, part in value.items()}
+        case list() | tuple():
+            return [_finite(part) for part in value]
+        case _:
+            return value
 
 
 def _checked(name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

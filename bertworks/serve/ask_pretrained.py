@@ -98,8 +98,7 @@ class AskPretrained:
             asked = [filler.read(text) for text in texts_of(request["inputs"])]
         except BertworksError as error:  # one has no mask
             raise UsageError(error.what, fix=error.fix) from None
-        # A mask is compared with the whole vocabulary, which costs about as much as some tokens.
-        costs = [sum(len(e.input_ids) + 8 * len(e.masked_positions) for e in one.examples) for one in asked]
+        costs = [sum(one.costs) for one in asked]
 
         def answer(rows: Sequence[Any]) -> Any:
             found = [filler.answer(one, row, k) for one, row in zip(asked, rows, strict=True)]

@@ -35,7 +35,8 @@ def check(value: Any, schema: Schema, where: str = "the request") -> Any:
         value = int(value)  # which is what JSON Schema says of 1.0
     found = _type(value)
     if found != schema["type"] and (found, schema["type"]) != ("integer", "number"):
-        raise UsageError(f"{where} is {_NAMES[found]}: expected {_NAMES[schema['type']]}")
+        fix = schema.get("description")
+        raise UsageError(f"{where} is {_NAMES[found]}: expected {_NAMES[schema['type']]}", fix=fix)
     if value not in schema.get("enum", (value,)):
         expected = " or ".join(json.dumps(one) for one in schema["enum"])
         raise UsageError(f"{where} is {json.dumps(value)[:60]}: expected {expected}")
@@ -127,8 +128,12 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, Schema]:
     """The schema of the request of each ability, for this model."""
     texts = _list(TEXT, minItems=1, maxItems=limits.texts)
     inputs = _any(TEXT, texts)
+    # Clients of OpenAI may send ids of its own tokenizer, which are other words here.
+    text = {**TEXT, "description": "send no ids of tokens; LangChain: check_embedding_ctx_length=False"}
+    told = _any(text, _list(text, minItems=1, maxItems=limits.texts))
     top = {"type": "integer", "minimum": 1, "maximum": limits.k}
     cut, no = _or_null(BOOLEAN), _with(BOOLEAN, False)
+    side = _with({"type": "string", "enum": ["Right", "right"]}, "Right")  # from which texts are cut: never the left
     prompt = (
         _or_null({**STRING, "enum": list(info["prompts"])}) if info["prompts"] else {"type": "null", "default": None}
     )
@@ -142,21 +147,25 @@ def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, Schema]:
     all_schemas = {
         "embed": _object(
             inputs=inputs, normalize=_with(BOOLEAN, True), truncate=cut, prompt_name=prompt, dimensions=size,
-            truncation_direction=_with({"type": "string", "enum": ["Right"]}, "Right"),
+            truncation_direction=side,
         ),
         "similarity": _object(
             inputs=_object(source_sentence=TEXT, sentences=texts), truncate=cut, prompt_name=prompt,
-            parameters=_or_null(_object(truncate=cut, prompt_name=prompt)),
+            truncation_direction=side,
+            parameters=_or_null(_object(truncate=cut, prompt_name=prompt, truncation_direction=side)),
         ),
         "embeddings": _object(
-            input=inputs, model=_or_null(STRING), dimensions=size, user=_or_null(STRING),
+            input=told, model=_or_null(STRING), dimensions=size, user=_or_null(STRING),
             encoding_format=_with({"type": "string", "enum": ["float", "base64"]}, "float"),
         ),
         "fill": _object(inputs=_any(masked, _list(masked, minItems=1, maxItems=limits.texts)), top_k=_with(top, 5)),
         "predict": _object(
             inputs=_any(*alone, item, _list(item, minItems=1, maxItems=limits.texts)), raw_scores=no, truncate=cut,
+            truncation_direction=side,
         ),
-        "rerank": _object(query=TEXT, texts=texts, raw_scores=no, return_text=no, truncate=cut),
+        "rerank": _object(
+            query=TEXT, texts=texts, raw_scores=no, return_text=no, truncate=cut, truncation_direction=side,
+        ),
         "ner": _object(inputs=inputs),
         "qa": _object(inputs=_any(asked, _list(asked, minItems=1, maxItems=limits.texts)), top_k=_with(top, 1)),
         "search": _object(

@@ -154,7 +154,10 @@ class Tokenizer:
         word_piece = self._description["model"]["type"] == "WordPiece"
         normalizer = _bert_normalizer(self._description["normalizer"])
         config: dict[str, Any] = {"tokenizer_class": "BertTokenizer" if word_piece else "PreTrainedTokenizerFast"}
-        config |= self.special_tokens | {"model_max_length": self.model_max_length}
+        special = [self.tokens[number] for number in sorted(self.special_ids)]
+        others = [token for token in special if token not in self.special_tokens.values()]
+        named: dict[str, Any] = self.special_tokens | ({"additional_special_tokens": others} if others else {})
+        config |= named | {"model_max_length": self.model_max_length}
         config |= {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
         if normalizer:
             config |= {
@@ -164,7 +167,7 @@ class Tokenizer:
             }
         if word_piece:
             write_text(folder / "vocab.txt", "".join(f"{token}\n" for token in self.tokens))
-        write_json(folder / "special_tokens_map.json", self.special_tokens)
+        write_json(folder / "special_tokens_map.json", named)
         write_json(folder / "tokenizer_config.json", config)
         write_text(folder / "tokenizer.json", self._library.to_str(pretty=True) + "\n")
 
@@ -247,6 +250,8 @@ class Tokenizer:
         try:
             return _guarded(lambda: encode(texts, add_special_tokens=False), "the text cannot be encoded")
         except BertworksError:
+            if wrong := [text for text in texts if not isinstance(text, str)]:
+                raise UsageError(f"{wrong[0]!r:.60} is no text", fix="give a string") from None
             valid = [re.sub("[\ud800-\udfff]", "\ufffd", text) for text in texts]
             if valid == texts:
                 raise

@@ -103,7 +103,10 @@ def _cost(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequence[
 
 def _fill(spool: Spool, embedder: Embedder, reader: RowReader, columns: Sequence[str], empty: Tally) -> Iterator[Event]:
     """Embeds what is not in the spool."""
-    for rows in portions(islice(reader, spool.count, None)):
+    rest = iter(reader)
+    for row in islice(rest, spool.count):  # counted as if nobody had stopped
+        row_text(row, columns, empty)
+    for rows in portions(rest):
         texts = [row_text(row, columns, empty) for row in rows]
         vectors, cut = embedder.portion(texts)
         spool.add([

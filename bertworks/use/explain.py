@@ -165,10 +165,17 @@ def _masked(network: PretrainingModel, t: Tokenizer, example: Example, target: s
         if len(ids) != 1:
             raise UsageError(f"{target!r} is {len(ids)} tokens: expected a word that the vocabulary holds whole")
         (token,) = ids
+        if token == t.unk_id:
+            raise UsageError(f"{target!r} is no word of the vocabulary", fix="name another one")
     rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    name = f"“{t.tokens[token]}” in the place of {t.tokens[t.mask_id]} (log-odds)"
+    name = f"“{_said_by(t, token)}” in the place of {t.tokens[t.mask_id]} (log-odds)"
     question = _Question(example, name, lambda x: log_odds(x[:, 0], token))
-    return question, tuple((t.tokens[n], f"{p:.1%}") for n, p in rows)
+    return question, tuple((_said_by(t, n), f"{p:.1%}") for n, p in rows)
+
+
+def _said_by(t: Tokenizer, token: int) -> str:
+    """A token as people read it."""
+    return t.decode([token], skip_special_tokens=False)
 
 
 # --- a fine-tuned one
@@ -255,8 +262,8 @@ def _answered(encoded: Encoded, answer: Answer) -> _Question:
     """The start and the end of an answer in the window that gave it, or [CLS] where there is none."""
     if not answer["answer"]:
         return _Question(encoded.unit[0], "that there is no answer (its score)", lambda x: x[:, 0].sum(-1))
-    start = int(np.flatnonzero(encoded.offsets[:, 0] == answer["start"])[0])
-    stop = int(np.flatnonzero(encoded.offsets[:, 1] == answer["end"])[-1])
+    start = int(np.flatnonzero(encoded.offsets[:, 1] > answer["start"])[0])
+    stop = int(np.flatnonzero(encoded.offsets[:, 0] < answer["end"])[-1])
     begin = 0
     for example in encoded.unit:
         places = encoded.places[begin : begin + len(example.input_ids)]

@@ -48,7 +48,14 @@ class Blanks(NamedTuple):
     ids: Ids  # without [CLS] and [SEP]
     masks: Ids  # their places in `ids`
     encoding: Encoding
-    examples: list[Example]  # one; or, where the text is too long, one around each mask
+    # Tokens that are read at once, and places of the masks that are asked there: one; or, where the text is too long,
+    # one around each mask. They are views, for there may be as many of them as tokens.
+    windows: list[tuple[Ids, Ids]]
+
+    @property
+    def costs(self) -> list[int]:
+        """Of each window. A mask is compared with the whole vocabulary, which costs about as much as some tokens."""
+        return [len(tokens) + 2 + 8 * len(asked) for tokens, asked in self.windows]
 
 
 class Filler:
@@ -93,23 +100,24 @@ class Filler:
             raise BertworksError(
                 f"there is nothing to fill in {_short(text)!r}", fix=f"put {mask} where a word is missing"
             )
-        return Blanks(text, ids, masks, encoding, list(self._examples(ids, masks)))
+        return Blanks(text, ids, masks, encoding, list(self._windows(ids, masks)))
 
     @torch.no_grad()
     def likeliest(self, texts: Sequence[Blanks], k: int) -> list[Tensor]:
         """For each text float32 [masks, 2, k]: the k greatest probabilities and their tokens. Texts are computed
         together, sorted by length. A model may have more words than its tokenizer, which nobody can say."""
-        examples = [example for one in texts for example in one.examples]
-        found = [torch.zeros(0)] * len(examples)
-        for part in packed_numbers([len(e.input_ids) for e in examples], [1] * len(examples), TOKENS):
-            batch = collate([examples[number] for number in part]).to(self._device)
+        windows = [window for one in texts for window in one.windows]
+        found = [torch.zeros(0)] * len(windows)
+        for part in packed_numbers([len(tokens) + 2 for tokens, _ in windows], [1] * len(windows), TOKENS):
+            examples = [self._example(*windows[number]) for number in part]
+            batch = collate(examples).to(self._device)
             words = self._scores(batch).float().softmax(-1)[:, : self.tokenizer.vocab_size]
             best = words.topk(min(k, words.shape[1]))
             rows = torch.stack([best.values, best.indices.float()], 1).cpu()
-            for number, row in zip(part, rows.split([len(examples[n].masked_positions) for n in part]), strict=True):
+            for number, row in zip(part, rows.split([len(e.masked_positions) for e in examples]), strict=True):
                 found[number] = row
         each = iter(found)
-        return [torch.cat(list(islice(each, len(one.examples)))) for one in texts]
+        return [torch.cat(list(islice(each, len(one.windows)))) for one in texts]
 
     def answer(self, read: Blanks, likeliest: Tensor, k: int) -> list[list[Filling]]:
         """The likeliest tokens in words."""
@@ -119,7 +127,7 @@ class Filler:
                 Filling(
                     score=score,
                     token=token,
-                    token_str=t.tokens[token],
+                    token_str=t.decode([token], skip_special_tokens=False),
                     sequence=self._decoded(ids, position, token),
                     text=self._replaced(text, encoding.offsets[position + 1], token),
                 )
@@ -128,15 +136,19 @@ class Filler:
             for position, (values, tokens) in zip(masks.tolist(), likeliest.tolist(), strict=True)
         ]
 
-    def _examples(self, ids: Ids, masks: Ids) -> Iterator[Example]:
-        """One sequence, or, where the text is too long for the model, one around each mask."""
-        room, special = self.longest - 2, Special(self.tokenizer.cls_id, self.tokenizer.sep_id)
-        windows = (
-            [(0, masks)] if len(ids) <= room else [(_start(m, room, len(ids)), masks[[i]]) for i, m in enumerate(masks)]
-        )
-        for start, asked in windows:
-            s = frame([ids[start : start + room]], special, -1)
-            yield Example(s.input_ids, s.token_type_ids, asked - start + 1, np.zeros_like(asked), -1)
+    def _windows(self, ids: Ids, masks: Ids) -> Iterator[tuple[Ids, Ids]]:
+        """As `Blanks` has them."""
+        room = self.longest - 2
+        if len(ids) <= room:
+            yield ids, masks
+            return
+        for number, mask in enumerate(masks.tolist()):
+            start = _start(mask, room, len(ids))
+            yield ids[start : start + room], masks[number : number + 1] - start
+
+    def _example(self, tokens: Ids, asked: Ids) -> Example:
+        s = frame([tokens], Special(self.tokenizer.cls_id, self.tokenizer.sep_id), -1)
+        return Example(s.input_ids, s.token_type_ids, asked + 1, np.zeros_like(asked), -1)
 
     def _decoded(self, ids: Ids, position: int, token: int) -> str:
         filled = ids.copy()

@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -81,8 +82,11 @@ class Index:
         embedder = Embedder(model, pooling=pooling, max_length=max_length, device=device)
         name = str(model) if is_name(model) else str(Path(model).resolve())
         with writing(folder):
-            _refuse_full(folder)  # another process may have been sooner
-            write_manifest(folder, Manifest(model=name, fingerprint=embedder.fingerprint, dimension=embedder.dimension))
+            before = _refuse_full(folder)  # another process may have been sooner
+            made = Manifest(model=name, fingerprint=embedder.fingerprint, dimension=embedder.dimension)
+            if before is not None:  # what had a number, and is gone, does not come back as something else
+                made = replace(made, next_segment=before.next_segment, next_row=before.next_row)
+            write_manifest(folder, made)
         return cls(folder, model=model, device=device)
 
     def __len__(self) -> int:
@@ -113,6 +117,8 @@ class Index:
         count = len(texts)
         if any(given is not None and len(given) != count for given in (ids, fields)):
             raise UsageError(f"there are {count} texts, and not as many ids or fields")
+        if wrong := [text for text in texts if not isinstance(text, str)]:
+            raise UsageError(f"{wrong[0]!r:.60} is no text", fix="give strings")
         if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
             raise UsageError(f"text {empty[0]} is empty")
         try:
@@ -212,7 +218,8 @@ class Index:
     @cached_property
     def embedder(self) -> Embedder:
         """The model, which must be the one that made the index."""
-        wanted, made_by = self.manifest.fingerprint, self.manifest.model
+        self._made_for = wanted = self.manifest.fingerprint
+        made_by = self.manifest.model
         found = Embedder(
             self._model or locate(made_by, fetch=False),  # which may be a stranger's index
             pooling=wanted.get("pooling"), normalize=wanted.get("normalize"), max_length=wanted.get("max_length"),
@@ -236,12 +243,17 @@ class Index:
         sources: Mapping[str, tuple[int, bool]] | None = None,
     ) -> int:
         """`add` without its checks, within `stored.changing`. Of documents with one id the last one counts. sources:
-        what the manifest says from then on (`segments.Manifest`)."""
+        see `Stored.add`."""
         first = self.manifest.next_row
         names = [str(first + n) for n in range(len(texts))] if ids is None else list(map(str, ids))
         last = {name: place for place, name in enumerate(names)}
         kept = sorted(last.values())
         embedder = self.embedder
+        if self._made_for != self.manifest.fingerprint:
+            raise BertworksError(
+                "another process has made this index anew, for another model", where=str(self.folder),
+                fix="open it again",
+            )  # fmt: skip
         prompt = embedder.settings.prompt("document", "passage", "corpus")
         vectors = normalized(embedder.embed([texts[place] for place in kept], prompt=prompt))
         rows: list[dict[str, Any]] = [
@@ -270,11 +282,15 @@ class Index:
         return scores
 
 
-def _refuse_full(folder: Path) -> None:
-    """Raises UsageError where something is in a folder that is to become an index."""
-    strange = [path.name for path in folder.iterdir() if path.name[0] != "."] if folder.is_dir() else []
-    if strange == [MANIFEST] and not read_manifest(folder).segments:
-        return  # nothing came into it
-    if strange:
-        what = "there is an index already" if MANIFEST in strange else f"the folder is not empty: {strange[0]}"
+def _refuse_full(folder: Path) -> Manifest | None:
+    """Raises UsageError where something is in a folder that is to become an index. What an index there, in which
+    nothing is, says of itself."""
+    there = [path.name for path in folder.iterdir() if path.name[0] != "."] if folder.is_dir() else []
+    # What was killed while the first documents came leaves a part of a segment that nobody names.
+    strange = [name for name in there if name != MANIFEST and not (MANIFEST in there and name.startswith("segment-"))]
+    if MANIFEST in there and not strange and not (found := read_manifest(folder)).segments:
+        return found
+    if there:
+        what = "there is an index already" if MANIFEST in there else f"the folder is not empty: {strange[0]}"
         raise UsageError(what, where=str(folder), fix="name another folder")
+    return None

@@ -17,7 +17,7 @@ from bertworks.text.streams import Tally
 from bertworks.text.tables import find_column
 from bertworks.use.embedder import portions, row_text, text_columns
 from bertworks.use.index import Index
-from bertworks.use.segments import MANIFEST, NAMED, forgotten, read_manifest
+from bertworks.use.segments import MANIFEST, NAMED, read_manifest
 
 _ID_NAMES = (*ID_NAMES, "_id", "docno", "doc_id")
 
@@ -56,24 +56,25 @@ def index_file(
     yield from _how(index, columns, named)
     source, empty, replaced = _fingerprint(reader, columns, named), Tally(), 0
     with index.stored.changing():
-        before = index.manifest.sources
-        done, whole = before.get(source, (0, False))
+        done, whole = index.manifest.sources.get(source, (0, False))
         if whole:
             yield _done(index, f"{reader.name} is in the index already", replaced)
             return
         if done:
             yield Event("note", f"going on after {done:,} rows", {"resumed_row": done})
-        for rows in portions(islice(reader, done, None)):
+        rest = iter(reader)
+        for row in islice(rest, done):  # counted as if nobody had stopped
+            row_text(row, columns, empty)
+        for rows in portions(rest):
             texts = [row_text(row, columns, empty) for row in rows]
             kept = [(row, one) for row, one in zip(rows, texts, strict=True) if one]
             done += len(rows)
             ids = None if named is None else [_name(row, named) for row, _ in kept]
             fields = [{k: v for k, v in row.values.items() if k not in (named, *columns)} for row, _ in kept]
-            sources = {**before, source: (done, False)}
-            if kept and (again := index.append([one for _, one in kept], ids, fields, sources)):
-                replaced, before = replaced + again, forgotten(before)
+            if kept:
+                replaced += index.append([one for _, one in kept], ids, fields, {source: (done, False)})
             yield Event("stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done})
-        index.stored.note_sources({**before, source: (done, True)})
+        index.stored.note_sources({source: (done, True)})
     yield from (Event("note", note) for note in reader.notes)
     if empty.count:
         yield Event("note", f"rows without text, which are left out: {empty}", {"empty": empty.count})

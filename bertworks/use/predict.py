@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.model import EXPORTED, WEIGHTS, is_exported
+from bertworks.files.model import weights_sha256
 from bertworks.files.opened import opened
-from bertworks.files.storage import read_json
 from bertworks.files.task import TaskDescription
 from bertworks.learn.answers import Answer
 from bertworks.learn.machine import Choice
@@ -21,7 +20,6 @@ from bertworks.rows.schema import Item, Schema, fitted, items, read_item
 from bertworks.rows.values import EmptyTextError
 from bertworks.rows.writer import FileKind, kind_of, refuse_same, write_lines, write_rows
 from bertworks.runs.events import Event
-from bertworks.text.atomic import sha256
 from bertworks.text.streams import Tally
 from bertworks.use.predictor import AT_ONCE, Predictor
 from bertworks.use.shown import Columns, Shown, said_in
@@ -219,9 +217,8 @@ def _holds_texts(reader: RowReader, column: str, d: TaskDescription) -> bool:
 def _fingerprint(predictor: Predictor, reader: RowReader, columns: Columns, schema: Schema) -> str:
     """What the answers depend on."""
     state = reader.path.stat()
-    weights = predictor.folder / (EXPORTED if is_exported(predictor.folder) else WEIGHTS)
     content = {
-        "model": sha256(weights) if weights.exists() else read_json(predictor.folder / "config.json"),
+        "model": [weights_sha256(predictor.folder), predictor.tokenizer.sha256],
         "data": [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, reader.quoting],
         "task": asdict(predictor.description),
         "schema": asdict(schema),

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError
 from bertworks.files.storage import read_json, read_tensors, write_tensors
+from bertworks.rows.writer import as_json
 from bertworks.text.atomic import refuse_file, remove_leftovers, replacing, write_text
 from bertworks.text.lexical import Postings
 
@@ -109,7 +110,7 @@ def write_segment(
     words: Postings,
 ) -> None:
     """Writes a segment, which no manifest names yet. rows: with `id`, `text` and `fields`."""
-    lines = [(json.dumps(row, ensure_ascii=False, default=str) + "\n").encode(errors="surrogatepass") for row in rows]
+    lines = [f"{as_json(row)}\n".encode(errors="surrogatepass") for row in rows]
     with replacing(folder / f"{name}.jsonl") as temporary, temporary.open("wb") as file:
         file.writelines(lines)
     offsets = np.cumsum([0, *map(len, lines)], dtype=np.int64)

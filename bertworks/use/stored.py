@@ -104,16 +104,18 @@ class Stored:
         """Adds documents, each with another id; how many with these ids there were, which are deleted.
 
         Args:
-            next_row, sources: what the manifest says from then on; None: as before.
+            next_row: what the manifest says from then on.
+            sources: what it says besides of files that were read; others, if any was replaced, as `forgotten` has it.
         """
         segments, replaced = self._without([row["id"] for row in rows])
-        manifest = self._written(replace(self.manifest, segments=segments, next_row=next_row), rows, vectors)
-        self._commit(manifest if sources is None else replace(manifest, sources=dict(sources)))
+        before = forgotten(self.manifest.sources) if replaced else self.manifest.sources
+        manifest = replace(self.manifest, segments=segments, next_row=next_row, sources={**before, **(sources or {})})
+        self._commit(self._written(manifest, rows, vectors))
         return replaced
 
     def note_sources(self, sources: Mapping[str, tuple[int, bool]]) -> None:
-        """What the manifest says from then on of files that were read."""
-        self._commit(replace(self.manifest, sources=dict(sources)))
+        """What the manifest says from then on of these files."""
+        self._commit(replace(self.manifest, sources={**self.manifest.sources, **sources}))
 
     def delete(self, ids: Sequence[str]) -> int:
         """Deletes documents, as far as they are there, and says how many were."""
