@@ -232,6 +232,11 @@ def test_of_many_numbers_some_are_shown_from_all_over() -> None:
     assert all(given == -gold for gold, given in shown)
 
 
+def test_japanese_answers_are_judged_by_their_characters() -> None:
+    asked = Item(("どこに住む?", "アンナは奈良に住む"), ((4, "奈良"),), "q")
+    assert judge(TaskDescription(task="qa"), [asked], [{"answer": "奈良に"}]) == {"exact": 0, "f1": pytest.approx(0.8)}
+
+
 def test_the_answer_at_the_edge_does_not_hang_on_the_last_digit() -> None:
     answers = [{"no_answer_margin": margin} for margin in (-3.0, 2.0, 2.5)]
     assert best_threshold(answers, {"threshold": 2.0}) == 2.25
@@ -279,6 +284,14 @@ def test_the_card_names_no_folder_and_has_the_figures(task: str, model: Path, do
     }
     assert shown.get(task, "") in card
     assert "epochs = 1" in card
+
+
+def test_the_card_names_the_dev_file_without_its_folder(model: Path, tmp_path: Path) -> None:
+    output, p = begun("classification", model, tmp_path)
+    survey = replace(p.survey(), notes=["judged on /home/anna/dev.csv: 20 rows"])
+    card = task_card(output, p.description, p.recipe, "x", survey, {"evaluation": {}})
+    assert "Dev: judged on dev.csv: 20 rows." in card
+    assert "anna" not in card
 
 
 def test_the_card_names_the_model_of_the_hub(model: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import importlib
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -28,10 +28,12 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from bertworks.data.masking import Example
 from bertworks.errors import BertworksError, UsageError
+from bertworks.files.model import load_model
 from bertworks.files.task import read_task
-from bertworks.learn.finetuning import RECIPES, suited_rate
+from bertworks.learn.finetuning import RECIPES, resolved, suited_length, suited_rate
 from bertworks.learn.recipe import dump
 from bertworks.learn.tasks import Classification, TaskModel
+from bertworks.nn.config import EncoderConfig
 from bertworks.rows.writer import write_rows
 from bertworks.runs.datasets import read_data
 from bertworks.runs.events import Event, duration
@@ -138,6 +140,22 @@ def test_the_best_state_is_kept_not_the_last(model: Path, tmp_path: Path) -> Non
     assert done.fields["best"]["accuracy"] == max(scores.values())
 
 
+def test_the_folder_holds_the_best_state_where_later_ones_are_worse(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate, seen = Finetuning.evaluate, []
+
+    def watched(work: Finetuning, network: TaskModel) -> dict[str, float]:
+        seen.append(network.state_dict()["classifier.weight"].clone())
+        return evaluate(work, network)
+
+    monkeypatch.setattr(Finetuning, "evaluate", watched)
+    monkeypatch.setattr(Finetuning, "is_better", lambda *_: False)  # than the first
+    run(write_reviews(tmp_path / "reviews.csv", 40), tmp_path / "out", model, overrides=(*FAST, "epochs=3"))
+    kept = load_model(tmp_path / "out").state["classifier.weight"]
+    assert [torch.equal(kept, one) for one in seen] == [True, False, False]
+
+
 def test_training_ends_early_when_nothing_gets_better(model: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "reviews.csv", 60)
     quiet = (*FAST, "epochs=20", "patience=2", "optimizer.learning_rate=1e-9")
@@ -184,6 +202,24 @@ def test_seeds_and_sweeps_tell_mean_and_interval(model: Path, tmp_path: Path) ->
     assert Predictor(tmp_path / "out", device="cpu").predict(["a good film"])[0]["label"] == "pos"
     with pytest.raises(UsageError, match="sweeps nothing"):
         plan_trials(request, sweep=["epochs"])
+
+
+def test_the_best_of_several_stands_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([0.25, 0.75, 0.5])
+
+    def fake_events(output: Path, *_: Any, **__: Any) -> Iterator[Event]:
+        yield Event("plan", "")
+        output.mkdir(parents=True)
+        (output / "README.md").write_text(output.name)
+        yield Event("done", "", {"metric": "accuracy", "score": next(scores), "figures": {}, "seconds": 1.0})
+
+    monkeypatch.setattr("bertworks.runs.trials.finetune_events", fake_events)
+    request = make_finetune_request(write_reviews(tmp_path / "reviews.csv"), model="minilm")
+    trials = plan_trials(request, sweep=["epochs=1,2,3,2"])
+    assert [trial.setting for trial in trials] == ["epochs=1", "epochs=2", "epochs=3"]
+    *_, done = run_trials(tmp_path / "out", trials, device="cpu")
+    assert (tmp_path / "out/README.md").read_text() == trials[1].folder == done.fields["best"]["folder"]
+    assert [line.partition(":")[0] for line in done.text.splitlines()[:3]] == ["epochs=2", "epochs=3", "epochs=1"]
 
 
 def test_folds_judge_every_row_once(model: Path, tmp_path: Path) -> None:
@@ -514,6 +550,14 @@ def test_choices_are_counted_as_in_training(model: Path, tmp_path: Path) -> None
         assert [row["label"] == row["predicted_choice"] for row in csv.DictReader(file)] == right
 
 
+def test_rows_with_more_or_fewer_choices_are_refused(model: Path, tmp_path: Path) -> None:
+    rows = [{"question": f"who is number {n} ?", "choices": ["Anna", "Boris"], "label": n % 2} for n in range(40)]
+    rows[6]["choices"] = ["Anna", "Boris", "Clara"]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    with pytest.raises(BertworksError, match=r"c.jsonl:7: 3 choices, where most rows have 2"):
+        work_for(tmp_path / "c.jsonl", model)
+
+
 def test_long_texts_are_cut_and_it_is_said(classifier: Path, tmp_path: Path) -> None:
     (tmp_path / "long.csv").write_text("text\n" + "good " * 100 + "\ngood\n")
     *_, done = predict_file(classifier, tmp_path / "long.csv", tmp_path / "scored.csv", device="cpu")
@@ -737,6 +781,23 @@ def test_the_forecast_counts_every_token(model: Path, tmp_path: Path, monkeypatc
     assert f"about {duration(plan.fields['estimated_seconds'])} on this machine" in plan.text
     # As many as are in a step, short and long ones.
     assert timed[0] == pytest.approx(16 * learned / len(p.units), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("count", "epochs"), [(10, 20), (16 * 100, 10), (16 * 142 + 1, 7), (16 * 400, 3), (16 * 2000, 3)]
+)
+def test_few_rows_are_seen_often_and_many_three_times(count: int, epochs: int) -> None:
+    assert resolved(RECIPES["stable"], count, EncoderConfig(vocab_size=100)).epochs == epochs
+    assert resolved(replace(RECIPES["stable"], epochs=2), count, EncoderConfig(vocab_size=100)).epochs == 2
+
+
+@pytest.mark.parametrize(("longest", "length"), [(64, 64), (512, 512), (1024, 512)])
+def test_texts_are_read_up_to_512_tokens_unless_more_are_asked_for(longest: int, length: int) -> None:
+    stable = RECIPES["stable"]
+    assert suited_length(stable, longest) == length
+    assert suited_length(replace(stable, max_length=longest), longest) == longest
+    with pytest.raises(UsageError, match="the model reads at most"):
+        suited_length(replace(stable, max_length=longest + 1), longest)
 
 
 def test_the_rate_suits_the_network_unless_it_is_named(model: Path, tmp_path: Path) -> None:
