@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from fine import (
+    tokenizer,
     write_choices,
     write_conll,
     write_multilabel,
@@ -21,9 +22,11 @@ from fine import (
     write_squad,
 )
 
-from bertworks.files.task import read_task
+from bertworks.data.questions import Reading
+from bertworks.files.task import TaskDescription, read_task
 from bertworks.learn.recipe import dump
 from bertworks.rows.reader import RowReader
+from bertworks.rows.schema import Item
 from bertworks.runs import examination as room
 from bertworks.runs.claims import claim
 from bertworks.runs.examination import Examination, best_threshold
@@ -200,6 +203,40 @@ def test_the_best_threshold_is_stored_in_the_model(done: Callable[[str], Examine
     assert table["with an answer"]["support"] + table["without an answer"]["support"] == len(p.data.dev)
 
 
+def test_tables_of_questions_add_up(done: Callable[[str], Examined]) -> None:
+    output, p, figures, _ = done("qa")
+    table, rows = read(output / "result.json")["table"], len(p.data.dev)
+    for kinds in (("with an answer", "without an answer"), ("context in one piece", "context in several pieces")):
+        there = [table[kind] for kind in kinds if kind in table]
+        assert sum(row["support"] for row in there) == rows
+        for name in ("exact", "f1"):
+            assert sum(row[name] * row["support"] for row in there) / rows == pytest.approx(figures[name])
+
+
+def test_contexts_in_several_pieces_have_their_own_figures() -> None:
+    items = [Item(("who ?", "Anna lives in Oslo . " * times), ((0, "Anna"),), "q") for times in (1, 20)]
+    dev = list(Reading(tokenizer(), "qa", (), 24, stride=8)(items))
+    found = room.table(TaskDescription(task="qa"), dev, [{"answer": "Anna"}, {"answer": "Oslo"}])
+    assert found == {
+        "context in one piece": {"exact": 1.0, "f1": 1.0, "support": 1.0},
+        "context in several pieces": {"exact": 0.0, "f1": 0.0, "support": 1.0},
+    }
+
+
+def test_of_many_numbers_some_are_shown_from_all_over() -> None:
+    items = [Item(("text",), float(n), "a.csv:1") for n in range(2500)]
+    shown = room.points(items, [{"value": -item.label} for item in items])
+    assert 500 < len(shown) <= room.MOST_POINTS
+    assert shown[0] == (0.0, 0.0)
+    assert shown[-1][0] > 2490
+    assert all(given == -gold for gold, given in shown)
+
+
+def test_japanese_answers_are_judged_by_their_characters() -> None:
+    asked = Item(("どこに住む?", "アンナは奈良に住む"), ((4, "奈良"),), "q")
+    assert judge(TaskDescription(task="qa"), [asked], [{"answer": "奈良に"}]) == {"exact": 0, "f1": pytest.approx(0.8)}
+
+
 def test_the_answer_at_the_edge_does_not_hang_on_the_last_digit() -> None:
     answers = [{"no_answer_margin": margin} for margin in (-3.0, 2.0, 2.5)]
     assert best_threshold(answers, {"threshold": 2.0}) == 2.25
@@ -247,6 +284,14 @@ def test_the_card_names_no_folder_and_has_the_figures(task: str, model: Path, do
     }
     assert shown.get(task, "") in card
     assert "epochs = 1" in card
+
+
+def test_the_card_names_the_dev_file_without_its_folder(model: Path, tmp_path: Path) -> None:
+    output, p = begun("classification", model, tmp_path)
+    survey = replace(p.survey(), notes=["judged on /home/anna/dev.csv: 20 rows"])
+    card = task_card(output, p.description, p.recipe, "x", survey, {"evaluation": {}})
+    assert "Dev: judged on dev.csv: 20 rows." in card
+    assert "anna" not in card
 
 
 def test_the_card_names_the_model_of_the_hub(model: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The plans of a run: whole files that any numpy reads, made once, and the same that the sampler would make."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,10 +10,12 @@ from test_sampling import every, make_store
 from tiny import write_recipe
 
 from bertworks.data import sampling
+from bertworks.data.batch import collate
+from bertworks.data.masking import Example
 from bertworks.data.sampling import make_plan
 from bertworks.errors import BertworksError
 from bertworks.learn.recipe import Recipe, load
-from bertworks.runs.examples import Sections, in_sections, phase_batches, split
+from bertworks.runs.examples import Sections, in_sections, most_frequent_word, phase_batches, split
 from bertworks.text.tokenizer import Tokenizer
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"token{number}" for number in range(40_000))]
@@ -54,6 +57,14 @@ def test_a_corpus_without_a_sequence_leaves_no_plan(tokenizer: Tokenizer, tmp_pa
     assert list((tmp_path / "plans").iterdir()) == []
 
 
+def test_each_phase_has_sequences_of_its_own(tokenizer: Tokenizer, tmp_path: Path):
+    store, recipe = make_store(), recipe_for(tmp_path)
+    twice = replace(recipe, train=replace(recipe.train, phases=recipe.train.phases * 2))
+    phase_batches(store, every(store), twice, tokenizer, tmp_path / "plans", 0, 1)
+    one, other = (np.load(tmp_path / "plans" / f"phase-{number}.npy") for number in (0, 1))
+    assert not np.array_equal(one, other)
+
+
 def store_of(documents: list[list[int]]) -> Sections:
     """Of documents, each the tokens of its sentences."""
     sentences = np.cumsum([0, *(tokens for document in documents for tokens in document)])
@@ -85,3 +96,17 @@ def test_a_small_share_is_held_out_whatever_the_documents_are(documents: list[li
 def test_documents_of_which_none_is_much_stay_whole():
     store = store_of([[20] * 10] * 60)
     assert in_sections(store) is store
+
+
+def test_each_seed_holds_out_other_documents():
+    store = store_of([[20] * 10] * 60)
+    held_out = [split(store, seed)[1].tolist() for seed in (0, 1)]
+    assert held_out[0] != held_out[1]
+
+
+def test_the_most_frequent_word_is_that_of_all_the_training_text(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("bertworks.runs.examples.CHUNK", 16)
+    store = store_of([[10] * 4] * 6)
+    store.tokens[:] = np.repeat([7, 9, 8, 9, 8, 8], 40)  # of each document; those of 8 are held out
+    batch = collate([Example(np.array([2, 4, 4, 3]), np.zeros(4, int), np.array([1, 2]), np.array([9, 7]), -1)])
+    assert most_frequent_word(store, np.array([0, 1, 3]), tokenizer, [batch]) == (TOKENS[9], 0.5)

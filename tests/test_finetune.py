@@ -4,7 +4,9 @@ import csv
 import importlib
 import json
 import shutil
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,17 +24,22 @@ from fine import (
     write_spans,
     write_squad,
 )
+from sklearn.utils.class_weight import compute_class_weight
 
+from bertworks.data.masking import Example
 from bertworks.errors import BertworksError, UsageError
+from bertworks.files.model import load_model
 from bertworks.files.storage import read_tensors, write_tensors
 from bertworks.files.task import read_task
-from bertworks.learn.finetuning import RECIPES, suited_rate
+from bertworks.learn.finetuning import RECIPES, resolved, suited_length, suited_rate
 from bertworks.learn.recipe import dump
-from bertworks.learn.tasks import TaskModel
+from bertworks.learn.tasks import Classification, TaskModel
+from bertworks.nn.config import EncoderConfig
 from bertworks.rows.writer import write_rows
 from bertworks.runs.datasets import read_data
 from bertworks.runs.events import Event, duration
 from bertworks.runs.finetune import finetune_events, make_finetune_request, prepare
+from bertworks.runs.finetuning import Finetuning, balanced_weights
 from bertworks.runs.run import Run
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.use.evaluate import evaluate_task
@@ -134,6 +141,22 @@ def test_the_best_state_is_kept_not_the_last(model: Path, tmp_path: Path) -> Non
     assert done.fields["best"]["accuracy"] == max(scores.values())
 
 
+def test_the_folder_holds_the_best_state_where_later_ones_are_worse(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate, seen = Finetuning.evaluate, []
+
+    def watched(work: Finetuning, network: TaskModel) -> dict[str, float]:
+        seen.append(network.state_dict()["classifier.weight"].clone())
+        return evaluate(work, network)
+
+    monkeypatch.setattr(Finetuning, "evaluate", watched)
+    monkeypatch.setattr(Finetuning, "is_better", lambda *_: False)  # than the first
+    run(write_reviews(tmp_path / "reviews.csv", 40), tmp_path / "out", model, overrides=(*FAST, "epochs=3"))
+    kept = load_model(tmp_path / "out").state["classifier.weight"]
+    assert [torch.equal(kept, one) for one in seen] == [True, False, False]
+
+
 def test_training_ends_early_when_nothing_gets_better(model: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "reviews.csv", 60)
     quiet = (*FAST, "epochs=20", "patience=2", "optimizer.learning_rate=1e-9")
@@ -180,6 +203,24 @@ def test_seeds_and_sweeps_tell_mean_and_interval(model: Path, tmp_path: Path) ->
     assert Predictor(tmp_path / "out", device="cpu").predict(["a good film"])[0]["label"] == "pos"
     with pytest.raises(UsageError, match="sweeps nothing"):
         plan_trials(request, sweep=["epochs"])
+
+
+def test_the_best_of_several_stands_in_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([0.25, 0.75, 0.5])
+
+    def fake_events(output: Path, *_: Any, **__: Any) -> Iterator[Event]:
+        yield Event("plan", "")
+        output.mkdir(parents=True)
+        (output / "README.md").write_text(output.name)
+        yield Event("done", "", {"metric": "accuracy", "score": next(scores), "figures": {}, "seconds": 1.0})
+
+    monkeypatch.setattr("bertworks.runs.trials.finetune_events", fake_events)
+    request = make_finetune_request(write_reviews(tmp_path / "reviews.csv"), model="minilm")
+    trials = plan_trials(request, sweep=["epochs=1,2,3,2"])
+    assert [trial.setting for trial in trials] == ["epochs=1", "epochs=2", "epochs=3"]
+    *_, done = run_trials(tmp_path / "out", trials, device="cpu")
+    assert (tmp_path / "out/README.md").read_text() == trials[1].folder == done.fields["best"]["folder"]
+    assert [line.partition(":")[0] for line in done.text.splitlines()[:3]] == ["epochs=2", "epochs=3", "epochs=1"]
 
 
 def test_folds_judge_every_row_once(model: Path, tmp_path: Path) -> None:
@@ -239,6 +280,36 @@ def test_whole_groups_are_set_aside_and_no_more_than_a_tenth(model: Path, tmp_pa
     assert "kept together: rows with the same 'author'" in found.notes
 
 
+def test_rows_without_a_group_are_divided_one_by_one(tmp_path: Path) -> None:
+    lines = [f"a film {n},{'ab'[n % 2]},{'Anna' if n < 10 else ''}" for n in range(200)]
+    (tmp_path / "d.csv").write_text("\n".join(["text,label,author", *lines]) + "\n")
+    found = read_data(tmp_path / "d.csv", label="label", group="author")
+    assert all(any(not item.document for item in part) for part in (found.train, found.dev))
+
+
+def test_every_label_has_the_same_share_of_dev(tmp_path: Path) -> None:
+    labels = ["a"] * 80 + ["b"] * 60 + ["c"] * 40 + ["d"] * 20
+    rows = [f"a film {n},{label}" for n, label in enumerate(labels)]
+    (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    dev = Counter(item.label for item in read_data(tmp_path / "d.csv").dev)
+    assert dev == {"a": 8, "b": 6, "c": 4, "d": 2}
+
+
+def test_a_label_of_one_row_is_learned_and_not_judged(tmp_path: Path) -> None:
+    rows = [f"a film {n},{'ab'[n % 2]}" for n in range(40)]
+    (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows, "a book,rare"]) + "\n")
+    assert "rare" in {item.label for item in read_data(tmp_path / "d.csv").train}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_documents_stay_whole_where_they_are_context(whole: bool, tmp_path: Path) -> None:
+    sentences = "".join(f"Anna{n} B-x\nlives O\n\n" for n in range(5))
+    (tmp_path / "d.conll").write_text(f"-DOCSTART- O\n\n{sentences}" * 20)
+    found = read_data(tmp_path / "d.conll", whole_documents=whole)
+    train, dev = ({item.document for item in part} for part in (found.train, found.dev))
+    assert train.isdisjoint(dev) == whole
+
+
 def test_labels_of_rows_without_text_are_none(tmp_path: Path) -> None:
     rows = [f"a film {n},{'ab'[n % 2]}" for n in range(40)]
     (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows, ",rare"]) + "\n")
@@ -247,6 +318,16 @@ def test_labels_of_rows_without_text_are_none(tmp_path: Path) -> None:
     (tmp_path / "e.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     with pytest.raises(BertworksError, match="all rows with a text have the same label, 'b'"):
         read_data(tmp_path / "e.csv")
+
+
+def test_answers_in_the_wrong_place_are_not_learned_from(tmp_path: Path) -> None:
+    rows = [{"context": f"Anna lives in house {n} .", "question": "who lives there ?",
+             "answers": [{"text": "Anna", "answer_start": n % 2}]} for n in range(40)]  # fmt: skip
+    (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    found = read_data(tmp_path / "q.jsonl")
+    assert {item.label for item in found.train} == {((0, "Anna"),)}
+    told = next(note for note in found.notes if "answers do not stand where they are said to" in note)
+    assert int(told.split()[0]) + len(found.train) + len(found.dev) == 40
 
 
 def test_spans_that_overlap_are_counted(tmp_path: Path) -> None:
@@ -266,6 +347,12 @@ def test_a_dev_file_is_called_so(names: tuple[str, ...], dev: str | None, tmp_pa
         write_reviews(tmp_path / name, 40)
     notes = read_data(tmp_path).notes
     assert any(dev in note for note in notes) if dev else any("set aside by lot" in note for note in notes)
+
+
+def test_hidden_files_of_a_folder_are_no_data(tmp_path: Path) -> None:
+    write_reviews(tmp_path / "train.csv", 40)
+    write_reviews(tmp_path / "._train.csv", 40)
+    assert len(read_data(tmp_path).train) == 36
 
 
 def test_questions_need_no_names(model: Path, tmp_path: Path) -> None:
@@ -298,6 +385,67 @@ def test_frozen_settings_change_what_they_say(model: Path, tmp_path: Path) -> No
     run(data, tmp_path / "out", model, overrides=(*FAST, "epochs=1", *settings))
     with pytest.raises(BertworksError, match="the model has 2"):
         run(data, tmp_path / "more", model, overrides=(*FAST, "epochs=1", "reinitialized_layers=3"))
+
+
+def work_for(data: Path, model: Path, *overrides: str) -> Finetuning:
+    """What a run with these settings trains."""
+    p = prepare(make_finetune_request(data, model=model, overrides=(*FAST, *overrides)), torch.device("cpu"))
+    return Finetuning(
+        p.recipe, p.description, p.beginning, p.units, p.dev, "fp32", card=lambda facts: "", report=lambda folder: None
+    )
+
+
+def test_rare_labels_weigh_as_in_scikit_learn(model: Path, tmp_path: Path) -> None:
+    rows = [f"a film {n},{'rare' if n % 5 == 0 else 'usual'}" for n in range(60)]
+    (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]) + "\n")
+    work = work_for(tmp_path / "d.csv", model, "class_weights=balanced", "label_smoothing=0.1")
+    labels = [unit[0].labels.item() for unit in work.units]
+    expected = compute_class_weight("balanced", classes=np.array([0, 1]), y=labels)
+    assert work.network().task == Classification(num_labels=2, weights=tuple(expected), smoothing=0.1)
+    assert work_for(tmp_path / "d.csv", model).network().task == Classification(num_labels=2)
+
+
+def test_a_label_that_never_occurs_weighs_one() -> None:
+    units = [[Example(np.array([1]), np.zeros(1, int), np.array([0]), np.array([n]), -1)] for n in (0, 0, 0, 2)]
+    assert balanced_weights(units, 3) == (pytest.approx(4 / 9), 1.0, pytest.approx(4 / 3))
+
+
+def test_the_last_layers_begin_anew_and_the_first_do_not(model: Path, tmp_path: Path) -> None:
+    work = work_for(write_reviews(tmp_path / "r.csv", 40), model, "reinitialized_layers=1")
+    learned = {name: value + 0.5 for name, value in work.beginning.model.state.items()}
+    work.beginning = replace(work.beginning, model=work.beginning.model._replace(state=learned))
+    begun = work.begin()[0].state_dict()
+    kept = {name for name, value in begun.items() if name in learned and torch.equal(value, learned[name])}
+    again = {name for name in begun if name.startswith(("encoder.blocks.1.", "pooler."))}
+    assert kept == {name for name in begun if name.startswith("encoder.")} - again
+    assert begun["encoder.blocks.1.attention_norm.weight"].eq(1).all()
+    assert begun["encoder.blocks.1.attention_norm.bias"].eq(0).all()
+
+
+def test_the_dropout_of_a_training_is_not_one_of_the_model(model: Path, tmp_path: Path) -> None:
+    work = work_for(write_reviews(tmp_path / "r.csv", 40), model, "dropout=0.3")
+    network = work.network()
+    assert network.dropout == 0.3
+    work.save(tmp_path / "out", network, {"step": 0, "evaluated": None})
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["hidden_dropout_prob"] == config["attention_probs_dropout_prob"] == 0.0
+
+
+def test_of_equal_scores_the_smaller_loss_is_better(model: Path, tmp_path: Path) -> None:
+    work = work_for(write_reviews(tmp_path / "r.csv", 40), model)
+    best = {"accuracy": 0.9, "loss": 0.5}
+    assert work.is_better({"accuracy": 0.9, "loss": 0.4}, best)
+    assert work.is_better({"accuracy": 0.91, "loss": 0.6}, best)
+    assert not work.is_better({"accuracy": 0.9, "loss": 0.6}, best)
+    assert not work.is_better(best, best)
+
+
+def test_patience_counts_looks_at_dev(model: Path, tmp_path: Path) -> None:
+    data = write_reviews(tmp_path / "r.csv", 200)
+    work = work_for(data, model, "evaluations=3", "patience=2")
+    assert (work.num_steps, work.evaluate_every) == (6 * 12, 4)
+    assert [work.enough(evaluated, best=4) for evaluated in (4, 8, 12, 16)] == [False, False, True, True]
+    assert not work_for(data, model, "patience=0").enough(72, best=4)
 
 
 def test_python_gives_a_model_that_predicts_and_is_saved(model: Path, tmp_path: Path) -> None:
@@ -401,6 +549,14 @@ def test_choices_are_counted_as_in_training(model: Path, tmp_path: Path) -> None
     list(predict_file(tmp_path / "out", tmp_path / "dev.csv", tmp_path / "told.csv", device="cpu"))
     with (tmp_path / "told.csv").open() as file:
         assert [row["label"] == row["predicted_choice"] for row in csv.DictReader(file)] == right
+
+
+def test_rows_with_more_or_fewer_choices_are_refused(model: Path, tmp_path: Path) -> None:
+    rows = [{"question": f"who is number {n} ?", "choices": ["Anna", "Boris"], "label": n % 2} for n in range(40)]
+    rows[6]["choices"] = ["Anna", "Boris", "Clara"]
+    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
+    with pytest.raises(BertworksError, match=r"c.jsonl:7: 3 choices, where most rows have 2"):
+        work_for(tmp_path / "c.jsonl", model)
 
 
 def test_long_texts_are_cut_and_it_is_said(classifier: Path, tmp_path: Path) -> None:
@@ -643,6 +799,23 @@ def test_the_forecast_counts_every_token(model: Path, tmp_path: Path, monkeypatc
     assert f"about {duration(plan.fields['estimated_seconds'])} on this machine" in plan.text
     # As many as are in a step, short and long ones.
     assert timed[0] == pytest.approx(16 * learned / len(p.units), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("count", "epochs"), [(10, 20), (16 * 100, 10), (16 * 142 + 1, 7), (16 * 400, 3), (16 * 2000, 3)]
+)
+def test_few_rows_are_seen_often_and_many_three_times(count: int, epochs: int) -> None:
+    assert resolved(RECIPES["stable"], count, EncoderConfig(vocab_size=100)).epochs == epochs
+    assert resolved(replace(RECIPES["stable"], epochs=2), count, EncoderConfig(vocab_size=100)).epochs == 2
+
+
+@pytest.mark.parametrize(("longest", "length"), [(64, 64), (512, 512), (1024, 512)])
+def test_texts_are_read_up_to_512_tokens_unless_more_are_asked_for(longest: int, length: int) -> None:
+    stable = RECIPES["stable"]
+    assert suited_length(stable, longest) == length
+    assert suited_length(replace(stable, max_length=longest), longest) == longest
+    with pytest.raises(UsageError, match="the model reads at most"):
+        suited_length(replace(stable, max_length=longest + 1), longest)
 
 
 def test_the_rate_suits_the_network_unless_it_is_named(model: Path, tmp_path: Path) -> None:

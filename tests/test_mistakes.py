@@ -77,6 +77,17 @@ def test_of_several_labels_the_one_most_wrong_gives_the_kind() -> None:
     assert confusion(describe("multilabel", labels=LABELS), items, answers)[0] == []
 
 
+def test_a_missed_label_is_the_worse_the_less_likely_it_was_held() -> None:
+    items = items_of([("a",), ("a",)])
+    answers = [
+        {"labels": ["b"], "scores": {"a": 0.45, "b": 0.6, "c": 0.1}},
+        {"labels": ["b"], "scores": {"a": 0.05, "b": 0.6, "c": 0.1}},
+    ]
+    found = mistakes(describe("multilabel", labels=LABELS), items, answers)
+    assert [(one.where, one.kind) for one in found] == [("a.csv:2", "'a' missed"), ("a.csv:1", "'b' given wrongly")]
+    assert found[0].score == pytest.approx(0.95)
+
+
 def test_numbers_are_all_there_the_farthest_first() -> None:
     found = mistakes(describe("regression"), items_of([1.0, 2.0, 3.0]), [{"value": x} for x in (1.5, 0.0, 3.0)])
     assert [(one.where, one.score) for one in found] == [("a.csv:2", -2.0), ("a.csv:1", 0.5), ("a.csv:3", 0.0)]
@@ -110,6 +121,13 @@ def test_answers_are_wrong_in_five_ways(golds: list[str], answer: str, kind: str
     asked = Item(("who ?", "a context"), tuple((0, gold) for gold in golds), "q.json: question 1", "1")
     found = mistakes(describe("qa"), [asked], [{"answer": answer, "score": 0.5}])
     assert [(one.kind, one.figures["f1"], one.texts) for one in found] == ([(kind, f1, ("who ?",))] if kind else [])
+
+
+def test_of_answers_equally_wrong_the_surer_one_comes_first() -> None:
+    asked = [Item(("who ?", "a context"), ((0, "Paris"),), f"q.json: question {n}") for n in range(3)]
+    answers = [{"answer": "Oslo", "score": 0.2}, {"answer": "Lima", "score": 0.9}, {"answer": "in Paris", "score": 0.9}]
+    found = mistakes(describe("qa"), asked, answers)
+    assert [one.where[-1] for one in found] == ["1", "2", "0"]
 
 
 ENTITIES = some.lists(
@@ -156,6 +174,12 @@ def test_entities_are_wrong_in_four_ways() -> None:
         ("x: Anna Lee", "x: Anna", "borders of 'x' wrong"), ("y: Oslo", "x: Oslo", "'y' taken for 'x'"),
         ("y: Rome", NOTHING, "'y' missed"), (NOTHING, "y: today", "'y' seen where nothing is"),
     }  # fmt: skip
+
+
+def test_an_entity_is_as_sure_as_its_words_on_average() -> None:
+    answer = {"tags": ["B-x", "I-x", "O"], "scores": [0.9, 0.5, 0.1]}
+    (one,) = mistakes(describe("tagging", labels=TAGS), [Item(("Anna", "Lee", "saw"), ("O",) * 3, "a:1")], [answer])
+    assert one.score == pytest.approx(0.7)
 
 
 def test_spans_are_shown_by_their_characters() -> None:

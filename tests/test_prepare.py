@@ -9,7 +9,7 @@ import pytest
 from bertworks.errors import UsageError
 from bertworks.runs.claims import claim, refuse_other
 from bertworks.runs.prepare import in_background, make_shards, make_vocabulary, read_text
-from bertworks.runs.request import make_request
+from bertworks.runs.request import corpus_tokens, make_request, seconds_of
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig
@@ -52,6 +52,18 @@ def test_a_file_name_that_is_not_utf8_goes_all_the_way(tmp_path):
     request = {"inputs": [str(next(data.glob("*.txt")))]}
     claim(tmp_path / "run", request)
     assert refuse_other(tmp_path / "run", request)
+
+
+def test_packed_text_is_more_than_its_bytes(tmp_path):
+    reader = make_text(tmp_path)
+    plain = corpus_tokens(reader)
+    (tmp_path / "text.txt").rename(tmp_path / "text.txt.gz")
+    assert corpus_tokens(CorpusReader([tmp_path / "text.txt.gz"])) == pytest.approx(2.8 * plain, rel=0.01)
+
+
+@pytest.mark.parametrize(("budget", "seconds"), [("10s", 10), ("1h30m", 5400), ("1.5h", 5400), ("2D", 172_800)])
+def test_budgets(budget: str, seconds: float):
+    assert seconds_of(budget) == seconds
 
 
 def test_what_is_written_does_not_become_text(tmp_path):

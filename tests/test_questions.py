@@ -135,6 +135,15 @@ def test_no_answer_is_said_above_the_threshold(threshold: float | None, given: b
     assert answer["score"] == pytest.approx(answer["n_best"][0]["score"] if given else nothing)
 
 
+def test_an_answer_that_stands_twice_is_given_once() -> None:
+    found = encoded("Oslo was Oslo", max_length=24)
+    logits = np.zeros((len(found.unit[0].input_ids), 2), np.float32)
+    logits[[found.places.tolist().index(word) for word in (0, 2)]] = 2.5
+    texts = [one["text"] for one in Decoding("qa")(found, logits)["n_best"]]
+    assert texts[0] == "Oslo"
+    assert len(set(texts)) == len(texts)
+
+
 def test_windows_that_ask_nothing_are_not_learned_from() -> None:
     item = Item(("?" * 60, "film"), ("O", "B-x"), "a:1")
     (found,) = Reading(tokenizer(), "tagging", ("O", "B-x"), 16)([item])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, ndcg_score
 
-from bertworks.learn.ranking import average_precision, best, fused, ndcg, recall
+from bertworks.learn.ranking import DEPTH, average_precision, best, fused, ndcg, recall
 from bertworks.text.lexical import K1, B, bm25, hash_of, postings, words_of
 
 DRAW = random.Random(0)
@@ -98,6 +98,11 @@ def test_fusion_by_hand():
     nothing = np.full(4, -np.inf, np.float32)
     np.testing.assert_allclose(fused(dense, nothing), [1 / 61, 1 / 62, 1 / 63, -np.inf], rtol=1e-6)
     assert np.isneginf(fused(nothing, nothing)).all()
+
+
+def test_fusion_takes_the_first_thousand_of_each():
+    falling, nothing = -np.arange(DEPTH + 5, dtype=np.float32), np.full(DEPTH + 5, -np.inf, np.float32)
+    assert np.isfinite(fused(falling, nothing)).tolist() == [True] * DEPTH + [False] * 5
 
 
 def test_figures_by_hand():

@@ -176,6 +176,11 @@ def test_a_named_pipe_is_read_as_often_as_one_likes(tmp_path: Path) -> None:
     assert list(reader) == list(reader) == [({"text": "a", "label": "x"}, f"{tmp_path / 'pipe.csv'}:2", None)]
 
 
+def test_blank_lines_above_a_header_are_no_header(tmp_path: Path) -> None:
+    reader = RowReader(write(tmp_path / "a.csv", "\n\ntext\nfirst\n\nlast\n"))
+    assert [(row.values["text"], row.where[-1]) for row in reader] == [("first", "4"), ("", "5"), ("last", "6")]
+
+
 def test_one_column_keeps_its_blank_lines(tmp_path: Path) -> None:
     path = write(tmp_path / "a.csv", "sentence\none\n\n\"two,\nthree\"\n")  # fmt: skip
     assert values(path) == [{"sentence": "one"}, {"sentence": ""}, {"sentence": "two,\nthree"}]
@@ -202,6 +207,7 @@ def test_one_column_keeps_its_blank_lines(tmp_path: Path) -> None:
         ("a.jsonl", '{"text": "a"}\n["b"]\n', ":2", "expected a JSON object"),
         ("a.jsonl", '{"text": "a"}\n{"a": 1, "a": 2}\n', ":2", "'a' twice"),
         ("a.jsonl", '{"text": "a"}\n{"a": "\\ud800"}\n', ":2", "half a character"),
+        ("a.jsonl", '{"text": "a"}\n{"a": "\\uD800"}\n', ":2", "half a character"),
         ("a.jsonl", b'{"text": "a"}\n{"a": "\xff"}\n', ":2", "not UTF-8"),
         ("a.json", '[\n{"text": "a"},\n{"text" "b"}\n]', ":3", "not JSON"),
         ("a.json", '[{"text": "a"}, "b"]', ":2", "expected a JSON object"),
@@ -394,12 +400,14 @@ def test_squad_with_something_missing(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("field", ["entities", "spans", "label"])
 def test_spans(tmp_path: Path, span: object, field: str) -> None:
-    records = [{"id": 1, "text": "none", field: []}, {"id": 2, "text": "EU rejects", field: [span]}]
+    records = [{"id": 1, "text": "none", field: []}, {"id": 2, "text": "EU rejects", field: [span]},
+               {"id": 3, "text": "not known", field: None}]  # fmt: skip
     for name, content in (("a.jsonl", json_lines(*records)), ("b.json", json.dumps(records))):
         reader = RowReader(write(tmp_path / name, content))
         assert (reader.kind, reader.columns) == ("spans", ["id", "text", "entities"])
         rows = [row.values for row in reader]
         assert rows[0] == {"id": 1, "text": "none", "entities": []}
+        assert rows[2] == {"id": 3, "text": "not known", "entities": None}
         kept = {"name": "EU"} if isinstance(span, dict) and "name" in span else {}
         assert rows[1]["entities"] == [{"start": 0, "end": 2, "type": "org", **kept}]
 

@@ -13,7 +13,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.rows.guessing import guess_schema
 from bertworks.rows.reader import RowReader
 from bertworks.rows.schema import Item, Schema, fitted, items, misplaced
-from bertworks.rows.values import EmptyTextError, sorted_labels
+from bertworks.rows.values import EmptyTextError, choice_number, several_labels, sorted_labels
 from bertworks.rows.writer import write_rows
 from bertworks.text.streams import Tally
 
@@ -163,6 +163,8 @@ def test_reviews(tmp_path: Path) -> None:
         ({"本文": "これはとても長い文章です。", "感情": ["喜び", "悲しみ"]}, "classification", ("本文",), "感情"),
         ({"말": "이 영화는 정말 재미있었다", "감정": ["기쁨", "슬픔"]}, "classification", ("말",), "감정"),
         ({"bemerkung": "Das war ein guter Film", "art": ["gut", "schlecht"]}, "classification", ("bemerkung",), "art"),
+        ({"bemerkung": "Das war ein guter Film", "art": ["gut", "schlecht"], "rest": ["x", "y", *[""] * 18]},
+         "classification", ("bemerkung",), "art"),
         ({"lang": ["de", "en"], "text": "some words", "kind": ["a", "b", "c"]}, "classification", ("text",), "kind"),
         ({"title": "Title", "Text": "some words", "Topics": ["a|b", "b", "a"]}, "multilabel", ("Text",), "Topics"),
         ({"text": "some words", "labels": ["a, b", "b", "a", "a, b", "c, a"]}, "multilabel", ("text",), "labels"),
@@ -341,6 +343,8 @@ KNOWN = Schema(task="classification", text=("text",), label="label", labels=("ne
          {"text": "abc", "entities": [{"start": 1, "end": 4, "type": "x"}]}, "from 1 to 4 is not inside its text of 3"),
         (SPANS,
          {"text": "abc", "entities": [{"start": 1, "end": 2, "type": "y"}]}, "'y' is not known"),
+        (SPANS,
+         {"text": "abc", "entities": [{"start": 1, "end": 1, "type": "x"}]}, "from 1 to 1 is not inside its text of 3"),
         (QUESTIONS,
          {"question": "q", "context": "c", "answers": ["c"]}, "holds ['c']"),
         (QUESTIONS,
@@ -458,6 +462,15 @@ def test_choices_by_number_letter_and_text(tmp_path: Path) -> None:
     assert labels(1, 2, 1) == [0, 1, 0]
     assert labels("A", "b") == [0, 1]
     assert labels("right", "left") == [1, 0]
+
+
+def test_what_is_before_the_first_choice_is_none() -> None:
+    assert [choice_number(one, ["left", "right"], 1) for one in ("0", "1", "2", "3")] == [None, 0, 1, None]
+
+
+def test_a_label_that_is_given_twice_is_one() -> None:
+    assert several_labels(["b", "a", "b"], "", "labels", "a.jsonl:1") == ("b", "a")
+    assert several_labels("b|a|b", "|", "labels", "a.csv:2") == ("b", "a")
 
 
 def test_documents_of_conll(tmp_path: Path) -> None:

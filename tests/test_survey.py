@@ -133,6 +133,12 @@ def test_copies_leaks_and_contradictions_are_found_with_their_places() -> None:
     assert warnings_of(found, "nobody can get both right")
 
 
+def test_copies_within_dev_are_no_leak() -> None:
+    train = [item(1, "pos", "a good film"), item(2, "neg", "a bad film")]
+    dev = [item(n, "pos", "a fine film", file="dev.csv") for n in (1, 2)]
+    assert looked(train, dev).leaked == Found()
+
+
 def test_capitals_make_a_difference_where_the_model_sees_them() -> None:
     train, dev = [item(1, "pos", "Film"), item(2, "neg", "film")], [item(1, "pos", "FILM", file="dev.csv")]
     cased = train_vocabulary(["Film film FILM"] * 5, VocabularyConfig(size=40, lowercase=False))[0]
@@ -204,7 +210,7 @@ def test_labels_that_cannot_be_learned_or_judged_are_named() -> None:
     train.append(item(99, tags("rare", "place"), "good", "Oslo"))
     found = looked(train, [item(1, tags("person", "new"), "Clara", "Lima", file="dev.csv")], "tagging")
     assert warnings_of(found, "train lacks and no model can learn: 'new'")
-    assert warnings_of(found, "fewer than 10 times in train, too seldom to be learned well: 'rare'")
+    assert warnings_of(found, "fewer than 10 times in train")[0].endswith("too seldom to be learned well: 'rare'")
     assert warnings_of(found, "not in dev")[0].endswith("'place', 'rare'")
 
 

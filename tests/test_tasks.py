@@ -51,6 +51,7 @@ def test_logits_come_in_the_order_of_the_units(task: str) -> None:
     for many, one in zip(found, alone, strict=True):
         np.testing.assert_allclose(many, one, atol=2e-5)
     assert mean.count == sum(model.task.count(collate(unit)) for unit in units)
+    assert mean.loss == pytest.approx(sum(model(collate(unit))["task"].loss.item() for unit in units) / mean.count)
     assert model.training
 
 
@@ -72,6 +73,24 @@ def test_weights_and_smoothing_are_those_of_torch() -> None:
         logits.double(), batch.labels, torch.tensor(weights).double(), label_smoothing=0.1, reduction="none"
     ).sum()
     assert task.tally(logits, batch).loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_padding_is_no_place_for_an_answer() -> None:
+    model, _ = pair("qa")
+    generator = np.random.default_rng(4)
+    examples = [example("qa", length, 0, generator) for length in (4, 12)]
+    together = model(collate(examples))["task"].loss.item()
+    assert together == pytest.approx(sum(model(collate([one]))["task"].loss.item() for one in examples), rel=1e-5)
+
+
+def test_dropout_comes_before_the_classifier_in_training_alone() -> None:
+    model, _ = pair("classification")
+    batch = batch_of("classification")
+    exact = model.logits(batch)
+    model.dropout = 1.0
+    assert model.classifier is not None
+    assert torch.equal(model.logits(batch), model.classifier.bias.expand_as(exact))
+    assert torch.equal(model.eval().logits(batch), exact)
 
 
 def test_a_regression_begins_at_the_mean() -> None:

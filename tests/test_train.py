@@ -199,6 +199,16 @@ def test_matrices_decay_and_vectors_do_not():
     assert len(decayed["params"]) + len(kept["params"]) == len(names)
 
 
+def test_rates_fall_layer_by_layer_from_the_heads_to_the_embeddings():
+    model = make_model()
+    optimizer = make_optimizer(model, OptimizerConfig(layer_decay=0.5))
+    update(optimizer, 1.0, torch.tensor(1.0), 1.0)
+    names = {id(p): name for name, p in model.named_parameters()}
+    rates = {names[id(p)]: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    parts = {"encoder.embeddings.": 1 / 8, "encoder.blocks.0.": 1 / 4, "encoder.blocks.1.": 1 / 2}
+    assert rates == {name: next((parts[p] for p in parts if name.startswith(p)), 1.0) for name in names.values()}
+
+
 @pytest.mark.parametrize("norm", [0.5, 1.0, 20.0])
 def test_gradients_are_clipped_together(norm):
     c = OptimizerConfig(beta1=0.0, beta2=0.0, bias_correction=False, eps=1e3, weight_decay=0.0)

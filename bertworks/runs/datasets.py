@@ -17,6 +17,7 @@ from bertworks.rows.schema import Item, Schema, Task, items, misplaced, overlapp
 from bertworks.text.streams import Tally
 
 DEV_SHARE, MOST_DEV = 0.1, 2000  # of the rows, where there is no dev file; and at most so many
+FEW_RARE = 20  # so many rows of rare labels are set aside besides, where a share is less
 SPLITS = {
     "train": ("train", "training"),
     "dev": ("dev", "valid", "validation", "val", "devel", "development"),
@@ -193,19 +194,25 @@ def _joined(groups: Sequence[Hashable], others: Sequence[Hashable]) -> list[Hash
 def split(
     found: Sequence[Item], schema: Schema, groups: Sequence[Hashable], seed: int = 0, share: float = DEV_SHARE
 ) -> tuple[list[Item], list[Item]]:
-    """Train and dev, in the order of the file: whole groups, of every label the same share."""
+    """Train and dev, in the order of the file: whole groups, of every label the same share. A label too rare for its
+    share gives one row, the most frequent first, as long as these are not more than all the others or FEW_RARE."""
     wanted = min(share * len(found), MOST_DEV)
     aside: set[int] = set()
+    rare: list[tuple[int, list[int]]] = []  # how often the label is, and what it would give
     for parts in _strata(found, schema, groups, rng("dev", seed)):
-        goal, taken = wanted * sum(map(len, parts)) / len(found), 0
+        count, taken = sum(map(len, parts)), 0
         rest = parts[:-1]  # one stays to learn from
-        fitting = []
         for part in rest:
-            if taken + len(part) / 2 <= goal:
-                fitting.append(part)
+            if taken + len(part) / 2 <= wanted * count / len(found):
+                aside.update(part)
                 taken += len(part)
-        for part in fitting or [min(rest, key=len)] if rest else []:
+        if rest and not taken:
+            rare.append((count, min(rest, key=len)))
+    beyond = 0
+    for _, part in sorted(rare, key=lambda one: one[0], reverse=True):
+        if not aside or beyond + len(part) <= max(wanted, FEW_RARE):
             aside.update(part)
+            beyond += len(part)
     return [x for n, x in enumerate(found) if n not in aside], [found[n] for n in sorted(aside)]
 
 
