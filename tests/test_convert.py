@@ -388,6 +388,9 @@ def test_a_head_that_nobody_names_is_refused(tmp_path):
     settings_changed(folder, id2label=..., label2id=..., num_labels=3)  # as in old files
     list(convert(folder, tmp_path / "ours"))
     assert read_task(tmp_path / "ours").labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    settings_changed(folder, id2label=None)
+    list(convert(folder, tmp_path / "again"))
+    assert read_task(tmp_path / "again").labels == ("LABEL_0", "LABEL_1", "LABEL_2")
 
 
 def test_nothing_is_written_over_or_half(tmp_path):

@@ -35,8 +35,9 @@ from bertworks.learn.finetuning import RECIPES, resolved, suited_length, suited_
 from bertworks.learn.recipe import dump
 from bertworks.learn.tasks import Classification, TaskModel
 from bertworks.nn.config import EncoderConfig
+from bertworks.rows.schema import Item, Schema
 from bertworks.rows.writer import write_rows
-from bertworks.runs.datasets import read_data
+from bertworks.runs.datasets import read_data, split
 from bertworks.runs.events import Event, duration
 from bertworks.runs.finetune import finetune_events, make_finetune_request, prepare
 from bertworks.runs.finetuning import Finetuning, balanced_weights
@@ -268,6 +269,21 @@ def test_several_trainings_leave_other_folders_alone(model: Path, tmp_path: Path
     assert len(last.fields["trials"]) == 3
     *_, last = run_trials(tmp_path / "one", several, device="cpu", overwrite=True)
     assert len(last.fields["trials"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("labels", "often", "aside"),
+    [(8, 10, 8 + 1), (60, 10, 20 + 1), (300, 100, 100 + 10)],  # all of them; 20; as many as a tenth of all
+)
+def test_a_row_of_each_rare_label_is_set_aside_until_they_are_as_many_as_a_share(
+    labels: int, often: int, aside: int
+) -> None:
+    given = [f"rare {n % labels}" for n in range(3 * labels)] + ["often"] * often
+    found = [Item((f"a film {n}",), label, str(n)) for n, label in enumerate(given)]
+    train, dev = split(found, Schema(task="classification", text=("text",), label="label"), range(len(found)))
+    assert sorted(train + dev, key=lambda item: int(item.where)) == found
+    assert len(dev) == aside
+    assert max(Counter(item.label for item in dev if item.label != "often").values()) == 1
 
 
 def test_whole_groups_are_set_aside_and_no_more_than_a_tenth(model: Path, tmp_path: Path) -> None:

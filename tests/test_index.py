@@ -463,6 +463,8 @@ def test_the_verbs(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.endswith("  b  sad dogs\n")
     assert main(["search", folder, "zebras", "--ranking", "bm25"]) == 0
     assert capsys.readouterr() == ("", "nothing found\n")
+    assert main(["index", "-o", folder, "--delete", "d", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"deleted": 1}
     assert main(["index", "-o", folder]) == 2
 
 

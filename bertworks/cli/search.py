@@ -107,11 +107,13 @@ def index(
         )  # fmt: skip
     if delete:
         count = Index(output).delete(delete)
-        say(f"deleted {count:,} of {len(delete):,}")
+        emit({"deleted": count}) if as_json else say(f"deleted {count:,} of {len(delete):,}")
     if compact:
         Index(output).compact()
     if approximate:
-        say(f"a graph that finds {Index(output).build_graph():.1%} of the ten nearest of 100 documents")
+        recall = Index(output).build_graph()
+        told = f"a graph that finds {recall:.1%} of the ten nearest of 100 documents"
+        emit({"recall": recall}) if as_json else say(told)
 
 
 def search(

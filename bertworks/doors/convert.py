@@ -254,7 +254,7 @@ def _head(
     head = settings_of(task)
     if (folder / FILE).exists():
         return head, task
-    if "id2label" in settings:  # also where the task has no use for labels: others may show them
+    if settings.get("id2label"):  # also where the task has no use for labels: others may show them
         named = {str(number): str(label) for number, label in settings["id2label"].items()}
         head |= {"id2label": named, "label2id": {label: int(number) for number, label in named.items()}}
     elif not task.labels:

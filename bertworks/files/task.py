@@ -175,7 +175,9 @@ def _labels(settings: dict[str, Any], path: Path) -> tuple[str, ...]:
     """id2label as a list; LABEL_0, LABEL_1, ..., as in transformers, where there is none."""
     count = settings.get("num_labels", 2)
     count = count if type(count) is int and 0 < count <= MOST_LABELS else 2
-    named = settings.get("id2label", {str(number): f"LABEL_{number}" for number in range(count)})
+    named = settings.get("id2label")
+    if named is None:
+        named = {str(number): f"LABEL_{number}" for number in range(count)}
     good = isinstance(named, dict) and 0 < len(named) <= MOST_LABELS
     if not good or set(named) != {str(number) for number in range(len(named))}:
         raise BertworksError("id2label is not a table of the numbers from 0", where=str(path))
