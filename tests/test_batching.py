@@ -223,6 +223,10 @@ def test_closed_it_answers_what_it_has(squares: Squares):
 def test_who_went_away_disturbs_nobody(batcher: Batcher, squares: Squares):
     futures = [hold(batcher, squares), ask(batcher, squares, 1), ask(batcher, squares, 2)]
     futures[1].cancel()
+    assert (batcher.cost, batcher.load) == (2, 2)  # there is room at once
+    futures[0].cancel()  # which is computed already
+    assert (batcher.cost, batcher.load) == (2, 1)
     squares.go.set()
     assert futures[2].result(10) == [4]
+    assert squares.batches == [[0], [2]]
     assert ask(batcher, squares, 3).result(10) == [9]

@@ -438,6 +438,54 @@ def test_an_error_of_the_network_is_of_one_request(models: dict[str, Path], monk
         assert "memory" not in found[1].text
 
 
+def test_nothing_is_computed_for_who_went_away(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
+    with Local(models["classification"]) as local:
+        batcher = local.application._batchers["network"]
+        speaker = local.abilities.asks["predict"].__self__  # type: ignore[attr-defined]
+        held, go, compute = threading.Event(), threading.Event(), speaker._logits
+
+        def slow(units: Any) -> Any:
+            held.set()
+            assert go.wait(30)
+            return compute(units)
+
+        monkeypatch.setattr(speaker, "_logits", slow)
+
+        async def ask(gone: asyncio.Event) -> int:
+            """The status of a request whose client stays until it is `gone`."""
+            body, sent = iter([{"type": "http.request", "body": b'{"inputs": "good film"}'}]), list[Any]()
+
+            async def receive() -> Any:
+                for message in body:
+                    return message
+                await gone.wait()
+                return {"type": "http.disconnect"}
+
+            async def send(message: Any) -> None:
+                sent.append(message)
+
+            headers = [(b"host", b"localhost"), *((k.lower().encode(), v.encode()) for k, v in JSON.items())]
+            scope = {"type": "http", "method": "POST", "path": "/predict", "raw_path": b"/predict", "query_string": b""}
+            await local.application.asgi(scope | {"headers": headers}, receive, send)
+            return int(sent[0]["status"])
+
+        async def asked() -> list[int]:
+            stays, goes = asyncio.Event(), asyncio.Event()
+            first = asyncio.create_task(ask(stays))
+            assert await asyncio.to_thread(held.wait, 30)
+            others = [asyncio.create_task(ask(goes)) for _ in range(5)]
+            while len(batcher._waiting) < 5:
+                await asyncio.sleep(0.01)
+            goes.set()
+            statuses = [await one for one in others]
+            assert not batcher._waiting
+            assert batcher.cost == batcher.load == 4  # of the first
+            go.set()
+            return [await first, *statuses]
+
+        assert asyncio.run(asked()) == [200] + [499] * 5
+
+
 def test_more_than_can_be_answered_is_told_to_come_again(models: dict[str, Path]):
     with Local(models["classification"], limits=Limits(requests=2)) as local:
         found = local.all([("POST", "/predict", {"json": {"inputs": "a"}})] * 9 + [("GET", "/health", {})])

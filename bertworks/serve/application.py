@@ -39,6 +39,7 @@ BODY_SECONDS = 10.0  # in which a body has to come
 STUCK_SECONDS = 60.0  # of one batch
 BYTES = 64_000_000  # of all bodies in the server
 EXPLANATIONS_PATIENCE = 5.0
+GONE = 499  # the status that the log has of requests whose clients did not wait, as nginx calls it
 _KINDS = {404: "NotFound", 405: "NotAllowed", 503: "Unhealthy"}  # others: Validation
 
 Endpoint = Callable[[Request], Awaitable[Response]]
@@ -135,7 +136,7 @@ class Application:
             try:
                 body = await self._body(request)
                 question = await self._read(name, body)
-                rows = await self._rows(batcher, question)
+                rows = await self._rows(batcher, question, request)
                 content = await loop.run_in_executor(self._readers, _written, question, rows)
             except BertworksError as error:
                 return _refusal(path, error)
@@ -207,15 +208,24 @@ class Application:
         self._figures.tokenization.observe(time.perf_counter() - begin)
         return question
 
-    async def _rows(self, batcher: Batcher, question: Question) -> list[Any]:
+    async def _rows(self, batcher: Batcher, question: Question, request: Request) -> list[Any]:
+        """What is computed for a question, as long as somebody waits for it."""
         future = batcher.submit(question.compute, question.units, question.costs)
+        answered = asyncio.wrap_future(future)
+        gone = asyncio.ensure_future(_gone(request))
         try:
-            return await asyncio.wrap_future(future)
-        except BertworksError:
+            await asyncio.wait((answered, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not answered.done():
+                raise HTTPException(GONE, "nobody waits for the answer")
+            return answered.result()
+        except (BertworksError, HTTPException):
             raise
         except Exception as error:
             logging.getLogger("bertworks.serve").exception("the computation failed")
             raise BertworksError("the computation failed; the server's log says how") from error
+        finally:
+            gone.cancel()
+            future.cancel()
 
     async def _health(self, _: Request) -> Response:
         now = time.monotonic()
@@ -238,6 +248,12 @@ class Application:
             return _json(error_body(request.url.path, "Backend", what), 424)
 
         return Route(path, endpoint, methods=["POST"])
+
+
+async def _gone(request: Request) -> None:
+    """Until the client of a request whose body was read has closed its connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 class _NoJSONError(UsageError):

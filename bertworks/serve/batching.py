@@ -105,7 +105,7 @@ class Batcher:
         return min(list(self._busy.values()), default=None)
 
     def submit(self, compute: Compute, units: Sequence[Any], costs: Sequence[int]) -> "Future[list[Any]]":
-        """The future of what `compute` gives for the units, in their order.
+        """The future of what `compute` gives for the units, in their order. Who cancels it makes room for others.
 
         Raises:
             OverloadedError: too much is waiting, or the batcher is closed.
@@ -123,6 +123,7 @@ class Batcher:
             self.load += min(cost, self.batch_cost)
             self._waiting.append(question)
             self._changed.notify()
+        question.future.add_done_callback(lambda future: self._forget(question) if future.cancelled() else None)
         return question.future
 
     def close(self) -> None:
@@ -217,6 +218,10 @@ class Batcher:
             self.load -= min(sum(one.costs), self.batch_cost)
         if one.future.set_running_or_notify_cancel():
             one.future.set_result([one.found[place] for place in range(len(one.units))])
+
+    def _forget(self, one: _Waiting) -> None:
+        with self._changed:
+            self._give_back(one, self.overloaded)  # which nobody sees
 
     def _give_back(self, one: _Waiting, error: Exception) -> None:
         """A question that is not answered is out of the way, with all units that are in no batch yet."""
