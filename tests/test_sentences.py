@@ -170,6 +170,8 @@ def test_no_character_is_lost(text: str) -> None:
 
 
 @example(".", " '。a")
+@example(".e.g. 「", "a")
+@example("A Co. (", "The")
 @settings(max_examples=100, deadline=None)
 @given(st.lists(PIECES, max_size=40).map("".join), st.lists(PIECES, max_size=40).map("".join))
 def test_a_line_end_always_cuts(first: str, second: str) -> None:

@@ -173,15 +173,16 @@ def _is_inside_quote(text: str, start: int, end: int) -> bool:
 
 
 def _first_letter(text: str, position: int) -> str:
-    """The first character from `position` on that is not an opening mark; at most a few are skipped."""
-    for character in text[position : position + 5]:
+    """The first character of the line from `position` on that is not an opening mark; at most a few are skipped."""
+    for character in text[position : position + 5].partition("\n")[0]:
         if character not in _OPENERS and not character.isspace():
             return character
     return ""
 
 
 def _next_word(text: str, position: int) -> str:
-    match = _WORD.search(text, position, position + 20)
+    """That of the line."""
+    match = _WORD.search(text[position : position + 20].partition("\n")[0])
     return match[0] if match else ""
 
 
