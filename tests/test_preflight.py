@@ -196,7 +196,7 @@ def test_it_reads_well_and_is_json(tokenizer: Tokenizer, tmp_path: Path) -> None
     for line in (
         "250 documents",
         "tokens per word      1.00",
-        "(日本語)",
+        "(日, 本, 語)",
         "duplicate documents  98 (39.2%): 99 x 'the cat sat.'",
         "tokens per sentence",
         "#" * 30,

@@ -300,11 +300,7 @@ def _unknown_words(encoded: Sequence[Encoded], tokenizer: Tokenizer) -> list[str
     having = (one for one in encoded if any((example.input_ids == tokenizer.unk_id).any() for example in one.unit))
     words: Counter[str] = Counter()
     for _, one in zip(range(SAMPLE), having, strict=False):
-        for text in one.item.texts:
-            encoding = tokenizer.encode(text)
-            for number, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
-                if number == tokenizer.unk_id:
-                    words[text[start:end]] += 1
+        words.update(tokenizer.unknown(one.item.texts))
     return [word for word, _ in words.most_common(NAMED)]
 
 

@@ -136,19 +136,18 @@ class PartWriter:
             if WordCache.is_exact(serialized)
             else lambda sentences: flat_arrays(tokenizer.ids(sentences))
         )
-        self._unknown = tokenizer.unk_id
-        self._tokenizer_sha256 = tokenizer.sha256
+        self._tokenizer = tokenizer
         self._dtype = token_dtype(tokenizer.vocab_size)
         self._folder = Path(folder)
 
     def __call__(self, part: tuple[Any, ...]) -> dict[str, Any]:
         """The counts of a part, as plain values both (`workers`), written unless an earlier run left it whole."""
         found = Part(*part)
-        return asdict(find_part(self._folder, found, self._tokenizer_sha256) or self.write(found))
+        return asdict(find_part(self._folder, found, self._tokenizer.sha256) or self.write(found))
 
     def write(self, part: Part) -> PartCounts:
         """Split, encode and write one part; atomically."""
-        counts = PartCounts(part.sha256, self._tokenizer_sha256, part.characters, continues=not part.begins[0])
+        counts = PartCounts(part.sha256, self._tokenizer.sha256, part.characters, continues=not part.begins[0])
         sentences, fragments = _sentences(part)
         tokens: list[NDArray[Any]] = []
         lengths: list[NDArray[np.int64]] = []
@@ -177,13 +176,12 @@ class PartWriter:
     ) -> None:
         """Count the [UNK]s, and in a few sentences find the words that they stand for."""
         sampled = _SAMPLED_SENTENCES if not counts.unknown_tokens else 0
-        counts.unknown_tokens += int((ids == self._unknown).sum())
+        counts.unknown_tokens += int((ids == self._tokenizer.unk_id).sum())
         if not sampled or not counts.unknown_tokens:
             return
-        sentences = _rows_with(self._unknown, ids, lengths)[:sampled]
-        candidates = [word for row in sentences for word in batch[row][:_LOOKED_AT].split()]
-        for row in _rows_with(self._unknown, *self._encode(candidates)):
-            words[candidates[row][:_WORD_CHARACTERS]] += 1
+        rows = _rows_with(self._tokenizer.unk_id, ids, lengths)[:sampled]
+        found = self._tokenizer.unknown([batch[row][:_LOOKED_AT] for row in rows])
+        words.update(word[:_WORD_CHARACTERS] for word in found)
 
 
 def _rows_with(number: int, ids: NDArray[Any], lengths: NDArray[np.int64]) -> NDArray[np.int64]:

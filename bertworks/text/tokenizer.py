@@ -225,6 +225,16 @@ class Tokenizer:
         before it cuts them into tokens. What it drops, such as white space, is in no word."""
         return [_words(text, found) for text, found in zip(texts, self._run(self._literal.encode_batch, texts))]
 
+    def unknown(self, texts: Sequence[str]) -> list[str]:
+        """What becomes [UNK], in the order of the texts and as it is written there, as often as it is there."""
+        found = zip(texts, self._run(self._literal.encode_batch, texts))
+        return [
+            text[slice(*place)]
+            for text, encoding in found
+            for number, place in zip(encoding.ids, encoding.offsets, strict=True)
+            if number == self.unk_id
+        ]
+
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
         """The ids of each text without [CLS] and [SEP] and without offsets: the fast path for corpora.
 
