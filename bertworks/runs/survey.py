@@ -330,9 +330,9 @@ def _warnings(found: Survey) -> list[str]:
             f"{lengths.max_length} tokens; is what matters at the beginning?"
         )
     if found.train < FEW_TRAIN:
-        warnings.append(f"only {found.train} to learn from; another seed will give quite another score")
+        warnings.append(f"few rows to learn from ({found.train}): another seed will give quite another score")
     if found.dev < FEW_DEV:
-        warnings.append(f"only {found.dev} to judge on: a share is off by up to {1 / math.sqrt(found.dev):.0%}")
+        warnings.append(f"few rows to judge on ({found.dev}): a share is off by up to {1 / math.sqrt(found.dev):.0%}")
     return warnings
 
 

@@ -181,7 +181,7 @@ def _first_letter(text: str, position: int) -> str:
 
 
 def _next_word(text: str, position: int) -> str:
-    """That of the line."""
+    """The first word of the line from `position` on, if it begins soon."""
     match = _WORD.search(text[position : position + 20].partition("\n")[0])
     return match[0] if match else ""
 

@@ -209,7 +209,7 @@ def find_column(columns: Sequence[str], name: str, wanted: str, option: str) -> 
     raise UsageError(
         f"there is no column {wanted!r}; the columns are: {', '.join(columns) or 'none'}",
         where=name,
-        fix=f"did you mean {option} {meant}?" if meant else f"name one of them with {option}" if columns else None,
+        fix=f"did you mean {option} {meant}?" if meant else f"name one of them with {option}",
     )
 
 
