@@ -211,21 +211,21 @@ class Application:
     async def _rows(self, batcher: Batcher, question: Question, request: Request) -> list[Any]:
         """What is computed for a question, as long as somebody waits for it."""
         future = batcher.submit(question.compute, question.units, question.costs)
-        answered = asyncio.wrap_future(future)
         gone = asyncio.ensure_future(_gone(request))
+        gone.add_done_callback(lambda _: future.cancel())  # nothing happens if it is done
         try:
-            await asyncio.wait((answered, gone), return_when=asyncio.FIRST_COMPLETED)
-            if not answered.done():
-                raise HTTPException(GONE, "nobody waits for the answer")
-            return answered.result()
-        except (BertworksError, HTTPException):
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            if gone.done():
+                raise HTTPException(GONE, "nobody waits for the answer") from None
+            raise
+        except BertworksError:
             raise
         except Exception as error:
             logging.getLogger("bertworks.serve").exception("the computation failed")
             raise BertworksError("the computation failed; the server's log says how") from error
         finally:
             gone.cancel()
-            future.cancel()
 
     async def _health(self, _: Request) -> Response:
         now = time.monotonic()
