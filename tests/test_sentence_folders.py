@@ -12,7 +12,10 @@ import pytest
 import torch
 
 from bertworks.doors.convert import convert
-from bertworks.errors import BertworksError
+from bertworks.doors.export import export
+from bertworks.doors.push import push
+from bertworks.errors import BertworksError, UsageError
+from bertworks.files.model import load_model
 from bertworks.files.sentence import SentenceSettings, read_sentence
 from bertworks.use.embedder import Embedder
 
@@ -115,6 +118,16 @@ def test_an_old_folder_with_the_model_within(model: Path, tmp_path: Path):
     assert "left out of the folder: 0_BERT/training_args.bin" in "\n".join(said)
     assert read_sentence(tmp_path / "ours") == (tmp_path / "ours", read_sentence(old)[1])
     np.testing.assert_allclose(vectors(tmp_path / "ours"), vectors(old), atol=1e-5)
+    # What reads weights finds them; what writes a folder of the same kind says how to come by one.
+    flat, nested = load_model(tmp_path / "ours"), load_model(old)
+    assert nested.config == flat.config
+    assert nested.tokenizer.sha256 == flat.tokenizer.sha256
+    assert all(torch.equal(tensor, flat.state[name]) for name, tensor in nested.state.items())
+    refused = "its weights lie in a folder within"
+    with pytest.raises(UsageError, match=refused):
+        list(export(old, tmp_path / "onnx"))
+    with pytest.raises(UsageError, match=refused):
+        list(push(old, "a/b", dry_run=True))
 
 
 def test_settings_without_a_place_are_named(model: Path, tmp_path: Path):

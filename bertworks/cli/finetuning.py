@@ -65,7 +65,11 @@ def check(
         emit(found.as_dict())
     else:
         print(found)
-        say(f"next: bertworks finetune {shlex.quote(str(data))} -o MODEL-FOLDER")
+        typed = {"dev": dev, "model": model, "task": task, "label": label, "group": group, "quoting": quoting}
+        options = [(name, value) for name, value in typed.items() if value not in (None, "minilm", "auto")]
+        options += [("text", column) for column in text or []]
+        again = [data, *(word for name, value in options for word in (f"--{name}", str(value)))]
+        say(f"next: bertworks finetune {shlex.join(again)} -o MODEL-FOLDER")
 
 
 def finetune(

@@ -21,6 +21,7 @@ from bertworks.files.foreign import parts_of
 from bertworks.files.model import EXPORTED, is_exported, load_model, save_settings
 from bertworks.files.names import locate
 from bertworks.files.onnx_graph import OPSET, Head, write_onnx
+from bertworks.files.sentence import refuse_nested
 from bertworks.files.task import TaskDescription, settings_of
 from bertworks.learn.exported import Exported, needs_extra
 from bertworks.learn.inference import TOKENS
@@ -148,6 +149,7 @@ def _opened(model: str | Path, *, encoder_only: bool) -> _Source:
     name, folder = Path(model).resolve().name, locate(model)
     if is_exported(folder):
         raise UsageError("this model is an exported one", where=str(folder), fix="name the one that it was made of")
+    refuse_nested(folder)
     config, state, tokenizer = load_model(folder)
     parts = parts_of(state)
     if "recurrent" in parts and not encoder_only:

@@ -14,6 +14,7 @@ from typing import Any
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.model import load_model
 from bertworks.files.names import PAPERS
+from bertworks.files.sentence import refuse_nested
 from bertworks.runs.events import Event
 
 _CARD = "README.md"
@@ -60,6 +61,7 @@ def push(
     if "/" not in repository:
         raise UsageError("a repository has an owner", where=repository, fix=f"give owner/{repository}")
     load_model(folder)
+    refuse_nested(folder)
     plan = _planned(folder, repository, licence)
     for note in plan.notes:
         yield Event("note", note)

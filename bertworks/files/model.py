@@ -15,6 +15,7 @@ from torch import Tensor
 
 from bertworks.errors import BertworksError
 from bertworks.files import foreign
+from bertworks.files.sentence import weights_folder
 from bertworks.files.storage import read_json, read_tensors, refuse_non_finite, write_tensors
 from bertworks.nn.config import EncoderConfig
 from bertworks.text.atomic import replacing, sha256, write_text
@@ -94,7 +95,8 @@ def load_settings(folder: Path) -> tuple[EncoderConfig, Tokenizer]:
 
 
 def load_model(folder: str | Path, *, needs: Collection[str] = ()) -> Model:
-    """Read a folder written by `save_model` or by Hugging Face's BERT, of the body alone or with any head.
+    """Read a folder written by `save_model`, by Hugging Face's BERT, of the body alone or with any head, or by
+    sentence-transformers.
 
     Args:
         needs: parts that the caller cannot do without, such as `masked_lm`.
@@ -105,6 +107,7 @@ def load_model(folder: str | Path, *, needs: Collection[str] = ()) -> Model:
     folder = Path(folder)
     if not folder.is_dir():
         raise BertworksError("no such model folder", where=str(folder), fix="make one with `bertworks pretrain`")
+    folder = weights_folder(folder)
     path = folder / "config.json"
     config = foreign.config_from_huggingface(read_json(path), where=str(path))
     state = load_state(folder, config)

@@ -13,7 +13,7 @@ from bertworks.errors import BertworksError
 from bertworks.files.foreign import parts_of
 from bertworks.files.model import EXPORTED, is_exported, load_settings, load_state, refuse_absent
 from bertworks.files.names import locate
-from bertworks.files.sentence import read_sentence
+from bertworks.files.sentence import weights_folder
 from bertworks.learn.exported import Exported, refuse_elsewhere
 from bertworks.learn.machine import InferencePrecision, choose_device
 from bertworks.nn.blank import blank
@@ -40,12 +40,8 @@ class Opened:
 
     def __init__(self, model: str | Path, device: str = "auto"):
         self.name, self.device = Path(model).name or str(model), device
-        self.folder = self.within = locate(model)
-        try:
-            self.within = read_sentence(self.folder)[0]
-        except BertworksError:  # its vectors are made in a way that we do not know: `embedder` will say so
-            if not (self.folder / "config.json").exists():
-                raise
+        self.folder = locate(model)
+        self.within = weights_folder(self.folder)
         self.config, self.tokenizer = load_settings(self.within)
         self.exported = is_exported(self.within)
         self._sessions: dict[Any, Exported] = {}

@@ -5,12 +5,13 @@ sentence-transformers takes it. Not here: weights and tokenizer (`model`). What 
 out."""
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, UsageError
 from bertworks.files.storage import read_json, read_json_value
 from bertworks.nn.pooling import Pooling
 from bertworks.text.atomic import write_text
@@ -83,6 +84,28 @@ def read_sentence(folder: str | Path) -> tuple[Path, SentenceSettings]:
         default_prompt=default,
         similarity=similarity,
     )
+
+
+def weights_folder(folder: Path) -> Path:
+    """Where weights and tokenizer of a model folder lie: with sentence-transformers this may be a folder within.
+
+    Raises:
+        BertworksError: files that make no sense.
+    """
+    try:
+        return read_sentence(folder)[0]
+    except BertworksError:  # its vectors are made in a way that we do not know: `embedder` will say so
+        if not (folder / "config.json").exists():
+            raise
+        return folder
+
+
+def refuse_nested(folder: Path) -> None:
+    """Raises UsageError where weights lie in a folder within."""
+    if weights_folder(folder) != folder:
+        fix = f"bertworks convert {shlex.quote(str(folder))} -o ANOTHER-FOLDER, and name that one"
+        raise UsageError("its weights lie in a folder within, as sentence-transformers once had them",
+                         where=str(folder), fix=fix)  # fmt: skip
 
 
 def write_sentence(folder: str | Path, settings: SentenceSettings, hidden_size: int) -> None:

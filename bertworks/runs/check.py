@@ -8,6 +8,7 @@ from pathlib import Path
 from bertworks.errors import BertworksError, UsageError
 from bertworks.files.foreign import config_from_huggingface
 from bertworks.files.names import locate
+from bertworks.files.sentence import weights_folder
 from bertworks.files.storage import read_json
 from bertworks.learn.finetuning import load_finetune_recipe, suited_length
 from bertworks.rows.guessing import guess_schema
@@ -44,7 +45,7 @@ def check_file(
         UsageError: no such file or column.
         BertworksError: there is no such model, or rows that cannot be learned from: all of them, with their lines.
     """
-    folder = locate(model)
+    folder = weights_folder(locate(model))
     tokenizer = Tokenizer.load(folder)
     settings = folder / "config.json"
     longest = config_from_huggingface(read_json(settings), where=str(settings)).max_position_embeddings
