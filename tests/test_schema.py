@@ -229,6 +229,148 @@ def test_questions_in_a_table(tmp_path: Path) -> None:
         )
 
 
+def test_a_label_that_is_named_is_looked_for_in_layouts_too(tmp_path: Path) -> None:
+    rows = [
+        {"tokens": ["Anna", "sings"], "ner_tags": ["B-person", "O"], "pos_tags": ["NOUN", "VERB"]} for _ in range(20)
+    ]
+    for name in ("a.jsonl", "a.csv", "a.parquet"):
+        reader = table(tmp_path, rows, name)
+        assert guess(reader) == Schema(task="tagging", text=("tokens",), label="ner_tags", labels=("B-person", "O"))
+        other = Schema(task="tagging", text=("tokens",), label="pos_tags", labels=("NOUN", "VERB"))
+        assert guess(reader, label="pos_tags") == guess(reader, label="pos_tags", text=("tokens",)) == other
+    renamed = [{"Wörter": row["tokens"], "Tags": row["ner_tags"]} for row in rows]
+    assert guess(table(tmp_path, renamed, "b.jsonl"), text=("Wörter",)).task == "tagging"
+    answers, gold = ({"text": [text], "answer_start": [0]} for text in ("Anna", "Anna sings."))
+    asked = [{"question": f"Who? {n}", "context": "Anna sings.", "answers": answers, "gold": gold} for n in range(9)]
+    reader = table(tmp_path, asked, "q.jsonl")
+    assert next(items(reader, guess(reader))).label == ((0, "Anna"),)
+    assert next(items(reader, guess(reader, label="gold"))).label == ((0, "Anna sings."),)
+
+
+def test_questions_of_a_squad_file_have_names_even_if_they_come_again(tmp_path: Path) -> None:
+    asked = [{"id": f"q{n % 4}", "question": "Who?", "answers": []} for n in range(9)]
+    (tmp_path / "a.json").write_text(json.dumps({"data": [{"paragraphs": [{"context": "Anna sings.", "qas": asked}]}]}))
+    reader = RowReader(tmp_path / "a.json", name="a.json")
+    assert guess(reader).id == "id"
+    assert "stands twice" in failure(reader, guess(reader)).what
+
+
+@pytest.mark.parametrize(
+    ("labels", "first"), [((0, 1, 2), 0), ((1, 2, 3), 1), ((1, 2), 0), ((0, 1, 2, 3), 0), ((3,) * 9 + (1,), 1)]
+)
+def test_choices_are_counted_from_one_where_the_last_is_named_and_none_is_0(
+    tmp_path: Path, labels: tuple[int, ...], first: int
+) -> None:
+    texts = ("One.", "Two.", "Three.")
+    given = [labels[n % len(labels)] for n in range(60)]
+    rows = [{"ctx": f"Which? {n}", "endings": [*texts], "gold": label} for n, label in enumerate(given)]
+    schema = guess(table(tmp_path, rows))
+    assert (schema.text, schema.first_choice) == (("ctx", "endings"), first)
+    rows = [
+        {"question": f"Which? {n}", "answer 1": "left", **{f"option{m}": text for m, text in enumerate(texts)},
+         "answer": label} for n, label in enumerate(given)
+    ]  # fmt: skip
+    schema = guess(table(tmp_path, rows, "b.csv"))
+    assert (schema.text, schema.first_choice) == (("question", "option0", "option1", "option2"), first)
+
+
+def test_what_is_no_choice_in_a_table_without_header(tmp_path: Path) -> None:
+    def rows(texts: int, *labels: object) -> list[list[object]]:
+        return [[*(f"The {m}. sentence of {n}" for m in range(texts)), labels[n % len(labels)]] for n in range(30)]
+
+    def task(*lines: list[object]) -> str:
+        return guess(csv_text(tmp_path, *lines)).task
+
+    assert task(*rows(4, 0, 1, 2)) == "choice"
+    assert task(*rows(4, 0, 0.5, 2)) == "regression"
+    assert task(*rows(3, 0, 1)) == "classification"  # two choices are rarer than three texts with a yes or no
+
+
+def test_texts_of_a_table_without_header(tmp_path: Path) -> None:
+    def texts(*lengths: int) -> tuple[str, ...]:
+        rows = [[*(f"{n:03} {'word ' * 99}"[:length] for length in lengths), n % 2] for n in range(40)]
+        return guess(csv_text(tmp_path, *rows)).text
+
+    assert texts(40, 30) == ("column 1", "column 2")
+    assert texts(100, 30) == ("column 1",)
+    assert texts(14, 9) == ("column 1",)  # too short for sentences
+
+
+def test_a_known_name_over_numbers_is_no_text(tmp_path: Path) -> None:
+    rows = [{"question": 1000 + n, "remark": f"It was number {n}.", "kind": "ab"[n % 2]} for n in range(40)]
+    assert guess(table(tmp_path, rows)).text == ("remark",)
+
+
+@pytest.mark.parametrize(
+    ("columns", "task", "text", "label"),
+    [
+        ({"bemerkung": "Das war ein guter Film", "entgegnung": "Nein, das war er nicht", "art": ["gut", "schlecht"]},
+         "classification", ("bemerkung",), "art"),  # longer by a letter, and names tell no pair
+        ({"text": "some words", "uid": ["a", "b"], "kind": ["x", "y", "z"]}, "classification", ("text",), "kind"),
+        ({"text": "some words", "first": ["a", "b"], "last": ["a", "b"]}, "classification", ("text",), "last"),
+        ({"text": "some words", "price": [n + 0.5 for n in range(2500)], "count": list(range(2500))},
+         "regression", ("text",), "price"),
+        ({"text": "some words", "words": [["a", "b", "c"]], "labels": [["x"], ["y"]]},
+         "multilabel", ("text",), "labels"),
+        ({"question": "Is it?", "context": "It was.", "answer": [["c"], *["yes", "no"] * 10]},
+         "classification", ("question", "context"), "answer"),
+        ({"text": "some words", "label": ["a|b", "c|d"]}, "multilabel", ("text",), "label"),
+        ({"text": "some words", "label": [*(["long " * 20 + ", y", "long " * 20 + ", z"] * 9), "y", "z"]},
+         "classification", ("text",), "label"),
+        ({"text": "some words", "label": list(range(2500))}, "regression", ("text",), "label"),
+    ],
+)  # fmt: skip
+def test_guesses_between_two_ways(
+    tmp_path: Path, columns: dict[str, object], task: str, text: tuple[str, ...], label: str
+) -> None:
+    def cell(value: object, n: int) -> object:
+        return value[n % len(value)] if isinstance(value, list) else f"{value} {n}"
+
+    rows = [{name: cell(value, n) for name, value in columns.items()} for n in range(2500)]
+    schema = guess(table(tmp_path, rows))
+    assert (schema.task, schema.text, schema.label) == (task, text, label)
+
+
+def test_several_labels_that_somebody_asked_for(tmp_path: Path) -> None:
+    rows = [{"text": f"text {n}", "label": ("a;b", "c;d")[n % 2]} for n in range(9)]
+    assert guess(table(tmp_path, rows), task="multilabel").labels == ("a", "b", "c", "d")
+
+
+def test_numbers_alone_are_no_texts(tmp_path: Path) -> None:
+    reader = table(tmp_path, [{"amount": 1.5 * n, "kind": "ab"[n % 2]} for n in range(40)])
+    with pytest.raises(BertworksError, match="no column looks like a text"):
+        guess(reader)
+
+
+def test_tags_that_are_a_mistake_are_no_labels(tmp_path: Path) -> None:
+    def labels(*tags: str) -> tuple[str, ...]:
+        return guess(table(tmp_path, [{"tokens": ["word"], "tags": [tag]} for tag in tags])).labels
+
+    assert labels(*["O"] * 90, *["B-person"] * 19, "0") == ("B-person", "O")
+    assert labels(*["NOUN"] * 9, "B-person", "O") == ("B-person", "NOUN", "O")
+
+
+def test_many_classes_can_be_asked_for(tmp_path: Path) -> None:
+    reader = table(tmp_path, [{"text": f"text {n}", "label": f"remark {n}"} for n in range(99)])
+    with pytest.raises(BertworksError, match="99 different values in 99 rows are no classes"):
+        guess(reader)
+    assert len(guess(reader, task="classification").labels) == 99
+    several = table(tmp_path, [{"text": f"text {n}", "label": f"remark {n}"} for n in range(2001)], "b.jsonl")
+    with pytest.raises(BertworksError, match="2,000 or more different values in 2,001 rows"):
+        guess(several)
+
+
+def test_one_number_and_a_mistake_are_told_by_the_mistake(tmp_path: Path) -> None:
+    reader = table(tmp_path, [{"text": f"text {n}", "score": "2.5" if n else "high"} for n in range(5)], "a.csv")
+    assert "holds 'high'" in failure(reader, guess(reader, task="regression")).what
+
+
+def test_a_prompt_alone_has_no_choices(tmp_path: Path) -> None:
+    reader = table(tmp_path, [{"prompt": f"text {n}", "label": n % 2} for n in range(9)])
+    with pytest.raises(BertworksError, match="there are no choices"):
+        guess(reader, task="choice", text=("prompt",))
+
+
 def test_numbers_as_labels_keep_their_text(tmp_path: Path) -> None:
     labels = pyarrow.array([0, 1, 10, 2, None] * 4, pyarrow.int64())
     texts = pyarrow.array([f"text {n}" for n in range(20)])
@@ -420,6 +562,8 @@ def test_texts_without_labels_are_guessed_from_the_beginning(tmp_path: Path) -> 
     assert (schema.task, schema.text) == ("choice", ("question", "choice0", "choice1"))
     same = table(tmp_path, [{"column": "a"}] * 10, "c.csv")
     assert guess(same, task="classification", labelled=False).text == ("column",)
+    (tmp_path / "d.jsonl").write_text('{"text": "a film"}\n' * 1000 + "no JSON\n")  # for whoever reads so far
+    assert guess(RowReader(tmp_path / "d.jsonl"), task="classification", labelled=False).text == ("text",)
 
 
 def test_empty_texts_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
@@ -440,6 +584,8 @@ def test_ids(tmp_path: Path) -> None:
     assert (found.where, found.what) == ("a.jsonl:151", "the id '7' of column 'id' stands twice; first at a.jsonl:8")
     assert [item.id for item in items(reader, schema, labelled=False)][:2] == ["0", "1"]
     assert guess(table(tmp_path, [{**row, "id": n % 9} for n, row in enumerate(rows)], "b.csv")).id is None
+    assert guess(table(tmp_path, [{**row, "id": n % 280} for n, row in enumerate(rows)], "c.csv")).id == "id"
+    assert guess(table(tmp_path, [{**row, "id": n % 4} for n, row in enumerate(rows[:5])], "d.csv")).id == "id"
 
 
 def test_misplaced_answers_are_told_and_no_error(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def guess_schema(
     columns = study(reader if labelled else itertools.islice(reader, _STUDIED_ROWS), reader.columns)
     if not any(column.rows for column in columns.values()):
         raise BertworksError("there are no rows", where=reader.name, fix="name a file that holds rows")
-    schema = _by_layout(reader, columns) or _by_columns(columns, tuple(text), label, task)
+    schema = _by_layout(reader, columns, tuple(text), label) or _by_columns(columns, tuple(text), label, task)
     if (task and schema.task != task) or (label and schema.label != label):
         schema = _by_columns(columns, tuple(text), label, task)
     if text or (not labelled and len(reader.columns) == 1):
@@ -90,7 +90,9 @@ def guess_schema(
     return schema, _reasons(schema, column, list(columns))
 
 
-def _by_layout(reader: RowReader, columns: dict[str, Column]) -> Schema | None:
+def _by_layout(
+    reader: RowReader, columns: dict[str, Column], text: tuple[str, ...], label: str | None
+) -> Schema | None:
     """Where the file's layout says it all."""
     if reader.kind == "squad":
         return Schema(task="qa", text=("question", "context"), label="answers")
@@ -100,9 +102,9 @@ def _by_layout(reader: RowReader, columns: dict[str, Column]) -> Schema | None:
         documents = columns["document"].high > 0
         label = "tags" if "tags" in columns else None
         return Schema(task="tagging", text=("tokens",), label=label, document="document" if documents else None)
-    if words := _find_words(columns):
+    if words := _find_words(columns, text, label):
         return Schema(task="tagging", text=words[:1], label=words[1])
-    if questions := _find_questions(columns):
+    if questions := _find_questions(columns, label):
         return Schema(task="qa", text=questions[:2], label=questions[2])
     return None
 
@@ -120,11 +122,10 @@ def _by_columns(columns: dict[str, Column], text: tuple[str, ...], label: str | 
             return Schema(task="choice", text=choices, label=right, first_choice=first)
     text = text or _find_texts(columns, (label,))
     label = label or _find_label(columns, text)
-    text = text or _find_texts(columns, (label,))
     if label is None:
         return Schema(task=task or "classification", text=text)
     column = columns[label]
-    separator = "" if column.listed else _separator_of(column, asked=task == "multilabel")
+    separator = _separator_of(column, asked=task == "multilabel")
     if task is None and (column.listed or separator):
         task = "multilabel"
     elif task is None:
@@ -195,7 +196,7 @@ def _check_labels(schema: Schema, column: Column, name: str, *, asked: bool) -> 
                     f"all {count} have the same label, {schema.labels[0]!r}" if schema.labels else "there is no label"
                 )
                 fix = "add rows with another label"
-            elif not asked and (column.many or (len(column.values) > MOST_CLASSES and not column.few())):
+            elif not asked and len(column.values) > MOST_CLASSES and not column.few():
                 what = f"{len(column.values):,}{' or more' * column.many} different values in {count} are no classes"
         case "regression":
             if column.low == column.high and column.numeric:
@@ -253,7 +254,7 @@ def _find_choices(columns: Mapping[str, Column]) -> tuple[str, ...]:
     if len(choices) < 2:
         lists = [known for known in _CHOICE_LISTS if known in by_name]
         choices = [by_name[known] for known in lists if columns[by_name[known]].listed][:1]
-    prompt = next((by_name[known] for known in PROMPTS if known in by_name and by_name[known] not in choices), None)
+    prompt = next((by_name[known] for known in PROMPTS if known in by_name), None)
     if choices and prompt is not None:
         return prompt, *choices
     return _choices_without_names(list(columns.values())) if _nameless(columns) else ()
@@ -314,21 +315,32 @@ def _find_id(columns: Mapping[str, Column]) -> str | None:
     return None
 
 
-def _find_words(columns: Mapping[str, Column]) -> tuple[str, str] | None:
-    """The columns with lists of words and of their tags; None if there are none of these."""
+def _find_words(columns: Mapping[str, Column], text: Sequence[str], label: str | None) -> tuple[str, str] | None:
+    """The columns with lists of words and of their tags; None if there are none of these.
+
+    Args:
+        text, label: what is known already.
+    """
     lists = {column.known_name: column for column in columns.values() if column.listed}
-    words = next((lists[name] for name in ("tokens", "words") if name in lists), None)
-    tags = [lists[name] for name in ("tags", "ner_tags", "pos_tags", "labels", "label") if name in lists]
+    wanted = [columns[name].known_name for name in text] or ["tokens", "words"]
+    words = next((lists[name] for name in wanted if name in lists), None)
+    known = [columns[label].known_name] if label else ["tags", "ner_tags", "pos_tags", "labels", "label"]
+    tags = [lists[name] for name in known if name in lists]
     return next(
         ((words.name, tag.name) for tag in tags if words and MOST <= tag.entries / max(1, words.entries) <= 1 / MOST),
         None,
     )
 
 
-def _find_questions(columns: Mapping[str, Column]) -> tuple[str, str, str] | None:
-    """The columns with questions, contexts and answers in them; None if there are none of these."""
+def _find_questions(columns: Mapping[str, Column], label: str | None) -> tuple[str, str, str] | None:
+    """The columns with questions, contexts and answers in them; None if there are none of these.
+
+    Args:
+        label: what is known already.
+    """
     known = {column.known_name: column for column in columns.values() if column.filled}
-    answers = next((known[name] for name in ("answers", "answer") if name in known), None)
+    wanted = [columns[label].known_name] if label else ["answers", "answer"]
+    answers = next((known[name] for name in wanted if name in known), None)
     if "question" in known and "context" in known and answers and answers.answers >= MOST * answers.filled:
         return known["question"].name, known["context"].name, answers.name
     return None
