@@ -302,8 +302,8 @@ def test_json_lines_and_arrays_keep_their_values(tmp_path: Path) -> None:
 
 def test_numbers_that_json_does_not_know(tmp_path: Path) -> None:
     """NaN is what tables have for nothing; what else there is stays as a text."""
-    write_rows(tmp_path / "a.jsonl", ["x", "y"], [{"x": math.nan, "y": [1.5, math.nan, {"z": -math.inf}]}])
-    assert (tmp_path / "a.jsonl").read_text() == '{"x": null, "y": [1.5, null, {"z": "-inf"}]}\n'
+    write_rows(tmp_path / "a.jsonl", ["x", "y"], [{"x": math.nan, "y": [1.5, (math.nan,), {"z": -math.inf}]}])
+    assert (tmp_path / "a.jsonl").read_text() == '{"x": null, "y": [1.5, [null], {"z": "-inf"}]}\n'
 
 
 def test_parquet(tmp_path: Path) -> None:
@@ -458,6 +458,21 @@ def test_values_that_are_no_strings(tmp_path: Path) -> None:
     assert values(tmp_path / "a.jsonl") == [*rows, {"z": 1}]
 
 
+def test_no_row_is_an_empty_line(tmp_path: Path) -> None:
+    """Which other readers pass over."""
+    write_rows(tmp_path / "a.csv", ["a"], [{"a": ""}, {"a": None}, {"a": "x"}])
+    assert list(csv.reader((tmp_path / "a.csv").read_text().splitlines())) == [["a"], [""], [""], ["x"]]
+
+
+def test_the_same_rows_are_the_same_bytes_whenever_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_rows(tmp_path / "a.csv.gz", ["a"], [{"a": "x"}])
+    monkeypatch.setattr("time.time", lambda: 1e9)
+    write_rows(tmp_path / "b.csv.gz", ["a"], [{"a": "x"}])
+    assert (tmp_path / "a.csv.gz").read_bytes() == (tmp_path / "b.csv.gz").read_bytes()
+
+
 def test_parquet_types_widen_as_rows_come(tmp_path: Path) -> None:
     rows: list[dict[str, object]] = [{"n": n, "late": None} for n in range(1200)]
     rows += [{"n": 0.5, "late": "text"}, {"n": None, "late": None}]
@@ -489,6 +504,8 @@ def test_what_cannot_be_written(tmp_path: Path) -> None:
     for name in ("a.csv", "a.parquet"):
         with pytest.raises(BertworksError, match="row 2 has the field 'b'"):
             write_rows(tmp_path / name, ["a"], [{"a": 1}, {"a": 2, "b": 3}])
+        with pytest.raises(BertworksError, match="row 1 has the field 'b'"):
+            write_rows(tmp_path / name, ["a"], [{"b": 1}])
     with pytest.raises(UsageError, match="stream"):
         write_rows("-", ["a"], [], kind="parquet")
     assert list(tmp_path.iterdir()) == []
