@@ -1,8 +1,10 @@
 """The page of a run: it shows the figures that were written, stands alone, and cannot be talked into anything else."""
 
+import hashlib
 import json
 import math
 import re
+from base64 import b64encode
 from html.parser import HTMLParser
 from itertools import pairwise
 from xml.etree import ElementTree
@@ -213,3 +215,19 @@ def test_a_line_that_no_run_writes_is_named(run, line):
 
 def test_the_same_run_gives_the_same_bytes(run):
     assert page_of(run) == page_of(run)
+
+
+def test_the_page_lets_its_own_script_run_and_no_other():
+    script = "document.title = 'ä';\n"
+    text = charts.page("name", "what", "summary", [], script=script)
+    digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'\"" in text
+    assert f"<script>{script}</script>" in text
+    assert "script" not in charts.page("name", "what", "summary", [])
+
+
+def test_a_table_of_figures_has_the_columns_that_any_row_has():
+    columns = [("step", "step", str), ("loss", "loss", str), ("grade", "grade", str)]
+    table = charts.figures("Figures", columns, [{"step": 1}, {"step": 2, "loss": 0.5}])
+    assert re.findall(r"<th>(.*?)</th>", table) == ["step", "loss"]
+    assert re.findall(r"<td>(.*?)</td>", table) == ["1", "", "2", "0.5"]
