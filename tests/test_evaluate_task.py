@@ -42,9 +42,8 @@ def test_the_figures_are_those_of_the_run(task: str, model: Path, tmp_path: Path
     dev = tmp_path / f"dev-{name}"
     dev.write_bytes(train.read_bytes())
     out = tmp_path / "out"
-    finetune(
-        train, model=model, dev=dev, output=out, device="cpu", overrides=["epochs=2", "optimizer.learning_rate=2e-3"]
-    )
+    settings = ["epochs=2", "optimizer.learning_rate=2e-3", "precision=fp32"]
+    finetune(train, model=model, dev=dev, output=out, device="cpu", overrides=settings)
     told = read_json(out / "result.json")
     found = evaluate_task(out, dev, device="cpu", errors=tmp_path / "errors.csv")
     assert (found["task"], found["rows"], found["mistakes"]) == (task, told["rows"], told["mistakes"])

@@ -36,7 +36,7 @@ def openai() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def server(model: Path) -> Iterator[Server]:
-    with process(str(model)) as running:
+    with process(str(model), "--precision", "fp32") as running:
         yield running
 
 
@@ -60,7 +60,7 @@ def drip(connection: socket.socket) -> None:
 @pytest.mark.parametrize("encoding", ["float", "base64", None])
 def test_openais_client_works_unchanged(openai: ModuleType, server: Server, model: Path, encoding: str | None):
     texts = ["good film", "sad dogs 😀"]
-    ours = Embedder(model, device="cpu", normalize=True).embed(texts)
+    ours = Embedder(model, device="cpu", normalize=True, precision="fp32").embed(texts)
     settings = {} if encoding is None else {"encoding_format": encoding}
     with openai.OpenAI(base_url=f"{server[1]}v1", api_key="none") as client:
         found = client.embeddings.create(model="text-embedding-3-small", input=texts, **settings)
