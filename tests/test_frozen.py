@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from bertworks.nn import frozen as of_nn
 from bertworks.nn.attention import attend, attend_in_runs
 from bertworks.nn.config import EncoderConfig
 from bertworks.nn.encoder import ACTIVATIONS, Encoder
@@ -55,10 +56,34 @@ def short(encoder: Encoder) -> Encoder | Frozen:
     return halved(encoder, encoder)
 
 
+def by_mkl(encoder: Encoder) -> Encoder | Frozen:
+    return single(encoder, True)
+
+
+def by_onednn(encoder: Encoder) -> Encoder | Frozen:
+    """As on AMD's processors."""
+    return single(encoder, False)
+
+
+def single(encoder: Encoder, at_home: bool) -> Encoder | Frozen:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(of_nn, "_mkl_is_at_home", lambda: at_home)
+        return in_float32(encoder)
+
+
+@pytest.mark.parametrize("processor", ["GenuineIntel", "AuthenticAMD"])
+def test_products_of_single_precision_are_left_to_mkl_but_on_amd(processor: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(of_nn.Path, "exists", lambda _: True)
+    monkeypatch.setattr(of_nn.Path, "read_text", lambda _: f"processor: 0\nvendor_id: {processor}\n")
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    assert of_nn._mkl_is_at_home.__wrapped__() is (processor == "GenuineIntel")
+
+
 @pytest.mark.parametrize(
     ("make", "lengths", "far", "nearest"),
     [
-        *((in_float32, n, 1e-5, 0.9999999) for n in ([12], [1], [5, 5, 9, 1, 5], MANY)),
+        *((make, n, 1e-5, 0.9999999) for make in (by_mkl, by_onednn) for n in ([12], [1], [5, 5, 9, 1, 5], MANY)),
         *(pytest.param(short, n, 2e-3, 0.99999, marks=fbgemm) for n in ([12], [1], [5, 5, 9, 1, 5], [FEW], [30, 34])),
         *(pytest.param(in_int8, n, 5e-2, 0.999, marks=whole_numbers) for n in ([12], [1], [5, 5, 9, 1, 5], MANY)),
         *(pytest.param(in_bfloat16, n, 3e-2, 0.9995, marks=bfloat16) for n in ([12], [1], [5, 5, 9, 1, 5], MANY)),
