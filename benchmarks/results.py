@@ -159,7 +159,8 @@ def once(kind: str, row: Row, seed: int, arguments: argparse.Namespace) -> bool:
     names = ("split", "train", "figures", "seconds", "step", "processor_seconds", "memory_mb")
     found = {name: found[name] for name in names if name in found}
     found |= {"seed": seed, "threads": arguments.threads, "commit": code}
-    found |= {name: provenance(())[name] for name in ("time", "cpu")}
+    told = provenance(())  # processors of one name may differ in what decides over the precision
+    found |= {"time": told["time"], "cpu": told["cpu"] + ", bf16" * ("avx512_bf16" in told["cpu_flags"])}
     if not arguments.quick:
         keep(kind, row.name, found)
     shutil.rmtree(folder)
@@ -240,9 +241,7 @@ def spread(runs: Sequence[Mapping[str, Any]], metric: str) -> str:
 
 def scores(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> str:
     lines = ["| data | command | seeds | score on dev, in per cent | processor minutes |", "|---|---|---|---|---|"]
-    every = [run for runs in known["ours"].values() for run in runs]
-    machines = dict(zip(dict.fromkeys(run["cpu"] for run in every), "ABCDEFGH", strict=False))
-    group = ""
+    machines, group = letters(known), ""
     for row in ROWS:
         runs = known["ours"].get(row.name)
         if not runs:
@@ -256,9 +255,15 @@ def scores(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> st
         lines.append(f"| {row.name}{about} | `{row.command}` | {len(runs)} | {shown} | {costs(runs, machines)} |")
     if missing := [row.name for row in ROWS if row.name not in known["ours"]]:
         lines += ["", f"Not run yet: {', '.join(missing)}."]
-    commits = ", ".join(sorted({run["commit"] for run in every}))
+    commits = ", ".join(sorted({run["commit"] for runs in known["ours"].values() for run in runs}))
     where = "; ".join(f"{letter}: {cpu}" for cpu, letter in machines.items())
     return "\n".join([*lines, "", f"At {commits or 'no commit yet'}. Processors: {where}."])
+
+
+def letters(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> dict[str, str]:
+    """The processors, each with a letter."""
+    every = [run["cpu"] for rows in known.values() for runs in rows.values() for run in runs]
+    return dict(zip(dict.fromkeys(every), "ABCDEFGH", strict=False))
 
 
 def costs(runs: Sequence[Mapping[str, Any]], machines: Mapping[str, str]) -> str:
@@ -279,6 +284,7 @@ def equal(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> str
         "| data | seeds | bertworks | transformers | difference | processor minutes | peak memory, MB |",
         "|---|---|---|---|---|---|---|",
     ]
+    machines = letters(known)
     for row in EQUAL_ROWS:
         mine, theirs = (known[kind].get(row.name) for kind in ("equal", "transformers"))
         if not mine or not theirs:
@@ -288,7 +294,9 @@ def equal(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> str
         difference = f"{a.mean - b.mean:+.1f}"
         if a.margin is not None and b.margin is not None:
             difference += f" ± {math.hypot(a.margin, b.margin):.1f}"
-        took = f"{minutes(mine):.1f}, {minutes(theirs):.1f}: {minutes(theirs) / minutes(mine):.1f} x"
+        both = ([[run for run in runs if run["cpu"] == cpu] for runs in (mine, theirs)] for cpu in machines)
+        pairs = [(machines[x[0]["cpu"]], minutes(x), minutes(y)) for x, y in both if x and y]
+        took = "; ".join(f"{letter} {x:.1f}, {y:.1f}: {y / x:.1f} x" for letter, x, y in pairs)
         memory = ", ".join(f"{statistics.fmean(run['memory_mb'] for run in runs):,.0f}" for runs in (mine, theirs))
         lines.append(
             f"| {row.name}, {metric.replace('_', ' ')} | {len(mine)}, {len(theirs)} | {spread(mine, metric)} "

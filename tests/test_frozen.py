@@ -243,3 +243,29 @@ def test_bf16_attention_with_a_mask_is_that_of_float64(length: int):
         poison()
         found = attend(*inputs, mask[:, None, None], 0.0)
     torch.testing.assert_close(found.double(), wanted, atol=3e-2, rtol=0)
+
+
+@pytest.mark.parametrize("size", [0.1, 1.0, 4.0, 17.0, 20.0, 1e3, 1e15])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_bf16_attention_of_small_and_of_vast_scores_is_that_of_float64(size: float, sign: int):
+    """Those of a token with itself are the only ones that are not 0."""
+    torch.manual_seed(0)
+    one = torch.eye(32).expand(2, 4, 32, 32) * size
+    inputs = [(one * sign).bfloat16(), one.bfloat16(), torch.randn(2, 4, 32, 32).bfloat16()]
+    q, k, v = (x.double() for x in inputs)
+    with torch.no_grad():
+        poison()
+        found = attend(*inputs, None, 0.0)
+    torch.testing.assert_close(found.double(), (q @ k.mT / 32**0.5).softmax(-1) @ v, atol=3e-2, rtol=0)
+
+
+def test_a_sequence_without_numbers_spoils_no_other_one_in_bf16():
+    torch.manual_seed(0)
+    layout, qkv = Layout.of([20, 20, 20]), torch.randn(60, 3, 4, 16).bfloat16()
+    spoilt = qkv.clone()
+    spoilt[25, 1, 2, 3] = torch.nan
+    with torch.no_grad():
+        wanted, found = attend_in_runs(qkv, layout), attend_in_runs(spoilt, layout)
+    others = [*range(20), *range(40, 60)]
+    assert found[20:40].isnan().any()
+    torch.testing.assert_close(found[others], wanted[others], atol=2e-2, rtol=0)
