@@ -3,6 +3,11 @@
 Every error that a user can cause is one of these two; anything else that reaches the command line is a bug of ours.
 """
 
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
 
 class BertworksError(Exception):
     """The data, a model or the machine does not allow it. The command line prints it and exits with 1.
@@ -28,3 +33,16 @@ class UsageError(BertworksError):
     """The command or the recipe was typed wrongly. The command line exits with 2."""
 
     exit_code = 2
+
+
+def listed(given: Iterable[_T], fix: str, what: str = "text") -> list[_T]:
+    """What a caller gave, as a list: of an array, of a column of a table, of whatever gives one after the other.
+
+    Raises:
+        UsageError: it is one `what`, or nothing of the kind. fix: what to type.
+    """
+    if isinstance(given, (str, bytes)):
+        raise UsageError(f"expected a list of {what}s, not one {what}", fix=fix)
+    if isinstance(given, Mapping) or not isinstance(given, Iterable):
+        raise UsageError(f"expected a list of {what}s, not {given!r:.60}", fix=fix)
+    return list(given)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -269,3 +270,35 @@ def test_a_sequence_without_numbers_spoils_no_other_one_in_bf16():
     others = [*range(20), *range(40, 60)]
     assert found[20:40].isnan().any()
     torch.testing.assert_close(found[others], wanted[others], atol=2e-2, rtol=0)
+
+
+@pytest.mark.parametrize("make", [by_mkl, by_onednn, pytest.param(in_bfloat16, marks=bfloat16)])
+def test_products_have_few_sizes_where_each_costs_a_program(
+    make: Callable[[Encoder], Encoder | Frozen], encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+):
+    """And what fills them up is nowhere to be seen."""
+    network, asked_of = make(encoder), torch.tensor([0, 3, 2])
+    assert isinstance(network, Frozen)
+    sizes, turned = set(), network._dense
+
+    def noted(linear: torch.nn.Linear, activation: str | None) -> Dense:
+        dense = turned(linear, activation)
+
+        def of_size(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+            sizes.add(len(x))
+            return dense(x, residual)
+
+        return of_size
+
+    monkeypatch.setattr(network, "_dense", noted)
+    lengths = [*range(4, 60, 3), *range(60, 99, 7)]
+    with torch.no_grad():
+        for length in lengths:
+            row = asked(length, 90, 99, 80, length)
+            states, some = network(*row), network(*row, asked_of)
+            assert {len(state) for state in states} == {2 * length + 269}
+            assert [len(state) for state in some] == [2 * length + 269] * SHAPE.num_hidden_layers + [3]
+    if make is by_mkl:
+        assert sizes == {3, *(2 * length + 269 for length in lengths)}
+    else:
+        assert sizes <= {3, *range(272, 513, 16)}

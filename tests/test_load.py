@@ -5,7 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +90,7 @@ def test_weights_are_read_and_kept_once_and_not_before_they_are_asked(
         return load_state(folder, config)
 
     monkeypatch.setattr("bertworks.files.opened.load_state", counted)
+    monkeypatch.setattr("bertworks.nn.frozen._mkl_is_at_home", lambda: True)  # else there are packed ones as well
     found = bw.load(folders[kind], device="cpu")
     assert found.can
     assert found.tokenizer.encode(TEXT).ids
@@ -129,6 +130,31 @@ def test_wrong_calls(folders: dict[str, Path], tmp_path: Path):
     for what, call in wrong.items():
         with pytest.raises(UsageError, match=re.escape(what)):
             call()
+
+
+@pytest.mark.parametrize("given", [iter, tuple, np.array, lambda texts: dict.fromkeys(texts).keys()])
+def test_texts_come_from_whatever_gives_one_after_the_other(
+    given: Callable[[list[str]], Iterable[str]], folders: dict[str, Path], tmp_path: Path
+):
+    texts, blanks = [TEXT, "a good film"], [BLANK, f"{BLANK} too"]
+    pretrained, tagger = (bw.load(folders[kind], device="cpu") for kind in ("pretrained", "tagger"))
+    np.testing.assert_array_equal(pretrained.embed(given(texts)), pretrained.embed(texts))
+    np.testing.assert_array_equal(bw.embed(folders["pretrained"], given(texts), device="cpu"), pretrained.embed(texts))
+    assert pretrained.fill(given(blanks)) == pretrained.fill(blanks)
+    assert pretrained.score(given(texts)) == pretrained.score(texts)
+    assert tagger.predict(given(texts)) == tagger.predict(texts)
+    index = bw.Index.create(tmp_path / "index", model=folders["pretrained"], device="cpu")
+    assert (index.add(given(texts), ids=["a", "b"]), len(index)) == (0, 2)
+    assert (index.delete(given(["a", "c"])), len(index)) == (1, 1)
+
+
+@pytest.mark.parametrize("given", [None, 3, {"text": "a good film"}, b"a good film"])
+def test_what_is_no_list_of_texts_is_told(given: object, folders: dict[str, Path], tmp_path: Path):
+    pretrained, tagger = (bw.load(folders[kind], device="cpu") for kind in ("pretrained", "tagger"))
+    index = bw.Index.create(tmp_path / "index", model=folders["pretrained"], device="cpu")
+    for call in (pretrained.embed, pretrained.fill, pretrained.score, tagger.predict, index.add, index.delete):
+        with pytest.raises(UsageError, match=r"expected a list of (texts|ids), not"):
+            call(given)
 
 
 def test_a_copy_is_the_model(folders: dict[str, Path], tmp_path: Path):

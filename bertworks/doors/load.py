@@ -1,13 +1,13 @@
 """One object for all that a model can do. Each kind of answer is that of its own room (`predict`, `embedder`, `fill`,
 `score`, `explain`), which is opened when it is first asked; nothing is computed here."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from bertworks.doors.convert import convert
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.files.foreign import architecture_of, parts_in
 from bertworks.files.model import read_weights
 from bertworks.files.opened import Opened
@@ -30,6 +30,7 @@ _WHY: dict[Ability, tuple[str, str]] = {  # what is missing, and what to do inst
     "score": ("it has no head for masked words", "load one that was pre-trained, such as bertworks.pretrain makes"),
     "predict": ("it was not fine-tuned for a task", "fine-tune it: bertworks.finetune(DATA, model=...)"),
 }
+_T = TypeVar("_T")
 
 
 class LoadedModel:
@@ -64,7 +65,7 @@ class LoadedModel:
         fills = "masked_lm" in parts_in(read_weights(within))
         return ("embed", "explain", *(("fill", "score") if fills else ()), *predicts)
 
-    def embed(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+    def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors:
         """The vector of each text, float32 [texts, dimension], as the model's own files say how; else the mean of its
         tokens. `Embedder` has other ways.
 
@@ -75,40 +76,40 @@ class LoadedModel:
             UsageError: one text and no list.
             BertworksError: only the model's answers were exported; its vectors are made in a way not known here.
         """
-        self._check("embed", texts)
+        texts = self._check("embed", texts)
         return self._embedder.embed(texts, prompt=prompt)
 
-    def fill(self, texts: Sequence[str], k: int = 5) -> list[list[list[Filling]]]:
+    def fill(self, texts: Iterable[str], k: int = 5) -> list[list[list[Filling]]]:
         """For each text, for each of its masks, the k most probable tokens.
 
         Raises:
             UsageError: one text and no list; k is not positive.
             BertworksError: a text without a mask; the model has no head for masked words.
         """
-        self._check("fill", texts)
+        texts = self._check("fill", texts)
         if k < 1:
             raise UsageError(f"k is {k}: expected 1 or more")
         return [self._filler(text, k) for text in texts]
 
-    def score(self, sentences: Sequence[str], *, within_word: bool = False) -> list[Score]:
+    def score(self, sentences: Iterable[str], *, within_word: bool = False) -> list[Score]:
         """The pseudo-log-likelihood of each sentence: see `bertworks.score`.
 
         Raises:
             UsageError: one sentence and no list.
             BertworksError: an empty sentence; the model has no head for masked words.
         """
-        self._check("score", sentences)
+        sentences = self._check("score", sentences)
         network, tokenizer = self._filler.model, self._filler.tokenizer
         return list(scores_of(network, tokenizer, sentences, within_word=within_word, precision=self._precision))
 
-    def predict(self, texts: Sequence[Any], *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
+    def predict(self, texts: Iterable[Any], *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
         """What a fine-tuned model says of each text: see `Predictor.predict`.
 
         Raises:
             UsageError: texts of another kind, or more than one answer of a model that gives only one.
             BertworksError: the model was not fine-tuned.
         """
-        self._check("predict", texts)
+        texts = self._check("predict", texts)
         return self._predictor.predict(texts, top_k=top_k, probabilities=probabilities)
 
     def explain(self, *texts: str, target: str | None = None, baseline: Literal["mask", "pad"] = "mask") -> Explanation:
@@ -131,7 +132,7 @@ class LoadedModel:
         for _ in convert(self.folder, folder):
             pass
 
-    def _check(self, asked: Ability, texts: Sequence[Any]) -> None:
+    def _check(self, asked: Ability, texts: Iterable[_T]) -> list[_T]:
         if asked not in self.can:
             why, instead = _WHY[asked]
             if asked in ("fill", "score") and self._opened.exported:
@@ -143,8 +144,7 @@ class LoadedModel:
             raise BertworksError(
                 f"this model cannot {asked}: {why}; it can {', '.join(self.can)}", where=str(self.folder), fix=instead
             )
-        if isinstance(texts, str):
-            raise UsageError("expected a list of texts, not one text", fix=f"{asked}([text])[0]")
+        return listed(texts, f"{asked}([text])[0]")
 
     @cached_property
     def _embedder(self) -> Embedder:

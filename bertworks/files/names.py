@@ -20,11 +20,15 @@ _MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"  # of weights in several files
 PAPERS = "README.md", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt"  # what people wrote of a model
-_WANTED = (
+_NETWORK = (
     "config.json", _WEIGHTS, _INDEX, "model-*.safetensors",
     "vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json",
-    "?_*/config.json", "?_*/model.safetensors", "task.json", *PAPERS,
+    "sentence_bert_config.json",
+)  # fmt: skip
+_PART = "?_*/"  # folders of a model of sentence-transformers, of which the first may hold the network
+_WANTED = (
+    *_NETWORK, *(_PART + name for name in _NETWORK), "modules.json", "config_sentence_transformers.json", "task.json",
+    *PAPERS,
 )  # fmt: skip
 _HUB_IDS = {  # names without an owner: Google's models are known by them since before there were owners
     _MINILM: "sentence-transformers/all-MiniLM-L6-v2",
@@ -110,7 +114,7 @@ def _fetch(hub_id: str, fetch: bool) -> Path:
             what = "this model is not on this machine, and nothing is fetched that nobody asked for"
             raise BertworksError(what, where=hub_id, fix=f"ask for it: --model {hub_id}") from error
         raise _not_fetched(hub_id, error) from error
-    if not any((folder / file).exists() for file in (_WEIGHTS, _INDEX)):
+    if not any(next(folder.glob(within + file), None) for within in ("", "0_*/") for file in (_WEIGHTS, _INDEX)):
         raise BertworksError(
             f"the model has no {_WEIGHTS} on the Hugging Face hub; other kinds of files, which can run any program "
             "when they are opened, are not fetched",

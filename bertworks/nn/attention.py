@@ -16,7 +16,7 @@ from bertworks.nn.linear import Linear
 _VECTOR = 32  # bf16 numbers that a processor's register holds
 _FEW = 48  # tokens: their attention is a matter of calling functions
 _MULTIPLE = 16  # of keys: beyond one the fused kernel takes them one by one
-_POWER = 80  # of 2: sums of so large ones, times a value, are far from the ends of bf16
+_POWER = 2.0**80  # sums of powers up to these, times a value, are far from the ends of bf16
 _LARGEST = 1e15  # number in a key or a value that is masked: of larger ones, and of none, the mask would make NaN
 
 
@@ -112,12 +112,13 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float) -> Te
 def _attend_soon(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """bf16 [N, L, d] each -> [N, L, d]. The softmax would take most of the time: here nothing is subtracted before the
     powers, for scores that allow it, and not the powers but what comes of them is divided by their sums."""
-    scores = torch.bmm(q * (q.shape[-1] ** -0.5 * math.log2(math.e)), k.transpose(1, 2))  # of 2, the sooner power
-    least, most = torch.aminmax(scores)
-    if not (least > -_POWER and most < _POWER):  # or no number
-        return torch.bmm(softmax_(scores.mul_(math.log(2))), v)
-    powers = scores.exp2_()
-    return torch.bmm(powers, v).div_(powers.sum(-1, keepdim=True))
+    q = q * (q.shape[-1] ** -0.5 * math.log2(math.e))  # for powers of 2, which are sooner
+    powers = torch.bmm(q, k.transpose(1, 2)).exp2_()
+    sums = powers.sum(-1, keepdim=True)
+    least, most = torch.aminmax(sums)
+    if not (least > 1 / _POWER and most < _POWER):  # or no number
+        return torch.bmm(softmax_(torch.bmm(q, k.transpose(1, 2)).mul_(math.log(2))), v)
+    return torch.bmm(powers, v).div_(sums)
 
 
 def softmax_(scores: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertworks.nn.attention import attend_in_runs
@@ -19,6 +20,7 @@ from bertworks.nn.layout import Layout
 FEW = 64  # tokens; with more of them arithmetic takes the time, and half-precision weights no longer help
 _LARGEST = 1e-2, 6e4  # weight of a matrix: half precision has few digits for smaller ones, and no larger ones
 _ROWS = 4096  # of a product, for which packed matrices are laid out
+_STEPS = 8, 32  # to multiples of which more rows than FEW are filled up: the least and the most
 _MOST, _ZERO = 127, 128  # whole numbers from -127 to 127; oneDNN wants none below 0, so 128 is added to those of inputs
 _LEAST = 1e-30  # a scale: of a row of zeros too
 _IN_PLACE: dict[str | None, Callable[[Tensor], Tensor]] = {
@@ -45,12 +47,14 @@ class _Layer(NamedTuple):
     down: Dense
 
     def __call__(self, x: Tensor, layout: Layout, rows: Tensor | None) -> Tensor:
-        """`Block.forward` in few calls."""
+        """`Block.forward` in few calls. `x` may have more rows than there are tokens."""
         first, second = self.block.attention_norm, self.block.feed_forward_norm
-        qkv = self.qkv(x).view(len(x), 3, self.block.attention.num_heads, -1)
+        qkv = self.qkv(x)[: len(layout.position_ids)].unflatten(1, (3, self.block.attention.num_heads, -1))
         context = attend_in_runs(qkv, layout).flatten(1)
         if rows is not None:
             context, x = context.index_select(0, rows), x.index_select(0, rows)
+        elif len(x) > len(context):
+            context = F.pad(context, (0, 0, 0, len(x) - len(context)))
         x = torch.layer_norm(self.output(context, x), first.normalized_shape, first.weight, first.bias, first.eps)
         x = self.down(self.up(x), x)
         return torch.layer_norm(x, second.normalized_shape, second.weight, second.bias, second.eps)
@@ -61,6 +65,8 @@ class Frozen(nn.Module):
 
     Args:
         few: more tokens than these are left to `rest`.
+        rounded: whether rows are filled up to one of few numbers of them. oneDNN writes a program for each size of a
+            product: that takes as long as a small product, and a thousand of them stay in memory.
     """
 
     def __init__(
@@ -70,10 +76,12 @@ class Frozen(nn.Module):
         dtype: torch.dtype,
         few: float = math.inf,
         rest: "Encoder | Frozen | None" = None,
+        *,
+        rounded: bool = False,
     ):
         super().__init__()
         self.encoder, self.config, self.training = encoder, encoder.config, encoder.training
-        self._dense, self._dtype, self._few, self._rest = dense, dtype, few, rest
+        self._dense, self._dtype, self._few, self._rest, self._rounded = dense, dtype, few, rest, rounded
         self._layers: list[_Layer] = []
 
     def forward(
@@ -87,10 +95,18 @@ class Frozen(nn.Module):
         layers = self._layers or [self._turned(cast(Block, block)) for block in self.encoder.blocks]
         self._layers = layers  # whole at once, and not looked at again below: several threads may be here
         with torch.autocast("cpu", enabled=False):  # it would look at every call
-            states = [self.encoder.embeddings(input_ids, layout, token_type_ids).to(self._dtype)]
+            states = [self._filled(self.encoder.embeddings(input_ids, layout, token_type_ids).to(self._dtype))]
+            asked = None if rows is None else self._filled(rows)
             for layer in layers:
-                states.append(layer(states[-1], layout, rows if layer is layers[-1] else None))
-        return states
+                states.append(layer(states[-1], layout, asked if layer is layers[-1] else None))
+        last = len(input_ids) if rows is None else len(rows)
+        return [*(state[: len(input_ids)] for state in states[:-1]), states[-1][:last]]
+
+    def _filled(self, x: Tensor) -> Tensor:
+        """Zeros after the rows, up to the next of few numbers: multiples of a power of 2."""
+        least, most = _STEPS
+        step = min(most, max(least, 1 << len(x).bit_length() - 5)) if self._rounded and len(x) > FEW else 1
+        return F.pad(x, (*(0, 0) * (x.dim() - 1), 0, -len(x) % step)) if len(x) % step else x
 
     def _turned(self, block: Block) -> _Layer:
         attention, inner = block.attention, block.feed_forward
@@ -107,7 +123,8 @@ def in_float32(encoder: Encoder) -> Encoder | Frozen:
     """The encoder in single precision: on a CPU a twentieth sooner, on one of AMD a sixth (AVX2) or twice (AVX-512)."""
     if next(encoder.parameters()).device.type != "cpu":
         return encoder
-    return Frozen(encoder, _single if _mkl_is_at_home() else _packed_single, torch.float32)
+    at_home = _mkl_is_at_home()
+    return Frozen(encoder, _single if at_home else _packed_single, torch.float32, rounded=not at_home)
 
 
 def halved(encoder: Encoder, rest: Encoder | Frozen) -> Encoder | Frozen:
@@ -126,7 +143,7 @@ def in_bfloat16(encoder: Encoder) -> Encoder | Frozen:
     """The encoder in bf16. On a processor that multiplies such matrices, states are bf16 throughout; sums and softmaxes
     are taken in single precision. The encoder itself stays as it was. Elsewhere its matrices are rounded."""
     if next(encoder.parameters()).device.type == "cpu" and multiplies_bfloat16():
-        return Frozen(encoder, _bfloat16, torch.bfloat16)
+        return Frozen(encoder, _bfloat16, torch.bfloat16, rounded=True)
     for part in encoder.modules():
         if isinstance(part, nn.Linear):
             part.bfloat16()
@@ -137,7 +154,7 @@ def in_int8(encoder: Encoder) -> Frozen:
     """The encoder with matrices in whole numbers of eight bits, for a processor that multiplies these. Weights have a
     scale for each output, inputs one for each token (Dettmers et al. 2022, section 2.1). Sums
     are exact, and all else is in single precision."""
-    return Frozen(encoder, _int8, torch.float32)
+    return Frozen(encoder, _int8, torch.float32, rounded=True)
 
 
 def multiplies_bfloat16() -> bool:

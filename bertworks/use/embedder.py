@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from bertworks.data.labelled import Unit
 from bertworks.data.masking import Example
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.files.model import weights_sha256
 from bertworks.files.opened import Opened, opened
 from bertworks.files.sentence import read_sentence, write_sentence
@@ -85,10 +85,14 @@ class Embedder:
             raise UsageError("an exported model gives its last layer alone", where=str(self.folder), fix=fix)
         keep_memory()
 
-    def embed(self, texts: Sequence[str], *, prompt: str | None = None) -> Vectors:
+    def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors:
         """float32 [texts, dimension]. A text's vector does not depend on its neighbours (in int8 hardly).
 
-        prompt: what is put before each; None: the model's default."""
+        prompt: what is put before each; None: the model's default.
+
+        Raises:
+            UsageError: one text and no list, or something is no text."""
+        texts = listed(texts, "embed([text])[0]")
         return np.concatenate([
             np.zeros((0, self.dimension), np.float32),
             *(self.portion(texts[start : start + AT_ONCE], prompt)[0] for start in range(0, len(texts), AT_ONCE)),
@@ -160,7 +164,7 @@ def _network(source: Opened, wanted: Choice) -> tuple[Encoder | Frozen | Exporte
 
 def embed(
     model: str | Path,
-    texts: Sequence[str],
+    texts: Iterable[str],
     *,
     pooling: Pooling | None = None,
     normalize: bool | None = None,
@@ -176,8 +180,7 @@ def embed(
         UsageError: one text and no list.
         BertworksError: no such model.
     """
-    if isinstance(texts, str):
-        raise UsageError("expected a list of texts, not one text", fix="embed(model, [text])[0]")
+    texts = listed(texts, "embed(model, [text])[0]")  # before the model is loaded
     return Embedder(model, pooling=pooling, normalize=normalize, device=device, precision=precision).embed(texts)
 
 

@@ -2,7 +2,7 @@
 (`indexing`)."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
@@ -12,7 +12,7 @@ from typing import Any, Literal, Self, TypedDict, get_args
 import numpy as np
 import torch
 
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.files.names import is_name, locate
 from bertworks.files.opened import Opened
 from bertworks.learn.ranking import DEPTH, Scores, best, fused
@@ -98,7 +98,7 @@ class Index:
 
     def add(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         ids: Sequence[str] | None = None,
         fields: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
@@ -112,8 +112,7 @@ class Index:
             UsageError: a text is empty, or there are more or fewer ids or fields than texts.
             BertworksError: another process writes, or the model is another one.
         """
-        if isinstance(texts, str):
-            raise UsageError("expected a list of texts, not one text", fix="add([text])")
+        texts = listed(texts, "add([text])")
         count = len(texts)
         if any(given is not None and len(given) != count for given in (ids, fields)):
             raise UsageError(f"there are {count} texts, and not as many ids or fields")
@@ -128,13 +127,12 @@ class Index:
         with self.stored.changing():
             return self.append(texts, ids, fields) if count else 0
 
-    def delete(self, ids: Sequence[str]) -> int:
+    def delete(self, ids: Iterable[str]) -> int:
         """Deletes documents, as far as they are there, and says how many were. Their texts stay on disk until
         `compact`."""
-        if isinstance(ids, str):
-            raise UsageError("expected a list of ids, not one id", fix="delete([id])")
+        gone = list(map(str, listed(ids, "delete([id])", "id")))
         with self.stored.changing():
-            return self.stored.delete(list(map(str, ids)))
+            return self.stored.delete(gone)
 
     def compact(self) -> None:
         """Writes the index anew: deleted documents are gone from the disk, and many small segments become few."""

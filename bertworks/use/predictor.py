@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from bertworks.data.labelled import Unit
 from bertworks.data.questions import Encoded, Reading
-from bertworks.errors import UsageError
+from bertworks.errors import UsageError, listed
 from bertworks.files.opened import Opened, opened
 from bertworks.files.task import TaskDescription, read_task
 from bertworks.learn.answers import Answer, Logits
@@ -91,7 +91,7 @@ class Predictor:
             for one, rows in zip(group, logits, strict=True):
                 yield one, decoding(one, rows)
 
-    def predict(self, texts: Sequence[Any], *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
+    def predict(self, texts: Iterable[Any], *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
         """What the model says of each text.
 
         One label: `label` and `score`, its probability. Several: `labels`. A number: `value`. Tagging: `tags`, one for
@@ -109,11 +109,9 @@ class Predictor:
         Raises:
             UsageError: texts of another kind, or more than one answer of a model that gives only one.
         """
-        if isinstance(texts, str):
-            raise UsageError("expected a list of texts, not one text", fix="predict([text])[0]")
         d = self.description
         shown = {raw: Shown.of_task(d, top_k, probabilities, raw) for raw in (False, d.task == "tagging")}
-        asked = [item_of(one, number, d) for number, one in enumerate(texts, 1)]
+        asked = [item_of(one, number, d) for number, one in enumerate(listed(texts, "predict([text])[0]"), 1)]
         return [shown[encoded.item.raw].of(answer) for encoded, answer in self.answers(asked)]
 
     def save(self, folder: str | Path) -> None:
