@@ -103,7 +103,7 @@ class Frozen(nn.Module):
         return [*(state[: len(input_ids)] for state in states[:-1]), states[-1][:last]]
 
     def _filled(self, x: Tensor) -> Tensor:
-        """Zeros after the rows, up to the next of few numbers: multiples of a power of 2."""
+        """[T, ...] -> [at least T, ...]: zeros after the rows, up to one of few numbers."""
         least, most = _STEPS
         step = min(most, max(least, 1 << len(x).bit_length() - 5)) if self._rounded and len(x) > FEW else 1
         return F.pad(x, (*(0, 0) * (x.dim() - 1), 0, -len(x) % step)) if len(x) % step else x
@@ -120,7 +120,8 @@ class Frozen(nn.Module):
 
 
 def in_float32(encoder: Encoder) -> Encoder | Frozen:
-    """The encoder in single precision: on a CPU a twentieth sooner, on one of AMD a sixth (AVX2) or twice (AVX-512)."""
+    """The encoder in single precision: on a CPU a twentieth sooner, on one of AMD twice as soon with AVX-512, whose
+    matrices are then in memory twice."""
     if next(encoder.parameters()).device.type != "cpu":
         return encoder
     at_home = _mkl_is_at_home()
