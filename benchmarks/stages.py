@@ -85,7 +85,7 @@ def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
     vars(embedder.tokenizer)["encode_batch"] = clock.around(embedder.tokenizer.encode_batch, "tokenise")
     clock.watch(encoder.embeddings, "embed")
     between = "attention: between the matrices"
-    vars(frozen)["attend_in_runs"] = clock.around(frozen.attend_in_runs, between)
+    vars(frozen)["attend_soon"] = clock.around(frozen.attend_soon, between)
     stages = {"qkv": "attention: matrices", "output": "attention: matrices"}
     stages |= {"up": "feed-forward: matrices and activation", "down": "feed-forward: matrices and activation"}
     network._layers = [

@@ -2,6 +2,7 @@
 beside them."""
 
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from bertworks.nn import frozen as of_nn
-from bertworks.nn.attention import attend, attend_in_runs
+from bertworks.nn.attention import attend, attend_soon
 from bertworks.nn.config import EncoderConfig
 from bertworks.nn.encoder import ACTIVATIONS, Encoder
 from bertworks.nn.frozen import FEW, Dense, Frozen, _int8, halved, in_bfloat16, in_float32, in_int8, multiplies_int8
@@ -229,47 +230,73 @@ def test_attention_in_runs_is_that_of_float64_one_by_one(dtype: torch.dtype, off
         wanted.append(((q @ k.mT / 4).softmax(-1) @ v).transpose(0, 1))
     with torch.no_grad():
         poison()
-        found = attend_in_runs(qkv, layout)
+        found = attend_soon(qkv, layout)
     torch.testing.assert_close(found.double(), torch.cat(wanted), atol=off, rtol=0)
 
 
 @pytest.mark.parametrize("length", [5, 31, 32, 96])
 def test_bf16_attention_with_a_mask_is_that_of_float64(length: int):
+    """That of training, whose gradients are tested elsewhere."""
     torch.manual_seed(length)
     inputs = [torch.randn(3, 4, length, 16).bfloat16() for _ in range(3)]
     mask = torch.arange(length) < torch.tensor([1, length - 2, length])[:, None]
     q, k, v = (x.double() for x in inputs)
     wanted = (q @ k.mT / 4).masked_fill(~mask[:, None, None], -torch.inf).softmax(-1) @ v
-    with torch.no_grad():
-        poison()
-        found = attend(*inputs, mask[:, None, None], 0.0)
+    poison()
+    found = attend(*inputs, mask[:, None, None], 0.0)
     torch.testing.assert_close(found.double(), wanted, atol=3e-2, rtol=0)
 
 
-@pytest.mark.parametrize("size", [0.1, 1.0, 4.0, 17.0, 20.0, 1e3, 1e15])
+@pytest.mark.parametrize("lengths", [[32, 32], [32, 23, 32, 27]])
+@pytest.mark.parametrize("size", [0.1, 1.0, 4.0, 19.0, 21.0, 1e3, 1e15])
 @pytest.mark.parametrize("sign", [1, -1])
-def test_bf16_attention_of_small_and_of_vast_scores_is_that_of_float64(size: float, sign: int):
+def test_bf16_attention_of_small_and_of_vast_scores_is_that_of_float64(size: float, sign: int, lengths: list[int]):
     """Those of a token with itself are the only ones that are not 0."""
     torch.manual_seed(0)
-    one = torch.eye(32).expand(2, 4, 32, 32) * size
-    inputs = [(one * sign).bfloat16(), one.bfloat16(), torch.randn(2, 4, 32, 32).bfloat16()]
-    q, k, v = (x.double() for x in inputs)
+    q, k = (torch.cat([torch.eye(n, 32) * by for n in lengths]) for by in (size * sign, size))
+    qkv = torch.stack([part[:, None].expand(-1, 4, -1) for part in (q, k, torch.randn(len(q), 32))], 1).bfloat16()
+    wanted = []
+    for part in qkv.double().split(lengths):
+        q, k, v = part.permute(1, 2, 0, 3)
+        wanted.append(((q @ k.mT / 32**0.5).softmax(-1) @ v).transpose(0, 1))
     with torch.no_grad():
         poison()
-        found = attend(*inputs, None, 0.0)
-    torch.testing.assert_close(found.double(), (q @ k.mT / 32**0.5).softmax(-1) @ v, atol=3e-2, rtol=0)
+        found = attend_soon(qkv, Layout.of(lengths))
+    torch.testing.assert_close(found.double(), torch.cat(wanted), atol=3e-2, rtol=0)
 
 
 def test_a_sequence_without_numbers_spoils_no_other_one_in_bf16():
     torch.manual_seed(0)
     layout, qkv = Layout.of([20, 20, 20]), torch.randn(60, 3, 4, 16).bfloat16()
+    assert layout.rectangles.sizes[0] == (2, 32)  # the first two are computed together
     spoilt = qkv.clone()
     spoilt[25, 1, 2, 3] = torch.nan
     with torch.no_grad():
-        wanted, found = attend_in_runs(qkv, layout), attend_in_runs(spoilt, layout)
+        wanted, found = attend_soon(qkv, layout), attend_soon(spoilt, layout)
     others = [*range(20), *range(40, 60)]
     assert found[20:40].isnan().any()
     torch.testing.assert_close(found[others], wanted[others], atol=2e-2, rtol=0)
+
+
+def test_rectangles_are_of_few_sizes_and_every_token_stands_in_one():
+    numbers, sizes = random.Random(5), set()
+    for _ in range(200):
+        longest = numbers.choice((6, 40, 128, 512))
+        lengths = [numbers.randint(1, longest) for _ in range(numbers.randint(1, 4000 // longest))]
+        layout = Layout.of(lengths)
+        found = layout.rectangles
+        assert torch.equal(found.tokens[found.places], torch.arange(sum(lengths)))
+        flat = torch.cat([part.flatten() for part in found.present])
+        assert torch.equal(found.places.sort().values, flat.nonzero()[:, 0])
+        firsts = set(layout.first.tolist())
+        for rows, part in zip(found.tokens.split([n * m for n, m in found.sizes]), found.present, strict=True):
+            for tokens, there in zip(rows.view(part.shape), part, strict=True):
+                assert tokens[0].item() in firsts
+                assert tokens[~there].eq(tokens[0]).all()
+                assert torch.equal(tokens[there], torch.arange(int(there.sum())) + tokens[0])
+        sizes.update(found.sizes)
+    assert all(count & (count - 1) == 0 and length % 16 == 0 for count, length in sizes)
+    assert 40 < len(sizes) < 120
 
 
 @pytest.mark.parametrize("make", [by_mkl, by_onednn, pytest.param(in_bfloat16, marks=bfloat16)])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from bertworks.nn.attention import attend, attend_in_runs
+from bertworks.nn.attention import attend, attend_soon
 from bertworks.nn.config import EncoderConfig
 from bertworks.nn.dropout import dropout
 from bertworks.nn.embeddings import Embeddings
@@ -329,7 +329,7 @@ def test_no_sequence_sees_the_next_one(lengths: list[int]):
     layout, qkv = Layout.of(lengths), torch.randn(sum(lengths), 3, 2, 8)
     qkv[:, 2] += torch.arange(sum(lengths))[:, None, None]
     with torch.no_grad():
-        found = attend_in_runs(qkv, layout)
+        found = attend_soon(qkv, layout)
     wanted = []
     for part in qkv.double().split(lengths):
         q, k, v = part.permute(1, 2, 0, 3)
@@ -342,8 +342,8 @@ def test_a_sequence_that_overflows_spoils_no_other(bad: float):
     torch.manual_seed(0)
     layout, qkv = Layout.of([13] * 5 + [14] * 6), torch.randn(149, 3, 2, 8)
     with torch.no_grad():
-        wanted = attend_in_runs(qkv, layout)
+        wanted = attend_soon(qkv, layout)
         qkv[65:79] = bad
-        found = attend_in_runs(qkv, layout)
+        found = attend_soon(qkv, layout)
     others = [*range(65), *range(79, 149)]
     torch.testing.assert_close(found[others], wanted[others])

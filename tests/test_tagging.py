@@ -377,7 +377,7 @@ print(next(line.split()[1] for line in open("/proc/self/status") if line.startsw
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_file(model: Path, tmp_path: Path) -> None:
     run(write_reviews(tmp_path / "reviews.csv"), tmp_path / "out", model, overrides=(*FAST, "epochs=1"))
-    # oneDNN keeps up to 1024 kernels, one for each size of batch that it met: some 50 MB that stop growing late.
+    # oneDNN keeps a program for each size of product that it met: there are few, but some are met late.
     quiet = os.environ | {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "0", "OMP_NUM_THREADS": "1"}
     peaks = []
     for count in (20_000, 60_000):

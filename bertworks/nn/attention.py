@@ -16,7 +16,7 @@ from bertworks.nn.linear import Linear
 _VECTOR = 32  # bf16 numbers that a processor's register holds
 _FEW = 48  # tokens: their attention is a matter of calling functions
 _MULTIPLE = 16  # of keys: beyond one the fused kernel takes them one by one
-_POWER = 2.0**80  # sums of powers up to these, times a value, are far from the ends of bf16
+_POWER = 2.0**100  # sums of powers up to these, times a value, are far from the ends of bf16
 _LARGEST = 1e15  # number in a key or a value that is masked: of larger ones, and of none, the mask would make NaN
 
 
@@ -40,7 +40,7 @@ class Attention(nn.Module):
             ends = layout.cu_seqlens, layout.cu_seqlens, layout.max_seqlen, layout.max_seqlen
             context: Tensor = varlen.varlen_attn(q, k, v, *ends)  # type: ignore[assignment]
         elif not (qkv.is_cuda or torch.is_grad_enabled()):
-            context = attend_in_runs(qkv, layout, p)
+            context = attend_soon(qkv, layout, p)
         else:
             context = attend_padded(qkv, [layout] if qkv.is_cuda else layout.groups, p)
         context = context.flatten(1)
@@ -70,9 +70,16 @@ def attend_padded(qkv: Tensor, groups: Sequence[Layout], p: float) -> Tensor:
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
-def attend_in_runs(qkv: Tensor, layout: Layout, p: float = 0.0) -> Tensor:
-    """[T, 3, heads, d] -> [T, heads, d], nothing padded, without gradients: a call for each run of sequences of one
-    length. Sorted batches have few."""
+def attend_soon(qkv: Tensor, layout: Layout, p: float = 0.0) -> Tensor:
+    """[T, 3, heads, d] -> [T, heads, d], without gradients, on a CPU."""
+    # In bf16 the fused kernel takes half as long again as plain products, save for few tokens.
+    if qkv.dtype == torch.bfloat16 and len(qkv) > _FEW and p == 0:
+        return _attend_in_rectangles(qkv, layout)
+    return _attend_in_runs(qkv, layout, p)
+
+
+def _attend_in_runs(qkv: Tensor, layout: Layout, p: float) -> Tensor:
+    """Nothing padded: a call for each run of sequences of one length. Sorted batches have few."""
     found = []
     for begin, count, length in layout.runs:
         rectangle = qkv[begin : begin + count * length].view(count, length, *qkv.shape[1:])
@@ -87,6 +94,41 @@ def attend_in_runs(qkv: Tensor, layout: Layout, p: float = 0.0) -> Tensor:
     return found[0] if len(found) == 1 else torch.cat(found)
 
 
+def _attend_in_rectangles(qkv: Tensor, layout: Layout) -> Tensor:
+    """bf16. oneDNN writes a program for each size of a product, which takes longer than the product of a small batch,
+    and keeps a thousand of them: here there are few sizes."""
+    heads, size = qkv.shape[2:]
+    sizes, tokens, present, places = layout.rectangles
+    qkv, context = qkv.flatten(1), qkv.new_empty(len(tokens), heads, size)
+    numbers = [count * length for count, length in sizes]
+    for part, out, (count, length), mask in zip(
+        tokens.split(numbers), context.split(numbers), sizes, present, strict=True
+    ):
+        q, k, v = qkv.index_select(0, part).view(count, length, 3, heads, size).permute(2, 0, 3, 1, 4)
+        _attend_by_powers(q, k, v, mask[:, None, :, None], out.view(count, length, heads, size).transpose(1, 2))
+    return context.index_select(0, places)
+
+
+def _attend_by_powers(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, out: Tensor) -> None:
+    """bf16 [B, heads, L, d] each; mask bool [B, 1, L, 1], True where there is a key. The softmax would take most of the
+    time: here nothing is subtracted before the powers, for scores that allow it, and not the powers but what comes of
+    them is divided by their sums, which come with it, from one more value that is 1."""
+    size = q.shape[-1]
+    q = torch.mul(q, size**-0.5 * math.log2(math.e), out=q.new_empty(q.shape))  # for powers of 2, which are sooner
+    values = v.new_empty(*v.shape[:-1], size + 1)
+    torch.mul(v, mask, out=values[..., :-1])
+    values[..., -1:] = mask
+    q, k, values = q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), values.flatten(0, 1)
+    context, sums = torch.bmm(torch.bmm(q, k).exp2_(), values).view(*v.shape[:-1], size + 1).split([size, 1], -1)
+    least, most = torch.aminmax(sums)
+    if least > 1 / _POWER and most < _POWER:  # not for what is no number either
+        torch.div(context, sums, out=out)
+        return
+    scores = torch.bmm(q, k).mul_(math.log(2)).view(*v.shape[:2], *q.shape[1:2], -1)
+    scores = softmax_(scores.masked_fill_(~mask.transpose(2, 3), -torch.inf))
+    out.copy_(torch.bmm(scores.flatten(0, 1), values[..., :-1]).view(v.shape))
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float) -> Tensor:
     """q, k, v [B, heads, L, d]; mask bool [B, 1, 1, L], True where there is a token -> [B, heads, L, d]. Without
     gradients it may also be what is added to the scores, and there may be more keys than queries.
@@ -94,31 +136,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float) -> Te
     `p` is the share of the attention probabilities that is dropped.
     """
     batch, heads, length, size = q.shape
-    many = q.dtype == torch.bfloat16 and batch * length > _FEW
-    if q.is_cuda or not (torch.is_grad_enabled() or many):
+    if q.is_cuda or not torch.is_grad_enabled():
         return F.scaled_dot_product_attention(q, k, v, mask, p)
-    # On a CPU the backward pass of the fused kernel costs several times as much as plain matrix products; and in bf16
-    # its forward pass costs half as much again, save for few tokens.
+    # On a CPU the backward pass of the fused kernel costs several times as much as plain matrix products.
     q, k, v = (t.reshape(batch * heads, length, size) for t in (q, k, v))
-    if mask is None and p == 0 and not torch.is_grad_enabled():
-        return _attend_soon(q, k, v).view(batch, heads, length, size)
     bias = None
     if mask is not None:
         bias = q.new_zeros(mask.shape).masked_fill_(~mask, -torch.inf).expand(batch, heads, 1, length).flatten(0, 1)
     context: Tensor = _Attend.apply(q, k, v, bias, round(p * LEVELS))  # type: ignore[no-untyped-call]
     return context.view(batch, heads, length, size)
-
-
-def _attend_soon(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """bf16 [N, L, d] each -> [N, L, d]. The softmax would take most of the time: here nothing is subtracted before the
-    powers, for scores that allow it, and not the powers but what comes of them is divided by their sums."""
-    q = q * (q.shape[-1] ** -0.5 * math.log2(math.e))  # for powers of 2, which are sooner
-    powers = torch.bmm(q, k.transpose(1, 2)).exp2_()
-    sums = powers.sum(-1, keepdim=True)
-    least, most = torch.aminmax(sums)
-    if not (least > 1 / _POWER and most < _POWER):  # or no number
-        return torch.bmm(softmax_(torch.bmm(q, k.transpose(1, 2)).mul_(math.log(2))), v)
-    return torch.bmm(powers, v).div_(sums)
 
 
 def softmax_(scores: Tensor) -> Tensor:

@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertworks.nn.attention import attend_in_runs
+from bertworks.nn.attention import attend_soon
 from bertworks.nn.encoder import Block, Encoder
 from bertworks.nn.layout import Layout
 
 FEW = 64  # tokens; with more of them arithmetic takes the time, and half-precision weights no longer help
 _LARGEST = 1e-2, 6e4  # weight of a matrix: half precision has few digits for smaller ones, and no larger ones
 _ROWS = 4096  # of a product, for which packed matrices are laid out
-_STEPS = 8, 32  # to multiples of which more rows than FEW are filled up: the least and the most
+_STEPS = 8, 64  # to multiples of which more rows than FEW are filled up: the least and the most
 _MOST, _ZERO = 127, 128  # whole numbers from -127 to 127; oneDNN wants none below 0, so 128 is added to those of inputs
 _LEAST = 1e-30  # a scale: of a row of zeros too
 _IN_PLACE: dict[str | None, Callable[[Tensor], Tensor]] = {
@@ -50,7 +50,7 @@ class _Layer(NamedTuple):
         """`Block.forward` in few calls. `x` may have more rows than there are tokens."""
         first, second = self.block.attention_norm, self.block.feed_forward_norm
         qkv = self.qkv(x)[: len(layout.position_ids)].unflatten(1, (3, self.block.attention.num_heads, -1))
-        context = attend_in_runs(qkv, layout).flatten(1)
+        context = attend_soon(qkv, layout).flatten(1)
         if rows is not None:
             context, x = context.index_select(0, rows), x.index_select(0, rows)
         elif len(x) > len(context):

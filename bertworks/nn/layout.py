@@ -10,11 +10,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby, pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 WASTE = 1000  # pairs of places without a token that cost as much as a group of their own
+_STEP = 16  # the length of a rectangle is a multiple of it
+_WASTE = 30_000  # pairs of places of a rectangle that lack a token, at most
+_PAIRS = 350_000  # of places in a rectangle, at most: what is computed for them stays near the processor
+
+
+class Rectangles(NamedTuple):
+    """Sequences of similar lengths as rectangles of few sizes, one after the other: P places in all."""
+
+    sizes: list[tuple[int, int]]  # sequences, a power of 2, and their padded length
+    tokens: Tensor  # int64 [P]: the token in a place; where there is none, the first one of the same sequence
+    present: list[Tensor]  # for each rectangle, bool [sequences, length]: where there is one
+    places: Tensor  # int64 [T]: the place of each token
 
 
 @dataclass(frozen=True)
@@ -77,6 +90,23 @@ class Layout:
         return found
 
     @cached_property
+    def rectangles(self) -> Rectangles:
+        """All sequences, the longest first, in rectangles. Asks the device."""
+        lengths, order = self.cu_seqlens.diff().long().sort(descending=True)
+        sizes = _sizes(lengths.tolist())
+        counts, padded = torch.tensor(sizes).T
+        padded = padded.repeat_interleave(counts)  # [B]
+        total = int(padded.sum())
+        sequence_ids = torch.arange(len(order)).repeat_interleave(padded, output_size=total)  # [P]
+        positions = torch.arange(total) - (padded.cumsum(0) - padded)[sequence_ids]
+        present = positions < lengths[sequence_ids]
+        tokens = self.first[order][sequence_ids] + positions * present
+        filled = present.nonzero()[:, 0]
+        places = torch.empty_like(self.position_ids).index_copy_(0, tokens[filled], filled)
+        parts = present.split([count * length for count, length in sizes])
+        return Rectangles(sizes, tokens, [part.view(size) for part, size in zip(parts, sizes, strict=True)], places)
+
+    @cached_property
     def groups(self) -> list[Layout]:
         """Neighbours that are better padded together than computed apart, as layouts of their own. Asks the device."""
         lengths = self.cu_seqlens.diff().tolist()
@@ -100,3 +130,20 @@ class Layout:
         """[B, max_seqlen, ...] -> [T, ...]."""
         x = x.flatten(0, 1)
         return x if self.is_uniform else x.index_select(0, self.slots)
+
+
+def _sizes(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """How to cut sequences, the longest first, into rectangles: sequences, a power of 2, and their padded length."""
+    found, begin = [], 0
+    while begin < len(lengths):
+        length = -(-lengths[begin] // _STEP) * _STEP
+        count, wasted = 1, length**2 - lengths[begin] ** 2
+        for shorter in lengths[begin + 1 : begin + max(1, _PAIRS // length**2)]:
+            wasted += length**2 - shorter**2
+            if wasted > _WASTE:
+                break
+            count += 1
+        count = 1 << count.bit_length() - 1
+        found.append((count, length))
+        begin += count
+    return found
