@@ -3,20 +3,28 @@
 from collections.abc import Sequence
 
 import torch
+from torch import nn
 
 from bertworks.data.batch import collate
 from bertworks.data.labelled import Unit
 from bertworks.learn.timing import time_step
+from bertworks.nn.blank import blank
 from bertworks.runs.finetuning import Finetuning
 
 CPU_TOKENS = 512  # of the steps that are timed: enough to be fast, few enough to be soon over
+_DEVIATION = 0.02  # any numbers take as long; to draw them as for a network that learns takes a second
 SECONDS = 0.5  # that are spent on it, or three steps
 
 
 def forecast(work: Finetuning, device: torch.device, processes: int = 1) -> float:
     """Seconds of the whole training, if it does not end early, with all looks at dev: from some steps of a network like
     it, on texts of all its lengths."""
-    network, recipe = work.network().to(device), work.recipe
+    recipe = work.recipe
+    with blank():
+        network = work.network()
+    network = network.to_empty(device=device)
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, std=_DEVIATION)
     sample = _spread(work.units, recipe.batch_size, recipe.micro_batch_tokens if device.type == "cuda" else CPU_TOKENS)
     batch = collate([one for unit in sample for one in unit]).to(device)
     learned, asked = map(_tokens, (work.units, [encoded.unit for encoded in work.dev]))
