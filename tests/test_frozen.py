@@ -16,7 +16,18 @@ from bertworks.nn import frozen as of_nn
 from bertworks.nn.attention import attend, attend_soon
 from bertworks.nn.config import EncoderConfig
 from bertworks.nn.encoder import ACTIVATIONS, Encoder
-from bertworks.nn.frozen import FEW, Dense, Frozen, _int8, halved, in_bfloat16, in_float32, in_int8, multiplies_int8
+from bertworks.nn.frozen import (
+    FEW,
+    Dense,
+    Frozen,
+    _int8,
+    halved,
+    in_bfloat16,
+    in_float32,
+    in_int8,
+    multiplies_bfloat16,
+    multiplies_int8,
+)  # fmt: skip
 from bertworks.nn.layout import Layout
 
 SHAPE = EncoderConfig(
@@ -67,6 +78,13 @@ def by_onednn(encoder: Encoder) -> Encoder | Frozen:
     return single(encoder, False)
 
 
+def int8_of_single(encoder: Encoder) -> Encoder | Frozen:
+    """As on a processor that does not multiply bf16."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(of_nn, "multiplies_bfloat16", lambda: False)
+        return in_int8(encoder)
+
+
 def single(encoder: Encoder, at_home: bool) -> Encoder | Frozen:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(of_nn, "_mkl_is_at_home", lambda: at_home)
@@ -87,7 +105,11 @@ def test_products_of_single_precision_are_left_to_mkl_but_on_amd(processor: str,
     [
         *((make, n, 1e-5, 0.9999999) for make in (by_mkl, by_onednn) for n in ([12], [1], [5, 5, 9, 1, 5], MANY)),
         *(pytest.param(short, n, 2e-3, 0.99999, marks=fbgemm) for n in ([12], [1], [5, 5, 9, 1, 5], [FEW], [30, 34])),
-        *(pytest.param(in_int8, n, 5e-2, 0.999, marks=whole_numbers) for n in ([12], [1], [5, 5, 9, 1, 5], MANY)),
+        *(
+            pytest.param(make, n, 5e-2, 0.999, marks=whole_numbers)
+            for make in (in_int8, int8_of_single)
+            for n in ([12], [1], [5, 5, 9, 1, 5], MANY)
+        ),
         *(pytest.param(in_bfloat16, n, 3e-2, 0.9995, marks=bfloat16) for n in ([12], [1], [5, 5, 9, 1, 5], MANY)),
     ],
 )
@@ -108,11 +130,12 @@ def test_states_are_those_of_the_encoder_in_float64(
         poison()
         found, some = frozen(*row), frozen(*row, rows)
     for a, b in zip(found, wanted, strict=True):
-        assert a.dtype == (torch.bfloat16 if make is in_bfloat16 else torch.float32)
+        in_half = make is in_bfloat16 or (make is in_int8 and multiplies_bfloat16())
+        assert a.dtype == (torch.bfloat16 if in_half else torch.float32)
         assert ((a.double() - b).norm(dim=-1) / b.norm(dim=-1)).max() < far
         assert torch.nn.functional.cosine_similarity(a.double(), b, dim=-1).min() > nearest
     assert some[-1].shape == (2, 64)
-    same = {in_bfloat16: 4e-2, in_int8: 0.2}.get(make, 1e-5)
+    same = {in_bfloat16: 4e-2, in_int8: 0.2, int8_of_single: 0.2}.get(make, 1e-5)
     torch.testing.assert_close(some[-1], found[-1][rows], atol=same, rtol=0)
 
 
@@ -139,6 +162,32 @@ def test_sums_of_whole_numbers_are_exact_and_every_token_has_its_own_scale():
     spoilt[4, 0] = torch.nan
     assert dense(spoilt)[4].isnan().all()
     assert torch.equal(dense(spoilt)[:4], dense(x)[:4])
+
+
+@whole_numbers
+@bfloat16
+def test_of_bf16_no_number_overflows_eight_bits_and_every_token_has_its_own_scale():
+    """Rows whose largest number is a little more than what their scale, which is rounded, allows for."""
+    torch.manual_seed(0)
+    linear = torch.nn.Linear(256, 64).requires_grad_(False)
+    x = torch.randn(4000, 256)
+    x = (x / x.abs().amax(1, keepdim=True) * torch.linspace(0.5, 4, 4000)[:, None]).bfloat16()
+    x[7], x[8] = 0.0, 1e30
+    wanted = x.double() @ linear.weight.double().T + linear.bias.double()
+    dense, residual = _int8(linear, None, torch.bfloat16), torch.randn(4000, 64).bfloat16()
+    poison()
+    found, added = dense(x), dense(x.clone(), residual)
+    assert found.dtype == added.dtype == torch.bfloat16
+    others = [i for i in range(4000) if i != 8]
+    for told, true in ((found, wanted), (added, wanted + residual.double())):
+        off = (told.double() - true)[others].norm(dim=1) / true[others].norm(dim=1)
+        assert off.max() < 2e-2
+    torch.testing.assert_close(found[8].double(), wanted[8], rtol=5e-2, atol=1e28)
+    torch.testing.assert_close(found[7], linear.bias.bfloat16(), rtol=0, atol=0)
+    spoilt = x.clone()
+    spoilt[4, 0] = torch.nan
+    assert dense(spoilt)[4].isnan().all()
+    assert torch.equal(dense(spoilt)[:4], found[:4])
 
 
 @pytest.mark.parametrize("instructions", ["AVX2", "AVX512_CORE"])

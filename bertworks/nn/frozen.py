@@ -153,9 +153,10 @@ def in_bfloat16(encoder: Encoder) -> Encoder | Frozen:
 
 def in_int8(encoder: Encoder) -> Frozen:
     """The encoder with matrices in whole numbers of eight bits, for a processor that multiplies these. Weights have a
-    scale for each output, inputs one for each token (Dettmers et al. 2022, section 2.1). Sums
-    are exact, and all else is in single precision."""
-    return Frozen(encoder, _int8, torch.float32, rounded=True)
+    scale for each output, inputs one for each token (Dettmers et al. 2022, section 2.1). Sums are exact, and all else
+    is in single precision, or, where this processor multiplies such matrices, in bf16."""
+    dtype = torch.bfloat16 if multiplies_bfloat16() else torch.float32
+    return Frozen(encoder, partial(_int8, dtype=dtype), dtype, rounded=True)
 
 
 def multiplies_bfloat16() -> bool:
@@ -233,13 +234,14 @@ def _bfloat16(linear: nn.Linear, activation: str | None) -> Dense:
     return dense
 
 
-def _int8(linear: nn.Linear, activation: str | None) -> Dense:
-    weight, bias, function = linear.weight.detach().float(), linear.bias.detach(), _IN_PLACE[activation]
+def _int8(linear: nn.Linear, activation: str | None, dtype: torch.dtype = torch.float32) -> Dense:
+    weight, bias, function = linear.weight.detach().float(), linear.bias.detach().to(dtype), _IN_PLACE[activation]
     scales = weight.abs().amax(1).clamp_min(_LEAST) / _MOST
-    multiplied = _whole((weight / scales[:, None]).round().to(torch.int8).contiguous(), scales)
+    multiplied = _whole((weight / scales[:, None]).round().to(torch.int8).contiguous(), scales, dtype)
+    most = _MOST if dtype == torch.float32 else _MOST - 1  # of rows: in bf16 they are rounded up by as much
 
     def dense(x: Tensor, residual: Tensor | None = None) -> Tensor:
-        scale = torch.maximum(x.amax(1, keepdim=True), -x.amin(1, keepdim=True)).clamp_min_(_LEAST).div_(_MOST)
+        scale = x.abs().amax(1, keepdim=True).clamp_min_(_LEAST).div_(most)
         x = x / scale if residual is None else x.div_(scale)
         y = multiplied(x.round_().to(torch.int8).bitwise_xor_(-_ZERO).view(torch.uint8))  # another first bit: 128 more
         if residual is not None:
@@ -249,14 +251,14 @@ def _int8(linear: nn.Linear, activation: str | None) -> Dense:
     return dense
 
 
-def _whole(weight: Tensor, scales: Tensor) -> Callable[[Tensor], Tensor]:
+def _whole(weight: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Callable[[Tensor], Tensor]:
     """int8 [outputs, inputs], as oneDNN keeps them, and a scale of each output -> what multiplies uint8 [T, inputs],
-    which are 128 too large, with them: float32 [T, outputs]."""
+    which are 128 too large, with them: [T, outputs] of that type."""
     packed, zeros = torch.ops.onednn.qlinear_prepack(weight, [_ROWS, weight.shape[1]]), torch.zeros_like(scales).long()
 
     def multiplied(rows: Tensor) -> Tensor:
         return torch.ops.onednn.qlinear_pointwise.default(  # type: ignore[no-any-return]
-            rows, 1.0, _ZERO, packed, scales, zeros, None, 1.0, 0, torch.float32, "none", [], ""
+            rows, 1.0, _ZERO, packed, scales, zeros, None, 1.0, 0, dtype, "none", [], ""
         )
 
     return multiplied
