@@ -227,12 +227,13 @@ Learning = Callable[[Watch], None]  # everything that counts; what was called be
 def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: int, quick: bool) -> Learning:
     import torch
 
+    from bertworks.learn.inference import examine
     from bertworks.learn.machine import MemoryWatch, keep_memory
     from bertworks.learn.optimization import make_optimizer
     from bertworks.learn.train import train
     from bertworks.runs.datasets import LabelledData
     from bertworks.runs.finetune import make_finetune_request, prepare
-    from bertworks.runs.finetuning import Finetuning
+    from bertworks.runs.finetuning import Finetuning, decoding_of
 
     _, schema = found.read("train")
     overrides = ("epochs=1",) if quick else ()
@@ -251,11 +252,15 @@ def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: i
         steps = train(
             network, optimizer, batches, work.optimizer, work.num_steps, precision=work.precision, seed=work.seed
         )
+
+        def answers() -> list[str]:
+            said, _ = examine(network, [encoded.unit for encoded in work.dev], work.precision)
+            decoding = decoding_of(p.description)
+            return [decoding(encoded, of_one)["label"] for encoded, of_one in zip(work.dev, said, strict=True)]
+
         for step in steps:
             memory.look()
-            watch(
-                step.number, batches.steps_per_epoch, lambda: [answer["label"] for answer in work.answers(network)[0]]
-            )
+            watch(step.number, batches.steps_per_epoch, answers)
 
     return learn
 
