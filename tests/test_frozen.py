@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,10 +26,10 @@ from bertworks.nn.frozen import (
     in_bfloat16,
     in_float32,
     in_int8,
-    multiplies_bfloat16,
     multiplies_int8,
 )  # fmt: skip
 from bertworks.nn.layout import Layout
+from bertworks.nn.linear import filled
 
 SHAPE = EncoderConfig(
     vocab_size=90, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=99
@@ -130,8 +131,7 @@ def test_states_are_those_of_the_encoder_in_float64(
         poison()
         found, some = frozen(*row), frozen(*row, rows)
     for a, b in zip(found, wanted, strict=True):
-        in_half = make is in_bfloat16 or (make is in_int8 and multiplies_bfloat16())
-        assert a.dtype == (torch.bfloat16 if in_half else torch.float32)
+        assert a.dtype == (torch.bfloat16 if make is in_bfloat16 else torch.float32)
         assert ((a.double() - b).norm(dim=-1) / b.norm(dim=-1)).max() < far
         assert torch.nn.functional.cosine_similarity(a.double(), b, dim=-1).min() > nearest
     assert some[-1].shape == (2, 64)
@@ -325,6 +325,33 @@ def test_a_sequence_without_numbers_spoils_no_other_one_in_bf16():
     others = [*range(20), *range(40, 60)]
     assert found[20:40].isnan().any()
     torch.testing.assert_close(found[others], wanted[others], atol=2e-2, rtol=0)
+
+
+@bfloat16
+@pytest.mark.parametrize("rows", [None, torch.arange(0, 140, 2)])
+def test_rows_that_fill_up_a_step_of_learning_change_nothing(
+    rows: torch.Tensor | None, encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+):
+    """Neither states nor gradients, of which those of norms and biases would see a row of zeros first."""
+    network, found, seen = Encoder(SHAPE).bfloat16().eval(), [], set()
+    network.load_state_dict(encoder.state_dict())
+    product = torch.ops.mkldnn._linear_pointwise.default
+    monkeypatch.setattr(
+        "bertworks.nn.linear.torch.ops.mkldnn._linear_pointwise",
+        SimpleNamespace(default=lambda x, *others: seen.add(len(x)) or product(x, *others)),
+    )
+    row, probe = asked(60, 60, 23), torch.randn(143 if rows is None else 70, 64)
+    for fill in (filled, lambda x: x):
+        monkeypatch.setattr("bertworks.nn.encoder.filled", fill)
+        poison()
+        states = network(*row, rows)
+        assert [len(state) for state in states] == [143] * 3 + [len(probe)]
+        network.zero_grad()
+        sum((state.float().square().mean() for state in states[:-1]), (states[-1].float() * probe).sum()).backward()
+        found.append([*states, *(p.grad.clone() for p in network.parameters() if p.grad is not None)])
+    assert seen == ({144, 143} if rows is None else {144, 143, 72, 70})
+    for a, b in zip(*found, strict=True):
+        assert (a.double() - b.double()).norm() <= 2e-2 * b.double().norm()
 
 
 def test_rectangles_are_of_few_sizes_and_every_token_stands_in_one():

@@ -30,9 +30,11 @@ class Attention(nn.Module):
         self.output = Linear(c.hidden_size, c.hidden_size)
 
     def forward(self, x: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
-        """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only."""
-        p = self.dropout if self.training else 0.0
-        qkv: Tensor = self.qkv(x).view(len(x), 3, self.num_heads, -1)  # [T, 3, heads, d]
+        """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only. Nobody sees what `x` has
+        beyond the layout's tokens, and zeros are its context."""
+        p, more = self.dropout if self.training else 0.0, len(x) - len(layout.position_ids)
+        qkv: Tensor = self.qkv(x)
+        qkv = (qkv[:-more] if more else qkv).unflatten(1, (3, self.num_heads, -1))  # [T, 3, heads, d]
         if p == 0 and _reads_packed(qkv):
             from torch.nn.attention import varlen  # brings torch's compiler along, which takes seconds to import
 
@@ -44,7 +46,11 @@ class Attention(nn.Module):
         else:
             context = attend_padded(qkv, [layout] if qkv.is_cuda else layout.groups, p)
         context = context.flatten(1)
-        return self.output(context if rows is None else context.index_select(0, rows))  # type: ignore[no-any-return]
+        if rows is not None:
+            context = context.index_select(0, rows)
+        elif more:
+            context = F.pad(context, (0, 0, 0, more))
+        return self.output(context)  # type: ignore[no-any-return]
 
 
 def _reads_packed(qkv: Tensor) -> bool:

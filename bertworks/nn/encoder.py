@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -13,7 +14,7 @@ from bertworks.nn.config import EncoderConfig
 from bertworks.nn.dropout import dropout
 from bertworks.nn.embeddings import Embeddings
 from bertworks.nn.layout import Layout
-from bertworks.nn.linear import Linear
+from bertworks.nn.linear import Linear, filled
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
@@ -73,6 +74,10 @@ class Encoder(nn.Module):
         last layer's work falls away.
         """
         states = [self.embeddings(input_ids, layout, token_type_ids)]
+        count, last = len(input_ids), len(input_ids if rows is None else rows)
+        filling = states[0].dtype == torch.bfloat16 and states[0].device.type == "cpu"
+        if filling:
+            states, rows = [filled(states[0])], None if rows is None else filled(rows)
         for number, block in enumerate(self.blocks):
             wanted = rows if number == len(self.blocks) - 1 else None
             if self.gradient_checkpointing and self.training:
@@ -81,7 +86,7 @@ class Encoder(nn.Module):
                 states.append(checkpoint(functional_call, block, copies, given, use_reentrant=False))
             else:
                 states.append(block(states[-1], layout, wanted))
-        return states
+        return [*(state[:count] for state in states[:-1]), states[-1][:last]] if filling else states
 
 
 def initialize(module: nn.Module, c: EncoderConfig) -> None:

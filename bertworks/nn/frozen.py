@@ -16,11 +16,10 @@ from torch import Tensor, nn
 from bertworks.nn.attention import attend_soon
 from bertworks.nn.encoder import Block, Encoder
 from bertworks.nn.layout import Layout
+from bertworks.nn.linear import FEW, filled
 
-FEW = 64  # tokens; with more of them arithmetic takes the time, and half-precision weights no longer help
 _LARGEST = 1e-2, 6e4  # weight of a matrix: half precision has few digits for smaller ones, and no larger ones
 _ROWS = 4096  # of a product, for which packed matrices are laid out
-_STEPS = 8, 64  # to multiples of which more rows than FEW are filled up: the least and the most
 _MOST, _ZERO = 127, 128  # whole numbers from -127 to 127; oneDNN wants none below 0, so 128 is added to those of inputs
 _LEAST = 1e-30  # a scale: of a row of zeros too
 _IN_PLACE: dict[str | None, Callable[[Tensor], Tensor]] = {
@@ -65,8 +64,8 @@ class Frozen(nn.Module):
 
     Args:
         few: more tokens than these are left to `rest`.
-        rounded: whether rows are filled up to one of few numbers of them. oneDNN writes a program for each size of a
-            product: that takes as long as a small product, and a thousand of them stay in memory.
+        rounded: whether rows are filled up to one of few numbers of them.
+        told: the type of the states that it gives, where that is another one than they are computed in.
     """
 
     def __init__(
@@ -78,10 +77,12 @@ class Frozen(nn.Module):
         rest: "Encoder | Frozen | None" = None,
         *,
         rounded: bool = False,
+        told: torch.dtype | None = None,
     ):
         super().__init__()
         self.encoder, self.config, self.training = encoder, encoder.config, encoder.training
         self._dense, self._dtype, self._few, self._rest, self._rounded = dense, dtype, few, rest, rounded
+        self._told = told or dtype
         self._layers: list[_Layer] = []
 
     def forward(
@@ -95,18 +96,13 @@ class Frozen(nn.Module):
         layers = self._layers or [self._turned(cast(Block, block)) for block in self.encoder.blocks]
         self._layers = layers  # whole at once, and not looked at again below: several threads may be here
         with torch.autocast("cpu", enabled=False):  # it would look at every call
-            states = [self._filled(self.encoder.embeddings(input_ids, layout, token_type_ids).to(self._dtype))]
-            asked = None if rows is None else self._filled(rows)
+            fill = filled if self._rounded else lambda x: x
+            states = [fill(self.encoder.embeddings(input_ids, layout, token_type_ids).to(self._dtype))]
+            asked = None if rows is None else fill(rows)
             for layer in layers:
                 states.append(layer(states[-1], layout, asked if layer is layers[-1] else None))
         last = len(input_ids) if rows is None else len(rows)
-        return [*(state[: len(input_ids)] for state in states[:-1]), states[-1][:last]]
-
-    def _filled(self, x: Tensor) -> Tensor:
-        """[T, ...] -> [at least T, ...]: zeros after the rows, up to one of few numbers."""
-        least, most = _STEPS
-        step = min(most, max(least, 1 << len(x).bit_length() - 5)) if self._rounded and len(x) > FEW else 1
-        return F.pad(x, (*(0, 0) * (x.dim() - 1), 0, -len(x) % step)) if len(x) % step else x
+        return [*(state[: len(input_ids)].to(self._told) for state in states[:-1]), states[-1][:last].to(self._told)]
 
     def _turned(self, block: Block) -> _Layer:
         attention, inner = block.attention, block.feed_forward
@@ -156,7 +152,7 @@ def in_int8(encoder: Encoder) -> Frozen:
     scale for each output, inputs one for each token (Dettmers et al. 2022, section 2.1). Sums are exact, and all else
     is in single precision, or, where this processor multiplies such matrices, in bf16."""
     dtype = torch.bfloat16 if multiplies_bfloat16() else torch.float32
-    return Frozen(encoder, partial(_int8, dtype=dtype), dtype, rounded=True)
+    return Frozen(encoder, partial(_int8, dtype=dtype), dtype, rounded=True, told=torch.float32)
 
 
 def multiplies_bfloat16() -> bool:

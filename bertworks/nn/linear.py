@@ -1,8 +1,19 @@
-"""A matrix and its bias. The only module that knows how a product learns."""
+"""A matrix and its bias. The only module that knows how a product learns, and how many rows it is given."""
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+FEW = 64  # rows; with more of them arithmetic takes the time
+_STEPS = 8, 64  # to multiples of which more rows are filled up: the least and the most
+
+
+def filled(x: Tensor) -> Tensor:
+    """[T, ...] -> [at least T, ...]: zeros after the rows, up to one of few numbers. For products by oneDNN, which
+    writes a program for each size: that takes as long as a small product, and a thousand of them stay in memory."""
+    least, most = _STEPS
+    step = min(most, max(least, 1 << len(x).bit_length() - 5)) if len(x) > FEW else 1
+    return F.pad(x, (*(0, 0) * (x.dim() - 1), 0, -len(x) % step)) if len(x) % step else x
 
 
 class Linear(nn.Linear):
