@@ -239,7 +239,8 @@ class Connection(asyncio.Protocol):
     """One that is kept. It knows as little of HTTP as tells a status: the load shares the cores of the server."""
 
     def __init__(self, url: str):
-        self.at, self.transport, self.received = urlsplit(url), None, b""
+        self.at, self.received = urlsplit(url), b""
+        self.transport: Any = None
         self.status: asyncio.Future[int]
 
     async def ask(self, method: str, path: str, body: bytes) -> int:

@@ -68,24 +68,23 @@ def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
         network = network._rest
     embedder._network, encoder = network, network.encoder
     tokens: list[int] = []
-    collate = inference.collate
+    inside = vars(inference)
+    collate, packed = inside["collate"], inside["packed_numbers"]
 
     def batch(examples: Any) -> Any:
         tokens.extend(len(example.input_ids) for example in examples)
         return collate(examples)
 
-    packed = inference.packed_numbers
     patches: dict[str, Callable[..., Any]] = {
         "collate": clock.around(batch, "batch"),
         "packed_numbers": clock.around(lambda *given: list(packed(*given)), "batch"),
-        "pool": clock.around(inference.pool, "pool"),
+        "pool": clock.around(inside["pool"], "pool"),
     }
-    for name, function in patches.items():
-        setattr(inference, name, function)
+    inside |= patches
     vars(embedder.tokenizer)["encode_batch"] = clock.around(embedder.tokenizer.encode_batch, "tokenise")
     clock.watch(encoder.embeddings, "embed")
     between = "attention: between the matrices"
-    vars(frozen)["attend_soon"] = clock.around(frozen.attend_soon, between)
+    vars(frozen)["attend_soon"] = clock.around(vars(frozen)["attend_soon"], between)
     stages = {"qkv": "attention: matrices", "output": "attention: matrices"}
     stages |= {"up": "feed-forward: matrices and activation", "down": "feed-forward: matrices and activation"}
     network._layers = [
