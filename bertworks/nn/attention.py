@@ -85,7 +85,8 @@ def attend_soon(qkv: Tensor, layout: Layout, p: float = 0.0) -> Tensor:
 
 
 def _attend_in_runs(qkv: Tensor, layout: Layout, p: float) -> Tensor:
-    """Nothing padded: a call for each run of sequences of one length. Sorted batches have few."""
+    """[T, 3, heads, d] -> [T, heads, d], nothing padded: a call for each run of sequences of one length. Sorted batches
+    have few."""
     found = []
     for begin, count, length in layout.runs:
         rectangle = qkv[begin : begin + count * length].view(count, length, *qkv.shape[1:])
@@ -101,8 +102,8 @@ def _attend_in_runs(qkv: Tensor, layout: Layout, p: float) -> Tensor:
 
 
 def _attend_in_rectangles(qkv: Tensor, layout: Layout) -> Tensor:
-    """bf16. oneDNN writes a program for each size of a product, which takes longer than the product of a small batch,
-    and keeps a thousand of them: here there are few sizes."""
+    """bf16 [T, 3, heads, d] -> [T, heads, d]. oneDNN writes a program for each size of a product, which takes longer
+    than the product of a small batch, and keeps a thousand of them: here there are few sizes."""
     heads, size = qkv.shape[2:]
     sizes, tokens, present, places = layout.rectangles
     qkv, context = qkv.flatten(1), qkv.new_empty(len(tokens), heads, size)
@@ -116,9 +117,9 @@ def _attend_in_rectangles(qkv: Tensor, layout: Layout) -> Tensor:
 
 
 def _attend_by_powers(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, out: Tensor) -> None:
-    """bf16 [B, heads, L, d] each; mask bool [B, 1, L, 1], True where there is a key. The softmax would take most of the
-    time: here nothing is subtracted before the powers, for scores that allow it, and not the powers but what comes of
-    them is divided by their sums, which come with it, from one more value that is 1."""
+    """All bf16 [B, heads, L, d], also `out`, which is written; mask bool [B, 1, L, 1], True where there is a key. The
+    softmax would take most of the time: here nothing is subtracted before the powers, for scores that allow it, and not
+    the powers but what comes of them is divided by their sums, which come with it, from one more value that is 1."""
     size = q.shape[-1]
     q = torch.mul(q, size**-0.5 * math.log2(math.e), out=q.new_empty(q.shape))  # for powers of 2, which are sooner
     values = v.new_empty(*v.shape[:-1], size + 1)

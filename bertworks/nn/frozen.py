@@ -237,7 +237,7 @@ def _int8(linear: nn.Linear, activation: str | None, dtype: torch.dtype = torch.
     most = _MOST if dtype == torch.float32 else _MOST - 1  # of rows: in bf16 they are rounded up by as much
 
     def dense(x: Tensor, residual: Tensor | None = None) -> Tensor:
-        scale = x.abs().amax(1, keepdim=True).clamp_min_(_LEAST).div_(most)
+        scale = _largest(x).clamp_min_(_LEAST).div_(most)
         x = x / scale if residual is None else x.div_(scale)
         y = multiplied(x.round_().to(torch.int8).bitwise_xor_(-_ZERO).view(torch.uint8))  # another first bit: 128 more
         if residual is not None:
@@ -245,6 +245,13 @@ def _int8(linear: nn.Linear, activation: str | None, dtype: torch.dtype = torch.
         return function(torch.addcmul(bias, y, scale))
 
     return dense
+
+
+def _largest(x: Tensor) -> Tensor:
+    """[T, n] -> [T, 1]: the largest absolute number of each row, in the way that is sooner by a third."""
+    if x.dtype == torch.bfloat16:
+        return x.abs().amax(1, keepdim=True)
+    return torch.maximum(x.amax(1, keepdim=True), -x.amin(1, keepdim=True))
 
 
 def _whole(weight: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Callable[[Tensor], Tensor]:
