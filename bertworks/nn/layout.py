@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-WASTE = 1000  # pairs of places without a token that cost as much as a group of their own
+WASTE = 8000  # pairs of places without a token that cost as much as a group of their own
 _STEP = 16  # the length of a rectangle is a multiple of it
 _WASTE = 30_000  # pairs of places of a rectangle that lack a token, at most
 _PAIRS = 350_000  # of places in a rectangle, at most: what is computed for them stays near the processor
