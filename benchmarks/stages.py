@@ -167,7 +167,7 @@ def ceiling() -> dict[str, float]:
     """FLOP/s of large matrix products, in the precisions that this machine has instructions for."""
 
     from bertworks.learn.machine import DTYPES, measure_matmul
-    from bertworks.nn.frozen import multiplies_bfloat16
+    from bertworks.nn.linear import multiplies_bfloat16
 
     known = {name: dtype for name, dtype in DTYPES.items() if name == "fp32" or multiplies_bfloat16()}
     return {name: measure_matmul(dtype, seconds=1.0) for name, dtype in known.items()}

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 
 from bertworks.errors import UsageError
-from bertworks.nn.frozen import multiplies_bfloat16
+from bertworks.nn.linear import multiplies_bfloat16
 
 Precision = Literal["fp32", "bf16"]  # of a network that learns
 InferencePrecision = Literal[Precision, "int8"]  # of one that answers

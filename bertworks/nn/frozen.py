@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from bertworks.nn.attention import attend_soon
 from bertworks.nn.encoder import Block, Encoder
 from bertworks.nn.layout import Layout
-from bertworks.nn.linear import FEW, filled
+from bertworks.nn.linear import FEW, filled, multiplies_bfloat16
 
 _LARGEST = 1e-2, 6e4  # weight of a matrix: half precision has few digits for smaller ones, and no larger ones
 _ROWS = 4096  # of a product, for which packed matrices are laid out
@@ -153,11 +153,6 @@ def in_int8(encoder: Encoder) -> Frozen:
     is in single precision, or, where this processor multiplies such matrices, in bf16."""
     dtype = torch.bfloat16 if multiplies_bfloat16() else torch.float32
     return Frozen(encoder, partial(_int8, dtype=dtype), dtype, rounded=True, told=torch.float32)
-
-
-def multiplies_bfloat16() -> bool:
-    """Whether this processor has instructions for it that oneDNN may use."""
-    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @cache

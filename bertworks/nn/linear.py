@@ -1,5 +1,7 @@
 """A matrix and its bias. The only module that knows how a product learns, and how many rows it is given."""
 
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,13 +18,20 @@ def filled(x: Tensor) -> Tensor:
     return F.pad(x, (*(0, 0) * (x.dim() - 1), 0, -len(x) % step)) if len(x) % step else x
 
 
+@cache
+def multiplies_bfloat16() -> bool:
+    """Whether this processor has instructions for it that oneDNN may use."""
+    return torch.backends.mkldnn.is_available() and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
 class Linear(nn.Linear):
-    """`torch.nn.Linear`, save that on a CPU, in bf16 and with gradients, the bias is added within the product: autograd
-    would spread it over a matrix as large as the result beforehand, which costs a fifth of the product."""
+    """`torch.nn.Linear`, save that on a CPU that multiplies bf16, in bf16 and with gradients, the bias is added within
+    the product: autograd would spread it over a matrix as large as the result beforehand, a fifth of the product."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] -> [..., out_features]."""
-        if x.dtype == self.weight.dtype == torch.bfloat16 and x.device.type == "cpu" and torch.is_grad_enabled():
+        learning = x.dtype == self.weight.dtype == torch.bfloat16 and torch.is_grad_enabled()
+        if learning and x.device.type == "cpu" and multiplies_bfloat16():
             return _Linear.apply(x, self.weight, self.bias)  # type: ignore[no-any-return, no-untyped-call]
         return F.linear(x, self.weight, self.bias)
 

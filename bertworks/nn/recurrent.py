@@ -1,6 +1,7 @@
 """A recurrent body: a vector for each token in, a vector for each token out, which knows all before and all behind it.
 Not here: where the vectors come from."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
@@ -15,7 +16,8 @@ def num_parameters(input_size: int, units: int, num_layers: int = 2) -> int:
 
 class Recurrent(nn.Module):
     """A bidirectional LSTM (Hochreiter and Schmidhuber 1997; Graves and Schmidhuber 2005), with the initialisation of
-    torch and without dropout.
+    torch and without dropout. It computes in the precision of its weights: torch has no LSTM in bf16 for processors
+    without instructions for that.
 
     units: of each direction, in each layer.
     """
@@ -28,6 +30,9 @@ class Recurrent(nn.Module):
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
         """[T, input_size] -> [T, 2 units]: forwards, then backwards."""
         lengths = layout.cu_seqlens.diff().cpu()
-        rectangle = pack_padded_sequence(layout.pad(x), lengths, batch_first=True, enforce_sorted=False)
-        states, _ = pad_packed_sequence(self.lstm(rectangle)[0], batch_first=True, total_length=layout.max_seqlen)
+        given = layout.pad(x).to(next(self.lstm.parameters()).dtype)
+        rectangle = pack_padded_sequence(given, lengths, batch_first=True, enforce_sorted=False)
+        with torch.autocast(x.device.type, enabled=False):
+            found, _ = self.lstm(rectangle)
+        states, _ = pad_packed_sequence(found, batch_first=True, total_length=layout.max_seqlen)
         return layout.unpad(states)
