@@ -413,6 +413,19 @@ def test_flipped_bytes_in_an_archive_never_escape_as_other_errors(tmp_path: Path
             assert read or refused
 
 
+def test_a_tar_archive_of_unix_v7_is_no_text(tmp_path: Path) -> None:
+    header = bytearray(tarfile.TarInfo("words.txt").tobuf(tarfile.USTAR_FORMAT)[:257] + bytes(255))  # no "ustar"
+    header[148:156] = b"%06o\0 " % sum(header[:148] + b" " * 8 + header[156:])
+    body = b"Words that look like any text. " * 33
+    write(tmp_path / "old.txt", bytes(header) + body)
+    write(tmp_path / "good.txt", body)
+    header[0] += 1  # its sum is wrong now: bytes like any others
+    write(tmp_path / "other.txt", bytes(header) + body)
+    found = report(tmp_path)
+    assert found.documents == 2
+    assert "old.txt (a tar archive; `tar xf FILE" in str(found.skipped_files.places)
+
+
 def test_what_is_not_text_is_skipped_and_named(tmp_path: Path) -> None:
     write(tmp_path / "good.txt", "Good words.")
     write(tmp_path / "picture.txt", bytes(range(256)) * 20)

@@ -167,6 +167,14 @@ def test_lengths_are_those_of_the_whole_text(task: Task, words: int) -> None:
     assert found.windows == (task != "classification")
 
 
+@pytest.mark.parametrize("words", [3, 50, 57, 58, 90, 200])
+def test_the_length_of_choices_is_that_of_the_longest_one(words: int) -> None:
+    prompt, *choices = (" ".join(random.Random(n).choices(FILLER, k=n)) for n in (words, 2, 4, 3))
+    found = looked([item(1, 0, prompt, *choices)], [item(2, 1, prompt, *choices)], "choice").lengths
+    assert found.longest == found.median == words + 4 + 3  # [CLS] and two [SEP]
+    assert found.too_long == (2 if words + 7 > 64 else 0)
+
+
 def test_the_picture_of_lengths_has_a_bar_for_each_bin() -> None:
     lengths = Lengths(width=2, counts=[0, 4, 8, 1], median=4, longest=90, max_length=64, too_long=1, windows=False)
     bars, axis, words = lengths.lines()

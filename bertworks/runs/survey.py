@@ -232,7 +232,10 @@ def _lengths(encoded: Sequence[Encoded], task: Task, tokenizer: Tokenizer, max_l
 
 def _length(one: Encoded, task: Task, tokenizer: Tokenizer) -> int:
     """Tokens of an item, special ones counted, had it been read in one piece."""
-    if task == "choice" or len(one.unit) == 1:
+    if task == "choice":  # its num_truncated is that of all choices together
+        prompt, *choices = map(len, tokenizer.ids(one.item.texts))
+        return prompt + max(choices) + 3
+    if len(one.unit) == 1:
         return longest(one.unit) + one.num_truncated
     if task == "tagging":
         return sum(map(len, tokenizer.ids(one.item.texts))) + 2

@@ -249,13 +249,20 @@ def not_text(head: bytes) -> tuple[str, str] | None:
     for first, what_and_fix in _OTHER_FORMATS.items():
         if head.startswith(first):
             return what_and_fix
-    if head[257:262] == b"ustar":
+    if head[257:262] == b"ustar" or _is_old_tar(head):
         return "a tar archive", "`tar xf FILE -C FOLDER` unpacks it; then name the folder"
     head = head[:8192]
     control = sum(head.count(byte) for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
     bad = head.decode("utf-8", "replace").count("\ufffd")
     binary = control > 0.3 * len(head) or (control > 0.02 * len(head) and bad > 0.1 * len(head))
     return ("not text", "") if binary else None
+
+
+def _is_old_tar(head: bytes) -> bool:
+    """Whether a header without a name of its format, as of Unix V7, has its own sum of bytes, told in octal digits and
+    counted as spaces."""
+    told, counted = head[148:156].strip(b" \0"), head[:148] + b" " * 8 + head[156:512]
+    return told != b"" and told.strip(b"01234567") == b"" and int(told, 8) == sum(counted)
 
 
 def nothing_there(path: Path) -> UsageError:
