@@ -40,7 +40,7 @@ from bertworks.rows.writer import write_rows
 from bertworks.runs.datasets import read_data, split
 from bertworks.runs.events import Event, duration
 from bertworks.runs.finetune import finetune_events, make_finetune_request, prepare
-from bertworks.runs.finetuning import Finetuning, balanced_weights
+from bertworks.runs.finetuning import WORDS, Finetuning, balanced_weights
 from bertworks.runs.run import Run
 from bertworks.runs.trials import plan_trials, run_trials
 from bertworks.use.evaluate import evaluate_task
@@ -431,6 +431,7 @@ def test_the_last_layers_begin_anew_and_the_first_do_not(model: Path, tmp_path: 
     learned = {name: value + 0.5 for name, value in work.beginning.model.state.items()}
     work.beginning = replace(work.beginning, model=work.beginning.model._replace(state=learned))
     begun = work.begin()[0].state_dict()
+    learned[WORDS] = work.shortlist.taken(learned[WORDS])
     kept = {name for name, value in begun.items() if name in learned and torch.equal(value, learned[name])}
     again = {name for name in begun if name.startswith(("encoder.blocks.1.", "pooler."))}
     assert kept == {name for name in begun if name.startswith("encoder.")} - again
@@ -700,7 +701,7 @@ def test_large_numbers_are_told_apart_in_bf16(model: Path, tmp_path: Path) -> No
         for precision in ("fp32", "bf16")
     )
     assert rounded == pytest.approx(exact, abs=1)
-    assert len(set(rounded)) == len(texts)
+    assert all(value % 8 for value in rounded)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -50,7 +50,7 @@ class PretrainingModel(nn.Module):
         states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, rows)[-1]
         states, first = states.split([len(batch.masked_positions), batch.layout.num_sequences])
         asked = self.masked_lm.transform(states)
-        words = self.encoder.embeddings.word.weight
+        words = self.encoder.embeddings.word.weight.to(asked.dtype)
         tallies = {"masked_lm": vocabulary_cross_entropy(asked, words, self.masked_lm.bias, batch.labels)}
         if self.pooler is not None and self.next_sentence is not None and batch.pair_labels is not None:
             pooled = self.pooler(first)

@@ -49,14 +49,16 @@ class Step:
 class Compute(nn.Module):
     """An objective in a precision. In bf16 the network computes on rounded copies of its parameters. The rounding is
     part of the graph, and so gradients arrive, accumulate and are applied in float32: the objective's own parameters
-    are the master weights. What is frozen stays as it is, and so does the head of a task."""
+    are the master weights. What is frozen stays as it is, and so do the head of a task, and tables, of which the rows
+    that are read are rounded."""
 
     def __init__(self, objective: nn.Module, precision: Precision):
         super().__init__()
         self.objective, self.dtype = objective, DTYPES[precision]
-        heads = tuple(f"{name}." for name, part in objective.named_modules() if isinstance(part, Head))
+        kept = nn.Embedding | Head
+        exact = tuple(f"{name}." for name, part in objective.named_modules() if isinstance(part, kept))
         learned = [name for name, p in objective.named_parameters() if p.requires_grad]
-        self.rounded = [name for name in learned if not name.startswith(heads)]
+        self.rounded = [name for name in learned if not name.startswith(exact)]
 
     def forward(self, batch: Batch) -> dict[str, Tally]:
         if self.dtype == torch.float32:

@@ -33,7 +33,7 @@ class Embeddings(nn.Module):
         # Of a model that was trained without pairs the second text is of the first's kind, as RoBERTa has it.
         types = torch.zeros_like(input_ids) if token_type_ids is None or kinds == 1 else token_type_ids
         # A row of the product table is position + segment: one small table, read once, instead of two large sums.
-        positions = self.position.weight[: layout.max_seqlen, None].to(self.token_type.weight.dtype)  # if it is frozen
-        places = (positions + self.token_type.weight).flatten(0, 1)
+        places = (self.position.weight[: layout.max_seqlen, None] + self.token_type.weight).flatten(0, 1)
         x = self.word(input_ids) + places.index_select(0, layout.position_ids * kinds + types)
+        x = x.to(self.norm.weight.dtype)  # tables may be kept in a higher precision than what is computed
         return dropout(self.norm(x), self.dropout if self.training else 0.0)

@@ -20,6 +20,7 @@ from bertworks.learn.features import width
 from bertworks.learn.finetuning import FinetuneRecipe
 from bertworks.learn.inference import examine
 from bertworks.learn.machine import Precision
+from bertworks.learn.shortlist import Shortlist
 from bertworks.learn.tasks import (
     Classification,
     MultiLabel,
@@ -33,6 +34,8 @@ from bertworks.nn.encoder import initialize
 from bertworks.nn.recurrent import num_parameters
 from bertworks.runs.judging import describe_scores, judge, metric_of
 from bertworks.text.tokenizer import Tokenizer
+
+WORDS = "encoder.embeddings.word.weight"  # the table of words in a state
 
 
 @dataclass(frozen=True)
@@ -63,20 +66,19 @@ class Finetuning:
         report: Callable[[Path], None],
     ):
         self.recipe, self.description, self.beginning = recipe, description, beginning
-        self.units, self.dev, self.precision, self.metric = (
-            units,
-            dev,
-            precision,
-            metric or metric_of(description.task, None, description.labels),
-        )
+        self.precision, self.metric = precision, metric or metric_of(description.task, None, description.labels)
+        c = beginning.model.config
+        # The network has a row for each token that it will meet; the folder has all of them.
+        self.shortlist = Shortlist([*units, *(encoded.unit for encoded in dev)], c.vocab_size)
+        self.units: list[Unit] = [self.shortlist.renumbered(unit) for unit in units]
+        self.dev = [encoded._replace(unit=self.shortlist.renumbered(encoded.unit)) for encoded in dev]
         self._card, self._report = card, report
         self.seed, self.optimizer = recipe.seed, recipe.optimizer
-        self.train_batches = LabelledBatches(units, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed)
+        self.train_batches = LabelledBatches(self.units, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed)
         self.num_steps = recipe.epochs * self.train_batches.steps_per_epoch
         self.evaluate_every = max(1, self.train_batches.steps_per_epoch // recipe.evaluations)
         self.save_every = recipe.save_every
-        rate = recipe.dropout
-        c = beginning.model.config
+        rate, c = recipe.dropout, replace(c, vocab_size=len(self.shortlist))
         self.config = c if rate < 0 else replace(c, hidden_dropout=rate, attention_dropout=rate)
         # What the network says to all dev items: at the last evaluation; in the state that the folder holds, if known.
         self._last: list[Logits] = []
@@ -98,6 +100,7 @@ class Finetuning:
         torch.manual_seed(self.recipe.seed)
         network, notes = self.blank(), []
         state = dict(self.beginning.model.state)
+        state[WORDS] = self.shortlist.taken(state[WORDS])
         if self.beginning.head:
             state |= self._head_by_name(self.beginning.head)
         else:
@@ -173,6 +176,7 @@ class Finetuning:
     def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
         state = {name: p.detach() for name, p in network.named_parameters()}
         b = self.beginning.model
+        state[WORDS] = self.shortlist.put_back(b.state[WORDS], state[WORDS])
         # The dropout of the training is not one of the model.
         save_model(folder, state, b.config, b.tokenizer, card=self._card(facts), head=settings_of(self.description))
         self.description.save(folder)

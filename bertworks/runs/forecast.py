@@ -27,7 +27,7 @@ def forecast(work: Finetuning, device: torch.device, processes: int = 1) -> floa
         nn.init.normal_(parameter, std=_DEVIATION)
     sample = _spread(work.units, recipe.batch_size, recipe.micro_batch_tokens if device.type == "cuda" else CPU_TOKENS)
     batch = collate([one for unit in sample for one in unit]).to(device)
-    learned, asked = map(_tokens, (work.units, [encoded.unit for encoded in work.dev]))
+    learned, asked = _tokens(work.units), _tokens([encoded.unit for encoded in work.dev])
     micro, update = time_step(network, recipe.optimizer, work.precision, batch, SECONDS)
     once = 0.0
     if network.features is not None and network.features.remember(work.units):

@@ -1,0 +1,87 @@
+"""A training on the rows of a table that its texts name is the training on all of them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from heads import CONFIG, example
+
+from bertworks.data.labelled import LabelledBatches, Unit
+from bertworks.learn.optimization import OptimizerConfig, make_optimizer
+from bertworks.learn.shortlist import Shortlist
+from bertworks.learn.tasks import Classification, TaskModel
+from bertworks.learn.train import train
+
+WORDS = "encoder.embeddings.word.weight"
+SETTINGS = OptimizerConfig(learning_rate=1e-3, weight_decay=0.5, warmup=0.1)
+
+
+def some_units(count: int = 24) -> list[Unit]:
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(3, 12, count).tolist()
+    return [[example("classification", length, 0, generator)] for length in lengths]
+
+
+def trained(network: TaskModel, units: Sequence[Unit], *, spoilt: int | None = None) -> dict[str, torch.Tensor]:
+    """The state after two epochs; one step's gradient is made no number, and so it is skipped."""
+    network.dropout = 0.0
+    batches = LabelledBatches(units, batch_size=8, micro_batch_tokens=64, seed=1)
+    steps = 2 * batches.steps_per_epoch
+    loop = train(network, make_optimizer(network, SETTINGS), batches, SETTINGS, steps)
+    for step in loop:
+        bias = network.classifier.bias  # type: ignore[union-attr]
+        if step.number == spoilt:
+            handle = bias.register_hook(lambda gradient: gradient * torch.nan)
+        elif step.number == (spoilt or -1) + 1:
+            handle.remove()
+            assert step.skipped.item() == 1
+    return {name: value.detach().clone() for name, value in network.state_dict().items()}
+
+
+@pytest.mark.parametrize("spoilt", [None, 2])
+def test_a_shortlist_learns_what_the_whole_table_does(spoilt: int | None) -> None:
+    units, task = some_units(), Classification(num_labels=3)
+    torch.manual_seed(0)
+    whole = TaskModel(CONFIG, task)
+    begun = {name: value.clone() for name, value in whole.state_dict().items()}
+    shortlist = Shortlist(units, CONFIG.vocab_size)
+    assert shortlist.has_witness
+    assert len(shortlist) < CONFIG.vocab_size
+    small = TaskModel(replace(CONFIG, vocab_size=len(shortlist)), task)
+    small.load_state_dict(begun | {WORDS: shortlist.taken(begun[WORDS])})
+    expected = trained(whole, units, spoilt=spoilt)
+    found = trained(small, [shortlist.renumbered(unit) for unit in units], spoilt=spoilt)
+    found[WORDS] = shortlist.put_back(begun[WORDS], found[WORDS])
+    assert not torch.allclose(expected[WORDS][shortlist.ids[-1]], begun[WORDS][shortlist.ids[-1]], rtol=1e-4)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7, msg=name)
+
+
+def test_the_numbers_of_a_shortlist_are_those_of_the_rows() -> None:
+    units, table = some_units(5), torch.randn(CONFIG.vocab_size, 4)
+    shortlist = Shortlist(units, CONFIG.vocab_size)
+    for unit in units:
+        (before,), (after,) = unit, shortlist.renumbered(unit)
+        assert torch.equal(shortlist.taken(table)[after.input_ids], table[before.input_ids])
+        assert after._replace(input_ids=before.input_ids) == before
+    assert torch.equal(shortlist.put_back(table, shortlist.taken(table)), table)  # to the last bit
+
+
+def test_where_texts_name_every_token_there_is_no_witness() -> None:
+    (first,) = some_units(1)[0]
+    everything = [first._replace(input_ids=np.arange(7))]
+    shortlist = Shortlist([everything], 7)
+    assert not shortlist.has_witness
+    assert shortlist.ids.tolist() == list(range(7))
+    table = torch.randn(7, 3)
+    assert torch.equal(shortlist.put_back(table, 2 * table), 2 * table)
+
+
+def test_a_row_of_zeros_tells_nothing_and_spoils_nothing() -> None:
+    (first,) = some_units(1)[0]
+    shortlist = Shortlist([[first._replace(input_ids=np.array([0, 2]))]], 4)
+    table = torch.ones(4, 2)
+    table[1] = 0
+    assert torch.equal(shortlist.put_back(table, shortlist.taken(table)), table)
