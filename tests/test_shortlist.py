@@ -52,7 +52,7 @@ def test_a_shortlist_learns_what_the_whole_table_does(spoilt: int | None) -> Non
     small = TaskModel(replace(CONFIG, vocab_size=len(shortlist)), task)
     small.load_state_dict(begun | {WORDS: shortlist.taken(begun[WORDS])})
     expected = trained(whole, units, spoilt=spoilt)
-    found = trained(small, [shortlist.renumbered(unit) for unit in units], spoilt=spoilt)
+    found = trained(small, shortlist.over(units), spoilt=spoilt)
     found[WORDS] = shortlist.put_back(begun[WORDS], found[WORDS])
     assert not torch.allclose(expected[WORDS][shortlist.ids[-1]], begun[WORDS][shortlist.ids[-1]], rtol=1e-4)
     for name, value in expected.items():
@@ -62,8 +62,13 @@ def test_a_shortlist_learns_what_the_whole_table_does(spoilt: int | None) -> Non
 def test_the_numbers_of_a_shortlist_are_those_of_the_rows() -> None:
     units, table = some_units(5), torch.randn(CONFIG.vocab_size, 4)
     shortlist = Shortlist(units, CONFIG.vocab_size)
-    for unit in units:
-        (before,), (after,) = unit, shortlist.renumbered(unit)
+    renumbered = shortlist.over(units)
+    assert len(renumbered) == len(units)
+    assert [unit[0].input_ids.tolist() for unit in renumbered[1:3]] == [
+        shortlist.renumbered(unit)[0].input_ids.tolist() for unit in units[1:3]
+    ]
+    for unit, again in zip(units, renumbered, strict=True):
+        (before,), (after,) = unit, again
         assert torch.equal(shortlist.taken(table)[after.input_ids], table[before.input_ids])
         assert after._replace(input_ids=before.input_ids) == before
     assert torch.equal(shortlist.put_back(table, shortlist.taken(table)), table)  # to the last bit

@@ -2,7 +2,8 @@
 A table is most of a network that knows many languages, and a small set of texts names few of its rows. Not here: how
 the others came to be (`text.vocabulary`)."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import overload
 
 import numpy as np
 import torch
@@ -34,6 +35,10 @@ class Shortlist:
         """The same sequences by the numbers of their tokens in this list."""
         return [example._replace(input_ids=self._numbers[example.input_ids]) for example in unit]
 
+    def over(self, units: Sequence[Unit]) -> Sequence[Unit]:
+        """All of them so, each when it is asked for: a second copy of all texts would take as much memory again."""
+        return _Renumbered(self, units)
+
     def taken(self, table: Tensor) -> Tensor:
         """[V, hidden] -> [S, hidden]."""
         return table[self.ids]
@@ -52,3 +57,20 @@ class Shortlist:
         was, now = table[self.ids[-1]].double(), learned[-1].double()
         size = was.square().sum().item()
         return (was * now).sum().item() / size if size else 1.0
+
+
+class _Renumbered(Sequence[Unit]):
+    def __init__(self, shortlist: Shortlist, units: Sequence[Unit]):
+        self._shortlist, self._units = shortlist, units
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    @overload
+    def __getitem__(self, number: int) -> Unit: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[Unit]: ...
+    def __getitem__(self, number: int | slice) -> Unit | Sequence[Unit]:
+        if isinstance(number, slice):
+            return _Renumbered(self._shortlist, self._units[number])
+        return self._shortlist.renumbered(self._units[number])

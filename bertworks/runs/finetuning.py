@@ -70,8 +70,10 @@ class Finetuning:
         c = beginning.model.config
         # The network has a row for each token that it will meet; the folder has all of them.
         self.shortlist = Shortlist([*units, *(encoded.unit for encoded in dev)], c.vocab_size)
-        self.units: list[Unit] = [self.shortlist.renumbered(unit) for unit in units]
+        self.units = self.shortlist.over(units)
         self.dev = [encoded._replace(unit=self.shortlist.renumbered(encoded.unit)) for encoded in dev]
+        first = [len(one.input_ids) for unit in units[:1000] for one in unit]
+        self._mean_length = sum(first) // len(first)
         self._card, self._report = card, report
         self.seed, self.optimizer = recipe.seed, recipe.optimizer
         self.train_batches = LabelledBatches(self.units, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed)
@@ -156,9 +158,7 @@ class Finetuning:
         return None
 
     def flops_per_token(self, step: int) -> float:
-        length = sum(len(one.input_ids) for unit in self.units[:1000] for one in unit)
-        length //= sum(len(unit) for unit in self.units[:1000])
-        c, units = self.config, self.recipe.recurrent_units
+        c, units, length = self.config, self.recipe.recurrent_units, self._mean_length
         if units:  # of the LSTM alone: what the encoder says is computed once
             return 6.0 * num_parameters(width(c), units)
         everything = self.description.task == "qa"
