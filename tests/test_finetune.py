@@ -324,6 +324,11 @@ def test_documents_stay_whole_where_they_are_context(whole: bool, tmp_path: Path
     found = read_data(tmp_path / "d.conll", whole_documents=whole)
     train, dev = ({item.document for item in part} for part in (found.train, found.dev))
     assert train.isdisjoint(dev) == whole
+    note = f"sentences of {len(train & dev)} documents are on both sides"
+    assert any(line.startswith(note) and "--group document" in line for line in found.notes) != whole
+    (tmp_path / "dev.conll").write_text(f"-DOCSTART- O\n\n{sentences}")
+    apart = read_data(tmp_path / "d.conll", dev=tmp_path / "dev.conll")  # a document 1 is in both, and is not the same
+    assert not any("both sides" in line for line in apart.notes)
 
 
 def test_labels_of_rows_without_text_are_none(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def read_data(
         notes += [f"judged on {dev}: {len(judged):,} rows", *other.notes]
     else:
         train, judged, note = _divided(found, schema, groups, fold, path)
-        notes.append(note)
+        notes += [note, *_torn(train, judged, schema)]
     if empty.count:
         notes.append(f"rows without text are left out: {empty}")
     train, more = _learnable(train, schema)
@@ -109,6 +109,17 @@ def _divided(
     aside = set(folds(found, schema, groups, count)[number])
     train, judged = [x for n, x in enumerate(found) if n not in aside], [found[n] for n in sorted(aside)]
     return train, judged, f"judged on part {number + 1} of {count}: {len(judged):,} of the {len(found):,} rows"
+
+
+def _torn(train: Sequence[Item], judged: Sequence[Item], schema: Schema) -> list[str]:
+    """What is to be said of documents that are learned from and judged on."""
+    both = {item.document for item in train} & {item.document for item in judged} - {""}
+    if not both or schema.document is None:
+        return []
+    return [
+        f"sentences of {len(both):,} documents are on both sides, and names come again in a document: new ones get lower "
+        f"scores; --group {schema.document} keeps each on one side"
+    ]
 
 
 def _learnable(train: list[Item], schema: Schema) -> tuple[list[Item], list[str]]:
