@@ -117,8 +117,8 @@ def _torn(train: Sequence[Item], judged: Sequence[Item], schema: Schema) -> list
     if not both or schema.document is None:
         return []
     return [
-        f"sentences of {len(both):,} documents are on both sides, and names come again in a document: new ones get lower "
-        f"scores; --group {schema.document} keeps each on one side"
+        f"sentences of {len(both):,} documents are on both sides, and names come again in a document: new ones get "
+        f"lower scores; --group {schema.document} keeps each on one side"
     ]
 
 
