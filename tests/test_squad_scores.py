@@ -234,5 +234,7 @@ def test_the_verb_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "p.json: the answer to 'where' is 1, not a string\n  fix: " in capsys.readouterr().err
     assert main(words) == 2
     assert "--predictions" in capsys.readouterr().err
-    assert main([*words, "--predictions", str(tmp_path / "nowhere.json")]) == 1
-    assert "nowhere.json" in capsys.readouterr().err
+    assert main([*words, "--predictions", str(tmp_path / "pp.json")]) == 2
+    said = capsys.readouterr().err
+    assert "pp.json: there is no such file or folder\n" in said
+    assert f"did you mean {tmp_path / 'p.json'}?" in said

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from bertworks.errors import BertworksError
 from bertworks.learn.squad_scores import Question, Unit, Version, evaluate, missing, unit_of
 from bertworks.rows.reader import RowReader
-from bertworks.text.streams import Repairs, open_lines
+from bertworks.text.streams import Repairs, nothing_there, open_lines
 
 _JUDGED_CHARACTERS = 1 << 20  # of contexts, by which the unit is told
 
@@ -107,6 +107,8 @@ def _probabilities(given: str | Path | Mapping[str, float]) -> Mapping[str, floa
 
 
 def _read_object(path: str | Path) -> dict[str, Any]:
+    if not Path(path).exists():
+        raise nothing_there(Path(path))
     repairs = Repairs()
     with open_lines(Path(path), str(path), repairs) as reader:
         text = "\n".join(line for _, line in reader.lines())
