@@ -244,7 +244,7 @@ def _int8(linear: nn.Linear, activation: str | None, dtype: torch.dtype = torch.
 
 def _largest(x: Tensor) -> Tensor:
     """[T, n] -> [T, 1]: the largest absolute number of each row. The bits of bf16 without their sign are in the order
-    of what they stand for, and whole numbers are compared three times as soon."""
+    of what they stand for, and whole numbers are compared in half the time."""
     if x.dtype == torch.bfloat16:
         return x.view(torch.int16).bitwise_and(0x7FFF).amax(1, keepdim=True).view(torch.bfloat16)
     return torch.maximum(x.amax(1, keepdim=True), -x.amin(1, keepdim=True))
