@@ -2,7 +2,7 @@
 
     make bench-peers       installs the others, each into an environment of its own (peers.txt)
     python benchmarks/inference.py [--works minilm base sst2 query alone] [--contenders NAME ...] [--rounds 3]
-                                   [--texts 2000] [--base-texts 500] [--threads N] [--long] [--quick]
+                                   [--texts 2000] [--base-texts 500] [--threads N] [--quick]
                                    [--profile] [--show] [--avx2]
 
 All get the same real texts and give their answers in the same order; what they give is compared with transformers in
@@ -14,8 +14,9 @@ that glibc keeps, and threads that soon sleep. Contenders that are not installed
                    which takes every n-th text only
     sst2           the probabilities of two labels for the dev set of SST-2: BERT-Base, random weights
     query          one text of 12 tokens after the other; and seconds from nothing to the first vector
-    alone          bertworks only: how soon commands answer, tokens/s of more and more and of longer and longer texts
-                   (a million with --long), and where the time goes. --profile: only this last one, published nowhere
+    alone          bertworks only: how soon commands answer, tokens/s of more and more texts, of up to a million
+                   sentences, and of longer and longer texts, and where the time goes. --profile: only this last one,
+                   published nowhere
 
 After every round of a work its figures, and where they come from, are in results/inference/WORK.json, and the page
 shows all that is there: works can be measured one by one, and whoever stops keeps what was done. --show: only the page.
@@ -52,7 +53,7 @@ AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2", "MKL_ENABLE
         "CT2_FORCE_CPU_ISA": "AVX2"}  # fmt: skip
 STORE = HERE / "results" / "inference"
 WORKS = ("minilm", "base", "sst2", "query", "alone")
-GROWTH, LONG = (1_000, 10_000, 100_000), 1_000_000
+GROWTH = {"texts": (1_000, 10_000, 100_000), "sentences of 12 tokens": (1_000, 10_000, 100_000, 1_000_000)}
 QUICK_TEXTS = 24
 
 
@@ -93,7 +94,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--base-texts", type=int, default=500)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--peers", type=Path, default=HERE / ".peers", help="where `make bench-peers` installed them")
-    parser.add_argument("--long", action="store_true", help="also a million texts: hours")
     parser.add_argument("--quick", action="store_true", help="does it run? one round, few texts, a tiny network")
     parser.add_argument("--profile", action="store_true", help="only where the time of bertworks goes")
     parser.add_argument("--avx2", action="store_true", help="as on a machine without AVX-512 and AMX")
@@ -266,6 +266,12 @@ class Bench:
     def ceiling(self) -> dict[str, float]:
         return self.stages("ceiling")
 
+    def growth(self, model: str, texts: Sequence[str]) -> dict[str, Any]:
+        source = self.scratch / "texts.jsonl"
+        source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        found, tokens = self.stages("growth", model=model, source=str(source)), sum(self.lengths(texts))
+        return {**found, "tokens": tokens, "tokens_per_second": tokens / found["seconds"]}
+
     def profile(self, ceiling: float) -> dict[str, Any]:
         texts = real_texts(QUICK_TEXTS if self.arguments.quick else self.arguments.texts, self.lengths)
         return self.stages("profile", model=str(self.minilm), texts=self.write("profile", texts), ceiling=ceiling)
@@ -274,21 +280,19 @@ class Bench:
         begin, ceilings = time.perf_counter(), [self.ceiling()]
         ceiling = max(ceilings[0].values())
         quick, model = self.arguments.quick, str(self.minilm)
-        counts = (10, 20) if quick else (*GROWTH, *[LONG] * self.arguments.long)
-        texts = real_texts(max(counts), self.lengths)
-        grown = {}
-        for count in counts:
-            source = self.scratch / "texts.jsonl"
-            source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts[:count]))
-            grown[str(count)] = self.stages("growth", model=model, source=str(source))
-            tokens = sum(self.lengths(texts[:count]))
-            grown[str(count)] |= {"tokens": tokens, "tokens_per_second": tokens / grown[str(count)]["seconds"]}
-            print(f"alone   {count:,} texts", file=sys.stderr, flush=True)
-        some = self.write("lengths", texts[:1000])
+        grown, texts = {}, real_texts(max(GROWTH["texts"]), self.lengths)
+        given = dict(zip(GROWTH, (texts, queries(max(GROWTH["texts"]), self.lengths)), strict=True))
+        for kind, counts in GROWTH.items():
+            for count in (10, 20) if quick else counts:
+                some = [given[kind][n % len(given[kind])] for n in range(count)]
+                grown[f"{count:,} {kind}"] = self.growth(model, some)
+                print(f"alone   {count:,} {kind}", file=sys.stderr, flush=True)
         work = {
             "start": self.stages("start", model=model, filled=str(self.filled), times=1 if quick else 5),
             "growth": grown,
-            "lengths": self.stages("lengths", model=model, texts=some, tokens=1024 if quick else 32_768),
+            "lengths": self.stages(
+                "lengths", model=model, texts=self.write("lengths", texts[:1000]), tokens=1024 if quick else 32_768
+            ),
             "profile": self.profile(ceiling),
         }
         about = {"rounds": 1, "ceilings": ceilings, "ceiling": ceiling, "absent": []}

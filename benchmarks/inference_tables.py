@@ -74,8 +74,8 @@ def start_table(found: dict[str, float]) -> list[str]:
 
 def growth_table(alone: dict[str, Any]) -> list[str]:
     lines = ["| **`bertworks embed`, as it grows** | tokens/s | memory MB | GFLOP/s |", "|---|---|---|---|"]
-    for count, one in alone["growth"].items():
-        lines.append(f"| {int(count):,} texts | {one['tokens_per_second']:,.0f} | {one['memory_mb']:,.0f} | |")
+    for what, one in alone["growth"].items():
+        lines.append(f"| {what} | {one['tokens_per_second']:,.0f} | {one['memory_mb']:,.0f} | |")
     for length, one in alone["lengths"].items():
         lines.append(
             f"| texts of {length} tokens | {one['tokens_per_second']:,.0f} | | {one['flops_per_second'] / 1e9:,.0f} |"
