@@ -1,0 +1,55 @@
+"""A server under the load of another process: as much as it can, three times that, and less. Long."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from served import process, stop
+
+from bertworks.files.names import locate
+
+LOAD = Path(__file__).parents[1] / "benchmarks" / "serving.py"
+Kinds = dict[str, list[float]]
+
+
+def asked(url: str, rate: float, seconds: float) -> tuple[Kinds, dict[str, Any]]:
+    """Milliseconds of each kind of answer. Rate 0: 64 clients, each as often as it is answered."""
+    command = [sys.executable, str(LOAD), "--load", url, "/embed", str(rate), str(seconds)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found["milliseconds"], found
+
+
+def resident(number: int) -> int:
+    """Bytes."""
+    return int(Path(f"/proc/{number}/statm").read_text().split()[1]) * 4096
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read as Linux tells it")
+def test_everybody_is_answered_or_told_to_come_later() -> None:
+    body = {"inputs": ["a cat", "an engine, and what else there is to be said of it"]}
+    with process(str(locate("minilm")), "--precision", "fp32") as (running, url):
+        before = httpx.post(f"{url}embed", json=body, timeout=60).json()
+        warm, found = asked(url, 0, 6)
+        assert set(warm) == {"200", "health"}
+        capacity, memory = len(warm["200"]) / found["seconds"], []
+        for _ in range(3):
+            crowd, found = asked(url, 3 * capacity, 10)
+            assert set(crowd) == {"200", "429", "health"}  # and none without an answer
+            assert len(crowd["200"]) + len(crowd["429"]) == found["asked"]
+            memory.append(resident(running.pid))
+        few, found = asked(url, 0.3 * capacity, 10)
+        assert set(few) == {"200", "health"}
+        assert len(few["200"]) == found["asked"]
+        assert memory[2] < 1.1 * memory[1]  # what was needed once is kept, and no more
+        after = httpx.post(f"{url}embed", json=body, timeout=60).json()
+        np.testing.assert_allclose(after, before, atol=1e-5)
+        code, _, log = stop(running)
+    assert code == 0
+    assert not [line for line in log if line["level"] == "error"]
