@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 PEERS := benchmarks/.peers
 INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 
-.PHONY: help demo test check bench bench-peers docs clean
+.PHONY: help demo test check size bench bench-peers docs clean
 
 help:
 	@echo "make demo    install, then pre-train and fine-tune on the English that comes with Python (at most 10 minutes)"
 	@echo "make test    install what the tests need, then run all but the slow ones, with branch coverage"
 	@echo "make check   format, lint, types, and the shape of the house"
+	@echo "make size    print the lines of code of each package"
 	@echo "make bench   run every file of benchmarks/ (long)"
 	@echo "make bench-peers  install what benchmarks/inference.py compares with, each into an environment of its own (4 GB)"
 	@echo "make docs    write docs/commands.md and docs/python.md anew from the code"
@@ -27,6 +28,9 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_structure.py tests/test_public_names.py
+
+size:
+	@$(PYTHON) tools/size.py
 
 bench: $(VENV)/.bench $(PEERS)/.installed
 	@for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done

@@ -18,8 +18,8 @@ import faiss
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.learn.ranking import best
-from bertworks.learn.whitening import normalized
+from bertworks.inference.whitening import normalized
+from bertworks.retrieval.ranking import top_k
 
 QUERIES, K = 100, 10
 Search = Callable[[NDArray[np.float32]], NDArray[np.int64]]
@@ -37,7 +37,7 @@ def main() -> None:
     count, dimension = documents.shape
     print(f"{count:,} vectors of {dimension}, {a.threads} threads")
 
-    truth = show("numpy, exact", queries, lambda query: best(documents @ query, K), 0.0)
+    truth = show("numpy, exact", queries, lambda query: top_k(documents @ query, K), 0.0)
     kinds = [("flat", "Flat", {}), *((f"IVF1024, nprobe {n}", "IVF1024,Flat", {"nprobe": n}) for n in (8, 32))]
     kinds += [(f"HNSW32, efSearch {n}", "HNSW32,Flat", {"efSearch": n}) for n in (32, 128)]
     made: dict[str, tuple[faiss.Index, float]] = {}

@@ -117,7 +117,7 @@ def load_bertworks(job: Job, *, precision: str = "auto") -> Answering:
 
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
     if job.classify:
-        from bertworks.use.predictor import Predictor
+        from bertworks.inference.predictor import Predictor
 
         predictor = Predictor(job.model, device="cpu", precision=precision)
 
@@ -125,7 +125,7 @@ def load_bertworks(job: Job, *, precision: str = "auto") -> Answering:
             return np.array([list(one["scores"].values()) for one in predictor.predict(texts, probabilities=True)])
 
         return probabilities
-    from bertworks.use.embedder import Embedder
+    from bertworks.inference.embed import Embedder
 
     return Embedder(job.model, device="cpu", precision=precision).embed
 

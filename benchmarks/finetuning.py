@@ -106,7 +106,7 @@ def summary(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Of each contender its scores, its time, and the time until it is as good as the other was in the end."""
     from dataclasses import asdict
 
-    from bertworks.learn.scores import interval
+    from bertworks.metrics.classification import confidence_interval
 
     runs = {name: [pair[name] for pair in pairs] for name in CONTENDERS}
     curves = {name: mean_curve([run["curve"] for run in found]) for name, found in runs.items()}
@@ -115,8 +115,8 @@ def summary(pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     for name, found in runs.items():
         ends = [run["curve"][-1] for run in found]
         figures[name] = {
-            "score": asdict(interval([end["score"] for end in ends])),
-            "seconds": asdict(interval([end["seconds"] for end in ends])),
+            "score": asdict(confidence_interval([end["score"] for end in ends])),
+            "seconds": asdict(confidence_interval([end["seconds"] for end in ends])),
             "steps": ends[0]["steps"],
             "memory_mb": statistics.fmean(run["memory_mb"] for run in found),
             "seconds_to_score_of": {other: reached(curves[name], target) for other, target in targets.items()},
@@ -197,12 +197,12 @@ class Watch:
 
 def contend(arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything that both have in common: model, rows, and how answers are scored."""
-    from bertworks.files.names import locate
-    from bertworks.learn.benchmarks import find
-    from bertworks.rows.schema import items
+    from bertworks.checkpoints.resolve import resolve_model
+    from bertworks.datasets.schema import items
+    from bertworks.evaluation.glue_data import find_glue_tasks
 
     (task,) = arguments.tasks
-    (found,) = find(arguments.data / task)
+    (found,) = find_glue_tasks(arguments.data / task)
     rows = {split: list(items(*found.read(split))) for split in ("train", "dev")}
     limits = {"train": QUICK_ROWS, "dev": QUICK_ROWS} if arguments.quick else {"train": ROWS.get(task)}
     for split, most in limits.items():
@@ -210,7 +210,7 @@ def contend(arguments: argparse.Namespace) -> dict[str, Any]:
             rows[split] = random.Random(0).sample(rows[split], most)
     metric = found.benchmark.metrics[0]
     right = [item.label for item in rows["dev"]]
-    folder = locate(arguments.model)
+    folder = resolve_model(arguments.model)
     learn = {"bertworks": bertworks, "transformers": transformers}[arguments.contender]
     run = learn(folder, found, rows["train"], rows["dev"], arguments.seed, arguments.quick)
     watch = Watch(lambda given: found.benchmark.score(right, given)[metric])
@@ -227,23 +227,24 @@ Learning = Callable[[Watch], None]  # everything that counts; what was called be
 def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: int, quick: bool) -> Learning:
     import torch
 
-    from bertworks.learn.inference import examine
-    from bertworks.learn.machine import MemoryWatch, keep_memory
-    from bertworks.learn.optimization import make_optimizer
-    from bertworks.learn.train import train
-    from bertworks.runs.datasets import LabelledData
+    from bertworks.inference.decoding import make_decoder
+    from bertworks.inference.engine import compute_logits_and_loss
+    from bertworks.runs.data_splits import LabelledData
     from bertworks.runs.finetune import make_finetune_request, prepare
-    from bertworks.runs.finetuning import Finetuning, decoding_of
+    from bertworks.runs.finetune_job import FinetuneJob
+    from bertworks.training.device import HeapTrimmer, disable_heap_trim
+    from bertworks.training.loop import train
+    from bertworks.training.optimization import make_optimizer
 
     _, schema = found.read("train")
     overrides = ("epochs=1",) if quick else ()
     request = make_finetune_request(found.files["train"], model=folder, seed=seed, overrides=overrides)
 
     def learn(watch: Watch) -> None:
-        keep_memory()
-        memory = MemoryWatch()
+        disable_heap_trim()
+        memory = HeapTrimmer()
         p = prepare(request, torch.device("cpu"), data=LabelledData(schema, rows, dev))
-        work = Finetuning(
+        work = FinetuneJob(
             p.recipe, p.description, p.beginning, p.units, p.dev, p.recipe.precision,
             card=lambda _: "", report=lambda _: None,
         )  # fmt: skip
@@ -254,8 +255,8 @@ def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: i
         )
 
         def answers() -> list[str]:
-            said, _ = examine(network, [encoded.unit for encoded in work.dev], work.precision)
-            decoding = decoding_of(p.description)
+            said, _ = compute_logits_and_loss(network, [encoded.unit for encoded in work.dev], work.precision)
+            decoding = make_decoder(p.description)
             return [decoding(encoded, of_one)["label"] for encoded, of_one in zip(work.dev, said, strict=True)]
 
         for step in steps:

@@ -219,7 +219,7 @@ class Bench:
 
     def summary(self, name: str, runs: dict[str, Any], ceiling: float) -> dict[str, Any]:
         """Medians of each contender in each column, and how many times as fast bertworks is."""
-        from bertworks.files.model import load_settings
+        from bertworks.checkpoints.model_folder import load_settings
 
         work = self.works[name]
         lengths = self.lengths(work.texts)

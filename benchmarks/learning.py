@@ -99,12 +99,12 @@ def compare(arguments: argparse.Namespace, scratch: Path) -> dict[str, Any]:
 
 
 def make_shards(arguments: argparse.Namespace, scratch: Path) -> Path:
-    from bertworks.learn.plan import LADDER
     from bertworks.text.corpus import CorpusReader
     from bertworks.text.shards import write_shards
     from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
+    from bertworks.training.budget import SIZE_PRESETS
 
-    (size,) = (rung.vocab_size for rung in LADDER if rung.size == arguments.size)
+    (size,) = (rung.vocab_size for rung in SIZE_PRESETS if rung.size == arguments.size)
     reader = CorpusReader([arguments.corpus])
     tokenizer, _ = train_vocabulary((document.text for document in reader), VocabularyConfig(size=size))
     write_shards(reader, tokenizer, scratch / "shards", workers=arguments.threads)
@@ -178,16 +178,16 @@ class Clock:
 
 def contend(arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything that all have in common: data, time and examination."""
-    from bertworks.learn.machine import best_precision
-    from bertworks.learn.objectives import PretrainingModel
-    from bertworks.learn.train import evaluate
-    from bertworks.runs.examples import held_out_batches, in_sections, split
+    from bertworks.runs.pretrain_job import held_out_batches, split_documents, split_long_documents
     from bertworks.text.shards import Shards
+    from bertworks.training.device import best_precision
+    from bertworks.training.loop import evaluate
+    from bertworks.training.objectives import PretrainingModel
 
     shards = Shards.open(arguments.shards)
-    store, tokenizer = in_sections(shards), shards.tokenizer()
+    store, tokenizer = split_long_documents(shards), shards.tokenizer()
     recipe = make_recipe(arguments, shards)
-    documents, held_out = split(store, recipe.seed)
+    documents, held_out = split_documents(store, recipe.seed)
     questions = held_out_batches(
         store, held_out, tokenizer, pairs=False, sequence_length=HELD_OUT_LENGTH, sequences=HELD_OUT_SEQUENCES
     )
@@ -221,15 +221,15 @@ def contend(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def make_recipe(arguments: argparse.Namespace, shards: Any) -> Any:
     """What a budget of this time would choose on a machine whose speed is within the range of the asked size."""
-    from bertworks.learn.machine import DTYPES, best_precision, measure_matmul
-    from bertworks.learn.plan import EFFICIENCY, LADDER, choose
+    from bertworks.training.budget import EFFICIENCY, SIZE_PRESETS, choose_recipe
+    from bertworks.training.device import DTYPES, best_precision, measure_matmul
 
     seconds = arguments.minutes * 60
-    number = [rung.size for rung in LADDER].index(arguments.size)
-    limits = [rung.flops for rung in LADDER[number : number + 2]]
+    number = [rung.size for rung in SIZE_PRESETS].index(arguments.size)
+    limits = [rung.flops for rung in SIZE_PRESETS[number : number + 2]]
     flops = max(seconds * EFFICIENCY * measure_matmul(DTYPES[best_precision()]), limits[0])
     flops = min([flops, *(0.99 * limit for limit in limits[1:])])
-    recipe = choose(seconds, flops / seconds / EFFICIENCY * 1.0001, shards.manifest.tokens)
+    recipe = choose_recipe(seconds, flops / seconds / EFFICIENCY * 1.0001, shards.manifest.tokens)
     return replace(recipe, encoder=replace(recipe.encoder, vocab_size=shards.manifest.vocab_size))
 
 
@@ -239,16 +239,16 @@ Steps = tuple[Iterator[int], Callable[[], Any]]  # training that yields the toke
 def bertworks(recipe: Any, precision: Any, store: Any, documents: Any, tokenizer: Any, clock: Clock) -> Steps:
     import torch
 
-    from bertworks.learn.machine import keep_memory
-    from bertworks.learn.optimization import make_optimizer
-    from bertworks.learn.plan import fit, measure
-    from bertworks.learn.train import train
-    from bertworks.runs.examples import phase_batches
     from bertworks.runs.pretrain import RESERVE
+    from bertworks.runs.pretrain_job import phase_batches
+    from bertworks.training.budget import fit_steps, measure_steps
+    from bertworks.training.device import disable_heap_trim
+    from bertworks.training.loop import train
+    from bertworks.training.optimization import make_optimizer
 
-    keep_memory()
-    measured = measure(recipe, torch.device("cpu"), precision)
-    recipe = fit(recipe, clock.seconds * (1 - RESERVE) - clock.elapsed, measured.step_seconds)
+    disable_heap_trim()
+    measured = measure_steps(recipe, torch.device("cpu"), precision)
+    recipe = fit_steps(recipe, clock.seconds * (1 - RESERVE) - clock.elapsed, measured.step_seconds)
     model = begin(recipe)
     optimizer = make_optimizer(model, recipe.optimizer)
 
@@ -268,13 +268,13 @@ def begin(recipe: Any) -> Any:
     """Our network before its first step, as `pretrain` begins it."""
     import torch
 
-    from bertworks.learn.objectives import PretrainingModel
-    from bertworks.nn.initialization import attend_to_neighbours
+    from bertworks.models.initialization import init_local_attention
+    from bertworks.training.objectives import PretrainingModel
 
     torch.manual_seed(recipe.seed)
     model = PretrainingModel(recipe.encoder)
     if recipe.initialization == "neighbours":
-        attend_to_neighbours(model.encoder)
+        init_local_attention(model.encoder)
         model.encoder.embeddings.position.requires_grad_(False)
     return model
 
@@ -283,7 +283,7 @@ def transformers(recipe: Any, _: Any, store: Any, documents: Any, tokenizer: Any
     import torch
     from transformers import AutoTokenizer, BertConfig, BertForMaskedLM, DataCollatorForLanguageModeling
 
-    from bertworks.files.foreign import from_huggingface
+    from bertworks.checkpoints.hf_mapping import from_huggingface
 
     with clock.paused(), tempfile.TemporaryDirectory() as folder:
         tokenizer.save(folder)
@@ -293,7 +293,7 @@ def transformers(recipe: Any, _: Any, store: Any, documents: Any, tokenizer: Any
     c = recipe.encoder
     sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "max_position_embeddings")
     settings = {name: getattr(c, name) for name in sizes}
-    model = BertForMaskedLM(BertConfig(**settings, intermediate_size=c.inner_size)).train()
+    model = BertForMaskedLM(BertConfig(**settings, intermediate_size=c.ffn_size)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=THEIR_RATE, weight_decay=0.0, fused=True)
     loader = torch.utils.data.DataLoader(rows, THEIR_BATCH, shuffle=True, collate_fn=collator)
 
@@ -336,10 +336,10 @@ def transformers_our_settings(
     import torch
     from transformers import BertConfig, BertForPreTraining
 
-    from bertworks.files.foreign import config_to_huggingface, from_huggingface, to_huggingface
-    from bertworks.learn.optimization import make_optimizer
-    from bertworks.learn.plan import LATER_SHARE
-    from bertworks.runs.examples import phase_batches
+    from bertworks.checkpoints.hf_mapping import config_to_huggingface, from_huggingface, to_huggingface
+    from bertworks.runs.pretrain_job import phase_batches
+    from bertworks.training.budget import LATER_SHARE
+    from bertworks.training.optimization import make_optimizer
 
     c = recipe.encoder
     model = BertForPreTraining(BertConfig(**config_to_huggingface(c, architectures=["BertForPreTraining"]))).train()

@@ -19,10 +19,10 @@ class Lengths:
     """Texts -> how many tokens each is, as minilm's tokenizer cuts them; all models here have it."""
 
     def __init__(self) -> None:
-        from bertworks.files.names import locate
+        from bertworks.checkpoints.resolve import resolve_model
         from bertworks.text.tokenizer import Tokenizer
 
-        self.folder = locate("minilm")
+        self.folder = resolve_model("minilm")
         self.tokenizer = Tokenizer.load(self.folder)
 
     def __call__(self, texts: Sequence[str]) -> list[int]:
@@ -41,7 +41,7 @@ def real_texts(count: int, lengths_of: Lengths) -> list[str]:
 
 def queries(count: int, lengths_of: Lengths) -> list[str]:
     """Sentences of QUERY tokens."""
-    from bertworks.text.sentences import split_sentences
+    from bertworks.text.segmentation import split_sentences
 
     sentences = (sentence for document in _documents() for sentence in split_sentences(document))
     found: list[str] = []
@@ -54,7 +54,7 @@ def judged_texts(count: int, lengths_of: Lengths) -> list[str]:
     """The dev set of SST-2; as many real texts where it is not at hand."""
     if DATA is None:
         return real_texts(min(count, 872), lengths_of)
-    from bertworks.rows.reader import RowReader
+    from bertworks.datasets.reader import RowReader
 
     return [str(row.values["sentence"]) for row in islice(RowReader(DATA / "glue" / "SST-2" / "dev.tsv"), count)]
 
@@ -80,7 +80,7 @@ def _prose() -> list[str]:
 
 def _runs(documents: Iterator[str]) -> Iterator[str]:
     """Sentences that follow each other, until they have as many words as were drawn: mostly few, sometimes many."""
-    from bertworks.text.sentences import split_sentences
+    from bertworks.text.segmentation import split_sentences
 
     draw = random.Random(0)
     for document in documents:
@@ -97,25 +97,27 @@ def random_models(size: str, folder: Path) -> dict[str, Path]:
     """A pre-trained model of this shape and a classifier, with weights drawn from a seed; made once."""
     import torch
 
-    from bertworks.files.model import save_model
-    from bertworks.files.task import TaskDescription, settings_of
-    from bertworks.learn.objectives import PretrainingModel
-    from bertworks.learn.tasks import Classification, TaskModel
-    from bertworks.nn.family import SIZES
+    from bertworks.checkpoints.model_folder import save_model
+    from bertworks.checkpoints.task_config import TaskConfig, task_settings
+    from bertworks.models.config import BERT_SIZES
+    from bertworks.training.objectives import PretrainingModel
+    from bertworks.training.task_heads import Classification, TaskModel
 
     found = {name: folder / f"{size}-{name}" for name in ("pretrained", "classifier")}
-    description = TaskDescription(task="classification", labels=("0", "1"), text=("sentence",), label="label")
+    description = TaskConfig(task="classification", labels=("0", "1"), text=("sentence",), label="label")
     for name, path in found.items():
         if (path / "README.md").exists():  # what is written last
             continue
         torch.manual_seed(0)
         network = (
-            PretrainingModel(SIZES[size])
+            PretrainingModel(BERT_SIZES[size])
             if name == "pretrained"
-            else TaskModel(SIZES[size], Classification(num_labels=2))
+            else TaskModel(BERT_SIZES[size], Classification(num_labels=2))
         )
-        head = None if name == "pretrained" else settings_of(description)
-        save_model(path, network.state_dict(), SIZES[size], Lengths().tokenizer, card="Random weights.\n", head=head)
+        head = None if name == "pretrained" else task_settings(description)
+        save_model(
+            path, network.state_dict(), BERT_SIZES[size], Lengths().tokenizer, card="Random weights.\n", head=head
+        )
         if head:
             description.save(path)
     return found

@@ -190,7 +190,7 @@ def run_bertworks(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 def run_bare(arguments: argparse.Namespace) -> dict[str, float]:
-    from bertworks.text.sentences import split_sentences
+    from bertworks.text.segmentation import split_sentences
 
     sentences = [
         sentence for text in read_texts(arguments.scratch / "corpus.jsonl.gz") for sentence in split_sentences(text)

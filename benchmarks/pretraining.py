@@ -157,8 +157,8 @@ def table(results: dict[str, Any]) -> str:
 def run_variant(arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    from bertworks.learn.machine import DTYPES, best_precision, keep_memory, measure_matmul
-    from bertworks.nn.family import SIZES
+    from bertworks.models.config import BERT_SIZES
+    from bertworks.training.device import DTYPES, best_precision, disable_heap_trim, measure_matmul
 
     (size,) = arguments.sizes
     case, name = CASES[size], arguments.variant
@@ -166,20 +166,20 @@ def run_variant(arguments: argparse.Namespace) -> dict[str, Any]:
     precision = name.split(", ")[1] if name.endswith(("16", "32")) else best
     lacking = precision == "bf16" and best == "fp32"
     sequences = 2 if lacking else case.sequences // 8 if arguments.quick else case.sequences
-    rows = [make_examples(SIZES[case.size].vocab_size, case, sequences, seed) for seed in range(BATCHES)]
+    rows = [make_examples(BERT_SIZES[case.size].vocab_size, case, sequences, seed) for seed in range(BATCHES)]
     ceiling = measure_matmul(DTYPES[precision], seconds=1.0)
     if name in ("bertworks", "transformers, allocator", "transformers, tuned"):
-        keep_memory()
+        disable_heap_trim()
     torch.manual_seed(0)
     prepare = prepare_bertworks if name == "bertworks" else prepare_transformers
-    step = prepare(SIZES[case.size], rows, precision, name.endswith("tuned"))
+    step = prepare(BERT_SIZES[case.size], rows, precision, name.endswith("tuned"))
     times, losses = time_steps(step, arguments, few=lacking)
     lengths = [len(example.input_ids) for row in rows for example in row]
     asked = sum(len(example.labels) for row in rows for example in row)
     mean_length = sum(n * n for n in lengths) / sum(lengths)  # that attention sees
     # Ours finishes the last layer for asked tokens and [CLS] only: what is not computed does not count.
     finished = (asked + len(lengths)) / sum(lengths) if name == "bertworks" else 1.0
-    flops = SIZES[case.size].flops_per_token(round(mean_length), asked / sum(lengths), finished=finished)
+    flops = BERT_SIZES[case.size].flops_per_token(round(mean_length), asked / sum(lengths), finished=finished)
     seconds = statistics.median(times)
     speed = sum(lengths) / BATCHES / seconds
     return {
@@ -214,7 +214,7 @@ def make_examples(vocab_size: int, case: Case, sequences: int, seed: int) -> lis
     """Random tokens, of which 15 % are asked; the first sequence is as long as any."""
     import numpy as np
 
-    from bertworks.data.masking import Example
+    from bertworks.batching.masking import Example
 
     generator = np.random.default_rng(seed)
     lengths = generator.integers(case.shortest, case.longest + 1, sequences)
@@ -232,10 +232,10 @@ def make_examples(vocab_size: int, case: Case, sequences: int, seed: int) -> lis
 
 
 def prepare_bertworks(config: Any, rows: list[list[Any]], precision: Any, _: bool) -> Callable[[int], float]:
-    from bertworks.data.batch import collate
-    from bertworks.learn.objectives import PretrainingModel
-    from bertworks.learn.optimization import OptimizerConfig, make_optimizer
-    from bertworks.learn.train import train
+    from bertworks.batching.batch import collate
+    from bertworks.training.loop import train
+    from bertworks.training.objectives import PretrainingModel
+    from bertworks.training.optimization import OptimizerConfig, make_optimizer
 
     model = PretrainingModel(config)
     settings = OptimizerConfig(schedule="constant", warmup=0.0)
@@ -250,7 +250,7 @@ def prepare_transformers(config: Any, rows: list[list[Any]], precision: str, com
     import torch
     from transformers import BertConfig, BertForPreTraining
 
-    from bertworks.files.foreign import config_to_huggingface
+    from bertworks.checkpoints.hf_mapping import config_to_huggingface
 
     settings = config_to_huggingface(config, architectures=["BertForPreTraining"])
     model = BertForPreTraining(BertConfig(**settings, attn_implementation="sdpa")).train()

@@ -172,7 +172,7 @@ def once(kind: str, row: Row, seed: int, arguments: argparse.Namespace) -> bool:
 
 def some_of(most: int, data: Path) -> Path:
     """The same files of SST-2 with so many rows to learn from: those that finetuning.py takes."""
-    from bertworks.text.atomic import write_text
+    from bertworks.io.atomic_write import write_text
 
     source, target = data / "glue" / "SST-2", WORK / f"{most}-rows" / "glue" / "SST-2"
     target.mkdir(parents=True, exist_ok=True)
@@ -185,7 +185,7 @@ def some_of(most: int, data: Path) -> Path:
 
 
 def keep(kind: str, name: str, found: dict[str, Any]) -> None:
-    from bertworks.text.atomic import write_text
+    from bertworks.io.atomic_write import write_text
 
     known = read_store()  # another process may have written meanwhile
     known[kind].setdefault(name, []).append(found)
@@ -233,9 +233,9 @@ def of_glue(last: Mapping[str, Any]) -> dict[str, Any]:
 
 def spread(runs: Sequence[Mapping[str, Any]], metric: str) -> str:
     """Mean and 95 % interval of the mean, in per cent."""
-    from bertworks.learn.scores import interval
+    from bertworks.metrics.classification import confidence_interval
 
-    found = interval([100 * run["figures"][metric] for run in runs])
+    found = confidence_interval([100 * run["figures"][metric] for run in runs])
     return f"{found.mean:.1f}" + (f" ± {found.margin:.1f}" if found.margin is not None else "")
 
 
@@ -278,7 +278,7 @@ def minutes(runs: Sequence[Mapping[str, Any]]) -> float:
 
 
 def equal(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> str:
-    from bertworks.learn.scores import interval
+    from bertworks.metrics.classification import confidence_interval
 
     lines = [
         "| data | seeds | bertworks | transformers | difference | processor minutes | peak memory, MB |",
@@ -290,7 +290,7 @@ def equal(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> str
         if not mine or not theirs:
             continue
         metric = row.metrics[0]
-        a, b = (interval([100 * run["figures"][metric] for run in runs]) for runs in (mine, theirs))
+        a, b = (confidence_interval([100 * run["figures"][metric] for run in runs]) for runs in (mine, theirs))
         difference = f"{a.mean - b.mean:+.1f}"
         if a.margin is not None and b.margin is not None:
             difference += f" ± {math.hypot(a.margin, b.margin):.1f}"

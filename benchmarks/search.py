@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from provenance import provenance, publish
 
-from bertworks.learn.whitening import normalized
-from bertworks.text.lexical import hash_of, postings
-from bertworks.use.embedder import AT_ONCE
-from bertworks.use.index import Index
-from bertworks.use.segments import write_manifest, write_segment
+from bertworks.inference.embed import AT_ONCE
+from bertworks.inference.whitening import normalized
+from bertworks.retrieval.index import Index
+from bertworks.retrieval.ranking import hash_of, postings
+from bertworks.retrieval.store import write_manifest, write_segment
 
 
 def main() -> None:

@@ -132,10 +132,10 @@ def server() -> Iterator[tuple[str, int]]:
 
 @contextlib.contextmanager
 def peer() -> Iterator[tuple[str, int]]:
-    from bertworks.files.names import locate
+    from bertworks.checkpoints.resolve import resolve_model
 
     port = random.randint(20_000, 30_000)
-    with subprocess.Popen([sys.executable, "-c", PEER, str(locate("minilm")), str(port)]) as running:
+    with subprocess.Popen([sys.executable, "-c", PEER, str(resolve_model("minilm")), str(port)]) as running:
         url, status = f"http://127.0.0.1:{port}/", 0
         while status != 200:
             assert running.poll() is None, "the peer ended: pip install fastapi sentence-transformers"

@@ -57,9 +57,9 @@ class Clock:
 
 def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
     """Seconds of each stage of one pass over texts; and what its matrix products would take at the ceiling."""
-    from bertworks.learn import inference
-    from bertworks.nn import frozen
-    from bertworks.use.embedder import Embedder
+    from bertworks.inference import engine
+    from bertworks.inference.embed import Embedder
+    from bertworks.models import packed_linear
 
     embedder, clock = Embedder(model, device="cpu"), Clock()
     embedder.embed(texts[:: max(1, len(texts) // 64)])
@@ -68,7 +68,7 @@ def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
         network = network._rest
     embedder._network, encoder = network, network.encoder
     tokens: list[int] = []
-    inside = vars(inference)
+    inside = vars(engine)
     collate, packed = inside["collate"], inside["packed_numbers"]
 
     def batch(examples: Any) -> Any:
@@ -84,7 +84,7 @@ def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
     vars(embedder.tokenizer)["encode_batch"] = clock.around(embedder.tokenizer.encode_batch, "tokenise")
     clock.watch(encoder.embeddings, "embed")
     between = "attention: between the matrices"
-    vars(frozen)["attend_soon"] = clock.around(vars(frozen)["attend_soon"], between)
+    vars(packed_linear)["attend_soon"] = clock.around(vars(packed_linear)["attend_soon"], between)
     stages = {"qkv": "attention: matrices", "output": "attention: matrices"}
     stages |= {"up": "feed-forward: matrices and activation", "down": "feed-forward: matrices and activation"}
     network._layers = [
@@ -102,7 +102,7 @@ def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
     flops = {
         "attention: matrices": c.num_hidden_layers * total * 8 * hidden * hidden,
         between: c.num_hidden_layers * squares * 4 * hidden,
-        "feed-forward: matrices and activation": c.num_hidden_layers * total * 4 * hidden * c.inner_size,
+        "feed-forward: matrices and activation": c.num_hidden_layers * total * 4 * hidden * c.ffn_size,
     }
     floors = {stage: count / ceiling for stage, count in flops.items()}
     return {"seconds": dict(clock.spent), "floors": floors, "tokens": total, "precision": embedder.precision}
@@ -110,7 +110,7 @@ def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
 
 def growth(model: str, source: str) -> dict[str, Any]:
     """What `bertworks embed` does with a file, from the loaded model to the written vectors."""
-    from bertworks.use.embed import embed_file
+    from bertworks.inference.embed import embed_file
 
     with tempfile.TemporaryDirectory() as folder:
         events = embed_file(model, source, Path(folder, "vectors.npy"), text=["text"], device="cpu")
@@ -124,7 +124,7 @@ def growth(model: str, source: str) -> dict[str, Any]:
 
 def lengths(model: str, texts: list[str], tokens: int) -> dict[str, Any]:
     """Tokens per second of texts that are all of one length; and matrix products per token."""
-    from bertworks.use.embedder import Embedder
+    from bertworks.inference.embed import Embedder
 
     found = {}
     for length in LENGTHS:
@@ -166,10 +166,10 @@ def start(model: str, filled: str, times: int) -> dict[str, float]:
 def ceiling() -> dict[str, float]:
     """FLOP/s of large matrix products, in the precisions that this machine has instructions for."""
 
-    from bertworks.learn.machine import DTYPES, measure_matmul
-    from bertworks.nn.linear import multiplies_bfloat16
+    from bertworks.models.layers import cpu_supports_bf16
+    from bertworks.training.device import DTYPES, measure_matmul
 
-    known = {name: dtype for name, dtype in DTYPES.items() if name == "fp32" or multiplies_bfloat16()}
+    known = {name: dtype for name, dtype in DTYPES.items() if name == "fp32" or cpu_supports_bf16()}
     return {name: measure_matmul(dtype, seconds=1.0) for name, dtype in known.items()}
 
 

@@ -16,15 +16,14 @@ import transformers
 from rows import EQUAL, EQUAL_ROWS
 from transformers import AutoConfig, Trainer, TrainingArguments, set_seed
 
-from bertworks.data.questions import training_units
-from bertworks.files.names import locate
-from bertworks.learn.answers import Decoding
-from bertworks.learn.benchmarks import find
-from bertworks.rows.schema import items
-from bertworks.runs.datasets import LabelledData
+from bertworks.batching.features import training_groups
+from bertworks.checkpoints.resolve import resolve_model
+from bertworks.datasets.schema import items
+from bertworks.evaluation.glue_data import find_glue_tasks
+from bertworks.inference.decoding import Decoder, make_featurizer
+from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import make_finetune_request, prepare
-from bertworks.runs.finetuning import reading_of
-from bertworks.runs.judging import judge, metric_of
+from bertworks.runs.task_metrics import compute_metrics, metric_of
 
 READ = ("input_ids", "token_type_ids", "attention_mask")
 
@@ -35,7 +34,7 @@ def train_with_transformers(name: str, seed: int, data: Path) -> dict[str, Any]:
     task, o = p.description.task, p.recipe.optimizer
     metric = metric_of(task, request.metric, p.description.labels)
     set_seed(seed)
-    model = network(locate(request.model), task, len(p.description.labels))
+    model = network(resolve_model(request.model), task, len(p.description.labels))
     best: dict[str, float] = {}
     spent = 0.0
 
@@ -43,13 +42,13 @@ def train_with_transformers(name: str, seed: int, data: Path) -> dict[str, Any]:
         def evaluate(self, *_: Any, **__: Any) -> dict[str, float]:
             nonlocal best, spent
             begin = time.perf_counter()
-            figures = judge(p.description, p.data.dev, answers(self.model, p))
+            figures = compute_metrics(p.description, p.data.dev, answers(self.model, p))
             if not best or figures[metric] > best[metric]:
                 best = figures
             spent += time.perf_counter() - begin
             return {f"eval_{metric}": figures[metric]}
 
-    rows = [{"example": example} for one in p.train for unit in training_units(one, task) for example in unit]
+    rows = [{"example": example} for one in p.train for unit in training_groups(one, task) for example in unit]
     with tempfile.TemporaryDirectory() as scratch:
         settings = TrainingArguments(
             scratch, seed=seed, use_cpu=True, save_strategy="no", report_to="none", disable_tqdm=True,
@@ -70,7 +69,7 @@ def prepared(name: str, seed: int, data: Path) -> tuple[Any, Any]:
     read, settings = None, (*EQUAL, *row.settings)
     words = row.command.split()
     if row.group == "GLUE":
-        (found,) = find(data / "glue" / words[words.index("--task") + 1])
+        (found,) = find_glue_tasks(data / "glue" / words[words.index("--task") + 1])
         (train, schema), (dev, dev_schema) = found.read("train"), found.read(found.measured_on[0])
         read = LabelledData(schema, list(items(train, schema)), list(items(dev, dev_schema)))
         request = make_finetune_request(found.files["train"], metric=row.metrics[0], seed=seed, overrides=settings)
@@ -141,8 +140,8 @@ def rectangle(examples: Sequence[Any]) -> dict[str, torch.Tensor]:
 def answers(model: Any, p: Any) -> list[Any]:
     """To the whole of dev, asked sorted by length."""
     task = p.description.task
-    decoding = Decoding(task, p.description.labels, max_answer=p.recipe.max_answer)
-    dev = list(reading_of(p.description, p.beginning.model.tokenizer)(p.data.dev))
+    decoding = Decoder(task, p.description.labels, max_answer=p.recipe.max_answer)
+    dev = list(make_featurizer(p.description, p.beginning.model.tokenizer)(p.data.dev))
     places = [(n, k) for n, one in enumerate(dev) for k in range(len(one.unit))]
     places.sort(key=lambda place: len(dev[place[0]].unit[place[1]].input_ids))
     known: dict[tuple[int, int], Any] = {}

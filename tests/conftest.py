@@ -47,7 +47,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exact_answers() -> Iterator[None]:
     """Models answer in fp32 unless a test says otherwise, on processors that gain by bf16 as well."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bertworks.learn.inference.best_precision", lambda _: "fp32")
+        patch.setattr("bertworks.inference.engine.best_precision", lambda _: "fp32")
         yield
 
 
@@ -55,7 +55,7 @@ def exact_answers() -> Iterator[None]:
 def known_speed() -> Iterator[None]:
     """Runs do not measure the machine, which takes longer than what they train here."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bertworks.runs.run.measure_matmul", lambda *_: 1e11)
+        patch.setattr("bertworks.runs.training_run.measure_matmul", lambda *_: 1e11)
         yield
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import torch
 
-from bertworks.files.model import save_model
-from bertworks.learn.objectives import PretrainingModel
-from bertworks.nn.config import EncoderConfig
+from bertworks.checkpoints.model_folder import save_model
+from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
+from bertworks.training.objectives import PretrainingModel
 
 GOOD = ["good", "great", "fine", "lovely", "happy"]
 BAD = ["bad", "awful", "poor", "nasty", "sad"]

@@ -7,26 +7,26 @@ import torch
 import transformers
 from torch import Tensor
 
-from bertworks.data.batch import Batch, collate
-from bertworks.data.masking import Example
-from bertworks.files.foreign import config_to_huggingface, from_huggingface
-from bertworks.learn.tasks import (
+from bertworks.batching.batch import Batch, collate
+from bertworks.batching.masking import Example
+from bertworks.checkpoints.hf_mapping import config_to_huggingface, from_huggingface
+from bertworks.models.config import EncoderConfig
+from bertworks.training.task_heads import (
     Classification,
     MultiLabel,
     MultipleChoice,
     Regression,
     SpanExtraction,
-    Task,
+    TaskHead,
     TaskModel,
 )
-from bertworks.nn.config import EncoderConfig
 
 CONFIG = EncoderConfig(
     vocab_size=90, hidden_size=48, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=40,
     initializer_range=0.2, hidden_dropout=0.0, attention_dropout=0.0,
 )  # fmt: skip
 LENGTHS = [7, 19, 3, 12, 12, 40]
-CASES: dict[str, tuple[Task, str, dict[str, Any]]] = {
+CASES: dict[str, tuple[TaskHead, str, dict[str, Any]]] = {
     "classification": (Classification(num_labels=3), "SequenceClassification", {"num_labels": 3}),
     "multilabel": (
         MultiLabel(num_labels=4),

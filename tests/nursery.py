@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-import bertworks.runs.run
+import bertworks.runs.training_run
 from bertworks.errors import BertworksError
-from bertworks.learn.objectives import PretrainingModel
-from bertworks.runs.interruption import Interruption
 from bertworks.runs.pretrain import pretrain
+from bertworks.runs.signals import GracefulShutdown
+from bertworks.training.objectives import PretrainingModel
 
 STAGES = ("begin", "vocabulary", "shards", "plan", "evaluation", "step", "saved", "done")
 CHANGES = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link"}
@@ -66,7 +66,7 @@ def make_slow(step: int) -> None:
 
 
 def child(order: dict[str, Any], answer: int) -> int:
-    Interruption.ends_process = True
+    GracefulShutdown.ends_process = True
     kill = order.get("kill") or {}
     count_operations(kill.get("operations", 0))
     if slow := order.get("slow"):
@@ -133,7 +133,7 @@ def main() -> None:
     os.fsync = os.fstat  # type: ignore[assignment]  # what a killed process wrote is there all the same
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    bertworks.runs.run.measure_matmul = lambda *_: 1e11  # type: ignore[attr-defined]
+    bertworks.runs.training_run.measure_matmul = lambda *_: 1e11  # type: ignore[attr-defined]
     for line in sys.stdin:
         print(json.dumps(live(json.loads(line))), file=answers, flush=True)
 

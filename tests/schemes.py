@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from bertworks.learn.scores import Scores, Span, spans_per_type, tag_spans
+from bertworks.metrics.classification import Scores, Span, spans_per_type, tag_spans
 
 Scheme = Literal["IOB1", "IOB2", "BIOES"]
 

@@ -18,15 +18,15 @@ import httpx
 import torch
 from fine import tokenizer
 
-from bertworks.files.model import save_model
-from bertworks.files.task import TaskDescription, settings_of
-from bertworks.learn.machine import Choice
-from bertworks.learn.tasks import TaskModel
-from bertworks.nn.config import EncoderConfig
-from bertworks.runs.finetuning import task_of
-from bertworks.serve.abilities import Abilities
+from bertworks.checkpoints.model_folder import save_model
+from bertworks.checkpoints.task_config import TaskConfig, task_settings
+from bertworks.inference.decoding import make_task_head
+from bertworks.models.config import EncoderConfig
 from bertworks.serve.application import Application
-from bertworks.serve.question import Limits
+from bertworks.serve.endpoints import Abilities
+from bertworks.serve.job import Limits
+from bertworks.training.device import PrecisionOption
+from bertworks.training.task_heads import TaskModel
 
 URL = "http://127.0.0.1:8080"
 
@@ -36,14 +36,19 @@ VOCABULARY = cache(tokenizer)
 
 def write_head(folder: Path, **description: Any) -> Path:
     """A tiny model with a head of random weights."""
-    d = TaskDescription(max_length=64, max_question=8, stride=8, **description)
+    d = TaskConfig(max_length=64, max_question=8, stride=8, **description)
     config = EncoderConfig(
         vocab_size=VOCABULARY().vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
         max_position_embeddings=64, initializer_range=0.3,
     )  # fmt: skip
     torch.manual_seed(1)
     save_model(
-        folder, TaskModel(config, task_of(d)).state_dict(), config, VOCABULARY(), card="tiny", head=settings_of(d)
+        folder,
+        TaskModel(config, make_task_head(d)).state_dict(),
+        config,
+        VOCABULARY(),
+        card="tiny",
+        head=task_settings(d),
     )
     d.save(folder)
     return folder
@@ -57,7 +62,7 @@ class Local:
         model: Path,
         *,
         index: Path | None = None,
-        precision: Choice = "auto",
+        precision: PrecisionOption = "auto",
         limits: Limits | None = None,
         token: str = "",
     ):

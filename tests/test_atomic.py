@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from bertworks.errors import BertworksError
-from bertworks.text import atomic
-from bertworks.text.atomic import (
+from bertworks.io import atomic_write
+from bertworks.io.atomic_write import (
     remove_leftovers,
     replacing,
     replacing_folder,
@@ -77,7 +77,7 @@ def test_a_failing_block_leaves_the_old_content_and_nothing_else(tmp_path: Path,
 @pytest.mark.parametrize("exchange", [True, False])
 def test_folders_are_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
     if not exchange:
-        monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(atomic_write, "_exchange", lambda first, second: False)
     for content in ("one", "two"):
         with replacing_folder(tmp_path / "folder") as temporary:
             (temporary / "deep").mkdir()
@@ -90,7 +90,7 @@ def test_a_failed_exchange_by_renames_puts_the_former_folder_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_text(tmp_path / "folder" / "old", "old")
-    monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)
+    monkeypatch.setattr(atomic_write, "_exchange", lambda first, second: False)
     rename = Path.rename
 
     def failing(self: Path, target: Path) -> Path:
@@ -139,7 +139,7 @@ def test_a_really_full_file_system(tmp_path: Path) -> None:
     """A limit on the file's size fails in write() itself, as a full disk does."""
     script = (
         "import resource, sys\n"
-        "from bertworks.text.atomic import write_bytes\n"
+        "from bertworks.io.atomic_write import write_bytes\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         "write_bytes(sys.argv[1], b'x' * 100_000)\n"
     )
@@ -171,7 +171,7 @@ def test_errors_about_other_files_pass_unchanged(tmp_path: Path) -> None:
 def test_a_killed_writer_leaves_the_old_content_and_its_rests_are_removed(tmp_path: Path) -> None:
     script = (
         "import os, signal, sys\n"
-        "from bertworks.text.atomic import replacing\n"
+        "from bertworks.io.atomic_write import replacing\n"
         "with replacing(sys.argv[1]) as temporary:\n"
         "    temporary.write_text('half')\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -212,7 +212,7 @@ def test_where_no_time_is_known_a_living_process_protects(tmp_path: Path, monkey
     rest = leave(tmp_path, str(os.getpid()))
     assert remove_leftovers(tmp_path) == 0
     rest.unlink()
-    monkeypatch.setattr(atomic, "_beginning", lambda process: "")
+    monkeypatch.setattr(atomic_write, "_beginning", lambda process: "")
     with replacing(tmp_path / "y") as mine:
         mine.write_text("z")
         leave(tmp_path, f"{os.getpid()}-7")

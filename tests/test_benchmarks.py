@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from bertworks.datasets.schema import items
 from bertworks.errors import BertworksError
-from bertworks.learn.benchmarks import COLUMNS, GLUE, PUBLISHED, Found, find, macro_average, write_submission
-from bertworks.rows.schema import items
+from bertworks.evaluation.glue_data import (
+    COLUMNS,
+    GLUE,
+    PUBLISHED,
+    GlueTaskFiles,
+    find_glue_tasks,
+    macro_average,
+    write_submission,
+)
 
 BY_NAME = {benchmark.name: benchmark for benchmark in GLUE}
 TRAINED = {"CoLA": 8551, "SST-2": 67349, "MRPC": 3667, "STS-B": 5749, "RTE": 2490, "WNLI": 635}
@@ -69,7 +77,7 @@ def official(tmp_path: Path) -> Path:
 
 
 def test_the_official_download(official: Path):
-    found = find(official)
+    found = find_glue_tasks(official)
     assert [one.benchmark for one in found] == list(GLUE)
     assert all(set(one.files) == set(one.benchmark.splits) and not one.sampled for one in found)
     labels = ["1", "1", "1", 3.8, "0", "neutral", "not_entailment", "entailment", "1"]
@@ -99,7 +107,7 @@ def test_what_a_folder_lacks(tmp_path: Path):
     for name in ("train-sample", "heldout-from-train-sample"):
         with gzip.open(tmp_path / "qnli" / f"{name}.jsonl.gz", "wt") as file:
             file.write(json.dumps(pair) + "\n")
-    films, questions, nothing = find(tmp_path)
+    films, questions, nothing = find_glue_tasks(tmp_path)
     assert (films.benchmark.name, list(films.files), films.measured_on) == ("SST-2", ["dev"], ("dev",))
     assert (list(questions.files), questions.sampled, questions.measured_on) == (
         ["train", "heldout"],
@@ -112,24 +120,24 @@ def test_what_a_folder_lacks(tmp_path: Path):
         BertworksError, match=r"SST-2 has no train here, only dev\n  fix: add train.tsv or train-sample.tsv"
     ):
         films.read("train")
-    assert [one.benchmark.name for one in find(tmp_path / "sst2")] == ["SST-2"], "the folder of one task"
+    assert [one.benchmark.name for one in find_glue_tasks(tmp_path / "sst2")] == ["SST-2"], "the folder of one task"
     with gzip.open(tmp_path / "qnli" / "train.tsv.gz", "wt") as file:
         file.write("index\tquestion\tsentence\tlabel\n")
-    assert not find(tmp_path)[1].sampled, "the whole set is taken before its sample"
+    assert not find_glue_tasks(tmp_path)[1].sampled, "the whole set is taken before its sample"
 
 
 def test_what_is_no_glue(tmp_path: Path):
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(BertworksError, match="no task of GLUE is here"):
-            find(folder)
+            find_glue_tasks(folder)
     write(tmp_path / "RTE" / "dev.tsv", "index\tquestion\tsentence\tlabel", "0\tA?\tB.\tentailment")
     with pytest.raises(BertworksError, match=r"dev.tsv: no column is called sentence1 or text_a"):
-        find(tmp_path)[0].read("dev")
+        find_glue_tasks(tmp_path)[0].read("dev")
 
 
 @pytest.mark.parametrize("name", list(BY_NAME))
 def test_every_row_of_the_real_files(name: str, data_folder: Path):
-    one = next(one for one in find(data_folder / "glue") if one.benchmark.name == name)
+    one = next(one for one in find_glue_tasks(data_folder / "glue") if one.benchmark.name == name)
     assert one.sampled == (name not in TRAINED)
     wanted = {"train": TRAINED.get(name, 8999), **MEASURED[name]}
     assert one.measured_on == tuple(MEASURED[name])
@@ -147,7 +155,7 @@ def test_every_row_of_the_real_files(name: str, data_folder: Path):
 
 def test_majorities_of_the_real_dev_sets(data_folder: Path):
     """Known figures: the majority of WNLI is 56.3 %, of RTE 52.7 %, of MRPC 68.4 % (F1 81.2)."""
-    found = {one.benchmark.name: one for one in find(data_folder / "glue")}
+    found = {one.benchmark.name: one for one in find_glue_tasks(data_folder / "glue")}
 
     def majority(name: str, answer: str) -> dict[str, float]:
         gold = [item.label for item in items(*found[name].read("dev"))]
@@ -207,4 +215,4 @@ def test_the_macro_average_counts_every_task_once():
 
 
 def test_nothing_of_a_task_is_measured_on_nothing():
-    assert Found(BY_NAME["QQP"], {"train": Path("train-sample.jsonl.gz")}).measured_on == ()
+    assert GlueTaskFiles(BY_NAME["QQP"], {"train": Path("train-sample.jsonl.gz")}).measured_on == ()

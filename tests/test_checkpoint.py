@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from bertworks.checkpoints import training_state as module
+from bertworks.checkpoints.training_state import latest_checkpoint, locked, save_checkpoint
 from bertworks.errors import BertworksError
-from bertworks.files import checkpoint as module
-from bertworks.files.checkpoint import latest_checkpoint, locked, save_checkpoint
 
 
 def state(step):
@@ -167,7 +167,7 @@ def test_a_disk_that_is_away_for_a_moment_damages_nothing(tmp_path, monkeypatch)
         raise OSError(errno.EIO, "Input/output error", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr("bertworks.files.checkpoint.sha256", away)
+        patch.setattr("bertworks.checkpoints.training_state.sha256", away)
         with pytest.raises(BertworksError, match="Input/output error") as error:
             latest_checkpoint(tmp_path)
     assert "try again" in error.value.fix
@@ -217,9 +217,9 @@ class Faults:
         targets = [(os, name) for name in ("open", "fsync", "rename", "replace", "unlink", "rmdir", "mkdir")]
         for owner, name in [*targets, (module, "write_tensors"), (Path, "open"), (Path, "write_bytes")]:
             monkeypatch.setattr(owner, name, self.watched(getattr(owner, name)))
-        from bertworks.text import atomic
+        from bertworks.io import atomic_write
 
-        monkeypatch.setattr(atomic, "_exchange", self.watched(atomic._exchange))
+        monkeypatch.setattr(atomic_write, "_exchange", self.watched(atomic_write._exchange))
 
     def watched(self, function):
         def call(*arguments, **options):
@@ -304,7 +304,7 @@ def test_death_at_every_call_leaves_the_old_or_the_new_one(tmp_path, deadly, sav
         for step in steps_in(run):  # those that were to be deleted are whole, or gone
             assert is_complete(module._read(run / f"step-{step:08d}", step)), k
         with pytest.MonkeyPatch.context() as patch:  # a new process: the dead one's number is nobody's
-            patch.setattr("bertworks.text.atomic._is_alive", lambda process: False)
+            patch.setattr("bertworks.io.atomic_write._is_alive", lambda process: False)
             save(run, 4)
         assert latest_checkpoint(run)[0].step == 4
         assert [path.name for path in run.iterdir() if path.name[5:].isdigit() is False] == [], k
@@ -365,7 +365,7 @@ def test_a_disk_too_full_for_the_lock_is_named_with_a_way_out(tmp_path, monkeypa
     def full(*arguments):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("bertworks.files.checkpoint.os.write", full)
+    monkeypatch.setattr("bertworks.checkpoints.training_state.os.write", full)
     with pytest.raises(BertworksError, match="No space left") as caught, locked(tmp_path / "run"):
         pass
     monkeypatch.undo()

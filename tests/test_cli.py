@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from bertworks.cli import console
-from bertworks.cli.console import duration, figures, show_events
+from bertworks.cli.console import duration, figures, parse_size, show_events
 from bertworks.cli.main import main
-from bertworks.cli.options import parse_size
 from bertworks.errors import BertworksError, UsageError
-from bertworks.runs.events import Event
+from bertworks.events import Event
 
 VERBS = [
     "vocab", "prepare", "pretrain", "fill", "score", "explain", "evaluate mlm", "evaluate blimp", "evaluate squad",
@@ -123,7 +122,7 @@ def test_errors_become_messages_and_exit_codes(error, code, message, capsys, mon
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("bertworks.cli.machine.show_events", fails)
+    monkeypatch.setattr("bertworks.cli.models.show_events", fails)
     assert main(["demo"]) == code
     err = capsys.readouterr().err
     assert message in err
@@ -135,8 +134,8 @@ def test_errors_become_messages_and_exit_codes(error, code, message, capsys, mon
 def test_a_reader_that_has_enough_is_no_error():
     code = """
 import sys
-from bertworks.cli import machine, main
-machine.show_events = lambda *_, **__: [print("a long line " * 9) for _ in range(10000)]
+from bertworks.cli import main, models
+models.show_events = lambda *_, **__: [print("a long line " * 9) for _ in range(10000)]
 sys.exit(main.main(["demo"]))
 """
     command = ["bash", "-c", '"$0" -c "$1" | head -1; exit ${PIPESTATUS[0]}', sys.executable, code]
@@ -266,7 +265,7 @@ def test_a_command_that_is_shown_has_its_path_in_quotes(tmp_path, capsys):
 
 def test_fill_shows_answers_and_json(tmp_path, monkeypatch, capsys):
     answer = {"score": 0.25, "token": 7, "token_str": "house", "sequence": "the house .", "text": "the house."}
-    monkeypatch.setattr("bertworks.use.fill.fill", lambda model, texts, k: ([[answer] * k] for _ in texts))
+    monkeypatch.setattr("bertworks.inference.masked_lm.fill", lambda model, texts, k: ([[answer] * k] for _ in texts))
     monkeypatch.setattr(sys, "stdin", io.StringIO("the [MASK].\na [MASK].\n"))
     assert main(["fill", "model", "-", "-k", "2"]) == 0
     assert capsys.readouterr().out == " 25.0%  house  the house.\n 25.0%  house  the house.\n\n" * 2

@@ -7,14 +7,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from bertworks.checkpoints.model_folder import load_model, save_model
+from bertworks.checkpoints.task_config import TaskConfig, read_task_config, task_settings
 from bertworks.cli.main import main
-from bertworks.doors.convert import convert
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.model import load_model, save_model
-from bertworks.files.task import TaskDescription, read_task, settings_of
-from bertworks.nn.config import EncoderConfig
+from bertworks.inference.predictor import Predictor
+from bertworks.interop.convert import convert
+from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.use.predictor import Predictor
 
 transformers = pytest.importorskip("transformers")
 
@@ -287,15 +287,15 @@ def test_half_precision_becomes_float32_and_is_told(tmp_path):
 def test_a_folder_of_ours_keeps_its_task(tmp_path, tokenizer):
     config = EncoderConfig(**SIZES)
     torch.manual_seed(0)
-    from bertworks.learn.tasks import MultiLabel, TaskModel
+    from bertworks.training.task_heads import MultiLabel, TaskModel
 
-    task = TaskDescription(task="multilabel", labels=("x", "y"), max_length=20, threshold=0.25, text=("body",))
+    task = TaskConfig(task="multilabel", labels=("x", "y"), max_length=20, threshold=0.25, text=("body",))
     state = TaskModel(config, MultiLabel(num_labels=2)).state_dict()
-    save_model(tmp_path / "a", state, config, tokenizer, card="mine", head=settings_of(task))
+    save_model(tmp_path / "a", state, config, tokenizer, card="mine", head=task_settings(task))
     task.save(tmp_path / "a")
     list(convert(tmp_path / "a", tmp_path / "b"))
     assert contents(tmp_path / "b") == contents(tmp_path / "a")
-    assert read_task(tmp_path / "b") == task
+    assert read_task_config(tmp_path / "b") == task
 
 
 @pytest.fixture
@@ -387,10 +387,10 @@ def test_a_head_that_nobody_names_is_refused(tmp_path):
         list(convert(folder, tmp_path / "ours"))
     settings_changed(folder, id2label=..., label2id=..., num_labels=3)  # as in old files
     list(convert(folder, tmp_path / "ours"))
-    assert read_task(tmp_path / "ours").labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert read_task_config(tmp_path / "ours").labels == ("LABEL_0", "LABEL_1", "LABEL_2")
     settings_changed(folder, id2label=None)
     list(convert(folder, tmp_path / "again"))
-    assert read_task(tmp_path / "again").labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert read_task_config(tmp_path / "again").labels == ("LABEL_0", "LABEL_1", "LABEL_2")
 
 
 def test_nothing_is_written_over_or_half(tmp_path):

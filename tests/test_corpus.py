@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.text import corpus, formats, streams
+from bertworks.io import text_files
+from bertworks.text import corpus, formats
 from bertworks.text.corpus import CorpusReader
 
 SENTENCES = [
@@ -595,8 +596,8 @@ def test_lines_do_not_depend_on_the_size_of_blocks(
     path = write(tmp_path_factory.mktemp("blocks") / "a.txt", "\n".join(lines))
     expected = list(enumerate(lines, 1))[: None if lines and lines[-1] else -1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streams, "BLOCK_SIZE", size)
-        with streams.open_lines(path, "a.txt", repairs := streams.Repairs()) as reader:
+        patch.setattr(text_files, "BLOCK_SIZE", size)
+        with text_files.open_lines(path, "a.txt", repairs := text_files.Repairs()) as reader:
             assert list(reader.lines()) == [
                 (n, line.removeprefix("\ufeff") if n == 1 else line) for n, line in expected
             ]

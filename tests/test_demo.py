@@ -10,7 +10,7 @@ import pytest
 from bertworks.demo import tour as room
 from bertworks.demo.corpus import DemoCorpus
 from bertworks.demo.tour import demo
-from bertworks.runs.events import Event
+from bertworks.events import Event
 
 SENTENCE = "The value of this option decides on colours, and on nothing else."
 BEFORE = {"masked_lm_accuracy": 0.001, "next_sentence_accuracy": 0.5}

@@ -8,8 +8,7 @@ import sys
 import pytest
 
 from bertworks.demo import corpus as demo_corpus
-from bertworks.demo.corpus import write_demo_corpus
-from bertworks.demo.prose import is_sentence, prose
+from bertworks.demo.corpus import is_sentence, prose, write_demo_corpus
 
 NUMPY_STYLE = """
     fit(x, y, *, rate=0.1)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bertworks.demo import origins as demo_origins
-from bertworks.demo.origins import MOST, read_demo_origins, write_demo_origins
+from bertworks.demo import corpus as demo_origins
+from bertworks.demo.corpus import MOST, read_demo_origins, write_demo_origins
 from bertworks.errors import BertworksError
 
 LIBRARIES = {"package/alphabet": 400, "package/beta_ray": 200, "python/gamma": 100, "package/small": 2}  # modules

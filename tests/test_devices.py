@@ -10,26 +10,26 @@ import pytest
 import torch
 from torch import nn
 
-from bertworks.data.batch import Batch, collate
-from bertworks.data.masking import Example
-from bertworks.learn.machine import Precision
-from bertworks.learn.objectives import PretrainingModel
-from bertworks.learn.optimization import OptimizerConfig, make_optimizer, update
-from bertworks.learn.tasks import (
+from bertworks.batching.batch import Batch, collate
+from bertworks.batching.masking import Example
+from bertworks.models import attention
+from bertworks.models.attention_maps import attention_maps
+from bertworks.models.config import EncoderConfig
+from bertworks.models.heads import pool
+from bertworks.models.packed_linear import to_bf16_inference, to_fp32_inference
+from bertworks.training.device import Precision
+from bertworks.training.loop import MixedPrecision
+from bertworks.training.objectives import PretrainingModel
+from bertworks.training.optimization import OptimizerConfig, make_optimizer, update
+from bertworks.training.task_heads import (
     Classification,
     MultiLabel,
     MultipleChoice,
     Regression,
     SpanExtraction,
-    Task,
+    TaskHead,
     TaskModel,
 )
-from bertworks.learn.train import Compute
-from bertworks.nn import attention
-from bertworks.nn.attention_maps import attention_maps
-from bertworks.nn.config import EncoderConfig
-from bertworks.nn.frozen import in_bfloat16, in_float32
-from bertworks.nn.pooling import pool
 
 CONFIG = EncoderConfig(
     vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=32,
@@ -38,7 +38,7 @@ CONFIG = EncoderConfig(
 LENGTHS = (9, 17, 32)
 TOKENS = torch.arange(sum(LENGTHS))
 FIRST = torch.tensor([0, 9, 26])
-LABELS: list[tuple[Task, torch.Tensor, torch.Tensor]] = [
+LABELS: list[tuple[TaskHead, torch.Tensor, torch.Tensor]] = [
     (Classification(num_labels=3, weights=(1.0, 2.0, 1.0), smoothing=0.1), FIRST, torch.tensor([0, 1, 2])),
     (Classification(num_labels=3, pooled=False), TOKENS, torch.zeros(len(TOKENS), dtype=torch.int64)),
     (MultiLabel(num_labels=3), FIRST, torch.zeros(3, 3)),
@@ -74,7 +74,9 @@ def test_pre_training(precision: Precision, dropout: float, checkpointing: bool)
     c = replace(CONFIG, hidden_dropout=dropout, attention_dropout=dropout)
     model = on_meta(lambda: PretrainingModel(c, gradient_checkpointing=checkpointing)).train()
     optimizer = make_optimizer(model, OptimizerConfig())
-    torch.stack([tally.loss for tally in Compute(model, precision)(batch().to("meta")).values()]).sum().backward()
+    torch.stack(
+        [tally.loss for tally in MixedPrecision(model, precision)(batch().to("meta")).values()]
+    ).sum().backward()
     gradients = [p.grad for p in model.parameters()]
     assert all(gradient is not None and gradient.dtype == torch.float32 for gradient in gradients)
     norm = nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
@@ -83,15 +85,15 @@ def test_pre_training(precision: Precision, dropout: float, checkpointing: bool)
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(("task", "asked", "labels"), LABELS, ids=lambda value: type(value).__name__)
-def test_fine_tuning(precision: Precision, task: Task, asked: torch.Tensor, labels: torch.Tensor) -> None:
+def test_fine_tuning(precision: Precision, task: TaskHead, asked: torch.Tensor, labels: torch.Tensor) -> None:
     model = on_meta(lambda: TaskModel(CONFIG, task)).train()
     given = replace(batch(), masked_positions=asked, labels=labels).to("meta")
-    loss = Compute(model, precision)(given)["task"].loss
+    loss = MixedPrecision(model, precision)(given)["task"].loss
     loss.backward()
     assert (loss.device.type, loss.dtype) == ("meta", torch.float32)
 
 
-@pytest.mark.parametrize("turn", [in_float32, in_bfloat16])
+@pytest.mark.parametrize("turn", [to_fp32_inference, to_bf16_inference])
 def test_answers(turn: Callable[..., nn.Module]) -> None:
     given = batch().to("meta")
     model = on_meta(lambda: PretrainingModel(CONFIG)).eval().requires_grad_(False)

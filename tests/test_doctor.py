@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from bertworks import diagnostics as room
 from bertworks.cli.main import main
+from bertworks.diagnostics import Check
 from bertworks.errors import BertworksError
-from bertworks.use import doctor as room
-from bertworks.use.doctor import Check
 
 
 @pytest.fixture

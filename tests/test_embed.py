@@ -12,18 +12,21 @@ import transformers
 from fine import write_pairs
 
 import bertworks
+from bertworks.checkpoints.resolve import packaged_minilm
+from bertworks.checkpoints.sentence_transformers import (
+    SentenceTransformerSettings,
+    read_sentence_transformer,
+    write_sentence_transformer,
+)
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.names import packaged_minilm
-from bertworks.files.sentence import SentenceSettings, read_sentence, write_sentence
-from bertworks.learn.scores import regression
-from bertworks.learn.whitening import Moments, normalized
-from bertworks.nn.frozen import multiplies_int8
-from bertworks.use.embed import embed_file
-from bertworks.use.embedder import Embedder
-from bertworks.use.evaluate import evaluate_sts
+from bertworks.evaluation.evaluate import evaluate_sts
+from bertworks.inference.embed import Embedder, embed_file
+from bertworks.inference.whitening import Moments, normalized
+from bertworks.metrics.classification import regression
+from bertworks.models.packed_linear import cpu_supports_int8
 
-whole_numbers = pytest.mark.skipif(not multiplies_int8(), reason="this processor does not multiply 8 bits")
+whole_numbers = pytest.mark.skipif(not cpu_supports_int8(), reason="this processor does not multiply 8 bits")
 TEXTS = ["good film", "the men in this town heard some music last night " * 9, "", "sad dogs . ?", "Anna lives in Oslo"]
 REAL = [
     "The cat sits on the mat.",
@@ -87,7 +90,7 @@ def minilm() -> Path:
 
 def test_minilm_as_its_own_files_say(minilm: Path):
     embedder = Embedder("minilm", device="cpu", precision="fp32")
-    assert embedder.settings == SentenceSettings(normalize=True, max_length=256)
+    assert embedder.settings == SentenceTransformerSettings(normalize=True, max_length=256)
     np.testing.assert_allclose(embedder.embed(REAL), normalized(theirs(minilm, REAL, "mean", 256)), atol=1e-5)
 
 
@@ -116,12 +119,12 @@ def test_sentence_transformers_says_the_same(minilm: Path, model: Path, tmp_path
 @pytest.mark.parametrize("normalize", [True, False])
 def test_settings_come_back(pooling: str, normalize: bool, tmp_path: Path):
     prompts = {"query": "Frage: ", "document": ""}
-    settings = SentenceSettings(
+    settings = SentenceTransformerSettings(
         pooling=pooling, normalize=normalize, max_length=99, lowercase=True, prompts=prompts, default_prompt="query",
         similarity="dot",
     )  # fmt: skip
-    write_sentence(tmp_path, settings, 32)
-    assert read_sentence(tmp_path) == (tmp_path, settings)
+    write_sentence_transformer(tmp_path, settings, 32)
+    assert read_sentence_transformer(tmp_path) == (tmp_path, settings)
     assert (settings.prompt(), settings.prompt("nothing", "document"), settings.prompt("x")) == ("Frage: ", "", "")
 
 
@@ -143,7 +146,7 @@ def test_the_newer_layout(tmp_path: Path):
     write_modules(
         tmp_path, {"embedding_dimension": 32, "pooling_mode": "cls", "include_prompt": True}, "Pooling", "Normalize"
     )
-    assert read_sentence(tmp_path) == (tmp_path, SentenceSettings(pooling="cls", normalize=True))
+    assert read_sentence_transformer(tmp_path) == (tmp_path, SentenceTransformerSettings(pooling="cls", normalize=True))
 
 
 @pytest.mark.parametrize(
@@ -161,7 +164,7 @@ def test_the_newer_layout(tmp_path: Path):
 )  # fmt: skip
 def test_what_is_not_computed_is_refused(pooling: dict, kinds: tuple[str, ...], path: str, words: str, tmp_path: Path):
     with pytest.raises(BertworksError, match=words):
-        read_sentence(write_modules(tmp_path, pooling, *kinds, path=path))
+        read_sentence_transformer(write_modules(tmp_path, pooling, *kinds, path=path))
 
 
 def test_a_folder_with_its_model_within_says_what_is_not_computed(tmp_path: Path):
@@ -174,9 +177,9 @@ def test_a_folder_with_its_model_within_says_what_is_not_computed(tmp_path: Path
 def test_no_sense(tmp_path: Path):
     (tmp_path / "modules.json").write_text('{"a": 1}')
     with pytest.raises(BertworksError, match="list of modules"):
-        read_sentence(tmp_path)
+        read_sentence_transformer(tmp_path)
     with pytest.raises(BertworksError, match="no pooling 'last-four'"):
-        write_sentence(tmp_path, SentenceSettings(pooling="last-four"), 32)
+        write_sentence_transformer(tmp_path, SentenceTransformerSettings(pooling="last-four"), 32)
 
 
 def test_a_saved_model_says_the_same(model: Path, tmp_path: Path):
@@ -190,7 +193,9 @@ def test_a_saved_model_says_the_same(model: Path, tmp_path: Path):
 def test_prompts_and_capitals(model: Path, tmp_path: Path):
     embedder = Embedder(model, device="cpu")
     np.testing.assert_array_equal(embedder.embed(["dogs"], prompt="sad "), embedder.embed(["sad dogs"]))
-    embedder.settings = SentenceSettings(prompts={"a": "sad "}, default_prompt="a", max_length=64, lowercase=True)
+    embedder.settings = SentenceTransformerSettings(
+        prompts={"a": "sad "}, default_prompt="a", max_length=64, lowercase=True
+    )
     np.testing.assert_array_equal(embedder.embed(["DOGS"]), Embedder(model, device="cpu").embed(["sad dogs"]))
 
 
@@ -209,8 +214,8 @@ def test_wrong_calls(model: Path):
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertworks.use.embedder.AT_ONCE", 3)
-    monkeypatch.setattr("bertworks.use.embed.AT_ONCE", 3)
+    monkeypatch.setattr("bertworks.inference.embed.AT_ONCE", 3)
+    monkeypatch.setattr("bertworks.inference.embed.AT_ONCE", 3)
 
 
 @pytest.fixture
@@ -264,7 +269,7 @@ def test_a_file_in_eight_bits_is_told_its_price(rows: Path, model: Path, tmp_pat
 
 
 def test_eight_bits_are_refused_where_there_are_no_instructions(model: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bertworks.learn.inference.multiplies_int8", lambda: False)
+    monkeypatch.setattr("bertworks.inference.engine.cpu_supports_int8", lambda: False)
     with pytest.raises(UsageError, match="int8"):
         Embedder(model, device="cpu", precision="int8")
 

@@ -11,12 +11,12 @@ import transformers
 from tiny import documents, write_corpus, write_recipe
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.runs.examples import held_out_batches, in_sections
+from bertworks.evaluation.evaluate import evaluate_mlm
 from bertworks.runs.pretrain import pretrain
+from bertworks.runs.pretrain_job import held_out_batches, split_long_documents
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import write_shards
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.use.evaluate import evaluate_mlm
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,9 @@ def test_the_same_figures_as_transformers(model: Path, tmp_path: Path):
     text = write_corpus(tmp_path / "t.jsonl", 50, seed=3)
     ours = evaluate_mlm(model, [text], sequence_length=48, device="cpu")
     theirs = transformers.AutoModelForPreTraining.from_pretrained(model).eval()
-    store = in_sections(write_shards(CorpusReader([text]), Tokenizer.load(model), tmp_path / "shards", workers=1))
+    store = split_long_documents(
+        write_shards(CorpusReader([text]), Tokenizer.load(model), tmp_path / "shards", workers=1)
+    )
     batches = held_out_batches(
         store,
         np.arange(len(store.documents) - 1),

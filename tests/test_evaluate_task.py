@@ -16,13 +16,13 @@ from fine import (
     write_squad,
 )
 
+from bertworks.checkpoints.storage import read_json
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.storage import read_json
-from bertworks.nn.frozen import multiplies_int8
-from bertworks.use.evaluate import evaluate_task
-from bertworks.use.finetuned import finetune
-from bertworks.use.predict import predict_file
+from bertworks.evaluation.evaluate import evaluate_task
+from bertworks.inference.predict import predict_file
+from bertworks.models.packed_linear import cpu_supports_int8
+from bertworks.runs.finetune import finetune
 
 TASKS: dict[str, tuple[str, Callable[..., Path]]] = {
     "classification": ("d.csv", write_reviews),
@@ -52,7 +52,7 @@ def test_the_figures_are_those_of_the_run(task: str, model: Path, tmp_path: Path
     assert found["table"] == told["table"]
     assert (tmp_path / "errors.csv").read_bytes() == (out / "errors.csv").read_bytes()
     json.dumps(found)
-    if multiplies_int8():
+    if cpu_supports_int8():
         check_eight_bits(out, dev, tmp_path / "predicted.jsonl")
 
 

@@ -22,20 +22,19 @@ from fine import (
     write_squad,
 )
 
-from bertworks.data.questions import Reading
-from bertworks.files.task import TaskDescription, read_task
-from bertworks.learn.recipe import dump
-from bertworks.rows.reader import RowReader
-from bertworks.rows.schema import Item
-from bertworks.runs import examination as room
-from bertworks.runs.claims import claim
-from bertworks.runs.examination import Examination, best_threshold
+from bertworks.batching.features import Featurizer
+from bertworks.checkpoints.task_config import TaskConfig, read_task_config
+from bertworks.config import dump_recipe
+from bertworks.datasets.reader import RowReader
+from bertworks.datasets.schema import Item
+from bertworks.inference.predictor import Predictor
+from bertworks.io.atomic_write import write_text
+from bertworks.runs import finetune_job as room
 from bertworks.runs.finetune import Prepared, make_finetune_request, prepare
-from bertworks.runs.finetuning import Finetuning
-from bertworks.runs.judging import judge
+from bertworks.runs.finetune_job import FinalEvaluation, FinetuneJob, best_threshold
+from bertworks.runs.run_folder import create_run_folder
 from bertworks.runs.task_card import task_card
-from bertworks.text.atomic import write_text
-from bertworks.use.predictor import Predictor
+from bertworks.runs.task_metrics import compute_metrics
 
 CPU = torch.device("cpu")
 WRITERS: dict[str, tuple[Callable[[Path], Path], str]] = {
@@ -52,9 +51,9 @@ def begun(task: str, model: Path, folder: Path) -> tuple[Path, Prepared]:
     request = make_finetune_request(write(folder / name), model=model, overrides=["epochs=1", "precision=fp32"])
     p = prepare(request, CPU)
     output.mkdir()
-    claim(output, request.content())
-    write_text(output / "recipe.toml", dump(p.recipe))
-    work = Finetuning(
+    create_run_folder(output, request.content())
+    write_text(output / "recipe.toml", dump_recipe(p.recipe))
+    work = FinetuneJob(
         p.recipe,
         p.description,
         p.beginning,
@@ -72,7 +71,7 @@ def begun(task: str, model: Path, folder: Path) -> tuple[Path, Prepared]:
 
 
 def examined(output: Path, p: Prepared) -> tuple[dict[str, float], str]:
-    return Examination(output, p.description, p.dev, p.survey()).examine(CPU, "fp32")
+    return FinalEvaluation(output, p.description, p.dev, p.survey()).examine(CPU, "fp32")
 
 
 class Examined(NamedTuple):
@@ -105,7 +104,7 @@ def test_every_task_is_examined_and_all_files_agree(task: str, done: Callable[[s
     # The model as anybody else finds it in the folder answers so, and no otherwise.
     predictor = Predictor(output, device="cpu")
     answers = [answer for _, answer in predictor.answers(p.data.dev)]
-    expected = judge(predictor.description, p.data.dev, answers)
+    expected = compute_metrics(predictor.description, p.data.dev, answers)
     for name in set(figures) - {"threshold"}:
         assert figures[name] == pytest.approx(expected[name], abs=1e-6), name
     result = read(output / "result.json")
@@ -147,7 +146,7 @@ def test_nothing_is_computed_twice_for_the_same_weights(
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("asked again")
 
-    monkeypatch.setattr(room, "logits_of", refuse)
+    monkeypatch.setattr(room, "compute_logits", refuse)
     assert examined(output, p) == first
     assert {path: path.stat().st_mtime_ns for path in output.iterdir()} == stamps
     weights = output / "model.safetensors"
@@ -159,7 +158,7 @@ def test_nothing_is_computed_twice_for_the_same_weights(
 def test_a_result_of_other_weights_is_not_shown(model: Path, tmp_path: Path) -> None:
     output, p = begun("classification", model, tmp_path)
     examined(output, p)
-    examination = Examination(output, p.description, p.dev, p.survey())
+    examination = FinalEvaluation(output, p.description, p.dev, p.survey())
     examination.report(output)
     assert "The worst mistakes" in (output / "report.html").read_text()
     weights = output / "model.safetensors"
@@ -170,7 +169,7 @@ def test_a_result_of_other_weights_is_not_shown(model: Path, tmp_path: Path) -> 
 
 def test_without_a_result_there_is_a_report(model: Path, tmp_path: Path) -> None:
     output, p = begun("classification", model, tmp_path)
-    Examination(output, p.description, p.dev, p.survey()).report(output)
+    FinalEvaluation(output, p.description, p.dev, p.survey()).report(output)
     assert "Accuracy on dev" in (output / "report.html").read_text()
 
 
@@ -193,12 +192,15 @@ def test_what_is_not_written_to_the_end_is_done_again(
 
 def test_the_best_threshold_is_stored_in_the_model(done: Callable[[str], Examined]) -> None:
     output, p, figures, _ = done("qa")
-    assert read_task(output).threshold == figures["threshold"]
+    assert read_task_config(output).threshold == figures["threshold"]
     assert figures["f1"] == pytest.approx(figures["best_f1"])
     for threshold in (-50.0, 0.0, 50.0):
         other = Predictor(output, device="cpu", threshold=threshold)
         answers = [answer for _, answer in other.answers(p.data.dev)]
-        assert judge(replace(p.description, threshold=threshold), p.data.dev, answers)["f1"] <= figures["f1"] + 1e-9
+        assert (
+            compute_metrics(replace(p.description, threshold=threshold), p.data.dev, answers)["f1"]
+            <= figures["f1"] + 1e-9
+        )
     table = read(output / "result.json")["table"]
     assert table["with an answer"]["support"] + table["without an answer"]["support"] == len(p.data.dev)
 
@@ -215,8 +217,8 @@ def test_tables_of_questions_add_up(done: Callable[[str], Examined]) -> None:
 
 def test_contexts_in_several_pieces_have_their_own_figures() -> None:
     items = [Item(("who ?", "Anna lives in Oslo . " * times), ((0, "Anna"),), "q") for times in (1, 20)]
-    dev = list(Reading(tokenizer(), "qa", (), 24, stride=8)(items))
-    found = room.table(TaskDescription(task="qa"), dev, [{"answer": "Anna"}, {"answer": "Oslo"}])
+    dev = list(Featurizer(tokenizer(), "qa", (), 24, stride=8)(items))
+    found = room.table(TaskConfig(task="qa"), dev, [{"answer": "Anna"}, {"answer": "Oslo"}])
     assert found == {
         "context in one piece": {"exact": 1.0, "f1": 1.0, "support": 1.0},
         "context in several pieces": {"exact": 0.0, "f1": 0.0, "support": 1.0},
@@ -234,7 +236,10 @@ def test_of_many_numbers_some_are_shown_from_all_over() -> None:
 
 def test_japanese_answers_are_judged_by_their_characters() -> None:
     asked = Item(("どこに住む?", "アンナは奈良に住む"), ((4, "奈良"),), "q")
-    assert judge(TaskDescription(task="qa"), [asked], [{"answer": "奈良に"}]) == {"exact": 0, "f1": pytest.approx(0.8)}
+    assert compute_metrics(TaskConfig(task="qa"), [asked], [{"answer": "奈良に"}]) == {
+        "exact": 0,
+        "f1": pytest.approx(0.8),
+    }
 
 
 def test_the_answer_at_the_edge_does_not_hang_on_the_last_digit() -> None:

@@ -9,14 +9,20 @@ import pytest
 from test_sampling import every, make_store
 from tiny import write_recipe
 
-from bertworks.data import sampling
-from bertworks.data.batch import collate
-from bertworks.data.masking import Example
-from bertworks.data.sampling import make_plan
+from bertworks.batching import sampling
+from bertworks.batching.batch import collate
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import make_plan
 from bertworks.errors import BertworksError
-from bertworks.learn.recipe import Recipe, load
-from bertworks.runs.examples import Sections, in_sections, most_frequent_word, phase_batches, split
+from bertworks.runs.pretrain_job import (
+    Sections,
+    most_frequent_word,
+    phase_batches,
+    split_documents,
+    split_long_documents,
+)
 from bertworks.text.tokenizer import Tokenizer
+from bertworks.training.recipe import Recipe, load_recipe
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"token{number}" for number in range(40_000))]
 
@@ -30,7 +36,7 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def recipe_for(tmp_path: Path, *overrides: str) -> Recipe:
-    return load(str(write_recipe(tmp_path / "r.toml")), list(overrides))
+    return load_recipe(str(write_recipe(tmp_path / "r.toml")), list(overrides))
 
 
 @pytest.mark.parametrize("pairs", ["next_sentence", "full_sentences"])
@@ -45,7 +51,7 @@ def test_a_plan_on_disk_is_the_plan(
     np.save(expected, make_plan(store, every(store), recipe.sampling, 32, 3 << 8))
     file = tmp_path / "plans" / "phase-0.npy"
     assert file.read_bytes() == expected.getvalue()
-    monkeypatch.setattr("bertworks.runs.examples.plan_blocks", lambda *_: pytest.fail("it is there already"))
+    monkeypatch.setattr("bertworks.runs.pretrain_job.plan_blocks", lambda *_: pytest.fail("it is there already"))
     again = phase_batches(store, every(store), recipe, tokenizer, tmp_path / "plans", 0, 1)
     assert [b.input_ids.tolist() for b in batches(2)] == [b.input_ids.tolist() for b in again(2)]
 
@@ -85,8 +91,8 @@ def store_of(documents: list[list[int]]) -> Sections:
     ids=["book", "books", "endless", "equal", "one"],
 )
 def test_a_small_share_is_held_out_whatever_the_documents_are(documents: list[list[int]], seed: int):
-    store = in_sections(store_of(documents))
-    train, held_out = split(store, seed)
+    store = split_long_documents(store_of(documents))
+    train, held_out = split_documents(store, seed)
     sizes = np.diff(store.sentences[store.documents])
     assert sorted([*train, *held_out]) == list(range(len(sizes)))
     assert sizes.sum() == sum(map(sum, documents))
@@ -95,17 +101,17 @@ def test_a_small_share_is_held_out_whatever_the_documents_are(documents: list[li
 
 def test_documents_of_which_none_is_much_stay_whole():
     store = store_of([[20] * 10] * 60)
-    assert in_sections(store) is store
+    assert split_long_documents(store) is store
 
 
 def test_each_seed_holds_out_other_documents():
     store = store_of([[20] * 10] * 60)
-    held_out = [split(store, seed)[1].tolist() for seed in (0, 1)]
+    held_out = [split_documents(store, seed)[1].tolist() for seed in (0, 1)]
     assert held_out[0] != held_out[1]
 
 
 def test_the_most_frequent_word_is_that_of_all_the_training_text(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bertworks.runs.examples.CHUNK", 16)
+    monkeypatch.setattr("bertworks.runs.pretrain_job.CHUNK", 16)
     store = store_of([[10] * 4] * 6)
     store.tokens[:] = np.repeat([7, 9, 8, 9, 8, 8], 40)  # of each document; those of 8 are held out
     batch = collate([Example(np.array([2, 4, 4, 3]), np.zeros(4, int), np.array([1, 2]), np.array([9, 7]), -1)])

@@ -17,19 +17,19 @@ import torch
 import transformers
 from fine import tokenizer
 
+from bertworks.checkpoints.model_folder import load_model, save_model
+from bertworks.checkpoints.task_config import TaskConfig, task_settings
 from bertworks.cli.main import main
+from bertworks.datasets.schema import TaskType
 from bertworks.errors import UsageError
-from bertworks.files.model import load_model, save_model
-from bertworks.files.task import TaskDescription, settings_of
-from bertworks.learn.attribution import TOLERANCE, log_odds
-from bertworks.learn.tasks import TaskModel
-from bertworks.nn.attention_maps import attention_maps
-from bertworks.nn.encoder import Encoder
-from bertworks.nn.layout import Layout
-from bertworks.rows.schema import Task
-from bertworks.runs.finetuning import task_of
-from bertworks.use.explain import explain
-from bertworks.use.explanation import MAPS, NOT_ATTRIBUTION, Explanation
+from bertworks.inference.attribution import TOLERANCE, log_odds
+from bertworks.inference.decoding import make_task_head
+from bertworks.inference.explain import explain
+from bertworks.inference.explanation import MAPS, NOT_ATTRIBUTION, Explanation
+from bertworks.models.attention_maps import attention_maps
+from bertworks.models.encoder import Encoder
+from bertworks.models.layout import Layout
+from bertworks.training.task_heads import TaskModel
 
 TEXT = "the film was good in this storytown"
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&</figure> </script><!--"
@@ -41,20 +41,20 @@ ASKED = {
 }  # fmt: skip
 
 
-def write_task_model(model: Path, folder: Path, task: Task, labels: Sequence[str] = (), units: int = 0) -> Path:
+def write_task_model(model: Path, folder: Path, task: TaskType, labels: Sequence[str] = (), units: int = 0) -> Path:
     """The tiny BERT with a head drawn at random."""
     config, state, t = load_model(model)
-    d = TaskDescription(task=task, labels=tuple(labels or LABELS.get(task, ())), num_choices=2, max_length=64,
+    d = TaskConfig(task=task, labels=tuple(labels or LABELS.get(task, ())), num_choices=2, max_length=64,
                         recurrent_units=units)  # fmt: skip
     torch.manual_seed(1)
-    network = TaskModel(config, task_of(d), recurrent_units=units)
+    network = TaskModel(config, make_task_head(d), recurrent_units=units)
     network.load_state_dict(
         {name: value for name, value in state.items() if name in network.state_dict()}, strict=False
     )
     for head in (network.classifier, network.span):
         if head is not None:
             torch.nn.init.normal_(head.weight)
-    save_model(folder, network.state_dict(), config, t, card="tiny", head=settings_of(d))
+    save_model(folder, network.state_dict(), config, t, card="tiny", head=task_settings(d))
     d.save(folder)
     return folder
 
@@ -171,7 +171,7 @@ def test_log_odds_do_not_change_with_what_is_added_to_all():
 
 
 @pytest.mark.parametrize("task", ASKED)
-def test_every_task(task: Task, model: Path, tmp_path: Path):
+def test_every_task(task: TaskType, model: Path, tmp_path: Path):
     found = explain(write_task_model(model, tmp_path / "m", task), *ASKED[task])
     assert found.asked
     assert found.gradients.attributions.any()
@@ -326,7 +326,7 @@ def test_the_numbers_of_the_maps(found: Explanation):
 
 
 def test_a_page_of_a_long_text_stays_small(found: Explanation, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bertworks.use.explanation.MOST_CELLS", 4 * 25)
+    monkeypatch.setattr("bertworks.inference.explanation.MOST_CELLS", 4 * 25)
     html = found.html()
     assert shown(html)["tokens"] == list(found.tokens[:5])
     assert "the first 5 are shown" in Page(html).said

@@ -28,36 +28,35 @@ from fine import (
 )
 
 import bertworks
+from bertworks.batching.batch import Batch
+from bertworks.checkpoints.model_folder import save_model
+from bertworks.checkpoints.task_config import TaskConfig, task_settings
 from bertworks.cli.main import main
-from bertworks.data.batch import Batch
-from bertworks.doors.export import export
+from bertworks.datasets.reader import RowReader
+from bertworks.datasets.schema import TaskType, items
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.model import save_model
-from bertworks.files.onnx_graph import write_onnx
-from bertworks.files.task import TaskDescription, settings_of
-from bertworks.learn.exported import Exported
-from bertworks.learn.tasks import Classification, TaskModel
-from bertworks.nn.config import EncoderConfig
-from bertworks.nn.encoder import Encoder
-from bertworks.nn.layout import Layout
-from bertworks.rows.reader import RowReader
-from bertworks.rows.schema import Task, items
-from bertworks.runs.events import Event
-from bertworks.runs.finetuning import task_of
-from bertworks.use.embed import embed_file
-from bertworks.use.embedder import Embedder
-from bertworks.use.evaluate import evaluate_task
-from bertworks.use.fill import Filler
-from bertworks.use.predict import predict_file, schema_for
-from bertworks.use.predictor import Predictor
+from bertworks.evaluation.evaluate import evaluate_task
+from bertworks.events import Event
+from bertworks.inference.decoding import make_task_head
+from bertworks.inference.embed import Embedder, embed_file
+from bertworks.inference.masked_lm import Filler
+from bertworks.inference.onnx_runtime import OnnxModel
+from bertworks.inference.predict import predict_file, schema_for
+from bertworks.inference.predictor import Predictor
+from bertworks.interop.export import export
+from bertworks.interop.onnx_graph import write_onnx
+from bertworks.models.config import EncoderConfig
+from bertworks.models.encoder import Encoder
+from bertworks.models.layout import Layout
+from bertworks.training.task_heads import Classification, TaskModel
 
 LENGTH = 64
 CONFIG = EncoderConfig(
     vocab_size=tokenizer().vocab_size, hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
     max_position_embeddings=LENGTH, initializer_range=0.3,
 )  # fmt: skip
-D = TaskDescription
-TASKS: dict[Task, tuple[TaskDescription, Callable[[Path], Path], str, type]] = {
+D = TaskConfig
+TASKS: dict[TaskType, tuple[TaskConfig, Callable[[Path], Path], str, type]] = {
     "classification": (D(task="classification", labels=("neg", "pos"), text=("text",), label="label"), write_reviews,
                        "d.csv", transformers.AutoModelForSequenceClassification),
     "multilabel": (D(task="multilabel", labels=("person", "place"), text=("text",), label="labels"), write_multilabel,
@@ -73,12 +72,12 @@ TASKS: dict[Task, tuple[TaskDescription, Callable[[Path], Path], str, type]] = {
 }  # fmt: skip
 
 
-def write_head(folder: Path, task: Task, *, recurrent_units: int = 0, config: EncoderConfig = CONFIG) -> Path:
+def write_head(folder: Path, task: TaskType, *, recurrent_units: int = 0, config: EncoderConfig = CONFIG) -> Path:
     """A model folder with a head of random weights."""
     d = replace(TASKS[task][0], max_length=LENGTH, recurrent_units=recurrent_units)
     torch.manual_seed(1)
-    state = TaskModel(config, task_of(d), recurrent_units=recurrent_units).state_dict()
-    save_model(folder, state, config, tokenizer(LENGTH), card="tiny", head=settings_of(d))
+    state = TaskModel(config, make_task_head(d), recurrent_units=recurrent_units).state_dict()
+    save_model(folder, state, config, tokenizer(LENGTH), card="tiny", head=task_settings(d))
     d.save(folder)
     return folder
 
@@ -171,7 +170,7 @@ def test_every_activation(activation: Any, tmp_path: Path):
     batch = Batch(ids, layout, None, torch.arange(1, 18), torch.arange(17), None)
     with torch.no_grad():
         torch.testing.assert_close(
-            Exported(tmp_path / "m.onnx", network.task).logits(batch), network.logits(batch), atol=1e-4, rtol=0
+            OnnxModel(tmp_path / "m.onnx", network.task).logits(batch), network.logits(batch), atol=1e-4, rtol=0
         )
 
 
@@ -200,7 +199,7 @@ def test_what_makes_a_vector_of_the_states_goes_along(tmp_path: Path):
 
 def test_only_the_encoder_of_a_model_with_a_head(classifier: Path, tmp_path: Path):
     run(classifier, tmp_path / "onnx", encoder=True)
-    assert Exported(tmp_path / "onnx/model.onnx").outputs == ["last_hidden_state"]
+    assert OnnxModel(tmp_path / "onnx/model.onnx").outputs == ["last_hidden_state"]
     assert not (tmp_path / "onnx/task.json").exists()
     with pytest.raises(BertworksError, match="was not fine-tuned for a task"):
         Predictor(tmp_path / "onnx")
@@ -210,7 +209,7 @@ def test_only_the_encoder_of_a_model_with_a_head(classifier: Path, tmp_path: Pat
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_the_answers_are_those_of_the_model(task: Task, tmp_path: Path):
+def test_the_answers_are_those_of_the_model(task: TaskType, tmp_path: Path):
     write_head(tmp_path / "model", task)
     data = TASKS[task][1](tmp_path / TASKS[task][2])
     run(tmp_path / "model", tmp_path / "onnx")
@@ -300,12 +299,14 @@ def test_what_was_not_exported_is_not_asked(exported: Path, tmp_path: Path):
 
 
 def test_as_many_threads_as_torch(exported: Path):
-    found = Exported(exported / "model.onnx").session.get_session_options().intra_op_num_threads
+    found = OnnxModel(exported / "model.onnx").session.get_session_options().intra_op_num_threads
     assert found == torch.get_num_threads()
 
 
 @pytest.mark.parametrize("task", ["classification", "qa"])
-def test_eight_bits_are_smaller_and_say_what_they_cost(task: Task, tmp_path: Path, caplog: pytest.LogCaptureFixture):
+def test_eight_bits_are_smaller_and_say_what_they_cost(
+    task: TaskType, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
     write_head(tmp_path / "model", task)
     data = TASKS[task][1](tmp_path / TASKS[task][2])
     *_, plain = run(tmp_path / "model", tmp_path / "plain")
@@ -333,7 +334,7 @@ def test_a_file_that_differs_is_not_kept(classifier: Path, tmp_path: Path, monke
     def wrong(path: Path, state: dict[str, torch.Tensor], *others: Any) -> None:
         write_onnx(path, state | {"classifier.bias": state["classifier.bias"] + 0.001}, *others)
 
-    monkeypatch.setattr("bertworks.doors.export.write_onnx", wrong)
+    monkeypatch.setattr("bertworks.interop.export.write_onnx", wrong)
     with pytest.raises(BertworksError, match=r"differs from the model by 1\.0e-03 on 1 x 1 tokens; it is not kept"):
         run(classifier, tmp_path / "onnx")
     assert list(tmp_path.iterdir()) == []
@@ -373,7 +374,7 @@ def test_models_that_cannot_be_exported(exported: Path, tmp_path: Path, monkeypa
     model = write_encoder(tmp_path / "encoder")
     with pytest.raises(UsageError, match="no head of a task"):
         run(model, tmp_path / "onnx", data=write_reviews(tmp_path / "d.csv"))
-    monkeypatch.setattr("bertworks.files.onnx_graph._LARGEST", 1000)
+    monkeypatch.setattr("bertworks.interop.onnx_graph._LARGEST", 1000)
     with pytest.raises(BertworksError, match="2 GB"):
         run(model, tmp_path / "onnx")
     assert not (tmp_path / "onnx").exists()

@@ -10,27 +10,27 @@ import torch
 import transformers
 from fine import PEOPLE, tokenizer, write_conll, write_reviews, write_spans
 
-from bertworks.data.batch import Batch, collate
-from bertworks.data.masking import Example
+from bertworks.batching.batch import Batch, collate
+from bertworks.batching.masking import Example
+from bertworks.checkpoints.model_folder import load_model, save_model
+from bertworks.checkpoints.storage import read_tensors, write_tensors
+from bertworks.checkpoints.task_config import read_task_config
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.model import load_model, save_model
-from bertworks.files.storage import read_tensors, write_tensors
-from bertworks.files.task import read_task
-from bertworks.learn import features
-from bertworks.learn.finetuning import RECIPES
-from bertworks.learn.objectives import PretrainingModel
-from bertworks.learn.optimization import make_optimizer
-from bertworks.learn.tasks import Classification, TaskModel
-from bertworks.learn.train import train
-from bertworks.nn import frozen
-from bertworks.nn.config import EncoderConfig
-from bertworks.nn.encoder import Encoder
-from bertworks.nn.layout import Layout
-from bertworks.nn.recurrent import Recurrent, num_parameters
-from bertworks.runs.events import Event
+from bertworks.events import Event
+from bertworks.inference.predict import predict_file
+from bertworks.inference.predictor import Predictor
+from bertworks.models import packed_linear
+from bertworks.models.config import EncoderConfig
+from bertworks.models.encoder import Encoder
+from bertworks.models.heads import BiLSTM, num_lstm_parameters
+from bertworks.models.layout import Layout
 from bertworks.runs.finetune import finetune_events, make_finetune_request
-from bertworks.use.predict import predict_file
-from bertworks.use.predictor import Predictor
+from bertworks.training import task_heads
+from bertworks.training.finetune_recipe import RECIPES
+from bertworks.training.loop import train
+from bertworks.training.objectives import PretrainingModel
+from bertworks.training.optimization import make_optimizer
+from bertworks.training.task_heads import Classification, TaskModel
 
 CONFIG = EncoderConfig(vocab_size=90, hidden_size=16, num_hidden_layers=5, num_attention_heads=2,
                        max_position_embeddings=40, initializer_range=0.2)  # fmt: skip
@@ -61,31 +61,31 @@ def model(units: int = 8, config: EncoderConfig = CONFIG) -> TaskModel:
 
 def test_packed_is_one_by_one_and_no_padding_is_read() -> None:
     torch.manual_seed(0)
-    network = Recurrent(6, 5)
+    network = BiLSTM(6, 5)
     rows = [torch.randn(n, 6) for n in LENGTHS]
     found = network(torch.cat(rows), Layout.of(LENGTHS))
     assert found.shape == (sum(LENGTHS), network.output_size)
     alone = torch.cat([network.lstm(row[None])[0][0] for row in rows])
     torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-6)
-    assert num_parameters(6, 5) == sum(p.numel() for p in network.parameters())
+    assert num_lstm_parameters(6, 5) == sum(p.numel() for p in network.parameters())
 
 
 def test_features_are_the_last_four_layers_without_dropout() -> None:
     encoder = Encoder(CONFIG).train()
     batch = batch_of(examples())
-    found = features.Features(encoder)(batch)
+    found = task_heads.FrozenFeatures(encoder)(batch)
     assert encoder.training
-    assert found.shape == (sum(LENGTHS), features.width(CONFIG)) == (42, 64)
+    assert found.shape == (sum(LENGTHS), task_heads.frozen_features_size(CONFIG)) == (42, 64)
     encoder.eval()
     states = encoder(batch.input_ids, batch.layout, batch.token_type_ids)
     torch.testing.assert_close(found, torch.cat([states[n] for n in (2, 3, 4, 5)], -1))
     assert not found.requires_grad
-    assert features.width(replace(CONFIG, num_hidden_layers=2)) == 32
+    assert task_heads.frozen_features_size(replace(CONFIG, num_hidden_layers=2)) == 32
 
 
 def test_what_is_remembered_is_what_would_be_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     units, strangers = examples(), examples(seed=1)
-    asking = features.Features(Encoder(CONFIG))
+    asking = task_heads.FrozenFeatures(Encoder(CONFIG))
     alone = [asking(batch_of([unit])) for unit in units]
     assert asking.remember(units)
     computed = []
@@ -97,8 +97,8 @@ def test_what_is_remembered_is_what_would_be_computed(monkeypatch: pytest.Monkey
     assert computed == [sum(LENGTHS)]  # once
     mixed = asking(batch_of([units[0], strangers[1]]))
     torch.testing.assert_close(mixed[: LENGTHS[0]], alone[0], rtol=1e-4, atol=1e-5)
-    monkeypatch.setattr(features, "MOST_BYTES", 4 * 64 * (sum(LENGTHS) - 1))
-    assert not features.Features(Encoder(CONFIG)).remember(units)
+    monkeypatch.setattr(task_heads, "MAX_FEATURE_BYTES", 4 * 64 * (sum(LENGTHS) - 1))
+    assert not task_heads.FrozenFeatures(Encoder(CONFIG)).remember(units)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -138,7 +138,7 @@ def test_it_learns_is_saved_and_says_the_same_again(start: Path, tmp_path: Path)
     done = run(data, tmp_path / "out", start)
     assert done.fields["metric"] == "f1"
     assert done.fields["score"] >= 0.9
-    assert read_task(tmp_path / "out").recurrent_units == 24
+    assert read_task_config(tmp_path / "out").recurrent_units == 24
     ours, theirs = load_model(tmp_path / "out").state, load_model(start).state
     frozen = [name for name in ours if name.startswith("encoder.")]
     assert frozen
@@ -159,7 +159,7 @@ def test_answers_in_bf16_leave_the_frozen_encoder_as_it_is(
 ) -> None:
     """Where a processor has no bf16 of its own, as on a GPU, other encoders are rounded."""
     run(write_conll(tmp_path / "names.conll"), tmp_path / "out", start)
-    monkeypatch.setattr(frozen, "multiplies_bfloat16", lambda: False)
+    monkeypatch.setattr(packed_linear, "cpu_supports_bf16", lambda: False)
     sentences = [["the", "film", PEOPLE[0], "was", "in", "Oslo"]]
     exact, rounded = (
         Predictor(tmp_path / "out", device="cpu", precision=name).predict(sentences)[0] for name in ("fp32", "bf16")
@@ -185,7 +185,7 @@ def test_what_does_not_fit_in_memory_is_computed_and_said(
 ) -> None:
     data = write_conll(tmp_path / "names.conll", 60)
     known = run(data, tmp_path / "known", start, overrides=(*FAST, "epochs=1"))
-    monkeypatch.setattr(features, "MOST_BYTES", 1000)
+    monkeypatch.setattr(task_heads, "MAX_FEATURE_BYTES", 1000)
     request = make_finetune_request(data, model=start, recipe="features", overrides=(*FAST, "epochs=1"))
     events = list(finetune_events(tmp_path / "asked", request, device="cpu"))
     assert any("does not fit in memory" in event.text for event in events)
@@ -207,7 +207,7 @@ def test_transformers_refuses_the_folder_and_we_go_on_with_it(start: Path, tmp_p
         data, model=tmp_path / "out", overrides=("epochs=1", "precision=fp32"), new_head=True
     )
     *_, done = finetune_events(tmp_path / "plain", request, device="cpu")
-    assert read_task(tmp_path / "plain").recurrent_units == 0
+    assert read_task_config(tmp_path / "plain").recurrent_units == 0
     assert done.kind == "done"
 
 

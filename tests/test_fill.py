@@ -11,15 +11,15 @@ import transformers
 from fine import tokenizer
 from tiny import documents, write_corpus, write_recipe
 
+from bertworks.checkpoints.hf_mapping import to_huggingface
+from bertworks.checkpoints.model_folder import save_model
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.foreign import to_huggingface
-from bertworks.files.model import save_model
-from bertworks.learn.objectives import PretrainingModel
-from bertworks.nn.config import EncoderConfig
+from bertworks.inference.explain import explain
+from bertworks.inference.masked_lm import Filler, fill
+from bertworks.models.config import EncoderConfig
 from bertworks.runs.pretrain import pretrain
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
-from bertworks.use.explain import explain
-from bertworks.use.fill import Filler, fill
+from bertworks.training.objectives import PretrainingModel
 
 
 @pytest.fixture(scope="module")

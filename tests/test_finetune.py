@@ -26,27 +26,27 @@ from fine import (
 )
 from sklearn.utils.class_weight import compute_class_weight
 
-from bertworks.data.masking import Example
+from bertworks.batching.masking import Example
+from bertworks.checkpoints.model_folder import load_model
+from bertworks.checkpoints.storage import read_tensors, write_tensors
+from bertworks.checkpoints.task_config import read_task_config
+from bertworks.config import dump_recipe
+from bertworks.datasets.schema import Item, Schema
+from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.model import load_model
-from bertworks.files.storage import read_tensors, write_tensors
-from bertworks.files.task import read_task
-from bertworks.learn.finetuning import RECIPES, resolved, suited_length, suited_rate
-from bertworks.learn.recipe import dump
-from bertworks.learn.tasks import Classification, TaskModel
-from bertworks.nn.config import EncoderConfig
-from bertworks.rows.schema import Item, Schema
-from bertworks.rows.writer import write_rows
-from bertworks.runs.datasets import read_data, split
-from bertworks.runs.events import Event, duration
-from bertworks.runs.finetune import finetune_events, make_finetune_request, prepare
-from bertworks.runs.finetuning import WORDS, Finetuning, balanced_weights
-from bertworks.runs.run import Run
+from bertworks.evaluation.evaluate import evaluate_task
+from bertworks.events import Event, duration
+from bertworks.inference.decoding import balanced_weights
+from bertworks.inference.predict import predict_file
+from bertworks.inference.predictor import Predictor
+from bertworks.models.config import EncoderConfig
+from bertworks.runs.data_splits import read_data, split_items
+from bertworks.runs.finetune import finetune, finetune_events, make_finetune_request, prepare
+from bertworks.runs.finetune_job import TOKEN_EMBEDDING_KEY, FinetuneJob
+from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.trials import plan_trials, run_trials
-from bertworks.use.evaluate import evaluate_task
-from bertworks.use.finetuned import finetune
-from bertworks.use.predict import predict_file
-from bertworks.use.predictor import Predictor
+from bertworks.training.finetune_recipe import RECIPES, default_learning_rate, default_max_length, resolve_recipe
+from bertworks.training.task_heads import Classification, TaskModel
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=6", "patience=0", "precision=fp32")
 
@@ -95,7 +95,7 @@ def classifier(trained: Trained) -> Path:
 def test_every_task_is_guessed_learned_and_predicted(task: str, trained: Trained, tmp_path: Path) -> None:
     _, name, metric, least = TASKS[task]
     folder, done = trained(task)
-    assert read_task(folder).task == task
+    assert read_task_config(folder).task == task
     assert done.fields["metric"] == metric
     assert done.fields["score"] >= least, done.fields["figures"]
     figures = json.loads((folder / "result.json").read_text())["figures"]
@@ -145,14 +145,14 @@ def test_the_best_state_is_kept_not_the_last(model: Path, tmp_path: Path) -> Non
 def test_the_folder_holds_the_best_state_where_later_ones_are_worse(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluate, seen = Finetuning.evaluate, []
+    evaluate, seen = FinetuneJob.evaluate, []
 
-    def watched(work: Finetuning, network: TaskModel) -> dict[str, float]:
+    def watched(work: FinetuneJob, network: TaskModel) -> dict[str, float]:
         seen.append(network.state_dict()["classifier.weight"].clone())
         return evaluate(work, network)
 
-    monkeypatch.setattr(Finetuning, "evaluate", watched)
-    monkeypatch.setattr(Finetuning, "is_better", lambda *_: False)  # than the first
+    monkeypatch.setattr(FinetuneJob, "evaluate", watched)
+    monkeypatch.setattr(FinetuneJob, "is_better", lambda *_: False)  # than the first
     run(write_reviews(tmp_path / "reviews.csv", 40), tmp_path / "out", model, overrides=(*FAST, "epochs=3"))
     kept = load_model(tmp_path / "out").state["classifier.weight"]
     assert [torch.equal(kept, one) for one in seen] == [True, False, False]
@@ -174,7 +174,7 @@ def test_other_labels_and_tasks_are_refused_and_a_new_head_is_not(classifier: Pa
     with pytest.raises(BertworksError, match="fine-tuned for classification"):
         run(write_conll(tmp_path / "names.conll"), tmp_path / "second", classifier)
     run(tmp_path / "other.csv", tmp_path / "second", classifier, overrides=(*FAST, "epochs=1"), new_head=True)
-    assert read_task(tmp_path / "second").labels == ("bad", "good")
+    assert read_task_config(tmp_path / "second").labels == ("bad", "good")
 
 
 def test_a_head_goes_on_by_the_names_of_its_labels(classifier: Path, tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_a_row_of_each_rare_label_is_set_aside_until_they_are_as_many_as_a_share
 ) -> None:
     given = [f"rare {n % labels}" for n in range(3 * labels)] + ["often"] * often
     found = [Item((f"a film {n}",), label, str(n)) for n, label in enumerate(given)]
-    train, dev = split(found, Schema(task="classification", text=("text",), label="label"), range(len(found)))
+    train, dev = split_items(found, Schema(task="classification", text=("text",), label="label"), range(len(found)))
     assert sorted(train + dev, key=lambda item: int(item.where)) == found
     assert len(dev) == aside
     assert max(Counter(item.label for item in dev if item.label != "often").values()) == 1
@@ -408,10 +408,10 @@ def test_frozen_settings_change_what_they_say(model: Path, tmp_path: Path) -> No
         run(data, tmp_path / "more", model, overrides=(*FAST, "epochs=1", "reinitialized_layers=3"))
 
 
-def work_for(data: Path, model: Path, *overrides: str) -> Finetuning:
+def work_for(data: Path, model: Path, *overrides: str) -> FinetuneJob:
     """What a run with these settings trains."""
     p = prepare(make_finetune_request(data, model=model, overrides=(*FAST, *overrides)), torch.device("cpu"))
-    return Finetuning(
+    return FinetuneJob(
         p.recipe, p.description, p.beginning, p.units, p.dev, "fp32", card=lambda facts: "", report=lambda folder: None
     )
 
@@ -436,7 +436,7 @@ def test_the_last_layers_begin_anew_and_the_first_do_not(model: Path, tmp_path: 
     learned = {name: value + 0.5 for name, value in work.beginning.model.state.items()}
     work.beginning = replace(work.beginning, model=work.beginning.model._replace(state=learned))
     begun = work.begin()[0].state_dict()
-    learned[WORDS] = work.shortlist.taken(learned[WORDS])
+    learned[TOKEN_EMBEDDING_KEY] = work.shortlist.taken(learned[TOKEN_EMBEDDING_KEY])
     kept = {name for name, value in begun.items() if name in learned and torch.equal(value, learned[name])}
     again = {name for name in begun if name.startswith(("encoder.blocks.1.", "pooler."))}
     assert kept == {name for name in begun if name.startswith("encoder.")} - again
@@ -593,7 +593,7 @@ def test_a_stopped_prediction_goes_on(classifier: Path, tmp_path: Path, monkeypa
     data = write_reviews(tmp_path / "reviews.csv", 300)
     *_, _ = predict_file(classifier, data, tmp_path / "whole.csv", device="cpu")
     for module in ("predict", "predictor"):
-        monkeypatch.setattr(f"bertworks.use.{module}.AT_ONCE", 50)
+        monkeypatch.setattr(f"bertworks.inference.{module}.AT_ONCE", 50)
     for event in predict_file(classifier, data, tmp_path / "parts.csv", device="cpu"):
         if event.kind == "stage" and event.fields["amount"] >= 100:
             break
@@ -615,7 +615,7 @@ def test_a_stopped_prediction_of_other_weights_begins_anew(
     state = read_tensors(part)
     index = {"weight_map": dict.fromkeys(state, part.name)}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    monkeypatch.setattr("bertworks.use.predict.AT_ONCE", 50)
+    monkeypatch.setattr("bertworks.inference.predict.AT_ONCE", 50)
     next(e for e in predict_file(folder, data, tmp_path / "a.csv", device="cpu") if e.kind == "stage")
     write_tensors(part, {name: tensor * 0.5 for name, tensor in state.items()}, {})
     assert not any("resumed_row" in e.fields for e in predict_file(folder, data, tmp_path / "a.csv", device="cpu"))
@@ -726,14 +726,14 @@ def test_a_stop_while_the_network_computes_can_be_gone_on_from(
             raise KeyboardInterrupt
         return forward(network, batch)
 
-    class Watched(Run):
+    class Watched(TrainingRun):
         def __init__(self, *given: Any) -> None:
             super().__init__(*given)
             runs.append(self)
 
     with monkeypatch.context() as patches:
         patches.setattr(TaskModel, "forward", leaving)
-        patches.setattr("bertworks.runs.finetune.Run", Watched)
+        patches.setattr("bertworks.runs.finetune.TrainingRun", Watched)
         with pytest.raises(KeyboardInterrupt):
             list(finetune_events(tmp_path / "out", request, device="cpu"))
     assert (tmp_path / "out" / "checkpoints" / "step-00000003").exists()
@@ -745,7 +745,7 @@ def test_a_stop_while_the_network_computes_can_be_gone_on_from(
 
 def test_the_seed_is_the_recipes_unless_another_is_named(model: Path, tmp_path: Path) -> None:
     data, own = write_reviews(tmp_path / "d.csv"), tmp_path / "own.toml"
-    own.write_text(dump(RECIPES["stable"]).replace("seed = 0", "seed = 9"))
+    own.write_text(dump_recipe(RECIPES["stable"]).replace("seed = 0", "seed = 9"))
     assert make_finetune_request(data, model=model).seed == 0
     assert make_finetune_request(data, model=model, overrides=["seed=5"]).seed == 5
     assert make_finetune_request(data, model=model, recipe=str(own)).seed == 9
@@ -781,8 +781,8 @@ def test_nothing_is_asked_of_dev_in_vain(model: Path, tmp_path: Path, monkeypatc
 
         monkeypatch.setattr(f"{module}.{name}", counting)
 
-    counted("bertworks.runs.finetuning", "examine")
-    counted("bertworks.runs.examination", "logits_of")
+    counted("bertworks.runs.finetune_job", "compute_logits_and_loss")
+    counted("bertworks.runs.finetune_job", "compute_logits")
     data, overrides = write_squad(tmp_path / "squad.json"), (*FAST, "epochs=2")
     run(data, tmp_path / "out", model, overrides=overrides)
     assert asked == [12, 12]
@@ -808,7 +808,7 @@ def test_the_forecast_counts_every_token(model: Path, tmp_path: Path, monkeypatc
         timed.append(len(batch.input_ids))
         return 0.003 * len(batch.input_ids), 0.5
 
-    monkeypatch.setattr("bertworks.runs.forecast.time_step", time_step)
+    monkeypatch.setattr("bertworks.runs.finetune.time_step", time_step)
     data = write_reviews(tmp_path / "d.csv", 400)
     request = make_finetune_request(data, model=model, overrides=("epochs=3", "precision=fp32"))
     p = prepare(request, torch.device("cpu"))
@@ -827,17 +827,17 @@ def test_the_forecast_counts_every_token(model: Path, tmp_path: Path, monkeypatc
     ("count", "epochs"), [(10, 20), (16 * 100, 10), (16 * 142 + 1, 7), (16 * 400, 3), (16 * 2000, 3)]
 )
 def test_few_rows_are_seen_often_and_many_three_times(count: int, epochs: int) -> None:
-    assert resolved(RECIPES["stable"], count, EncoderConfig(vocab_size=100)).epochs == epochs
-    assert resolved(replace(RECIPES["stable"], epochs=2), count, EncoderConfig(vocab_size=100)).epochs == 2
+    assert resolve_recipe(RECIPES["stable"], count, EncoderConfig(vocab_size=100)).epochs == epochs
+    assert resolve_recipe(replace(RECIPES["stable"], epochs=2), count, EncoderConfig(vocab_size=100)).epochs == 2
 
 
 @pytest.mark.parametrize(("longest", "length"), [(64, 64), (512, 512), (1024, 512)])
 def test_texts_are_read_up_to_512_tokens_unless_more_are_asked_for(longest: int, length: int) -> None:
     stable = RECIPES["stable"]
-    assert suited_length(stable, longest) == length
-    assert suited_length(replace(stable, max_length=longest), longest) == longest
+    assert default_max_length(stable, longest) == length
+    assert default_max_length(replace(stable, max_length=longest), longest) == longest
     with pytest.raises(UsageError, match="the model reads at most"):
-        suited_length(replace(stable, max_length=longest + 1), longest)
+        default_max_length(replace(stable, max_length=longest + 1), longest)
 
 
 def test_the_rate_suits_the_network_unless_it_is_named(model: Path, tmp_path: Path) -> None:
@@ -846,5 +846,5 @@ def test_the_rate_suits_the_network_unless_it_is_named(model: Path, tmp_path: Pa
     assert "\nlearning_rate = 0.0012\n" in (tmp_path / "a" / "recipe.toml").read_text()  # 5e-5 * 768 / 32
     run(data, tmp_path / "b", model, overrides=("epochs=1", "optimizer.learning_rate=3e-4"))
     assert "\nlearning_rate = 0.0003\n" in (tmp_path / "b" / "recipe.toml").read_text()
-    assert suited_rate(768) == 5e-5
-    assert suited_rate(384) == 1e-4
+    assert default_learning_rate(768) == 5e-5
+    assert default_learning_rate(384) == 1e-4

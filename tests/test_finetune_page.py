@@ -10,11 +10,11 @@ import pytest
 
 import bertworks
 from bertworks.cli.main import make_app
-from bertworks.learn.finetuning import RECIPES, FinetuneRecipe
-from bertworks.learn.optimization import OptimizerConfig
-from bertworks.rows.guessing import guess_schema
-from bertworks.rows.reader import RowReader
-from bertworks.rows.schema import items
+from bertworks.datasets.infer_schema import guess_schema
+from bertworks.datasets.reader import RowReader
+from bertworks.datasets.schema import items
+from bertworks.training.finetune_recipe import RECIPES, FinetuneRecipe
+from bertworks.training.optimization import OptimizerConfig
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "finetune.md").read_text(encoding="utf-8")

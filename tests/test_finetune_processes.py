@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from fine import write_model, write_reviews
 
-from bertworks.data.labelled import LabelledBatches
-from bertworks.data.masking import Example
+from bertworks.batching.batch import LabelledBatches
+from bertworks.batching.masking import Example
+from bertworks.checkpoints.storage import read_tensors
 from bertworks.errors import UsageError
-from bertworks.files.storage import read_tensors
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.trials import plan_trials, run_trials
 

@@ -7,18 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bertworks.errors import BertworksError
-from bertworks.files.foreign import (
+from bertworks.checkpoints.hf_mapping import (
     architecture_of,
+    component_names,
     config_from_huggingface,
     config_to_huggingface,
     from_huggingface,
-    parts_of,
     to_huggingface,
 )
-from bertworks.learn.objectives import PretrainingModel
-from bertworks.nn.config import EncoderConfig
-from bertworks.nn.family import SIZES
+from bertworks.errors import BertworksError
+from bertworks.models.config import BERT_SIZES, EncoderConfig
+from bertworks.training.objectives import PretrainingModel
 
 CONFIG = EncoderConfig(
     vocab_size=60,
@@ -57,7 +56,7 @@ def test_there_and_back_is_where_we_were(heads):
     ours = our_state(heads)
     theirs = to_huggingface(ours, CONFIG)
     assert same(from_huggingface(theirs, CONFIG), ours)
-    assert parts_of(ours) == heads | {"encoder"}
+    assert component_names(ours) == heads | {"encoder"}
     again = to_huggingface(from_huggingface(theirs, CONFIG), CONFIG)
     assert list(again) == list(theirs)
 
@@ -115,7 +114,7 @@ def test_heads_of_fine_tuned_models_are_read_and_named(head, shape, part):
     theirs = {f"bert.{name}": value for name, value in their_state(set()).items()}
     theirs |= {f"{head}.weight": torch.randn(shape, 8), f"{head}.bias": torch.randn(shape)}
     ours = from_huggingface(theirs, CONFIG)
-    assert parts_of(ours) == {"encoder", part}
+    assert component_names(ours) == {"encoder", part}
     assert torch.equal(ours[f"{part}.weight"], theirs[f"{head}.weight"])
     assert same(to_huggingface(ours, CONFIG), theirs)
 
@@ -209,12 +208,14 @@ def test_a_copy_that_is_none_is_refused(copy, kind):
 
 
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", BERT_SIZES)
 def test_a_configuration_comes_back(size, activation):
-    config = replace(SIZES[size], hidden_act=activation, hidden_dropout=0.0, type_vocab_size=3, layer_norm_eps=1e-5)
+    config = replace(
+        BERT_SIZES[size], hidden_act=activation, hidden_dropout=0.0, type_vocab_size=3, layer_norm_eps=1e-5
+    )
     written = config_to_huggingface(config, architectures=["BertForPreTraining"], pad_token_id=7)
     read = config_from_huggingface(json.loads(json.dumps(written)))
-    assert read == replace(config, intermediate_size=config.inner_size)
+    assert read == replace(config, intermediate_size=config.ffn_size)
     assert written["pad_token_id"] == 7
     assert written["hidden_act"] == {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}[activation]
 

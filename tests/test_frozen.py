@@ -13,23 +13,23 @@ import numpy as np
 import pytest
 import torch
 
-from bertworks.nn import frozen as of_nn
-from bertworks.nn.attention import attend, attend_soon
-from bertworks.nn.config import EncoderConfig
-from bertworks.nn.encoder import ACTIVATIONS, Encoder
-from bertworks.nn.frozen import (
-    FEW,
+from bertworks.models import packed_linear as of_nn
+from bertworks.models.attention import attention, attention_inference_cpu
+from bertworks.models.config import EncoderConfig
+from bertworks.models.encoder import ACTIVATIONS, Encoder
+from bertworks.models.layers import SMALL_BATCH_ROWS as FEW
+from bertworks.models.layers import pad_rows_to_bucket
+from bertworks.models.layout import Layout
+from bertworks.models.packed_linear import (  # fmt: skip
     Dense,
-    Frozen,
+    InferenceEncoder,
     _int8,
-    halved,
-    in_bfloat16,
-    in_float32,
-    in_int8,
-    multiplies_int8,
-)  # fmt: skip
-from bertworks.nn.layout import Layout
-from bertworks.nn.linear import filled
+    cpu_supports_int8,
+    to_bf16_inference,
+    to_fp32_inference,
+    to_int8_inference,
+    with_fp16_weights,
+)
 
 SHAPE = EncoderConfig(
     vocab_size=90, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=99
@@ -40,7 +40,7 @@ fbgemm = pytest.mark.skipif(
 bfloat16 = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor does not multiply bf16"
 )
-whole_numbers = pytest.mark.skipif(not multiplies_int8(), reason="this processor does not multiply 8 bits")
+whole_numbers = pytest.mark.skipif(not cpu_supports_int8(), reason="this processor does not multiply 8 bits")
 
 
 def poison() -> None:
@@ -66,30 +66,30 @@ def asked(*lengths: int) -> tuple[torch.Tensor, Layout, torch.Tensor]:
 MANY = [33, 33, 33, 64, 64, 7, 1, 99, 98]
 
 
-def short(encoder: Encoder) -> Encoder | Frozen:
-    return halved(encoder, encoder)
+def short(encoder: Encoder) -> Encoder | InferenceEncoder:
+    return with_fp16_weights(encoder, encoder)
 
 
-def by_mkl(encoder: Encoder) -> Encoder | Frozen:
+def by_mkl(encoder: Encoder) -> Encoder | InferenceEncoder:
     return single(encoder, True)
 
 
-def by_onednn(encoder: Encoder) -> Encoder | Frozen:
+def by_onednn(encoder: Encoder) -> Encoder | InferenceEncoder:
     """As on AMD's processors."""
     return single(encoder, False)
 
 
-def int8_of_single(encoder: Encoder) -> Encoder | Frozen:
+def int8_of_single(encoder: Encoder) -> Encoder | InferenceEncoder:
     """As on a processor that does not multiply bf16."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(of_nn, "multiplies_bfloat16", lambda: False)
-        return in_int8(encoder)
+        patch.setattr(of_nn, "cpu_supports_bf16", lambda: False)
+        return to_int8_inference(encoder)
 
 
-def single(encoder: Encoder, at_home: bool) -> Encoder | Frozen:
+def single(encoder: Encoder, at_home: bool) -> Encoder | InferenceEncoder:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(of_nn, "_mkl_is_at_home", lambda: at_home)
-        return in_float32(encoder)
+        patch.setattr(of_nn, "_prefer_mkl", lambda: at_home)
+        return to_fp32_inference(encoder)
 
 
 @pytest.mark.parametrize("processor", ["GenuineIntel", "AuthenticAMD"])
@@ -98,7 +98,7 @@ def test_products_of_single_precision_are_left_to_mkl_but_on_amd(processor: str,
     monkeypatch.setattr(of_nn.Path, "read_text", lambda _: f"processor: 0\nvendor_id: {processor}\n")
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
-    assert of_nn._mkl_is_at_home.__wrapped__() is (processor == "GenuineIntel")
+    assert of_nn._prefer_mkl.__wrapped__() is (processor == "GenuineIntel")
 
 
 @pytest.mark.parametrize(
@@ -108,10 +108,10 @@ def test_products_of_single_precision_are_left_to_mkl_but_on_amd(processor: str,
         *(pytest.param(short, n, 2e-3, 0.99999, marks=fbgemm) for n in ([12], [1], [5, 5, 9, 1, 5], [FEW], [30, 34])),
         *(
             pytest.param(make, n, 5e-2, 0.999, marks=whole_numbers)
-            for make in (in_int8, int8_of_single)
+            for make in (to_int8_inference, int8_of_single)
             for n in ([12], [1], [5, 5, 9, 1, 5], MANY)
         ),
-        *(pytest.param(in_bfloat16, n, 3e-2, 0.9995, marks=bfloat16) for n in ([12], [1], [5, 5, 9, 1, 5], MANY)),
+        *(pytest.param(to_bf16_inference, n, 3e-2, 0.9995, marks=bfloat16) for n in ([12], [1], [5, 5, 9, 1, 5], MANY)),
     ],
 )
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
@@ -122,7 +122,7 @@ def test_states_are_those_of_the_encoder_in_float64(
     network = Encoder(EncoderConfig(**{**vars(SHAPE), "hidden_act": activation})).eval()
     network.load_state_dict(encoder.state_dict())
     frozen, row = make(network), asked(*lengths)
-    assert isinstance(frozen, Frozen)
+    assert isinstance(frozen, InferenceEncoder)
     exact = Encoder(network.config).double().eval()
     exact.load_state_dict(network.state_dict())
     rows = torch.tensor([sum(lengths) - 1, 0])
@@ -131,11 +131,11 @@ def test_states_are_those_of_the_encoder_in_float64(
         poison()
         found, some = frozen(*row), frozen(*row, rows)
     for a, b in zip(found, wanted, strict=True):
-        assert a.dtype == (torch.bfloat16 if make is in_bfloat16 else torch.float32)
+        assert a.dtype == (torch.bfloat16 if make is to_bf16_inference else torch.float32)
         assert ((a.double() - b).norm(dim=-1) / b.norm(dim=-1)).max() < far
         assert torch.nn.functional.cosine_similarity(a.double(), b, dim=-1).min() > nearest
     assert some[-1].shape == (2, 64)
-    same = {in_bfloat16: 4e-2, in_int8: 0.2, int8_of_single: 0.2}.get(make, 1e-5)
+    same = {to_bf16_inference: 4e-2, to_int8_inference: 0.2, int8_of_single: 0.2}.get(make, 1e-5)
     torch.testing.assert_close(some[-1], found[-1][rows], atol=same, rtol=0)
 
 
@@ -192,7 +192,7 @@ def test_of_bf16_no_number_overflows_eight_bits_and_every_token_has_its_own_scal
 
 @pytest.mark.parametrize("instructions", ["AVX2", "AVX512_CORE"])
 def test_where_sums_overflow_there_are_no_eight_bits(instructions: str):
-    say = "from bertworks.nn.frozen import multiplies_int8; print(multiplies_int8())"
+    say = "from bertworks.models.packed_linear import cpu_supports_int8; print(cpu_supports_int8())"
     environment = os.environ | {"ONEDNN_MAX_CPU_ISA": instructions}
     said = subprocess.run([sys.executable, "-c", say], env=environment, capture_output=True, text=True, check=True)
     assert said.stdout == "False\n"
@@ -200,7 +200,7 @@ def test_where_sums_overflow_there_are_no_eight_bits(instructions: str):
 
 @bfloat16
 def test_a_bf16_encoder_that_learns_is_the_one_that_was_given(encoder: Encoder):
-    frozen, row = in_bfloat16(encoder), asked(40, 30)
+    frozen, row = to_bf16_inference(encoder), asked(40, 30)
     assert all(map(torch.equal, frozen(*row), encoder(*row)))
     assert frozen(*row)[-1].requires_grad
     assert {p.dtype for p in encoder.parameters()} == {torch.float32}
@@ -228,7 +228,7 @@ def test_threads_that_turn_the_matrices_at_once_all_get_the_rows_they_ask_for(en
 
         return product
 
-    frozen, row, rows = Frozen(encoder, dense, torch.float32), asked(9, 5), torch.tensor([0, 9])
+    frozen, row, rows = InferenceEncoder(encoder, dense, torch.float32), asked(9, 5), torch.tensor([0, 9])
     found: list[torch.Tensor] = []
 
     def ask() -> None:
@@ -249,8 +249,8 @@ def test_threads_that_turn_the_matrices_at_once_all_get_the_rows_they_ask_for(en
 
 @fbgemm
 def test_many_tokens_and_gradients_are_left_to_others(encoder: Encoder):
-    rest = in_float32(encoder)
-    network, many, few = halved(encoder, rest), asked(40, FEW - 39), asked(7)
+    rest = to_fp32_inference(encoder)
+    network, many, few = with_fp16_weights(encoder, rest), asked(40, FEW - 39), asked(7)
     with torch.no_grad():
         assert all(map(torch.equal, network(*many), rest(*many)))
         assert not torch.allclose(network(*few)[-1], rest(*few)[-1], atol=1e-5)
@@ -264,7 +264,7 @@ def test_weights_that_half_precision_would_spoil_stay_as_they_are(scale: float, 
     other = Encoder(SHAPE).eval()
     other.load_state_dict(encoder.state_dict())
     other.blocks[1].feed_forward.up.weight.data.mul_(scale)
-    assert halved(other, other) is other
+    assert with_fp16_weights(other, other) is other
 
 
 @pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
@@ -279,7 +279,7 @@ def test_attention_in_runs_is_that_of_float64_one_by_one(dtype: torch.dtype, off
         wanted.append(((q @ k.mT / 4).softmax(-1) @ v).transpose(0, 1))
     with torch.no_grad():
         poison()
-        found = attend_soon(qkv, layout)
+        found = attention_inference_cpu(qkv, layout)
     torch.testing.assert_close(found.double(), torch.cat(wanted), atol=off, rtol=0)
 
 
@@ -292,7 +292,7 @@ def test_bf16_attention_with_a_mask_is_that_of_float64(length: int):
     q, k, v = (x.double() for x in inputs)
     wanted = (q @ k.mT / 4).masked_fill(~mask[:, None, None], -torch.inf).softmax(-1) @ v
     poison()
-    found = attend(*inputs, mask[:, None, None], 0.0)
+    found = attention(*inputs, mask[:, None, None], 0.0)
     torch.testing.assert_close(found.double(), wanted, atol=3e-2, rtol=0)
 
 
@@ -310,7 +310,7 @@ def test_bf16_attention_of_small_and_of_vast_scores_is_that_of_float64(size: flo
         wanted.append(((q @ k.mT / 32**0.5).softmax(-1) @ v).transpose(0, 1))
     with torch.no_grad():
         poison()
-        found = attend_soon(qkv, Layout.of(lengths))
+        found = attention_inference_cpu(qkv, Layout.of(lengths))
     torch.testing.assert_close(found.double(), torch.cat(wanted), atol=3e-2, rtol=0)
 
 
@@ -321,7 +321,7 @@ def test_a_sequence_without_numbers_spoils_no_other_one_in_bf16():
     spoilt = qkv.clone()
     spoilt[25, 1, 2, 3] = torch.nan
     with torch.no_grad():
-        wanted, found = attend_soon(qkv, layout), attend_soon(spoilt, layout)
+        wanted, found = attention_inference_cpu(qkv, layout), attention_inference_cpu(spoilt, layout)
     others = [*range(20), *range(40, 60)]
     assert found[20:40].isnan().any()
     torch.testing.assert_close(found[others], wanted[others], atol=2e-2, rtol=0)
@@ -337,12 +337,12 @@ def test_rows_that_fill_up_a_step_of_learning_change_nothing(
     network.load_state_dict(encoder.state_dict())
     product = torch.ops.mkldnn._linear_pointwise.default
     monkeypatch.setattr(
-        "bertworks.nn.linear.torch.ops.mkldnn._linear_pointwise",
+        "bertworks.models.layers.torch.ops.mkldnn._linear_pointwise",
         SimpleNamespace(default=lambda x, *others: seen.add(len(x)) or product(x, *others)),
     )
     row, probe = asked(60, 60, 23), torch.randn(143 if rows is None else 70, 64)
-    for fill in (filled, lambda x: x):
-        monkeypatch.setattr("bertworks.nn.encoder.filled", fill)
+    for fill in (pad_rows_to_bucket, lambda x: x):
+        monkeypatch.setattr("bertworks.models.encoder.pad_rows_to_bucket", fill)
         poison()
         states = network(*row, rows)
         assert [len(state) for state in states] == [143] * 3 + [len(probe)]
@@ -375,13 +375,13 @@ def test_rectangles_are_of_few_sizes_and_every_token_stands_in_one():
     assert 40 < len(sizes) < 120
 
 
-@pytest.mark.parametrize("make", [by_mkl, by_onednn, pytest.param(in_bfloat16, marks=bfloat16)])
+@pytest.mark.parametrize("make", [by_mkl, by_onednn, pytest.param(to_bf16_inference, marks=bfloat16)])
 def test_products_have_few_sizes_where_each_costs_a_program(
-    make: Callable[[Encoder], Encoder | Frozen], encoder: Encoder, monkeypatch: pytest.MonkeyPatch
+    make: Callable[[Encoder], Encoder | InferenceEncoder], encoder: Encoder, monkeypatch: pytest.MonkeyPatch
 ):
     """And what fills them up is nowhere to be seen."""
     network, asked_of = make(encoder), torch.tensor([0, 3, 2])
-    assert isinstance(network, Frozen)
+    assert isinstance(network, InferenceEncoder)
     sizes, turned = set(), network._dense
 
     def noted(linear: torch.nn.Linear, activation: str | None) -> Dense:

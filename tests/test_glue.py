@@ -8,7 +8,7 @@ import pytest
 from fine import write_pairs, write_reviews
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.use.glue import evaluate_glue, table
+from bertworks.evaluation.glue import evaluate_glue, table
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=3", "patience=0", "precision=fp32")
 

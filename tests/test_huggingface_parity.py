@@ -6,14 +6,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bertworks.data.batch import Batch
-from bertworks.files.foreign import config_from_huggingface, from_huggingface, parts_of
-from bertworks.files.model import load_model, save_model
-from bertworks.learn.objectives import PretrainingModel
-from bertworks.nn.config import EncoderConfig
-from bertworks.nn.encoder import Encoder
-from bertworks.nn.layout import Layout
+from bertworks.batching.batch import Batch
+from bertworks.checkpoints.hf_mapping import component_names, config_from_huggingface, from_huggingface
+from bertworks.checkpoints.model_folder import load_model, save_model
+from bertworks.models.config import EncoderConfig
+from bertworks.models.encoder import Encoder
+from bertworks.models.layout import Layout
 from bertworks.text.tokenizer import Tokenizer
+from bertworks.training.objectives import PretrainingModel
 
 transformers = pytest.importorskip("transformers")
 
@@ -45,7 +45,7 @@ def foreign_config(c):
     activation = {"gelu": "gelu", "gelu_tanh": "gelu_new", "relu": "relu"}[c.hidden_act]
     return transformers.BertConfig(
         vocab_size=c.vocab_size, hidden_size=c.hidden_size, num_hidden_layers=c.num_hidden_layers,
-        num_attention_heads=c.num_attention_heads, intermediate_size=c.inner_size, hidden_act=activation,
+        num_attention_heads=c.num_attention_heads, intermediate_size=c.ffn_size, hidden_act=activation,
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, max_position_embeddings=c.max_position_embeddings,
         type_vocab_size=c.type_vocab_size, layer_norm_eps=c.layer_norm_eps,
     )  # fmt: skip
@@ -228,7 +228,7 @@ def test_their_configuration_of_our_folder_is_ours(saved):
     folder, _, config = saved
     theirs = transformers.AutoConfig.from_pretrained(folder)
     read = config_from_huggingface(theirs.to_dict())
-    assert read == replace(config, intermediate_size=config.inner_size)
+    assert read == replace(config, intermediate_size=config.ffn_size)
     assert theirs.architectures == ["BertForPreTraining"]
 
 
@@ -238,7 +238,7 @@ def test_through_their_hands_and_back_nothing_changes(saved, tmp_path, tokenizer
     theirs.save_pretrained(tmp_path / "theirs")
     transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(tmp_path / "theirs")
     model = load_model(tmp_path / "theirs")
-    assert model.config == replace(config, intermediate_size=config.inner_size)
+    assert model.config == replace(config, intermediate_size=config.ffn_size)
     assert model.tokenizer.sha256 == tokenizer.sha256
     expected = ours.state_dict()
     assert model.state.keys() == expected.keys()
@@ -283,7 +283,7 @@ def test_the_body_of_every_model_of_theirs_is_read(kind, parts, tmp_path, tokeni
     theirs.save_pretrained(tmp_path)
     tokenizer.save(tmp_path)
     model = load_model(tmp_path)
-    assert parts_of(model.state) == parts
+    assert component_names(model.state) == parts
     encoder = Encoder(model.config).eval()
     encoder.load_state_dict({n.removeprefix("encoder."): v for n, v in model.state.items() if n.startswith("encoder.")})
     packed, padded = both_batches([9, 30, 2], config)
@@ -339,7 +339,7 @@ def test_the_head_of_every_fine_tuned_model_of_theirs_is_read(kind, num_labels, 
     with torch.no_grad():
         found = theirs(**inputs)
         states = encoder(packed.input_ids, packed.layout, packed.token_type_ids)[-1]
-        ours = answers(state, parts_of(state), states, packed.layout)
+        ours = answers(state, component_names(state), states, packed.layout)
     if kind == "BertForQuestionAnswering":
         expected = packed.layout.unpad(torch.stack([found.start_logits, found.end_logits], -1))
     elif kind == "BertForTokenClassification":
@@ -358,4 +358,4 @@ def test_a_pooler_that_old_versions_saved_beside_a_head_does_no_harm(kind, tmp_p
     tokenizer.save(tmp_path)
     save_file(load_file(tmp_path / "model.safetensors") | old, tmp_path / "model.safetensors", {"format": "pt"})
     head = {"BertForTokenClassification": "classifier", "BertForQuestionAnswering": "span"}[kind]
-    assert parts_of(load_model(tmp_path, needs={head}).state) == {"encoder", "pooler", head}
+    assert component_names(load_model(tmp_path, needs={head}).state) == {"encoder", "pooler", head}

@@ -15,18 +15,17 @@ import torch
 from fine import FILLER, sentence, write_model
 
 import bertworks
+from bertworks.checkpoints.model_folder import load_model, save_model
+from bertworks.checkpoints.task_config import TaskConfig, task_settings
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.model import load_model, save_model
-from bertworks.files.task import TaskDescription, settings_of
-from bertworks.learn.tasks import TaskModel
-from bertworks.learn.whitening import normalized
-from bertworks.runs.finetuning import task_of
-from bertworks.use.embedder import Embedder
-from bertworks.use.index import Index
-from bertworks.use.indexing import index_file
-from bertworks.use.rerank import Reranker
-from bertworks.use.segments import MANIFEST, writing
+from bertworks.inference.decoding import make_task_head
+from bertworks.inference.embed import Embedder
+from bertworks.inference.whitening import normalized
+from bertworks.retrieval.index import Index, index_file
+from bertworks.retrieval.ranking import Reranker
+from bertworks.retrieval.store import MANIFEST, writing
+from bertworks.training.task_heads import TaskModel
 
 TEXTS = ["good film", "sad dogs", "Anna lives in Oslo", "the men heard music last night", "story of this town"]
 
@@ -81,7 +80,7 @@ def test_words_and_both(index: Index):
 
 def test_many_segments_are_as_one(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     # In the exact precision: in others a text alone and among many differ in the fourth digit.
-    monkeypatch.setattr("bertworks.use.embedder.halved", lambda encoder, rest: rest)
+    monkeypatch.setattr("bertworks.inference.embed.with_fp16_weights", lambda encoder, rest: rest)
     draw = random.Random(0)
     texts = [sentence(draw) for _ in range(60)]
     one, many = (Index.create(tmp_path / name, model, device="cpu") for name in ("one", "many"))
@@ -252,8 +251,8 @@ def test_damaged_segments(index: Index):
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from bertworks.use.embedder import Embedder
-from bertworks.use.index import Index
+from bertworks.inference.embed import Embedder
+from bertworks.retrieval.index import Index
 folder, model = Path(sys.argv[1]), sys.argv[2]
 rename = Path.replace
 for k in range(1, 8):
@@ -304,7 +303,7 @@ def write_documents(path: Path, *extra: dict) -> Path:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertworks.use.embedder.AT_ONCE", 2)
+    monkeypatch.setattr("bertworks.inference.embed.AT_ONCE", 2)
 
 
 def test_files(model: Path, tmp_path: Path, small: None):
@@ -384,7 +383,7 @@ def test_a_first_file_that_was_killed_goes_on(model: Path, tmp_path: Path, monke
     """When its segment was on disk, and not yet in the manifest."""
     make = partial(index_file, write_documents(tmp_path / "d.jsonl"), tmp_path / "idx", model=model, device="cpu")
     with monkeypatch.context() as patched:
-        patched.setattr("bertworks.use.stored.Stored._commit", lambda *_: 1 / 0)
+        patched.setattr("bertworks.retrieval.store.Stored._commit", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             list(make())
     assert list((tmp_path / "idx").glob("segment-*"))
@@ -471,18 +470,18 @@ def test_the_verbs(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
 # --- a second model
 
 
-def write_pair_model(model: Path, folder: Path, description: TaskDescription) -> Path:
+def write_pair_model(model: Path, folder: Path, description: TaskConfig) -> Path:
     config, state, tokenizer = load_model(model)
     torch.manual_seed(1)
-    network = TaskModel(config, task_of(description))
+    network = TaskModel(config, make_task_head(description))
     ours = {name: state.get(name, value) for name, value in network.state_dict().items()}
-    save_model(folder, ours, config, tokenizer, card="", head=settings_of(description))
+    save_model(folder, ours, config, tokenizer, card="", head=task_settings(description))
     return folder
 
 
 @pytest.mark.parametrize(("task", "labels"), [("regression", ()), ("classification", ("no", "yes"))])
 def test_a_second_model_orders_anew(task: str, labels: tuple[str, ...], index: Index, model: Path, tmp_path: Path):
-    pair_model = write_pair_model(model, tmp_path / "pairs", TaskDescription(task=task, labels=labels))
+    pair_model = write_pair_model(model, tmp_path / "pairs", TaskConfig(task=task, labels=labels))
     hits = index.search("sad dogs", 4, rerank=pair_model)
     answers = bertworks.Predictor(pair_model, device="cpu").predict(
         [("sad dogs", text) for text in TEXTS], probabilities=task == "classification"
@@ -494,7 +493,7 @@ def test_a_second_model_orders_anew(task: str, labels: tuple[str, ...], index: I
 
 
 def test_a_second_model_of_another_kind(model: Path, tmp_path: Path):
-    three = TaskDescription(task="classification", labels=("a", "b", "c"))
+    three = TaskConfig(task="classification", labels=("a", "b", "c"))
     with pytest.raises(UsageError, match="3 labels"):
         Reranker(write_pair_model(model, tmp_path / "three", three))
     with pytest.raises(BertworksError):

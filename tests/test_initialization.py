@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bertworks.nn.encoder import Encoder
-from bertworks.nn.family import SIZES
-from bertworks.nn.initialization import SHIFTS, attend_to_neighbours
-from bertworks.nn.layout import Layout
+from bertworks.models.config import BERT_SIZES
+from bertworks.models.encoder import Encoder
+from bertworks.models.initialization import SHIFTS, init_local_attention
+from bertworks.models.layout import Layout
 
 
 def attention_of_the_first_layer(encoder: Encoder, length: int) -> torch.Tensor:
@@ -22,9 +22,9 @@ def attention_of_the_first_layer(encoder: Encoder, length: int) -> torch.Tensor:
 @pytest.mark.parametrize(("size", "deviation"), [("tiny", 0.06), ("mini", 0.04), ("small", 0.02), ("base", 0.02)])
 def test_heads_look_where_they_should(size, deviation):
     torch.manual_seed(0)
-    config = replace(SIZES[size], vocab_size=500, num_hidden_layers=1, initializer_range=deviation)
+    config = replace(BERT_SIZES[size], vocab_size=500, num_hidden_layers=1, initializer_range=deviation)
     encoder = Encoder(config).eval()
-    attend_to_neighbours(encoder)
+    init_local_attention(encoder)
     with torch.no_grad():
         probabilities = attention_of_the_first_layer(encoder, 64)
     for head, shift in zip(probabilities, SHIFTS, strict=False):
@@ -37,9 +37,9 @@ def test_only_positions_queries_and_keys_are_touched():
     encoders = []
     for touched in (False, True):
         torch.manual_seed(0)
-        encoder = Encoder(replace(SIZES["tiny"], vocab_size=100))
+        encoder = Encoder(replace(BERT_SIZES["tiny"], vocab_size=100))
         if touched:
-            attend_to_neighbours(encoder)
+            init_local_attention(encoder)
         encoders.append(dict(encoder.named_parameters()))
     changed = {name for name, p in encoders[0].items() if not torch.equal(p, encoders[1][name])}
     assert changed == {"embeddings.position.weight", "blocks.0.attention.qkv.weight"}

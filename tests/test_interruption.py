@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bertworks.runs.interruption import LEAVING, PATIENCE, patience_for
+from bertworks.runs.signals import LEAVING, PATIENCE, patience_for
 
 _PROGRAM = """
 import json, os, sys, threading, time
 from pathlib import Path
-from bertworks.runs.interruption import Interruption
+from bertworks.runs.signals import GracefulShutdown
 
 def leave():
     tasks = {int(task.name) for task in Path("/proc/self/task").iterdir()}
@@ -22,11 +22,11 @@ def leave():
     priorities = [os.getpriority(os.PRIO_PROCESS, task) for task in sorted(others)]
     Path(sys.argv[1]).write_text(json.dumps([os.getpriority(os.PRIO_PROCESS, threading.get_native_id()), priorities]))
 
-Interruption.ends_process = sys.argv[2] == "command"
-with Interruption(leave, patience=0.1) as interruption:
+GracefulShutdown.ends_process = sys.argv[2] == "command"
+with GracefulShutdown(leave, patience=0.1) as interruption:
     print("ready", flush=True)
     try:
-        time.sleep(60 if Interruption.ends_process else 1.5)  # a step that no handler ends
+        time.sleep(60 if GracefulShutdown.ends_process else 1.5)  # a step that no handler ends
         interruption.take_over()
         interruption.end()
     finally:

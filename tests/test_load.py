@@ -15,13 +15,13 @@ from fine import storages, tokenizer
 from test_export import write_encoder, write_head
 
 import bertworks as bw
-from bertworks.doors.load import LoadedModel
+from bertworks.checkpoints.model_folder import load_model, load_state
+from bertworks.checkpoints.resolve import packaged_minilm
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.model import load_model, load_state
-from bertworks.files.names import packaged_minilm
-from bertworks.files.opened import Opened
-from bertworks.nn.config import EncoderConfig
-from bertworks.use.embedder import Embedder
+from bertworks.inference.embed import Embedder
+from bertworks.inference.lazy_model import LazyModel
+from bertworks.interop.load import LoadedModel
+from bertworks.models.config import EncoderConfig
 
 TEXT, BLANK = "Anna lives in Oslo", "the [MASK] was good"
 ASKED: dict[str, Callable[[LoadedModel], object]] = {
@@ -89,8 +89,10 @@ def test_weights_are_read_and_kept_once_and_not_before_they_are_asked(
         reads.append(folder)
         return load_state(folder, config)
 
-    monkeypatch.setattr("bertworks.files.opened.load_state", counted)
-    monkeypatch.setattr("bertworks.nn.frozen._mkl_is_at_home", lambda: True)  # else there are packed ones as well
+    monkeypatch.setattr("bertworks.inference.lazy_model.load_state", counted)
+    monkeypatch.setattr(
+        "bertworks.models.packed_linear._prefer_mkl", lambda: True
+    )  # else there are packed ones as well
     found = bw.load(folders[kind], device="cpu")
     assert found.can
     assert found.tokenizer.encode(TEXT).ids
@@ -103,7 +105,7 @@ def test_weights_are_read_and_kept_once_and_not_before_they_are_asked(
 
 
 def test_matrices_lie_in_columns_and_are_the_files(folders: dict[str, Path]):
-    state = Opened(folders["classifier"], "cpu").state
+    state = LazyModel(folders["classifier"], "cpu").state
     for name, tensor in load_model(folders["classifier"]).state.items():
         assert torch.equal(state[name], tensor)
         rows = ".embeddings." in name or tensor.ndim == 1
@@ -179,7 +181,7 @@ def test_minilm_by_its_name():
 
 def test_an_open_model_does_not_change_with_its_file(model: Path, tmp_path: Path):
     shutil.copytree(model, tmp_path / "m")
-    state, path = Opened(tmp_path / "m", "cpu").state, tmp_path / "m/model.safetensors"
+    state, path = LazyModel(tmp_path / "m", "cpu").state, tmp_path / "m/model.safetensors"
     before = {name: value.clone() for name, value in state.items()}
     with path.open("r+b") as file:
         file.write(bytes(path.stat().st_size))

@@ -11,21 +11,21 @@ import pytest
 import torch
 
 from bertworks.errors import UsageError
-from bertworks.learn import machine
+from bertworks.training import device
 
 HERE = Path(__file__).parent
 GLIBC = hasattr(os, "confstr") and (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
 
 KEEPS_AND_RETURNS = """
 import torch
-from bertworks.learn.machine import keep_memory, memory_in_use, return_memory
-keep_memory()
+from bertworks.training.device import disable_heap_trim, memory_in_use, trim_heap
+disable_heap_trim()
 before = memory_in_use()
 tensors = [torch.ones(1 << 20) for _ in range(64)]  # 4 MB each
 last = torch.ones(1 << 20)  # stands behind them, so that the heap's end is in use
 del tensors
 kept = memory_in_use() - before
-return_memory()
+trim_heap()
 print(kept >> 20, (memory_in_use() - before) >> 20, float(last.sum()))
 """
 
@@ -43,9 +43,9 @@ def test_memory_is_kept_until_it_is_returned() -> None:
 def test_memory_that_has_grown_by_half_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [100, 150, 151, 120, 170, 181, 90, 100]
     left, returned = iter(sizes), list[int]()
-    watch, seen = machine.MemoryWatch(), list[int]()
-    monkeypatch.setattr(machine, "memory_in_use", lambda device: next(left))
-    monkeypatch.setattr(machine, "return_memory", lambda: returned.append(len(seen)))
+    watch, seen = device.HeapTrimmer(), list[int]()
+    monkeypatch.setattr(device, "memory_in_use", lambda device: next(left))
+    monkeypatch.setattr(device, "trim_heap", lambda: returned.append(len(seen)))
     for _ in sizes:
         seen.append(watch.look())
     assert seen == sizes
@@ -53,17 +53,17 @@ def test_memory_that_has_grown_by_half_is_returned(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
     with pytest.raises(UsageError, match="no GPU"):
-        machine.choose_device("cuda")
-    assert machine.choose_device("auto").type == "cpu"
-    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(machine.torch.cuda, "device_count", lambda: 2)
+        device.choose_device("cuda")
+    assert device.choose_device("auto").type == "cpu"
+    monkeypatch.setattr(device.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(device.torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert machine.choose_device("auto") == machine.torch.device("cuda", 1)
+    assert device.choose_device("auto") == device.torch.device("cuda", 1)
     monkeypatch.setenv("LOCAL_RANK", "2")
     with pytest.raises(UsageError, match="cuda:2 is asked for, and there are 2"):
-        machine.choose_device("auto")
+        device.choose_device("auto")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no priorities of their own")
@@ -72,7 +72,7 @@ def test_a_thread_steps_back_and_those_that_it_starts_but_no_other():
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
     def measured() -> None:
-        machine.step_back()
+        device.lower_thread_priority()
         with ThreadPoolExecutor(1) as inner:
             found.extend([urgency(), inner.submit(urgency).result(10)])
 
@@ -80,7 +80,7 @@ def test_a_thread_steps_back_and_those_that_it_starts_but_no_other():
     thread = threading.Thread(target=measured)
     thread.start()
     thread.join(10)
-    assert found == [min(19, before + machine.STEP)] * 2
+    assert found == [min(19, before + device.STEP)] * 2
     assert urgency() == before
 
 
@@ -88,12 +88,12 @@ def test_a_thread_steps_back_and_those_that_it_starts_but_no_other():
 def test_bf16_is_measured_where_the_processor_has_it(instructions: bool, chosen: str, monkeypatch: pytest.MonkeyPatch):
     """Elsewhere it would be emulated, and to measure that takes a tenth of the time until the first answer."""
     asked = []
-    monkeypatch.setattr(machine, "multiplies_bfloat16", lambda: True)
-    monkeypatch.setattr(machine, "_has_bfloat16", lambda: instructions)
+    monkeypatch.setattr(device, "cpu_supports_bf16", lambda: True)
+    monkeypatch.setattr(device, "_has_bfloat16", lambda: instructions)
     monkeypatch.setattr(
-        machine, "measure_matmul", lambda dtype, *_: asked.append(dtype) or {torch.bfloat16: 2e12}.get(dtype, 1e11)
+        device, "measure_matmul", lambda dtype, *_: asked.append(dtype) or {torch.bfloat16: 2e12}.get(dtype, 1e11)
     )
-    assert machine.best_precision.__wrapped__("cpu") == chosen
+    assert device.best_precision.__wrapped__("cpu") == chosen
     assert len(asked) == 2 * instructions
 
 
@@ -105,7 +105,7 @@ def test_bf16_is_measured_where_the_processor_has_it(instructions: bool, chosen:
 def test_who_has_instructions_for_bf16(
     processor: str, avx512: bool, amx: bool, there: bool, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(machine.platform, "machine", lambda: processor)
+    monkeypatch.setattr(device.platform, "machine", lambda: processor)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    assert machine._has_bfloat16() == there
+    assert device._has_bfloat16() == there

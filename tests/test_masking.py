@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertworks.data.masking import Masker, MaskingConfig
-from bertworks.data.sampling import Special, frame, rng
+from bertworks.batching.masking import Masker, MaskingConfig
+from bertworks.batching.sampling import SpecialIds, frame, keyed_rng
 
 MASK, VOCAB = 4, 1000
 
 
 def make_sequence(first: int, second: int, seed: int = 0):
     r = np.random.default_rng(seed)
-    return frame([r.integers(10, VOCAB, first), r.integers(10, VOCAB, second)], Special(2, 3), 0)
+    return frame([r.integers(10, VOCAB, first), r.integers(10, VOCAB, second)], SpecialIds(2, 3), 0)
 
 
 def masker(starts_word=None, **settings) -> Masker:
@@ -23,7 +23,7 @@ def masker(starts_word=None, **settings) -> Masker:
 @given(st.integers(1, 200), st.integers(1, 200), st.sampled_from([0.05, 0.15, 0.4, 1.0]), st.sampled_from([0, 20]))
 def test_exactly_so_many_are_asked(first, second, rate, most):
     s = make_sequence(first, second)
-    e = masker(rate=rate, max_predictions=most)(s, rng("test", 0))
+    e = masker(rate=rate, max_predictions=most)(s, keyed_rng("test", 0))
     length = first + second + 3  # with [CLS] and both [SEP]
     expected = max(1, round(rate * length))
     expected = min(expected, most) if most else expected
@@ -42,7 +42,7 @@ def test_the_split_is_as_configured(mask, random, unit):
     fates = np.zeros(3)
     for i in range(600):
         s = make_sequence(60, 60, i)
-        e = m(s, rng("test", i))
+        e = m(s, keyed_rng("test", i))
         read = e.input_ids[e.masked_positions]
         hidden, kept = read == MASK, read == e.labels
         fates += hidden.sum(), (~hidden & ~kept).sum(), kept.sum()
@@ -55,7 +55,7 @@ def test_the_split_is_as_configured(mask, random, unit):
 def test_every_place_is_asked_equally_often():
     counts = np.zeros(103)
     for i in range(4000):
-        counts[masker()(make_sequence(50, 50), rng("test", i)).masked_positions] += 1
+        counts[masker()(make_sequence(50, 50), keyed_rng("test", i)).masked_positions] += 1
     words = np.delete(counts, [0, 51, 102])
     expected = words.mean()
     assert counts[[0, 51, 102]].sum() == 0
@@ -66,7 +66,7 @@ def test_random_tokens_come_from_the_whole_vocabulary():
     drawn = np.concatenate(
         [
             e.input_ids[e.masked_positions]
-            for e in (masker(mask=0, random=1.0)(make_sequence(60, 60, i), rng("test", i)) for i in range(800))
+            for e in (masker(mask=0, random=1.0)(make_sequence(60, 60, i), keyed_rng("test", i)) for i in range(800))
         ]
     )
     counts = np.bincount(drawn, minlength=VOCAB)
@@ -78,7 +78,7 @@ def test_whole_words_are_hidden_whole_and_never_over_a_border():
     starts = np.arange(VOCAB) % 3 == 0  # two of three tokens continue a word
     for i in range(200):
         s = make_sequence(40, 40, i)
-        e = masker(starts, unit="whole_word")(s, rng("test", i))
+        e = masker(starts, unit="whole_word")(s, keyed_rng("test", i))
         assert len(e.masked_positions) <= round(0.15 * 83)
         chosen = np.zeros(len(s.input_ids), bool)
         chosen[e.masked_positions] = True
@@ -92,10 +92,10 @@ def test_a_segment_cut_inside_a_word_starts_a_word():
     """Otherwise the pieces after a [SEP] would be glued to the last word before it (a quirk of the original)."""
     starts = np.ones(VOCAB, bool)
     starts[500] = False
-    s = frame([np.array([10, 11, 12, 13]), np.array([500, 14, 15, 16])], Special(2, 3), 0)
+    s = frame([np.array([10, 11, 12, 13]), np.array([500, 14, 15, 16])], SpecialIds(2, 3), 0)
     alone = 0
     for i in range(300):
-        positions = set(masker(starts, unit="whole_word", rate=0.1)(s, rng("test", i)).masked_positions.tolist())
+        positions = set(masker(starts, unit="whole_word", rate=0.1)(s, keyed_rng("test", i)).masked_positions.tolist())
         assert len(positions) == 1
         alone += positions == {6}
     assert alone > 10
@@ -104,9 +104,9 @@ def test_a_segment_cut_inside_a_word_starts_a_word():
 def test_a_word_beyond_the_budget_is_passed_over():
     starts = np.zeros(VOCAB, bool)
     starts[10] = True
-    s = frame([np.array([10, *range(11, 40), 10, 10]), np.array([10])], Special(2, 3), 0)  # one word of 30 pieces
+    s = frame([np.array([10, *range(11, 40), 10, 10]), np.array([10])], SpecialIds(2, 3), 0)  # one word of 30 pieces
     for i in range(50):
-        positions = masker(starts, unit="whole_word")(s, rng("test", i)).masked_positions
+        positions = masker(starts, unit="whole_word")(s, keyed_rng("test", i)).masked_positions
         assert set(positions.tolist()) == {31, 32, 34}
 
 
@@ -115,8 +115,8 @@ def test_spans_have_the_lengths_asked_for():
     m.budget = lambda length: 3  # type: ignore[method-assign]
     runs = np.zeros(4)
     for i in range(6000):
-        positions = m(make_sequence(200, 200, i % 7), rng("test", i)).masked_positions
-        generator = rng("test", i)
+        positions = m(make_sequence(200, 200, i % 7), keyed_rng("test", i)).masked_positions
+        generator = keyed_rng("test", i)
         generator.permutation(400)
         first_size = 1 + np.searchsorted(m.span_edges, generator.random(400)[0], side="right")
         runs[first_size] += 1
@@ -126,11 +126,12 @@ def test_spans_have_the_lengths_asked_for():
 
 def test_spans_hide_neighbouring_words():
     together = sum(
-        (np.diff(masker(unit="span")(make_sequence(60, 60, i), rng("test", i)).masked_positions) == 1).sum()
+        (np.diff(masker(unit="span")(make_sequence(60, 60, i), keyed_rng("test", i)).masked_positions) == 1).sum()
         for i in range(100)
     )
     apart = sum(
-        (np.diff(masker()(make_sequence(60, 60, i), rng("test", i)).masked_positions) == 1).sum() for i in range(100)
+        (np.diff(masker()(make_sequence(60, 60, i), keyed_rng("test", i)).masked_positions) == 1).sum()
+        for i in range(100)
     )
     assert together > 2 * apart
 

@@ -9,16 +9,16 @@ from hypothesis import strategies as some
 from schemes import tagging_per_type
 from sklearn.metrics import confusion_matrix
 
-from bertworks.files.task import TaskDescription
-from bertworks.rows.schema import Item, Task
-from bertworks.runs.mistakes import NOTHING, confusion, counted, frequent, mistakes, paired
+from bertworks.checkpoints.task_config import TaskConfig
+from bertworks.datasets.schema import Item, TaskType
+from bertworks.runs.task_metrics import NOTHING, confusion, counted, frequent, mistakes, paired
 
 LABELS = ("a", "b", "c")
 TAGS = ("O", "B-x", "I-x", "B-y", "I-y")
 
 
-def describe(task: Task, **fields: Any) -> TaskDescription:
-    return TaskDescription(task=task, **fields)
+def describe(task: TaskType, **fields: Any) -> TaskConfig:
+    return TaskConfig(task=task, **fields)
 
 
 def items_of(labels: list[Any], *texts: str) -> list[Item]:

@@ -12,12 +12,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
 
+from bertworks.checkpoints.model_folder import load_model, model_card, save_model
+from bertworks.checkpoints.storage import read_json, read_tensors, write_tensors
 from bertworks.errors import BertworksError
-from bertworks.files.model import load_model, model_card, save_model
-from bertworks.files.storage import read_json, read_tensors, write_tensors
-from bertworks.learn.objectives import PretrainingModel
-from bertworks.nn.config import EncoderConfig
+from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
+from bertworks.training.objectives import PretrainingModel
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij", *(f"##{letter}" for letter in "abcdefghij")]
 CONFIG = EncoderConfig(
@@ -135,7 +135,7 @@ def test_a_full_disk_leaves_the_former_weights(folder, state, tokenizer, monkeyp
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("bertworks.files.model.write_tensors", full)
+    monkeypatch.setattr("bertworks.checkpoints.model_folder.write_tensors", full)
     with pytest.raises(BertworksError, match="the disk is full"):
         save_model(folder, {name: value + 1 for name, value in state.items()}, CONFIG, tokenizer, card="# a model\n")
     assert contents(folder) == before

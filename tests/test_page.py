@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from test_explain import ATTACK, write_task_model
 
+from bertworks.inference.explanation import MAPS, NOT_ATTRIBUTION, SIMILARITY
+from bertworks.retrieval.index import Index
 from bertworks.serve.application import PAGE
-from bertworks.use.explanation import MAPS, NOT_ATTRIBUTION, SIMILARITY
-from bertworks.use.index import Index
 
 FILES = [
     *(PAGE / name for name in ("index.html", "page.js", "page.css", "icon.svg")),
@@ -74,7 +74,7 @@ def test_the_page_says_of_attention_what_an_explanation_says():
 # Has imported everything once, and forks servers: a line in says what one is to serve, a line out where it is.
 NURSERY = """
 import json, os, sys
-from bertworks.serve.serving import serve
+from bertworks.serve.server import serve
 import bertworks.serve.application, uvicorn
 for line in sys.stdin:
     if os.fork() == 0:

@@ -6,12 +6,19 @@ from itertools import pairwise
 import pytest
 import torch
 
+from bertworks.config import dump_recipe
 from bertworks.errors import UsageError
-from bertworks.learn import plan
-from bertworks.learn.plan import LADDER, choose, fit, measure, random_batch, rung_for
-from bertworks.learn.recipe import Phase, Recipe, TrainConfig, dump, load, parse
-from bertworks.nn.config import EncoderConfig
-from bertworks.nn.family import BERT_BASE
+from bertworks.models.config import BERT_BASE, EncoderConfig
+from bertworks.training import budget
+from bertworks.training.budget import (
+    SIZE_PRESETS,
+    choose_recipe,
+    fit_steps,
+    measure_steps,
+    random_batch,
+    size_preset_for,
+)
+from bertworks.training.recipe import Phase, Recipe, TrainConfig, load_recipe, parse_recipe
 
 TINY = EncoderConfig(
     vocab_size=300, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=64
@@ -24,39 +31,41 @@ def recipe_with(*phases: tuple[int, int, int], **options) -> Recipe:
 
 
 def test_the_ladder_climbs():
-    assert LADDER[0].flops == 0
-    for lower, higher in pairwise(LADDER):
+    assert SIZE_PRESETS[0].flops == 0
+    for lower, higher in pairwise(SIZE_PRESETS):
         assert higher.flops > lower.flops
-        assert plan.SIZES[higher.size].num_parameters() >= plan.SIZES[lower.size].num_parameters()
+        assert budget.BERT_SIZES[higher.size].num_parameters() >= budget.BERT_SIZES[lower.size].num_parameters()
         assert higher.learning_rate <= lower.learning_rate
-        assert rung_for(higher.flops) == higher
-        assert rung_for(higher.flops * 0.999) == lower
+        assert size_preset_for(higher.flops) == higher
+        assert size_preset_for(higher.flops * 0.999) == lower
 
 
 @pytest.mark.parametrize("exponent", range(9, 24))
 def test_every_choice_is_a_recipe(exponent: int):
-    recipe = choose(3600, 10.0**exponent, 10**8)
-    assert parse(dump(recipe), "r.toml") == recipe
+    recipe = choose_recipe(3600, 10.0**exponent, 10**8)
+    assert parse_recipe(dump_recipe(recipe), "r.toml") == recipe
     assert recipe.encoder.vocab_size == 0  # as many as the tokenizer has
     assert all(phase.num_steps == 1 for phase in recipe.train.phases)
     assert recipe.train.sequence_length <= recipe.encoder.max_position_embeddings
 
 
 def test_more_time_never_makes_a_smaller_model():
-    sizes = [choose(10 * 4**n, 1e11, 10**7).encoder.num_hidden_layers for n in range(12)]
+    sizes = [choose_recipe(10 * 4**n, 1e11, 10**7).encoder.num_hidden_layers for n in range(12)]
     assert sizes == sorted(sizes)
 
 
 def test_little_text_gets_dropout():
-    assert choose(3600, 1e11, 10**9).encoder.hidden_dropout == 0
-    assert choose(3600, 1e11, 10**7).encoder.hidden_dropout == 0  # ten times, by a network of 1.6 million parameters
-    assert choose(3600, 1e11, 10**4).encoder.hidden_dropout == 0.1
-    assert choose(3600, 1e11, 10**4).encoder.attention_dropout == 0.1
+    assert choose_recipe(3600, 1e11, 10**9).encoder.hidden_dropout == 0
+    assert (
+        choose_recipe(3600, 1e11, 10**7).encoder.hidden_dropout == 0
+    )  # ten times, by a network of 1.6 million parameters
+    assert choose_recipe(3600, 1e11, 10**4).encoder.hidden_dropout == 0.1
+    assert choose_recipe(3600, 1e11, 10**4).encoder.attention_dropout == 0.1
 
 
 def test_a_model_to_begin_with_keeps_its_shape():
     encoder = replace(BERT_BASE, max_position_embeddings=100, vocab_size=30528)
-    recipe = choose(600, 1e11, 10**9, encoder)
+    recipe = choose_recipe(600, 1e11, 10**9, encoder)
     assert replace(recipe.encoder, hidden_dropout=0.1, attention_dropout=0.1) == encoder
     assert recipe.train.sequence_length == 100
     assert [phase.sequence_length for phase in recipe.train.phases] == [64, 100]
@@ -64,14 +73,14 @@ def test_a_model_to_begin_with_keeps_its_shape():
 
 
 def test_titles_say_how_long():
-    assert choose(90, 1e11, 1).title == "BERT-tiny for 90 seconds"
-    assert choose(600, 1e3, 1).title == "BERT-tiny for 10 minutes"
+    assert choose_recipe(90, 1e11, 1).title == "BERT-tiny for 90 seconds"
+    assert choose_recipe(600, 1e3, 1).title == "BERT-tiny for 10 minutes"
 
 
 @pytest.mark.parametrize("seconds", [30, 600, 36000])
 def test_the_time_is_filled(seconds: int):
     costs = [0.02, 0.04, 0.07]
-    recipe = fit(recipe_with((1, 8, 32), (1, 4, 48), (1, 2, 64)), seconds, costs)
+    recipe = fit_steps(recipe_with((1, 8, 32), (1, 4, 48), (1, 2, 64)), seconds, costs)
     spent = [p.num_steps * cost for p, cost in zip(recipe.train.phases, costs, strict=True)]
     assert sum(spent) == pytest.approx(seconds, rel=0.01)
     assert sum(spent) <= seconds
@@ -79,35 +88,35 @@ def test_the_time_is_filled(seconds: int):
 
 
 def test_the_phases_of_a_recipe_keep_their_shares():
-    recipe = fit(recipe_with((900, 8, 32), (100, 8, 64)), 100, [0.01, 0.03])
+    recipe = fit_steps(recipe_with((900, 8, 32), (100, 8, 64)), 100, [0.01, 0.03])
     first, second = (phase.num_steps for phase in recipe.train.phases)
     assert first / second == pytest.approx(9, rel=0.01)
     assert first * 0.01 + second * 0.03 == pytest.approx(100, rel=0.01)
 
 
 def test_one_phase_gets_all():
-    assert fit(recipe_with((1, 8, 32)), 10, [0.01]).train.num_steps == 1000
+    assert fit_steps(recipe_with((1, 8, 32)), 10, [0.01]).train.num_steps == 1000
 
 
 def test_a_budget_for_much_less_than_a_step_of_each_phase_is_refused():
     with pytest.raises(UsageError, match="a step of 256 x 64 tokens takes 5 minutes") as error:
-        fit(recipe_with((1, 256, 32), (1, 256, 64)), 60, [60.0, 300.0])
+        fit_steps(recipe_with((1, 256, 32), (1, 256, 64)), 60, [60.0, 300.0])
     assert "--budget 28m" in error.value.fix
     assert "--set train.phases.1.batch_size=32" in error.value.fix
-    enough = fit(recipe_with((1, 256, 32), (1, 256, 64)), 25 * 60, [60.0, 300.0])
+    enough = fit_steps(recipe_with((1, 256, 32), (1, 256, 64)), 25 * 60, [60.0, 300.0])
     assert [p.num_steps for p in enough.train.phases] == [20, 1]
 
 
 def test_a_budget_for_nearly_a_step_is_a_step():
-    assert [p.num_steps for p in fit(recipe_with((1, 8, 32), (1, 8, 64)), 10, [8.5, 3.0]).train.phases] == [1, 1]
+    assert [p.num_steps for p in fit_steps(recipe_with((1, 8, 32), (1, 8, 64)), 10, [8.5, 3.0]).train.phases] == [1, 1]
 
 
 def test_evaluations_cost_little():
-    cheap = fit(recipe_with((1, 8, 32)), 1000, [0.01])
+    cheap = fit_steps(recipe_with((1, 8, 32)), 1000, [0.01])
     assert -(-cheap.train.num_steps // cheap.train.evaluate_every) == 20
-    dear = fit(recipe_with((1, 8, 32)), 60, [2.0])
+    dear = fit_steps(recipe_with((1, 8, 32)), 60, [2.0])
     assert -(-dear.train.num_steps // dear.train.evaluate_every) == 3
-    asked = fit(recipe_with((1, 8, 32), evaluate_every=7), 1000, [0.01])
+    asked = fit_steps(recipe_with((1, 8, 32), evaluate_every=7), 1000, [0.01])
     assert asked.train.evaluate_every == 7
 
 
@@ -122,14 +131,14 @@ def test_random_batches_look_like_real_ones():
 
 
 def test_a_step_is_its_micro_batches_and_one_update(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(plan, "time_step", lambda *_: (2.0, 0.5))
-    monkeypatch.setattr(plan, "measure_matmul", lambda *_: 1e12)
+    monkeypatch.setattr(budget, "time_step", lambda *_: (2.0, 0.5))
+    monkeypatch.setattr(budget, "measure_matmul", lambda *_: 1e12)
     recipe = recipe_with((1, 64, 64), (1, 4, 32), micro_batch_tokens=1024)
-    assert measure(recipe, torch.device("cpu"), "fp32").step_seconds == [8.5, 2.5]
+    assert measure_steps(recipe, torch.device("cpu"), "fp32").step_seconds == [8.5, 2.5]
 
 
 def test_measuring_takes_about_its_time():
-    measured = measure(recipe_with((1, 8, 32)), torch.device("cpu"), "fp32", 0.1)
+    measured = measure_steps(recipe_with((1, 8, 32)), torch.device("cpu"), "fp32", 0.1)
     assert 0 < measured.step_seconds[0] < 1
     assert measured.memory > 0
 
@@ -142,22 +151,22 @@ def test_measuring_a_large_model_on_a_slow_machine_takes_few_sequences(monkeypat
         asked.append(sequences * length)
         return random_batch(TINY, 1, 32, rate, pairs)
 
-    monkeypatch.setattr(plan, "measure_matmul", lambda *_: 5e10)
-    monkeypatch.setattr(plan, "PretrainingModel", lambda _, **options: Model(TINY, **options))
-    monkeypatch.setattr(plan, "random_batch", seen)
-    recipe = replace(load("bert-base"), encoder=BERT_BASE)
-    measured = measure(recipe, torch.device("cpu"), "fp32", 0.2)
+    monkeypatch.setattr(budget, "measure_matmul", lambda *_: 5e10)
+    monkeypatch.setattr(budget, "PretrainingModel", lambda _, **options: Model(TINY, **options))
+    monkeypatch.setattr(budget, "random_batch", seen)
+    recipe = replace(load_recipe("bert-base"), encoder=BERT_BASE)
+    measured = measure_steps(recipe, torch.device("cpu"), "fp32", 0.2)
     assert asked == [128, 128, 256, 512, 512, 1024]  # one to time, one and two to count memory
     assert len(measured.step_seconds) == 2
 
 
 def test_memory_grows_with_micro_batches_and_not_with_accumulation(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(plan, "time_step", lambda *_: (1.0, 0.1))
-    monkeypatch.setattr(plan, "measure_matmul", lambda *_: 1e12)
+    monkeypatch.setattr(budget, "time_step", lambda *_: (1.0, 0.1))
+    monkeypatch.setattr(budget, "measure_matmul", lambda *_: 1e12)
 
     def memory(batch: int, tokens: int, **options) -> int:
         recipe = recipe_with((1, batch, 64), micro_batch_tokens=tokens, **options)
-        return measure(recipe, torch.device("cpu"), "fp32").memory
+        return measure_steps(recipe, torch.device("cpu"), "fp32").memory
 
     small, large = memory(64, 1024), memory(64, 4096)
     assert memory(128, 1024) == small
@@ -167,4 +176,4 @@ def test_memory_grows_with_micro_batches_and_not_with_accumulation(monkeypatch: 
     assert memory(64, 4096, gradient_checkpointing=True) < large
 
 
-Model = plan.PretrainingModel
+Model = budget.PretrainingModel

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertworks.text import preflight as preflight_module
+from bertworks.text import corpus_report as preflight_module
 from bertworks.text.corpus import CorpusReader
-from bertworks.text.preflight import PreflightReport, preflight
+from bertworks.text.corpus_report import PreflightReport, corpus_report
 from bertworks.text.shards import Shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
 
@@ -71,7 +71,7 @@ def test_figures_are_those_of_brute_force(
     documents = make_documents(60)
     documents += documents[:5] + ["The cat sat.\n" * 3 + "日本."] * 2 + ["A dog."] * 9
     shards = make_shards(tmp_path, documents, tokenizer)
-    report = preflight(shards)
+    report = corpus_report(shards)
     sentences, whole = rows(shards)
     assert report.duplicate_sentences.number == copies(sentences)
     assert report.duplicate_sentences.share == pytest.approx(copies(sentences) / len(sentences))
@@ -131,7 +131,7 @@ def test_estimates_are_near_the_truth() -> None:
 
 
 def test_a_clean_corpus_gets_no_warning(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    report = preflight(make_shards(tmp_path, make_documents(150), tokenizer))
+    report = corpus_report(make_shards(tmp_path, make_documents(150), tokenizer))
     assert report.warnings == []
 
 
@@ -141,7 +141,7 @@ def warnings_of(report: PreflightReport, word: str) -> list[str]:
 
 def test_copies_are_warned_of(tokenizer: Tokenizer, tmp_path: Path) -> None:
     documents = [text + "\nThe cat sat. The dog ran. Home!" for text in make_documents(150, sentences=2)]
-    report = preflight(make_shards(tmp_path, documents + documents[:20], tokenizer))
+    report = corpus_report(make_shards(tmp_path, documents + documents[:20], tokenizer))
     assert len(warnings_of(report, "of the documents are copies")) == 1
     assert len(warnings_of(report, "of the sentences are copies")) == 1
     assert "remove" in warnings_of(report, "copies")[0]
@@ -150,10 +150,10 @@ def test_copies_are_warned_of(tokenizer: Tokenizer, tmp_path: Path) -> None:
 def test_an_uncased_vocabulary_without_lower_casing_is_warned_of(tmp_path: Path) -> None:
     documents = [text.title() for text in make_documents(150)]
     right = make_tokenizer(tmp_path / "right", WORDS + LETTERS)
-    assert preflight(make_shards(tmp_path, documents, right)).warnings == []
+    assert corpus_report(make_shards(tmp_path, documents, right)).warnings == []
     wrong = make_tokenizer(tmp_path / "wrong", WORDS + LETTERS, lowercase=False)
     (tmp_path / "b").mkdir()
-    report = preflight(make_shards(tmp_path / "b", documents, wrong))
+    report = corpus_report(make_shards(tmp_path / "b", documents, wrong))
     assert report.unknown_cured_by_lowercase == 1
     assert "do_lower_case" in warnings_of(report, "the vocabulary is uncased")[0]
     assert "bertworks vocab" in warnings_of(report, "[UNK]")[0]
@@ -162,36 +162,36 @@ def test_an_uncased_vocabulary_without_lower_casing_is_warned_of(tmp_path: Path)
 
 def test_capitals_that_a_cased_vocabulary_lacks_are_warned_of(tmp_path: Path) -> None:
     cased = make_tokenizer(tmp_path / "cased", [*WORDS, *LETTERS, *"THCDSRA"], lowercase=False)
-    report = preflight(make_shards(tmp_path, [text.upper() for text in make_documents(150)], cased))
+    report = corpus_report(make_shards(tmp_path, [text.upper() for text in make_documents(150)], cased))
     assert len(warnings_of(report, "much of the text is in capitals")) == 1
     (tmp_path / "b").mkdir()
-    assert preflight(make_shards(tmp_path / "b", make_documents(150), cased)).warnings == []
+    assert corpus_report(make_shards(tmp_path / "b", make_documents(150), cased)).warnings == []
 
 
 def test_a_vocabulary_of_another_language_is_warned_of(tmp_path: Path) -> None:
     letters = make_tokenizer(tmp_path / "letters", [*LETTERS, "."])
-    report = preflight(make_shards(tmp_path, make_documents(150), letters))
+    report = corpus_report(make_shards(tmp_path, make_documents(150), letters))
     assert report.tokens_per_word > 2
     assert len(warnings_of(report, "tokens on average")) == 1
 
 
 def test_shapes_that_hurt_next_sentence_prediction_are_warned_of(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    report = preflight(make_shards(tmp_path, ["\n".join(make_documents(150))], tokenizer))
+    report = corpus_report(make_shards(tmp_path, ["\n".join(make_documents(150))], tokenizer))
     assert len(warnings_of(report, "one document")) == 1
     (tmp_path / "b").mkdir()
-    report = preflight(make_shards(tmp_path / "b", make_documents(900, sentences=1), tokenizer))
+    report = corpus_report(make_shards(tmp_path / "b", make_documents(900, sentences=1), tokenizer))
     assert len(warnings_of(report, "single sentence")) == 1
 
 
 def test_endless_sentences_and_small_corpora_are_warned_of(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    report = preflight(make_shards(tmp_path, ["the cat " * 400, "the dog " * 300], tokenizer))
+    report = corpus_report(make_shards(tmp_path, ["the cat " * 400, "the dog " * 300], tokenizer))
     assert len(warnings_of(report, "longer than 512 tokens")) == 1
     assert len(warnings_of(report, "are few for a vocabulary")) == 1
 
 
 def test_it_reads_well_and_is_json(tokenizer: Tokenizer, tmp_path: Path) -> None:
     shards = make_shards(tmp_path, [*make_documents(150), "日本語", *["The cat sat."] * 99], tokenizer)
-    report = preflight(shards, tokenizer)
+    report = corpus_report(shards, tokenizer)
     text = str(report)
     for line in (
         "250 documents",
@@ -214,7 +214,7 @@ def test_real_english_is_fine(data_folder: Path, tmp_path: Path) -> None:
     tokenizer = make_tokenizer(tmp_path / "bert", [token for token in tokens if token and token not in SPECIALS])
     with gzip.open(data_folder / "text" / "en-wikipedia-8m.jsonl.gz", "rt", encoding="utf-8") as file:
         documents = [json.loads(line)["text"] for _, line in zip(range(60), file)]
-    report = preflight(make_shards(tmp_path, documents, tokenizer))
+    report = corpus_report(make_shards(tmp_path, documents, tokenizer))
     assert [warning for warning in report.warnings if "are few for a vocabulary" not in warning] == []
     assert 1 < report.tokens_per_word < 1.4
     assert report.unknown_share < 0.002

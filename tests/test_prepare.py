@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from bertworks.errors import UsageError
-from bertworks.runs.claims import claim, refuse_other
 from bertworks.runs.prepare import in_background, make_shards, make_vocabulary, read_text
-from bertworks.runs.request import corpus_tokens, make_request, seconds_of
+from bertworks.runs.pretrain import corpus_tokens, make_request, seconds_of
+from bertworks.runs.run_folder import check_same_request, create_run_folder
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig
@@ -50,8 +50,8 @@ def test_a_file_name_that_is_not_utf8_goes_all_the_way(tmp_path):
         events = list(make_shards(CorpusReader([data]), tmp_path / "shards", tokenizer, workers=1))
         assert events[-1].kind == "done"
     request = {"inputs": [str(next(data.glob("*.txt")))]}
-    claim(tmp_path / "run", request)
-    assert refuse_other(tmp_path / "run", request)
+    create_run_folder(tmp_path / "run", request)
+    assert check_same_request(tmp_path / "run", request)
 
 
 def test_packed_text_is_more_than_its_bytes(tmp_path):

@@ -20,24 +20,24 @@ import pytest
 import torch
 from tiny import documents, leftovers, metrics, newest, write_corpus, write_recipe
 
-import bertworks.files.checkpoint
+import bertworks.checkpoints.training_state
+from bertworks.checkpoints.model_folder import load_model
+from bertworks.checkpoints.training_state import locked
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.checkpoint import locked
-from bertworks.files.model import load_model
-from bertworks.learn.losses import Tally
-from bertworks.learn.objectives import PretrainingModel
-from bertworks.learn.plan import Measurement, measure
-from bertworks.learn.recipe import Recipe, load
-from bertworks.runs import examples
-from bertworks.runs.events import Event
+from bertworks.events import Event
+from bertworks.io.atomic_write import sha256
+from bertworks.runs import pretrain_job
 from bertworks.runs.prepare import make_shards
 from bertworks.runs.pretrain import estimate, pretrain
-from bertworks.runs.pretraining import Pretraining
-from bertworks.runs.run import Run
-from bertworks.text.atomic import sha256
+from bertworks.runs.pretrain_job import PretrainJob
+from bertworks.runs.training_run import TrainingRun
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import write_shards
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
+from bertworks.training.budget import Measurement, measure_steps
+from bertworks.training.losses import LossSum
+from bertworks.training.objectives import PretrainingModel
+from bertworks.training.recipe import Recipe, load_recipe
 
 SHORT = ("num_steps = 40", "num_steps = 10")
 STILL = ("hidden_size = 32", "hidden_size = 32\nhidden_dropout = 0.0\nattention_dropout = 0.0")
@@ -46,7 +46,7 @@ STILL = ("hidden_size = 32", "hidden_size = 32\nhidden_dropout = 0.0\nattention_
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long steps take is not measured long."""
-    monkeypatch.setattr("bertworks.runs.pretrain.measure", lambda *asked: measure(*asked[:3], seconds=0.2))
+    monkeypatch.setattr("bertworks.runs.pretrain.measure_steps", lambda *asked: measure_steps(*asked[:3], seconds=0.2))
 
 
 @pytest.fixture(scope="module")
@@ -335,7 +335,7 @@ def test_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_a_full_disk_while_saving(shards: Path, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     recipe = write_recipe(tmp_path / "r.toml")
-    write, calls = bertworks.files.checkpoint.write_tensors, 0
+    write, calls = bertworks.checkpoints.training_state.write_tensors, 0
 
     def full(path: Path, *rest: Any) -> str:
         nonlocal calls
@@ -345,7 +345,7 @@ def test_a_full_disk_while_saving(shards: Path, whole: Path, tmp_path: Path, mon
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(path, *rest)
 
-    monkeypatch.setattr(bertworks.files.checkpoint, "write_tensors", full)
+    monkeypatch.setattr(bertworks.checkpoints.training_state, "write_tensors", full)
     with pytest.raises(BertworksError, match="the disk is full"):
         run(shards, tmp_path / "a", recipe)
     monkeypatch.undo()
@@ -375,7 +375,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, steps: set[int], finite_gradient: boo
     """The loss of these steps, counted from 1, is not a number."""
     forward, calls = PretrainingModel.forward, 0
 
-    def spoilt(self: PretrainingModel, batch: Any) -> dict[str, Tally]:
+    def spoilt(self: PretrainingModel, batch: Any) -> dict[str, LossSum]:
         nonlocal calls
         tallies = forward(self, batch)
         if self.training:
@@ -383,7 +383,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, steps: set[int], finite_gradient: boo
             if calls in steps:
                 nan = torch.tensor(math.nan)
                 first = tallies["masked_lm"]
-                tallies["masked_lm"] = Tally(first.loss + nan if finite_gradient else first.loss * nan, first.correct)
+                tallies["masked_lm"] = LossSum(first.loss + nan if finite_gradient else first.loss * nan, first.correct)
         return tallies
 
     monkeypatch.setattr(PretrainingModel, "forward", spoilt)
@@ -437,13 +437,13 @@ def test_figures_that_are_read_seldom(
     bad: set[int], seen: int, times: int, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """As on a GPU, which is asked every ten steps, and after the last: noticed late, but never missed."""
-    begin = Run.__init__
+    begin = TrainingRun.__init__
 
-    def seldom(self: Run, *arguments: Any) -> None:
+    def seldom(self: TrainingRun, *arguments: Any) -> None:
         begin(self, *arguments)
         self.read_every = self.log_every = 10
 
-    monkeypatch.setattr(Run, "__init__", seldom)
+    monkeypatch.setattr(TrainingRun, "__init__", seldom)
     recipe = write_recipe(tmp_path / "r.toml", ("num_steps = 40", "num_steps = 17"))
     run(shards, tmp_path / "whole", recipe)
     assert [m["step"] for m in metrics(tmp_path / "whole") if "loss" in m] == [10, 17]
@@ -456,10 +456,10 @@ def test_figures_that_are_read_seldom(
 def test_held_out_text_that_is_not_finite_stops_the_run(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     forward = PretrainingModel.forward
 
-    def spoilt(self: PretrainingModel, batch: Any) -> dict[str, Tally]:
+    def spoilt(self: PretrainingModel, batch: Any) -> dict[str, LossSum]:
         tallies = forward(self, batch)
         bad = math.nan if not self.training and self.masked_lm.bias.any() else 0.0
-        return tallies | {"masked_lm": Tally(tallies["masked_lm"].loss + bad, tallies["masked_lm"].correct)}
+        return tallies | {"masked_lm": LossSum(tallies["masked_lm"].loss + bad, tallies["masked_lm"].correct)}
 
     monkeypatch.setattr(PretrainingModel, "forward", spoilt)
     with pytest.raises(BertworksError, match="held-out text is not finite, up to step 10"):
@@ -477,7 +477,7 @@ def test_a_run_that_goes_on_reads_its_plans(shards: Path, tmp_path: Path, monkey
     events.close()
     made: list[str] = []
     for name in ("plan_blocks", "make_plan", "held_out_batches", "most_frequent_word"):
-        monkeypatch.setattr(examples, name, lambda *_, _name=name, **__: made.append(_name))
+        monkeypatch.setattr(pretrain_job, name, lambda *_, _name=name, **__: made.append(_name))
     steps = pretrain([shards], tmp_path / "a", recipe=str(recipe), device="cpu")
     first = next(event for event in steps if event.kind == "step")
     steps.close()
@@ -710,10 +710,10 @@ def test_what_the_first_process_refuses_ends_the_second(tmp_path: Path):
 
 def test_steps_of_a_phase_cost_what_their_tokens_cost(tmp_path: Path):
     """By which the time that is left is told."""
-    recipe = load(str(write_recipe(tmp_path / "r.toml")), [])
+    recipe = load_recipe(str(write_recipe(tmp_path / "r.toml")), [])
     short = replace(recipe.train.phases[0], num_steps=7, sequence_length=16)
     long = replace(short, num_steps=3, sequence_length=4 * short.sequence_length)
-    work = Pretraining.__new__(Pretraining)  # no corpus is asked for that
+    work = PretrainJob.__new__(PretrainJob)  # no corpus is asked for that
     work.recipe = replace(recipe, train=replace(recipe.train, phases=(short, long)))
     tokens = [short.batch_size * short.sequence_length] * 7 + [long.batch_size * long.sequence_length] * 3
     costs = [work.flops_per_token(step) * count for step, count in enumerate(tokens, 1)]
@@ -728,7 +728,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     def measure(recipe: Recipe, *_: object) -> Measurement:
         return Measurement([0.1, 0.2, 0.4][: len(recipe.train.phases)], 1 << 30)
 
-    monkeypatch.setattr("bertworks.runs.pretrain.measure", measure)
+    monkeypatch.setattr("bertworks.runs.pretrain.measure_steps", measure)
     monkeypatch.setattr("bertworks.runs.pretrain.measure_matmul", lambda *_: 1e9)
     monkeypatch.setattr("bertworks.runs.pretrain.best_precision", lambda *_: "fp32")
 
@@ -813,7 +813,7 @@ def test_an_estimate_writes_nothing(shards: Path, tmp_path: Path, monkeypatch: p
 
 
 def _encoder(recipe: Path) -> Any:
-    return replace(load(str(recipe)).encoder, vocab_size=300)
+    return replace(load_recipe(str(recipe)).encoder, vocab_size=300)
 
 
 def test_an_estimate_of_disk_is_not_exceeded(shards: Path, tmp_path: Path):
@@ -832,11 +832,11 @@ def test_a_short_budget_is_planned_for_and_little_goes_elsewhere(
     costs: list[float] = []
 
     def noted(*arguments: Any) -> Measurement:
-        found = measure(*arguments)
+        found = measure_steps(*arguments)
         costs.extend(found.step_seconds)
         return found
 
-    monkeypatch.setattr("bertworks.runs.pretrain.measure", noted)
+    monkeypatch.setattr("bertworks.runs.pretrain.measure_steps", noted)
     begin, at_plan, phases = time.perf_counter(), 0.0, []
     for event in pretrain([data_folder / "text" / "en-wikipedia-8m.jsonl.gz"], tmp_path / "a", budget="120s"):
         if event.kind == "plan":

@@ -49,7 +49,7 @@ def test_every_name_is_there_and_documented(name: str):
 def test_type_checkers_see_the_same_names_in_the_same_rooms():
     block = next(node for node in ast.parse(DOOR.read_text()).body if isinstance(node, ast.If))
     seen = {alias.name: statement.module for statement in block.body for alias in statement.names}
-    assert seen == {name: f"bertworks.{room}" for name, room in bertworks._HOMES.items()}
+    assert seen == {name: f"bertworks.{room}" for name, room in bertworks._MODULE_OF.items()}
 
 
 def test_unknown_names_are_attribute_errors():

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from bertworks.cli.main import main
-from bertworks.doors.push import push
 from bertworks.errors import BertworksError, UsageError
+from bertworks.interop.push import push
 
 SENT = [
     "README.md", "config.json", "model.safetensors", "special_tokens_map.json", "tokenizer.json",
@@ -37,7 +37,7 @@ def planned(folder, **options):
 
 
 def test_a_dry_run_shows_files_sizes_and_the_whole_card(folder, monkeypatch):
-    monkeypatch.setattr("bertworks.doors.push._send", None)
+    monkeypatch.setattr("bertworks.interop.push._send", None)
     text, fields = planned(folder)
     assert list(fields["files"]) == SENT
     assert fields["files"] == {name: (folder / name).stat().st_size for name in SENT}

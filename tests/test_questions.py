@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 from fine import FILLER, tokenizer
 
-from bertworks.data.questions import Encoded, Reading, training_units
-from bertworks.data.windows import around, cut, tokens_of
-from bertworks.learn.answers import Decoding, best_spans
-from bertworks.rows.schema import Item
+from bertworks.batching.features import (
+    Features,
+    Featurizer,
+    centered_window,
+    sliding_windows,
+    tokens_in_span,
+    training_groups,
+)
+from bertworks.datasets.schema import Item
+from bertworks.inference.decoding import Decoder, best_spans
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 
 
@@ -51,7 +57,7 @@ def published(count: int, room: int, step: int) -> tuple[list[tuple[int, int]], 
 )
 def test_windows_are_the_published_ones(count: int, room: int, step: int) -> None:
     spans, owners = published(count, room, step)
-    found = cut(count, room, step)
+    found = sliding_windows(count, room, step)
     assert [(window.start, window.end - window.start) for window in found] == spans
     owned = [(n, w.start + place) for n, w in enumerate(found) for place in np.flatnonzero(w.own).tolist()]
     assert owned == sorted((owner, place) for place, owner in enumerate(owners))
@@ -62,7 +68,7 @@ def test_windows_are_the_published_ones(count: int, room: int, step: int) -> Non
     [(5, 6, 20, 7), (0, 1, 20, 7), (19, 20, 20, 7), (4, 8, 20, 7), (3, 4, 5, 9), (10, 12, 40, 8)],
 )
 def test_as_much_on_either_side(first: int, last: int, count: int, room: int) -> None:
-    start, end = around(first, last, count, room)
+    start, end = centered_window(first, last, count, room)
     assert 0 <= start <= first < last <= end <= count
     assert end - start == min(room, count)
     assert abs((first - start) - (end - last)) <= 1 or start == 0 or end == count
@@ -70,9 +76,9 @@ def test_as_much_on_either_side(first: int, last: int, count: int, room: int) ->
 
 def test_tokens_of_characters() -> None:
     offsets = np.array([[0, 0], [0, 3], [3, 5], [6, 9], [9, 9]])
-    assert tokens_of(offsets, 3, 6).tolist() == [2]
-    assert tokens_of(offsets, 2, 7).tolist() == [1, 2, 3]
-    assert tokens_of(offsets, 5, 6).tolist() == []
+    assert tokens_in_span(offsets, 3, 6).tolist() == [2]
+    assert tokens_in_span(offsets, 2, 7).tolist() == [1, 2, 3]
+    assert tokens_in_span(offsets, 5, 6).tolist() == []
 
 
 def test_best_spans_are_those_of_a_search_of_all() -> None:
@@ -89,8 +95,8 @@ def test_best_spans_are_those_of_a_search_of_all() -> None:
     assert len(found) == len(wanted)
 
 
-def encoded(context: str, answers: tuple = (), question: str = "where lives Anna", **how: Any) -> Encoded:
-    (found,) = Reading(tokenizer(), "qa", **how)([Item((question, context), answers, "here:1")])
+def encoded(context: str, answers: tuple = (), question: str = "where lives Anna", **how: Any) -> Features:
+    (found,) = Featurizer(tokenizer(), "qa", **how)([Item((question, context), answers, "here:1")])
     return found
 
 
@@ -127,7 +133,7 @@ def test_no_answer_is_said_above_the_threshold(threshold: float | None, given: b
     logits = np.zeros((len(found.unit[0].input_ids), 2), np.float32)
     logits[0] = 3.5  # both of [CLS]: 7
     logits[found.places.tolist().index(3)] = 2.5  # Oslo: 5
-    answer = Decoding("qa", threshold=threshold)(found, logits)
+    answer = Decoder("qa", threshold=threshold)(found, logits)
     assert answer["no_answer_margin"] == 2
     assert answer["answer"] == ("Oslo" if given else "")
     nothing = 0 if threshold is None else np.exp(7 - 5) * answer["n_best"][0]["score"]
@@ -139,16 +145,16 @@ def test_an_answer_that_stands_twice_is_given_once() -> None:
     found = encoded("Oslo was Oslo", max_length=24)
     logits = np.zeros((len(found.unit[0].input_ids), 2), np.float32)
     logits[[found.places.tolist().index(word) for word in (0, 2)]] = 2.5
-    texts = [one["text"] for one in Decoding("qa")(found, logits)["n_best"]]
+    texts = [one["text"] for one in Decoder("qa")(found, logits)["n_best"]]
     assert texts[0] == "Oslo"
     assert len(set(texts)) == len(texts)
 
 
 def test_windows_that_ask_nothing_are_not_learned_from() -> None:
     item = Item(("?" * 60, "film"), ("O", "B-x"), "a:1")
-    (found,) = Reading(tokenizer(), "tagging", ("O", "B-x"), 16)([item])
+    (found,) = Featurizer(tokenizer(), "tagging", ("O", "B-x"), 16)([item])
     assert any(not len(one.masked_positions) for one in found.unit)
-    units = training_units(found, "tagging")
+    units = training_groups(found, "tagging")
     assert all(len(one.masked_positions) for unit in units for one in unit)
     assert sum(len(one.masked_positions) for unit in units for one in unit) == 2
 
@@ -159,9 +165,9 @@ def test_no_answer_begins_with_the_space_that_some_tokenizers_count_to_a_word() 
     made, _ = train_vocabulary([" ".join(FILLER)] * 20, config)
     context = "Zoe  was with men of this town"
     assert any(context[start:end].startswith(" ") for start, end in made.encode(context).offsets[1:-1])
-    (encoded,) = Reading(made, "qa", max_length=64)([Item(("who ?", context), None, "a", "a")])
+    (encoded,) = Featurizer(made, "qa", max_length=64)([Item(("who ?", context), None, "a", "a")])
     count = sum(len(example.input_ids) for example in encoded.unit)
     for seed in range(50):
         logits = np.random.default_rng(seed).normal(size=(count, 2)).astype(np.float32)
-        answer = Decoding("qa")(encoded, logits)
+        answer = Decoder("qa")(encoded, logits)
         assert answer["answer"].strip() == answer["answer"] == context[answer["start"] : answer["end"]] != ""

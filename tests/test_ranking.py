@@ -9,8 +9,20 @@ import numpy as np
 import pytest
 from sklearn.metrics import average_precision_score, ndcg_score
 
-from bertworks.learn.ranking import DEPTH, average_precision, best, fused, ndcg, recall
-from bertworks.text.lexical import K1, B, bm25, hash_of, postings, words_of
+from bertworks.retrieval.ranking import (
+    DEPTH,
+    K1,
+    B,
+    average_precision,
+    bm25,
+    fuse_rankings,
+    hash_of,
+    ndcg,
+    postings,
+    recall,
+    top_k,
+    words_of,
+)
 
 DRAW = random.Random(0)
 WORDS = [a + b for a in "bdklmn" for b in "aeiou"]
@@ -87,22 +99,24 @@ def test_the_best_are_those_of_a_sort():
         scores[draw.random(size) < 0.2] = -np.inf
         for k in (1, 2, 7, 50, 99):
             expected = [n for n in sorted(range(size), key=lambda n: (-scores[n], n)) if np.isfinite(scores[n])][:k]
-            assert best(scores, k).tolist() == expected
-    assert best(np.zeros(0, np.float32), 3).tolist() == []
+            assert top_k(scores, k).tolist() == expected
+    assert top_k(np.zeros(0, np.float32), 3).tolist() == []
 
 
 def test_fusion_by_hand():
     dense = np.array([0.9, 0.5, 0.1, -np.inf], np.float32)
     words = np.array([-np.inf, 4.0, 2.0, -np.inf], np.float32)
-    np.testing.assert_allclose(fused(dense, words), [1 / 61, 1 / 62 + 1 / 61, 1 / 63 + 1 / 62, -np.inf], rtol=1e-6)
+    np.testing.assert_allclose(
+        fuse_rankings(dense, words), [1 / 61, 1 / 62 + 1 / 61, 1 / 63 + 1 / 62, -np.inf], rtol=1e-6
+    )
     nothing = np.full(4, -np.inf, np.float32)
-    np.testing.assert_allclose(fused(dense, nothing), [1 / 61, 1 / 62, 1 / 63, -np.inf], rtol=1e-6)
-    assert np.isneginf(fused(nothing, nothing)).all()
+    np.testing.assert_allclose(fuse_rankings(dense, nothing), [1 / 61, 1 / 62, 1 / 63, -np.inf], rtol=1e-6)
+    assert np.isneginf(fuse_rankings(nothing, nothing)).all()
 
 
 def test_fusion_takes_the_first_thousand_of_each():
     falling, nothing = -np.arange(DEPTH + 5, dtype=np.float32), np.full(DEPTH + 5, -np.inf, np.float32)
-    assert np.isfinite(fused(falling, nothing)).tolist() == [True] * DEPTH + [False] * 5
+    assert np.isfinite(fuse_rankings(falling, nothing)).tolist() == [True] * DEPTH + [False] * 5
 
 
 def test_figures_by_hand():

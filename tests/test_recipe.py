@@ -9,14 +9,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertworks.data.masking import MaskingConfig
-from bertworks.data.sampling import SamplingConfig
+from bertworks.batching.masking import MaskingConfig
+from bertworks.batching.sampling import SamplingConfig
+from bertworks.config import dump_recipe
 from bertworks.errors import UsageError
-from bertworks.learn.optimization import OptimizerConfig
-from bertworks.learn.recipe import Phase, Recipe, TrainConfig, dump, load, names, parse, replaced
-from bertworks.nn.config import EncoderConfig
-from bertworks.nn.family import SIZES
+from bertworks.models.config import BERT_SIZES, EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
+from bertworks.training.optimization import OptimizerConfig
+from bertworks.training.recipe import (
+    Phase,
+    Recipe,
+    TrainConfig,
+    load_recipe,
+    parse_recipe,
+    recipe_names,
+    with_overrides,
+)
 
 MINIMAL = """
 title = "One"
@@ -33,11 +41,11 @@ sequence_length = 512
 """
 
 
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", recipe_names())
 def test_the_published_recipes(name: str):
-    recipe = load(name)
+    recipe = load_recipe(name)
     size = name.removeprefix("bert-")
-    assert replace(recipe.encoder, vocab_size=30522) == SIZES[size]
+    assert replace(recipe.encoder, vocab_size=30522) == BERT_SIZES[size]
     assert recipe.vocabulary.size == 30522
     assert recipe.train.num_steps == 1_000_000
     assert [(p.num_steps, p.batch_size, p.sequence_length) for p in recipe.train.phases] == [
@@ -52,11 +60,11 @@ def test_the_published_recipes(name: str):
 
 
 def test_there_is_a_recipe_for_every_size():
-    assert names() == sorted(f"bert-{size}" for size in SIZES)
+    assert recipe_names() == sorted(f"bert-{size}" for size in BERT_SIZES)
 
 
 def test_what_is_not_said_is_the_default():
-    recipe = parse(MINIMAL, "r.toml")
+    recipe = parse_recipe(MINIMAL, "r.toml")
     assert recipe == Recipe(
         title="One",
         train=TrainConfig(
@@ -96,22 +104,22 @@ def test_what_is_written_is_what_is_read(title, phases, learning_rate, rate, spa
         vocabulary=VocabularyConfig(strip_accents=strip_accents),
         seed=seed,
     )
-    text = dump(recipe)
+    text = dump_recipe(recipe)
     tomllib.loads(text)
-    assert parse(text, "r.toml") == recipe
-    assert dump(parse(text, "r.toml")) == text
+    assert parse_recipe(text, "r.toml") == recipe
+    assert dump_recipe(parse_recipe(text, "r.toml")) == text
 
 
 @pytest.mark.parametrize("title", ['a "b" \\ c', "two\nlines", "tab\tand\x00\x1f\x7f", "日本語 🦊", ""])
 def test_any_title_survives(title: str):
-    recipe = replace(parse(MINIMAL, "r.toml"), title=title)
-    assert parse(dump(recipe), "r.toml") == recipe
+    recipe = replace(parse_recipe(MINIMAL, "r.toml"), title=title)
+    assert parse_recipe(dump_recipe(recipe), "r.toml") == recipe
 
 
 @pytest.mark.parametrize("value", [1e-4, 1e22, 0.1 + 0.2, 5e-324, 1.0, math.pi])
 def test_floats_survive_to_the_last_bit(value: float):
-    recipe = replace(parse(MINIMAL, "r.toml"), optimizer=OptimizerConfig(eps=value))
-    assert parse(dump(recipe), "r.toml").optimizer.eps == value
+    recipe = replace(parse_recipe(MINIMAL, "r.toml"), optimizer=OptimizerConfig(eps=value))
+    assert parse_recipe(dump_recipe(recipe), "r.toml").optimizer.eps == value
 
 
 @pytest.mark.parametrize(
@@ -130,14 +138,14 @@ def test_floats_survive_to_the_last_bit(value: float):
     ],
 )
 def test_single_fields_can_be_set(word: str, read):
-    recipe = parse(MINIMAL, "r.toml")
+    recipe = parse_recipe(MINIMAL, "r.toml")
     assert not read(recipe)
-    assert read(parse(MINIMAL, "r.toml", [word]))
-    assert read(replaced(recipe, [word]))
+    assert read(parse_recipe(MINIMAL, "r.toml", [word]))
+    assert read(with_overrides(recipe, [word]))
 
 
 def test_the_last_word_counts():
-    assert parse(MINIMAL, "r.toml", ["seed=3", "seed=4"]).seed == 4
+    assert parse_recipe(MINIMAL, "r.toml", ["seed=3", "seed=4"]).seed == 4
 
 
 @pytest.mark.parametrize(
@@ -183,7 +191,7 @@ def test_what_is_wrong_is_named(old: str, new: str, line: int, message: str, fix
     path = tmp_path / "r.toml"
     path.write_text(MINIMAL.replace(old, new, 1))
     with pytest.raises(UsageError) as raised:
-        load(str(path))
+        load_recipe(str(path))
     error = raised.value
     assert message in error.what
     assert fix is None or fix in (error.fix or "")
@@ -195,7 +203,7 @@ def test_what_is_wrong_is_named(old: str, new: str, line: int, message: str, fix
 )
 def test_a_word_that_sets_nothing(word: str):
     with pytest.raises(UsageError):
-        parse(MINIMAL, "r.toml", [word])
+        parse_recipe(MINIMAL, "r.toml", [word])
 
 
 @pytest.mark.parametrize(
@@ -205,17 +213,17 @@ def test_a_word_that_sets_nothing(word: str):
 def test_files_that_are_no_recipes(content: bytes, message: str, tmp_path: Path):
     (tmp_path / "r.toml").write_bytes(content)
     with pytest.raises(UsageError, match=message) as raised:
-        load(str(tmp_path / "r.toml"))
+        load_recipe(str(tmp_path / "r.toml"))
     assert str(tmp_path / "r.toml") in str(raised.value)
 
 
 def test_a_name_that_is_none():
     with pytest.raises(UsageError, match="did you mean bert-base"):
-        load("bert-bsae")
+        load_recipe("bert-bsae")
     with pytest.raises(UsageError, match=r"name one of bert-base, .*, or a \.toml file"):
-        load("zzz")
+        load_recipe("zzz")
     with pytest.raises(UsageError, match="there is no recipe file"):
-        load("zzz.toml")
+        load_recipe("zzz.toml")
 
 
 def test_defaults_are_those_of_the_paper():

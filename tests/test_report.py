@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from bertworks.errors import BertworksError
-from bertworks.runs import charts
+from bertworks.reports import svg
 from bertworks.runs.report import write_report
 
 
@@ -101,7 +101,7 @@ def test_a_line_is_where_its_numbers_are(run):
     for step, (x, y) in enumerate(points, 1):
         loss = 7.0 - step / 100
         assert y == pytest.approx(top + (7 - loss) / 4 * (bottom - top), abs=0.06)
-        assert x == pytest.approx(charts.LEFT + (charts.WIDTH - charts.LEFT - charts.RIGHT) * step / 100, abs=0.06)
+        assert x == pytest.approx(svg.LEFT + (svg.WIDTH - svg.LEFT - svg.RIGHT) * step / 100, abs=0.06)
     held = line_of(drawing, "held")
     assert [x for x, _ in held] == [points[n - 1][0] for n in (25, 50, 75, 100)]
     assert {y for _, y in held} == {bottom}
@@ -112,7 +112,7 @@ def test_long_runs_are_averaged_and_keep_their_extremes(tmp_path):
     write_metrics(tmp_path, [step_line(n + 1, masked_lm_loss=loss) for n, loss in enumerate(losses)])
     page = page_of(tmp_path)
     drawing = drawings(page)["Loss on masked words"]
-    assert len(line_of(drawing)) <= charts.MOST_POINTS
+    assert len(line_of(drawing)) <= svg.MOST_POINTS
     assert any(part.get("class") == "band" for part in drawing.iter("polygon"))
     assert len(page) < 100_000
 
@@ -120,8 +120,8 @@ def test_long_runs_are_averaged_and_keep_their_extremes(tmp_path):
 @given(some.lists(some.floats(-1e6, 1e6), min_size=1, max_size=900))
 def test_groups_keep_mean_and_extremes(values):
     points = list(enumerate(values, 1))
-    groups = charts.grouped(points)
-    assert len(groups) <= charts.MOST_POINTS
+    groups = svg.grouped(points)
+    assert len(groups) <= svg.MOST_POINTS
     assert min(low for _, _, low, _ in groups) == min(values)
     assert max(high for _, _, _, high in groups) == max(values)
     assert groups[-1][0] == len(values)
@@ -131,7 +131,7 @@ def test_groups_keep_mean_and_extremes(values):
 @given(some.floats(-1e9, 1e9), some.floats(-1e9, 1e9), some.integers(3, 8))
 def test_ticks_are_few_even_and_enclose(first, second, count):
     low, high = sorted((first, second))
-    ticks = charts.ticks(low, high, count)
+    ticks = svg.ticks(low, high, count)
     slack = 1e-6 * max(abs(low), abs(high), high - low)
     assert ticks[0] <= low + slack
     assert ticks[-1] >= high - slack
@@ -219,15 +219,15 @@ def test_the_same_run_gives_the_same_bytes(run):
 
 def test_the_page_lets_its_own_script_run_and_no_other():
     script = "document.title = 'ä';\n"
-    text = charts.page("name", "what", "summary", [], script=script)
+    text = svg.page("name", "what", "summary", [], script=script)
     digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
     assert f"script-src 'sha256-{digest}'\"" in text
     assert f"<script>{script}</script>" in text
-    assert "script" not in charts.page("name", "what", "summary", [])
+    assert "script" not in svg.page("name", "what", "summary", [])
 
 
 def test_a_table_of_figures_has_the_columns_that_any_row_has():
     columns = [("step", "step", str), ("loss", "loss", str), ("grade", "grade", str)]
-    table = charts.figures("Figures", columns, [{"step": 1}, {"step": 2, "loss": 0.5}])
+    table = svg.figures("Figures", columns, [{"step": 1}, {"step": 2, "loss": 0.5}])
     assert re.findall(r"<th>(.*?)</th>", table) == ["step", "loss"]
     assert re.findall(r"<td>(.*?)</td>", table) == ["1", "", "2", "0.5"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tiny import assert_same_run, facts, leftovers, metrics, newest, write_corpus, write_recipe
 
-from bertworks.files.model import load_model
+from bertworks.checkpoints.model_folder import load_model
 
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 Live = Callable[..., dict[str, Any]]

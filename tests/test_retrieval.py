@@ -9,10 +9,10 @@ import pytest
 from fine import BAD, GOOD
 
 from bertworks.cli.main import main
+from bertworks.datasets.retrieval_collection import read_collection
 from bertworks.errors import BertworksError
-from bertworks.learn.ranking import best
-from bertworks.rows.judged import read_collection
-from bertworks.use.retrieval import _again, evaluate_retrieval
+from bertworks.evaluation.retrieval import _again, evaluate_retrieval
+from bertworks.retrieval.ranking import top_k
 
 DOCUMENTS = {f"d{n}": f"{word} film of men and dogs" for n, word in enumerate([*GOOD, *BAD])}
 QUERIES = {"1": GOOD[0], "3": f"{GOOD[1]} {BAD[0]}"}
@@ -107,7 +107,7 @@ def test_figures_of_every_ranking(model: Path, tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_second_model_puts_its_order_before_the_rest(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bertworks.use.retrieval.RERANKED", 2)
+    monkeypatch.setattr("bertworks.evaluation.retrieval.RERANKED", 2)
     first = np.array([0.1, 3.0, 2.0, -np.inf, 0.5], np.float32)
     (scores,) = _again(lambda query, texts: np.array([-5.0, -4.0], np.float32), ["q"], list("abcde"), iter([first]))
-    assert best(scores, 9).tolist() == [2, 1, 4, 0]
+    assert top_k(scores, 9).tolist() == [2, 1, 4, 0]

@@ -20,9 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from bertworks.datasets.reader import RowReader
+from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError, UsageError
-from bertworks.rows.reader import RowReader
-from bertworks.rows.writer import write_rows
 
 
 def write(path: Path, content: str | bytes) -> Path:

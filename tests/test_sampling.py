@@ -10,12 +10,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from bertworks.data import sampling
-from bertworks.data.sampling import (
+from bertworks.batching import sampling
+from bertworks.batching.sampling import (
     FullSentences,
-    Pairs,
+    NextSentencePairs,
     SamplingConfig,
-    Special,
+    SpecialIds,
     frame,
     make_plan,
     make_sampler,
@@ -24,7 +24,7 @@ from bertworks.data.sampling import (
 )
 
 CLS, SEP = 101, 102
-SPECIAL = Special(CLS, SEP)
+SPECIAL = SpecialIds(CLS, SEP)
 
 
 @dataclass
@@ -52,10 +52,10 @@ def every(store: Store) -> np.ndarray:
     return np.arange(len(store.documents) - 1)
 
 
-def make_pairs(store: Store, max_length: int = 64, seed: int = 0, **settings) -> Pairs:
+def make_pairs(store: Store, max_length: int = 64, seed: int = 0, **settings) -> NextSentencePairs:
     c = SamplingConfig(**settings)
     sampler = make_sampler(store, make_plan(store, every(store), c, max_length, seed), c, max_length, SPECIAL, seed)
-    assert isinstance(sampler, Pairs)
+    assert isinstance(sampler, NextSentencePairs)
     return sampler
 
 

@@ -9,13 +9,13 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from bertworks.datasets.infer_schema import guess_schema
+from bertworks.datasets.reader import RowReader
+from bertworks.datasets.schema import Item, Schema, fitted, items, misplaced
+from bertworks.datasets.values import EmptyTextError, choice_number, several_labels, sorted_labels
+from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError, UsageError
-from bertworks.rows.guessing import guess_schema
-from bertworks.rows.reader import RowReader
-from bertworks.rows.schema import Item, Schema, fitted, items, misplaced
-from bertworks.rows.values import EmptyTextError, choice_number, several_labels, sorted_labels
-from bertworks.rows.writer import write_rows
-from bertworks.text.streams import Tally
+from bertworks.io.text_files import IssueCounter
 
 
 def table(folder: Path, rows: list[dict[str, object]], name: str = "a.jsonl") -> RowReader:
@@ -123,7 +123,7 @@ def test_real_sets_are_understood(data_folder: Path, name: str) -> None:
     task, text, label, labels, count = REAL[name]
     assert (schema.task, schema.text, schema.label, schema.labels) == (task, text, label, labels)
     assert why[0].startswith(f"task: {task}")
-    left_out = Tally()
+    left_out = IssueCounter()
     found = list(items(reader, schema, left_out=left_out))
     assert (len(found), left_out.count) == (count, EMPTY.get(name, 0))
     assert not any(item.label is None for item in found)
@@ -570,7 +570,7 @@ def test_empty_texts_can_be_left_out_and_are_counted(tmp_path: Path) -> None:
     reader = csv_text(tmp_path, ["text", "label"], ["a", "pos"], ["", "pos"], ["b", "neg"], ["nan", "neg"])
     with pytest.raises(EmptyTextError):
         list(items(reader, KNOWN))
-    left_out = Tally()
+    left_out = IssueCounter()
     assert [item.texts for item in items(reader, KNOWN, left_out=left_out)] == [("a",), ("b",)]
     assert (left_out.count, left_out.places) == (2, ["a.csv:3", "a.csv:5"])
 

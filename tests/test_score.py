@@ -12,11 +12,11 @@ import torch
 import transformers
 from fine import tokenizer, write_model
 
+from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.model import load_model, save_model
-from bertworks.use.blimp import evaluate_blimp, is_better
-from bertworks.use.score import Score, score
+from bertworks.evaluation.blimp import evaluate_blimp, is_better
+from bertworks.inference.masked_lm import Score, score
 
 SENTENCES = [
     "the film was good",
@@ -81,9 +81,9 @@ def test_neighbours_do_not_matter(model: Path):
 
 def test_small_groups_are_the_same_as_large_ones(model: Path, monkeypatch: pytest.MonkeyPatch):
     expected = list(score(model, SENTENCES))
-    monkeypatch.setattr("bertworks.use.score.COPIES", 1)
-    monkeypatch.setattr("bertworks.use.score.AT_ONCE", 2)
-    monkeypatch.setattr("bertworks.learn.inference.SCORES", 1)
+    monkeypatch.setattr("bertworks.inference.masked_lm.COPIES", 1)
+    monkeypatch.setattr("bertworks.inference.masked_lm.AT_ONCE", 2)
+    monkeypatch.setattr("bertworks.inference.engine.MAX_SCORES", 1)
     for one, other in zip(expected, score(model, iter(SENTENCES)), strict=True):
         assert one["log_probabilities"] == pytest.approx(other["log_probabilities"], abs=1e-5)
 
@@ -201,7 +201,7 @@ def test_a_sample_is_always_the_same_and_part_of_a_larger_one(model: Path, tmp_p
         seen.append(list(sentences))
         return iter([Score(text=s, score=0.0, tokens=[s], log_probabilities=[]) for s in seen[-1]])
 
-    monkeypatch.setattr("bertworks.use.blimp.score", scored)
+    monkeypatch.setattr("bertworks.evaluation.blimp.score", scored)
     for sample, pairs in ((3, 6), (3, 6), (5, 10), (0, 80), (1000, 80)):
         found = result(model, data, sample=sample)
         assert (found["pairs"], found["mean"]) == (pairs, 0)

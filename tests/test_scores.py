@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schemes import Scheme, convert_tags, tagging_per_type
 
+from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError
-from bertworks.learn import scores
-from bertworks.rows.reader import RowReader
+from bertworks.metrics import classification
 
 LABELS = ("cat", "dog", "owl")
 TAGS = ("O", "B-X", "I-X", "E-X", "S-X", "B-Y", "I-Y", "E-Y", "S-Y")
@@ -37,7 +37,7 @@ def halves(rows: Sequence[Sequence[tuple[str, str]]]) -> tuple[list[list[str]], 
 @given(pairs)
 def test_classification_is_that_of_scikit_learn(rows: list[tuple[str, str]]):
     gold, predicted = zip(*rows)
-    ours = scores.classification(gold, predicted, LABELS)
+    ours = classification.classification(gold, predicted, LABELS)
     theirs = sklearn.metrics.f1_score(gold, predicted, average="macro", zero_division=0.0)
     assert ours["accuracy"] == pytest.approx(sklearn.metrics.accuracy_score(gold, predicted))
     assert ours["macro_f1"] == pytest.approx(theirs)
@@ -45,7 +45,7 @@ def test_classification_is_that_of_scikit_learn(rows: list[tuple[str, str]]):
     assert ours["matthews_correlation"] == pytest.approx(theirs)
     assert "f1" not in ours
     counts = sklearn.metrics.confusion_matrix(gold, predicted, labels=LABELS)
-    table = scores.per_class(gold, predicted, LABELS)
+    table = classification.per_class(gold, predicted, LABELS)
     assert [row["support"] for row in table.values()] == counts.sum(1).tolist()
     assert [row["recall"] * row["support"] for row in table.values()] == pytest.approx(np.diag(counts))
     assert [row["precision"] for row in table.values()] == pytest.approx(np.diag(counts) / np.maximum(counts.sum(0), 1))
@@ -54,22 +54,22 @@ def test_classification_is_that_of_scikit_learn(rows: list[tuple[str, str]]):
 def test_two_labels_have_a_positive_one():
     """10 rows: 3 hits, 1 miss, 2 false alarms, 4 rightly left alone."""
     gold, predicted = "1111000000", "1110110000"
-    ours = scores.classification(gold, predicted, ("0", "1"))
+    ours = classification.classification(gold, predicted, ("0", "1"))
     assert ours["f1"] == pytest.approx(2 * 3 / (2 * 3 + 1 + 2))
     assert ours["matthews_correlation"] == pytest.approx((3 * 4 - 2 * 1) / math.sqrt(5 * 4 * 6 * 5))
-    assert scores.classification(gold, predicted, ("1", "0"))["f1"] == pytest.approx(2 * 4 / (2 * 4 + 1 + 2))
+    assert classification.classification(gold, predicted, ("1", "0"))["f1"] == pytest.approx(2 * 4 / (2 * 4 + 1 + 2))
 
 
 @pytest.mark.parametrize("answer", ["0", "1"])
 def test_answers_that_are_all_the_same(answer: str):
-    ours = scores.classification("0011", answer * 4, ("0", "1"))
+    ours = classification.classification("0011", answer * 4, ("0", "1"))
     assert ours == {
         "accuracy": 0.5,
         "macro_f1": pytest.approx(1 / 3),
         "matthews_correlation": 0.0,
         "f1": pytest.approx(2 / 3 if answer == "1" else 0.0),
     }
-    assert scores.classification("00", "00", ("0", "1"))["f1"] == 0.0
+    assert classification.classification("00", "00", ("0", "1"))["f1"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -83,13 +83,13 @@ def test_answers_that_are_all_the_same(answer: str):
 )
 def test_what_cannot_be_classified(gold: list[str], predicted: list[str], message: str):
     with pytest.raises(BertworksError, match=message):
-        scores.classification(gold, predicted, LABELS)
+        classification.classification(gold, predicted, LABELS)
 
 
 @given(st.lists(st.tuples(*[st.sets(st.sampled_from(LABELS))] * 2), min_size=1, max_size=12))
 def test_multilabel_is_that_of_scikit_learn(rows: list[tuple[set[str], set[str]]]):
     gold, predicted = zip(*rows)
-    ours = scores.multilabel(gold, predicted)
+    ours = classification.multilabel(gold, predicted)
     occurring = sorted(set().union(*gold, *predicted))
     assert ours["accuracy"] == sum(a == b for a, b in rows) / len(rows)
     if len(occurring) > 1:  # with fewer, scikit-learn takes the columns for something else
@@ -104,15 +104,15 @@ def test_multilabel_is_that_of_scikit_learn(rows: list[tuple[set[str], set[str]]
 
 def test_multilabel_at_its_edges():
     nothing = {"precision": 0.0, "recall": 0.0, "micro_f1": 0.0, "macro_f1": 0.0}
-    assert scores.multilabel([()], [()]) == {"accuracy": 1.0, **nothing}
-    assert scores.multilabel([("a",)], [()]) == {"accuracy": 0.0, **nothing}
-    assert scores.multilabel([("a", "b")], [["b", "a", "a"]])["accuracy"] == 1.0
+    assert classification.multilabel([()], [()]) == {"accuracy": 1.0, **nothing}
+    assert classification.multilabel([("a",)], [()]) == {"accuracy": 0.0, **nothing}
+    assert classification.multilabel([("a", "b")], [["b", "a", "a"]])["accuracy"] == 1.0
 
 
 def test_choice():
-    assert scores.choice([0, 3, 2, 1], [0, 3, 1, 1]) == {"accuracy": 0.75}
+    assert classification.choice([0, 3, 2, 1], [0, 3, 1, 1]) == {"accuracy": 0.75}
     with pytest.raises(BertworksError, match="nothing to score"):
-        scores.choice([], [])
+        classification.choice([], [])
 
 
 # --- numbers ---
@@ -122,7 +122,7 @@ def test_regression_by_the_definitions():
     generator = np.random.default_rng(0)
     gold = generator.integers(0, 6, 200) / 5  # with ties
     predicted = gold + generator.normal(size=200)
-    ours = scores.regression(gold.tolist(), predicted.tolist())
+    ours = classification.regression(gold.tolist(), predicted.tolist())
     ranks = [[(np.sum(v < x) + np.sum(v <= x) + 1) / 2 for x in v] for v in (gold, predicted)]
     assert ours["pearson"] == pytest.approx(np.corrcoef(gold, predicted)[0, 1])
     assert ours["spearman"] == pytest.approx(np.corrcoef(*ranks)[0, 1])
@@ -131,36 +131,38 @@ def test_regression_by_the_definitions():
 
 @pytest.mark.parametrize("values", [([1.0, 2, 3], [2.5, 2.5, 2.5]), ([4.0, 4.0], [1.0, 2.0]), ([1.0], [2.0])])
 def test_no_correlation_where_nothing_varies(values: tuple[list[float], list[float]]):
-    ours = scores.regression(*values)
+    ours = classification.regression(*values)
     assert (ours["pearson"], ours["spearman"]) == (0.0, 0.0)
     assert ours["rmse"] > 0
 
 
 def test_answers_that_are_nearly_the_same():
-    assert scores.regression([1.0, 2.0, 3.0], [7.0, 7.0, 7.0 + 1e-15])["spearman"] == pytest.approx(math.sqrt(0.75))
+    assert classification.regression([1.0, 2.0, 3.0], [7.0, 7.0, 7.0 + 1e-15])["spearman"] == pytest.approx(
+        math.sqrt(0.75)
+    )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_no_number(value: float):
     with pytest.raises(BertworksError, match=f"row 2: target 2.0, prediction {value}"):
-        scores.regression([1.0, 2.0], [1.0, value])
+        classification.regression([1.0, 2.0], [1.0, value])
 
 
 def test_an_interval_as_in_the_tables_of_student():
-    ours = scores.interval([84.0, 85.0, 86.0, 87.0, 88.0])
+    ours = classification.confidence_interval([84.0, 85.0, 86.0, 87.0, 88.0])
     assert (ours.count, ours.mean, ours.deviation) == (5, 86.0, pytest.approx(math.sqrt(2.5)))
     assert ours.margin == pytest.approx(2.7764451 * math.sqrt(2.5) / math.sqrt(5))
-    assert scores.interval([0.1]) == scores.Interval(1, 0.1, None, None)
-    assert scores.interval([0.1] * 3).margin == pytest.approx(0.0)
+    assert classification.confidence_interval([0.1]) == classification.ConfidenceInterval(1, 0.1, None, None)
+    assert classification.confidence_interval([0.1] * 3).margin == pytest.approx(0.0)
     with pytest.raises(BertworksError, match="no runs"):
-        scores.interval([])
+        classification.confidence_interval([])
 
 
 def test_an_interval_holds_the_mean_19_times_of_20():
     generator = random.Random(7)
     held = 0
     for _ in range(2000):
-        ours = scores.interval([generator.gauss(3.0, 2.0) for _ in range(4)])
+        ours = classification.confidence_interval([generator.gauss(3.0, 2.0) for _ in range(4)])
         assert ours.margin is not None
         held += abs(ours.mean - 3.0) <= ours.margin
     assert 0.935 < held / 2000 < 0.965
@@ -190,7 +192,7 @@ def conlleval(gold: list[list[str]], predicted: list[list[str]]) -> tuple[int, i
 @given(tagged)
 def test_tagging_is_that_of_conlleval(rows: list[list[tuple[str, str]]]):
     gold, predicted = halves(rows)
-    ours = scores.tagging(gold, predicted)
+    ours = classification.tagging(gold, predicted)
     right, found, there = conlleval(gold, predicted)
     assert ours["precision"] == right / max(found, 1)
     assert ours["recall"] == right / max(there, 1)
@@ -204,7 +206,7 @@ def test_tagging_is_that_of_conlleval(rows: list[list[tuple[str, str]]]):
 @given(tagged)
 def test_tagging_is_that_of_seqeval(rows: list[list[tuple[str, str]]]):
     gold, predicted = halves(rows)
-    ours = scores.tagging(gold, predicted)
+    ours = classification.tagging(gold, predicted)
     for name in ("precision", "recall", "f1"):
         theirs = getattr(seqeval.metrics, f"{name}_score")(gold, predicted, zero_division=0)
         assert ours[name] == pytest.approx(theirs)
@@ -218,7 +220,7 @@ def test_tagging_is_that_of_seqeval(rows: list[list[tuple[str, str]]]):
 
 
 @st.composite
-def entities(draw: st.DrawFn) -> tuple[int, list[scores.Span]]:
+def entities(draw: st.DrawFn) -> tuple[int, list[classification.Span]]:
     """A number of words and entities that do not overlap."""
     found, place = [], 0
     for gap, length, kind in draw(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.sampled_from("XY")))):
@@ -228,13 +230,13 @@ def entities(draw: st.DrawFn) -> tuple[int, list[scores.Span]]:
 
 
 @given(entities(), st.sampled_from(list(SCHEMES)), st.sampled_from(list(SCHEMES)))
-def test_schemes_say_the_same(drawn: tuple[int, list[scores.Span]], first: Scheme, second: Scheme):
+def test_schemes_say_the_same(drawn: tuple[int, list[classification.Span]], first: Scheme, second: Scheme):
     length, there = drawn
     plain = ["O"] * length
     for start, end, kind in there:
         plain[start:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - start - 1)]
     tags = convert_tags(plain, first)
-    assert scores.tag_spans(tags) == there
+    assert classification.tag_spans(tags) == there
     strict = seqeval.scheme.Entities([tags], SCHEMES[first]).entities[0]
     assert [(e.start, e.end, e.tag) for e in strict] == there, "it is valid by the letter of the scheme"
     assert convert_tags(convert_tags(tags, second), first) == tags
@@ -259,19 +261,19 @@ def test_schemes_by_example(tags: str, scheme: Scheme, expected: str):
 @pytest.mark.parametrize("tag", ["X", "PER", "L-PER", "b-per", "", "B-", "O-PER"])
 def test_what_is_no_tag(tag: str):
     with pytest.raises(BertworksError, match="is no tag"):
-        scores.tag_spans(["O", tag])
+        classification.tag_spans(["O", tag])
 
 
 def test_a_word_without_a_tag():
     with pytest.raises(BertworksError, match="sentence 2: 1 predicted tags for 2 words"):
-        scores.tagging([["O"], ["O", "O"]], [["O"], ["O"]])
+        classification.tagging([["O"], ["O", "O"]], [["O"], ["O"]])
 
 
 def test_spans_are_right_as_a_whole():
     gold = [[(0, 5, "person"), (9, 14, "place")], [(3, 4, "place")]]
     predicted = [[(0, 5, "person"), (9, 13, "place"), (9, 14, "person")], []]
-    assert scores.spans(gold, predicted) == {"precision": 1 / 3, "recall": 1 / 3, "f1": 1 / 3}
-    assert scores.spans_per_type(gold, predicted) == {
+    assert classification.spans(gold, predicted) == {"precision": 1 / 3, "recall": 1 / 3, "f1": 1 / 3}
+    assert classification.spans_per_type(gold, predicted) == {
         "person": {"precision": 0.5, "recall": 1.0, "f1": pytest.approx(2 / 3), "support": 1.0},
         "place": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 2.0},
     }
@@ -287,7 +289,7 @@ def test_what_is_borrowed_and_not_there(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(BertworksError, match="counted by seqeval") as caught:
-        scores.tag_spans(["O"])
+        classification.tag_spans(["O"])
     assert caught.value.fix == "pip install seqeval"
 
 
@@ -298,6 +300,6 @@ def test_real_sentences(file: str, entities: int, data_folder: Path):
     gold = [row.values["tags"] for row in RowReader(data_folder / "ner" / file)]
     blank = [["O"] * len(tags) for tags in gold]
     for scheme in SCHEMES:
-        ours = scores.tagging(gold, [convert_tags(tags, scheme) for tags in gold])
+        ours = classification.tagging(gold, [convert_tags(tags, scheme) for tags in gold])
         assert (ours["precision"], ours["recall"], ours["f1"]) == (1.0, 1.0, 1.0)
     assert sum(row["support"] for row in tagging_per_type(gold, blank).values()) == entities

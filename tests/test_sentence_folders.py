@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from bertworks.doors.convert import convert
-from bertworks.doors.export import export
-from bertworks.doors.push import push
+from bertworks.checkpoints.model_folder import load_model
+from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings, read_sentence_transformer
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.model import load_model
-from bertworks.files.sentence import SentenceSettings, read_sentence
-from bertworks.use.embedder import Embedder
+from bertworks.inference.embed import Embedder
+from bertworks.interop.convert import convert
+from bertworks.interop.export import export
+from bertworks.interop.push import push
 
 TEXTS = ["good film", "the men in this town heard some music last night " * 9, "", "Anna lives in Oslo"]
 
@@ -72,7 +72,7 @@ def test_there_and_back(pooling: str, kinds: tuple[str, ...], model: Path, tmp_p
     # And back: what their library saves of ours is converted to the same again.
     opened.save(str(tmp_path / "again"))
     assert not any("left out of the folder" in note for note in notes(tmp_path / "again", tmp_path / "back"))
-    assert read_sentence(tmp_path / "back")[1] == read_sentence(tmp_path / "ours")[1]
+    assert read_sentence_transformer(tmp_path / "back")[1] == read_sentence_transformer(tmp_path / "ours")[1]
     np.testing.assert_allclose(vectors(tmp_path / "back"), expected, atol=1e-5)
     list(convert(tmp_path / "ours", tmp_path / "twice"))
     assert contents(tmp_path / "twice") == contents(tmp_path / "ours")
@@ -99,7 +99,7 @@ def test_a_module_that_is_a_pickle_is_named(model: Path, tmp_path: Path):
     assert "how its vectors are made is left out: the weights of a module are a pickle, which is not read" in said
     (left,) = (note for note in said if note.startswith("left out of the folder"))
     assert all(name in left for name in ("modules.json", "1_Pooling/", "2_Dense/"))
-    assert read_sentence(tmp_path / "ours")[1] == SentenceSettings()
+    assert read_sentence_transformer(tmp_path / "ours")[1] == SentenceTransformerSettings()
 
 
 def test_an_old_folder_with_the_model_within(model: Path, tmp_path: Path):
@@ -116,7 +116,7 @@ def test_an_old_folder_with_the_model_within(model: Path, tmp_path: Path):
     (old / "0_BERT" / "training_args.bin").write_bytes(b"pickle")
     said = notes(old, tmp_path / "ours")
     assert "left out of the folder: 0_BERT/training_args.bin" in "\n".join(said)
-    assert read_sentence(tmp_path / "ours") == (tmp_path / "ours", read_sentence(old)[1])
+    assert read_sentence_transformer(tmp_path / "ours") == (tmp_path / "ours", read_sentence_transformer(old)[1])
     np.testing.assert_allclose(vectors(tmp_path / "ours"), vectors(old), atol=1e-5)
     # What reads weights finds them; what writes a folder of the same kind says how to come by one.
     flat, nested = load_model(tmp_path / "ours"), load_model(old)

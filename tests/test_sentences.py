@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from bertworks.text.sentences import LONGEST_SENTENCE, split_sentences
+from bertworks.text.segmentation import LONGEST_SENTENCE, split_sentences
 
 # In every line " | " stands where a cut belongs; nothing else is cut. Lines with \n hold the line's end themselves.
 ENGLISH = r"""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from served import process, stop
 
-from bertworks.files.names import locate
+from bertworks.checkpoints.resolve import resolve_model
 
 LOAD = Path(__file__).parents[1] / "benchmarks" / "serving.py"
 Kinds = dict[str, list[float]]
@@ -34,7 +34,7 @@ def resident(number: int) -> int:
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read as Linux tells it")
 def test_everybody_is_answered_or_told_to_come_later() -> None:
     body = {"inputs": ["a cat", "an engine, and what else there is to be said of it"]}
-    with process(str(locate("minilm")), "--precision", "fp32") as (running, url):
+    with process(str(resolve_model("minilm")), "--precision", "fp32") as (running, url):
         before = httpx.post(f"{url}embed", json=body, timeout=60).json()
         warm, found = asked(url, 0, 6)
         assert set(warm) == {"200", "health"}

@@ -22,9 +22,8 @@ import pytest
 from served import process, stop
 
 from bertworks.cli.main import main
-from bertworks.serve.log import LogHandler
-from bertworks.serve.serving import bound, serve
-from bertworks.use.embedder import Embedder
+from bertworks.inference.embed import Embedder
+from bertworks.serve.server import LogHandler, bound, serve
 
 Server = tuple[subprocess.Popen[str], str]
 
@@ -206,8 +205,8 @@ def test_a_log_that_nobody_reads_holds_up_nobody(model: Path):
 
 def test_lines_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch):
     read, write = os.pipe()
-    monkeypatch.setattr("bertworks.serve.log.MOST", 5)
-    monkeypatch.setattr("bertworks.serve.log.PAUSE", 0.2)
+    monkeypatch.setattr("bertworks.serve.server.MOST", 5)
+    monkeypatch.setattr("bertworks.serve.server.PAUSE", 0.2)
     with os.fdopen(read) as reader, os.fdopen(write, "w") as writer:
         monkeypatch.setattr(sys, "stderr", writer)
         handler = LogHandler()
@@ -232,8 +231,8 @@ def test_a_write_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch):
         written.append(content[:9])
         return len(written[-1])
 
-    monkeypatch.setattr("bertworks.serve.log.RETRY", 0.01)
-    monkeypatch.setattr("bertworks.serve.log.os.write", write)
+    monkeypatch.setattr("bertworks.serve.server.RETRY", 0.01)
+    monkeypatch.setattr("bertworks.serve.server.os.write", write)
     handler = LogHandler()
     handler.handle(logging.makeLogRecord({"msg": "a", "fields": {"status": 200}}))
     handler.flush()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from served import process, write_head
 
-from bertworks.use.index import Index
+from bertworks.retrieval.index import Index
 
 SETTINGS = """
 [checks.negative_data_rejection]

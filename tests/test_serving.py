@@ -18,18 +18,17 @@ from fine import storages, write_model
 from pyarrow import parquet
 from served import Local, write_head
 
-from bertworks.files.model import load_model
-from bertworks.learn.machine import Precision
+from bertworks.checkpoints.model_folder import load_model
+from bertworks.inference.embed import Embedder
+from bertworks.inference.explain import explain
+from bertworks.inference.masked_lm import Filler
+from bertworks.inference.predictor import Predictor
+from bertworks.retrieval.index import Index, index_file
+from bertworks.retrieval.ranking import Reranker
+from bertworks.serve.access import AccessMiddleware, ServerMetrics
 from bertworks.serve.application import Application
-from bertworks.serve.gate import Figures, Gate
-from bertworks.serve.question import Limits
-from bertworks.use.embedder import Embedder
-from bertworks.use.explain import explain
-from bertworks.use.fill import Filler
-from bertworks.use.index import Index
-from bertworks.use.indexing import index_file
-from bertworks.use.predictor import Predictor
-from bertworks.use.rerank import Reranker
+from bertworks.serve.job import Limits
+from bertworks.training.device import Precision
 
 TEXTS = ["good film", "sad dogs in this town", "Anna lives in Oslo .", "😀 the men"]
 HEADS: dict[str, dict[str, Any]] = {
@@ -303,7 +302,7 @@ def test_an_answer_does_not_depend_on_who_else_asks(models: dict[str, Path]):
 def test_what_many_ask_is_computed_together(
     kind: str, path: str, text: str, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("bertworks.serve.application.compute_threads", lambda: 1)  # one batch at a time
+    monkeypatch.setattr("bertworks.serve.application.get_compute_threads", lambda: 1)  # one batch at a time
     with Local(models[kind]) as local:
         batcher, sizes = local.application._batchers["network"], list[int]()
         submit, begun, go = batcher.submit, threading.Event(), threading.Event()
@@ -331,7 +330,7 @@ def test_what_many_ask_is_computed_together(
 def test_whatever_is_computed_alone_has_all_threads(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
     """The number is a thread's own, and a new thread begins with the one that was set last, wherever."""
     before = torch.get_num_threads()
-    monkeypatch.setattr("bertworks.serve.application.compute_threads", lambda: 3)
+    monkeypatch.setattr("bertworks.serve.application.get_compute_threads", lambda: 3)
     try:
         with Local(models["words"]) as local:
             assert len(local.application._batchers["network"]._threads) == 3
@@ -345,8 +344,8 @@ def test_whatever_is_computed_alone_has_all_threads(models: dict[str, Path], mon
 def test_memory_that_fell_into_pieces_is_returned(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
     """For batches differ in size, and what is freed is kept."""
     sizes, returned = [100], list[int]()
-    monkeypatch.setattr("bertworks.learn.machine.memory_in_use", lambda _: sizes[-1])
-    monkeypatch.setattr("bertworks.learn.machine.return_memory", lambda: returned.append(sizes[-1]))
+    monkeypatch.setattr("bertworks.training.device.memory_in_use", lambda _: sizes[-1])
+    monkeypatch.setattr("bertworks.training.device.trim_heap", lambda: returned.append(sizes[-1]))
     with Local(models["words"]) as local:
         for size in (100, 120, 200, 110, 150):
             sizes.append(size)
@@ -632,7 +631,7 @@ def test_bodies_that_were_read_take_no_place(model: Path, monkeypatch: pytest.Mo
 def at_the_gate(*headers: tuple[bytes, bytes], **settings: Any) -> int | None:
     """The status by which a request is refused; None: it is let in."""
     scope = {"raw_path": b"/info", "query_string": b"", "path": "/info", "method": "GET"}
-    refusal = Gate(None, Figures(), hosts={"here"}, **settings)._refusal(
+    refusal = AccessMiddleware(None, ServerMetrics(), hosts={"here"}, **settings)._refusal(
         scope | {"headers": [(b"host", b"here"), *headers]}
     )
     return refusal and refusal[0]

@@ -8,23 +8,23 @@ import pytest
 import torch
 from heads import CONFIG, example
 
-from bertworks.data.labelled import LabelledBatches, Unit
-from bertworks.learn.optimization import OptimizerConfig, make_optimizer
-from bertworks.learn.shortlist import Shortlist
-from bertworks.learn.tasks import Classification, TaskModel
-from bertworks.learn.train import train
+from bertworks.batching.batch import ExampleGroup, LabelledBatches
+from bertworks.training.loop import train
+from bertworks.training.optimization import OptimizerConfig, make_optimizer
+from bertworks.training.task_heads import Classification, TaskModel
+from bertworks.training.vocab_subset import VocabSubset
 
 WORDS = "encoder.embeddings.word.weight"
 SETTINGS = OptimizerConfig(learning_rate=1e-3, weight_decay=0.5, warmup=0.1)
 
 
-def some_units(count: int = 24) -> list[Unit]:
+def some_units(count: int = 24) -> list[ExampleGroup]:
     generator = np.random.default_rng(0)
     lengths = generator.integers(3, 12, count).tolist()
     return [[example("classification", length, 0, generator)] for length in lengths]
 
 
-def trained(network: TaskModel, units: Sequence[Unit], *, spoilt: int | None = None) -> dict[str, torch.Tensor]:
+def trained(network: TaskModel, units: Sequence[ExampleGroup], *, spoilt: int | None = None) -> dict[str, torch.Tensor]:
     """The state after two epochs; one step's gradient is made no number, and so it is skipped."""
     network.dropout = 0.0
     batches = LabelledBatches(units, batch_size=8, micro_batch_tokens=64, seed=1)
@@ -46,7 +46,7 @@ def test_a_shortlist_learns_what_the_whole_table_does(spoilt: int | None) -> Non
     torch.manual_seed(0)
     whole = TaskModel(CONFIG, task)
     begun = {name: value.clone() for name, value in whole.state_dict().items()}
-    shortlist = Shortlist(units, CONFIG.vocab_size)
+    shortlist = VocabSubset(units, CONFIG.vocab_size)
     assert shortlist.has_witness
     assert len(shortlist) < CONFIG.vocab_size
     small = TaskModel(replace(CONFIG, vocab_size=len(shortlist)), task)
@@ -61,7 +61,7 @@ def test_a_shortlist_learns_what_the_whole_table_does(spoilt: int | None) -> Non
 
 def test_the_numbers_of_a_shortlist_are_those_of_the_rows() -> None:
     units, table = some_units(5), torch.randn(CONFIG.vocab_size, 4)
-    shortlist = Shortlist(units, CONFIG.vocab_size)
+    shortlist = VocabSubset(units, CONFIG.vocab_size)
     renumbered = shortlist.over(units)
     assert len(renumbered) == len(units)
     assert [unit[0].input_ids.tolist() for unit in renumbered[1:3]] == [
@@ -77,7 +77,7 @@ def test_the_numbers_of_a_shortlist_are_those_of_the_rows() -> None:
 def test_where_texts_name_every_token_there_is_no_witness() -> None:
     (first,) = some_units(1)[0]
     everything = [first._replace(input_ids=np.arange(7))]
-    shortlist = Shortlist([everything], 7)
+    shortlist = VocabSubset([everything], 7)
     assert not shortlist.has_witness
     assert shortlist.ids.tolist() == list(range(7))
     table = torch.randn(7, 3)
@@ -86,7 +86,7 @@ def test_where_texts_name_every_token_there_is_no_witness() -> None:
 
 def test_a_row_of_zeros_tells_nothing_and_spoils_nothing() -> None:
     (first,) = some_units(1)[0]
-    shortlist = Shortlist([[first._replace(input_ids=np.array([0, 2]))]], 4)
+    shortlist = VocabSubset([[first._replace(input_ids=np.array([0, 2]))]], 4)
     table = torch.ones(4, 2)
     table[1] = 0
     assert torch.equal(shortlist.put_back(table, shortlist.taken(table)), table)

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError
-from bertworks.learn.squad_scores import Question, evaluate, normalize, score
-from bertworks.use.squad import evaluate_squad
+from bertworks.evaluation.evaluate import evaluate_squad
+from bertworks.metrics.squad import SquadQuestion, evaluate_answers, normalize, score_answer
 
 CONTEXT = "The Normans were in the north of France in the 10th century."
 QUESTIONS = {
@@ -67,40 +67,43 @@ def test_normal_answers(text: str, normal: str):
 
 
 def test_f1_counts_words_as_often_as_they_occur():
-    assert score(["to be or not to be"], "To be, to be!", version="1.1") == (
+    assert score_answer(["to be or not to be"], "To be, to be!", version="1.1") == (
         0.0,
         pytest.approx(2 * 1 * (4 / 6) / (1 + 4 / 6)),
     )
-    assert score(["x y", "y z"], "z y", version="1.1") == (0.0, 1.0)
-    assert score(["x", "The X."], "x", version="1.1") == (1.0, 1.0)
-    assert score(["x"], None, version="1.1") == (0.0, 0.0)
+    assert score_answer(["x y", "y z"], "z y", version="1.1") == (0.0, 1.0)
+    assert score_answer(["x", "The X."], "x", version="1.1") == (1.0, 1.0)
+    assert score_answer(["x"], None, version="1.1") == (0.0, 0.0)
 
 
 def test_what_is_nothing_when_normalized():
     """In 1.1 it is an answer without words, in 2.0 it is no answer."""
-    assert score(["The"], "a", version="1.1") == (1.0, 0.0)
-    assert score(["The"], "a", version="2.0") == (1.0, 1.0)
-    assert score([], "", version="2.0") == (1.0, 1.0)
-    assert score(["The", "cat"], "", version="2.0") == (0.0, 0.0), "a gold answer without words is none"
-    assert score([], "cat", version="2.0") == (0.0, 0.0)
+    assert score_answer(["The"], "a", version="1.1") == (1.0, 0.0)
+    assert score_answer(["The"], "a", version="2.0") == (1.0, 1.0)
+    assert score_answer([], "", version="2.0") == (1.0, 1.0)
+    assert score_answer(["The", "cat"], "", version="2.0") == (0.0, 0.0), "a gold answer without words is none"
+    assert score_answer([], "cat", version="2.0") == (0.0, 0.0)
 
 
 def test_f1_of_characters():
-    assert score(["約15メートル"], "15 メートル", version="1.1", unit="character").f1 == pytest.approx(12 / 13)
-    assert score(["約15メートル"], "15 メートル", version="1.1").f1 == 0.0
-    assert score(["奈良"], "奈良。", version="1.1", unit="character") == (0.0, pytest.approx(0.8))
+    assert score_answer(["約15メートル"], "15 メートル", version="1.1", unit="character").f1 == pytest.approx(12 / 13)
+    assert score_answer(["約15メートル"], "15 メートル", version="1.1").f1 == 0.0
+    assert score_answer(["奈良"], "奈良。", version="1.1", unit="character") == (0.0, pytest.approx(0.8))
 
 
 @given(st.text("aB the,。国 "), st.text("aB the,。国 "), st.sampled_from(["word", "character"]))
 def test_f1_is_symmetric_and_at_most_1(one: str, other: str, unit: Any):
-    ours, turned = score([one], other, version="2.0", unit=unit), score([other], one, version="2.0", unit=unit)
+    ours, turned = (
+        score_answer([one], other, version="2.0", unit=unit),
+        score_answer([other], one, version="2.0", unit=unit),
+    )
     assert ours == pytest.approx(turned)
     assert 0 <= ours.exact <= ours.f1 <= 1
 
 
 def test_figures_of_parts_and_what_is_missing():
-    questions = [Question(name, tuple(a["text"] for a in answers)) for name, answers in QUESTIONS.items()]
-    figures = evaluate(questions, ANSWERS, version="2.0")
+    questions = [SquadQuestion(name, tuple(a["text"] for a in answers)) for name, answers in QUESTIONS.items()]
+    figures = evaluate_answers(questions, ANSWERS, version="2.0")
     assert figures == pytest.approx(
         {
             "exact": 100 / 3, "f1": 100 * (0.8 + 0.8 + 1) / 3, "total": 3, "missing": 0,
@@ -108,7 +111,7 @@ def test_figures_of_parts_and_what_is_missing():
             "NoAns_exact": 100.0, "NoAns_f1": 100.0, "NoAns_total": 1,
         }
     )  # fmt: skip
-    without = evaluate(questions, {"when": "10th century"}, version="2.0")
+    without = evaluate_answers(questions, {"when": "10th century"}, version="2.0")
     assert (without["missing"], without["exact"], without["NoAns_exact"]) == (2, pytest.approx(100 / 3), 0.0)
 
 
@@ -116,15 +119,15 @@ def test_figures_of_parts_and_what_is_missing():
 def test_the_best_threshold_is_the_best_of_all(seed: int):
     """Against trying every threshold: what is at most as surely without an answer is answered."""
     generator = random.Random(seed)
-    questions = [Question(str(n), ("yes sir",) if generator.random() < 0.6 else ()) for n in range(12)]
+    questions = [SquadQuestion(str(n), ("yes sir",) if generator.random() < 0.6 else ()) for n in range(12)]
     given_ = {q.id: generator.choice(["", "yes", "yes sir", "no"]) for q in questions}
     surety = {q.id: generator.uniform(-3, 3) for q in questions}
-    figures = evaluate(questions, given_, version="2.0", no_answer_probabilities=surety)
+    figures = evaluate_answers(questions, given_, version="2.0", no_answer_probabilities=surety)
     for n, name in enumerate(("exact", "f1")):
         tried = {}
         for threshold in (-9.0, *surety.values()):
             kept = [given_[q.id] if surety[q.id] <= threshold else "" for q in questions]
-            tried[threshold] = sum(score(q.answers, a, version="2.0")[n] for q, a in zip(questions, kept))
+            tried[threshold] = sum(score_answer(q.answers, a, version="2.0")[n] for q, a in zip(questions, kept))
         assert figures[f"best_{name}"] == pytest.approx(100 * max(tried.values()) / 12)
         assert figures[f"best_{name}"] >= figures[name] - 1e-9
         if max(tried.values()) > tried[-9.0]:
@@ -135,11 +138,11 @@ def test_the_best_threshold_is_the_best_of_all(seed: int):
 
 def test_what_cannot_be_scored():
     with pytest.raises(BertworksError, match="no questions"):
-        evaluate([], {}, version="1.1")
+        evaluate_answers([], {}, version="1.1")
     with pytest.raises(BertworksError, match="two questions have the id 'x'"):
-        evaluate([Question("x", ("a",)), Question("x", ("b",))], {"x": "a"}, version="1.1")
+        evaluate_answers([SquadQuestion("x", ("a",)), SquadQuestion("x", ("b",))], {"x": "a"}, version="1.1")
     with pytest.raises(BertworksError, match="'x' is answered but has no no-answer probability"):
-        evaluate([Question("x", ("a",))], {"x": "a"}, version="2.0", no_answer_probabilities={})
+        evaluate_answers([SquadQuestion("x", ("a",))], {"x": "a"}, version="2.0", no_answer_probabilities={})
 
 
 # --- files ---

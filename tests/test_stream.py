@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from bertworks.data.batch import Batches, collate
-from bertworks.data.labelled import LabelledBatches
-from bertworks.data.masking import Example, Masker, MaskingConfig
-from bertworks.data.sampling import Special, frame
-from bertworks.data.stream import Stream, shuffled
+from bertworks.batching.batch import Batches, ExampleStream, LabelledBatches, collate, shuffled_index
+from bertworks.batching.masking import Example, Masker, MaskingConfig
+from bertworks.batching.sampling import SpecialIds, frame
 
 
 @dataclass
@@ -23,11 +21,11 @@ class Numbers:
         return self.count
 
     def __getitem__(self, i):
-        return frame([np.full(3 + i % 9, 100 + i), np.full(2, 100 + i)], Special(2, 3), i % 2)
+        return frame([np.full(3 + i % 9, 100 + i), np.full(2, 100 + i)], SpecialIds(2, 3), i % 2)
 
 
-def make_stream(count=50, **settings) -> Stream:
-    return Stream(Numbers(count), Masker(MaskingConfig(), 4, np.ones(1000, bool)), **settings)
+def make_stream(count=50, **settings) -> ExampleStream:
+    return ExampleStream(Numbers(count), Masker(MaskingConfig(), 4, np.ones(1000, bool)), **settings)
 
 
 def number_of(example: Example) -> int:
@@ -37,12 +35,12 @@ def number_of(example: Example) -> int:
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 64, 65, 1000])
 def test_a_shuffle_is_a_permutation(n):
     for seed in range(3):
-        assert sorted(shuffled(i, n, seed, 0) for i in range(n)) == list(range(n))
+        assert sorted(shuffled_index(i, n, seed, 0) for i in range(n)) == list(range(n))
 
 
 def test_a_shuffle_mixes_well():
     n = 1000
-    first, second = (np.array([shuffled(i, n, 0, epoch) for i in range(n)]) for epoch in (0, 1))
+    first, second = (np.array([shuffled_index(i, n, 0, epoch) for i in range(n)]) for epoch in (0, 1))
     for order in (first, second):
         assert abs(np.corrcoef(order, np.arange(n))[0, 1]) < 0.12
         assert abs(np.corrcoef(order[1:], order[:-1])[0, 1]) < 0.12

@@ -1,4 +1,5 @@
-"""The shape of the house: imports go down the street only, every room says what it is, no room holds two things."""
+"""The structure of the package: imports go downward only, every module has a docstring, modules and functions are
+short, and `transformers` is never imported."""
 
 import ast
 import re
@@ -9,61 +10,65 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1] / "bertworks"
-WINGS = "errors text rows nn data learn files runs use doors serve demo cli".split()
-LIBRARIES = {  # what each wing may import besides the standard library
+LIBRARIES = {  # what the modules of a package may import besides the standard library
     "errors": "",
+    "events": "",
+    "config": "",
+    "io": "pyarrow",
     "text": "numpy pyarrow sentencepiece tokenizers",
-    "rows": "pyarrow",
-    "nn": "torch",
-    "data": "numpy",
-    "learn": "numpy torch",
-    "files": "numpy safetensors torch",
+    "datasets": "pyarrow",
+    "models": "torch",
+    "batching": "numpy",
+    "training": "numpy torch",
+    "metrics": "numpy",
+    "checkpoints": "numpy safetensors torch",
+    "reports": "",
+    "inference": "numpy torch",
+    "retrieval": "numpy torch",
     "runs": "numpy torch",
-    "use": "numpy torch",
-    "doors": "numpy torch",
+    "evaluation": "numpy torch",
+    "interop": "numpy torch",
+    "diagnostics": "numpy torch",
     "serve": "numpy",
     "demo": "",
     "cli": "cyclopts rich",
 }
-ALSO = {
-    "data.batch": "torch",
+ALSO = {  # what single modules may import
+    "batching.batch": "torch",
+    "checkpoints.resolve": "huggingface_hub",
     "demo.tour": "sklearn",
-    "doors.export": "onnxruntime",
-    "doors.push": "huggingface_hub",
-    "files.names": "huggingface_hub",
-    "files.onnx_graph": "onnx",
-    "learn.exported": "onnxruntime",
-    "learn.scores": "scipy seqeval sklearn",
+    "inference.onnx_runtime": "onnxruntime",
+    "interop.export": "onnxruntime",
+    "interop.onnx_graph": "onnx",
+    "interop.push": "huggingface_hub",
+    "metrics.classification": "scipy seqeval sklearn",
+    "retrieval.store": "faiss",
+    "serve.access": "prometheus_client",
     "serve.application": "prometheus_client starlette",
     "serve.connections": "httptools uvicorn",
-    "serve.gate": "prometheus_client",
-    "serve.serving": "uvicorn",
-    "use.neighbours": "faiss",
+    "serve.server": "uvicorn",
 }
-LONGEST_MODULE, LONGEST_FUNCTION = 400, 60
+MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_MODULES = 450, 60, 122
 
 FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
-ROOMS = [name for name in FILES if not name.endswith("__init__")]
+MODULES = [name for name in FILES if not name.endswith("__init__")]
 
 
-def listed() -> dict[str, list[str]]:
-    """Wing -> its modules in the order in which docs/architecture.md lists them."""
-    drawing = (ROOT.parent / "docs" / "architecture.md").read_text().split("```")[1]
-    wings: dict[str, list[str]] = {}
-    wing = ""
-    for line in drawing.splitlines()[2:]:
+def listed_modules() -> list[str]:
+    """All modules in the order in which docs/architecture.md lists them."""
+    tree = (ROOT.parent / "docs" / "architecture.md").read_text().split("```")[1]
+    names, package = [], ""
+    for line in tree.splitlines()[2:]:
         if match := re.match(r"  (\w+)/", line):
-            wing = match[1]
-            wings[wing] = []
-        elif line.startswith("    "):
-            while (plain := re.sub(r"\([^()]*\)", "", line)) != line:  # remarks in parentheses, innermost first
-                line = plain
-            described = re.match(r"\s+(\w+)\s{2,}\S", line)  # one room and what leaves it, or several without a word
-            wings[wing] += [described[1]] if described else [name.strip() for name in line.split(",") if name.strip()]
-    return wings
+            package = match[1]
+        elif match := re.match(r"    (\w+) {2,}\S", line):
+            names.append(f"{package}.{match[1]}")
+        elif match := re.match(r"  (\w+) {2,}\S", line):
+            names.append(match[1])
+    return names
 
 
-LISTED = listed()
+ORDER = listed_modules()
 
 
 @cache
@@ -73,16 +78,15 @@ def tree(name: str) -> ast.Module:
 
 @cache
 def imports(name: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Our rooms, and other libraries, that a room imports anywhere in its text."""
+    """Our modules, and other libraries, that a module imports anywhere in its text."""
     ours, others = set(), set()
     for node in ast.walk(tree(name)):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            parents = ["bertworks", *name.split(".")[: -node.level]] if node.level else []
-            base = ".".join([*parents, *(node.module or "").split(".")]).strip(".")
+            base = node.module or ""
             modules = [
-                f"{base}.{a.name}" if f"{base}.{a.name}".removeprefix("bertworks.") in ROOMS else base
+                f"{base}.{a.name}" if f"{base}.{a.name}".removeprefix("bertworks.") in MODULES else base
                 for a in node.names
             ]
         else:
@@ -96,55 +100,47 @@ def imports(name: str) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(ours), frozenset(others)
 
 
-def place(name: str) -> tuple[int, int]:
-    """Where a room stands: its wing, and its place inside the wing."""
-    wing, _, module = name.partition(".")
-    order = LISTED.get(wing, [])
-    return WINGS.index(wing), order.index(module) if module in order else len(order)
+def test_the_architecture_page_lists_every_module():
+    assert sorted(ORDER) == sorted(MODULES)
+    assert len(MODULES) <= MAX_MODULES
 
 
-@pytest.mark.parametrize("wing", WINGS[1:])
-def test_the_architecture_page_lists_every_room(wing: str):
-    there = {name.partition(".")[2] for name in ROOMS if name.startswith(f"{wing}.")}
-    assert set(LISTED[wing]) == there, f"docs/architecture.md, {wing}/: differs by {set(LISTED[wing]) ^ there}"
+@pytest.mark.parametrize("name", MODULES)
+def test_imports_go_downward(name: str):
+    wrong = [other for other in imports(name)[0] if other and ORDER.index(other) >= ORDER.index(name)]
+    assert not wrong, f"{name} is listed before {wrong}"
 
 
-@pytest.mark.parametrize("name", ROOMS)
-def test_a_room_imports_only_rooms_before_it(name: str):
-    above = [other for other in imports(name)[0] if other and place(other) >= place(name)]
-    assert not above, f"{name} stands before {above}"
-
-
-@pytest.mark.parametrize("name", ROOMS)
-def test_a_wing_keeps_to_its_libraries(name: str):
+@pytest.mark.parametrize("name", MODULES)
+def test_a_package_imports_its_libraries_only(name: str):
     allowed = set(LIBRARIES[name.partition(".")[0]].split()) | set(ALSO.get(name, "").split())
     assert imports(name)[1] <= allowed
 
 
-@pytest.mark.parametrize("name", [name for name in ROOMS if name.startswith("nn.")])
-def test_networks_know_nothing_but_networks(name: str):
-    assert all(other == "errors" or other.startswith("nn.") for other in imports(name)[0])
+@pytest.mark.parametrize("name", [name for name in MODULES if name.startswith("models.")])
+def test_networks_import_networks_only(name: str):
+    assert all(other == "errors" or other.startswith("models.") for other in imports(name)[0])
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_transformers_is_an_oracle_for_tests_and_nothing_else(name: str):
+def test_transformers_is_not_imported(name: str):
     assert not imports(name)[1] & {"transformers", "sentence_transformers", "datasets"}
 
 
-@pytest.mark.parametrize("name", ROOMS)
-def test_a_room_says_what_it_is_and_holds_one_thing(name: str):
-    assert len((ast.get_docstring(tree(name)) or "").split()) >= 8, "the first docstring says what the module is"
-    assert FILES[name].read_text().count("\n") <= LONGEST_MODULE
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_has_a_docstring_and_a_limited_length(name: str):
+    assert len((ast.get_docstring(tree(name)) or "").split()) >= 8, "the docstring says what the module is for"
+    assert FILES[name].read_text().count("\n") <= MAX_MODULE_LINES
 
 
-@pytest.mark.parametrize("name", ROOMS)
+@pytest.mark.parametrize("name", MODULES)
 def test_functions_fit_on_a_screen(name: str):
     functions = [n for n in ast.walk(tree(name)) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    long = {f.name: f.end_lineno - f.lineno + 1 for f in functions if f.end_lineno - f.lineno >= LONGEST_FUNCTION}
+    long = {f.name: f.end_lineno - f.lineno + 1 for f in functions if f.end_lineno - f.lineno >= MAX_FUNCTION_LINES}
     assert not long
 
 
 @pytest.mark.parametrize("name", [name for name in FILES if name.endswith(".__init__")])
-def test_wings_do_not_export_again(name: str):
+def test_packages_export_nothing(name: str):
     code = [node for node in tree(name).body if not isinstance(node, ast.Expr)]
-    assert not code, f"{name}: import from the room itself"
+    assert not code, f"{name}: import from the module itself"

@@ -23,13 +23,13 @@ from fine import (
     write_squad,
 )
 
+from bertworks.batching.features import Featurizer
 from bertworks.cli.main import main
-from bertworks.data.questions import Reading
+from bertworks.datasets.schema import Item, Schema, TaskType
 from bertworks.errors import BertworksError, UsageError
-from bertworks.rows.schema import Item, Schema, Task
 from bertworks.runs.check import check_file
-from bertworks.runs.datasets import LabelledData
-from bertworks.runs.survey import Found, Lengths, Survey, count_labels, survey
+from bertworks.runs.data_splits import LabelledData
+from bertworks.runs.dataset_report import DatasetReport, Finding, Lengths, count_labels, make_dataset_report
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 
 WRITERS = {
@@ -45,15 +45,15 @@ def item(number: int, label: Any, *texts: str, file: str = "train.csv") -> Item:
 
 
 def looked(
-    train: list[Item], dev: list[Item], task: Task = "classification", max_length: int = 64, t: Any = T
-) -> Survey:
+    train: list[Item], dev: list[Item], task: TaskType = "classification", max_length: int = 64, t: Any = T
+) -> DatasetReport:
     names: set[str] = set()
     for one in (*train, *dev):
         names.update([one.label] if isinstance(one.label, str) else one.label if task == "tagging" else ())
     labels = ("O", "B-person", "I-person") if task == "spans" else tuple(sorted(names))
-    reading = Reading(t, task, labels, max_length, stride=16)
+    reading = Featurizer(t, task, labels, max_length, stride=16)
     data = LabelledData(Schema(task=task, text=("text",), labels=labels), train, dev, ["task: this", "judged on rows"])
-    return survey(data, list(reading(train)), list(reading(dev)), t, max_length)
+    return make_dataset_report(data, list(reading(train)), list(reading(dev)), t, max_length)
 
 
 def reviews(count: int, file: str = "train.csv", seed: int = 0) -> list[Item]:
@@ -66,7 +66,7 @@ def reviews(count: int, file: str = "train.csv", seed: int = 0) -> list[Item]:
     ]  # fmt: skip
 
 
-def warnings_of(found: Survey, word: str) -> list[str]:
+def warnings_of(found: DatasetReport, word: str) -> list[str]:
     return [warning for warning in found.warnings if word in warning]
 
 
@@ -116,7 +116,7 @@ def test_labels_are_counted_in_train_and_dev() -> None:
         ("regression", [1.0, 2.0], {}),
     ],
 )
-def test_what_counts_as_a_label(task: Task, labels: list[Any], expected: dict[str, int]) -> None:
+def test_what_counts_as_a_label(task: TaskType, labels: list[Any], expected: dict[str, int]) -> None:
     assert count_labels([item(n, label, "text") for n, label in enumerate(labels)], task) == expected
 
 
@@ -125,8 +125,8 @@ def test_copies_leaks_and_contradictions_are_found_with_their_places() -> None:
              item(4, "pos", "a bad film")]  # fmt: skip
     dev = [item(1, "neg", "a good film", file="dev.csv"), item(2, "neg", "a poor film", file="dev.csv")]
     found = looked(train, dev)
-    assert found.copies == Found(2, ["train.csv:3 = train.csv:1", "train.csv:4 = train.csv:2"])
-    assert found.leaked == Found(1, ["dev.csv:1 = train.csv:1"])
+    assert found.copies == Finding(2, ["train.csv:3 = train.csv:1", "train.csv:4 = train.csv:2"])
+    assert found.leaked == Finding(1, ["dev.csv:1 = train.csv:1"])
     assert found.conflicts.rows == 2
     assert found.conflicts.places[0] == "train.csv:4 and train.csv:2: 'pos' and 'neg'"
     assert warnings_of(found, "1 rows of dev (50.0%) are in train as well (dev.csv:1 = train.csv:1)")
@@ -136,7 +136,7 @@ def test_copies_leaks_and_contradictions_are_found_with_their_places() -> None:
 def test_copies_within_dev_are_no_leak() -> None:
     train = [item(1, "pos", "a good film"), item(2, "neg", "a bad film")]
     dev = [item(n, "pos", "a fine film", file="dev.csv") for n in (1, 2)]
-    assert looked(train, dev).leaked == Found()
+    assert looked(train, dev).leaked == Finding()
 
 
 def test_capitals_make_a_difference_where_the_model_sees_them() -> None:
@@ -155,7 +155,7 @@ def test_a_question_may_have_several_answers() -> None:
 
 @pytest.mark.parametrize("task", ["classification", "tagging", "spans", "qa"])
 @pytest.mark.parametrize("words", [3, 61, 62, 63, 90, 200])
-def test_lengths_are_those_of_the_whole_text(task: Task, words: int) -> None:
+def test_lengths_are_those_of_the_whole_text(task: TaskType, words: int) -> None:
     text = random.Random(words).choices(FILLER, k=words)
     label: Any = {"classification": "x", "tagging": ("O",) * words, "spans": (), "qa": ()}[task]
     texts = text if task == "tagging" else [" ".join(text)]

@@ -16,18 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from schemes import Scheme, convert_tags
 
-from bertworks.data.questions import Reading
+from bertworks.batching.features import Featurizer
+from bertworks.datasets.annotations import with_tags
+from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
-from bertworks.learn import scores
-from bertworks.learn.answers import mark_entities, runs
-from bertworks.learn.scores import tag_spans
-from bertworks.rows.annotations import with_tags
-from bertworks.rows.schema import Item
-from bertworks.runs.events import Event
+from bertworks.events import Event
+from bertworks.inference.decoding import is_entity_tagset, tag_runs
+from bertworks.inference.predict import Spool, predict_file
+from bertworks.inference.predictor import Predictor
+from bertworks.metrics import classification
+from bertworks.metrics.classification import tag_spans
 from bertworks.runs.finetune import finetune_events, make_finetune_request
-from bertworks.use.predict import predict_file
-from bertworks.use.predictor import Predictor
-from bertworks.use.spool import Spool
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=8", "patience=0", "precision=fp32")
 TAGS = ["O", *(f"{letter}-{kind}" for letter in "BIES" for kind in ("person", "place"))]
@@ -57,13 +56,13 @@ def predicted(tagger: Path, data: Path, output: Path, **options: object) -> tupl
 @settings(deadline=None)
 @given(st.lists(st.sampled_from(TAGS), max_size=12))
 def test_entities_are_those_of_conlleval_in_every_scheme(tags: list[str]) -> None:
-    assert [(start, end, kind) for kind, start, end in runs(tags)] == tag_spans(tags)
+    assert [(start, end, kind) for kind, start, end in tag_runs(tags)] == tag_spans(tags)
 
 
 def test_parts_of_speech_are_no_entities() -> None:
-    assert mark_entities(TAGS)
-    assert mark_entities(["B", "I", "O"])
-    assert not mark_entities(["O", "NOUN"])
+    assert is_entity_tagset(TAGS)
+    assert is_entity_tagset(["B", "I", "O"])
+    assert not is_entity_tagset(["O", "NOUN"])
 
 
 def write_names(path: Path, scheme: Scheme, count: int = 150) -> list[list[str]]:
@@ -93,11 +92,11 @@ def test_a_scheme_is_kept_and_scored_as_every_other(scheme: Scheme, model: Path,
     labels = {"IOB1": {"B-place", "I-place", "I-person"}, "IOB2": {"B-place", "B-person", "I-person"},
               "BIOES": {"S-place", "S-person", "B-person", "E-person"}}[scheme]  # fmt: skip
     assert {tag for tags in sentences for tag in tags} == {*labels, "O"}
-    figures = scores.tagging(gold, sentences)
+    figures = classification.tagging(gold, sentences)
     assert figures["f1"] >= 0.9
     others = [[convert_tags(tags, "IOB2") for tags in part] for part in (gold, sentences)]
     for name in ("precision", "recall", "f1"):
-        assert scores.tagging(*others)[name] == figures[name]
+        assert classification.tagging(*others)[name] == figures[name]
 
 
 # --- CoNLL out --------------------------------------------------------------------------------------------------------
@@ -232,7 +231,7 @@ def sentences(*documents: Sequence[str]) -> list[Item]:
 
 
 def test_a_sentence_is_read_with_its_document_around_it() -> None:
-    read = Reading(tokenizer(), "tagging", ("O",), 20, document_context=True)
+    read = Featurizer(tokenizer(), "tagging", ("O",), 20, document_context=True)
     text = ["the film was good", "Anna heard music", "in this town", "with some dogs they heard music"]
     rows = [encoded.unit[0] for encoded in read(sentences(text, ["the story"]))]
     whole = [token for one in text for token in rows_of(one)]
@@ -306,7 +305,7 @@ def test_documents_are_not_divided_between_portions_nor_by_a_stop(
     run(data, tmp_path / "out", model, overrides=(*FAST, "epochs=1", "document_context=true"))
     predicted(tmp_path / "out", data, tmp_path / "whole.jsonl")
     for module in ("predict", "predictor"):
-        monkeypatch.setattr(f"bertworks.use.{module}.AT_ONCE", 4)
+        monkeypatch.setattr(f"bertworks.inference.{module}.AT_ONCE", 4)
     counts = []
     for event in predict_file(tmp_path / "out", data, tmp_path / "parts.jsonl", device="cpu"):
         if event.kind == "stage":
@@ -366,7 +365,7 @@ def test_a_model_without_threshold_says_so(tagger: Path) -> None:
 
 _MEASURE = """
 import sys, torch
-from bertworks.use.predict import predict_file
+from bertworks.inference.predict import predict_file
 torch.set_num_threads(1)
 for _ in predict_file(*sys.argv[1:], device="cpu"):
     pass

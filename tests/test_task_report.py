@@ -9,13 +9,13 @@ from xml.etree import ElementTree
 
 import pytest
 
+from bertworks.checkpoints.task_config import TaskConfig
+from bertworks.config import dump_recipe
+from bertworks.datasets.schema import TaskType
 from bertworks.errors import BertworksError
-from bertworks.files.task import TaskDescription
-from bertworks.learn.finetuning import RECIPES
-from bertworks.learn.recipe import dump
-from bertworks.rows.schema import Task
-from bertworks.runs import charts
-from bertworks.runs.task_report import write_task_report
+from bertworks.reports import svg
+from bertworks.runs.report import write_task_report
+from bertworks.training.finetune_recipe import RECIPES
 
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&</pre></td>"
 
@@ -45,7 +45,7 @@ def nesting(page: str) -> Nesting:
     return found
 
 
-def run_folder(folder: Path, task: Task = "classification", metric: str | None = None, scores: Any = None) -> Path:
+def run_folder(folder: Path, task: TaskType = "classification", metric: str | None = None, scores: Any = None) -> Path:
     lines: list[dict[str, Any]] = []
     for step in range(1, 41):
         lines.append({"step": step, "loss": 1 / step, "learning_rate": 1e-4, "gradient_norm": 1.0, "tokens": 100 * step,
@@ -56,10 +56,10 @@ def run_folder(folder: Path, task: Task = "classification", metric: str | None =
             figures = {"loss": loss, "accuracy": accuracy, "macro_f1": f1, "spearman": accuracy}
             lines.append({"step": step, "evaluation": figures})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "recipe.toml").write_text(dump(RECIPES["stable"]))
+    (folder / "recipe.toml").write_text(dump_recipe(RECIPES["stable"]))
     run = {"request": {"metric": metric, "model": "tiny"}, "versions": {"bertworks": "0.1.0"}}
     (folder / "run.json").write_text(json.dumps(run))
-    TaskDescription(task=task, labels=("neg", "pos")).save(folder)
+    TaskConfig(task=task, labels=("neg", "pos")).save(folder)
     return folder
 
 
@@ -96,11 +96,11 @@ def test_what_was_found_is_on_the_page(tmp_path: Path) -> None:
 
 
 def test_the_best_look_is_marked_by_the_figure_that_was_asked_for(tmp_path: Path) -> None:
-    right = charts.WIDTH - charts.RIGHT
+    right = svg.WIDTH - svg.RIGHT
     for metric, title, best in ((None, "Accuracy on dev", 30), ("macro_f1", "Macro F1 on dev", 40)):
         picture = drawing(page_of(run_folder(tmp_path, metric=metric)), title)
         (ring,) = [part for part in picture.iter("circle") if part.get("class") == "ring"]
-        expected = charts.LEFT + (right - charts.LEFT) * best / 40  # of equal accuracies that of the lower loss
+        expected = svg.LEFT + (right - svg.LEFT) * best / 40  # of equal accuracies that of the lower loss
         assert float(ring.get("cx", 0)) == pytest.approx(expected, abs=0.06)
         dots = [part for part in picture.iter("circle") if part.get("class") == "dot"]
         assert len(dots) == 4

@@ -5,16 +5,11 @@ import pytest
 import torch
 from heads import CASES, CONFIG, batch_of, example, pair, rectangles
 
-from bertworks.data.batch import collate
-from bertworks.data.labelled import LabelledBatches, packed, packed_numbers
-from bertworks.data.masking import Example
-from bertworks.files.foreign import from_huggingface
-from bertworks.learn.inference import examine, logits_of
-from bertworks.learn.tasks import (
-    Classification,
-    Regression,
-    TaskModel,
-)
+from bertworks.batching.batch import LabelledBatches, collate, token_budget_batches, token_budget_indices
+from bertworks.batching.masking import Example
+from bertworks.checkpoints.hf_mapping import from_huggingface
+from bertworks.inference.engine import compute_logits, compute_logits_and_loss
+from bertworks.training.task_heads import Classification, Regression, TaskModel
 
 
 @pytest.mark.parametrize("task", CASES)
@@ -46,8 +41,8 @@ def test_logits_come_in_the_order_of_the_units(task: str) -> None:
     sizes = 3 if task == "choice" else 1
     lengths = [9, 30, 4, 17, 22, 9, 40]
     units = [[example(task, n, i, generator) for i in range(sizes)] for n in lengths]
-    found, mean = examine(model, units)
-    alone = [logits_of(model, [unit])[0] for unit in units]
+    found, mean = compute_logits_and_loss(model, units)
+    alone = [compute_logits(model, [unit])[0] for unit in units]
     for many, one in zip(found, alone, strict=True):
         np.testing.assert_allclose(many, one, atol=2e-5)
     assert mean.count == sum(model.task.count(collate(unit)) for unit in units)
@@ -112,11 +107,11 @@ def test_an_epoch_asks_everything_once_and_each_epoch_has_its_order() -> None:
 
 def test_micro_batches_keep_to_their_tokens_and_keep_choices_together() -> None:
     lengths, sizes = [50, 3, 20, 20, 7, 90], [1, 2, 1, 3, 1, 1]
-    parts = list(packed_numbers(lengths, sizes, 60))
+    parts = list(token_budget_indices(lengths, sizes, 60))
     assert sorted(n for part in parts for n in part) == list(range(6))
     for part in parts:
         assert len(part) == 1 or sum(sizes[n] for n in part) * max(lengths[n] for n in part) <= 60
     assert len(parts) < 6
     generator = np.random.default_rng(0)
     units = [[example("choice", n, i, generator) for i in range(3)] for n in (9, 30, 4)]
-    assert {len(part) for part in packed(units, 90)} == {1, 2}
+    assert {len(part) for part in token_budget_batches(units, 90)} == {1, 2}

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 
+from bertworks.checkpoints.model_folder import load_model
+from bertworks.checkpoints.tensorflow import crc32c, find_checkpoint, load_checkpoint, read_index
 from bertworks.cli.main import main
-from bertworks.doors.convert import convert, import_checkpoint
 from bertworks.errors import BertworksError
-from bertworks.files.bundle import crc32c, read_index
-from bertworks.files.model import load_model
-from bertworks.files.tensorflow import find_checkpoint, load_checkpoint
-from bertworks.nn.encoder import Encoder
-from bertworks.nn.layout import Layout
+from bertworks.interop.convert import convert, import_checkpoint
+from bertworks.models.encoder import Encoder
+from bertworks.models.layout import Layout
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghij", *(f"##{c}" for c in "abcde")]
 CONFIG = {
@@ -415,7 +414,7 @@ def test_an_index_that_is_none_is_an_error(tmp_path, name):
 
 def test_an_index_of_many_names_and_one_that_is_enormous(tmp_path, monkeypatch):
     prefix = written(tmp_path, {"a": np.zeros(1, np.float32)})
-    monkeypatch.setattr("bertworks.files.bundle._MOST_VARIABLES", 100)
+    monkeypatch.setattr("bertworks.checkpoints.tensorflow._MOST_VARIABLES", 100)
     rows = [(f"n{number:05d}".encode(), ONE[1]) for number in range(200)]
     prefix.with_name("bert_model.ckpt.index").write_bytes(bundles.table([(b"", bundles.header()), *rows]))
     with pytest.raises(BertworksError, match="more than 100 variables"):

@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch import nn
 
-from bertworks.data.batch import collate
-from bertworks.data.masking import Example
-from bertworks.learn.losses import CHUNK_BYTES, Tally, cross_entropy, vocabulary_cross_entropy
-from bertworks.learn.objectives import PretrainingModel
-from bertworks.learn.optimization import OptimizerConfig, make_optimizer, update
-from bertworks.learn.train import evaluate, train
-from bertworks.nn.config import EncoderConfig
+from bertworks.batching.batch import collate
+from bertworks.batching.masking import Example
+from bertworks.models.config import EncoderConfig
+from bertworks.training.loop import evaluate, train
+from bertworks.training.losses import CHUNK_BYTES, LossSum, cross_entropy, vocabulary_cross_entropy
+from bertworks.training.objectives import PretrainingModel
+from bertworks.training.optimization import OptimizerConfig, make_optimizer, update
 
 SMALL = EncoderConfig(
     vocab_size=200, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=48,
@@ -81,7 +81,7 @@ def test_vocabulary_cross_entropy_is_cross_entropy(monkeypatch):
 
     wanted, wanted_grads = both(lambda x, w, b: nn.functional.cross_entropy(x @ w.T + b, labels, reduction="sum"))
     for chunk in (CHUNK_BYTES, 60 * 5 * 8):
-        monkeypatch.setattr("bertworks.learn.losses.CHUNK_BYTES", chunk)
+        monkeypatch.setattr("bertworks.training.losses.CHUNK_BYTES", chunk)
         found, grads = both(lambda x, w, b: vocabulary_cross_entropy(x, w, b, labels).loss)
         assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
         for a, b in zip(grads, wanted_grads, strict=True):
@@ -352,7 +352,7 @@ def test_a_loss_that_is_not_finite_skips_though_gradients_are():
             return {"x": 1}
 
         def forward(self, batch):
-            return {"x": Tally(self.weight.sum() + torch.inf, torch.zeros(()))}
+            return {"x": LossSum(self.weight.sum() + torch.inf, torch.zeros(()))}
 
     one = np.zeros(1, np.int64)
     batch, c, spoilt = collate([Example(one, one, one, one, -1)]), OptimizerConfig(warmup=0.0), Spoilt()
@@ -367,7 +367,7 @@ def test_chunks_of_the_vocabulary_are_added_up_in_single_precision(monkeypatch: 
     bias, labels = torch.zeros(40), torch.full((4096,), 3)
 
     def gradients(dtype, chunk):
-        monkeypatch.setattr("bertworks.learn.losses.CHUNK_BYTES", chunk)
+        monkeypatch.setattr("bertworks.training.losses.CHUNK_BYTES", chunk)
         parts = [part.to(dtype).requires_grad_() for part in (x, words, bias)]
         vocabulary_cross_entropy(*parts, labels).loss.backward()
         return [part.grad.double() for part in parts]

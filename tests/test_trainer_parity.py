@@ -12,11 +12,10 @@ import torch
 from heads import CASES, CONFIG, example, pair, rectangles
 from transformers import Trainer, TrainingArguments
 
-from bertworks.data.batch import Batch
-from bertworks.data.labelled import LabelledBatches
-from bertworks.files.foreign import from_huggingface
-from bertworks.learn.optimization import OptimizerConfig, make_optimizer
-from bertworks.learn.train import train
+from bertworks.batching.batch import Batch, LabelledBatches
+from bertworks.checkpoints.hf_mapping import from_huggingface
+from bertworks.training.loop import train
+from bertworks.training.optimization import OptimizerConfig, make_optimizer
 
 SETTINGS = OptimizerConfig(learning_rate=1e-3, warmup=0.1, weight_decay=0.1, max_grad_norm=0.5)
 EPOCHS = 5

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.text import counting, wordpiece
-from bertworks.text.counting import Splitter, WordCounts, count_words
+from bertworks.text import word_counts, wordpiece
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
+from bertworks.text.word_counts import Splitter, WordCounts, count_words
 from bertworks.text.wordpiece import MergeLearner, characters_of, learn_word_pieces
 
 BERT = '{"type":"BertNormalizer","clean_text":true,"handle_chinese_chars":true,"strip_accents":%s,"lowercase":true}'
@@ -81,7 +81,7 @@ def test_hundreds_of_runs_are_merged_on_the_way():
     with WordCounts(max_memory=1) as counts:
         for number in range(300):
             counts.add({f"w{number % 7}": 1})
-        assert len(counts._runs) <= 2 * counting._RUNS
+        assert len(counts._runs) <= 2 * word_counts._RUNS
         assert sum(count for _, count in counts) == 300
 
 
@@ -93,7 +93,7 @@ def test_no_room_for_temporary_files_is_an_error_of_ours():
 
 
 def test_a_killed_counting_process_is_an_error(monkeypatch):
-    monkeypatch.setattr(counting, "_BATCH", 10)
+    monkeypatch.setattr(word_counts, "_BATCH", 10)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with WordCounts(1 << 20) as counts, pytest.raises(BertworksError, match="process that counted words ended"):
         count_words(invented(9), SPLITTER, counts, workers=2)
@@ -188,8 +188,8 @@ def test_same_bytes_whatever_the_way(algorithm, tmp_path, monkeypatch):
     config = VocabularyConfig(size=330, algorithm=algorithm, min_frequency=1)
     expected = files_of(train_vocabulary(documents, config, workers=1)[0], tmp_path / "expected")
     assert len(json.loads(expected["tokenizer.json"])["model"]["vocab"]) > 100
-    monkeypatch.setattr(counting, "_BATCH", 2000)  # several batches, so that processes start
-    monkeypatch.setattr(counting, "_RUNS", 3)
+    monkeypatch.setattr(word_counts, "_BATCH", 2000)  # several batches, so that processes start
+    monkeypatch.setattr(word_counts, "_RUNS", 3)
     for number, (workers, max_memory) in enumerate([(1, 1000), (2, 1 << 30), (3, 1000)]):
         random.Random(number).shuffle(documents)
         made, _ = train_vocabulary(iter(documents), config, workers=workers, max_memory=max_memory)
@@ -199,7 +199,7 @@ def test_same_bytes_whatever_the_way(algorithm, tmp_path, monkeypatch):
 def test_strings_of_numpy_are_texts_too(monkeypatch):
     documents = invented()
     expected, _ = train_vocabulary(documents, VocabularyConfig(size=200), workers=1)
-    monkeypatch.setattr(counting, "_BATCH", 2000)
+    monkeypatch.setattr(word_counts, "_BATCH", 2000)
     assert train_vocabulary(np.array(documents), VocabularyConfig(size=200), workers=2)[0].tokens == expected.tokens
 
 
@@ -274,10 +274,10 @@ def test_accents_stripped_late_are_as_if_stripped_at_once(algorithm):
 def test_report_tells_the_truth():
     texts = ["ab cd"] * 3000 + ["ef gh 中"] * 3000 + [f"{number} zz" for number in range(3000)]
     made, report = train_vocabulary(texts, VocabularyConfig(size=60, character_coverage=0.5))
-    held_back = list(counting.Sample(texts))
+    held_back = list(word_counts.Sample(texts))
     assert report.words == sum(SPLITTER.count(held_back).values())
     assert report.unique_words == len(SPLITTER.count(held_back))
-    sample = counting.Sample(texts)
+    sample = word_counts.Sample(texts)
     list(sample)
     ids = made.ids(sample.texts)
     assert report.unknown_rate == sum(row.count(made.unk_id) for row in ids) / sum(map(len, ids))
@@ -286,13 +286,13 @@ def test_report_tells_the_truth():
 
 def test_documents_held_back_do_not_depend_on_order():
     texts = [f"document number {number}" * 20 for number in range(1000)]
-    learned_from = set(counting.Sample(texts))
+    learned_from = set(word_counts.Sample(texts))
     assert 5 < len(texts) - len(learned_from) < 40
-    assert set(counting.Sample(reversed(texts))) == learned_from
+    assert set(word_counts.Sample(reversed(texts))) == learned_from
 
 
 def test_a_tiny_corpus_is_never_all_held_back():
-    text = next(f"words {number}" for number in range(10_000) if not list(counting.Sample([f"words {number}"])))
+    text = next(f"words {number}" for number in range(10_000) if not list(word_counts.Sample([f"words {number}"])))
     made, report = train_vocabulary([text], VocabularyConfig(size=50, min_frequency=1))
     assert "words" in made.tokens
     assert any("too little text" in note for note in report.notes)
@@ -317,7 +317,7 @@ def test_size_that_does_not_hold_the_alphabet_names_the_least(algorithm):
 
 
 def test_memory_that_holds_few_words_is_said(monkeypatch):
-    monkeypatch.setattr(counting, "_FEWEST_WORDS", 10)
+    monkeypatch.setattr(word_counts, "_FEWEST_WORDS", 10)
     _, report = train_vocabulary(invented(), VocabularyConfig(size=100), max_memory=10)
     assert any("10 most frequent" in note for note in report.notes)
 

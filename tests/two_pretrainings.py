@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-import bertworks.runs.run
-from bertworks.learn.objectives import PretrainingModel
-from bertworks.runs.interruption import Interruption
+import bertworks.runs.training_run
 from bertworks.runs.pretrain import pretrain
+from bertworks.runs.signals import GracefulShutdown
+from bertworks.training.objectives import PretrainingModel
 
 
 def make_slow(step: int) -> None:
@@ -29,9 +29,9 @@ def make_slow(step: int) -> None:
 
 
 def main() -> None:
-    Interruption.ends_process = True  # as in the process of a command
+    GracefulShutdown.ends_process = True  # as in the process of a command
     torch.set_num_threads(1)
-    bertworks.runs.run.measure_matmul = lambda *_: 1e11  # type: ignore[attr-defined]
+    bertworks.runs.training_run.measure_matmul = lambda *_: 1e11  # type: ignore[attr-defined]
     order = json.loads(sys.argv[1])
     rank = os.environ["RANK"]
     if rank == "0":

@@ -12,12 +12,11 @@ import torch.distributed as dist
 from test_stream import Numbers
 from test_train import SMALL
 
-from bertworks.data.batch import Batches
-from bertworks.data.masking import Masker, MaskingConfig
-from bertworks.data.stream import Stream
-from bertworks.learn.objectives import PretrainingModel
-from bertworks.learn.optimization import OptimizerConfig, make_optimizer
-from bertworks.learn.train import train
+from bertworks.batching.batch import Batches, ExampleStream
+from bertworks.batching.masking import Masker, MaskingConfig
+from bertworks.training.loop import train
+from bertworks.training.objectives import PretrainingModel
+from bertworks.training.optimization import OptimizerConfig, make_optimizer
 
 
 def learned(rank: int, world_size: int) -> dict[str, torch.Tensor]:
@@ -26,7 +25,7 @@ def learned(rank: int, world_size: int) -> dict[str, torch.Tensor]:
     model = PretrainingModel(replace(SMALL, vocab_size=1000))
     c = OptimizerConfig(learning_rate=1e-3, warmup=0.5)
     optimizer = make_optimizer(model, c)
-    stream = Stream(Numbers(50), Masker(MaskingConfig(), 4, np.ones(1000, bool)))
+    stream = ExampleStream(Numbers(50), Masker(MaskingConfig(), 4, np.ones(1000, bool)))
     batches = Batches(stream, 13, 3, rank, world_size)
     result = {}
     for step in train(model, optimizer, batches, c, 4):

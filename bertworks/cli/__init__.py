@@ -1,1 +1,1 @@
-"""The verbs of the command line, one file per group; no logic of their own."""
+"""THE COMMANDS. No logic of their own."""

@@ -17,32 +17,32 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 from bertworks import __version__
-from bertworks.cli import answers, doors, export, finetuning, machine, search, serving, text, training
+from bertworks.cli import finetune, inference, models, pretrain, search
 from bertworks.cli.console import say
 from bertworks.errors import BertworksError
-from bertworks.runs.interruption import Interruption
-from bertworks.text.streams import STDIN
+from bertworks.io.text_files import STDIN
+from bertworks.runs.signals import GracefulShutdown
 
 _VERBS: tuple[Callable[..., object], ...] = (
-    text.vocab,
-    text.prepare,
-    training.pretrain,
-    finetuning.check,
-    finetuning.finetune,
-    finetuning.predict,
-    answers.fill,
-    answers.score,
-    answers.explain,
+    pretrain.vocab,
+    pretrain.prepare,
+    pretrain.pretrain,
+    finetune.check,
+    finetune.finetune,
+    finetune.predict,
+    inference.fill,
+    inference.score,
+    inference.explain,
     search.embed,
     search.index,
     search.search,
-    serving.serve,
-    export.export,
-    doors.import_,
-    doors.convert,
-    doors.push,
-    machine.doctor,
-    machine.demo,
+    models.serve,
+    models.export,
+    models.import_,
+    models.convert,
+    models.push,
+    models.doctor,
+    models.demo,
 )
 _EPILOGUE = "Every verb has its own --help. --debug, anywhere, shows the traceback of an error."
 
@@ -66,11 +66,11 @@ def make_app() -> App:
         app.command(verb, help=_joined(verb), sort_key=place)
     evaluate = App(name="evaluate", help="Measure a model, or answers, on what it was not trained on.", sort_key=11.5)
     for measure in (
-        answers.mlm,
-        answers.blimp,
-        answers.task,
-        answers.squad,
-        answers.glue,
+        inference.mlm,
+        inference.blimp,
+        inference.task,
+        inference.squad,
+        inference.glue,
         search.sts,
         search.retrieval,
     ):
@@ -135,7 +135,7 @@ def run() -> NoReturn:
     """The whole process: one command, then out. Not by the interpreter's own way: threads that libraries leave running
     now and then abort a process while it takes itself down, with everything saved and an exit code that says otherwise.
     """
-    Interruption.ends_process = True
+    GracefulShutdown.ends_process = True
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file name that is not UTF-8 is shown as well as can be
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

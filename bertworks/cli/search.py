@@ -6,12 +6,11 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from bertworks.cli.console import emit, say, show_events, table
-from bertworks.cli.finetuning import Quotes
-from bertworks.cli.options import Json, Rounding
-from bertworks.cli.training import Device
+from bertworks.cli.console import Json, Rounding, emit, say, show_events, table
+from bertworks.cli.finetune import Quotes
+from bertworks.cli.pretrain import Device
 from bertworks.errors import UsageError
-from bertworks.text.streams import STDIN
+from bertworks.io.text_files import STDIN
 
 Model = Annotated[str, Parameter(help="A model folder, minilm, or the name of a model on the Hugging Face hub.")]
 Pooling = Annotated[
@@ -53,7 +52,7 @@ def embed(
 
     A stopped command goes on where it was when it is typed again; the output appears when it is whole.
     """
-    from bertworks.use.embed import embed_file
+    from bertworks.inference.embed import embed_file
 
     data, target = ("-" if word == STDIN else word for word in (data, output))
     events = embed_file(
@@ -91,8 +90,7 @@ def index(
     A row whose id is there already takes the place of the other. A stopped command goes on where it was when it is
     typed again.
     """
-    from bertworks.use.index import Index
-    from bertworks.use.indexing import index_file
+    from bertworks.retrieval.index import Index, index_file
 
     if documents is None and not (delete or compact or approximate):
         raise UsageError("nothing to do", fix="name a file of documents, or give --delete, --compact or --approximate")
@@ -134,7 +132,7 @@ def search(
     as_json: Json = False,
 ) -> None:
     """The best documents of an index for a query. With --json each is a JSON object on a line."""
-    from bertworks.use.index import Index
+    from bertworks.retrieval.index import Index
 
     found = Index(folder, model=model, device=device)
     hits = found.search(query, count, ranking=ranking, rerank=rerank, approximate=approximate)
@@ -158,7 +156,7 @@ def sts(
     as_json: Json = False,
 ) -> None:
     """How well the cosine of vectors agrees with people: correlations, as they are, centred and whitened."""
-    from bertworks.use.evaluate import evaluate_sts
+    from bertworks.evaluation.evaluate import evaluate_sts
 
     result = evaluate_sts(model, data, pooling=pooling, learn_from=learn_from)
     _show_figures(result, ("none", "center", "whiten"), as_json)
@@ -174,7 +172,7 @@ def retrieval(
     as_json: Json = False,
 ) -> None:
     """How well documents are found: nDCG, average precision and recall by vectors, by words and by both."""
-    from bertworks.use.retrieval import evaluate_retrieval
+    from bertworks.evaluation.retrieval import evaluate_retrieval
 
     events = evaluate_retrieval(data, model, pooling=pooling, max_length=max_length, rerank=rerank)
     last = show_events(events, results=False)

@@ -1,1 +1,1 @@
-"""The whole way once, on text that every Python brings along."""
+"""THE WHOLE WAY ONCE, on text that comes with Python."""

@@ -1,12 +1,24 @@
-"""The English that is already on the machine: what comes with Python and with the installed packages.
+"""English sentences out of docstrings, help topics and README files.
+
+Markup of three dialects (reStructuredText with NumPy or Google sections, and Markdown) is taken away together with all
+that is not prose: signatures, doctests, code, tables, parameter lists, formulas. What is left are paragraphs of whole
+sentences. This is no parser of these languages: what is in doubt is left out, for a corpus loses little by that.
+
+The English that is already on the machine: what comes with Python and with the installed packages.
 
 Help topics of `pydoc`, docstrings of the standard library and of every installed package, and the packages' own
 descriptions. Source files are read with `ast` and never imported. One document per module or topic, in an order that
 depends on names only; a sentence is kept where it appears first, so none stands both in the training and in the
 held-out part. It is a corpus to try the tool on, not one to publish a model from: its licences are the packages'.
+
+Labelled data that every machine has: paragraphs of the demo's corpus, and the library that each was written for.
+
+Not trivial: a paragraph that names a library is left out, and train and dev come from different modules. No paragraph
+stands there twice, for the corpus has no sentence twice. Not here: the corpus itself (`corpus`).
 """
 
 import ast
+import csv
 import gc
 import hashlib
 import importlib.metadata
@@ -15,14 +27,170 @@ import json
 import re
 import sysconfig
 import warnings
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from bertworks.demo.prose import prose
-from bertworks.text.atomic import write_text
-from bertworks.text.workers import in_processes
+from bertworks.datasets.writer import write_rows
+from bertworks.errors import BertworksError
+from bertworks.io.atomic_write import write_text
+from bertworks.io.workers import in_processes
+from bertworks.text.segmentation import split_sentences
+
+_DROPPED_SECTIONS = frozenset(
+    "args arguments attributes call class code credits copyright example examples fields functions glossary inputs"
+    " keyword keywords kwargs license methods optional options other outputs parameter parameters params properties"
+    " raises raise reference references return returns see shape signature todo todos type usage variables warns"
+    " yield yields".split()
+)
+_KEPT_DIRECTIVES = frozenset("note warning important tip caution attention hint admonition topic rubric".split())
+
+_UNDERLINE = re.compile(r"^\s*([=\-~^\"'`#*+])\1{2,}\s*$")
+_SECTION = re.compile(r"^(\s*)([A-Z][A-Za-z]+)( [A-Za-z]+){0,2}:{1,2}\s*$")
+_DIRECTIVE = re.compile(r"^(\s*)\.\. *([\w:-]*?)::\s*(.*)$")
+_FIELD = re.compile(r"^\s*(:[A-Za-z][^:`]*:|@(param|return|type|rtype|raise)\b)(?!`)")
+_BULLET = re.compile(r"^(\s*)([-*+•]|\(?[0-9a-zA-Z][.)])\s+(?=\S)")
+_TABLE = re.compile(r"\||^\s*\+[-=+]+\+?\s*$|^\s*[=-]{2,}(\s+[=-]{2,})+\s*$")
+
+_INLINE = (
+    (re.compile(r"!\[[^\]]*\]\([^)]*\)"), ""),  # Markdown picture
+    (re.compile(r"\[([^\]]*)\]\([^)]*\)"), r"\1"),  # Markdown link
+    (re.compile(r":math:`[^`]*`"), "{}"),  # braces make the sentence fail the test of prose below
+    (re.compile(r":[\w:+-]+:`~[^`]*?([^`.]+)`"), r"\1"),  # role with a shortened target
+    (re.compile(r":[\w:+-]+:`([^`<]+?)\s*<[^`]*`"), r"\1"),  # role with a title
+    (re.compile(r":[\w:+-]+:`([^`]*)`"), r"\1"),
+    (re.compile(r"``([^`]*)``"), r"\1"),
+    (re.compile(r"`([^`<]+?)\s*<[^`]*>`_{0,2}"), r"\1"),  # reStructuredText link
+    (re.compile(r"`([^`]*)`_{0,2}"), r"\1"),
+    (re.compile(r"\*\*([^*]+)\*\*"), r"\1"),
+    (re.compile(r"(?<![\w*])\*([^*\s][^*]*)\*(?![\w*])"), r"\1"),
+    (re.compile(r"\s*\[[\w#-]+\]_(?!\w)"), ""),  # footnote
+    (re.compile(r'"([\w.]+)(\(\))?"'), r"\1"),  # help topics put code in quotation marks
+    (re.compile(r"\b([a-zA-Z]+)\(\)"), r"\1"),
+    (re.compile(r"\s+--+\s+"), " - "),
+    (re.compile(r"[\u2018\u2019]"), "'"),
+    (re.compile(r"[\u201c\u201d]"), '"'),
+    (re.compile(r"\s+"), " "),
+)
+
+_CODE = re.compile(r"[{}<>|\\=^~@#$`_\[\]*+]|://|\w/\w|\.\.|\w(?<!\bi)(?<!\be)\.[a-z]|\(\)|\s-{1,2}\w|--")
+_PLAIN = re.compile(
+    r"^[\"'(]*(?:[A-Za-z]?[a-z]*(?:[-'][A-Za-z]?[a-z]+)*|[A-Z]{2,6}s?|Python|i\.e|e\.g|\d+(?:[.,]\d+)*%?)[\"')]*[.,;:!?]*[\"')]*$"
+)
+_FUNCTION_WORDS = frozenset(
+    "a an and are as at be because been but by can do does for from had has have how if in into is it its may more must"
+    " no not of on one only or other same should so such than that the their them then there these they this to under"
+    " use used was we what when where whether which while who will with would you your".split()
+)
+
+
+def prose(text: str) -> list[list[str]]:
+    """Paragraphs of `text`, each a list of whole English sentences; markup, code and fragments are gone."""
+    kept = []
+    for paragraph in _paragraphs(_without_blocks(text.expandtabs().splitlines())):
+        sentences = [sentence for sentence in split_sentences(_without_markup(paragraph)) if is_sentence(sentence)]
+        if sentences:
+            kept.append(sentences)
+    return kept
+
+
+def is_sentence(text: str) -> bool:
+    """Whether `text` reads as an English sentence: a capital, an end, mostly plain words, and small words between."""
+    words = text.split()
+    if not 5 <= len(words) <= 80 or not re.match(r"[\"'(]?[A-Z]", text) or not re.search(r"[.!?][\"')]*$", text):
+        return False
+    if _CODE.search(text) or text.count("(") != text.count(")") or text.count('"') % 2:
+        return False
+    plain = sum(bool(_PLAIN.match(word)) for word in words)
+    small = sum(word.strip("\"'(),.;:!?").lower() in _FUNCTION_WORDS for word in words)
+    letters = sum(len(word) <= 1 and word not in ("a", "A", "I", "-") for word in words)
+    return plain >= 0.9 * len(words) and small >= max(2, 0.2 * len(words)) and letters <= 1
+
+
+def _without_blocks(lines: list[str]) -> Iterator[str]:
+    """The lines outside code, doctests, tables, fields and the sections that list parameters."""
+    skip_deeper_than: int | None = None  # inside a block that ends where the indentation comes back
+    in_fence = in_dropped_section = in_doctest = False
+    for number, line in enumerate(lines):
+        stripped = line.strip()
+        indent = len(line) - len(line.lstrip())
+        following = lines[number + 1] if number + 1 < len(lines) else ""
+        if stripped.startswith(("```", "~~~")):
+            in_fence = not in_fence
+            continue
+        if in_fence:
+            continue
+        if not stripped:
+            in_doctest = False
+            yield ""
+            continue
+        if skip_deeper_than is not None:
+            if indent > skip_deeper_than:
+                continue
+            skip_deeper_than = None
+        if _UNDERLINE.match(following) and not _UNDERLINE.match(line):
+            in_dropped_section = stripped.split()[0].lower().rstrip(":") in _DROPPED_SECTIONS
+            yield ""
+            continue
+        in_doctest = in_doctest or stripped.startswith((">>>", "In [", "$ ", "% "))
+        if in_dropped_section or in_doctest or _UNDERLINE.match(line) or _TABLE.search(line) or stripped[0] in "#<@":
+            yield ""
+            continue
+        if _FIELD.match(line):
+            skip_deeper_than = indent
+            yield ""
+            continue
+        section, directive = _SECTION.match(line), _DIRECTIVE.match(line)
+        if section and section[2].lower() in _DROPPED_SECTIONS:
+            skip_deeper_than = indent
+            yield ""
+        elif directive:
+            if directive[2] in _KEPT_DIRECTIVES:
+                yield directive[1] + directive[3]
+            else:
+                skip_deeper_than = indent
+                yield ""
+        elif stripped.startswith(".."):  # a comment or a footnote's text
+            skip_deeper_than = indent
+            yield ""
+        else:
+            if stripped.endswith("::"):
+                skip_deeper_than = indent
+            yield line
+            if section:
+                yield ""
+
+
+def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
+    """Hard-wrapped lines joined: a paragraph ends at a blank line, a bullet, or a change of indentation."""
+    current: list[str] = []
+    margin = 0
+    hanging = False  # a list item goes on in deeper lines
+    for line in lines:
+        bullet = _BULLET.match(line)
+        indent = len(line) - len(line.lstrip())
+        goes_on = bool(line.strip()) and not bullet and (indent == margin or (hanging and indent > margin))
+        if current and not goes_on:
+            yield " ".join(current)
+            current = []
+        if not line.strip():
+            continue
+        if not current:
+            margin, hanging = indent, bullet is not None
+        elif hanging and indent > margin:
+            margin, hanging = indent, False
+        current.append(line[bullet.end() :] if bullet else line.strip())
+    if current:
+        yield " ".join(current)
+
+
+def _without_markup(text: str) -> str:
+    for pattern, replacement in _INLINE:
+        text = pattern.sub(replacement, text)
+    return text.strip()
+
 
 _SKIPPED_FOLDERS = frozenset(
     "__pycache__ _vendor benchmarks idlelib lib2to3 pip setuptools site-packages test testing tests turtledemo"
@@ -155,3 +323,87 @@ def _strings(tree: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFuncti
             for argument in ast.walk(node.value):
                 if isinstance(argument, ast.Constant) and isinstance(argument.value, str) and len(argument.value) > 200:
                     yield inspect.cleandoc(argument.value)
+
+
+MOST_LIBRARIES, FEWEST_ROWS = 8, 100
+WORDS = range(12, 41)  # of a paragraph: shorter ones could be from anywhere
+DEV_SHARE = 4  # one module of this many
+MOST = {"train": 200, "dev": 75}  # rows of each library
+COLUMNS = ("text", "library")
+
+
+def write_demo_origins(corpus: Sequence[Path], folder: Path) -> None:
+    """`train.csv` and `dev.csv`, with columns `text` and `library`, of the libraries with most paragraphs.
+
+    corpus: files of `write_demo_corpus`. The same installation gives the same bytes.
+
+    Raises:
+        BertworksError: the installation has too little text of two libraries.
+    """
+    found = {library: _parts(texts) for library, texts in _texts(corpus).items()}
+    counts = {library: min(len(rows["train"]), DEV_SHARE * len(rows["dev"])) for library, rows in found.items()}
+    names = sorted((n for n in counts if counts[n] >= FEWEST_ROWS), key=lambda n: (-counts[n], n))[:MOST_LIBRARIES]
+    if len(names) < 2:
+        raise BertworksError(
+            f"{len(names)} of the installed libraries have enough text to be told apart",
+            fix="install numpy or scipy with their sources",
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, most in MOST.items():
+        chosen = [(text, name) for name in names for text in found[name][part][:most]]
+        chosen.sort(key=lambda row: _number(row[0]))
+        write_rows(folder / f"{part}.csv", COLUMNS, (dict(zip(COLUMNS, row, strict=True)) for row in chosen))
+
+
+def read_demo_origins(folder: Path) -> list[tuple[list[str], list[str]]]:
+    """Texts and libraries, of train and of dev."""
+    found = []
+    for part in MOST:
+        with (folder / f"{part}.csv").open(encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        found.append(([row["text"] for row in rows], [row["library"] for row in rows]))
+    return found
+
+
+def _texts(corpus: Sequence[Path]) -> dict[str, list[tuple[str, str]]]:
+    """Library -> module and text of each paragraph that fits and names no library."""
+    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for path in corpus:
+        with path.open(encoding="utf-8") as file:
+            for line in file:
+                record = json.loads(line)
+                kind, _, module = record["id"].partition("/")
+                library = module.partition(".")[0] if kind == "package" else kind
+                if kind in ("package", "python"):
+                    found[library] += [(module, text) for text in record["text"].split("\n")]
+    named = re.compile("|".join(map(re.escape, sorted(_names(found)))))
+    return {
+        library: [(m, t) for m, t in texts if len(t.split()) in WORDS and not named.search(_letters(t))]
+        for library, texts in found.items()
+    }
+
+
+def _names(libraries: dict[str, list[tuple[str, str]]]) -> Iterator[str]:
+    """What libraries are called: as they are imported and as they are installed."""
+    distributions = importlib.metadata.packages_distributions()
+    for library in libraries:
+        for name in (library, *distributions.get(library, ())):
+            first = _letters(re.split(r"[-_.]", name.strip("_"))[0])
+            if len(first) >= 5:  # `rich` and `click` are words
+                yield first
+
+
+def _letters(text: str) -> str:
+    return re.sub(r"[\W_]", "", text).lower()
+
+
+def _parts(texts: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    """The paragraphs of some modules to learn from, those of the others to judge on; each in an order by lot."""
+    parts: dict[str, list[str]] = {"train": [], "dev": []}
+    for module, text in sorted(texts, key=lambda row: _number(row[1])):
+        parts["train" if _number(module) % DEV_SHARE else "dev"].append(text)
+    return parts
+
+
+def _number(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")

@@ -14,13 +14,12 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-from bertworks.demo.corpus import write_demo_corpus
-from bertworks.demo.origins import read_demo_origins, write_demo_origins
-from bertworks.files.names import packaged_minilm
-from bertworks.runs.events import Event, until_done
+from bertworks.checkpoints.resolve import packaged_minilm
+from bertworks.demo.corpus import read_demo_origins, write_demo_corpus, write_demo_origins
+from bertworks.events import Event, forward_events
+from bertworks.inference.masked_lm import Filling, fill
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.pretrain import pretrain
-from bertworks.use.fill import Filling, fill
 
 # Of the fine-tuning, for some 90 seconds on two cores: a large network, and the small one that was just pre-trained.
 MINILM = ("epochs=3", "optimizer.learning_rate=1e-4")
@@ -53,13 +52,13 @@ def demo(folder: str | Path, *, minutes: float = 3.5) -> Iterator[Event]:
         )
         yield Event("note", text, {"training_words": corpus.training_words, "held_out_words": corpus.held_out_words})
     model, origins, classifier = folder / "model", folder / "origins", folder / "classifier"
-    learned = yield from until_done(pretrain([training], model, budget=f"{round(minutes * 60)}s"))
+    learned = yield from forward_events(pretrain([training], model, budget=f"{round(minutes * 60)}s"))
     if not (origins / "dev.csv").exists():
         write_demo_origins((training, held_out), origins)
     begin, settings = ("minilm", MINILM) if packaged_minilm() else (str(model), OWN)
     yield Event("stage", f"fine-tuning {begin}: from which library is a paragraph?")
     request = make_finetune_request(origins, model=begin, overrides=settings)
-    taught = yield from until_done(finetune_events(classifier, request))
+    taught = yield from forward_events(finetune_events(classifier, request))
     figures = baselines(origins) | {f"{begin}, fine-tuned": taught.fields["score"]}
     text = f"{_results(learned, model)}\n\n{_blanks(model, held_out)}\n\n{_scores(figures)}\n\n{_ways_on(folder)}"
     yield Event("done", text, {"pretrained": learned.fields, "finetuned": taught.fields, "accuracy": figures})

@@ -1,1 +1,1 @@
-"""Run folders: trainings that can be stopped at any moment and typed again, what is told of them, what is judged."""
+"""RUN FOLDERS: trainings that can be stopped and resumed."""

@@ -1,25 +1,26 @@
 """What is in a labelled file, and what will go wrong in learning from it: the survey of a fine-tuning without the
-fine-tuning. Nothing is written."""
+fine-tuning. Nothing is written.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from bertworks.checkpoints.hf_mapping import config_from_huggingface
+from bertworks.checkpoints.resolve import resolve_model
+from bertworks.checkpoints.sentence_transformers import weights_folder
+from bertworks.checkpoints.storage import read_json
+from bertworks.datasets.infer_schema import guess_schema
+from bertworks.datasets.reader import Quoting, RowReader
+from bertworks.datasets.schema import Schema, TaskType, read_item
+from bertworks.datasets.values import EmptyTextError
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.foreign import config_from_huggingface
-from bertworks.files.names import locate
-from bertworks.files.sentence import weights_folder
-from bertworks.files.storage import read_json
-from bertworks.learn.finetuning import load_finetune_recipe, suited_length
-from bertworks.rows.guessing import guess_schema
-from bertworks.rows.reader import Quoting, RowReader
-from bertworks.rows.schema import Schema, Task, read_item
-from bertworks.rows.values import EmptyTextError
-from bertworks.runs.datasets import read_data
+from bertworks.inference.decoding import make_featurizer
+from bertworks.runs.data_splits import read_data
+from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
 from bertworks.runs.finetune import describe_task
-from bertworks.runs.finetuning import reading_of
-from bertworks.runs.survey import Survey, survey
 from bertworks.text.tokenizer import Tokenizer
+from bertworks.training.finetune_recipe import default_max_length, load_finetune_recipe
 
 LISTED = 20  # rows that cannot be learned from
 
@@ -29,12 +30,12 @@ def check_file(
     *,
     dev: str | Path | None = None,
     model: str | Path = "minilm",
-    task: Task | None = None,
+    task: TaskType | None = None,
     text: Sequence[str] = (),
     label: str | None = None,
     group: str | None = None,
     quoting: Quoting = "auto",
-) -> Survey:
+) -> DatasetReport:
     """Reads the data as `finetune` does and says what a person should know of it.
 
     Args:
@@ -45,7 +46,7 @@ def check_file(
         UsageError: no such file or column.
         BertworksError: there is no such model, or rows that cannot be learned from: all of them, with their lines.
     """
-    folder = weights_folder(locate(model))
+    folder = weights_folder(resolve_model(model))
     tokenizer = Tokenizer.load(folder)
     settings = folder / "config.json"
     longest = config_from_huggingface(read_json(settings), where=str(settings)).max_position_embeddings
@@ -57,15 +58,15 @@ def check_file(
         reader = RowReader(data, quoting=quoting) if Path(data).is_file() else None
         raise _with_others(error, reader, task, text, label) from error
     recipe = load_finetune_recipe("stable")
-    recipe = replace(recipe, max_length=suited_length(recipe, longest))
+    recipe = replace(recipe, max_length=default_max_length(recipe, longest))
     description = describe_task(found, recipe)
-    reading = reading_of(description, tokenizer)
+    reading = make_featurizer(description, tokenizer)
     train, judged = list(reading(found.train)), list(reading(found.dev))
-    return survey(found, train, judged, tokenizer, description.max_length)
+    return make_dataset_report(found, train, judged, tokenizer, description.max_length)
 
 
 def _with_others(
-    first: BertworksError, reader: RowReader | None, task: Task | None, text: Sequence[str], label: str | None
+    first: BertworksError, reader: RowReader | None, task: TaskType | None, text: Sequence[str], label: str | None
 ) -> BertworksError:
     """The error with all others of its kind that a person would meet one after the other."""
     troubles: list[BertworksError] = []

@@ -1,9 +1,16 @@
-"""From labelled data to a fine-tuned model in one call that can be repeated: whatever is done already is not done
-again. Not here: the training itself (`run`), and many of them (`trials`)."""
+"""How long a fine-tuning will take, measured before it begins.
+
+From labelled data to a fine-tuned model in one call that can be repeated: whatever is done already is not done
+again. Not here: the training itself (`run`), and many of them (`trials`).
+
+A fine-tuning whose result answers: one call from data to `Predictor`. Not here: the training (`runs.finetune`).
+"""
 
 import hashlib
 import json
 import shutil
+import tempfile
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -12,35 +19,83 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from torch import nn
 
-from bertworks.data.labelled import Unit
-from bertworks.data.questions import Encoded, training_units
+from bertworks.batching.batch import ExampleGroup, collate
+from bertworks.batching.features import Features, training_groups
+from bertworks.checkpoints.model_folder import load_model
+from bertworks.checkpoints.resolve import resolve_model
+from bertworks.checkpoints.task_config import TaskConfig, check_same_task, read_task_config
+from bertworks.checkpoints.training_state import locked
+from bertworks.config import dump_recipe, parse_as
+from bertworks.datasets.reader import Quoting
+from bertworks.datasets.schema import TaskType
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.checkpoint import locked
-from bertworks.files.model import load_model
-from bertworks.files.names import locate
-from bertworks.files.task import TaskDescription, read_task, refuse_other_task
-from bertworks.learn.finetuning import RECIPES, FinetuneRecipe, load_finetune_recipe, resolved, suited_length
-from bertworks.learn.machine import Precision, best_precision, choose_device, keep_memory
-from bertworks.learn.recipe import dump, parse_as
-from bertworks.rows.reader import Quoting
-from bertworks.rows.schema import Task
-from bertworks.runs.claims import absolute, claim, clear, refuse_other
-from bertworks.runs.datasets import LabelledData, files_of, read_data
-from bertworks.runs.events import Event, duration, until_done
-from bertworks.runs.examination import Examination
-from bertworks.runs.finetuning import Beginning, Finetuning, reading_of
-from bertworks.runs.forecast import forecast
-from bertworks.runs.interruption import terminable
-from bertworks.runs.judging import metric_of
-from bertworks.runs.processes import Processes
-from bertworks.runs.run import Run
-from bertworks.runs.survey import Survey, survey
+from bertworks.events import Event, duration, forward_events
+from bertworks.inference.decoding import make_featurizer
+from bertworks.inference.predictor import Predictor
+from bertworks.io.atomic_write import refuse_nested, sha256, write_text
+from bertworks.models.initialization import meta_device_init
+from bertworks.runs.data_splits import LabelledData, files_of, read_data
+from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
+from bertworks.runs.distributed import Processes
+from bertworks.runs.finetune_job import FinalEvaluation, FinetuneJob, InitialModel
+from bertworks.runs.run_folder import absolute, check_same_request, create_run_folder, delete_run
+from bertworks.runs.signals import terminable
 from bertworks.runs.task_card import task_card
-from bertworks.text.atomic import refuse_nested, sha256, write_text
+from bertworks.runs.task_metrics import metric_of
+from bertworks.runs.training_run import TrainingRun
+from bertworks.training.budget import time_step
+from bertworks.training.device import Precision, best_precision, choose_device, disable_heap_trim
+from bertworks.training.finetune_recipe import (
+    RECIPES,
+    FinetuneRecipe,
+    default_max_length,
+    load_finetune_recipe,
+    resolve_recipe,
+)
+
+CPU_TOKENS = 512  # of the steps that are timed: enough to be fast, few enough to be soon over
+_DEVIATION = 0.02  # any numbers take as long; to draw them as for a network that learns takes a second
+SECONDS = 0.5  # that are spent on it, or three steps
+
+
+def forecast(work: FinetuneJob, device: torch.device, processes: int = 1) -> float:
+    """Seconds of the whole training, if it does not end early, with all looks at dev: from some steps of a network like
+    it, on texts of all its lengths."""
+    recipe = work.recipe
+    with meta_device_init():
+        network = work.network()
+    network = network.to_empty(device=device)
+    for parameter in network.parameters():
+        nn.init.normal_(parameter, std=_DEVIATION)
+    sample = _spread(work.units, recipe.batch_size, recipe.micro_batch_tokens if device.type == "cuda" else CPU_TOKENS)
+    batch = collate([one for unit in sample for one in unit]).to(device)
+    learned, asked = _tokens(work.units), _tokens([encoded.unit for encoded in work.dev])
+    micro, update = time_step(network, recipe.optimizer, work.precision, batch, SECONDS)
+    once = 0.0
+    if network.features is not None and network.features.remember(work.units):
+        network.features.remember(sample)  # as it will be with everything: the encoder is asked once
+        above, update = time_step(network, recipe.optimizer, work.precision, batch, SECONDS)
+        once, micro = micro - above, above
+    looks = -(-work.num_steps // work.evaluate_every)
+    passes = recipe.epochs * learned / processes + looks * asked / 3  # a backward pass costs as much as two forward
+    return (once * (learned + asked) + micro * passes) / len(batch.input_ids) + update * work.num_steps
+
+
+def _spread(units: Sequence[ExampleGroup], count: int, tokens: int) -> list[ExampleGroup]:
+    """At most so many units, short and long ones as there are, with at most so many tokens; or one."""
+    ordered = sorted(units, key=lambda unit: _tokens([unit]))
+    count = min(count, len(ordered), max(1, tokens * len(ordered) // _tokens(ordered)))
+    return [ordered[(2 * i + 1) * len(ordered) // (2 * count)] for i in range(count)]
+
+
+def _tokens(units: Sequence[ExampleGroup]) -> int:
+    return sum(len(one.input_ids) for unit in units for one in unit)
+
 
 FINISHED = "finished.json"  # what the last event said; a folder that has it is done
-_ONLY: dict[str, tuple[Task, ...]] = {  # settings that mean nothing elsewhere
+_ONLY: dict[str, tuple[TaskType, ...]] = {  # settings that mean nothing elsewhere
     "recurrent_units": ("tagging", "spans"), "document_context": ("tagging",),
     "class_weights": ("classification", "tagging", "spans"), "label_smoothing": ("classification", "tagging", "spans"),
 }  # fmt: skip
@@ -55,7 +110,7 @@ class FinetuneRequest:
     dev: str | None = None
     recipe: str = "stable"
     overrides: tuple[str, ...] = ()
-    task: Task | None = None
+    task: TaskType | None = None
     text: tuple[str, ...] = ()
     label: str | None = None
     group: str | None = None
@@ -90,15 +145,17 @@ class Prepared:
     request: FinetuneRequest
     recipe: FinetuneRecipe
     data: LabelledData
-    description: TaskDescription
-    beginning: Beginning
-    units: list[Unit]
-    train: list[Encoded]
-    dev: list[Encoded]
+    description: TaskConfig
+    beginning: InitialModel
+    units: list[ExampleGroup]
+    train: list[Features]
+    dev: list[Features]
 
-    def survey(self) -> Survey:
+    def survey(self) -> DatasetReport:
         """What a person should know before it begins."""
-        return survey(self.data, self.train, self.dev, self.beginning.model.tokenizer, self.description.max_length)
+        return make_dataset_report(
+            self.data, self.train, self.dev, self.beginning.model.tokenizer, self.description.max_length
+        )
 
 
 def finetune_events(
@@ -122,7 +179,7 @@ def finetune_events(
         refuse_nested(output, request.paths)
         if not processes.first:
             processes.meet()  # by then the first has claimed the folder, or found it finished
-        going_on = not (overwrite and processes.first) and refuse_other(output, request.content())
+        going_on = not (overwrite and processes.first) and check_same_request(output, request.content())
         if going_on and (output / FINISHED).exists():
             if processes.first:
                 processes.meet()
@@ -134,10 +191,10 @@ def finetune_events(
         processes.refuse_to_share(min(prepared.recipe.batch_size, len(prepared.units)))
         with locked(output) if processes.first else nullcontext():
             if processes.first:
-                if (overwrite and clear(output)) or not going_on:
-                    claim(output, request.content())
+                if (overwrite and delete_run(output)) or not going_on:
+                    create_run_folder(output, request.content())
                 if not kept.exists():
-                    write_text(kept, dump(prepared.recipe))
+                    write_text(kept, dump_recipe(prepared.recipe))
             yield from train(prepared, output, where, processes)
 
 
@@ -152,7 +209,7 @@ def prepare(
     metric = request.metric
     if request.task and request.task != "tagging":  # whose labels are not known yet
         metric_of(request.task, metric)
-    folder = locate(request.model)
+    folder = resolve_model(request.model)
     model = load_model(folder, needs={"encoder"})
     data = data or read_data(
         request.data, dev=request.dev, task=request.task, text=request.text, label=request.label, group=request.group,
@@ -166,24 +223,24 @@ def prepare(
         asked = request.precision or recipe.precision
         precision = best_precision(device) if asked == "auto" else cast(Precision, asked)
         recipe = replace(recipe, precision=precision)
-    recipe = replace(recipe, max_length=suited_length(recipe, model.config.max_position_embeddings))
+    recipe = replace(recipe, max_length=default_max_length(recipe, model.config.max_position_embeddings))
     description = describe_task(data, recipe)
-    reading = reading_of(description, model.tokenizer)
+    reading = make_featurizer(description, model.tokenizer)
     train, dev = list(reading(data.train)), list(reading(data.dev))
-    units = [unit for encoded in train for unit in training_units(encoded, description.task)]
+    units = [unit for encoded in train for unit in training_groups(encoded, description.task)]
     head = None
     if not request.new_head and not {"classifier.weight", "span.weight"}.isdisjoint(model.state):
-        head = read_task(folder)
-        refuse_other_task(
+        head = read_task_config(folder)
+        check_same_task(
             head, description.task, description.labels, request.model, recurrent_units=description.recurrent_units
         )
-    beginning = Beginning(request.model, model, head)
+    beginning = InitialModel(request.model, model, head)
     return Prepared(
-        request, resolved(recipe, len(units), model.config), data, description, beginning, units, train, dev
+        request, resolve_recipe(recipe, len(units), model.config), data, description, beginning, units, train, dev
     )
 
 
-def describe_task(data: LabelledData, recipe: FinetuneRecipe) -> TaskDescription:
+def describe_task(data: LabelledData, recipe: FinetuneRecipe) -> TaskConfig:
     """What the model will do, in terms of the data."""
     schema, labels, choices = data.schema, data.schema.labels, 0
     for name, tasks in _ONLY.items():
@@ -206,7 +263,7 @@ def describe_task(data: LabelledData, recipe: FinetuneRecipe) -> TaskDescription
                 fix="give every row as many choices",
             )  # fmt: skip
     without_answer = schema.task == "qa" and any(not item.label for item in (*data.train, *data.dev))
-    return TaskDescription(
+    return TaskConfig(
         task=schema.task,
         labels=labels,
         text=schema.text,
@@ -231,9 +288,9 @@ def train(prepared: Prepared, output: Path, device: torch.device, processes: Pro
     p, found = prepared, prepared.survey()
     if processes.first:
         write_text(output / "data.json", json.dumps(found.as_dict(), indent=2, ensure_ascii=False) + "\n")
-    keep_memory()
-    examination = Examination(output, p.description, p.dev, found)
-    work = Finetuning(
+    disable_heap_trim()
+    examination = FinalEvaluation(output, p.description, p.dev, found)
+    work = FinetuneJob(
         p.recipe, p.description, p.beginning, p.units, p.dev, cast(Precision, p.recipe.precision),
         metric=metric_of(p.description.task, p.request.metric, p.description.labels),
         card=lambda facts: task_card(output, p.description, p.recipe, p.request.model, found, facts),
@@ -245,7 +302,7 @@ def train(prepared: Prepared, output: Path, device: torch.device, processes: Pro
         processes.meet()
     told = {"survey": found.as_dict(), "recipe": asdict(p.recipe), "estimated_seconds": seconds}
     yield Event("plan", f"{found}\n{_plan(p, work, seconds)}", told)
-    done = yield from until_done(Run(output, work, device).events())
+    done = yield from forward_events(TrainingRun(output, work, device).events())
     if processes.first:
         figures, text = examination.examine(device, cast(Precision, p.recipe.precision), work.saved)
         best: Mapping[str, Any] = done.fields["best"] or {}
@@ -263,7 +320,7 @@ def _finished(output: Path) -> Event:
     return Event("done", told["text"], told["fields"])
 
 
-def _plan(p: Prepared, work: Finetuning, seconds: float) -> str:
+def _plan(p: Prepared, work: FinetuneJob, seconds: float) -> str:
     steps = work.train_batches.steps_per_epoch
     units = p.recipe.recurrent_units
     how = f" in the frozen encoder, {units} units in the LSTM above" if units else ""
@@ -283,7 +340,7 @@ def make_finetune_request(
     dev: str | Path | None = None,
     recipe: str = "stable",
     overrides: Sequence[str] = (),
-    task: Task | None = None,
+    task: TaskType | None = None,
     text: Sequence[str] = (),
     label: str | None = None,
     group: str | None = None,
@@ -320,3 +377,38 @@ def make_finetune_request(
         absolute(recipe) if recipe.endswith(".toml") else recipe, tuple(overrides), task, tuple(text), label, group,
         metric, quoting, precision, seed, new_head,
     )  # fmt: skip
+
+
+def finetune(
+    data: str | Path,
+    *,
+    model: str | Path = "minilm",
+    output: str | Path | None = None,
+    device: str = "auto",
+    overwrite: bool = False,
+    **options: Any,
+) -> Predictor:
+    """Fine-tunes and returns the model with the best state on dev, ready to answer: `.predict(texts)`, `.save(folder)`.
+    It says nothing while it works, which takes minutes; to see what happens, go through `finetune_events`.
+
+    Args:
+        data: a file, or a folder with a train and a dev file.
+        output: the run folder; None: a temporary one, which lives as long as what is returned.
+        options: those of `make_finetune_request`: dev, task, text, label, recipe, overrides, seed and others.
+
+    Raises:
+        UsageError, BertworksError: see `finetune_events`.
+    """
+    request = make_finetune_request(data, model=model, **options)
+    folder = Path(tempfile.mkdtemp(prefix="bertworks-") if output is None else output)
+    try:
+        for _ in finetune_events(folder, request, device=device, overwrite=overwrite):
+            pass
+        predictor = Predictor(folder, device=device)
+    except BaseException:
+        if output is None:
+            shutil.rmtree(folder)
+        raise
+    if output is None:
+        weakref.finalize(predictor, shutil.rmtree, folder, ignore_errors=True)
+    return predictor

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from bertworks.errors import UsageError
-from bertworks.runs.events import Event
-from bertworks.text.atomic import refuse_file, refuse_nested, replacing_folder
+from bertworks.events import Event
+from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
 from bertworks.text.corpus import CorpusReader
-from bertworks.text.preflight import PreflightReport, preflight
+from bertworks.text.corpus_report import PreflightReport, corpus_report
 from bertworks.text.shards import Shards, holds_shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, VocabularyReport, train_vocabulary
@@ -117,7 +117,7 @@ def make_shards(
         shards = write_shards(reader, tokenizer, output, workers=workers, overwrite=overwrite, progress=progress)
         if not shards.written_now and (output / "preflight.json").exists():
             return shards, None
-        found = preflight(shards, tokenizer)
+        found = corpus_report(shards, tokenizer)
         found.save(shards.folder)
         return shards, found
 

@@ -1,6 +1,13 @@
-"""From raw text, or shards, to a pre-trained model in one call that can be repeated: whatever is done already is not
-done again. Not here: the training itself (`run`)."""
+"""What a person asked for, as a value: the same request in the same folder goes on, another one is refused.
 
+Not here: how it is done (`pretrain`).
+
+From raw text, or shards, to a pre-trained model in one call that can be repeated: whatever is done already is not
+done again. Not here: the training itself (`run`).
+"""
+
+import hashlib
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -10,34 +17,138 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from bertworks.checkpoints.model_folder import load_model
+from bertworks.checkpoints.resolve import is_model_name, resolve_model
+from bertworks.checkpoints.training_state import locked
+from bertworks.config import dump_recipe
 from bertworks.errors import BertworksError, UsageError
-from bertworks.files.checkpoint import locked
-from bertworks.files.model import load_model
-from bertworks.files.names import locate
-from bertworks.learn.machine import (
+from bertworks.events import Event, duration
+from bertworks.io.atomic_write import refuse_nested, write_text
+from bertworks.models.config import EncoderConfig
+from bertworks.runs.distributed import Processes
+from bertworks.runs.prepare import Documents, make_shards, make_vocabulary, read_text
+from bertworks.runs.pretrain_job import Corpus, PretrainJob
+from bertworks.runs.run_folder import absolute, check_same_request, create_run_folder, delete_run
+from bertworks.runs.signals import terminable
+from bertworks.runs.training_run import TrainingRun
+from bertworks.text.corpus import CorpusReader
+from bertworks.text.shards import Shards, holds_shards
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.training.budget import choose_recipe, fit_steps, measure_steps
+from bertworks.training.device import (
     DTYPES,
     Precision,
     best_precision,
     choose_device,
-    keep_memory,
+    disable_heap_trim,
     measure_matmul,
     total_memory,
 )
-from bertworks.learn.plan import choose, fit, measure
-from bertworks.learn.recipe import Recipe, dump, load, parse, replaced
-from bertworks.nn.config import EncoderConfig
-from bertworks.runs.claims import claim, clear, refuse_other
-from bertworks.runs.events import Event, duration
-from bertworks.runs.interruption import terminable
-from bertworks.runs.prepare import Documents, make_shards, make_vocabulary
-from bertworks.runs.pretraining import Corpus, Pretraining
-from bertworks.runs.processes import Processes
-from bertworks.runs.request import Request, corpus_tokens, make_request, seconds_of
-from bertworks.runs.run import Run
-from bertworks.text.atomic import refuse_nested, write_text
-from bertworks.text.corpus import CorpusReader
-from bertworks.text.shards import Shards
-from bertworks.text.tokenizer import Tokenizer
+from bertworks.training.recipe import Recipe, load_recipe, parse_recipe, with_overrides
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+CHARACTERS_PER_TOKEN = 4.2  # for estimates before there is a vocabulary
+PACKED = {".gz": 2.8, ".zst": 3.0, ".xz": 3.6, ".bz2": 3.6, ".parquet": 2.0}  # characters per byte, about
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a person asked for: the same request in the same folder goes on, another is refused."""
+
+    inputs: tuple[str, ...]
+    recipe: str | None = None
+    overrides: tuple[str, ...] = ()
+    budget: str | None = None
+    tokenizer: str | None = None
+    init: str | None = None
+    precision: str | None = None
+    seed: int | None = None
+    text_column: str | None = None
+    documents: Documents = "auto"
+
+    @property
+    def is_shards(self) -> bool:
+        """Is the input a folder that `prepare` wrote, or began to write?"""
+        return len(self.inputs) == 1 and holds_shards(self.inputs[0])
+
+    def shards_folder(self, output: Path) -> Path:
+        """Where the token ids are, or will be."""
+        return Path(self.inputs[0]) if self.is_shards else output / "shards"
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """What is read, and must not lie in what is written."""
+        return tuple(filter(None, (*self.inputs, self.tokenizer, self.init)))
+
+    def content(self) -> dict[str, Any]:
+        """The request as JSON holds it, and the hashes of what it names."""
+        content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        if self.recipe and self.recipe.endswith(".toml") and Path(self.recipe).is_file():
+            content["recipe_sha256"] = hashlib.sha256(Path(self.recipe).read_bytes()).hexdigest()
+        if self.is_shards and (manifest := Path(self.inputs[0]) / "manifest.json").is_file():
+            content["shards_sha256"] = hashlib.sha256(manifest.read_bytes()).hexdigest()
+        return content
+
+    def reader(self) -> CorpusReader:
+        """Of the raw text. Standard input is read into a temporary file here, and only once.
+
+        Raises:
+            BertworksError: an input names nothing that can be read.
+        """
+        return read_text(self.inputs, self.text_column, self.documents)
+
+
+def corpus_tokens(corpus: CorpusReader | Shards) -> int:
+    """Of shards, their number; of raw text, a guess by the size of its files."""
+    if isinstance(corpus, Shards):
+        return corpus.manifest.tokens
+    size = sum(path.stat().st_size * PACKED.get(path.suffix, 1.0) for path in corpus.files)
+    return int(size / CHARACTERS_PER_TOKEN)
+
+
+def make_request(
+    inputs: Sequence[str | Path],
+    recipe: str | None,
+    overrides: Sequence[str],
+    budget: str | None,
+    tokenizer: str | None,
+    init: str | None,
+    precision: str | None,
+    seed: int | None,
+    text_column: str | None,
+    documents: Documents,
+) -> Request:
+    """The request as typed, with paths that mean the same from every folder.
+
+    Raises:
+        UsageError: options that contradict one another, or a budget that is none.
+    """
+    if not inputs:
+        raise UsageError("no input was given", fix="name files, folders, a glob in quotes, or - for standard input")
+    if tokenizer and init:
+        raise UsageError("a model to begin with brings its own tokenizer", fix="give --tokenizer or --init")
+    if budget:
+        seconds_of(budget)
+    if recipe and recipe.endswith(".toml"):
+        recipe = absolute(recipe)
+    if init and not is_model_name(init):
+        init = absolute(init)
+    given = [inputs] if isinstance(inputs, str | Path) else inputs
+    return Request(
+        tuple(absolute(one) for one in given), recipe, tuple(overrides), budget or (None if recipe else "1h"),
+        tokenizer and absolute(tokenizer), init, precision, seed, text_column, documents,
+    )  # fmt: skip
+
+
+def seconds_of(budget: str) -> float:
+    """90s, 30m, 2h, 1d, 1h30m -> seconds."""
+    words = re.fullmatch(r"(\d+(\.\d+)?[smhd])+", budget.strip().lower(), re.ASCII)
+    parts = re.findall(r"([\d.]+)([smhd])", words[0]) if words else []
+    total = sum(float(number) * UNITS[unit] for number, unit in parts)
+    if not 10 <= total < 1e9:
+        raise UsageError(f"{budget!r} is no budget", fix="write a time of 10 s or more such as 30m, 2h or 1h30m")
+    return total
+
 
 RESERVE = 0.06  # of a budget: evaluations, checkpoints, the last report
 CHECKPOINTS = 3  # at most: the last two and the best; each has the parameters and two moments
@@ -112,23 +223,23 @@ def pretrain(
     with terminable(), Processes(where) as processes:
         refuse_nested(output, request.paths, request.inputs)
         if processes.first:
-            going_on = not overwrite and refuse_other(output, request.content())
+            going_on = not overwrite and check_same_request(output, request.content())
             draft = None if going_on and (output / "recipe.toml").exists() else _draft(request, where)
         else:
             processes.meet()
         with locked(output) if processes.first else nullcontext():
             if processes.first:
-                if (overwrite and clear(output)) or not refuse_other(output, request.content()):
-                    claim(output, request.content())
+                if (overwrite and delete_run(output)) or not check_same_request(output, request.content()):
+                    create_run_folder(output, request.content())
                 yield from _prepare(output, draft, _Budget(request, where, begin, processes.count), workers)
                 processes.meet()
-            resolved = parse((output / "recipe.toml").read_text(encoding="utf-8"), str(output / "recipe.toml"))
+            resolved = parse_recipe((output / "recipe.toml").read_text(encoding="utf-8"), str(output / "recipe.toml"))
             shards = Shards.open(request.shards_folder(output))
             vocabulary = shards.tokenizer()
             vocabulary.model_max_length = resolved.encoder.max_position_embeddings
             corpus = Corpus(shards, vocabulary, _corpus_facts(shards))
-            keep_memory()
-            yield from Run(output, Pretraining(resolved, corpus, request.init), where).events()
+            disable_heap_trim()
+            yield from TrainingRun(output, PretrainJob(resolved, corpus, request.init), where).events()
 
 
 def estimate(
@@ -150,9 +261,11 @@ def estimate(
     where = choose_device(device)
     draft = _draft(request, where)
     resolved = _with_vocabulary(draft.recipe, draft.vocab_size)
-    measured = measure(resolved, where, cast(Precision, resolved.train.precision))
+    measured = measure_steps(resolved, where, cast(Precision, resolved.train.precision))
     if request.budget:
-        resolved = replaced(fit(resolved, seconds_of(request.budget) * (1 - RESERVE), measured.step_seconds), overrides)
+        resolved = with_overrides(
+            fit_steps(resolved, seconds_of(request.budget) * (1 - RESERVE), measured.step_seconds), overrides
+        )
     seconds = sum(
         phase.num_steps * cost for phase, cost in zip(resolved.train.phases, measured.step_seconds, strict=True)
     )
@@ -182,7 +295,7 @@ class _Draft(NamedTuple):
 
 def _draft(request: Request, device: torch.device) -> _Draft:
     """Whatever of a request can be wrong is found here, before a folder is touched."""
-    begin = locate(request.init) if request.init else None
+    begin = resolve_model(request.init) if request.init else None
     model = load_model(begin) if begin else None
     tokenizer = model.tokenizer if model else Tokenizer.load(request.tokenizer) if request.tokenizer else None
     corpus = Shards.open(request.inputs[0]) if request.is_shards else request.reader()
@@ -197,21 +310,23 @@ def _draft(request: Request, device: torch.device) -> _Draft:
     tokens = corpus_tokens(corpus)
     recipe = _recipe(request, device, tokens, model.config if model else None)
     vocab_size = tokenizer.vocab_size if tokenizer else recipe.vocabulary.size
-    _refuse_too_large(_with_vocabulary(recipe, vocab_size), device)
+    _check_memory(_with_vocabulary(recipe, vocab_size), device)
     return _Draft(recipe, corpus, tokens, tokenizer, vocab_size)
 
 
 def _recipe(request: Request, device: torch.device, tokens: int, encoder: EncoderConfig | None) -> Recipe:
     """The recipe asked for, or one that suits the budget; its precision is decided, its vocabulary is not."""
     if request.recipe:
-        recipe = load(request.recipe, request.overrides)
+        recipe = load_recipe(request.recipe, request.overrides)
     else:
-        recipe = replaced(choose(60, 1, tokens, encoder), request.overrides)
+        recipe = with_overrides(choose_recipe(60, 1, tokens, encoder), request.overrides)
     asked = request.precision or recipe.train.precision
     precision = best_precision(device) if asked == "auto" else cast(Precision, asked)
     if not request.recipe:
         matmul = measure_matmul(DTYPES[precision], device)
-        recipe = replaced(choose(seconds_of(str(request.budget)), matmul, tokens, encoder), request.overrides)
+        recipe = with_overrides(
+            choose_recipe(seconds_of(str(request.budget)), matmul, tokens, encoder), request.overrides
+        )
     try:
         recipe = replace(
             recipe,
@@ -238,7 +353,7 @@ class _Budget(NamedTuple):
         budget = seconds_of(str(self.request.budget))
         # The longer the plan, the longer is measured: a machine that others share is fast and slow by turns.
         seconds = min(30.0, max(6.0, budget / 60))
-        measured = measure(recipe, self.device, cast(Precision, recipe.train.precision), seconds)
+        measured = measure_steps(recipe, self.device, cast(Precision, recipe.train.precision), seconds)
         left = budget * (1 - RESERVE) - (time.perf_counter() - self.begin)
         if left + making < 5:
             raise BertworksError(
@@ -250,8 +365,8 @@ class _Budget(NamedTuple):
                 f"making the vocabulary and the shards took the whole budget of {self.request.budget}",
                 fix="type the same again: they are kept, and the whole budget is for training",
             )
-        fitted = fit(recipe, left, [seconds / self.processes for seconds in measured.step_seconds])
-        resolved = replaced(fitted, self.request.overrides)
+        fitted = fit_steps(recipe, left, [seconds / self.processes for seconds in measured.step_seconds])
+        resolved = with_overrides(fitted, self.request.overrides)
         return replace(resolved, train=replace(resolved.train, precision=recipe.train.precision))
 
 
@@ -271,7 +386,7 @@ def _prepare(output: Path, draft: _Draft | None, budget: _Budget, workers: int |
     resolved = _with_vocabulary(draft.recipe, Shards.open(request.shards_folder(output)).manifest.vocab_size)
     if request.budget:
         resolved = budget.spent_on(resolved, making)
-    write_text(output / "recipe.toml", dump(resolved))
+    write_text(output / "recipe.toml", dump_recipe(resolved))
     yield Event("plan", _describe(resolved), {"recipe": asdict(resolved)})
 
 
@@ -298,7 +413,7 @@ def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
     return replace(recipe, encoder=replace(recipe.encoder, vocab_size=asked or size))
 
 
-def _refuse_too_large(recipe: Recipe, device: torch.device) -> None:
+def _check_memory(recipe: Recipe, device: torch.device) -> None:
     """Parameters, gradients and both moments of Adam are float32: less memory than that is too little."""
     parameters, there = recipe.encoder.num_parameters(), total_memory(device)
     if 16 * parameters > there:

@@ -1,18 +1,25 @@
 """report.html of a pre-training: what a run learned, drawn from metrics.jsonl, recipe.toml and run.json of its folder.
-It computes no figure of its own. Not here: how charts are drawn (`charts`)."""
+It computes no figure of its own. Not here: how charts are drawn (`charts`).
+
+report.html of a fine-tuning: curves, the confusion matrix, figures of each label, the worst mistakes with their
+texts, the data. It draws what others found. Not here: how charts are drawn (`charts`).
+"""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from bertworks.checkpoints.storage import read_json
+from bertworks.datasets.schema import TaskType
 from bertworks.errors import BertworksError
-from bertworks.files.storage import read_json
-from bertworks.runs import charts
-from bertworks.runs.charts import Series, Show
-from bertworks.runs.events import duration
-from bertworks.runs.metrics import lengths
-from bertworks.text.atomic import write_text
+from bertworks.events import duration
+from bertworks.io.atomic_write import write_text
+from bertworks.reports import svg
+from bertworks.reports.svg import Series, Show
+from bertworks.runs.metrics_log import lengths
+from bertworks.runs.task_metrics import NAMES, NOTHING, SHARES, counted, format_metrics, metric_of
 
 
 def write_report(folder: str | Path) -> Path:
@@ -23,11 +30,11 @@ def write_report(folder: str | Path) -> Path:
     """
     folder = Path(folder)
     steps, evaluations = read_metrics(folder / "metrics.jsonl")
-    sections = [charts.side_by_side(list(_charts(steps, evaluations)))]
+    sections = [svg.side_by_side(list(_charts(steps, evaluations)))]
     if evaluations:
-        sections.append(charts.figures("Held-out text", _columns(evaluations[-1]), evaluations))
+        sections.append(svg.figures("Held-out text", _columns(evaluations[-1]), evaluations))
     sections += origin(folder)
-    page = charts.page(folder.resolve().name, "pre-training", _summary(steps, evaluations), sections)
+    page = svg.page(folder.resolve().name, "pre-training", _summary(steps, evaluations), sections)
     write_text(folder / "report.html", page)
     return folder / "report.html"
 
@@ -59,16 +66,16 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
 def origin(folder: Path) -> list[str]:
     """Sections: the recipe of a run, and the software it was begun with."""
     recipe, run = folder / "recipe.toml", folder / "run.json"
-    sections = [charts.preformatted("Recipe", recipe.read_text(encoding="utf-8"))] if recipe.exists() else []
+    sections = [svg.preformatted("Recipe", recipe.read_text(encoding="utf-8"))] if recipe.exists() else []
     versions = read_json(run).get("versions") if run.exists() else None
-    return [*sections, charts.software(versions)] if versions else sections
+    return [*sections, svg.software(versions)] if versions else sections
 
 
 def spent(last: dict[str, Any], step: int) -> list[str]:
     """Steps, tokens and time so far, in words. last: the figures of the last step."""
     parts = [f"{step:,} steps"]
     if "tokens" in last:
-        parts.append(f"{charts.short(last['tokens'])} tokens")
+        parts.append(f"{svg.short(last['tokens'])} tokens")
     if "seconds" in last:
         parts.append(f"{duration(last['seconds'])} of training")
     return parts
@@ -89,20 +96,20 @@ def _summary(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> 
 
 def _charts(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> Iterable[str]:
     wanted: list[tuple[str, str, Show, bool]] = [  # the last: whether the axis begins at zero
-        ("Loss on masked words", "masked_lm_loss", charts.plain, False),
-        ("Accuracy on masked words", "masked_lm_accuracy", charts.percent, True),
-        ("Loss on sentence pairs", "next_sentence_loss", charts.plain, False),
-        ("Accuracy on sentence pairs", "next_sentence_accuracy", charts.percent, False),
-        ("Learning rate", "learning_rate", charts.scientific, True),
-        ("Norm of the gradient", "gradient_norm", charts.plain, True),
-        ("Tokens per second", "tokens_per_second", charts.short, True),
-        ("Share of the matrix-product ceiling", "matmul_share", charts.percent, True),
+        ("Loss on masked words", "masked_lm_loss", svg.plain, False),
+        ("Accuracy on masked words", "masked_lm_accuracy", svg.percent, True),
+        ("Loss on sentence pairs", "next_sentence_loss", svg.plain, False),
+        ("Accuracy on sentence pairs", "next_sentence_accuracy", svg.percent, False),
+        ("Learning rate", "learning_rate", svg.scientific, True),
+        ("Norm of the gradient", "gradient_norm", svg.plain, True),
+        ("Tokens per second", "tokens_per_second", svg.short, True),
+        ("Share of the matrix-product ceiling", "matmul_share", svg.percent, True),
     ]
     for title, name, show, from_zero in wanted:
-        train = Series("training", "train", charts.points(steps, name))
-        series = [one for one in (train, Series("held out", "held", charts.points(evaluations, name))) if one.points]
+        train = Series("training", "train", svg.points(steps, name))
+        series = [one for one in (train, Series("held out", "held", svg.points(evaluations, name))) if one.points]
         if series:
-            yield charts.chart(title, series, show, from_zero)
+            yield svg.chart(title, series, show, from_zero)
 
 
 def _columns(evaluation: dict[str, Any]) -> list[tuple[str, str, Show]]:
@@ -133,3 +140,127 @@ _COLUMNS: list[tuple[str, str, Show]] = [
     ("next_sentence_loss", "loss, sentence pairs", _loss),
     ("next_sentence_accuracy", "accuracy, sentence pairs", _accuracy),
 ]
+
+SHOWN_CHARACTERS = 500  # of a text
+PARTS: Mapping[TaskType, str] = {  # of which figures are given
+    "classification": "label", "multilabel": "label", "tagging": "kind of entity", "spans": "kind of entity",
+    "qa": "kind of question",
+}  # fmt: skip
+
+Rows = list[dict[str, Any]]
+
+
+def write_task_report(folder: Path, data: str, result: Mapping[str, Any] | None) -> Path:
+    """Draws the page of a run folder and returns its path. What is not there yet is left out.
+
+    Args:
+        data: what is known of the data, for people.
+        result: what the best state makes of dev, as in result.json; None: nobody has looked yet.
+
+    Raises:
+        BertworksError: a line of metrics.jsonl is not what a run writes; the page cannot be written.
+    """
+    steps, evaluations = read_metrics(folder / "metrics.jsonl")
+    metric = _metric(folder)
+    best = max(evaluations, key=lambda row: (row.get(metric, 0.0), -row.get("loss", 0.0)), default=None)
+    sections = [svg.side_by_side(list(_task_charts(steps, evaluations, metric, best, result or {})))]
+    if result:
+        sections += _found(result)
+    if evaluations:
+        sections.append(svg.figures("Looks at dev", _task_columns(), evaluations))
+    sections.append(svg.preformatted("Data", data))
+    sections += origin(folder)
+    page = svg.page(folder.resolve().name, "fine-tuning", _task_summary(steps, evaluations, best, result), sections)
+    write_text(folder / "report.html", page)
+    return folder / "report.html"
+
+
+def _metric(folder: Path) -> str:
+    """The figure by which the best state was chosen."""
+    told = read_json(folder / "task.json")
+    request = read_json(folder / "run.json").get("request", {}) if (folder / "run.json").exists() else {}
+    return metric_of(cast(TaskType, told["task"]), request.get("metric"), told["labels"])
+
+
+def _task_summary(
+    steps: Rows, evaluations: Rows, best: Mapping[str, Any] | None, result: Mapping[str, Any] | None
+) -> str:
+    last, held = (rows[-1] if rows else {} for rows in (steps, evaluations))
+    parts = spent(last, max(last.get("step", 0), held.get("step", 0)))
+    if best is not None:
+        parts.append(f"best after step {best['step']:,}: {format_metrics(result['figures'] if result else best)}")
+    return " · ".join(parts)
+
+
+def _task_charts(
+    steps: Rows, evaluations: Rows, metric: str, best: Mapping[str, Any] | None, result: Mapping[str, Any]
+) -> Iterable[str]:
+    train = Series("training", "train", svg.points(steps, "loss"))
+    losses = [one for one in (train, Series("dev", "held", svg.points(evaluations, "loss"))) if one.points]
+    if losses:
+        yield svg.chart("Loss", losses, svg.plain, False)
+    scores = svg.points(evaluations, metric)
+    if scores and best is not None:
+        show = _show(metric)
+        marked = Series("dev", "held", scores, (best["step"], best[metric]))
+        yield svg.chart(f"{_title(metric)} on dev", [marked], show, False)
+    for title, name, scale in (("Learning rate", "learning_rate", svg.scientific),
+                               ("Norm of the gradient", "gradient_norm", svg.plain)):  # fmt: skip
+        if points := svg.points(steps, name):
+            yield svg.chart(title, [Series("training", "train", points)], scale, True)
+    if result.get("points"):
+        yield svg.scatter("Numbers of dev", [(x, y) for x, y in result["points"]], "right", "answered")
+
+
+def _task_columns() -> list[tuple[str, str, Show]]:
+    figures = [(name, title, _show(name)) for name, title in NAMES.items()]
+    return [("step", "step", lambda step: f"{step:,.0f}"), ("loss", "loss", lambda loss: f"{loss:.4f}"), *figures]
+
+
+def _show(name: str) -> Show:
+    return svg.percent if name in SHARES else svg.plain
+
+
+def _title(name: str) -> str:
+    title = NAMES[name]
+    return title[0].upper() + title[1:]
+
+
+def _found(result: Mapping[str, Any]) -> Iterable[str]:
+    """What the examination found: mix-ups, figures of parts, the worst mistakes."""
+    if confusion := result["confusion"]:
+        table = svg.heat(confusion["labels"], confusion["counts"])
+        if result["task"] in ("tagging", "spans"):
+            told = f"{NOTHING} is nothing. An entity with wrong borders counts as found here; below it does not."
+            table += f'<p class="quiet">{told}</p>'
+        yield svg.section("What was taken for what", table)
+    if parts := result["table"]:
+        shares = [(name, NAMES.get(name, name), svg.percent) for name in ("precision", "recall", "exact", "f1")]
+        columns: list[tuple[str, str, Show]] = [("name", PARTS[result["task"]], str), *shares]
+        columns.append(("support", "how many", lambda number: f"{number:,.0f}"))
+        yield svg.figures(
+            f"By {PARTS[result['task']]}", columns, [{"name": name, **row} for name, row in parts.items()]
+        )
+    if worst := result["worst"]:
+        told = counted(result["mistakes"], result["rows"])
+        if result["task"] == "regression":
+            told = f"{result['rows']:,} rows"
+        told += f"; most frequent: {result['frequent']}" if result["frequent"] else ""
+        told += "; all are in errors.csv"
+        last = "difference" if result["task"] == "regression" else "sure"
+        show = svg.plain if result["task"] == "regression" else svg.percent
+        rows = []
+        for one in worst:
+            texts = [_shown(text) for text in (" / ".join(one["texts"]), one["gold"], one["predicted"])]
+            rows.append([_end(one["where"]), *texts, "" if one["score"] is None else show(one["score"])])
+        table = svg.words(["where", "text", "right", "answered", last], rows)
+        yield svg.section("The worst mistakes", f'<p class="quiet">{escape(told)}</p>\n{table}')
+
+
+def _end(where: str) -> str:
+    """File and row, without the folders."""
+    return where.rpartition("/")[2]
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + " …"

@@ -5,17 +5,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bertworks.files.names import is_name
-from bertworks.files.task import TaskDescription
-from bertworks.learn.finetuning import FinetuneRecipe
-from bertworks.learn.recipe import dump
-from bertworks.rows.schema import Task
-from bertworks.runs.judging import NAMES, SHARES
-from bertworks.runs.run import versions
-from bertworks.runs.survey import Survey
+from bertworks.checkpoints.resolve import is_model_name
+from bertworks.checkpoints.task_config import TaskConfig
+from bertworks.config import dump_recipe
+from bertworks.datasets.schema import TaskType
+from bertworks.runs.dataset_report import DatasetReport
+from bertworks.runs.task_metrics import NAMES, SHARES
+from bertworks.runs.training_run import versions
+from bertworks.training.finetune_recipe import FinetuneRecipe
 
 MOST_LABELS = 50  # of a table
-_PIPELINES: Mapping[Task, str] = {
+_PIPELINES: Mapping[TaskType, str] = {
     "classification": "text-classification", "multilabel": "text-classification", "regression": "text-classification",
     "tagging": "token-classification", "spans": "token-classification", "qa": "question-answering",
     "choice": "multiple-choice",
@@ -25,7 +25,7 @@ _METRICS = {  # ours -> those of the hub
     "recall": "recall", "matthews_correlation": "matthews_correlation", "pearson": "pearsonr",
     "spearman": "spearmanr", "exact": "exact_match",
 }  # fmt: skip
-_ASKS: Mapping[Task, str] = {  # lines of Python, in transformers
+_ASKS: Mapping[TaskType, str] = {  # lines of Python, in transformers
     "classification": 'ask = pipeline("text-classification", model=".")\nask({example})',
     "multilabel": 'ask = pipeline("text-classification", model=".", top_k=None)\nask({example})',
     "regression": 'ask = pipeline("text-classification", model=".", function_to_apply="none")\nask({example})',
@@ -37,10 +37,10 @@ _CLASSES = {"qa": "AutoModelForQuestionAnswering", "choice": "AutoModelForMultip
 
 def task_card(
     folder: Path,
-    d: TaskDescription,
+    d: TaskConfig,
     recipe: FinetuneRecipe,
     model_name: str,
-    survey: Survey,
+    survey: DatasetReport,
     facts: Mapping[str, Any],
 ) -> str:
     """The text of README.md: what the model does, what it learned from, how good it is, how to use it.
@@ -50,7 +50,7 @@ def task_card(
         facts: `evaluation`, its figures on dev.
     """
     task = next((note[6:] for note in survey.notes if note.startswith("task: ")), d.task)
-    began = model_name if is_name(model_name) else Path(model_name).name
+    began = model_name if is_model_name(model_name) else Path(model_name).name
     columns = " and ".join(f"`{_cell(column)}`" for column in d.text) or "its text"
     return f"""---
 library_name: {"bertworks" if d.recurrent_units else "transformers"}
@@ -80,7 +80,7 @@ or with a piece of that text: also texts of which it knows nothing. How sure it 
 ## Recipe
 
 ```toml
-{dump(recipe).strip().replace("```", "'''")}
+{dump_recipe(recipe).strip().replace("```", "'''")}
 ```
 
 {_rows(("Package", ""), versions())}"""
@@ -89,12 +89,12 @@ or with a piece of that text: also texts of which it knows nothing. How sure it 
 def _front(model_name: str, figures: Mapping[str, float]) -> str:
     """Lines that the hub reads: what it began as, where that is a name the hub knows, and which figures there are."""
     base = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}.get(model_name, model_name)
-    lines = f"base_model: {base}\n" if is_name(model_name) and "/" in base else ""
+    lines = f"base_model: {base}\n" if is_model_name(model_name) and "/" in base else ""
     metrics = list(dict.fromkeys(_METRICS[name] for name in figures if name in _METRICS))
     return lines + (f"metrics: [{', '.join(metrics)}]\n" if metrics else "")
 
 
-def _quality(survey: Survey, figures: Mapping[str, float]) -> str:
+def _quality(survey: DatasetReport, figures: Mapping[str, float]) -> str:
     rows = {
         title: f"{figures[name]:.1%}" if name in SHARES else f"{figures[name]:.3f}"
         for name, title in NAMES.items()
@@ -108,7 +108,7 @@ Its rows also decided which state of the training was kept: on texts from elsewh
 """
 
 
-def _data(survey: Survey) -> str:
+def _data(survey: DatasetReport) -> str:
     labels = {name: f"{train:,} | {dev:,}" for name, (train, dev) in list(survey.labels.items())[:MOST_LABELS]}
     parts = [f"{survey.train:,} rows to learn from, {survey.dev:,} to judge on.\n"]
     if labels:
@@ -116,11 +116,11 @@ def _data(survey: Survey) -> str:
     return "\n".join(parts) + "".join(f"\n- {warning}" for warning in survey.warnings) + "\n"
 
 
-def _beyond(d: TaskDescription) -> str:
+def _beyond(d: TaskConfig) -> str:
     return "; longer texts are read in pieces" if d.task in ("tagging", "spans", "qa") else "; longer texts are cut"
 
 
-def _usage(d: TaskDescription) -> str:
+def _usage(d: TaskConfig) -> str:
     example = '{"text": "A text", "text_pair": "and another"}' if len(d.text) == 2 else '"A text"'
     command = "```\nbertworks predict . new.csv -o scored.csv\n```\n\nThe dot stands for the path of this folder.\n"
     if d.recurrent_units:

@@ -1,5 +1,6 @@
 """Many fine-tunings of one request: over seeds, over parts of the data, over settings; and what they say together. Not
-here: one of them (`finetune`)."""
+here: one of them (`finetune`).
+"""
 
 import json
 import shutil
@@ -10,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from bertworks.errors import UsageError
-from bertworks.learn.finetuning import PAPER_GRID
-from bertworks.learn.scores import interval
-from bertworks.runs.claims import claim, clear, refuse_other
-from bertworks.runs.datasets import LabelledData
-from bertworks.runs.events import Event, until_done
+from bertworks.events import Event, forward_events
+from bertworks.io.atomic_write import refuse_nested, replacing, write_text
+from bertworks.metrics.classification import confidence_interval
+from bertworks.runs.data_splits import LabelledData
+from bertworks.runs.distributed import refuse_many
 from bertworks.runs.finetune import FinetuneRequest, finetune_events
-from bertworks.runs.processes import refuse_many
-from bertworks.text.atomic import refuse_nested, replacing, write_text
+from bertworks.runs.run_folder import check_same_request, create_run_folder, delete_run
+from bertworks.training.finetune_recipe import PAPER_GRID
 
 MODEL_FILES = (
     "config.json", "task.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt",
@@ -86,14 +87,14 @@ def run_trials(
     shared = {k: v for k, v in trials[0].request.content().items() if k not in ("seed", "fold", "folds", "overrides")}
     whose = shared | {"several": True}
     refuse_nested(output, trials[0].request.paths)
-    begun = not overwrite and refuse_other(output, whose)
+    begun = not overwrite and check_same_request(output, whose)
     done: list[dict[str, Any]] = []
     for number, trial in enumerate(trials, 1):
         yield Event("stage", f"fine-tuning {number} of {len(trials)}: {trial.folder}", {"stage": trial.folder})
         one = finetune_events(output / trial.folder, trial.request, device=device, overwrite=overwrite, data=data)
         if number == 1 and not begun:
             one = _claiming(one, output, whose)
-        f = (yield from until_done(one)).fields
+        f = (yield from forward_events(one)).fields
         done.append(
             {"folder": trial.folder, "setting": trial.setting, "seed": trial.request.seed, "fold": trial.request.fold}
             | {"metric": f["metric"], "score": f["score"], "figures": f["figures"], "seconds": f["seconds"]}
@@ -112,8 +113,8 @@ def _claiming(events: Iterator[Event], output: Path, whose: Mapping[str, Any]) -
     """The folder is taken when the first training has a plan: what is wrong with the request is known by then."""
     for event in events:
         if event.kind == "plan":
-            clear(output)
-            claim(output, whose)
+            delete_run(output)
+            create_run_folder(output, whose)
         yield event
 
 
@@ -122,7 +123,9 @@ def summary(done: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     settings: dict[str, list[float]] = {}
     for one in done:
         settings.setdefault(one["setting"], []).append(one["score"])
-    return [{"setting": name, "scores": scores, **asdict(interval(scores))} for name, scores in settings.items()]
+    return [
+        {"setting": name, "scores": scores, **asdict(confidence_interval(scores))} for name, scores in settings.items()
+    ]
 
 
 def table(done: Sequence[dict[str, Any]]) -> str:

@@ -1,1 +1,1 @@
-"""A server for one model: what it can be asked, many questions in one batch, HTTP before it, and a page."""
+"""A SERVER FOR ONE MODEL, and its page."""

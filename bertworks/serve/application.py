@@ -1,5 +1,6 @@
 """The application of a server: paths, bodies, errors, and the files of the page. Only `serving` imports it: it needs
-what not everybody installs. Not here: what can be asked (`abilities`), who may ask (`gate`)."""
+what not everybody installs. Not here: what can be asked (`abilities`), who may ask (`gate`).
+"""
 
 import asyncio
 import json
@@ -20,13 +21,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.learn.machine import MemoryWatch, compute_threads, compute_with
-from bertworks.serve.abilities import Abilities
+from bertworks.inference.explanation import MAPS
+from bertworks.serve.access import AccessMiddleware, ServerMetrics, error_body
 from bertworks.serve.batching import Batcher, OverloadedError
-from bertworks.serve.gate import Figures, Gate, error_body
+from bertworks.serve.endpoints import Abilities
+from bertworks.serve.job import InferenceJob, Limits, RequestTooLargeError
 from bertworks.serve.openapi import ALL_PATHS, check, document, paths_of, requests_of
-from bertworks.serve.question import Limits, Question, TooMuchError
-from bertworks.use.explanation import MAPS
+from bertworks.training.device import HeapTrimmer, get_compute_threads, set_compute_threads
 
 PAGE = Path(__file__).with_name("page")
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
@@ -62,15 +63,15 @@ class Application:
         hosts: Collection[str] = (),
         stopping: Callable[[], bool] = lambda: False,
     ):
-        self._abilities, self._limits, self._figures = abilities, abilities.limits, Figures()
+        self._abilities, self._limits, self._figures = abilities, abilities.limits, ServerMetrics()
         self._schemas = requests_of(abilities.info, abilities.limits)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
         self._large, self._large_bytes, self._pace = ThreadPoolExecutor(1, thread_name_prefix="large"), 0, PACE
-        patience, self._bytes, self._memory = self._limits.patience, 0, MemoryWatch()
-        threads = compute_threads()
+        patience, self._bytes, self._memory = self._limits.patience, 0, HeapTrimmer()
+        threads = get_compute_threads()
 
         def share(batches: int) -> None:
-            compute_with(max(1, threads // batches))
+            set_compute_threads(max(1, threads // batches))
 
         self._batchers = {
             "network": Batcher(
@@ -102,7 +103,7 @@ class Application:
             *(Route(path, endpoint) for path, endpoint in page.items()),
         ]
         handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _fault}
-        self.asgi = Gate(
+        self.asgi = AccessMiddleware(
             Starlette(routes=routes, exception_handlers=handlers), self._figures, token=token,
             hosts={"localhost", "127.0.0.1", "::1", *hosts}, public={*page, "/health"},
             paths={route.path for route in routes}, most=self._limits.requests, full=self._full, stopping=stopping,
@@ -172,7 +173,7 @@ class Application:
             self._bytes -= size
         return bytes(body)
 
-    async def _read(self, name: str, body: bytes) -> Question:
+    async def _read(self, name: str, body: bytes) -> InferenceJob:
         """What a body asks. Large ones are read one by one, and refused where those before them take too long."""
         loop, size = asyncio.get_running_loop(), len(body)
         if size < LARGE:
@@ -185,14 +186,14 @@ class Application:
         finally:
             self._large_bytes -= size
 
-    def _paced(self, name: str, body: bytes) -> Question:
+    def _paced(self, name: str, body: bytes) -> InferenceJob:
         begin = time.perf_counter()
         try:
             return self._question(name, body)
         finally:
             self._pace += 0.3 * (len(body) / max(1e-3, time.perf_counter() - begin) - self._pace)
 
-    def _question(self, name: str, body: bytes) -> Question:
+    def _question(self, name: str, body: bytes) -> InferenceJob:
         """In a thread that reads."""
         begin = time.perf_counter()
         try:
@@ -208,7 +209,7 @@ class Application:
         self._figures.tokenization.observe(time.perf_counter() - begin)
         return question
 
-    async def _rows(self, batcher: Batcher, question: Question, request: Request) -> list[Any]:
+    async def _rows(self, batcher: Batcher, question: InferenceJob, request: Request) -> list[Any]:
         """What is computed for a question, as long as somebody waits for it."""
         future = batcher.submit(question.compute, question.units, question.costs)
         gone = asyncio.ensure_future(_gone(request))
@@ -264,7 +265,7 @@ def _no_number(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _written(question: Question, rows: list[Any]) -> bytes:
+def _written(question: InferenceJob, rows: list[Any]) -> bytes:
     """In a thread that writes. A list is written item by item, for the encoder lets no other thread run."""
     try:
         return _encoded(question.answer(rows))
@@ -299,7 +300,7 @@ def _refusal(path: str, error: BertworksError) -> Response:
             status, kind, headers = 429, "Overloaded", {"retry-after": str(error.seconds)}
         case _NoJSONError():
             status, kind, headers = 400, "Validation", {}
-        case TooMuchError():
+        case RequestTooLargeError():
             status, kind, headers = 413, "Validation", {}
         case UsageError():
             status, kind, headers = 422, "Validation", {}

@@ -1,5 +1,6 @@
 """Many small questions to one network become batches, in threads of their own. Who asks waits for a future, and nobody
-is let in whose answer would take too long. Not here: what is asked (`abilities`), HTTP (`serving`)."""
+is let in whose answer would take too long. Not here: what is asked (`abilities`), HTTP (`serving`).
+"""
 
 import threading
 import time
@@ -11,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from bertworks.errors import BertworksError
-from bertworks.learn.machine import step_back
+from bertworks.training.device import lower_thread_priority
 
 Compute = Callable[[Sequence[Any]], Sequence[Any]]  # for each unit what the network says of it, whatever the others are
 SPEED_MEMORY = 0.8  # share of the old speed in the new one, after each batch
@@ -34,7 +35,7 @@ class OverloadedError(BertworksError):
 
 
 @dataclass(eq=False)
-class _Waiting:
+class _PendingJob:
     compute: Compute
     units: Sequence[Any]
     costs: Sequence[int]
@@ -45,7 +46,7 @@ class _Waiting:
     future: "Future[list[Any]]" = field(default_factory=Future)
 
 
-_Part = tuple[_Waiting, int, int]  # units of a question: the first, and the one behind the last
+_Part = tuple[_PendingJob, int, int]  # units of a question: the first, and the one behind the last
 
 
 class Batcher:
@@ -78,7 +79,7 @@ class Batcher:
         self.cost = 0  # of all that waits or is computed
         self.load = 0  # the same, but of each question at most a batch: for more nobody has to wait
         self._busy = dict[threading.Thread, float]()  # since when
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_PendingJob] = deque()
         self._changed, self._open = threading.Condition(), True
         self._threads = [threading.Thread(target=self._work, daemon=True, name="batcher") for _ in range(workers)]
         for thread in self._threads:
@@ -110,7 +111,7 @@ class Batcher:
         Raises:
             OverloadedError: too much is waiting, or the batcher is closed.
         """
-        question = _Waiting(compute, units, costs, time.monotonic())
+        question = _PendingJob(compute, units, costs, time.monotonic())
         if not units:
             question.future.set_result([])
             return question.future
@@ -133,7 +134,7 @@ class Batcher:
             self._changed.notify_all()
 
     def _work(self) -> None:
-        step_back()  # or who only asks for the time of day waits until a product is done
+        lower_thread_priority()  # or who only asks for the time of day waits until a product is done
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or not self._open)
@@ -152,10 +153,10 @@ class Batcher:
 
     def _next(self) -> list[_Part]:
         """Of every question that waits, in turn, a unit more, until the batch is full."""
-        now, counts = time.monotonic(), dict[_Waiting, int]()
+        now, counts = time.monotonic(), dict[_PendingJob, int]()
         budget = min(self.batch_cost, max(SMALL_BATCH, BATCH_SHARE * self.load / len(self._threads)))
         compute = self._waiting[0].compute
-        rest: deque[_Waiting] = deque()
+        rest: deque[_PendingJob] = deque()
         while self._waiting:
             one = self._waiting.popleft()
             if not one.taken and now - one.since > LONGEST_WAIT * self.patience:
@@ -209,7 +210,7 @@ class Batcher:
             with self._changed:
                 self._give_back(one, error)
 
-    def _found(self, one: _Waiting, first: int, rows: Sequence[Any]) -> None:
+    def _found(self, one: _PendingJob, first: int, rows: Sequence[Any]) -> None:
         with self._changed:
             one.found.update(enumerate(rows, first))
             if one.over or len(one.found) < len(one.units):
@@ -219,11 +220,11 @@ class Batcher:
         if one.future.set_running_or_notify_cancel():
             one.future.set_result([one.found[place] for place in range(len(one.units))])
 
-    def _forget(self, one: _Waiting) -> None:
+    def _forget(self, one: _PendingJob) -> None:
         with self._changed:
             self._give_back(one, self.overloaded)  # which nobody sees
 
-    def _give_back(self, one: _Waiting, error: Exception) -> None:
+    def _give_back(self, one: _PendingJob, error: Exception) -> None:
         """A question that is not answered is out of the way, with all units that are in no batch yet."""
         if one.over:
             return

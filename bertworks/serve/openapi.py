@@ -1,5 +1,6 @@
 """What every path of a server is asked and answers, as JSON Schema: the OpenAPI document, and the check that holds
-requests to it. What is documented is what is checked. Not here: what is computed (`abilities`), HTTP (`serving`)."""
+requests to it. What is documented is what is checked. Not here: what is computed (`abilities`), HTTP (`serving`).
+"""
 
 import json
 import re
@@ -8,7 +9,7 @@ from typing import Any
 
 import bertworks
 from bertworks.errors import UsageError
-from bertworks.serve.question import Limits, TooMuchError
+from bertworks.serve.job import Limits, RequestTooLargeError
 
 Schema = Mapping[str, Any]
 _ABSENT = object()
@@ -49,7 +50,7 @@ def check(value: Any, schema: Schema, where: str = "the request") -> Any:
                 raise UsageError(f"{where} is {value}: expected {least} to {most}")
         case "array":
             if len(value) > (most := schema.get("maxItems", len(value))):
-                kind = TooMuchError if most > 2 else UsageError  # three texts are not much, but no pair
+                kind = RequestTooLargeError if most > 2 else UsageError  # three texts are not much, but no pair
                 raise kind(f"{where} has {len(value):,} items: expected {most:,} at most")
             if len(value) < schema.get("minItems", 0):
                 raise UsageError(f"{where} has {len(value)} items: expected {schema['minItems']} or more")
@@ -75,7 +76,7 @@ def _check_any(value: Any, schemas: list[Schema], where: str) -> Any:
             except UsageError as error:
                 errors.append(error)
     if errors:
-        raise max(errors, key=lambda error: (isinstance(error, TooMuchError), error.what.count("[")))
+        raise max(errors, key=lambda error: (isinstance(error, RequestTooLargeError), error.what.count("[")))
     expected = " or ".join(dict.fromkeys(_NAMES[schema["type"]] for schema in schemas))
     raise UsageError(f"{where} is {_NAMES[_type(value)]}: expected {expected}")
 

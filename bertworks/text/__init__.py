@@ -1,1 +1,1 @@
-"""Raw text to token ids on disk. No torch."""
+"""RAW TEXT -> TOKEN IDS ON DISK. No torch."""

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.text.atomic import sha256
+from bertworks.io.atomic_write import sha256
+from bertworks.io.text_files import COMPRESSIONS, IssueCounter, format_suffix, nothing_there, rereadable
 from bertworks.text.formats import LARGEST_DOCUMENT, SUFFIXES, CorpusReport, FileReader
-from bertworks.text.streams import COMPRESSIONS, Tally, format_suffix, nothing_there, rereadable
-from bertworks.text.wrapping import cut_text, paragraphs
+from bertworks.text.segmentation import cut_text, paragraphs
 
 _SPECIAL = "a pipe or a device; name it as an input of its own"
 _OTHER_LINE_ENDS = "\v\f\x1c\x1d\x1e\x85\u2028\u2029"
@@ -70,7 +70,7 @@ class CorpusReader:
     ):
         self.text_column, self.documents = text_column, documents
         self.folders: list[Path] = []
-        self._skipped = Tally()
+        self._skipped = IssueCounter()
         self._names: dict[Path, str] = {}
         found: dict[Path, str] = {}  # file -> path relative to its input
         for one in [inputs] if isinstance(inputs, str | Path) else inputs:
@@ -84,7 +84,7 @@ class CorpusReader:
 
     def __iter__(self) -> Iterator[Document]:
         report = CorpusReport(files=len(self.files))
-        report.skipped_files = Tally(self._skipped.count, list(self._skipped.places))
+        report.skipped_files = IssueCounter(self._skipped.count, list(self._skipped.places))
         for path in self.files:
             yield from self._read(path, report)
         if not report.documents:

@@ -14,17 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertworks.errors import BertworksError
-from bertworks.text.streams import (
-    COMPRESSIONS,
-    LONGEST_PIECE,
-    LineReader,
-    Repairs,
-    Tally,
-    format_suffix,
-    not_text,
-    open_lines,
-)
-from bertworks.text.tables import (
+from bertworks.io.tables import (
     as_text,
     choose_column,
     delimiter_of,
@@ -34,7 +24,17 @@ from bertworks.text.tables import (
     quotes_matter,
     split_rows,
 )
-from bertworks.text.wrapping import margin_of, separation
+from bertworks.io.text_files import (
+    COMPRESSIONS,
+    LONGEST_PIECE,
+    IssueCounter,
+    LineReader,
+    Repairs,
+    format_suffix,
+    not_text,
+    open_lines,
+)
+from bertworks.text.segmentation import margin_of, separation
 
 _BAD_BYTES = "lines with bytes that are not UTF-8 (replaced by \N{REPLACEMENT CHARACTER})"
 _MANY_BAD_LINES = 100  # from here on the whole file is rather in another encoding
@@ -63,16 +63,18 @@ class RawDocument(NamedTuple):
 class CorpusReport(Repairs):
     """What a full pass over the files of a corpus met. `str()` of it is for people, several lines."""
 
-    malformed: Tally = field(default_factory=Tally)  # lines that are not JSON, rows with too few or many cells
-    cut_documents: Tally = field(default_factory=Tally)  # longer than LARGEST_DOCUMENT
-    empty_files: Tally = field(default_factory=Tally)
-    skipped_files: Tally = field(default_factory=Tally)  # of a kind that is not read
+    malformed: IssueCounter = field(
+        default_factory=IssueCounter
+    )  # lines that are not JSON, rows with too few or many cells
+    cut_documents: IssueCounter = field(default_factory=IssueCounter)  # longer than LARGEST_DOCUMENT
+    empty_files: IssueCounter = field(default_factory=IssueCounter)
+    skipped_files: IssueCounter = field(default_factory=IssueCounter)  # of a kind that is not read
     columns: dict[str, int] = field(default_factory=dict)  # text column -> number of files
     separations: dict[str, int] = field(default_factory=dict)  # how documents were told apart -> number of files
     files: int = 0
     documents: int = 0
     characters: int = 0
-    empty_documents: Tally = field(default_factory=Tally)
+    empty_documents: IssueCounter = field(default_factory=IssueCounter)
     wrapped_documents: int = 0  # whose hard-wrapped lines were joined
 
     def troubles(self) -> list[str]:

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError
-from bertworks.text.atomic import read_small, remove_leftovers, sha256, write_json, write_text
+from bertworks.io.atomic_write import read_small, remove_leftovers, sha256, write_json, write_text
 from bertworks.text.corpus import CorpusReader
-from bertworks.text.parts import PartCounts, cut_into_parts, join_parts, token_dtype, write_parts
+from bertworks.text.shard_writer import PartCounts, cut_into_parts, join_parts, token_dtype, write_parts
 from bertworks.text.tokenizer import Tokenizer
 
 FORMAT = 1  # of the folder and of the rules that make its bytes: parts of another format are not continued

@@ -25,7 +25,7 @@ import tokenizers
 from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.text.atomic import write_json, write_text
+from bertworks.io.atomic_write import write_json, write_text
 from bertworks.text.tokenizer_folder import (
     DEFAULT_LENGTH,
     SPECIAL_TOKENS,

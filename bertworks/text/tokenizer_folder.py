@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bertworks.errors import BertworksError
-from bertworks.text.atomic import read_small, refuse_many_parts
+from bertworks.io.atomic_write import read_small, refuse_many_parts
 
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",

@@ -18,9 +18,17 @@ from typing import Any, Literal, get_args
 from tokenizers import pre_tokenizers
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.text.counting import Sample, Splitter, Survey, WordCounts, count_words, script_share, strip_accents
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_folder import LONGEST_WORD, SPECIAL_TOKENS, bert_pipeline, word_piece_model
+from bertworks.text.word_counts import (
+    Sample,
+    Splitter,
+    WordCounts,
+    WordStatistics,
+    count_words,
+    script_share,
+    strip_accents,
+)
 from bertworks.text.wordpiece import Score, learn_byte_pairs, learn_word_pieces
 
 Algorithm = Literal["wordpiece", "bpe", "unigram"]
@@ -142,7 +150,7 @@ def _look_at(
     workers: int | None,
     progress: Callable[[int], None],
     notes: list[str],
-) -> tuple[Survey, VocabularyConfig]:
+) -> tuple[WordStatistics, VocabularyConfig]:
     """Count the words and decide about accents; the config returned has `strip_accents` decided."""
     as_bytes = config.algorithm == "bpe"
     # As long as the script of the text is unknown, accents are counted.
@@ -158,8 +166,8 @@ def _look_at(
         decided = replace(config, strip_accents=_decide_accents(config, share, notes))
         if decided.strip_accents and not undecided.strip_accents:
             strip_accents(counts, stripped, as_bytes=as_bytes)
-            return Survey.of(stripped, max_memory, notes), decided
-        return Survey.of(counts, max_memory, notes), decided
+            return WordStatistics.of(stripped, max_memory, notes), decided
+        return WordStatistics.of(counts, max_memory, notes), decided
 
 
 def _nothing_to_learn(sample: Sample, splitter: Splitter) -> BertworksError:
@@ -196,7 +204,7 @@ def _decide_accents(config: VocabularyConfig, share: float, notes: list[str]) ->
 
 
 def _learn(
-    survey: Survey, config: VocabularyConfig, progress: Callable[[int], None]
+    survey: WordStatistics, config: VocabularyConfig, progress: Callable[[int], None]
 ) -> tuple[dict[str, Any], list[str]]:
     """The content of a tokenizer.json, and the alphabet."""
     first = _SPECIALS + [f"[unused{number}]" for number in range(config.unused)]

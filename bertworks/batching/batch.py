@@ -1,0 +1,197 @@
+"""The order of examples: `stream[n]` is the n-th example of the run, whoever asks, whenever. So to resume is to ask for
+another number, and to share the work among processes is arithmetic. Not here: how many examples make a batch.
+
+Examples become batches: the only place where numpy becomes torch and meets a device. Not here: which examples.
+
+A finite set of labelled examples becomes the batches of a run, and of an examination. Not here: how texts become
+examples (`questions`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.random import Generator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Sampler, TokenSequence, keyed_rng
+from bertworks.models.layout import Layout
+
+
+class Policy(Protocol):
+    def __call__(self, s: TokenSequence, generator: Generator) -> Example: ...
+
+
+@dataclass(frozen=True)
+class ExampleStream:
+    """Epoch after epoch over the sequences of a sampler, each epoch in an order of its own."""
+
+    sampler: Sampler
+    policy: Policy
+    seed: int = 0
+    dynamic: bool = True  # new masks in every epoch
+    shuffle: bool = True
+
+    def __getitem__(self, n: int) -> Example:
+        epoch, i = divmod(n, len(self.sampler))
+        if self.shuffle:
+            i = shuffled_index(i, len(self.sampler), self.seed, epoch)
+        return self.policy(self.sampler[i], keyed_rng("mask", self.seed, epoch if self.dynamic else 0, i))
+
+
+def shuffled_index(i: int, n: int, seed: int, epoch: int) -> int:
+    """Where the i-th of n things goes in a shuffle that is stored nowhere: a Feistel network is a bijection of the
+    numbers below a power of four, and one that lands beyond n is sent on until it does not."""
+    half = max(1, ((n - 1).bit_length() + 1) // 2)
+    low = (1 << half) - 1
+    while True:
+        left, right = i >> half, i & low
+        for key in _round_keys(seed, epoch, n):
+            left, right = right, left ^ ((((right * 0x9E3779B1) ^ key) * 0x85EBCA6B) >> 7) & low
+        i = left << half | right
+        if i < n:
+            return i
+
+
+@lru_cache(maxsize=64)
+def _round_keys(seed: int, epoch: int, n: int) -> tuple[int, ...]:
+    return tuple(keyed_rng("shuffle", seed, epoch, n).integers(1, 1 << 31, 6).tolist())
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a network reads and what it is asked. B sequences, T tokens, M questions about tokens."""
+
+    input_ids: Tensor  # int64 [T]
+    layout: Layout
+    token_type_ids: Tensor | None  # int64 [T]
+    masked_positions: Tensor  # int64 [M]: by place in the row of T, not within the sequence
+    labels: Tensor  # int64 [M]
+    pair_labels: Tensor | None  # int64 [B]; NSP: 0 = is next
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch on a device."""
+
+        def move(x: Tensor | None) -> Tensor | None:
+            return None if x is None else x.to(device, non_blocking=True)
+
+        ids, positions, labels = (x.to(device) for x in (self.input_ids, self.masked_positions, self.labels))
+        return Batch(ids, self.layout.to(device), move(self.token_type_ids), positions, labels, move(self.pair_labels))
+
+
+def collate(examples: Sequence[Example]) -> Batch:
+    """One row of tokens out of many examples."""
+    lengths = np.array([len(e.input_ids) for e in examples])
+    starts = np.concatenate([[0], lengths.cumsum()])
+
+    def join(parts: Sequence[NDArray[np.int64]]) -> Tensor:
+        return torch.from_numpy(np.concatenate(parts))
+
+    positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
+    layout = Layout(torch.from_numpy(starts.astype(np.int32)), int(lengths.max()), torch.from_numpy(positions))
+    asks_pairs = examples[0].pair_label >= 0
+    return Batch(
+        join([e.input_ids for e in examples]),
+        layout,
+        join([e.token_type_ids for e in examples]),
+        join([e.masked_positions + start for e, start in zip(examples, starts, strict=False)]),
+        join([e.labels for e in examples]),
+        torch.tensor([e.pair_label for e in examples]) if asks_pairs else None,
+    )
+
+
+@dataclass(frozen=True)
+class Batches:
+    """`batches(n)` is what this process computes for the n-th step: its share of the same `batch_size` sequences,
+    sorted by length (neighbours pad one another little) and cut into micro-batches. Every process makes the same
+    number of them, none empty; where the shares are unequal one may be larger by a sequence than asked for.
+
+    Raises:
+        ValueError: if there are more processes than sequences.
+    """
+
+    stream: ExampleStream
+    batch_size: int  # sequences in a step, over all processes
+    micro_batch_size: int  # at most so many sequences at once
+    rank: int = 0
+    world_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.batch_size < self.world_size:
+            raise ValueError(f"a batch of {self.batch_size} sequences cannot be shared by {self.world_size} processes")
+
+    def __call__(self, n: int) -> list[Batch]:
+        numbers = range(n * self.batch_size, (n + 1) * self.batch_size)[self.rank :: self.world_size]
+        examples = sorted((self.stream[i] for i in numbers), key=lambda e: len(e.input_ids))
+        return [collate(examples[part]) for part in self._cuts(len(examples))]
+
+    def _cuts(self, count: int) -> list[slice]:
+        largest_share = -(-self.batch_size // self.world_size)
+        parts = min(-(-largest_share // self.micro_batch_size), self.batch_size // self.world_size)
+        edges = [count * p // parts for p in range(parts + 1)]
+        return [slice(a, b) for a, b in pairwise(edges)]
+
+
+ExampleGroup = Sequence[Example]  # sequences that are asked together: one, or the choices among which one is right
+
+
+@dataclass(frozen=True)
+class LabelledBatches:
+    """`batches(n)` is what this process computes for the n-th step: its share of the same units, none where there are
+    fewer units than processes. Every epoch has an order of its own, which is stored nowhere, and ends with a batch that
+    may be smaller: nothing is left out."""
+
+    units: Sequence[ExampleGroup]
+    batch_size: int  # units in a step, over all processes
+    micro_batch_tokens: int  # at most so many at once, padding counted; or one unit
+    seed: int = 0
+    rank: int = 0
+    world_size: int = 1
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return -(-len(self.units) // self.batch_size)
+
+    def __call__(self, n: int) -> list[Batch]:
+        epoch, k = divmod(n, self.steps_per_epoch)
+        count = len(self.units)
+        places = range(k * self.batch_size, min((k + 1) * self.batch_size, count))
+        chosen = [self.units[shuffled_index(i, count, self.seed, epoch)] for i in places]
+        share = sorted(chosen, key=longest_sequence)[self.rank :: self.world_size]
+        return [
+            collate([example for unit in part for example in unit])
+            for part in token_budget_batches(share, self.micro_batch_tokens)
+        ]
+
+
+def token_budget_batches(units: Sequence[ExampleGroup], tokens: int) -> Iterator[list[ExampleGroup]]:
+    """The units, sorted by length (neighbours pad one another little), in parts that fit into so many tokens."""
+    for part in token_budget_indices([longest_sequence(unit) for unit in units], [len(unit) for unit in units], tokens):
+        yield [units[number] for number in part]
+
+
+def token_budget_indices(lengths: Sequence[int], sizes: Sequence[int], tokens: int) -> Iterator[list[int]]:
+    """Numbers of units in such parts. lengths: of the longest sequence of each; sizes: how many sequences each has."""
+    part: list[int] = []
+    sequences = 0
+    for number in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
+        if part and (sequences + sizes[number]) * lengths[number] > tokens:
+            yield part
+            part, sequences = [], 0
+        part.append(number)
+        sequences += sizes[number]
+    if part:
+        yield part
+
+
+def longest_sequence(unit: ExampleGroup) -> int:
+    """Tokens of the longest sequence of a unit."""
+    return max(len(example.input_ids) for example in unit)

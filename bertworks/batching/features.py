@@ -1,0 +1,272 @@
+"""Long texts in pieces that a network can read, so that every token is asked once, where it sees most around itself.
+Numbers only: neither texts nor tensors.
+
+Items become examples: what the network reads of a text, and what it is asked there. Not here: where items come from
+(`rows.schema`), what the network's numbers mean (`learn.answers`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain, groupby, islice
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertworks.batching.batch import ExampleGroup
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Ids, SpecialIds, frame
+from bertworks.datasets.schema import Item, TaskType
+from bertworks.text.tokenizer import Encoding, Tokenizer
+
+
+class Window(NamedTuple):
+    """Tokens `start` to `end` of a text, and which of them count as this window's own."""
+
+    start: int
+    end: int
+    own: NDArray[np.bool_]  # [end - start]
+
+
+def sliding_windows(count: int, room: int, step: int) -> list[Window]:
+    """Windows of at most `room` tokens that begin `step` apart, over `count` tokens. A token that stands in several
+    belongs to the one in which the smaller of its two contexts is largest, the longer window where that is equal, then
+    the earlier one (google-research/bert `run_squad.py`, `_check_is_max_context`)."""
+    starts = [0]
+    while starts[-1] + room < count:
+        starts.append(starts[-1] + min(step, room))
+    ends = [min(start + room, count) for start in starts]
+    best, owner = np.full(count, -1.0), np.zeros(count, np.int64)
+    for number, (start, end) in enumerate(zip(starts, ends, strict=True)):
+        places = np.arange(end - start)
+        score = np.minimum(places, places[::-1]) + 0.01 * (end - start)
+        better = score > best[start:end]
+        best[start:end][better] = score[better]
+        owner[start:end][better] = number
+    return [Window(s, e, owner[s:e] == number) for number, (s, e) in enumerate(zip(starts, ends, strict=True))]
+
+
+def centered_window(first: int, last: int, count: int, room: int) -> tuple[int, int]:
+    """The `room` tokens, or all if they are fewer, of a row of `count` in whose middle `first` to `last` stand."""
+    spare = max(0, room - (last - first))
+    start = max(0, min(first - spare // 2, count - room))
+    return start, min(count, max(start + room, last))
+
+
+def tokens_in_span(offsets: NDArray[np.int64], start: int, end: int) -> Ids:
+    """Which tokens, given by the characters [n, 2] that they cover, share a character with `start` to `end`."""
+    return np.flatnonzero((offsets[:, 0] < end) & (offsets[:, 1] > start) & (offsets[:, 0] < offsets[:, 1]))
+
+
+TOKENIZER_BATCH = 1000  # items that are tokenised together
+NO_TOKEN = -1  # the place of a token that belongs to no text
+
+
+class Features(NamedTuple):
+    """An item as the network reads it."""
+
+    item: Item
+    unit: list[Example]  # one sequence; one for each choice; or windows over a long text
+    num_truncated: int = 0  # tokens that are in no sequence
+    # For each thing that is asked, in order: the number of the word (tagging) or token (spans, qa) that it is about,
+    # NONE for a token of the question or a special one.
+    places: Ids = np.zeros(0, np.int64)
+    own: NDArray[np.bool_] = np.zeros(0, np.bool_)  # qa: whether that token has its best context in that window
+    # Characters of the text, by token (spans, qa) or by word (tagging of a raw text).
+    offsets: NDArray[np.int64] = np.zeros((0, 2), np.int64)
+
+
+@dataclass(frozen=True)
+class Featurizer:
+    """How items of a task are read. `reading(items)` yields what they become, in order.
+
+    labels: names of the network's outputs, in order.
+    max_length: tokens of a sequence, special ones counted.
+    stride: tokens by which the windows over a long context of a question advance, as in google-research/bert
+        (transformers calls so what two windows share).
+    max_question: tokens of a question; its end is cut off.
+    document_context: sentences to be tagged are read with as much of their document around them as fits (Devlin et al.
+        2019, section 5.3: "the maximal document context provided by the data").
+    """
+
+    tokenizer: Tokenizer
+    task: TaskType
+    labels: tuple[str, ...] = ()
+    max_length: int = 512
+    stride: int = 128
+    max_question: int = 64
+    document_context: bool = False
+
+    def __call__(self, items: Iterable[Item]) -> Iterator[Features]:
+        read = self._reader()
+        for group in self._groups(iter(items)):
+            yield from read(group)
+
+    def _groups(self, items: Iterator[Item]) -> Iterator[list[Item]]:
+        if self.task == "tagging" and self.document_context:
+            for _, document in groupby(items, key=lambda item: item.document or item.where):
+                yield list(document)
+            return
+        while group := list(islice(items, TOKENIZER_BATCH)):
+            yield group
+
+    def _reader(self) -> Callable[[list[Item]], Iterator[Features]]:
+        match self.task:
+            case "classification" | "multilabel" | "regression":
+                return self._sequences
+            case "tagging":
+                return self._tagging
+            case "spans":
+                return self._spans
+            case "qa":
+                return self._questions
+            case "choice":
+                return self._choices
+
+    @property
+    def _special(self) -> SpecialIds:
+        return SpecialIds(self.tokenizer.cls_id, self.tokenizer.sep_id)
+
+    def _tokens(self, texts: Iterable[str]) -> list[NDArray[np.int64]]:
+        """Ids without [CLS] and [SEP]."""
+        return [np.array(encoding.ids[1:-1], np.int64) for encoding in self.tokenizer.encode_batch(list(texts))]
+
+    # --- one answer for a sequence
+
+    def _sequences(self, items: list[Item]) -> Iterator[Features]:
+        columns = [self._tokens(column) for column in zip(*(item.texts for item in items), strict=True)]
+        for item, *segments in zip(items, *columns, strict=True):
+            kept, cut_off = self._fitting(segments)
+            asked = frame(kept, self._special, -1)
+            yield Features(item, [_example(asked.input_ids, asked.token_type_ids, [0], self._label(item))], cut_off)
+
+    def _choices(self, items: list[Item]) -> Iterator[Features]:
+        tokens = iter(self._tokens(chain.from_iterable(item.texts for item in items)))
+        for item in items:
+            prompt, *choices = islice(tokens, len(item.texts))
+            unit, cut_off = [], 0
+            for number, choice in enumerate(choices):
+                kept, more = self._fitting([prompt, choice])
+                asked = frame(kept, self._special, -1)
+                right = np.array([float(number == item.label)], np.float32)
+                unit.append(_example(asked.input_ids, asked.token_type_ids, [0], right))
+                cut_off += more
+            yield Features(item, unit, cut_off)
+
+    def _fitting(self, segments: list[NDArray[np.int64]]) -> tuple[list[NDArray[np.int64]], int]:
+        """The segments without what is too long, taken from the end of the longer one, of the second where they are
+        equal (google-research/bert `_truncate_seq_pair`); and how many tokens that were."""
+        room = self.max_length - 1 - len(segments)
+        lengths = [len(segment) for segment in segments]
+        if len(segments) == 1:
+            kept = [min(lengths[0], room)]
+        else:
+            first = min(lengths[0], max(room - lengths[1], (room + 1) // 2))
+            kept = [first, min(lengths[1], room - first)]
+        return [segment[:n] for segment, n in zip(segments, kept, strict=True)], sum(lengths) - sum(kept)
+
+    def _label(self, item: Item) -> NDArray[np.generic]:
+        match self.task:
+            case "regression":
+                return np.array([item.label or 0.0], np.float32)
+            case "multilabel":
+                return np.array([[label in (item.label or ()) for label in self.labels]], np.float32)
+            case _:
+                return np.array([0 if item.label is None else self.labels.index(item.label)], np.int64)
+
+    # --- an answer for every word, or every token
+
+    def _tagging(self, items: list[Item]) -> Iterator[Features]:
+        places = iter(self.tokenizer.words([item.texts[0] for item in items if item.raw]))
+        offsets = [next(places) if item.raw else np.zeros((0, 2), np.int64) for item in items]
+        texts = [
+            [item.texts[0][start:end] for start, end in of_item.tolist()] if item.raw else item.texts
+            for item, of_item in zip(items, offsets, strict=True)
+        ]
+        pieces = iter(self.tokenizer.ids([word for of_item in texts for word in of_item]))
+        # A word of which the tokenizer leaves nothing still gets an answer.
+        words = [[piece or [self.tokenizer.unk_id] for piece in islice(pieces, len(of_item))] for of_item in texts]
+        rows = [np.array(list(chain.from_iterable(of_item)), np.int64) for of_item in words]
+        ends = np.cumsum([len(row) for row in rows])
+        document = np.concatenate(rows) if self.document_context else None
+        for item, of_item, row, end, where in zip(items, words, rows, ends, offsets, strict=True):
+            firsts = np.cumsum([0, *(len(piece) for piece in of_item[:-1])]) if of_item else np.zeros(0, np.int64)
+            tags = np.array([0 if item.label is None else self.labels.index(tag) for tag in item.label or of_item])
+            if document is None or len(row) > self.max_length - 2:
+                yield self._in_windows(item, row, firsts, tags)._replace(offsets=where)
+            else:
+                start, stop = centered_window(int(end) - len(row), int(end), len(document), self.max_length - 2)
+                asked = frame([document[start:stop]], self._special, -1)
+                positions = firsts + int(end) - len(row) - start + 1
+                example = _example(asked.input_ids, asked.token_type_ids, positions, tags)
+                yield Features(item, [example], places=np.arange(len(firsts)), offsets=where)
+
+    def _spans(self, items: list[Item]) -> Iterator[Features]:
+        encodings = self.tokenizer.encode_batch([item.texts[0] for item in items])
+        for item, encoding in zip(items, encodings, strict=True):
+            row, offsets = _inner(encoding)
+            tags = np.full(len(row), self.labels.index("O"))
+            for start, end, kind in item.label or ():
+                covered = tokens_in_span(offsets, start, end)
+                tags[covered] = self.labels.index(f"I-{kind}")
+                tags[covered[:1]] = self.labels.index(f"B-{kind}")
+            yield self._in_windows(item, row, np.arange(len(row)), tags)._replace(offsets=offsets)
+
+    def _in_windows(self, item: Item, row: Ids, asked: Ids, tags: Ids) -> Features:
+        """asked: places in the row of tokens, ascending; each is asked in the window where it sees most."""
+        room = self.max_length - 2
+        unit, places = [], []
+        for window in sliding_windows(len(row), room, max(1, room // 2)):
+            numbers = np.flatnonzero((asked >= window.start) & (asked < window.end))
+            numbers = numbers[window.own[asked[numbers] - window.start]]
+            sequence = frame([row[window.start : window.end]], self._special, -1)
+            positions = asked[numbers] - window.start + 1
+            unit.append(_example(sequence.input_ids, sequence.token_type_ids, positions, tags[numbers]))
+            places.append(numbers)
+        return Features(item, unit, places=np.concatenate(places))
+
+    # --- where the answer to a question stands
+
+    def _questions(self, items: list[Item]) -> Iterator[Features]:
+        asked = self._tokens(item.texts[0] for item in items)
+        contexts = self.tokenizer.encode_batch([item.texts[1] for item in items])
+        for item, whole, encoding in zip(items, asked, contexts, strict=True):
+            question = whole[: min(self.max_question, self.max_length // 2)]
+            row, offsets = _inner(encoding)
+            first, last = _answer(item, offsets)
+            unit, places, own = [], [], []
+            for window in sliding_windows(len(row), self.max_length - len(question) - 3, self.stride):
+                sequence = frame([question, row[window.start : window.end]], self._special, -1)
+                begin = len(question) + 2  # of the context in the sequence
+                inside = window.start <= first and last < window.end
+                labels = [first - window.start + begin, last - window.start + begin] if inside else [0, 0]
+                n = len(sequence.input_ids)
+                unit.append(_example(sequence.input_ids, sequence.token_type_ids, np.arange(n), np.array(labels)))
+                numbers, best = np.full(n, NO_TOKEN), np.zeros(n, np.bool_)
+                numbers[begin : n - 1], best[begin : n - 1] = np.arange(window.start, window.end), window.own
+                places.append(numbers)
+                own.append(best)
+            yield Features(item, unit, len(whole) - len(question), np.concatenate(places), np.concatenate(own), offsets)
+
+
+def training_groups(encoded: Features, task: TaskType) -> list[ExampleGroup]:
+    """What is learned from an item: choices belong together, windows do not; one that asks nothing is left out."""
+    return [encoded.unit] if task == "choice" else [[one] for one in encoded.unit if len(one.masked_positions)]
+
+
+def _example(input_ids: Ids, token_type_ids: Ids, asked: Ids | list[int], labels: NDArray[np.generic]) -> Example:
+    return Example(input_ids, token_type_ids, np.asarray(asked, np.int64), labels, -1)  # type: ignore[arg-type]
+
+
+def _inner(encoding: Encoding) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Ids and offsets without [CLS] and [SEP]."""
+    return np.array(encoding.ids[1:-1], np.int64), np.array(encoding.offsets[1:-1], np.int64).reshape(-1, 2)
+
+
+def _answer(item: Item, offsets: NDArray[np.int64]) -> tuple[int, int]:
+    """First and last token of the first answer; -1, which is in no window, where there is none."""
+    if not item.label:
+        return NO_TOKEN, NO_TOKEN
+    start, text = item.label[0]
+    covered = tokens_in_span(offsets, start, start + len(text))
+    return (int(covered[0]), int(covered[-1])) if len(covered) else (NO_TOKEN, NO_TOKEN)

@@ -1,0 +1,98 @@
+"""What is hidden in a sequence and asked for (Devlin et al. 2019, section 3.1 and appendix A.1).
+
+Not here: how the answer is graded (`learn.objectives`).
+"""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from bertworks.batching.sampling import Ids, TokenSequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskingConfig:
+    """rate: share of all tokens, [CLS] and [SEP] counted, that is asked; exactly, not on average.
+    max_predictions: at most so many (`max_predictions_per_seq`; 20 at length 128 in the original); 0: no limit.
+    mask, random: shares of the asked tokens that become [MASK], or any token; the others stay as they are.
+    unit: what is chosen at once. "span": words in a row, `spans[k]` being the probability of k + 1 of them.
+    dynamic: new masks in every epoch (Liu et al. 2019), or the same for each copy, as if written to disk.
+    """
+
+    rate: float = 0.15
+    max_predictions: int = 0
+    mask: float = 0.8
+    random: float = 0.1
+    unit: Literal["token", "whole_word", "span"] = "token"
+    spans: tuple[float, ...] = (6 / 11, 3 / 11, 2 / 11)
+    dynamic: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1:
+            raise ValueError(f"rate is {self.rate}: expected a share above 0, at most 1")
+        if self.mask < 0 or self.random < 0 or self.mask + self.random > 1:
+            raise ValueError(f"mask {self.mask} and random {self.random}: expected shares that sum to at most 1")
+        if self.max_predictions < 0:
+            raise ValueError(f"max_predictions is {self.max_predictions}: expected a number of tokens, or 0")
+        if not self.spans or min(self.spans) < 0 or sum(self.spans) <= 0:
+            raise ValueError(f"spans is {self.spans}: expected probabilities")
+
+
+class Example(NamedTuple):
+    """What the model reads, and what it is asked."""
+
+    input_ids: Ids  # int64 [n]
+    token_type_ids: Ids  # int64 [n]
+    masked_positions: Ids  # int64 [m], ascending: where it must say what was there
+    labels: Ids  # int64 [m]: what was there
+    pair_label: int
+
+
+class Masker:
+    """starts_word: bool [vocab_size], which tokens begin a word."""
+
+    def __init__(self, c: MaskingConfig, mask_id: int, starts_word: NDArray[np.bool_]):
+        self.config, self.mask_id, self.starts_word = c, mask_id, starts_word
+        self.span_edges = np.cumsum(c.spans) / sum(c.spans)
+
+    def budget(self, length: int) -> int:
+        """Tokens to ask for in a sequence of `length` tokens."""
+        budget = max(1, round(self.config.rate * length))
+        return min(self.config.max_predictions, budget) if self.config.max_predictions else budget
+
+    def __call__(self, s: TokenSequence, generator: Generator) -> Example:
+        choose = self._choose_tokens if self.config.unit == "token" else self._choose_words
+        positions = choose(s, generator)
+        input_ids, fate = s.input_ids.copy(), generator.random(len(positions))
+        input_ids[positions[fate < self.config.mask]] = self.mask_id
+        other = positions[(fate >= self.config.mask) & (fate < self.config.mask + self.config.random)]
+        # From the whole vocabulary, special tokens too, as the original does.
+        input_ids[other] = generator.integers(len(self.starts_word), size=len(other))
+        return Example(input_ids, s.token_type_ids, positions, s.input_ids[positions], s.pair_label)
+
+    def _choose_tokens(self, s: TokenSequence, generator: Generator) -> Ids:
+        candidates = np.flatnonzero(~s.special)
+        return np.sort(generator.permutation(candidates)[: self.budget(len(s.input_ids))])
+
+    def _choose_words(self, s: TokenSequence, generator: Generator) -> Ids:
+        """Words, or spans of them, in random order; one that no longer fits is passed over, a smaller one may fit."""
+        budget = self.budget(len(s.input_ids))
+        # A segment starts a word even if it was cut inside one, and so does every special token.
+        starts = s.special | np.roll(s.special, 1) | self.starts_word[s.input_ids]
+        edges = np.append(np.flatnonzero(starts), len(s.input_ids))
+        words = generator.permutation(np.flatnonzero(~s.special[edges[:-1]]))
+        sizes = np.ones(len(words), np.int64)
+        if self.config.unit == "span":
+            sizes += np.searchsorted(self.span_edges, generator.random(len(words)), side="right")
+        closed = s.special.copy()  # chosen, or not to be chosen
+        ends = edges[np.minimum(words + sizes, len(edges) - 1)]
+        for first, end in zip(edges[words].tolist(), ends.tolist(), strict=True):
+            if end - first <= budget and not closed[first:end].any():
+                closed[first:end] = True
+                budget -= end - first
+                if budget == 0:
+                    break
+        return np.flatnonzero(closed & ~s.special)

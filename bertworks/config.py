@@ -1,0 +1,172 @@
+"""Tables of settings: TOML text <-> frozen dataclasses, with errors that say where and what to type."""
+
+import json
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, asdict, fields, is_dataclass
+from difflib import get_close_matches
+from functools import partial
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+
+from bertworks.errors import UsageError
+
+T = TypeVar("T")
+
+
+def read_recipe_text(name: str, what: str, known: Sequence[str], of_known: Callable[[], str]) -> str:
+    """The TOML text of a file, or of a name that is known. what: it is called in messages.
+
+    Raises:
+        UsageError: no such file or name; a file that is no text.
+    """
+    if name.endswith(".toml"):
+        if not Path(name).is_file():
+            raise UsageError(f"there is no recipe file {name}", fix=f"name one of {', '.join(known)}, or a file")
+        try:
+            return Path(name).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise UsageError("this is not a text in UTF-8", where=name, fix="save it as UTF-8") from error
+    if name not in known:
+        near = get_close_matches(name, known, 1)
+        fix = f"did you mean {near[0]}?" if near else f"name one of {', '.join(known)}, or a .toml file"
+        raise UsageError(f"there is no {what} called {name!r}", fix=fix)
+    return of_known()
+
+
+def parse_as(kind: type[T], text: str, where: str, overrides: Sequence[str] = ()) -> T:
+    """The same for recipes of any kind, which are dataclasses of values and of other dataclasses."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"this is not TOML: {error}", where=where) from error
+    for word in overrides:
+        _set_override(table, word)
+    return build(kind, table, partial(_line_of_field, text, where))
+
+
+def dump_recipe(recipe: Any) -> str:
+    """A recipe as TOML; reading it gives the same recipe."""
+    lines: list[str] = []
+    tables: list[tuple[str, Mapping[str, Any]]] = []
+    for name, value in asdict(recipe).items():
+        if isinstance(value, dict):
+            tables.append((name, value))
+        else:
+            lines.append(f"{name} = {_toml(value)}")
+    for name, table in tables:
+        lines += ["", f"[{name}]"]
+        phases = table.get("phases", ())
+        lines += [f"{k} = {_toml(v)}" for k, v in table.items() if k != "phases" and v is not None]
+        for phase in phases:
+            lines += ["", f"[[{name}.phases]]", *(f"{k} = {_toml(v)}" for k, v in phase.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _set_override(table: dict[str, Any], word: str) -> None:
+    name, equals, text = word.partition("=")
+    if not equals or not name:
+        raise UsageError(
+            f"{word!r} sets nothing", fix="write it as table.field=value, as in optimizer.learning_rate=1e-3"
+        )
+    try:
+        value = tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = text  # a bare word is a string
+    *path, last = name.split(".")
+    place: Any = table
+    for key in path:
+        place = _item_at(place, key, name)
+    if isinstance(place, list) and last.isdigit() and int(last) < len(place):
+        place[int(last)] = value
+    elif isinstance(place, dict):
+        place[last] = value
+    else:
+        raise UsageError(f"{name}: {last!r} is not inside a table")
+
+
+def _item_at(place: Any, key: str, name: str) -> Any:
+    """What stands at `key` of a table or a list; a table that is not there yet is made."""
+    if isinstance(place, list) and key.isdigit() and int(key) < len(place):
+        return place[int(key)]
+    if isinstance(place, dict):
+        return place.setdefault(key, {})
+    raise UsageError(f"{name}: there is no {key!r}")
+
+
+def _line_of_field(text: str, name: str, at: str) -> str:
+    """`name:line` of the field `at` (as in train.phases[1].num_steps), or `name` alone if it is not in the text."""
+    table, counts = "", Counter[str]()
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := re.match(r"\s*(\[\[?)\s*([\w.]+)", line):
+            table = header[2]
+            if header[1] == "[[":
+                table += f"[{counts[header[2]]}]"
+                counts[header[2]] += 1
+            if at == table:
+                return f"{name}:{number}"
+        elif (field_name := re.match(r"\s*([\w.]+)\s*=", line)) and at in (
+            f"{table}.{field_name[1]}".lstrip("."),
+            f"{table}.{field_name[1]}[0]".lstrip("."),
+        ):
+            return f"{name}:{number}"
+    return name
+
+
+def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "") -> T:
+    """`value` as a `kind`, or a UsageError that names its path `at`; `where` tells the file and line of a path."""
+    origin, choices = get_origin(kind), get_args(kind)
+    if is_dataclass(kind):
+        return cast(T, _build_dataclass(kind, value, where, at))
+    if origin is Literal:
+        if value not in choices:
+            raise UsageError(f"{at}: {value!r} is none of {', '.join(map(repr, choices))}", where=where(at))
+        return cast(T, value)
+    if origin in (Union, UnionType):  # `X | None`; TOML has no null, so a value is an X
+        return build(next(c for c in choices if c is not NoneType), value, where, at)  # type: ignore[no-any-return]
+    if origin is tuple and isinstance(value, list):
+        return cast(T, tuple(build(choices[0], v, where, f"{at}[{i}]") for i, v in enumerate(value)))
+    if kind is float and type(value) is int:
+        return cast(T, float(value))
+    if origin is tuple or type(value) is not kind:
+        name = "a list" if origin is tuple else getattr(kind, "__name__", kind)
+        raise UsageError(f"{at}: expected {name}, got {value!r}", where=where(at))
+    return value
+
+
+def _build_dataclass(kind: Any, value: Any, where: Callable[[str], str], at: str) -> Any:
+    if not isinstance(value, dict):
+        raise UsageError(f"{at or 'recipe'}: expected a table, got {value!r}", where=where(at))
+    hints, prefix = get_type_hints(kind), at and at + "."
+    for name in value.keys() - hints.keys():
+        near = get_close_matches(name, hints, 1)
+        fix = f"did you mean {prefix}{near[0]}?" if near else f"the fields are {', '.join(sorted(hints))}"
+        raise UsageError(f"{prefix}{name}: no such field", where=where(prefix + name), fix=fix)
+    for f in fields(kind):
+        if f.name not in value and f.default is MISSING and f.default_factory is MISSING:
+            raise UsageError(f"{prefix}{f.name}: must be given", where=where(at))
+    parts = {name: build(hints[name], part, where, prefix + name) for name, part in value.items()}
+    try:
+        return kind(**parts)
+    except (ValueError, UsageError) as error:  # what the dataclass itself refuses
+        what, remedy = (error.what, error.fix) if isinstance(error, UsageError) else (str(error), None)
+        raise UsageError(f"{at + ': ' if at else ''}{what}", where=where(at), fix=remedy) from error
+
+
+def _toml(value: Any) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return json.dumps(value, ensure_ascii=False).replace(
+                "\x7f", "\\u007f"
+            )  # TOML escapes as JSON does, and DEL
+        case list() | tuple():
+            return f"[{', '.join(map(_toml, value))}]"
+        case float():
+            return repr(value) if "." in repr(value) or "e" in repr(value) or "inf" in repr(value) else f"{value!r}.0"
+        case _:
+            return str(value)

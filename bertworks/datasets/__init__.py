@@ -1,0 +1,1 @@
+"""LABELLED FILES -> TYPED ROWS. No tokens, no torch."""

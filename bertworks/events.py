@@ -1,0 +1,41 @@
+"""What happens during a long piece of work, as values: the caller shows them to a person, or writes them as JSON."""
+
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Kind = Literal["note", "stage", "plan", "step", "evaluation", "saved", "done"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """`text` is for people, `fields` for programs; a "note" is something that a person should know."""
+
+    kind: Kind
+    text: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+def forward_events(events: Iterable[Event]) -> Generator[Event, None, Event]:
+    """Passes on what happens in a part of a longer work, and returns its last event, which is not that of the
+    whole."""
+    done: Event | None = None
+    for event in events:
+        if event.kind == "done":
+            done = event
+        else:
+            yield event
+    assert done is not None
+    return done
+
+
+def duration(seconds: float) -> str:
+    """42 s, 12 min, 3 h 05 min, 2 d 4 h."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{max(0, seconds):.0f} s"
+    if minutes < 90:
+        return f"{minutes} min"
+    if minutes < 2880:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"

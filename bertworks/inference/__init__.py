@@ -1,0 +1,1 @@
+"""MODELS AND TEXTS -> ANSWERS."""

@@ -1,0 +1,408 @@
+"""A model that makes vectors of texts, loaded; and what the text of a row is. Not here: whole files (`embed`), what is
+near what (`index`).
+
+A file of texts -> a file of vectors, of any size, in its order and with nothing lost. Not here: how a text becomes a
+vector (`embedder`).
+"""
+
+import base64
+import hashlib
+import itertools
+import json
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bertworks.batching.batch import ExampleGroup
+from bertworks.batching.masking import Example
+from bertworks.checkpoints.model_folder import weights_sha256
+from bertworks.checkpoints.sentence_transformers import read_sentence_transformer, write_sentence_transformer
+from bertworks.datasets.reader import Quoting, Row, RowReader
+from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_rows
+from bertworks.errors import BertworksError, UsageError, listed
+from bertworks.events import Event
+from bertworks.inference.engine import compute_vectors, prepare_for_inference
+from bertworks.inference.lazy_model import LazyModel, open_model
+from bertworks.inference.onnx_runtime import OnnxModel
+from bertworks.inference.predict import Spool, beside
+from bertworks.inference.whitening import Moments, Whitener, Whitening, normalized
+from bertworks.io.atomic_write import replacing
+from bertworks.io.tables import as_text, choose_column, find_column
+from bertworks.io.text_files import IssueCounter
+from bertworks.models.encoder import Encoder
+from bertworks.models.heads import Pooling
+from bertworks.models.packed_linear import InferenceEncoder, with_fp16_weights
+from bertworks.training.device import InferencePrecision, PrecisionOption, disable_heap_trim
+
+Vectors = NDArray[np.float32]
+AT_ONCE = 2048  # texts that are read, sorted by length and embedded together
+_JUDGED_ROWS = 100  # by which the column of the text is told
+
+
+class Embedder:
+    """A loaded model that makes vectors.
+
+    Args:
+        model: a folder of ours, of transformers or of sentence-transformers, an exported encoder, `minilm`, or a hub
+            id; or one that is open, which stays where it is.
+        pooling, normalize, max_length: None: as the model's own files say; else the mean, not normalised, and as many
+            tokens as the model reads.
+        precision: "auto": bf16 where this hardware gains by it; elsewhere fp32, but a short text alone is read with
+            weights in half precision, which makes a difference in the fourth digit. "fp32": no such difference.
+            "int8": see `nn.frozen.in_int8`; the cosine of MiniLM's vectors with exact ones is above .99; a short text
+            alone is read with weights in half precision here too.
+
+    Attributes:
+        dimension: of its vectors.
+        precision: what "auto" has become.
+
+    Raises:
+        BertworksError: no such model, or one whose vectors are made in another way.
+        UsageError: no such pooling; `max_length` is more than the model reads.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | LazyModel,
+        *,
+        pooling: Pooling | None = None,
+        normalize: bool | None = None,
+        max_length: int | None = None,
+        device: str = "auto",
+        precision: PrecisionOption = "auto",
+    ):
+        if pooling is not None and pooling not in get_args(Pooling):
+            raise UsageError(f"there is no pooling {pooling!r}", fix=f"take one of {', '.join(get_args(Pooling))}")
+        source = open_model(model, device)
+        self.folder, found = read_sentence_transformer(source.folder)
+        self.tokenizer, longest = source.tokenizer, source.config.max_position_embeddings
+        self._network, self.precision = _network(source, precision)
+        if max_length is not None and not 3 <= max_length <= longest:
+            raise UsageError(f"max_length is {max_length}: the model reads from 3 to {longest} tokens")
+        self.settings = replace(
+            found,
+            pooling=pooling or found.pooling,
+            normalize=found.normalize if normalize is None else normalize,
+            max_length=max_length or min(found.max_length or longest, self.tokenizer.model_max_length, longest),
+        )
+        self.dimension = source.config.hidden_size
+        if self.settings.pooling == "last-four" and isinstance(self._network, OnnxModel):
+            fix = "take another pooling, or the model that was exported"
+            raise UsageError("an exported model gives its last layer alone", where=str(self.folder), fix=fix)
+        disable_heap_trim()
+
+    def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors:
+        """float32 [texts, dimension]. A text's vector does not depend on its neighbours (in int8 hardly).
+
+        prompt: what is put before each; None: the model's default.
+
+        Raises:
+            UsageError: one text and no list, or something is no text."""
+        texts = listed(texts, "embed([text])[0]")
+        return np.concatenate([
+            np.zeros((0, self.dimension), np.float32),
+            *(self.portion(texts[start : start + AT_ONCE], prompt)[0] for start in range(0, len(texts), AT_ONCE)),
+        ])  # fmt: skip
+
+    def portion(self, texts: Sequence[str], prompt: str | None = None) -> tuple[Vectors, list[int]]:
+        """The same for so many as fit in memory; and how many tokens of each were not read."""
+        units, cut = self.units(texts, prompt)
+        return self.finish(self.raw(units)), cut
+
+    def units(self, texts: Sequence[str], prompt: str | None = None) -> tuple[list[ExampleGroup], list[int]]:
+        """What the network reads of each text; and how many of its tokens are not read.
+
+        Raises:
+            UsageError: something is no text."""
+        if wrong := [n for n, text in enumerate(texts, 1) if not isinstance(text, str)]:
+            raise UsageError(f"text {wrong[0]} is {texts[wrong[0] - 1]!r:.60}: expected a string")
+        before = self.settings.prompt() if prompt is None else prompt
+        read = [before + text for text in texts]
+        if self.settings.lowercase:
+            read = [text.lower() for text in read]
+        encodings = self.tokenizer.encode_batch(read, max_length=self.settings.max_length)
+        asked = np.zeros(1, np.int64)
+        units: list[ExampleGroup] = [
+            [Example(np.array(e.ids), np.array(e.type_ids), asked, asked, -1)] for e in encodings
+        ]
+        return units, [encoding.num_truncated for encoding in encodings]
+
+    def raw(self, units: Sequence[ExampleGroup]) -> Vectors:
+        """float32 [units, dimension], not yet normalised."""
+        return compute_vectors(self._network, units, self.settings.pooling, self.dimension, self.precision)
+
+    def finish(self, vectors: Vectors) -> Vectors:
+        """Of length 1, if that is what the model gives."""
+        return normalized(vectors) if self.settings.normalize else vectors
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the model as a folder that sentence-transformers opens, and reads as it is read here.
+
+        Raises:
+            UsageError: there is something in the way.
+            BertworksError: the pooling is none of sentence-transformers.
+        """
+        target = Path(folder)
+        if target.exists() and any(target.iterdir()):
+            raise UsageError("the folder is not empty", where=str(target), fix="name another one")
+        write_sentence_transformer(target, self.settings, self.dimension)
+        for path in sorted(self.folder.iterdir()):
+            if path.is_file() and not path.name.startswith(".") and not (target / path.name).exists():
+                shutil.copyfile(path, target / path.name)
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """All that its vectors depend on, save for the text."""
+        return {
+            "weights_sha256": weights_sha256(self.folder),
+            "tokenizer_sha256": self.tokenizer.sha256,
+            **asdict(self.settings),
+        }
+
+
+def _network(
+    source: LazyModel, wanted: PrecisionOption
+) -> tuple[Encoder | InferenceEncoder | OnnxModel, InferencePrecision]:
+    """What makes the vectors, and what "auto" has become."""
+    if source.exported:
+        gives = "last_hidden_state", source.config.hidden_size
+        return source.session("fp32" if wanted == "auto" else wanted, gives=gives), "fp32"
+    encoder = source.network(Encoder, "encoder", prefix="encoder.")
+    ready, precision = prepare_for_inference(encoder, wanted)
+    return with_fp16_weights(encoder, ready) if (wanted, precision) == ("auto", "fp32") else ready, precision
+
+
+def embed(
+    model: str | Path,
+    texts: Iterable[str],
+    *,
+    pooling: Pooling | None = None,
+    normalize: bool | None = None,
+    device: str = "auto",
+    precision: PrecisionOption = "auto",
+) -> Vectors:
+    """The vectors of texts, float32 [texts, dimension]. For more than one call, `Embedder` loads the model only once.
+
+    Args:
+        model, pooling, normalize, precision: see `Embedder`.
+
+    Raises:
+        UsageError: one text and no list.
+        BertworksError: no such model.
+    """
+    texts = listed(texts, "embed(model, [text])[0]")  # before the model is loaded
+    return Embedder(model, pooling=pooling, normalize=normalize, device=device, precision=precision).embed(texts)
+
+
+def text_columns(reader: RowReader, wanted: Sequence[str]) -> tuple[str, ...]:
+    """The columns that hold the text: those asked for, or a guess.
+
+    Raises:
+        UsageError, BertworksError: no such column, or none that looks like text.
+    """
+    if wanted:
+        return tuple(find_column(reader.columns, reader.name, name, "--text") for name in wanted)
+    if len(reader.columns) == 1:
+        return tuple(reader.columns)
+    judged = [row.values for row in itertools.islice(reader, _JUDGED_ROWS)]
+    columns = {name: [values.get(name) for values in judged] for name in reader.columns}
+    return (choose_column(columns, reader.name, None, "--text"),)
+
+
+def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
+    """The text of a row, its columns joined by a space; one without text is counted, and "".
+
+    Raises:
+        BertworksError: something else than text stands there.
+    """
+    parts = [as_text(row.values.get(column)) for column in columns]
+    for column, part in zip(columns, parts, strict=True):
+        if part is None:
+            shown = f"{row.values[column]!r:.60}"
+            raise BertworksError(f"{column!r} holds {shown}, which is no text", where=row.where, fix="name another one")
+    text = " ".join(part.strip() for part in parts if part and part.strip())
+    if not text:
+        empty.add(row.where)
+    return text
+
+
+def portions(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    """AT_ONCE rows each."""
+    source = iter(rows)
+    while portion := list(itertools.islice(source, AT_ONCE)):
+        yield portion
+
+
+def vectors_of_file(embedder: Embedder, path: str | Path) -> Iterator[Vectors]:
+    """The vectors of a file's texts, in portions; rows without text have none."""
+    reader = RowReader(path)
+    columns = text_columns(reader, ())
+    for rows in portions(reader):
+        texts = [row_text(row, columns, IssueCounter()) for row in rows]
+        yield embedder.portion([text for text in texts if text])[0]
+
+
+_COLUMN = "embedding"
+_COMPARED = 64  # texts, whose exact vectors are made as well
+
+
+def embed_file(
+    model: str | Path,
+    data: str | Path,
+    output: str | Path,
+    *,
+    text: Sequence[str] = (),
+    pooling: Pooling | None = None,
+    normalize: bool | None = None,
+    max_length: int | None = None,
+    whitening: Whitening = "none",
+    learn_from: str | Path | None = None,
+    device: str = "auto",
+    precision: PrecisionOption = "auto",
+    quoting: Quoting = "auto",
+) -> Iterator[Event]:
+    """The vector of every row of a file, in its order: an array in .npy, else a column `embedding` beside its own.
+    Stopped and called again it goes on where it was; the output appears when it is whole.
+
+    Args:
+        data: any file of rows, or of lines; "-" is standard input.
+        text: columns, joined by a space; (): guessed.
+        pooling, normalize, max_length, precision: see `Embedder`.
+        whitening: "center" takes the mean of all vectors away; "whiten" makes all directions equally wide as well.
+        learn_from: a file of texts from which that is learned; None: from `data` itself.
+
+    Raises:
+        BertworksError, UsageError: no such model or column, a row that cannot be read, an output of no known kind.
+    """
+    is_array = str(output).endswith(".npy")
+    kind = None if is_array else kind_of(output, vectors=True)
+    make = partial(Embedder, open_model(model, device), pooling=pooling, normalize=normalize, max_length=max_length)
+    embedder = make(precision=precision)
+    reader = RowReader(data, quoting=quoting)
+    refuse_same(reader, output)
+    if kind == "conll":
+        raise UsageError("CoNLL columns hold words and their tags, and no vectors", fix="write another kind")
+    columns = text_columns(reader, text)
+    yield Event("note", f"text: {', '.join(columns)}; {embedder.settings.pooling} of {embedder.dimension} dimensions")
+    with Spool(beside(output), _fingerprint(embedder, reader, columns)) as spool:
+        if spool.count:
+            yield Event("note", f"going on after {spool.count:,} rows", {"resumed_row": spool.count})
+        empty = IssueCounter()
+        if embedder.precision == "int8":
+            yield _cost(embedder, make(precision="fp32"), reader, columns)
+        yield from _fill(spool, embedder, reader, columns, empty)
+        yield from (Event("note", note) for note in reader.notes)
+        if empty.count:
+            yield Event("note", f"rows without text, which have the vector of no text: {empty}", {"empty": empty.count})
+        whitener = _whitener(embedder, spool, whitening, learn_from)
+        written = _spooled(embedder, spool, whitener)
+        if kind is None:
+            _write_array(Path(output), written, spool.count, embedder.dimension)
+        else:
+            _write_columns(output, kind, reader, written)
+        spool.remove()
+        note = f"; {spool.truncated:,} were too long and were cut" if spool.truncated else ""
+        fields = {"output": str(output), "rows": spool.count, "truncated": spool.truncated}
+        told = f"{output}: {spool.count:,} vectors of {embedder.dimension}{note}"
+        yield Event("done", told, fields | {"dimension": embedder.dimension})
+
+
+def _cost(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequence[str]) -> Event:
+    """How near the first vectors are to exact ones."""
+    read = (row_text(row, columns, IssueCounter()) for row in islice(reader, _COMPARED))
+    texts = [text for text in read if text]
+    a, b = (normalized(embedder.embed(texts)) for embedder in (ours, exact))
+    cosines = (a * b).sum(1) if texts else np.ones(1)
+    least, mean = float(cosines.min()), float(cosines.mean())
+    told = f"cosines of {least:.4f} or more, {mean:.4f} on average, with the first {len(texts)} vectors in fp32"
+    return Event("note", f"{ours.precision}: {told}", {"least_cosine": least, "mean_cosine": mean})
+
+
+def _fill(
+    spool: Spool, embedder: Embedder, reader: RowReader, columns: Sequence[str], empty: IssueCounter
+) -> Iterator[Event]:
+    """Embeds what is not in the spool."""
+    rest = iter(reader)
+    for row in islice(rest, spool.count):  # counted as if nobody had stopped
+        row_text(row, columns, empty)
+    for rows in portions(rest):
+        texts = [row_text(row, columns, empty) for row in rows]
+        vectors, cut = embedder.portion(texts)
+        spool.add([
+            {"vector": base64.b64encode(vector.tobytes()).decode(), "truncated_tokens": n, "empty": not text}
+            for vector, n, text in zip(vectors, cut, texts, strict=True)
+        ])  # fmt: skip
+        amount = {"stage": "embed", "what": "rows", "amount": spool.count}
+        yield Event("stage", f"embed: {spool.count:,} rows", amount)
+
+
+def _stored(spool: Spool, dimension: int, *, of_texts: bool = False) -> Iterator[Vectors]:
+    """The vectors of a spool, in portions. of_texts: without those of rows that have no text."""
+    answers = (answer for answer in spool.read() if not (of_texts and answer["empty"]))
+    while group := list(islice(answers, AT_ONCE)):
+        raw = b"".join(base64.b64decode(answer["vector"]) for answer in group)
+        yield np.frombuffer(raw, np.float32).reshape(-1, dimension)
+
+
+def _whitener(embedder: Embedder, spool: Spool, kind: Whitening, path: str | Path | None) -> Whitener | None:
+    if kind == "none":
+        return None
+    moments = Moments(embedder.dimension)
+    own = _stored(spool, embedder.dimension, of_texts=True)
+    for vectors in own if path is None else vectors_of_file(embedder, path):
+        moments.add(vectors)
+    if kind == "whiten" and moments.count and not moments.suffices:
+        raise BertworksError(
+            f"whitening is learned from more vectors than these have dimensions: {moments.count:,} of "
+            f"{embedder.dimension}", fix="--learn-from a file with more texts, or --whitening center",
+        )  # fmt: skip
+    return moments.whitener(kind) if moments.count else None
+
+
+def _spooled(embedder: Embedder, spool: Spool, whitener: Whitener | None) -> Iterator[Vectors]:
+    for vectors in _stored(spool, embedder.dimension):
+        yield vectors if whitener is None else embedder.finish(whitener(vectors))
+
+
+def _write_array(path: Path, portions: Iterable[Vectors], count: int, dimension: int) -> None:
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (count, dimension)}
+        np.lib.format.write_array_header_1_0(file, header)
+        for vectors in portions:
+            file.write(vectors.astype("<f4").tobytes())
+
+
+def _write_columns(output: str | Path, kind: FileKind, reader: RowReader, portions: Iterable[Vectors]) -> None:
+    column = _COLUMN
+    while column in reader.written_columns:
+        column += "_"
+    single = chain.from_iterable(portions)
+    # Parquet knows float32. Elsewhere numbers have as many digits as tell one float32 from the next.
+    shown = single if kind == "parquet" else ([float(str(x)) for x in vector] for vector in single)
+
+    def rows() -> Iterator[dict[str, Any]]:
+        for row, vector in zip(reader, shown, strict=True):
+            written = row.written or row.values
+            if column in written:  # a field of a later row, which the first ones did not have
+                raise BertworksError(f"the field {column!r} would be written over", where=row.where, fix="rename it")
+            yield {**written, column: vector}
+
+    write_rows(output, [*reader.written_columns, column], rows(), kind=kind)
+
+
+def _fingerprint(embedder: Embedder, reader: RowReader, columns: Sequence[str]) -> str:
+    state = reader.path.stat()
+    content = {
+        "model": embedder.fingerprint,
+        "data": [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, reader.quoting],
+        "columns": list(columns),
+        "precision": embedder.precision,
+    }
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

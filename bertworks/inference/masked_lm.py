@@ -1,0 +1,296 @@
+"""What a model would write in the place of [MASK].
+
+How likely a model finds sentences: the pseudo-log-likelihood of a masked language model. It ranks sentences; it is
+no probability of them, for what each token is asked with knows what stands on both sides of it.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import NamedTuple, TypedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from bertworks.batching.batch import collate, token_budget_indices
+from bertworks.batching.features import centered_window
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Ids, SpecialIds, frame
+from bertworks.errors import BertworksError, UsageError
+from bertworks.inference.engine import BATCH_TOKENS, log_probabilities
+from bertworks.inference.lazy_model import LazyModel, open_model
+from bertworks.text.tokenizer import Encoding, Tokenizer
+from bertworks.training.device import Precision
+from bertworks.training.objectives import PretrainingModel
+
+
+class Filling(TypedDict):
+    """One answer, in the field names and values of Hugging Face's fill-mask pipeline, and one more for people."""
+
+    score: float  # probability
+    token: int
+    token_str: str
+    sequence: str  # decoded: a space between all words, also in languages that write none
+    text: str  # as it was given, the token in the place of its mask
+
+
+def load_masked_lm(model: str | Path | LazyModel, device: str = "auto") -> tuple[PretrainingModel, Tokenizer]:
+    """A model that says what is behind masks, in evaluation mode.
+
+    Raises:
+        BertworksError: no such model, or one without this head.
+    """
+    source = open_model(model, device)
+    return source.network(partial(PretrainingModel, next_sentence=False), "encoder", "masked_lm"), source.tokenizer
+
+
+class MaskedText(NamedTuple):
+    """A text with masks, as the network reads it."""
+
+    text: str
+    ids: Ids  # without [CLS] and [SEP]
+    masks: Ids  # their places in `ids`
+    encoding: Encoding
+    # Tokens that are read at once, and places of the masks that are asked there: one; or, where the text is too long,
+    # one around each mask. They are views, for there may be as many of them as tokens.
+    windows: list[tuple[Ids, Ids]]
+
+    @property
+    def costs(self) -> list[int]:
+        """Of each window. A mask is compared with the whole vocabulary, which costs about as much as some tokens."""
+        return [len(tokens) + 2 + 8 * len(asked) for tokens, asked in self.windows]
+
+
+class Filler:
+    """A loaded model that fills masks. The model is a folder, also an exported one, or a name as `files.names` knows
+    them; or one that is open, which stays where it is."""
+
+    def __init__(self, model: str | Path | LazyModel, device: str = "cpu"):
+        source = open_model(model, device)
+        self.tokenizer, self.longest = source.tokenizer, source.config.max_position_embeddings
+        if source.exported:
+            exported = source.session("fp32", gives=("logits", source.config.vocab_size))
+            self._scores, self._device = exported.logits, torch.device("cpu")
+        else:
+            self.model, _ = load_masked_lm(source)
+            self._scores, self._device = self.model.scores, next(self.model.parameters()).device
+
+    def __call__(self, text: str, k: int = 5) -> list[list[Filling]]:
+        """For each mask of the text, in order, the k most probable tokens, each mask on its own.
+
+        Raises:
+            BertworksError: the text has no mask.
+        """
+        read = self.read(text)
+        (likeliest,) = self.likeliest([read], k)
+        return self.answer(read, likeliest, k)
+
+    def read(self, text: str) -> MaskedText:
+        """The text as the network reads it.
+
+        Raises:
+            UsageError: it is no text.
+            BertworksError: it has no mask.
+        """
+        if not isinstance(text, str):
+            raise UsageError(f"{text!r:.60} is no text", fix="give a string")
+        t = self.tokenizer
+        encoding = t.encode(text)
+        ids = np.array(encoding.ids[1:-1], np.int64)
+        masks = np.flatnonzero(ids == t.mask_id)
+        if not len(masks):
+            mask = t.special_tokens["mask_token"]
+            raise BertworksError(
+                f"there is nothing to fill in {_short(text)!r}", fix=f"put {mask} where a word is missing"
+            )
+        return MaskedText(text, ids, masks, encoding, list(self._windows(ids, masks)))
+
+    @torch.no_grad()
+    def likeliest(self, texts: Sequence[MaskedText], k: int) -> list[Tensor]:
+        """For each text float32 [masks, 2, k]: the k greatest probabilities and their tokens. Texts are computed
+        together, sorted by length. A model may have more words than its tokenizer, which nobody can say."""
+        windows = [window for one in texts for window in one.windows]
+        found = [torch.zeros(0)] * len(windows)
+        for part in token_budget_indices([len(tokens) + 2 for tokens, _ in windows], [1] * len(windows), BATCH_TOKENS):
+            examples = [self._example(*windows[number]) for number in part]
+            batch = collate(examples).to(self._device)
+            words = self._scores(batch).float().softmax(-1)[:, : self.tokenizer.vocab_size]
+            best = words.topk(min(k, words.shape[1]))
+            rows = torch.stack([best.values, best.indices.float()], 1).cpu()
+            for number, row in zip(part, rows.split([len(e.masked_positions) for e in examples]), strict=True):
+                found[number] = row
+        each = iter(found)
+        return [torch.cat(list(islice(each, len(one.windows)))) for one in texts]
+
+    def answer(self, read: MaskedText, likeliest: Tensor, k: int) -> list[list[Filling]]:
+        """The likeliest tokens in words."""
+        t, (text, ids, masks, encoding, _) = self.tokenizer, read
+        return [
+            [
+                Filling(
+                    score=score,
+                    token=token,
+                    token_str=t.decode([token], skip_special_tokens=False),
+                    sequence=self._decoded(ids, position, token),
+                    text=self._replaced(text, encoding.offsets[position + 1], token),
+                )
+                for score, token in zip(values[:k], map(int, tokens[:k]), strict=True)
+            ]
+            for position, (values, tokens) in zip(masks.tolist(), likeliest.tolist(), strict=True)
+        ]
+
+    def _windows(self, ids: Ids, masks: Ids) -> Iterator[tuple[Ids, Ids]]:
+        """As `Blanks` has them."""
+        room = self.longest - 2
+        if len(ids) <= room:
+            yield ids, masks
+            return
+        for number, mask in enumerate(masks.tolist()):
+            start = _start(mask, room, len(ids))
+            yield ids[start : start + room], masks[number : number + 1] - start
+
+    def _example(self, tokens: Ids, asked: Ids) -> Example:
+        s = frame([tokens], SpecialIds(self.tokenizer.cls_id, self.tokenizer.sep_id), -1)
+        return Example(s.input_ids, s.token_type_ids, asked + 1, np.zeros_like(asked), -1)
+
+    def _decoded(self, ids: Ids, position: int, token: int) -> str:
+        filled = ids.copy()
+        filled[position] = token
+        return self.tokenizer.decode(filled.tolist(), skip_special_tokens=False)
+
+    def _replaced(self, text: str, place: tuple[int, int], token: int) -> str:
+        """The text with a token where the mask at `place` (first and last character) stands."""
+        begin, end = place
+        word = self.tokenizer.decode([token], skip_special_tokens=False).strip().removeprefix("##")
+        mask = self.tokenizer.special_tokens["mask_token"]
+        return text[:begin] + text[begin:end].replace(mask, word) + text[end:]  # a space may belong to the mask
+
+
+def fill(model: str | Path, texts: Iterable[str], k: int = 5) -> Iterator[list[list[Filling]]]:
+    """For each text, for each of its masks, the k most probable tokens.
+
+    Raises:
+        UsageError: k is not positive.
+        BertworksError: no such model, or a text without a mask.
+    """
+    if k < 1:
+        raise UsageError(f"k is {k}: expected 1 or more")
+    filler = Filler(model)
+    for text in texts:
+        yield filler(text, k)
+
+
+def _start(position: int, room: int, length: int) -> int:
+    return int(min(max(0, position - room // 2), length - room))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+AT_ONCE = 256  # sentences that are cut into tokens together
+COPIES = 4096  # of sentences, each with another mask, that are sorted by length and computed together
+
+
+class Score(TypedDict):
+    """What a model thinks of a sentence. Natural logarithms."""
+
+    text: str
+    score: float  # the sum of `log_probabilities`: 0 at best
+    tokens: list[str]
+    log_probabilities: list[float]  # of each token, where it is hidden and all others are seen
+
+
+class _Sentence(NamedTuple):
+    text: str
+    ids: Ids
+    copies: list[Example]
+
+
+def score(
+    model: str | Path,
+    sentences: Iterable[str],
+    *,
+    within_word: bool = False,
+    device: str = "auto",
+    precision: Precision = "fp32",
+) -> Iterator[Score]:
+    """The pseudo-log-likelihood of each sentence (Salazar et al. 2020): every token is hidden in turn, and the
+    logarithms of the probabilities that the model then gives it are added. Longer sentences have lower sums; compare
+    sentences of one length, or `score / len(tokens)`. "[MASK]" in a sentence is mere text. Of a sentence longer than
+    the model reads each token is asked with as much around it as fits.
+
+    Args:
+        within_word: together with a token hide the later pieces of its word, which else give it away (PLL-word-l2r,
+            Kauf and Ivanova 2023).
+
+    Raises:
+        BertworksError: no such model, one without a masked-word head, or an empty sentence.
+    """
+    yield from scores_of(*load_masked_lm(model, device), sentences, within_word=within_word, precision=precision)
+
+
+def scores_of(
+    network: PretrainingModel,
+    tokenizer: Tokenizer,
+    sentences: Iterable[str],
+    *,
+    within_word: bool = False,
+    precision: Precision = "fp32",
+) -> Iterator[Score]:
+    """`score` by a model that is loaded."""
+    longest = network.encoder.config.max_position_embeddings
+    for group in _groups(_encoded(sentences, tokenizer, longest, within_word)):
+        told = log_probabilities(network, [copy for one in group for copy in one.copies], precision)
+        ends = np.cumsum([len(one.ids) for one in group])
+        for one, values in zip(group, np.split(told, ends[:-1]), strict=True):
+            yield Score(
+                text=one.text,
+                score=float(values.sum()),
+                tokens=[tokenizer.tokens[n] for n in one.ids],
+                log_probabilities=values.tolist(),
+            )
+
+
+def _encoded(sentences: Iterable[str], tokenizer: Tokenizer, longest: int, within_word: bool) -> Iterator[_Sentence]:
+    rest, number = iter(sentences), 0
+    while texts := list(islice(rest, AT_ONCE)):
+        for text, found in zip(texts, tokenizer.ids(texts), strict=True):
+            number += 1
+            if not found:
+                raise BertworksError(f"sentence {number} has no word that could be scored: {text[:60]!r}")
+            ids = np.array(found, np.int64)
+            ends = _ends_of_words(ids, tokenizer.starts_word) if within_word else np.arange(1, len(ids) + 1)
+            yield _Sentence(text, ids, [_hidden(ids, n, int(end), tokenizer, longest) for n, end in enumerate(ends)])
+
+
+def _ends_of_words(ids: Ids, starts_word: NDArray[np.bool_]) -> Ids:
+    """For each token the place behind its word."""
+    starts = np.append(np.flatnonzero(starts_word[ids]), len(ids))
+    return starts[np.searchsorted(starts, np.arange(len(ids)), side="right")]
+
+
+def _hidden(ids: Ids, place: int, end: int, tokenizer: Tokenizer, longest: int) -> Example:
+    """The sentence, or as much of it as fits around `place`, with the tokens from there to `end` hidden and the first
+    of them asked."""
+    begin, stop = centered_window(place, place + 1, len(ids), longest - 2)
+    hidden = ids.copy()
+    hidden[place:end] = tokenizer.mask_id
+    s = frame([hidden[begin:stop]], SpecialIds(tokenizer.cls_id, tokenizer.sep_id), -1)
+    return Example(s.input_ids, s.token_type_ids, np.array([place - begin + 1]), ids[[place]], -1)
+
+
+def _groups(encoded: Iterator[_Sentence]) -> Iterator[list[_Sentence]]:
+    group: list[_Sentence] = []
+    copies = 0
+    for one in encoded:
+        group.append(one)
+        copies += len(one.ids)
+        if copies >= COPIES:
+            yield group
+            group, copies = [], 0
+    if group:
+        yield group

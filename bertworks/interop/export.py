@@ -1,0 +1,279 @@
+"""A model as a file that other programs compute: written, compared with ours and timed before it appears. Not here:
+what is in the file (`files.onnx_graph`), and how it is asked (`learn.exported`).
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import bertworks
+from bertworks.batching.batch import Batch, collate, token_budget_batches
+from bertworks.batching.masking import Example
+from bertworks.checkpoints.hf_mapping import component_names
+from bertworks.checkpoints.model_folder import EXPORTED, is_exported, load_model, save_settings
+from bertworks.checkpoints.resolve import resolve_model
+from bertworks.checkpoints.sentence_transformers import refuse_nested
+from bertworks.checkpoints.task_config import TaskConfig, task_settings
+from bertworks.datasets.reader import RowReader
+from bertworks.datasets.schema import TaskType, items
+from bertworks.errors import BertworksError, UsageError
+from bertworks.evaluation.evaluate import evaluate_task
+from bertworks.events import Event
+from bertworks.inference.engine import BATCH_TOKENS
+from bertworks.inference.onnx_runtime import OnnxModel, needs_extra
+from bertworks.inference.predict import schema_for
+from bertworks.inference.predictor import Predictor
+from bertworks.interop.onnx_graph import OPSET, Head, write_onnx
+from bertworks.io.atomic_write import refuse_file, replacing_folder, write_text
+from bertworks.io.text_files import IssueCounter
+from bertworks.models.config import EncoderConfig
+from bertworks.models.encoder import Encoder
+from bertworks.runs.task_metrics import format_metrics
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.training.objectives import PretrainingModel
+
+LARGEST_DIFFERENCE = 1e-4  # in logits; of numbers beyond 100, as a regression may give, a millionth
+_SHAPES = ((1, 1), (1, 2), (1, 16), (2, 7), (3, 33), (8, 64), (5, 128), (2, 512))  # sequences, tokens of the longest
+_USUAL = ((1, 20), (16, 48), (4, 200))  # the same, of what is timed where there are no data
+_ROWS, _ROUNDS = 256, 3  # of the data that are timed; of the timing
+_HEADS: dict[TaskType, Head] = {
+    "classification": "sequence", "multilabel": "sequence", "regression": "sequence", "tagging": "tokens",
+    "spans": "tokens", "qa": "span", "choice": "choice",
+}  # fmt: skip
+_POOLING = (  # what says how an encoder's states become the vector of a text
+    "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
+)  # fmt: skip
+Answering = Callable[[Batch], Tensor]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A model of ours, opened. predictor: of a fine-tuned one."""
+
+    name: str
+    folder: Path
+    head: Head
+    config: EncoderConfig
+    state: dict[str, Tensor]
+    tokenizer: Tokenizer
+    ours: Answering
+    predictor: Predictor | None = None
+
+    @property
+    def description(self) -> TaskConfig | None:
+        return self.predictor.description if self.predictor else None
+
+
+def export(
+    model: str | Path,
+    output: str | Path,
+    *,
+    format: Literal["onnx"] = "onnx",
+    encoder: bool = False,
+    int8: bool = False,
+    data: str | Path | None = None,
+) -> Iterator[Event]:
+    """Writes a folder with the model as one ONNX file, and with what is needed to use it; `Predictor` and
+    `predict_file` take that folder as well. Before it appears, the file is compared with the model.
+
+    Args:
+        model: fine-tuned, pre-trained (its masked LM is exported) or an encoder alone.
+        encoder: only the hidden states, of a model that has a head as well.
+        int8: weights of 8 bits, and matrix products of whole numbers: smaller and faster; what it costs is said.
+        data: labelled rows, on which both are scored, timed and compared.
+
+    Raises:
+        UsageError: something is in the way; data for a model that has no head of a task.
+        BertworksError: no such model, or one that ONNX has no place for; what was written answers otherwise; onnx or
+            onnxruntime is not installed.
+    """
+    target = Path(output)
+    refuse_file(target)
+    if target.exists() and any(target.iterdir()):
+        raise UsageError("the folder is not empty", where=str(target), fix="name another one")
+    source = _opened(model, encoder_only=encoder)
+    if data is not None and source.predictor is None:
+        raise UsageError("this model has no head of a task that data could judge", where=str(data), fix="leave it out")
+    found: dict[str, Any] = {"output": str(target), "format": format, "int8": int8}
+    with replacing_folder(target) as folder:
+        yield from _made(source, folder, found, int8=int8, data=data)
+    found["bytes"] = (target / EXPORTED).stat().st_size
+    yield Event("done", f"{target / EXPORTED}: {found['bytes'] / 1e6:,.1f} MB", found)
+
+
+def _made(
+    source: _Source, folder: Path, found: dict[str, Any], *, int8: bool, data: str | Path | None
+) -> Iterator[Event]:
+    """Fills the folder; what is found out is added to `found`."""
+    path = folder / EXPORTED
+    head = task_settings(source.description) if source.description else None
+    save_settings(folder, source.state, source.config, source.tokenizer, head=head)
+    if source.description:
+        source.description.save(folder)
+    for name in _POOLING if source.head == "encoder" else ():
+        if (source.folder / name).is_file():
+            write_text(folder / name, (source.folder / name).read_text(encoding="utf-8"))
+    write_onnx(path, source.state, source.config, source.head)
+    theirs = OnnxModel(path)
+    found["largest_difference"] = _compared(source, theirs, found["output"])
+    yield Event("note", f"onnxruntime says the same on {len(_SHAPES)} shapes, from 1 x 1 to 2 x "
+                f"{_longest(source, 512)}: differences up to {found['largest_difference']:.1e}")  # fmt: skip
+    batches = _batches(source, data)
+    if int8:
+        _quantize(path, source.head)
+        theirs = OnnxModel(path)
+        found["cost"] = cost = _cost(source.ours, theirs.logits, batches)
+        yield Event("note", f"int8: numbers differ by up to {cost['largest']:.3f}, by {cost['mean']:.4f} on average, "
+                    f"and have a standard deviation of {cost['deviation']:.3f}", cost)  # fmt: skip
+    before, took = _timed((source.ours, theirs.logits), batches)
+    found |= {"seconds": took, "seconds_ours": before}
+    count = sum(batch.layout.num_sequences for batch in batches)
+    yield Event("note", f"speed: {count} sequences take {took:.3f} s, by torch {before:.3f} s: "
+                f"{before / took:.2f} times as fast")  # fmt: skip
+    if data is not None:
+        for name, model in (("figures_ours", source.folder), ("figures", folder)):
+            found[name] = evaluate_task(model, data, device="cpu", precision="fp32")["figures"]
+        yield Event("note", f"{data}: {format_metrics(found['figures'])}; "
+                    f"before the export {format_metrics(found['figures_ours'])}")  # fmt: skip
+    write_text(folder / "README.md", _readme(source, theirs, found))
+
+
+def _opened(model: str | Path, *, encoder_only: bool) -> _Source:
+    name, folder = Path(model).resolve().name, resolve_model(model)
+    if is_exported(folder):
+        raise UsageError("this model is an exported one", where=str(folder), fix="name the one that it was made of")
+    refuse_nested(folder)
+    config, state, tokenizer = load_model(folder)
+    parts = component_names(state)
+    if "recurrent" in parts and not encoder_only:
+        raise BertworksError(
+            "the head of this model is an LSTM over several layers (the recipe `features`): no program that reads "
+            "exported BERTs knows such a network",
+            where=str(folder),
+            fix="export one that was fine-tuned with another recipe; or only its hidden states: --encoder",
+        )
+    if not encoder_only and parts & {"classifier", "span"}:
+        predictor = Predictor(folder, device="cpu", precision="fp32")
+        network = predictor.network
+        assert network is not None
+        head = _HEADS[predictor.description.task]
+        return _Source(name, folder, head, config, network.state_dict(), tokenizer, network.logits, predictor)
+    if not encoder_only and "masked_lm" in parts:
+        pretrained = PretrainingModel(config, next_sentence=False).eval()
+        state = {key: state[key] for key, _ in pretrained.named_parameters()}
+        pretrained.load_state_dict(state)
+        return _Source(name, folder, "masked_lm", config, state, tokenizer, pretrained.scores)
+    body = Encoder(config).eval()
+    state = {f"encoder.{key}": state[f"encoder.{key}"] for key, _ in body.named_parameters()}
+    body.load_state_dict({key.removeprefix("encoder."): value for key, value in state.items()})
+
+    def states(batch: Batch) -> Tensor:
+        return body(batch.input_ids, batch.layout, batch.token_type_ids)[-1][batch.masked_positions]  # type: ignore[no-any-return]
+
+    return _Source(name, folder, "encoder", config, state, tokenizer, states)
+
+
+def _longest(source: _Source, length: int) -> int:
+    return min(length, source.config.max_position_embeddings)
+
+
+def _drawn(source: _Source, draw: np.random.Generator, sequences: int, length: int) -> Batch:
+    """Sequences of any tokens: one of the length, the others shorter. Asked is what the head answers."""
+    longest = _longest(source, length)
+    examples = []
+    for n in [longest, *draw.integers(max(1, longest // 4), longest + 1, sequences - 1)]:
+        asked = np.zeros(1, np.int64) if source.head in ("sequence", "choice") else np.arange(n)
+        ids, kinds = draw.integers(0, source.config.vocab_size, n), np.sort(draw.integers(0, 2, n))
+        examples.append(Example(ids, kinds, asked, np.zeros(len(asked), np.int64), -1))
+    return collate(examples)
+
+
+def _batches(source: _Source, data: str | Path | None) -> list[Batch]:
+    """What is timed: rows of the data, read as the model reads them; or sequences as long as texts are."""
+    if data is None or source.predictor is None:
+        draw = np.random.default_rng(0)
+        return [_drawn(source, draw, sequences, length) for sequences, length in _USUAL]
+    reader = RowReader(data)
+    schema, _ = schema_for(reader, source.predictor.description, ())
+    rows = islice(items(reader, schema, labelled=False, left_out=IssueCounter()), _ROWS)
+    units = [one.unit for one in source.predictor.reading(rows)]
+    return [
+        collate([example for unit in part for example in unit]) for part in token_budget_batches(units, BATCH_TOKENS)
+    ]
+
+
+@torch.no_grad()
+def _compared(source: _Source, exported: OnnxModel, where: str) -> float:
+    """The largest difference on eight shapes.
+
+    Raises:
+        BertworksError: it is too large.
+    """
+    draw, worst = np.random.default_rng(0), 0.0
+    for shape in _SHAPES:
+        batch = _drawn(source, draw, *shape)
+        ours, theirs = source.ours(batch), exported.logits(batch)
+        difference = float((ours - theirs).abs().max())
+        if not difference <= LARGEST_DIFFERENCE * max(1.0, float(ours.abs().max()) / 100):
+            raise BertworksError(
+                f"what was exported differs from the model by {difference:.1e} on {shape[0]} x {shape[1]} tokens; "
+                "it is not kept", where=where, fix="report this, with the versions that `bertworks doctor` shows",
+            )  # fmt: skip
+        worst = max(worst, difference)
+    return worst
+
+
+def _quantize(path: Path, head: Head) -> None:
+    """Weights of 8 bits, one scale for each column, in the place of the file."""
+    with needs_extra():
+        from onnxruntime.quantization import QuantType, quantize_dynamic
+    # Scores of words read the table of words a second time, which would have to be made floating-point at each call.
+    kinds = ["MatMul"] if head == "masked_lm" else ["MatMul", "Gather"]
+    small = path.with_suffix(".int8")
+    # One bit less: products of two of them overflow on processors without instructions for 8 bits (AVX2).
+    quantize_dynamic(path, small, kinds, per_channel=True, reduce_range=True, weight_type=QuantType.QInt8)
+    small.replace(path)
+
+
+@torch.no_grad()
+def _cost(ours: Answering, theirs: Answering, batches: Sequence[Batch]) -> dict[str, float]:
+    """Differences of the numbers, and how much ours vary."""
+    expected = torch.cat([ours(batch).flatten() for batch in batches])
+    off = (expected - torch.cat([theirs(batch).flatten() for batch in batches])).abs()
+    return {"largest": float(off.max()), "mean": float(off.mean()), "deviation": float(expected.std())}
+
+
+@torch.no_grad()
+def _timed(answering: Sequence[Answering], batches: Sequence[Batch]) -> list[float]:
+    """Seconds that each needs for all batches: the best of several rounds, taken in turn."""
+    best = [float("inf")] * len(answering)
+    for _ in range(_ROUNDS):
+        for number, answer in enumerate(answering):
+            start = time.perf_counter()
+            for batch in batches:
+                answer(batch)
+            best[number] = min(best[number], time.perf_counter() - start)
+    return best
+
+
+def _readme(source: _Source, exported: OnnxModel, found: dict[str, Any]) -> str:
+    what = f"a BERT fine-tuned for {source.description.task}" if source.description else "a BERT"
+    outputs = " and ".join(f"`{value.name}` {value.shape}" for value in exported.session.get_outputs())
+    cost = found.get("cost")
+    rounded = f" Weights of 8 bits then made them differ by up to {cost['largest']:.3f}." if cost else ""
+    return f"""# {source.name}, as ONNX
+
+`{EXPORTED}` is {what}, opset {OPSET}, exported by bertworks {bertworks.__version__}. It turns `input_ids`,
+`attention_mask` (1: a token, 0: padding) and `token_type_ids`, int64 {exported.session.get_inputs()[0].shape}, into
+{outputs}, float32. In onnxruntime these differ by at most {found["largest_difference"]:.1e}
+from what bertworks computes.{rounded}
+
+The tokenizer is beside it. If the model has the head of a task, `bertworks predict` reads this folder.
+"""

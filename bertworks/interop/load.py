@@ -1,0 +1,175 @@
+"""One object for all that a model can do. Each kind of answer is that of its own room (`predict`, `embedder`, `fill`,
+`score`, `explain`), which is opened when it is first asked; nothing is computed here.
+"""
+
+from collections.abc import Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from bertworks.checkpoints.hf_mapping import architecture_of, components_in_file
+from bertworks.checkpoints.model_folder import read_weights
+from bertworks.checkpoints.storage import read_json
+from bertworks.checkpoints.task_config import has_task
+from bertworks.errors import BertworksError, UsageError, listed
+from bertworks.inference.decoding import Answer
+from bertworks.inference.embed import Embedder, Vectors
+from bertworks.inference.explain import explain
+from bertworks.inference.explanation import Explanation
+from bertworks.inference.lazy_model import LazyModel
+from bertworks.inference.masked_lm import Filler, Filling, Score, scores_of
+from bertworks.inference.predictor import Predictor
+from bertworks.interop.convert import convert
+from bertworks.training.device import Precision, PrecisionOption
+
+Ability = Literal["embed", "explain", "fill", "score", "predict"]
+_WHY: dict[Ability, tuple[str, str]] = {  # what is missing, and what to do instead
+    "embed": ("its hidden states were not exported", "export it again with --encoder, or load what it was made of"),
+    "explain": ("nobody can look into an exported model", "load the model that it was exported from"),
+    "fill": ("it has no head for masked words", "load one that was pre-trained, such as bertworks.pretrain makes"),
+    "score": ("it has no head for masked words", "load one that was pre-trained, such as bertworks.pretrain makes"),
+    "predict": ("it was not fine-tuned for a task", "fine-tune it: bertworks.finetune(DATA, model=...)"),
+}
+_T = TypeVar("_T")
+
+
+class LoadedModel:
+    """A model that `load` opened. Its weights are read when something is first asked of them, and stay, once for all
+    that is asked.
+
+    Attributes:
+        folder: where it lies.
+        config: the shape of its encoder (`EncoderConfig`).
+        tokenizer: text to token ids and back (`Tokenizer`).
+    """
+
+    def __init__(self, model: str | Path, *, device: str = "auto", precision: PrecisionOption = "auto"):
+        self._opened, self._asked = LazyModel(model, device), precision
+        self._precision: Precision = "bf16" if precision == "bf16" else "fp32"
+        self.folder, self.config, self.tokenizer = self._opened.folder, self._opened.config, self._opened.tokenizer
+
+    def __repr__(self) -> str:
+        c = self.config
+        shape = f"{c.num_hidden_layers} layers, hidden size {c.hidden_size}, {c.vocab_size:,} tokens"
+        return f"<model {self.folder}: {shape}; can {', '.join(self.can)}>"
+
+    @cached_property
+    def can(self) -> tuple[Ability, ...]:
+        """Which of its methods have an answer: "embed", "explain", "fill", "score", "predict"."""
+        within = self._opened.within
+        predicts: list[Ability] = ["predict"] if has_task(within) else []
+        if self._opened.exported:
+            named = read_json(within / "config.json").get("architectures")
+            fills = named == [architecture_of(["encoder.", "masked_lm."])]
+            return tuple(predicts or (["fill"] if fills else ["embed"]))
+        fills = "masked_lm" in components_in_file(read_weights(within))
+        return ("embed", "explain", *(("fill", "score") if fills else ()), *predicts)
+
+    def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors:
+        """The vector of each text, float32 [texts, dimension], as the model's own files say how; else the mean of its
+        tokens. `Embedder` has other ways.
+
+        Args:
+            prompt: what is put before each; None: the model's default.
+
+        Raises:
+            UsageError: one text and no list.
+            BertworksError: only the model's answers were exported; its vectors are made in a way not known here.
+        """
+        texts = self._check("embed", texts)
+        return self._embedder.embed(texts, prompt=prompt)
+
+    def fill(self, texts: Iterable[str], k: int = 5) -> list[list[list[Filling]]]:
+        """For each text, for each of its masks, the k most probable tokens.
+
+        Raises:
+            UsageError: one text and no list; k is not positive.
+            BertworksError: a text without a mask; the model has no head for masked words.
+        """
+        texts = self._check("fill", texts)
+        if k < 1:
+            raise UsageError(f"k is {k}: expected 1 or more")
+        return [self._filler(text, k) for text in texts]
+
+    def score(self, sentences: Iterable[str], *, within_word: bool = False) -> list[Score]:
+        """The pseudo-log-likelihood of each sentence: see `bertworks.score`.
+
+        Raises:
+            UsageError: one sentence and no list.
+            BertworksError: an empty sentence; the model has no head for masked words.
+        """
+        sentences = self._check("score", sentences)
+        network, tokenizer = self._filler.model, self._filler.tokenizer
+        return list(scores_of(network, tokenizer, sentences, within_word=within_word, precision=self._precision))
+
+    def predict(self, texts: Iterable[Any], *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
+        """What a fine-tuned model says of each text: see `Predictor.predict`.
+
+        Raises:
+            UsageError: texts of another kind, or more than one answer of a model that gives only one.
+            BertworksError: the model was not fine-tuned.
+        """
+        texts = self._check("predict", texts)
+        return self._predictor.predict(texts, top_k=top_k, probabilities=probabilities)
+
+    def explain(self, *texts: str, target: str | None = None, baseline: Literal["mask", "pad"] = "mask") -> Explanation:
+        """Why the model answers what it answers to one text, or pair: see `bertworks.explain`.
+
+        Raises:
+            UsageError: texts that the model does not read, or a target that it does not have.
+            BertworksError: it is an exported one.
+        """
+        self._check("explain", texts)
+        return explain(self._opened, *texts, target=target, baseline=baseline)
+
+    def save(self, folder: str | Path) -> None:
+        """Writes a clean copy of the model folder: see `bertworks.convert`.
+
+        Raises:
+            UsageError: there is something in the way.
+            BertworksError: it is an exported one.
+        """
+        for _ in convert(self.folder, folder):
+            pass
+
+    def _check(self, asked: Ability, texts: Iterable[_T]) -> list[_T]:
+        if asked not in self.can:
+            why, instead = _WHY[asked]
+            if asked in ("fill", "score") and self._opened.exported:
+                why = (
+                    "scores of masked words were not exported"
+                    if asked == "fill"
+                    else "an exported model scores nothing"
+                )
+            raise BertworksError(
+                f"this model cannot {asked}: {why}; it can {', '.join(self.can)}", where=str(self.folder), fix=instead
+            )
+        return listed(texts, f"{asked}([text])[0]")
+
+    @cached_property
+    def _embedder(self) -> Embedder:
+        return Embedder(self._opened, precision=self._asked)
+
+    @cached_property
+    def _filler(self) -> Filler:
+        return Filler(self._opened)
+
+    @cached_property
+    def _predictor(self) -> Predictor:
+        return Predictor(self._opened, precision=self._asked)
+
+
+def load(model: str | Path, *, device: str = "auto", precision: PrecisionOption = "auto") -> LoadedModel:
+    """A model as one object, for whatever it can do: `fill`, `score`, `embed`, `predict`, `explain`, `tokenizer`,
+    `config`. What it cannot do, it says when it is asked, and what to do instead; `can` lists what it can.
+
+    Args:
+        model: a folder of ours, of transformers, of sentence-transformers, or an exported one; `minilm`; or a hub id.
+        device: "auto", "cpu" or "cuda".
+        precision: "fp32", "bf16", "int8" or "auto": for vectors as `Embedder` has it, for predictions as `Predictor`;
+            fills and explanations are in fp32, scores in bf16 if that is asked for.
+
+    Raises:
+        BertworksError: no such model, or files that are damaged or not of a BERT.
+    """
+    return LoadedModel(model, device=device, precision=precision)

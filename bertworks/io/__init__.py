@@ -1,0 +1,1 @@
+"""FILES: compressed text, tables, atomic writes, worker processes."""

@@ -1,0 +1,322 @@
+"""One file, compressed or not, UTF-8 or UTF-16, as lines of clean text; what had to be repaired is counted and named.
+
+It knows nothing of documents or formats: only bytes, encodings and line ends. Memory does not grow with the file.
+"""
+
+import bz2
+import codecs
+import difflib
+import gzip
+import io
+import lzma
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import weakref
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from bertworks.errors import BertworksError, UsageError
+
+BLOCK_SIZE = 1 << 20  # bytes read at a time, and the size of the sample by which a file is judged
+LONGEST_PIECE = 1 << 22  # bytes; a longer line of plain text is cut at a space, so that memory stays flat
+STDIN = "<stdin>"  # what messages call standard input; the command line also while its parser is at work
+_NAMED_PLACES = 5
+
+COMPRESSIONS = {  # by suffix: the first bytes of such a file, and what tells whether it is whole
+    ".gz": (b"\x1f\x8b", "gzip -t"),
+    ".zst": (b"\x28\xb5\x2f\xfd", "zstd -t"),
+    ".xz": (b"\xfd7zXZ\0", "xz -t"),
+    ".bz2": (b"BZh", "bzip2 -t"),
+}
+_SKIPPABLE = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5f: a frame without text, with which .zst files may begin too
+_BYTE_ORDER_MARKS = (  # the four-byte marks first: the one of UTF-32 begins with the one of UTF-16
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_OTHER_FORMATS = {  # by the first bytes of a file: what it is, and how its text comes out
+    b"%PDF-": ("a PDF", "`pdftotext FILE` makes text of it"),
+    b"PK\x03\x04": ("a zip archive, as files of Excel and Word are", "save it as text or as .csv (UTF-8), or unzip it"),
+    b"\xd0\xcf\x11\xe0": ("a file of an old Office program", "save it as text or as .csv (UTF-8)"),
+}
+
+
+@dataclass
+class IssueCounter:
+    """How often something was met, and where the first few times ("path:line")."""
+
+    count: int = 0
+    places: list[str] = field(default_factory=list)
+
+    def add(self, place: str) -> None:
+        self.count += 1
+        if len(self.places) < _NAMED_PLACES:
+            self.places.append(place)
+
+    def __str__(self) -> str:
+        more = ", ..." if self.count > len(self.places) else ""
+        return f"{self.count:,} ({', '.join(self.places)}{more})" if self.count else "0"
+
+
+@dataclass(kw_only=True)
+class Repairs:
+    """What reading met in bytes."""
+
+    bytes: int = 0  # read, after decompression
+    bad_bytes: IssueCounter = field(
+        default_factory=IssueCounter
+    )  # lines with bytes that are not UTF-8, replaced by U+FFFD
+    null_characters: IssueCounter = field(
+        default_factory=IssueCounter
+    )  # blocks of about 1 MB with NUL characters, which are dropped
+
+
+class LineReader:
+    """The lines of one open file. Made by `open_lines`; iterated once.
+
+    Attributes:
+        head: up to 1 MB of the file's beginning, decompressed, as UTF-8 without byte order mark.
+    """
+
+    def __init__(self, stream: IO[bytes], name: str, repairs: Repairs):
+        self._stream, self._name, self._repairs = stream, name, repairs
+        self._decoder: codecs.IncrementalDecoder | None = None
+        self.head = self._start()
+
+    def sample(self) -> list[str]:
+        """The complete lines of `head`: by these a file is judged."""
+        head = self.head
+        if len(head) >= BLOCK_SIZE // 2 and b"\n" in head:
+            head = head[: head.rindex(b"\n")]
+        return _unify_line_ends(head.decode("utf-8", "replace")).split("\n")
+
+    def lines(self, *, longest: int | None = None, exact: bool = False) -> Iterator[tuple[int, str]]:
+        r"""Yield (line number from 1, line without its end). "\r\n" and "\r" end lines too, NUL is dropped.
+
+        Args:
+            longest: bytes after which a line is cut at a space and goes on as another one with the same number.
+            exact: only "\n" ends lines, "\r" and NUL stay.
+        """
+        number = 1
+        for block in self._blocks(longest):
+            try:
+                text = block.decode()
+            except UnicodeDecodeError:
+                text = self._decode_badly(number, block)
+            if "\0" in text and not exact:
+                self._repairs.null_characters.add(f"{self._name}:{number}")
+                text = text.replace("\0", "")
+            lines = (text if exact else _unify_line_ends(text)).split("\n")
+            ends_with_newline = not lines[-1]
+            if ends_with_newline:
+                lines.pop()
+            yield from enumerate(lines, number)
+            number += len(lines) - (not ends_with_newline)
+
+    def _blocks(self, longest: int | None) -> Iterator[bytes]:
+        """Bytes in portions that end with a line, unless the line is longer than `longest` or the file ends."""
+        pending, size = [self.head], len(self.head)
+        while True:
+            data = pending.pop()
+            cut = data.rfind(b"\n") + 1
+            if cut:
+                yield b"".join([*pending, data[:cut]])
+                pending, size = [data[cut:]], len(data) - cut
+            elif longest is not None and size > longest:
+                joined = b"".join([*pending, data])
+                cut = _cut_position(joined)
+                yield joined[:cut]
+                pending, size = [joined[cut:]], size - cut
+            else:
+                pending.append(data)
+            data = self._read()
+            if not data:
+                break
+            pending.append(data)
+            size += len(data)
+        if rest := b"".join(pending):
+            yield rest
+
+    def _start(self) -> bytes:
+        data = self._read()
+        for mark, encoding in _BYTE_ORDER_MARKS:
+            if data.startswith(mark):
+                self._decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
+                return self._transcode(data)
+        return data.removeprefix(codecs.BOM_UTF8)
+
+    def _read(self) -> bytes:
+        """The next portion as UTF-8; empty at the end of the file."""
+        try:
+            data = self._stream.read(BLOCK_SIZE)
+        except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
+            check = next((command for end, (_, command) in COMPRESSIONS.items() if self._name.endswith(end)), "file")
+            raise BertworksError(
+                f"the file is damaged or was cut off: {error}",
+                where=self._name,
+                fix=f"fetch it again (`{check} {shlex.quote(self._name)}` tells whether it is whole), or leave it out",
+            ) from error
+        self._repairs.bytes += len(data)
+        return self._transcode(data) if self._decoder else data
+
+    def _transcode(self, data: bytes) -> bytes:
+        """UTF-16 to UTF-8. What cannot be decoded becomes bytes that are not UTF-8, so that it is counted as such."""
+        assert self._decoder is not None
+        try:
+            return self._decoder.decode(data, final=not data).encode("utf-8", "surrogatepass")
+        except UnicodeDecodeError:
+            self._decoder.reset()
+            return b"\xff"
+
+    def _decode_badly(self, number: int, block: bytes) -> str:
+        lines = []
+        for index, line in enumerate(block.split(b"\n")):
+            try:
+                lines.append(line.decode())
+            except UnicodeDecodeError:
+                self._repairs.bad_bytes.add(f"{self._name}:{number + index}")
+                lines.append(line.decode("utf-8", "replace"))
+        return "\n".join(lines)
+
+
+@contextmanager
+def open_lines(path: Path, name: str, repairs: Repairs) -> Iterator[LineReader]:
+    """Open a file for reading its lines; the compression is told by its first bytes, not by its name.
+
+    Args:
+        name: what it is called in messages.
+        repairs: is added to while reading.
+
+    Raises:
+        BertworksError: the file cannot be opened; later, while reading: it is damaged or was cut off.
+    """
+    try:
+        stream = _decompressed(path)
+    except OSError as error:
+        raise BertworksError(
+            f"cannot be read: {error.strerror or error}", where=name, fix="make it readable, or leave it out"
+        ) from error
+    with stream:
+        yield LineReader(stream, name, repairs)
+
+
+def rereadable(path: str | Path, owner: object) -> tuple[Path, str | None]:
+    """Where to read as often as one likes, and how messages call a pipe, or "-" for standard input; None for a file.
+
+    What can be read only once is copied to a temporary file that is gone when `owner` is.
+
+    Raises:
+        BertworksError: there is no room for the copy.
+    """
+    if str(path) == "-":
+        return _spooled(sys.stdin.buffer, owner), STDIN
+    path = Path(path).expanduser()
+    if path.is_fifo():
+        with path.open("rb") as stream:
+            return _spooled(stream, owner), str(path)
+    return path, None
+
+
+def _spooled(stream: IO[bytes], owner: object) -> Path:
+    try:
+        with tempfile.NamedTemporaryFile(prefix="bertworks-stdin-", delete=False) as file:
+            path = Path(file.name).resolve()
+            # Only the process that made it deletes it: workers are copies of this one.
+            weakref.finalize(owner, _delete_if_owner, path, os.getpid())
+            shutil.copyfileobj(stream, file, BLOCK_SIZE)
+    except OSError as error:
+        raise BertworksError(
+            f"what is read from a pipe cannot be put aside: {error.strerror}",
+            where=tempfile.tempdir,
+            fix="let TMPDIR name a folder with more room, or save the text in a file and name that",
+        ) from error
+    return path
+
+
+def format_suffix(name: str) -> str:
+    """The suffix that tells the format, in lower case: ".jsonl" for "a.JSONL.gz"; empty if there is none."""
+    path = Path(name.lower())
+    return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
+
+
+def not_text(head: bytes) -> tuple[str, str] | None:
+    """What a file is, by its first bytes, that is not text in any encoding that is read, and what to do with it,
+    if that is known; None: it looks like text."""
+    for first, what_and_fix in _OTHER_FORMATS.items():
+        if head.startswith(first):
+            return what_and_fix
+    if head[257:262] == b"ustar" or _is_old_tar(head):
+        return "a tar archive", "`tar xf FILE -C FOLDER` unpacks it; then name the folder"
+    head = head[:8192]
+    control = sum(head.count(byte) for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
+    bad = head.decode("utf-8", "replace").count("\ufffd")
+    binary = control > 0.3 * len(head) or (control > 0.02 * len(head) and bad > 0.1 * len(head))
+    return ("not text", "") if binary else None
+
+
+def _is_old_tar(head: bytes) -> bool:
+    """Whether a header without a name of its format, as of Unix V7, has its own sum of bytes, told in octal digits and
+    counted as spaces."""
+    told, counted = head[148:156].strip(b" \0"), head[:148] + b" " * 8 + head[156:512]
+    return told != b"" and told.strip(b"01234567") == b"" and int(told, 8) == sum(counted)
+
+
+def nothing_there(path: Path) -> UsageError:
+    """The error for a path that names nothing, with the neighbour that was perhaps meant."""
+    if str(path) == STDIN:
+        return UsageError("standard input is not read here", fix="write it to a file, and name that")
+    folder = path.parent
+    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    close = difflib.get_close_matches(path.name, names, 1)
+    meant = f"did you mean {folder / close[0]}?" if close else f"see what is there: `ls {shlex.quote(str(folder))}`"
+    return UsageError("there is no such file or folder", where=str(path), fix=meant)
+
+
+def _delete_if_owner(path: Path, process: int) -> None:
+    if os.getpid() == process:
+        path.unlink(missing_ok=True)
+
+
+def _decompressed(path: Path) -> IO[bytes]:
+    stream: IO[bytes]
+    with path.open("rb") as file:
+        magic = file.read(6)
+    if magic[1:4] == _SKIPPABLE and 0x50 <= magic[0] <= 0x5F:
+        magic = COMPRESSIONS[".zst"][0]
+    match next((suffix for suffix, (start, _) in COMPRESSIONS.items() if magic.startswith(start)), None):
+        case ".gz":
+            return io.BufferedReader(gzip.open(path), BLOCK_SIZE)
+        case ".bz2":
+            return bz2.open(path)
+        case ".xz":
+            return lzma.open(path)
+        case ".zst":
+            import pyarrow
+
+            stream = pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
+            return stream
+        case _:
+            return path.open("rb")
+
+
+def _unify_line_ends(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
+
+
+def _cut_position(data: bytes) -> int:
+    """Where to cut an endless line: after the last space or Japanese full stop, else before the last character."""
+    for mark in (b" ", "。".encode(), "　".encode(), b"\r", b"\t"):
+        if (found := data.rfind(mark, len(data) // 2)) >= 0:
+            return found + len(mark)
+    cut = len(data) - 1
+    while cut > len(data) - 4 and data[cut] & 0xC0 == 0x80:  # a continuation byte of UTF-8
+        cut -= 1
+    return cut

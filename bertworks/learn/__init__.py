@@ -1,1 +1,0 @@
-"""What is asked of a network, and how it learns."""

@@ -1,0 +1,162 @@
+"""The official metric of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016 and 2018), to the last digit of what the official
+scripts print. Not here: reading files of questions (`use.squad`), finding answers.
+
+All figures are per cent. An answer counts as the gold one it is most like, after lower-casing and without punctuation,
+articles and superfluous spaces.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from bertworks.errors import BertworksError
+
+_UNANSWERED = 1.0  # `--na-prob-thresh` of evaluate-v2.0.py, as it comes
+F1Unit = Literal["word", "character"]
+SquadVersion = Literal["1.1", "2.0"]
+
+_EAST_ASIAN = re.compile("[\u3040-\u30ff\u3400-\u9fff]")  # kana and Chinese characters
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
+
+
+class SquadQuestion(NamedTuple):
+    """What is known of a question: its id and its gold answers; without answers it has none in its text."""
+
+    id: str
+    answers: tuple[str, ...]
+
+
+class SquadScore(NamedTuple):
+    exact: float  # 0 or 1
+    f1: float  # 0 to 1
+
+
+def evaluate_answers(
+    questions: Sequence[SquadQuestion],
+    predictions: Mapping[str, str],
+    *,
+    version: SquadVersion,
+    no_answer_probabilities: Mapping[str, float] | None = None,
+    unit: F1Unit = "word",
+) -> dict[str, float]:
+    """`exact` (the script of 1.1 calls it exact_match), `f1`, `total` and `missing`; for 2.0 the same but `missing` for
+    questions with and without an answer (`HasAns_...`, `NoAns_...`); with no-answer probabilities also `best_exact` and
+    `best_f1`, the figures under the best threshold above which a question is left without an answer, and that threshold
+    (`best_exact_thresh`, `best_f1_thresh`). These are found on the very questions: an upper bound.
+
+    Args:
+        predictions: question id -> answer; "" is no answer.
+        version: they differ in what normalizing leaves empty: 1.1 gives it an F1 of 0 and 2.0 takes it for no answer.
+        no_answer_probabilities: question id -> how surely it has no answer, on any scale; as in the official script a
+            question above 1 is left without an answer, save in the `best_` figures.
+        unit: of F1. "character" for scripts without spaces: characters that are no white space instead of words.
+
+    A question without a prediction is wrong and counted in `missing`, also for 2.0, where the official script leaves it
+    out of the total and then fails.
+
+    Raises:
+        BertworksError: no questions, two of one id, or a prediction without a no-answer probability.
+    """
+    if not questions:
+        raise BertworksError("no questions: there is nothing to score")
+    if twice := [name for name, times in Counter(q.id for q in questions).items() if times > 1]:
+        raise BertworksError(f"two questions have the id {twice[0]!r}: which one is answered is unknown")
+    scores = {q.id: score_answer(q.answers, predictions.get(q.id), version=version, unit=unit) for q in questions}
+    kept = dict(scores)
+    for q in questions:
+        if (no_answer_probabilities or {}).get(q.id, 0.0) > _UNANSWERED:
+            kept[q.id] = SquadScore(*[float(not q.answers)] * 2)
+    figures = _means(kept.values())
+    if version == "2.0":
+        for part, answered in (("HasAns", True), ("NoAns", False)):
+            if chosen := [kept[q.id] for q in questions if bool(q.answers) is answered]:
+                figures |= {f"{part}_{name}": value for name, value in _means(chosen).items()}
+    if no_answer_probabilities is not None:
+        figures |= _best(questions, predictions, scores, no_answer_probabilities)
+    return figures | {"missing": len(missing_predictions(questions, predictions))}
+
+
+def f1_unit_of(contexts: Iterable[str]) -> F1Unit:
+    """What F1 should count: characters where most letters are Japanese or Chinese, else words."""
+    letters = east_asian = 0
+    for context in contexts:
+        letters += sum(map(str.isalpha, context))
+        east_asian += len(_EAST_ASIAN.findall(context))
+    return "character" if 2 * east_asian > letters else "word"
+
+
+def missing_predictions(questions: Iterable[SquadQuestion], predictions: Mapping[str, str]) -> list[str]:
+    """The ids of the questions that nobody answered, not even with ""."""
+    return [question.id for question in questions if question.id not in predictions]
+
+
+def score_answer(
+    answers: Sequence[str], prediction: str | None, *, version: SquadVersion, unit: F1Unit = "word"
+) -> SquadScore:
+    """How good one answer is: the best agreement with any of the gold answers."""
+    if prediction is None:
+        return SquadScore(0.0, 0.0)
+    golds = [normalize(answer) for answer in answers]
+    if version == "2.0":
+        golds = [gold for gold in golds if gold] or [""]
+    given = normalize(prediction)
+    split: Callable[[str], list[str]] = str.split if unit == "word" else _characters
+    agreements = [_f1(split(gold), split(given), alike=version == "2.0") for gold in golds]
+    return SquadScore(float(given in golds), max(agreements, default=0.0))
+
+
+def normalize(answer: str) -> str:
+    """Lower case, without ASCII punctuation and the articles a, an, the; one space between words."""
+    return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
+
+
+def _characters(text: str) -> list[str]:
+    return list("".join(text.split()))
+
+
+def _f1(gold: list[str], given: list[str], *, alike: bool) -> float:
+    """Of precision and recall of parts, each counted as often as it occurs. alike: nothing agrees with nothing."""
+    if not gold or not given:
+        return float(alike and gold == given)
+    common = sum((Counter(gold) & Counter(given)).values())
+    if not common:
+        return 0.0
+    precision, recall = common / len(given), common / len(gold)
+    return (2 * precision * recall) / (precision + recall)
+
+
+def _means(scores: Iterable[SquadScore]) -> dict[str, float]:
+    exact = f1 = 0.0
+    total = 0
+    for one in scores:  # not sum(), which rounds otherwise since Python 3.12
+        exact, f1, total = exact + one.exact, f1 + one.f1, total + 1
+    return {"exact": 100.0 * exact / total, "f1": 100.0 * f1 / total, "total": total}
+
+
+def _best(
+    questions: Sequence[SquadQuestion],
+    predictions: Mapping[str, str],
+    scores: Mapping[str, SquadScore],
+    probabilities: Mapping[str, float],
+) -> dict[str, float]:
+    """The best figures under any threshold: one question after the other is answered, the surest first."""
+    if unknown := [q.id for q in questions if q.id in predictions and q.id not in probabilities]:
+        raise BertworksError(f"the question {unknown[0]!r} is answered but has no no-answer probability")
+    answerable = {q.id: bool(q.answers) for q in questions}
+    order = [name for name in sorted(probabilities, key=probabilities.__getitem__) if name in answerable]
+    figures: dict[str, float] = {}
+    for kind, name in enumerate(SquadScore._fields):
+        best = reached = float(sum(not has for has in answerable.values()))  # when nothing is answered
+        threshold = 0.0
+        for question in order:
+            if answerable[question]:
+                reached += scores[question][kind]
+            elif predictions.get(question):
+                reached -= 1
+            if reached > best:
+                best, threshold = reached, probabilities[question]
+        figures |= {f"best_{name}": 100.0 * best / len(questions), f"best_{name}_thresh": threshold}
+    return figures

@@ -1,0 +1,1 @@
+"""NETWORKS. torch and this package only."""

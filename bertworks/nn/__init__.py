@@ -1,1 +1,0 @@
-"""Networks: torch and this folder only. No file, no text, no step."""

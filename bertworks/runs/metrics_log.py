@@ -1,0 +1,123 @@
+"""The figures of a run: as numbers, as words, and line by line in metrics.jsonl. Not here: how they are computed."""
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bertworks.errors import BertworksError
+from bertworks.io.atomic_write import write_text
+from bertworks.training.loop import LossStats
+
+
+class Metrics:
+    """metrics.jsonl: a line for each logged step, and one with `evaluation` for each look at held-out text."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def record(self, line: Mapping[str, Any]) -> None:
+        """Appends a line.
+
+        Raises:
+            BertworksError: a full disk, or the file cannot be written.
+        """
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line, allow_nan=False) + "\n")
+        except OSError as error:
+            raise BertworksError(
+                f"cannot be written: {error.strerror}; the checkpoints are untouched",
+                where=str(self.path),
+                fix="make room, or the file writable, and type the same again",
+            ) from error
+
+    def sync(self) -> None:
+        """Puts on disk what has been recorded."""
+        with self.path.open("a") as file:
+            os.fsync(file.fileno())
+
+    def forget(self, after: int, evaluated: int) -> None:
+        """Drops steps `after` and evaluations after `evaluated`, for they will come again; and half a line of a killed
+        process."""
+        if not self.path.exists():
+            return
+        kept = [line + "\n" for line, step, judged in self._lines() if step <= (evaluated if judged else after)]
+        write_text(self.path, "".join(kept))
+
+    def last_step(self) -> int:
+        """0 where there is none."""
+        return max((step for _, step, _ in self._lines()), default=0) if self.path.exists() else 0
+
+    def _lines(self) -> Iterator[tuple[str, int, bool]]:
+        """Each line, its step, and whether it is an evaluation, up to one that is none."""
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                content = json.loads(line)
+                yield line, int(content["step"]), "evaluation" in content
+            except (ValueError, KeyError, TypeError):
+                return
+
+
+class Stopwatch:
+    """Seconds and tokens of training since the last lap; what happens while it is paused is not counted."""
+
+    def __init__(self) -> None:
+        self.tokens, self._mark = 0, time.perf_counter()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self._mark += time.perf_counter() - begin
+
+    def lap(self) -> tuple[float, int]:
+        """Seconds and tokens, which begin anew."""
+        now = time.perf_counter()
+        result = now - self._mark, self.tokens
+        self.tokens, self._mark = 0, now
+        return result
+
+
+def finite(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """None instead of what is not finite, and what JSON therefore does not know."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}
+
+
+def training_figures(means: Mapping[str, LossStats]) -> dict[str, float]:
+    """Losses and accuracies by name."""
+    return {
+        f"{name}_{kind}": value
+        for name, mean in means.items()
+        for kind, value in (("loss", mean.loss), ("accuracy", mean.accuracy))
+    }
+
+
+def evaluation_figures(means: Mapping[str, LossStats]) -> dict[str, float]:
+    """The same, and the perplexity of the masked words: e to the mean loss."""
+    return training_figures(means) | {"masked_lm_perplexity": math.exp(min(means["masked_lm"].loss, 700.0))}
+
+
+def lengths(figures: Mapping[str, float]) -> list[int]:
+    """Of longer sequences that were examined as well."""
+    return sorted(int(name.rpartition("_")[2]) for name in figures if name.startswith("masked_lm_loss_at_"))
+
+
+def describe(figures: Mapping[str, float]) -> str:
+    """Held-out figures as a sentence."""
+    if not figures:
+        return "nothing was evaluated"
+    text = (
+        f"masked words: loss {figures['masked_lm_loss']:.3f}, accuracy {figures['masked_lm_accuracy']:.1%}, "
+        f"perplexity {figures['masked_lm_perplexity']:,.1f}"
+    )
+    for length in lengths(figures):
+        text += f" (at {length} tokens {figures[f'masked_lm_loss_at_{length}']:.3f}"
+        text += f" and {figures[f'masked_lm_accuracy_at_{length}']:.1%})"
+    if "next_sentence_accuracy" in figures:
+        text += f"; next sentence: accuracy {figures['next_sentence_accuracy']:.1%}"
+    return text

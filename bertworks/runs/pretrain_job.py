@@ -1,0 +1,339 @@
+"""A shards folder and a recipe become batches: for every step of a run, and for its held-out text.
+
+Pre-training as the work of a run: masked words and next sentences of a corpus, judged on text set aside.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, Literal, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from bertworks.batching.batch import Batch, Batches, ExampleStream, collate
+from bertworks.batching.masking import Masker, MaskingConfig
+from bertworks.batching.sampling import (
+    Ids,
+    Plan,
+    SamplingConfig,
+    SpecialIds,
+    TokenStore,
+    keyed_rng,
+    make_plan,
+    make_sampler,
+    plan_blocks,
+)
+from bertworks.checkpoints.model_folder import load_model, model_card, save_model
+from bertworks.checkpoints.resolve import resolve_model
+from bertworks.config import dump_recipe
+from bertworks.errors import BertworksError, UsageError
+from bertworks.io.atomic_write import replacing
+from bertworks.models.initialization import init_local_attention
+from bertworks.runs.metrics_log import describe, evaluation_figures
+from bertworks.runs.report import write_report
+from bertworks.runs.training_run import versions
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.training.device import Precision
+from bertworks.training.loop import evaluate
+from bertworks.training.objectives import PretrainingModel
+from bertworks.training.recipe import Phase, Recipe
+
+FEWEST = 40  # equal parts of the text, of which no document is longer than one: next sentence prediction needs wrong
+# ones, and what is held out should be a small share
+HELD_OUT_SHARE, HELD_OUT_TOKENS = 0.05, 100_000
+CHUNK = 1 << 24  # tokens counted at once
+MASKS_SEED = 20181011  # of held-out masks, the same in every run; the day on which BERT was published
+
+
+@dataclass(frozen=True)
+class Sections:
+    """A store with shorter documents: the same tokens and sentences, more borders."""
+
+    tokens: NDArray[Any]
+    sentences: NDArray[np.int64]
+    documents: NDArray[np.int64]
+
+
+def split_long_documents(store: TokenStore) -> TokenStore:
+    """The store itself if no document is much of it; else one whose long documents are cut into sections."""
+    longest = max(2, (len(store.sentences) - 1) // FEWEST)
+    if len(store.documents) > 1 and np.diff(store.documents).max() <= longest:
+        return store
+    edges = [np.arange(first, last, longest) for first, last in zip(store.documents, store.documents[1:], strict=False)]
+    return Sections(store.tokens, store.sentences, np.append(np.concatenate(edges), store.documents[-1]))
+
+
+def split_documents(store: TokenStore, seed: int) -> tuple[Ids, Ids]:
+    """Documents to train on and documents to hold out, both ascending.
+
+    Raises:
+        BertworksError: with fewer than four documents or sections.
+    """
+    count = len(store.documents) - 1
+    if count < 4:
+        raise BertworksError(
+            f"there is too little text: {len(store.sentences) - 1} sentences in {count} documents",
+            fix="give at least some hundred sentences; some million words make a useful model",
+        )
+    order = keyed_rng("held-out", seed).permutation(count)
+    sizes = np.diff(store.sentences[store.documents])
+    wanted = min(HELD_OUT_SHARE * len(store.tokens), HELD_OUT_TOKENS)
+    order = order[np.argsort(sizes[order] > wanted, kind="stable")]  # what is more than enough alone comes last
+    held_out = 1 + int(np.searchsorted(np.cumsum(sizes[order]), wanted))
+    held_out = min(max(held_out, 2), count - 2)
+    return np.sort(order[held_out:]), np.sort(order[:held_out])
+
+
+def make_masker(c: MaskingConfig, tokenizer: Tokenizer) -> Masker:
+    """The masking policy over a tokenizer's ids."""
+    return Masker(c, tokenizer.mask_id, tokenizer.starts_word)
+
+
+def phase_batches(
+    store: TokenStore, documents: Ids, recipe: Recipe, tokenizer: Tokenizer, plans: Path, rank: int, world_size: int
+) -> Callable[[int], list[Batch]]:
+    """The micro-batches of step n of the whole run, phase after phase. Plans are kept in the folder `plans`, mapped:
+    they are a function of the arguments, and a resumed run should not wait for them."""
+    starts = [0, *np.cumsum([phase.num_steps for phase in recipe.train.phases]).tolist()]
+    of_phase = [
+        _batches(store, documents, recipe, tokenizer, phase, plans / f"phase-{number}.npy", number, rank, world_size)
+        for number, phase in enumerate(recipe.train.phases)
+    ]
+
+    def batches(step: int) -> list[Batch]:
+        phase = next(p for p in reversed(range(len(of_phase))) if starts[p] <= step)
+        return of_phase[phase](step - starts[phase])
+
+    return batches
+
+
+def _batches(
+    store: TokenStore,
+    documents: Ids,
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    phase: Phase,
+    plan_path: Path,
+    number: int,
+    rank: int,
+    world_size: int,
+) -> Batches:
+    seed = (recipe.seed << 8) + number
+    length = phase.sequence_length
+    if not plan_path.exists():
+        _write_plan(plan_path, plan_blocks(store, documents, recipe.sampling, length, seed))
+    plan = np.load(plan_path, mmap_mode="r")
+    special = SpecialIds(tokenizer.cls_id, tokenizer.sep_id)
+    sampler = make_sampler(store, plan, recipe.sampling, length, special, seed)
+    stream = ExampleStream(sampler, make_masker(recipe.masking, tokenizer), seed, recipe.masking.dynamic)
+    micro_batch_size = max(1, recipe.train.micro_batch_tokens // length)
+    if phase.batch_size < world_size:
+        raise UsageError(f"a batch of {phase.batch_size} sequences cannot be shared by {world_size} processes")
+    return Batches(stream, phase.batch_size, micro_batch_size, rank, world_size)
+
+
+def _write_plan(path: Path, blocks: Iterator[Plan]) -> None:
+    """An .npy file int64 [rows, columns] of blocks of rows, which are not kept in memory.
+
+    Raises:
+        BertworksError: there is not one row.
+    """
+    first = next(blocks)
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        rows = 0
+        _write_header(file, (rows, first.shape[1]))
+        for block in chain([first], blocks):
+            file.write(block.tobytes())
+            rows += len(block)
+        if not rows:
+            raise BertworksError("the corpus gives not one sequence", fix="give more text")
+        file.seek(0)
+        _write_header(file, (rows, first.shape[1]))  # as long as the first: numpy leaves room for the number of rows
+
+
+def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
+    np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": shape})
+
+
+def held_out_batches(
+    store: TokenStore,
+    documents: Ids,
+    tokenizer: Tokenizer,
+    *,
+    pairs: bool,
+    sequence_length: int,
+    sequences: int,
+    batch_size: int = 32,
+) -> list[Batch]:
+    """Batches with fixed masks: 15 % of the tokens, 80/10/10, whatever the model was trained with, so that figures of
+    different runs on the same text and vocabulary compare."""
+    config = SamplingConfig(pairs="next_sentence" if pairs else "full_sentences")
+    plan = make_plan(store, documents, config, sequence_length, MASKS_SEED)
+    special = SpecialIds(tokenizer.cls_id, tokenizer.sep_id)
+    sampler = make_sampler(store, plan, config, sequence_length, special, MASKS_SEED)
+    stream = ExampleStream(sampler, make_masker(MaskingConfig(), tokenizer), MASKS_SEED, dynamic=False)
+    examples = sorted((stream[n] for n in range(min(sequences, len(sampler)))), key=lambda e: len(e.input_ids))
+    return [collate(examples[i : i + batch_size]) for i in range(0, len(examples), batch_size)]
+
+
+def most_frequent_word(
+    store: TokenStore, documents: Ids, tokenizer: Tokenizer, batches: list[Batch]
+) -> tuple[str, float]:
+    """The most frequent token of the training text (`documents`, ascending), and the share of the held-out questions
+    that it answers: what a model has to beat."""
+    counts = np.zeros(tokenizer.vocab_size, np.int64)
+    gaps = np.flatnonzero(np.diff(documents) != 1) + 1
+    for row in np.split(documents, gaps):  # neighbours are counted together
+        first, last = store.sentences[store.documents[[row[0], row[-1] + 1]]].tolist()
+        for start in range(first, last, CHUNK):
+            counts += np.bincount(store.tokens[start : min(start + CHUNK, last)], minlength=len(counts))
+    best = int(counts.argmax())
+    asked = sum(len(batch.labels) for batch in batches)
+    right = sum(int((batch.labels == best).sum()) for batch in batches)
+    return tokenizer.tokens[best], right / max(1, asked)
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """What a model learns from."""
+
+    store: TokenStore
+    tokenizer: Tokenizer
+    facts: Mapping[str, object]  # for the model card
+
+
+class PretrainJob:
+    """See `run.Work`."""
+
+    keeps: ClassVar[Literal["last", "best"]] = "last"
+
+    def __init__(self, recipe: Recipe, corpus: Corpus, init: str | None = None):
+        self.recipe, self.corpus, self.init = recipe, corpus, init
+        self.seed, self.optimizer = recipe.seed, recipe.optimizer
+        self.precision = cast(Precision, recipe.train.precision)
+        self.num_steps = recipe.train.num_steps
+        self.evaluate_every, self.save_every = recipe.train.evaluate_every, recipe.train.save_every
+        self.store = split_long_documents(corpus.store)
+        self.documents, self.held_out = split_documents(self.store, recipe.seed)
+
+    def blank(self) -> PretrainingModel:
+        checkpointing = self.recipe.train.gradient_checkpointing
+        model = PretrainingModel(self.recipe.encoder, next_sentence=self._pairs, gradient_checkpointing=checkpointing)
+        # See `nn.initialization`: sines and cosines hold for all lengths as long as nobody moves some of them.
+        model.encoder.embeddings.position.requires_grad_(self.recipe.initialization == "published")
+        return model
+
+    def begin(self) -> tuple[nn.Module, list[str]]:
+        torch.manual_seed(self.recipe.seed)
+        model, notes = self.blank(), []
+        if self.init is not None:
+            ours, state = model.state_dict(), load_model(resolve_model(self.init), needs={"encoder"}).state
+            missing, _ = model.load_state_dict({name: state[name] for name in ours if name in state}, strict=False)
+            if missing:
+                heads = ", ".join(sorted({name.split(".")[0] for name in missing}))
+                notes.append(f"{self.init} has no {heads}: begun at random")
+        elif self.recipe.initialization == "neighbours":
+            init_local_attention(model.encoder)
+        return model, notes
+
+    def batches(self, plans: Path, rank: int, world_size: int) -> Callable[[int], list[Batch]]:
+        return phase_batches(self.store, self.documents, self.recipe, self.corpus.tokenizer, plans, rank, world_size)
+
+    def evaluate(self, network: nn.Module) -> dict[str, float]:
+        figures = evaluation_figures(evaluate(network, self._held_out_batches, self.precision))
+        if self._long_batches:
+            words = evaluate(network, self._long_batches, self.precision)["masked_lm"]
+            length = self.recipe.train.sequence_length
+            figures |= {f"masked_lm_loss_at_{length}": words.loss, f"masked_lm_accuracy_at_{length}": words.accuracy}
+        return figures
+
+    def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool:
+        return figures["masked_lm_loss"] < best["masked_lm_loss"]
+
+    def enough(self, evaluated: int, best: int) -> bool:
+        """Never before the last step: the schedule ends there."""
+        return False
+
+    def baseline(self) -> tuple[str, dict[str, Any]]:
+        word, accuracy = most_frequent_word(self.store, self.documents, self.corpus.tokenizer, self._held_out_batches)
+        text = f"always answering {word!r} would get {accuracy:.1%} of the masked words right"
+        return text, {"token": word, "masked_lm_accuracy": accuracy}
+
+    def flops_per_token(self, step: int) -> float:
+        return self._flops_per_token(self.recipe.train.phases[self._phase(step)])
+
+    def _flops_per_token(self, phase: Phase) -> float:
+        length, asked = phase.sequence_length, self.recipe.masking.rate
+        return self.recipe.encoder.flops_per_token(length, asked, finished=asked + 1 / length)
+
+    def cost(self, steps: int) -> float:
+        total, before = 0.0, 0
+        for phase in self.recipe.train.phases:
+            done = min(max(steps - before, 0), phase.num_steps)
+            total += done * phase.batch_size * phase.sequence_length * self._flops_per_token(phase)
+            before += phase.num_steps
+        return total
+
+    def progress(self, step: int) -> dict[str, Any]:
+        return {"phase": self._phase(step) + 1, "phases": len(self.recipe.train.phases)}
+
+    def describe(self, figures: Mapping[str, float]) -> str:
+        return describe(figures)
+
+    def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
+        card = model_card(
+            self.recipe.encoder,
+            name=folder.resolve().name,
+            recipe=dump_recipe(self.recipe),
+            steps=facts["step"],
+            tokens=facts["tokens"],
+            corpus=self.corpus.facts,
+            held_out=facts["evaluation"],
+            versions=versions(),
+        )
+        state = {name: p.detach() for name, p in network.named_parameters()}
+        save_model(folder, state, self.recipe.encoder, self.corpus.tokenizer, card=card)
+
+    def report(self, folder: Path) -> None:
+        write_report(folder)
+
+    @property
+    def _pairs(self) -> bool:
+        return self.recipe.sampling.pairs == "next_sentence"
+
+    def _phase(self, step: int) -> int:
+        end = 0
+        for number, phase in enumerate(self.recipe.train.phases):
+            end += phase.num_steps
+            if step <= end:
+                return number
+        return len(self.recipe.train.phases) - 1
+
+    @cached_property
+    def _held_out_batches(self) -> list[Batch]:
+        train = self.recipe.train
+        return self._questions(train.held_out_length, train.held_out_sequences)
+
+    @cached_property
+    def _long_batches(self) -> list[Batch]:
+        """About as many tokens in sequences of the greatest length; none if the others are as long."""
+        train = self.recipe.train
+        if train.sequence_length <= train.held_out_length:
+            return []
+        sequences = train.held_out_sequences * train.held_out_length // train.sequence_length
+        return self._questions(train.sequence_length, max(1, sequences))
+
+    def _questions(self, sequence_length: int, sequences: int) -> list[Batch]:
+        return held_out_batches(
+            self.store,
+            self.held_out,
+            self.corpus.tokenizer,
+            pairs=self._pairs,
+            sequence_length=sequence_length,
+            sequences=sequences,
+        )

@@ -1,0 +1,88 @@
+"""Whose a run folder is: the request that began it, written down in run.json. Another request is refused; the same goes
+on. Not here: what requests are.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bertworks.errors import UsageError
+from bertworks.io.atomic_write import write_json
+from bertworks.runs.training_run import versions
+
+FILES = (  # of a run folder, besides run.json
+    "recipe.toml", "metrics.jsonl", "report.html", "config.json", "model.safetensors", "README.md", "vocab.txt",
+    "special_tokens_map.json", "task.json", "tokenizer_config.json", "tokenizer.json",
+    "data.json", "result.json", "errors.csv", "finished.json", "trials.json",
+)  # fmt: skip
+FOLDERS = ("checkpoints", "plans", "shards", "tokenizer")
+
+
+def check_same_request(output: Path, now: Mapping[str, Any]) -> bool:
+    """Whether the folder holds this very request already; False: it is free.
+
+    Raises:
+        UsageError: it holds another run, or what is no run at all.
+    """
+    path = output / "run.json"
+    if path.exists():
+        there = _read_request(path)
+        if differing := [name for name in now if there.get(name) != now[name]]:
+            lines = "".join(
+                f"\n  {name}: {_show_value(there, name)} there, {_show_value(now, name)} now" for name in differing
+            )
+            raise UsageError(
+                f"the folder holds a run with other settings:{lines}",
+                where=str(output),
+                fix="-o ANOTHER-FOLDER keeps both; --overwrite deletes the run that is there",
+            )
+        return True
+    strange = [p.name for p in output.iterdir() if not p.name.startswith(".")] if output.is_dir() else []
+    if strange:
+        raise UsageError(
+            f"the folder is not empty and holds no run: {', '.join(sorted(strange)[:5])}",
+            where=str(output),
+            fix="-o ANOTHER-FOLDER, or empty this one",
+        )
+    return False
+
+
+def create_run_folder(output: Path, request: Mapping[str, Any]) -> None:
+    """Writes the request down, in a folder that `refuse_other` called free or that `clear` made so."""
+    write_json(output / "run.json", {"request": request, "versions": versions()})
+
+
+def delete_run(output: Path) -> bool:
+    """Deletes the run in a folder and nothing else; False: there is none. Its run.json stays until the next request
+    replaces it: what a killed process leaves can so be deleted again."""
+    if not (output / "run.json").exists():
+        return False
+    for name in FOLDERS:
+        shutil.rmtree(output / name, ignore_errors=True)
+    for name in FILES:
+        (output / name).unlink(missing_ok=True)
+    return True
+
+
+def absolute(path: str | Path) -> str:
+    """A path or a glob that means the same from every folder; "-" is standard input."""
+    return str(path) if str(path) == "-" else os.path.abspath(Path(path).expanduser())  # noqa: PTH100 - it keeps links
+
+
+def _read_request(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8"))["request"])
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(
+            "this is not what a run writes about itself",
+            where=str(path),
+            fix="-o ANOTHER-FOLDER; or --overwrite, which deletes the run that is there",
+        ) from None
+
+
+def _show_value(content: Mapping[str, Any], name: str) -> str:
+    value = content.get(name)
+    return f"{value[:12]}..." if name.endswith("sha256") and value else repr(value)

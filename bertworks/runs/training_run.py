@@ -1,0 +1,349 @@
+"""A training in its run folder: from wherever its newest checkpoint stands to its last step, saving on the way.
+
+The folder is a model folder at all times (config.json, model.safetensors, tokenizer, README.md), plus recipe.toml,
+metrics.jsonl, report.html, `checkpoints/` and `plans/`. Not here: what is trained, on what, and how it is judged
+(`Work`).
+"""
+
+import hashlib
+import math
+import platform
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import bertworks
+from bertworks.batching.batch import Batch
+from bertworks.checkpoints.training_state import Checkpoint, latest_checkpoint, remove_deleted, save_checkpoint
+from bertworks.errors import BertworksError, UsageError
+from bertworks.events import Event
+from bertworks.models.initialization import meta_device_init
+from bertworks.runs.metrics_log import Metrics, Stopwatch, finite, training_figures
+from bertworks.runs.signals import PATIENCE, GracefulShutdown, patience_for
+from bertworks.training.device import DTYPES, HeapTrimmer, Precision, measure_matmul
+from bertworks.training.loop import LossStats, Step, train
+from bertworks.training.optimization import OptimizerConfig, make_optimizer
+
+EVALUATIONS, SAVE_SECONDS, MOST_LINES = 20, 120.0, 10_000
+JUDGED = ("evaluated", "evaluation", "best")  # what an evaluation leaves among the facts
+STOP_AFTER = 3  # steps in a row whose loss or gradient is not finite
+
+
+class TrainingJob(Protocol):
+    """What a run trains. Everything it returns is a function of its arguments and of what it was made of: a run asks
+    again after every restart."""
+
+    keeps: ClassVar[Literal["last", "best"]]  # of all states that were evaluated: which the model folder holds
+    seed: int
+    precision: Precision
+    optimizer: OptimizerConfig
+    num_steps: int
+    evaluate_every: int  # steps; 0: some twenty times
+    save_every: int  # steps; 0: every few minutes
+
+    def begin(self) -> tuple[nn.Module, list[str]]: ...  # the network before its first step; what is to be said of it
+    def blank(self) -> nn.Module: ...  # one for a checkpoint to fill
+    def batches(self, plans: Path, rank: int, world_size: int) -> Callable[[int], list[Batch]]: ...
+    def evaluate(self, network: nn.Module) -> dict[str, float]: ...
+    def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool: ...
+    def enough(self, evaluated: int, best: int) -> bool: ...  # steps of the last and best evaluation: is it the end?
+    def baseline(self) -> tuple[str, dict[str, Any]] | None: ...  # what knowing nothing would get, in words and figures
+    def flops_per_token(self, step: int) -> float: ...
+    def cost(self, steps: int) -> float: ...  # of so many steps from the first on, in any unit
+    def progress(self, step: int) -> dict[str, Any]: ...  # further figures to show, such as the phase
+    def describe(self, figures: Mapping[str, float]) -> str: ...
+    def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None: ...  # model and card
+    def report(self, folder: Path) -> None: ...
+
+
+class TrainingRun:
+    """`for event in Run(...).events()` trains; stopping the iteration stops the run after its step.
+
+    Whatever decides what comes next is the tensors of `_state` and the values of `facts`, both of which a checkpoint
+    holds: a run that goes on from one cannot be told from a run that was never stopped.
+    """
+
+    def __init__(self, folder: Path, work: TrainingJob, device: torch.device):
+        self.folder, self.work, self.device = folder, work, device
+        self.memory = HeapTrimmer(device)
+        self.metrics = Metrics(folder / "metrics.jsonl")
+        self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        self.checkpoint, damaged = latest_checkpoint(folder / "checkpoints")
+        # What has to be said of the beginning.
+        instead = "using the newest checkpoint before it" if self.checkpoint else "there is none before it"
+        self.notes = [f"{note.path}: {note.why}; {instead}" for note in damaged]
+        if self.checkpoint is None and self.metrics.last_step():
+            raise BertworksError(
+                f"the run has been up to step {self.metrics.last_step():,}, and no checkpoint is left to go on from",
+                where=str(folder / "checkpoints"),
+                fix="put them back; or -o ANOTHER-FOLDER keeps the model that is here, --overwrite begins again",
+            )
+        self.model = self._network()
+        # Listed once: in bf16 the network holds rounded copies for as long as it computes, and a stop may come then.
+        self._parameters = dict(self.model.named_parameters())
+        self.optimizer = make_optimizer(self.model, work.optimizer)
+        self.num_steps = work.num_steps
+        self.step, self._evaluation_seconds = 0, 0.0  # of the quickest one
+        self.facts: dict[str, Any] = {
+            "recipe_sha256": hashlib.sha256((folder / "recipe.toml").read_bytes()).hexdigest(),
+            "tokens": 0,
+            "seconds": 0.0,  # of training alone
+            "evaluated": None,  # after which step, last
+            "evaluation": {},  # its figures
+            "best": None,  # the step and the figures of the best evaluation
+            "exported": None,  # the step after which model folder and report were brought up to date
+        }
+        # Steps left out because loss or gradient was not finite: all, the latest in a row, the most in a row.
+        self.skipped = torch.zeros(3, device=device)
+        self.saved: int | None = None  # the step of the checkpoint that this process wrote or read last
+        self.evaluate_every = work.evaluate_every or max(1, -(-self.num_steps // EVALUATIONS))
+        # To ask a GPU for figures is to wait for it, so it is asked seldom.
+        self.read_every = 10 if device.type == "cuda" else 1
+        self.log_every = self.read_every * max(1, -(-self.num_steps // (MOST_LINES * self.read_every)))
+
+    def _network(self) -> nn.Module:
+        if self.checkpoint is None:
+            network, notes = self.work.begin()
+            self.notes += notes
+            return network.to(self.device)
+        with meta_device_init():
+            return self.work.blank().to_empty(device=self.device)
+
+    def events(self) -> Iterator[Event]:
+        """Trains to the end. Ctrl-C and SIGTERM save, then raise KeyboardInterrupt and SystemExit."""
+        yield from self._resume()
+        batches = self._batches()
+        size = sum(tensor.nbytes for tensor in self._state().values())
+        patience = patience_for(size) if self.rank == 0 else 2 * PATIENCE  # the first saves; the others wait for it
+        with GracefulShutdown(self._leave, patience) as interruption:
+            try:
+                yield from self._train(batches, interruption)
+            except RuntimeError:
+                if interruption.requested and self.world_size > 1:  # another process left before this one
+                    interruption.end()
+                raise
+        yield self._done()
+
+    def _train(self, batches: Callable[[int], list[Batch]], interruption: GracefulShutdown) -> Iterator[Event]:
+        if self._asks_for_evaluation() and self.facts["evaluated"] != self.step:
+            yield from self._evaluate()
+        if (self.step == 0 or self._asks_for_evaluation()) and self.facts["exported"] != self.step:
+            yield from self._save()
+        if self._is_over():
+            return
+        steps = train(
+            self.model, self.optimizer, batches, self.work.optimizer, self.num_steps,
+            precision=self.work.precision, seed=self.work.seed, start=self.step, updating=interruption.updating,
+        )  # fmt: skip
+        saved, clock = time.perf_counter(), Stopwatch()
+        for step in steps:
+            event = self._take_note(step, clock)
+            interruption.updating.noted()
+            if event:
+                yield event
+            last = step.number == self.num_steps
+            if (last or step.number % self.read_every == 0) and self.skipped[2].item() >= STOP_AFTER:
+                raise self._diverged(f"loss or gradient was not finite in {STOP_AFTER} steps in a row")
+            with clock.paused():
+                leaving = interruption.requested and not last and self.rank == 0
+                if leaving:
+                    interruption.take_over()
+                elif self._asks_for_evaluation():
+                    yield from self._evaluate()
+                if leaving or self._is_over() or self._is_due(saved):
+                    yield from self._save()
+                    saved = time.perf_counter()
+                if leaving:
+                    interruption.end()
+            if self._is_over():
+                return
+
+    def _asks_for_evaluation(self) -> bool:
+        if self.step == 0:  # what was drawn at random may be good by chance, and is never the best
+            return self.work.keeps == "last"
+        return self.step % self.evaluate_every == 0 or self.step == self.num_steps
+
+    def _is_over(self) -> bool:
+        best, evaluated = self.facts["best"], self.facts["evaluated"]
+        enough = best is not None and evaluated == self.step and self.work.enough(evaluated, best["step"])
+        return self.step == self.num_steps or enough
+
+    def _is_due(self, saved: float) -> bool:
+        """Is it time for a checkpoint, the last one having been written at `saved`?"""
+        if self.facts["best"] and self.facts["best"]["step"] == self.step:
+            return True
+        every = self.work.save_every
+        return self.step % every == 0 if every else time.perf_counter() - saved > SAVE_SECONDS
+
+    def _take_note(self, step: Step, clock: Stopwatch) -> Event | None:
+        """Everything that a checkpoint after this step has to know, and what metrics.jsonl has before it."""
+        self.step = step.number
+        self.facts["tokens"] += step.tokens
+        total, row, most = self.skipped
+        row = (row + step.skipped) * step.skipped
+        self.skipped = torch.stack([total + step.skipped, row, torch.maximum(most, row)])
+        clock.tokens += step.tokens
+        if step.number % self.log_every and step.number != self.num_steps:
+            return None
+        means = step.read()
+        seconds, tokens = clock.lap()
+        self.facts["seconds"] += seconds
+        with clock.paused():
+            return self._step_event(step, means, tokens / seconds)
+
+    def _resume(self) -> Iterator[Event]:
+        yield from (Event("note", text) for text in self.notes)
+        if self.checkpoint:
+            self._restore(self.checkpoint)
+        if self.rank == 0:
+            remove_deleted(self.folder / "checkpoints")
+            self.metrics.forget(self.step, -1 if self.facts["evaluated"] is None else self.facts["evaluated"])
+        if self.checkpoint:
+            yield Event("note", f"resuming after step {self.step:,} of {self.num_steps:,}", {"resumed_step": self.step})
+            self.checkpoint = None  # its file need not stay mapped
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        if checkpoint.facts.get("recipe_sha256") != self.facts["recipe_sha256"]:
+            raise UsageError(
+                "recipe.toml is not the one that this run began with", where=str(self.folder),
+                fix="put it back; or start another run with it: --recipe COPY-OF-IT.toml -o ANOTHER-FOLDER",
+            )  # fmt: skip
+        for name, tensor in self._state().items():
+            if name not in checkpoint.tensors or checkpoint.tensors[name].shape != tensor.shape:
+                raise BertworksError(
+                    f"the checkpoint does not fit the recipe: {name}", where=str(checkpoint.path),
+                    fix="use another output folder, or --overwrite",
+                )  # fmt: skip
+            tensor.copy_(checkpoint.tensors[name])
+        self.step, self.facts, self.saved = checkpoint.step, dict(checkpoint.facts), checkpoint.step
+
+    def _batches(self) -> Callable[[int], list[Batch]]:
+        """The micro-batches of a step. The first process makes the plans; the others find them."""
+        if self.rank > 0:
+            dist.barrier()
+        batches = self.work.batches(self.folder / "plans", self.rank, self.world_size)
+        if self.rank == 0 and self.world_size > 1:
+            dist.barrier()
+        return batches
+
+    @cached_property
+    def _matmul_speed(self) -> float:
+        return measure_matmul(DTYPES[self.work.precision], self.device)
+
+    def _state(self) -> dict[str, Tensor]:
+        """Everything that changes, by name; the tensors themselves."""
+        state = {f"parameter/{name}": p.data for name, p in self._parameters.items()}
+        for name, p in self._parameters.items():
+            state |= {f"{part}/{name}": value for part, value in self.optimizer.state[p].items()}
+        return state | {"skipped": self.skipped}
+
+    def _leave(self) -> None:
+        """Saves what the last step left, from another thread, unless that is saved. Before the first there is nothing
+        that the same command would not make again."""
+        if self.rank == 0 and self.step and self.saved != self.step:
+            self._save_state()
+
+    def _save_state(self) -> Path:
+        self.metrics.sync()  # no checkpoint without the lines before it
+        best = self.facts["best"]["step"] if self.facts["best"] else None
+        path = save_checkpoint(self.folder / "checkpoints", self.step, self._state(), self.facts, best=best)
+        self.saved = self.step
+        return path
+
+    def _save(self) -> Iterator[Event]:
+        """The model for everyone to use, the report, and last the checkpoint: where that stands, all stands."""
+        if self.rank != 0:
+            return
+        best = self.facts["best"]
+        if self.work.keeps == "last" or best is None or best["step"] == self.step:
+            self.work.save(self.folder, self.model, self.facts | {"step": self.step})
+        self.work.report(self.folder)
+        self.facts = self.facts | {"exported": self.step}
+        path = self._save_state()
+        yield Event("saved", f"saved {path}", {"step": self.step, "path": str(path)})
+
+    def _evaluate(self) -> Iterator[Event]:
+        """The first process judges; what it found decides in all of them whether the training goes on."""
+        if self.rank == 0:
+            yield from self._judge()
+        if self.world_size > 1:
+            judged = [{name: self.facts[name] for name in JUDGED}]
+            dist.broadcast_object_list(judged, src=0)
+            self.facts = self.facts | judged[0]
+
+    def _judge(self) -> Iterator[Event]:
+        if "baseline" not in self.facts and (found := self.work.baseline()):
+            text, baseline = found
+            self.facts = self.facts | {"baseline": baseline}
+            yield Event("note", text, {"baseline": baseline})
+        begin = time.perf_counter()
+        figures = self.work.evaluate(self.model)
+        took = time.perf_counter() - begin
+        self._evaluation_seconds = min(took, self._evaluation_seconds or took)  # the first one is slow, once
+        if not all(map(math.isfinite, figures.values())):
+            raise self._diverged("the loss on held-out text is not finite")
+        best = self.facts["best"]
+        if best is None or self.work.is_better(figures, best):
+            best = {"step": self.step, **figures}
+        self.metrics.record({"step": self.step, "evaluation": figures})
+        self.facts = self.facts | {"evaluated": self.step, "evaluation": figures, "best": best}
+        text = f"held out after step {self.step:,}: {self.work.describe(figures)}"
+        yield Event("evaluation", text, {"step": self.step, **figures})
+
+    def _step_event(self, step: Step, means: dict[str, LossStats], tokens_per_second: float) -> Event:
+        figures = {"loss": sum(mean.loss for mean in means.values()), **training_figures(means)}
+        learned = finite({"step": step.number, **figures, "learning_rate": step.learning_rate})
+        learned |= finite({"gradient_norm": step.grad_norm.item(), "tokens": self.facts["tokens"]})
+        flops = tokens_per_second * self.work.flops_per_token(step.number)
+        measured = {
+            "tokens_per_second": tokens_per_second,
+            "matmul_share": flops / self._matmul_speed / self.world_size,
+            "memory": self.memory.look(),
+            "seconds": self.facts["seconds"],
+        }
+        if self.rank == 0:
+            self.metrics.record(learned | measured)
+        left = self.facts["seconds"] * (self.work.cost(self.num_steps) / self.work.cost(step.number) - 1)
+        left += self._evaluation_seconds * math.ceil((self.num_steps - step.number) / self.evaluate_every)
+        shown = {
+            "steps": self.num_steps,
+            **self.work.progress(step.number),
+            "eta_seconds": left,
+            "skipped": int(self.skipped[0].item()),
+        }
+        text = f"step {step.number:,}/{self.num_steps:,}  loss {figures['loss']:.3f}  {tokens_per_second:,.0f} tokens/s"
+        return Event("step", text, learned | measured | shown)
+
+    def _diverged(self, what: str) -> BertworksError:
+        last = max((int(p.name[5:]) for p in (self.folder / "checkpoints").glob("step-*[0-9]")), default=0)
+        return BertworksError(
+            f"{what}, up to step {self.step:,}; the parameters are finite still, and the checkpoint of step {last:,} "
+            "is intact",
+            where=str(self.folder),
+            fix="lower the rate in a new folder: -o OTHER --set optimizer.learning_rate="
+            f"{self.work.optimizer.learning_rate / 3:.1e}",
+        )
+
+    def _done(self) -> Event:
+        figures = {"folder": str(self.folder), "step": self.step, "tokens": self.facts["tokens"]}
+        figures |= {"seconds": self.facts["seconds"], "evaluation": self.facts["evaluation"]}
+        figures |= {"best": self.facts["best"], "baseline": self.facts.get("baseline")}
+        figures |= {"report": str(self.folder / "report.html")}
+        described = self.work.describe(self.facts["evaluation"])
+        text = f"{self.folder}: {self.step:,} steps, {self.facts['tokens']:,} tokens; {described}"
+        best = self.facts["best"]
+        if best and best["step"] < self.step:
+            where = f": {self.folder}/checkpoints" if self.work.keeps == "last" else f": {self.work.describe(best)}"
+            text += f"; the best was after step {best['step']:,}{where}"
+        return Event("done", text, figures)
+
+
+def versions() -> dict[str, str]:
+    """Of the software that computes."""
+    return {"bertworks": bertworks.__version__, "torch": torch.__version__, "python": platform.python_version()}

@@ -1,0 +1,403 @@
+"""Lines back into paragraphs: which line breaks mean something and which only ended the line of a page. And
+where text that is too long is cut.
+
+A hard-wrapped line is recognised by what wrapping does: it breaks where the next word would not have fitted before the
+right margin. Verse, headings, lists and tables break earlier, so they stay apart. Nothing here reads files.
+
+The text of a document -> its sentences, by rules that look at characters: one function for every language.
+
+It is not a statistical model and needs no training: it errs on the side of too few cuts (after an abbreviation that may
+also end a sentence, say), because a pair of sentences made of three is as good an example, and half a sentence is not.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import Literal
+
+# Written as escapes: some of these characters turn into others when a file is normalised.
+_WIDE = re.compile(
+    r"[\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60\U00020000-\U0003fffd]+"
+)
+_NO_SPACE = re.compile(r"[\u2e80-\ua4cf\uf900-\ufaff\ufe30-\ufe4f\uff01-\uff9f\U00020000-\U0003fffd]")  # no Hangul
+_ENDS_SENTENCE = re.compile(r"""[.!?…。．！？｡][\s"'”’»)\]）」』】*_]*$""")
+_LIST_ITEM = re.compile(r"[*•‣◦▪■●・○◆+]\s|\d{1,3}[.)]\s|[(（][\da-zA-Z一-十]{1,3}[)）]|[①-⑳]|[|>#]")
+_TABLE_GAP = re.compile(r"\S(?: {3}|\t|\.{6}|(?: \.){4}|…{3})")
+_GAPS = ("   ", "\t", "......", ". . .", "………")  # one of these stands in every such gap: quicker to look for
+_HYPHENS = ("-", "\u2010", "\u00ad")
+_WORD_BROKEN = re.compile(r"([^\W\d_]+)([-\u2010\u00ad])$")
+_FIRST_LETTERS = re.compile(r"[^\W\d_]+")
+_WORDS = re.compile(r"[^\W\d_]+(?:[-‐][^\W\d_]+)*")
+
+_NARROWEST, _WIDEST = 30, 132  # columns between which a right margin is believed
+_MOST_LINES = 10_000  # more than these do not change the judgement
+_FEWEST_BREAKS = 4  # line breaks inside paragraphs below which a margin is not guessed
+
+
+def margin_of(lines: Sequence[str]) -> int | None:
+    """The right margin (columns; Japanese and Korean characters take two) if the lines are hard-wrapped, else None.
+
+    Believed when most breaks inside a paragraph stand where the next word did not fit any more, and most of those cut
+    through a sentence.
+    """
+    lines = lines[:_MOST_LINES]
+    lengths = [len(line) for line in lines if line]
+    if sum(length > 2 * _WIDEST for length in lengths) > 0.02 * len(lengths):
+        return None  # most text is not wrapped: this is the quick way to see it
+    widths = [_width(line.strip()) for line in lines]
+    filled = sorted(width for width in widths if width)
+    if len(filled) <= _FEWEST_BREAKS:
+        return None
+    margin = filled[int(len(filled) * 0.98)]
+    if not _NARROWEST <= margin <= _WIDEST:
+        return None
+    breaks = tight = through = capital = 0
+    for index in range(len(lines) - 1):
+        if not widths[index] or not widths[index + 1]:
+            continue
+        line, following = lines[index].strip(), lines[index + 1].strip()
+        breaks += 1
+        if _is_full(widths[index], following, margin) and not _LIST_ITEM.match(following):
+            tight += 1
+            if not _ENDS_SENTENCE.search(line[-8:]):
+                through += 1
+                capital += following[:1].isupper()
+    if breaks < _FEWEST_BREAKS or tight < 0.5 * breaks or through < 0.5 * tight or capital > 0.5 * through:
+        return None
+    return margin
+
+
+def separation(lines: Sequence[str], margin: int | None) -> tuple[Literal["blank_line", "file"], str]:
+    """What ends a document in a plain text file of which these lines are a sample, and why, in words.
+
+    Blank lines stand between documents where each has several unwrapped lines (a sentence or a paragraph per line, as
+    in the original BERT's input); where they stand around nearly every line, between wrapped paragraphs or between
+    stanzas, they separate paragraphs and the file is the document.
+    """
+    blocks: list[int] = []
+    size = 0
+    for line in [*lines, ""]:
+        if line.strip():
+            size += 1
+        elif size:
+            blocks.append(size)
+            size = 0
+    filled = [line.strip() for line in lines if line.strip()]
+    if len(blocks) <= 1:
+        return "file", "no blank lines"
+    if margin is not None:
+        return "file", f"lines are wrapped at column {margin}; blank lines end paragraphs"
+    if sorted(blocks)[len(blocks) // 2] < 2:
+        return "file", "blank lines stand after every paragraph"
+    ends = sum(_ENDS_SENTENCE.search(line[-8:]) is not None for line in filled) / len(filled)
+    punctuated = sum(not mark.isalnum() for line in filled for mark in line[-1:]) / len(filled)
+    if ends < 0.5 and punctuated > 0.1 and sorted(map(_width, filled))[int(len(filled) * 0.95)] <= 64:
+        return "file", "short lines that do not end sentences, as in verse; blank lines end stanzas"
+    return "blank_line", "blocks of several unwrapped lines between blank lines"
+
+
+def paragraphs(lines: Sequence[str], margin: int | None) -> list[str]:
+    """The lines without the empty ones, stripped; with a margin, lines that were one paragraph are one again."""
+    if margin is None:
+        return [stripped for line in lines if (stripped := line.strip())]
+    return _Joiner(lines, margin).paragraphs()
+
+
+def cut_text(text: str, longest: int, *marks: str) -> Iterator[str]:
+    """A text in pieces of at most `longest` characters that make it up again: each ends after the last of the first
+    mark that stands in its second half, or anywhere."""
+    start = 0
+    while len(text) - start > longest:
+        end = start + longest
+        found = (text.rfind(mark, start + longest // 2, end) + 1 for mark in marks)
+        cut = next(filter(None, found), end)
+        yield text[start:cut]
+        start = cut
+    yield text[start:]
+
+
+class _Joiner:
+    def __init__(self, lines: Sequence[str], margin: int):
+        self._lines, self._margin = lines, margin
+
+    def paragraphs(self) -> list[str]:
+        done: list[str] = []
+        parts: list[str] = []  # of the paragraph that is growing
+        previous = ""
+        for line in self._lines:
+            if parts and self._continues(previous, line):
+                self._append(parts, line.strip())
+            else:
+                if parts:
+                    done.append("".join(parts))
+                parts = [stripped] if (stripped := line.strip()) else []
+            previous = line
+        if parts:
+            done.append("".join(parts))
+        return done
+
+    def _continues(self, line: str, following: str) -> bool:
+        """Whether the break between two lines, of which the first is not empty, only ended a line of the page."""
+        start, end = following.strip(), line.strip()
+        width = _width(end)
+        if not start or width > 1.3 * self._margin or (not start[0].isalpha() and _LIST_ITEM.match(start)):
+            return False
+        if following[0].isspace() and _indentation(following) > _indentation(line) and not _LIST_ITEM.match(end):
+            return False
+        if any(gap in line or gap in following for gap in _GAPS) and (
+            _TABLE_GAP.search(end) or _TABLE_GAP.search(start)
+        ):
+            return False
+        if _is_full(width, start, self._margin):
+            return True
+        return start[0].islower() and width > 0.6 * self._margin and not _ENDS_SENTENCE.search(end[-8:])
+
+    def _append(self, parts: list[str], following: str) -> None:
+        end = parts[-1]
+        broken = _WORD_BROKEN.search(end[-40:]) if end.endswith(_HYPHENS) else None
+        if broken and (rest := _FIRST_LETTERS.match(following)):
+            if self._is_one_word(broken[1].lower(), broken[2], rest[0]):
+                parts[-1] = end[:-1]
+            parts.append(following)
+        elif end.endswith(("—", "--")) or _is_unspaced(end[-1]) or _is_unspaced(following[0]):
+            parts.append(following)
+        else:
+            parts.append(" " + following)
+
+    def _is_one_word(self, first: str, hyphen: str, rest: str) -> bool:
+        """Whether the hyphen at a line's end came from the page ("consid-eration"), not from the word ("short-sword").
+
+        The rest of the text is the dictionary: the form that stands elsewhere in it is the right one.
+        """
+        if hyphen == "\u00ad":
+            return True
+        if rest[0].isupper():
+            return False
+        together, apart = first + rest.lower() in self._vocabulary, f"{first}-{rest.lower()}" in self._vocabulary
+        if together != apart:
+            return together
+        return not (first in self._vocabulary and rest.lower() in self._vocabulary)
+
+    @cached_property
+    def _vocabulary(self) -> set[str]:
+        words: set[str] = set()
+        broken = False  # halves of a broken word are no evidence for being words
+        for line in self._lines:
+            found = _WORDS.findall(line.lower())
+            first, broken = broken, line.rstrip().endswith(_HYPHENS)
+            words.update(found[first : len(found) - broken])
+        return words
+
+
+def _is_full(width: int, following: str, margin: int) -> bool:
+    """Whether the first word of the next line did not fit; wrapping by hand is allowed to be ragged by a tenth."""
+    room = margin * 0.9 - width
+    if room < 2:
+        return True
+    if _is_unspaced(following[0]):
+        return False
+    return 1 + _width(following[:24].split(" ", 1)[0]) > room
+
+
+def _is_unspaced(character: str) -> bool:
+    return not character.isascii() and _NO_SPACE.match(character) is not None
+
+
+def _width(line: str) -> int:
+    return len(line) if line.isascii() else len(line) + sum(map(len, _WIDE.findall(line)))
+
+
+def _indentation(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+LONGEST_SENTENCE = 4000  # characters; what is longer (tables, text without stops) is cut at white space
+_LONGEST_QUOTE = 300  # characters; longer Japanese quotes are cut inside
+
+_CLOSERS = r"\"'”’»›)\]}*_」』）】〉》〕］｝"
+_OPENERS = "\"'“‘«‹„‚([{¿¡*_-–—「『（【〈《〔［｛・"
+# A line's end, or a stop with the marks after it, and white space. It matches wherever its first character does, and
+# the search goes on behind it, so that it never goes over the same characters twice; one class at the front is three
+# times as fast as two.
+_STOP = re.compile(rf"[\n.!?…।؟۔。！？｡．](?:(?<=\n)|[.!?…。！？｡．{_CLOSERS}]*(?:\[\d{{1,3}}\])*)\s*")
+_HALF_WIDTH = ".!?…।؟۔"
+_WORD = re.compile(r"[^\W\d_]+")
+_JOINTS = re.compile(r"[-–—/(\[\"'“‘«„]+")  # before an abbreviation: Minneapolis-St. Paul, (ca. 1900)
+_ACRONYM = re.compile(r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}|Ph\.D|Sc\.D|Ed\.D|Pharm\.D")
+_ENUMERATOR = re.compile(r"\d{1,3}|[IVXLC]{1,6}|[ivx]{1,5}|\d{1,3}(?:\.\d{1,3})+")
+# Where a Korean sentence goes on after a quote that ended with a stop: “…….” 라고 말했다.
+_QUOTATIVE = re.compile(r"(?:이?라[고며는던]|이?란|하[고며는였]|이?었|였|했|고|며|[은는이가을를와과도의로])(?![.!?])")
+# Where a Japanese sentence goes on after a quote that ended with a stop: 「……。」と言った。
+_CONTINUATION = re.compile(r"[とがはにをもので、，などやへ]|って|から|まで|だけ|より|か[、。]|[)）」』】〉》〕］]")
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Never the end of a sentence.
+_TITLES = _words(
+    """Mr Mrs Ms Mx Dr Drs Prof Gen Gens Col Lt Capt Cpt Sgt Maj Brig Cmdr Cdr Cpl Pvt Adm Rev Revd Hon Pres Gov Sen
+    Rep Supt Insp Messrs Mme Mmes Mlle Mlles MM Sra Srta Dra Sig Dott Hr Frl Herr Mgr Msgr Fr Br Bro Mt Ft Cols
+    Pfc Smt Ste Sta Bl Skt MR MRS DR e.g i.e E.g I.e eg ie cf Cf viz vs Vs bzw z.B d.h u.a usw p.ex Nr Abb vgl Ud
+    Uds"""
+)
+# The end of a sentence only where a word follows that begins sentences and is no name.
+_ABBREVIATIONS = _words(
+    """Inc Ltd Co Corp Cos Bros Mfg etc Etc Jr Sr Esq St Sts Ave Blvd Rd Sq Dept Univ Assn Assoc Inst Natl Intl Govt
+    al ed eds trans vol vols Vol Vols fig figs Fig Figs pp chap Chap approx ca ft lb lbs oz sq est incl excl misc
+    orig spp subsp var cv Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec Calif Conn Fla Ga Ky Md Mich Minn Okla
+    Pa Tenn Tex Va Vt Wis Ariz Ala Ark Colo Mass Neb Nev Ore Wash Rs Cie resp dgl ggf env Ph Op Lib Cod Gal Cor
+    Deut Matt"""
+)
+# Followed by a number they are abbreviations, otherwise perhaps words.
+_BEFORE_NUMBERS = _words(
+    """No Nos no nos p pp P Pp c ca art Art Arts sec Sec Secs ch Ch pt Pt Pts op ver v V par para Para paras app App
+    cat Cat ser Ser eq Eq Eqs ex Ex bk Bk col n r b d fl m s f § Nr nr tel Tel ext Ext min max Ps Pss Jer Ecc Ep"""
+)
+_STARTERS = _words(
+    """The It He She They We You I This That These Those There Here In On At By For From With As After Before During
+    Since While When Where What Who Why How If But And Or Yet However Although Though Because Its His Her Their
+    Our Some Many Most Several Both Each Other Another Such Also Then Thus Therefore Furthermore Moreover Later
+    Now Once Under Until Unlike According Despite Not One Two To Of Nor Hence Instead Is Are Was Were Did Do Does
+    Der Die Das Er Sie Es Im Ein Eine Und Aber Wir Ich Le Les Il Elle Une En El Los Una"""
+)
+_GERMAN_ORDINALS = _words(
+    """Januar Jänner Februar März April Mai Juni Juli August September Oktober November Dezember Jahrhundert
+    Jahrhunderts Jahrhunderten Jh Klasse Auflage Bundesliga Liga Weltkrieg"""
+)
+
+
+def split_sentences(text: str) -> list[str]:
+    """Cut a document into sentences, stripped of white space around them and never empty.
+
+    Joined again they hold every character of the text but white space, in order. A line's end always ends a sentence,
+    so headings stand alone; sentences longer than LONGEST_SENTENCE are cut at white space. Time is linear.
+    """
+    text = text.strip()  # so that no sentence begins with white space: each match takes what follows it
+    sentences = []
+    start = position = 0
+    while match := _STOP.search(text, position):
+        stop, end = match.span()
+        position = end
+        mark = text[stop]
+        if mark == "\n":
+            pass
+        elif stop - start < 2 and not text[start:stop].isalnum() and "\n" not in text[stop:end]:
+            continue  # no sentence of punctuation alone: it begins the next one
+        elif not (_ends_half_width if mark in _HALF_WIDTH else _ends_full_width)(text, start, stop, end):
+            continue
+        if sentence := text[start:end].strip():
+            sentences.append(sentence)
+        start = end
+    if sentence := text[start:].strip():
+        sentences.append(sentence)
+    if max(map(len, sentences), default=0) > LONGEST_SENTENCE:
+        marks = (" ", "　", "\t", "、", ",")
+        pieces = (piece.strip() for sentence in sentences for piece in cut_text(sentence, LONGEST_SENTENCE, *marks))
+        return list(filter(None, pieces))
+    return sentences
+
+
+def _ends_half_width(text: str, start: int, stop: int, end: int) -> bool:
+    """Whether a sentence that begins at `start` ends with the stop in `text[stop:end]`, white space included."""
+    if end == len(text):
+        return True
+    following = text[end]
+    if not text[end - 1].isspace():
+        return _ends_without_space(text, stop, end)
+    if "\n" in text[stop:end]:
+        return True
+    if not following.isalnum():
+        following = _first_letter(text, end)
+    hangul = _is_hangul(text[stop - 1]) if stop else False
+    if following.islower() and not hangul:
+        return False
+    if hangul:
+        quoted = text[stop:end].rstrip()[-1] in "\"'”’»」』》〉"
+        return not (quoted and _QUOTATIVE.match(text, end))
+    if text[stop] != "." or text[stop + 1] == ".":
+        return True
+    return not _is_abbreviation(text, start, stop, end, following)
+
+
+def _is_abbreviation(text: str, start: int, stop: int, end: int, following: str) -> bool:
+    """Whether the full stop at `stop` belongs to the word before it only.
+
+    Args:
+        following: the first letter or digit after the white space.
+    """
+    begin = max(text.rfind(" ", max(start, stop - 24), stop) + 1, start)
+    word = text[begin:stop]
+    if begin == start:
+        word = word.rsplit(None, 1)[-1] if word else ""  # other white space may stand before it
+        if _ENUMERATOR.fullmatch(word):
+            return True
+    if not word.isalnum():
+        word = _JOINTS.split(word)[-1]
+    if word in _TITLES:
+        return True
+    number_follows = following.isdecimal()
+    if number_follows and word in _BEFORE_NUMBERS:
+        return True
+    if (
+        word in _ABBREVIATIONS
+        or (len(word) == 1 and word.lower() != word.upper())
+        or ("." in word and _ACRONYM.fullmatch(word))
+    ):
+        return number_follows or _next_word(text, end) not in _STARTERS
+    return word.isdecimal() and _next_word(text, end) in _GERMAN_ORDINALS
+
+
+def _ends_without_space(text: str, stop: int, end: int) -> bool:
+    """Stops that no space follows: Korean and Japanese sentences typed without one, not decimals or addresses."""
+    before, after = text[stop - 1] if stop else "", text[end]
+    if _is_hangul(before) and _is_hangul(after):
+        return stop >= 2 and _is_hangul(text[stop - 2]) and before in "다요죠까네라지군음임" and text[stop] != "…"
+    return (
+        text[stop] in "!?"
+        and _is_unspaced_script(before)
+        and _is_unspaced_script(after)
+        and not _CONTINUATION.match(text, end)
+    )
+
+
+def _ends_full_width(text: str, start: int, stop: int, end: int) -> bool:
+    if end == len(text) or "\n" in text[stop:end]:
+        return True
+    if text[stop] == "．" and not (stop and _is_unspaced_script(text[stop - 1]) and not text[stop - 1].isdecimal()):
+        return False  # a decimal or an enumeration: ３．１４
+    if end - start <= _LONGEST_QUOTE and _is_inside_quote(text, start, end):
+        return False
+    closed = text[end - 1] not in "。！？｡．"
+    return not (closed and not text[end - 1].isspace() and _CONTINUATION.match(text, end))
+
+
+def _is_inside_quote(text: str, start: int, end: int) -> bool:
+    return any(
+        text.count(opening, start, end) > text.count(closing, start, end)
+        for opening, closing in ("「」", "『』", "（）")
+    )
+
+
+def _first_letter(text: str, position: int) -> str:
+    """The first character of the line from `position` on that is not an opening mark; at most a few are skipped."""
+    for character in text[position : position + 5].partition("\n")[0]:
+        if character not in _OPENERS and not character.isspace():
+            return character
+    return ""
+
+
+def _next_word(text: str, position: int) -> str:
+    """The first word of the line from `position` on, if it begins soon."""
+    match = _WORD.search(text[position : position + 20].partition("\n")[0])
+    return match[0] if match else ""
+
+
+def _is_hangul(character: str) -> bool:
+    return "가" <= character <= "힣"
+
+
+def _is_unspaced_script(character: str) -> bool:
+    """Kana, Chinese characters and their punctuation: scripts without spaces between words."""
+    return "\u3000" <= character <= "\u9fff" or "\uff01" <= character <= "\uff9f"

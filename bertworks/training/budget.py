@@ -1,0 +1,250 @@
+"""What a step of a training costs on this machine. Not here: what follows from it (`plan`, `runs.forecast`).
+
+A budget of time becomes a recipe: size, vocabulary, batch, phases and steps, from the measured speed of the machine.
+
+The table of what suits which amount of arithmetic is the outcome of the experiments in docs/diary.md.
+"""
+
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from bertworks.batching.batch import Batch, collate
+from bertworks.batching.masking import Example
+from bertworks.batching.sampling import SamplingConfig
+from bertworks.errors import UsageError
+from bertworks.models.config import BERT_SIZES, EncoderConfig
+from bertworks.text.vocabulary import VocabularyConfig
+from bertworks.training.device import DTYPES, Precision, disable_heap_trim, measure_matmul
+from bertworks.training.loop import MixedPrecision, train
+from bertworks.training.objectives import PretrainingModel
+from bertworks.training.optimization import OptimizerConfig, make_optimizer
+from bertworks.training.recipe import Phase, Recipe, TrainConfig
+
+
+def time_step(
+    objective: nn.Module, optimizer: OptimizerConfig, precision: Precision, batch: Batch, seconds: float
+) -> tuple[float, float]:
+    """Seconds of a micro-batch, and of an update: medians, of three steps or of as many as the time allows. The
+    parameters are not what they were afterwards."""
+    updating = _Timer(cuda=next(objective.parameters()).is_cuda)
+    steps = train(
+        objective, make_optimizer(objective, optimizer), lambda _: [batch], optimizer, 1 << 30, precision=precision,
+        updating=updating,
+    )  # fmt: skip
+    whole: list[float] = []
+    updates: list[float] = []
+    begin = last = time.perf_counter()
+    for step in steps:
+        step.grad_norm.item()  # waits for the device
+        now = time.perf_counter()
+        whole.append(now - last)
+        updates.append(updating.seconds)
+        last, updating.seconds = now, 0.0
+        if len(whole) >= 3 and now - begin > seconds:
+            break
+    update = float(np.median(updates[1:]))  # the first step prepares kernels and memory
+    return float(np.median(whole[1:])) - update, update
+
+
+class _Timer:
+    """Seconds spent inside, in all. A GPU is waited for before and after."""
+
+    def __init__(self, *, cuda: bool):
+        self.seconds, self._cuda = 0.0, cuda
+
+    def __enter__(self) -> None:
+        self._begin = self._now()
+
+    def __exit__(self, *_: object) -> None:
+        self.seconds += self._now() - self._begin
+
+    def _now(self) -> float:
+        if self._cuda:
+            torch.cuda.synchronize()
+        return time.perf_counter()
+
+
+class SizePreset(NamedTuple):
+    """What suits an amount of arithmetic."""
+
+    flops: float  # matrix-product operations that the budget allows, from which this is the better choice
+    size: str
+    vocab_size: int
+    tokens: int  # of a step
+    lengths: tuple[int, ...]  # of the sequences, phase after phase
+    learning_rate: float
+    initializer_range: float
+
+
+SIZE_PRESETS = (
+    SizePreset(0, "tiny", 8000, 2048, (64, 128, 512), 2e-3, 0.06),
+    SizePreset(6e14, "mini", 8000, 2048, (64, 128, 512), 1e-3, 0.04),
+    SizePreset(2e15, "small", 16000, 8192, (128, 512), 7e-4, 0.02),
+    SizePreset(2e17, "medium", 30000, 32768, (128, 512), 6e-4, 0.02),
+    SizePreset(1e18, "base", 30000, 32768, (128, 512), 4e-4, 0.02),
+    SizePreset(1e20, "large", 30000, 65536, (128, 512), 3e-4, 0.02),
+)
+EFFICIENCY = 0.7  # of the matmul ceiling, before anything is measured
+EVALUATION_SHARE = 0.03  # of the time goes into held-out text
+# Of the time goes into each phase after the first. The original gives its last a tenth of the steps, which in a short
+# run is too little to learn what changes with the length (docs/diary.md).
+LATER_SHARE = 0.2
+REPETITIONS = 4  # of a text, from which on it may be learned by heart
+OVERRUN = 1.5  # times the budget that a plan may take, every phase having a step at least
+PROCESS = 400 << 20  # bytes of Python and torch, without any model
+
+
+def size_preset_for(flops: float) -> SizePreset:
+    """The best choice for an amount of arithmetic."""
+    return [rung for rung in SIZE_PRESETS if rung.flops <= flops][-1]
+
+
+def choose_recipe(seconds: float, matmul: float, corpus_tokens: int, encoder: EncoderConfig | None = None) -> Recipe:
+    """A recipe for a budget, with phases of one step each: `fit` says how many.
+
+    Args:
+        matmul: FLOP/s of the machine.
+        encoder: that of a model to begin with; None: one that suits.
+    """
+    flops = seconds * matmul * EFFICIENCY
+    rung = size_preset_for(flops)
+    suited = replace(BERT_SIZES[rung.size], vocab_size=rung.vocab_size, initializer_range=rung.initializer_range)
+    per_token = suited.flops_per_token(rung.lengths[0], 0.15)
+    # With few repetitions there is nothing to overfit, and a small network cannot learn a large text by heart.
+    by_heart = flops / per_token > REPETITIONS * corpus_tokens and 2 * suited.num_parameters() > corpus_tokens
+    dropout = 0.1 if by_heart else 0.0
+    longest = encoder.max_position_embeddings if encoder else max(rung.lengths)
+    lengths = sorted({min(length, longest) for length in rung.lengths})
+    phases = [Phase(num_steps=1, batch_size=max(1, rung.tokens // n), sequence_length=n) for n in lengths]
+    return Recipe(
+        title=f"BERT-{rung.size} for {_words(seconds)}" if encoder is None else f"more training for {_words(seconds)}",
+        train=TrainConfig(phases=tuple(phases)),
+        encoder=replace(
+            encoder or suited,
+            vocab_size=encoder.vocab_size if encoder else 0,  # 0: as many as the tokenizer will have
+            hidden_dropout=dropout,
+            attention_dropout=dropout,
+        ),
+        vocabulary=VocabularyConfig(size=rung.vocab_size),
+        sampling=SamplingConfig(pairs="full_sentences" if encoder and encoder.type_vocab_size < 2 else "next_sentence"),
+        initialization="published" if encoder else "neighbours",
+        optimizer=OptimizerConfig(learning_rate=rung.learning_rate, warmup=0.1),
+    )
+
+
+def _words(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"
+
+
+def fit_steps(recipe: Recipe, seconds: float, step_seconds: list[float]) -> Recipe:
+    """The recipe with as many steps as fill the time, and as many evaluations as cost little of it.
+
+    step_seconds: of one step of each phase. Phases keep their shares of the tokens; those that `choose` has left open,
+    with one step each, get those of LATER_SHARE.
+
+    Raises:
+        UsageError: a step takes longer than its phase has.
+    """
+    asked = recipe.train.phases
+    if all(phase.num_steps == 1 for phase in asked):
+        later = [LATER_SHARE] * (len(asked) - 1)
+        shares = [1 - sum(later), *later]
+    else:
+        costs = [phase.num_steps * cost for phase, cost in zip(asked, step_seconds, strict=True)]
+        shares = [cost / sum(costs) for cost in costs]
+    phases = tuple(
+        replace(phase, num_steps=max(1, int(seconds * share / cost)))
+        for phase, share, cost in zip(asked, shares, step_seconds, strict=True)
+    )
+    if sum(phase.num_steps * cost for phase, cost in zip(phases, step_seconds, strict=True)) > OVERRUN * seconds:
+        needed = [cost / share for cost, share in zip(step_seconds, shares, strict=True)]  # for a step of each phase
+        number = needed.index(max(needed))
+        batch_size, length = asked[number].batch_size, asked[number].sequence_length
+        took = _words(step_seconds[number])
+        raise UsageError(
+            f"{_words(seconds)} are too little: a step of {batch_size} x {length} tokens takes {took}",
+            fix=f"--budget {math.ceil(1.1 * needed[number] / 60)}m; or a smaller recipe; or smaller batches: "
+            f"--set train.phases.{number}.batch_size={max(1, batch_size // 8)}",
+        )
+    # A forward pass is a third of a step; the longest sequences are as many tokens again.
+    token = step_seconds[0] / asked[0].batch_size / asked[0].sequence_length
+    evaluation = 2 / 3 * token * recipe.train.held_out_sequences * recipe.train.held_out_length
+    evaluations = min(20, max(3, int(EVALUATION_SHARE * seconds / evaluation)))
+    num_steps = sum(phase.num_steps for phase in phases)
+    every = -(-num_steps // evaluations)
+    train_config = replace(recipe.train, phases=phases, evaluate_every=recipe.train.evaluate_every or every)
+    return replace(recipe, train=train_config)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Of training steps as a recipe has them, on random tokens."""
+
+    step_seconds: list[float]  # per phase
+    memory: int  # bytes that the process, or the GPU, will hold, about
+
+
+def measure_steps(recipe: Recipe, device: torch.device, precision: Precision, seconds: float = 6.0) -> Measurement:
+    """Times steps of every phase for about so many seconds in all; on a slow machine on micro-batches of fewer
+    sequences than the recipe's. Memory is counted: what backward passes need of one and of two sequences."""
+    disable_heap_trim()
+    c, train_config = recipe.encoder, recipe.train
+    pairs = recipe.sampling.pairs == "next_sentence"
+    model = PretrainingModel(c, next_sentence=pairs, gradient_checkpointing=train_config.gradient_checkpointing)
+    model.to(device)
+    patience = seconds / len(train_config.phases)
+    speed = EFFICIENCY * measure_matmul(DTYPES[precision], device)
+    step_seconds, activations = [], 0
+    for phase in train_config.phases:
+        length = phase.sequence_length
+        full = min(phase.batch_size, max(1, train_config.micro_batch_tokens // length))
+        expected = c.flops_per_token(length, recipe.masking.rate) * length / speed  # seconds of a sequence
+        few = min(full, max(1, int(patience / 4 / expected)))
+        batch, one, two = (random_batch(c, n, length, recipe.masking.rate, pairs).to(device) for n in (few, 1, 2))
+        first, second = (_kept_for_backward(model, precision, some) for some in (one, two))
+        activations = max(activations, first + (second - first) * (full - 1))
+        micro, update = time_step(model, recipe.optimizer, precision, batch, patience)
+        step_seconds.append(micro * phase.batch_size / few + update)
+    # Float32 parameters, gradients and two moments. Gradients of activations are not kept for long.
+    memory = 16 * sum(p.numel() for p in model.parameters()) + int(1.3 * activations)
+    return Measurement(step_seconds, memory + PROCESS)
+
+
+def _kept_for_backward(model: PretrainingModel, precision: Precision, batch: Batch) -> int:
+    """Bytes that a forward pass leaves behind, without the parameters."""
+    kept: dict[int, int] = {}
+
+    def pack(x: Tensor) -> Tensor:
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        tallies = MixedPrecision(model, precision)(batch)
+    for p in model.parameters():
+        kept.pop(p.untyped_storage().data_ptr(), None)
+    del tallies  # which kept it all alive until here
+    return sum(kept.values())
+
+
+def random_batch(c: EncoderConfig, sequences: int, length: int, rate: float, pairs: bool) -> Batch:
+    """Random tokens in the shape of real ones."""
+    generator = np.random.default_rng(0)
+    asked = max(1, round(length * rate))
+    return collate(
+        [
+            Example(
+                generator.integers(c.vocab_size, size=length),
+                np.arange(length) // (length // 2 + 1),
+                np.sort(generator.permutation(length)[:asked]),
+                generator.integers(c.vocab_size, size=asked),
+                int(generator.integers(2)) if pairs else -1,
+            )
+            for _ in range(sequences)
+        ]
+    )

@@ -1,0 +1,191 @@
+"""The loop. It yields after every step and does nothing else: logging, evaluation and saving are the caller's, who has
+a `for`. Not here: what is learned (an objective), from what (`batches(n)`), or where it is kept.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.parallel import DistributedDataParallel
+
+from bertworks.batching.batch import Batch
+from bertworks.models.heads import OutputLayer
+from bertworks.training.device import DTYPES, Precision
+from bertworks.training.losses import LossSum
+from bertworks.training.objectives import Objective
+from bertworks.training.optimization import OptimizerConfig, update
+
+
+@dataclass(frozen=True)
+class LossStats:
+    """A loss and its accuracy over many batches and processes."""
+
+    loss: float
+    accuracy: float
+    count: int
+
+
+@dataclass(frozen=True)
+class Step:
+    """A finished step. Tensors stay on the device until somebody asks: `read()` waits for it."""
+
+    number: int  # of steps done
+    learning_rate: float
+    grad_norm: Tensor  # before clipping
+    skipped: Tensor  # 1: loss or gradient was not finite, and the parameters were left as they were
+    sums: dict[str, LossSum]  # over all batches and processes of the step
+    counts: dict[str, int]
+    tokens: int  # of this step, all processes
+
+    def read(self) -> dict[str, LossStats]:
+        return means(self.sums, self.counts)
+
+
+class MixedPrecision(nn.Module):
+    """An objective in a precision. In bf16 the network computes on rounded copies of its parameters. The rounding is
+    part of the graph, and so gradients arrive, accumulate and are applied in float32: the objective's own parameters
+    are the master weights. What is frozen stays as it is, and so do the head of a task, and tables, of which the rows
+    that are read are rounded."""
+
+    def __init__(self, objective: nn.Module, precision: Precision):
+        super().__init__()
+        self.objective, self.dtype = objective, DTYPES[precision]
+        kept = nn.Embedding | OutputLayer
+        exact = tuple(f"{name}." for name, part in objective.named_modules() if isinstance(part, kept))
+        learned = [name for name, p in objective.named_parameters() if p.requires_grad]
+        self.rounded = [name for name in learned if not name.startswith(exact)]
+
+    def forward(self, batch: Batch) -> dict[str, LossSum]:
+        if self.dtype == torch.float32:
+            return cast(dict[str, LossSum], self.objective(batch))
+        copies = {name: self.objective.get_parameter(name).to(self.dtype) for name in self.rounded}
+        return cast(dict[str, LossSum], functional_call(self.objective, copies, (batch,)))
+
+
+def train(
+    objective: nn.Module,
+    optimizer: torch.optim.AdamW,
+    batches: Callable[[int], Sequence[Batch]],
+    config: OptimizerConfig,
+    num_steps: int,
+    *,
+    precision: Precision = "fp32",
+    seed: int = 0,
+    start: int = 0,
+    updating: AbstractContextManager[Any] | None = None,
+) -> Iterator[Step]:
+    """`batches(n)` are the micro-batches of step n, whoever asks and whenever: to resume is to start at another number.
+    They may be none in some of several processes, save those of step 0.
+
+    The losses of a step are means over all its micro-batches and all processes of the default process group, so that
+    the split shows in dropout's draws alone. `updating` is held while parameters change: a thread that holds it may
+    read them at any other time.
+    """
+    rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+    parameters = [p for p in objective.parameters() if p.requires_grad]
+    device = parameters[0].device
+    compute: nn.Module = MixedPrecision(objective, precision)
+    if world_size > 1:
+        compute = DistributedDataParallel(compute, gradient_as_bucket_view=True)
+    for step in range(start, num_steps):
+        objective.train()
+        torch.manual_seed(_dropout_seed(seed, step, rank))
+        mine = batches(step)
+        # Who has nothing to do computes with the others, who wait for its gradients, and counts nothing.
+        share = 1.0 if mine else 0.0
+        parts = [batch.to(device) for batch in mine or batches(0)[:1]]
+        counts, tokens = _global_counts(cast(Objective, objective), parts, share, device)
+        sums: dict[str, LossSum] = {}
+        for number, batch in enumerate(parts):
+            with _no_reduction(compute, last=number == len(parts) - 1):
+                tallies = {name: LossSum(share * t.loss, share * t.correct) for name, t in compute(batch).items()}
+                # Data parallelism averages gradients; a sum over global denominators has to be undone of that.
+                losses = [t.loss * (world_size / counts[name]) for name, t in tallies.items()]
+                torch.stack(losses).sum().backward()
+            sums = add_sums([sums, {name: LossSum(t.loss.detach(), t.correct) for name, t in tallies.items()}])
+        sums = _reduced(sums)
+        grad_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        # A loss that is not finite may leave finite gradients: it spoils the norm so that the step is skipped.
+        grad_norm = grad_norm + 0 * torch.stack([t.loss for t in sums.values()]).sum()
+        learning_rate = config.rate(step, num_steps)
+        with updating or nullcontext():
+            skipped = update(optimizer, learning_rate, grad_norm, config.max_grad_norm)
+        optimizer.zero_grad(set_to_none=world_size == 1)
+        yield Step(step + 1, learning_rate, grad_norm, skipped, sums, counts, tokens)
+
+
+@torch.no_grad()
+def evaluate(objective: nn.Module, batches: Iterable[Batch], precision: Precision = "fp32") -> dict[str, LossStats]:
+    """The means over all batches, without dropout. Each process computes its share: pass it only that."""
+    compute, device = MixedPrecision(objective, precision), next(objective.parameters()).device
+    training = objective.training
+    objective.eval()
+    sums: dict[str, LossSum] = {}
+    counts: dict[str, int] = {}
+    for batch in batches:
+        sums = add_sums([sums, compute(batch.to(device))])
+        for name, count in cast(Objective, objective).counts(batch).items():
+            counts[name] = counts.get(name, 0) + count
+    objective.train(training)
+    return means(sums, counts)
+
+
+def means(sums: dict[str, LossSum], counts: dict[str, int]) -> dict[str, LossStats]:
+    """Sums over counts, on the host."""
+    return {
+        name: LossStats(t.loss.item() / counts[name], t.correct.item() / counts[name], counts[name])
+        for name, t in sums.items()
+    }
+
+
+def add_sums(parts: Iterable[dict[str, LossSum]]) -> dict[str, LossSum]:
+    """Sums of tallies, name by name."""
+    total: dict[str, LossSum] = {}
+    for part in parts:
+        for name, tally in part.items():
+            so_far = total.get(name)
+            total[name] = LossSum(so_far.loss + tally.loss, so_far.correct + tally.correct) if so_far else tally
+    return total
+
+
+def _dropout_seed(seed: int, step: int, rank: int) -> int:
+    """Dropout, too, is a function of the step. Hashed, for the CPU's generator takes only the low 32 bits of a seed."""
+    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1)[0])
+
+
+def _no_reduction(compute: nn.Module, last: bool) -> AbstractContextManager[None]:
+    """Gradients travel once a step, with the last micro-batch."""
+    if isinstance(compute, DistributedDataParallel) and not last:
+        return cast(AbstractContextManager[None], compute.no_sync())
+    return nullcontext()
+
+
+def _global_counts(
+    objective: Objective, parts: Sequence[Batch], share: float, device: torch.device
+) -> tuple[dict[str, int], int]:
+    counts = dict.fromkeys(objective.counts(parts[0]), 0)
+    for batch in parts:
+        for name, count in objective.counts(batch).items():
+            counts[name] += int(share * count)
+    tokens = int(share * sum(len(batch.input_ids) for batch in parts))
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        row = torch.tensor([*counts.values(), tokens], device=device)
+        dist.all_reduce(row)
+        *totals, tokens = row.tolist()
+        counts = dict(zip(counts, totals, strict=True))
+    return {name: max(count, 1) for name, count in counts.items()}, tokens
+
+
+def _reduced(sums: dict[str, LossSum]) -> dict[str, LossSum]:
+    """Sums over processes, if there are several: one small message."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return sums
+    row = torch.stack([part for tally in sums.values() for part in tally])
+    dist.all_reduce(row)
+    return {name: LossSum(row[2 * i], row[2 * i + 1]) for i, name in enumerate(sums)}

@@ -1,0 +1,147 @@
+"""A recipe is a TOML file; a recipe in memory is a frozen dataclass. Unknown names, wrong types and missing values are
+errors that say where and suggest a name; nothing is guessed. Not here: what the values do.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any, Literal
+
+from bertworks.batching.masking import MaskingConfig
+from bertworks.batching.sampling import SamplingConfig
+from bertworks.config import dump_recipe, parse_as, read_recipe_text
+from bertworks.models.config import EncoderConfig
+from bertworks.text.vocabulary import VocabularyConfig
+from bertworks.training.optimization import OptimizerConfig
+
+HELD_OUT_LENGTH = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A stretch of a run: so many steps of `batch_size` sequences of at most `sequence_length` tokens. The original
+    trains 9 of 10 steps at length 128 and the rest at 512 (Devlin et al. 2019, appendix A.2)."""
+
+    num_steps: int
+    batch_size: int
+    sequence_length: int = 128
+
+    def __post_init__(self) -> None:
+        if min(self.num_steps, self.batch_size) < 1:
+            raise ValueError("num_steps and batch_size: expected 1 or more")
+        if self.sequence_length < 5:
+            raise ValueError(f"sequence_length is {self.sequence_length}: [CLS] A [SEP] B [SEP] needs at least 5")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """phases: one after the other, under one learning-rate schedule.
+    micro_batch_tokens: at most so many tokens are computed at once; a larger batch is accumulated. The numbers are the
+    same.
+    held_out_sequences: of 128 tokens, and about as many tokens in sequences of the greatest length.
+    evaluate_every, save_every: in steps; 0: some twenty times in a run, and every few minutes.
+    """
+
+    phases: tuple[Phase, ...]
+    micro_batch_tokens: int = 8192
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    gradient_checkpointing: bool = False
+    held_out_sequences: int = 256
+    evaluate_every: int = 0
+    save_every: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.micro_batch_tokens, self.held_out_sequences) < 1:
+            raise ValueError("micro_batch_tokens and held_out_sequences: expected 1 or more")
+        if min(self.evaluate_every, self.save_every) < 0:
+            raise ValueError("evaluate_every and save_every: expected a number of steps, or 0")
+
+    @property
+    def num_steps(self) -> int:
+        return sum(phase.num_steps for phase in self.phases)
+
+    @property
+    def sequence_length(self) -> int:
+        """The longest of all phases."""
+        return max(phase.sequence_length for phase in self.phases)
+
+    @property
+    def held_out_length(self) -> int:
+        """Of most held-out sequences: the same for runs of all plans, so that their figures compare."""
+        return min(HELD_OUT_LENGTH, self.sequence_length)
+
+    @property
+    def num_tokens(self) -> int:
+        """At most: short sequences have fewer."""
+        return sum(p.num_steps * p.batch_size * p.sequence_length for p in self.phases)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A whole pre-training: everything that decides the numbers, except the text.
+
+    initialization: "published": everything at random; "neighbours": the first layer begins by looking at the words
+    around (`nn.initialization`), which small budgets could not learn in their time, and the table of positions is not
+    trained.
+    """
+
+    title: str
+    train: TrainConfig
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
+    sampling: SamplingConfig = field(default_factory=SamplingConfig)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    initialization: Literal["published", "neighbours"] = "published"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.train.phases:
+            raise ValueError("train.phases is empty: expected at least one phase")
+        if self.train.sequence_length > self.encoder.max_position_embeddings:
+            raise ValueError(
+                f"train.phases ask for {self.train.sequence_length} tokens, but encoder.max_position_embeddings is "
+                f"{self.encoder.max_position_embeddings}"
+            )
+        if self.sampling.pairs == "next_sentence" and self.encoder.type_vocab_size < 2:
+            raise ValueError(
+                f"encoder.type_vocab_size is {self.encoder.type_vocab_size}, and a pair needs two: expected "
+                "sampling.pairs=full_sentences beside it"
+            )
+        if not self.encoder.initializer_range > 0:
+            raise ValueError(f"encoder.initializer_range is {self.encoder.initializer_range}: expected more than 0")
+        if not self.optimizer.learning_rate:
+            raise ValueError("optimizer.learning_rate is 0: expected the rate, which a pre-training does not choose")
+        if not 0 <= self.seed < 1 << 32:
+            raise ValueError(f"seed is {self.seed}: expected a whole number from 0 to {(1 << 32) - 1:,}")
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package."""
+    return sorted(p.name.removesuffix(".toml") for p in _folder().iterdir() if p.name.endswith(".toml"))
+
+
+def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe of a TOML file, or of a name, with the `table.field=value` words of the command line put in.
+
+    Raises:
+        UsageError: no such recipe; unknown field, wrong type, missing or refused value: with its path.
+    """
+    text = read_recipe_text(
+        name, "recipe", recipe_names(), lambda: (_folder() / f"{name}.toml").read_text(encoding="utf-8")
+    )
+    return parse_recipe(text, name, overrides)
+
+
+def parse_recipe(text: str, where: str, overrides: Sequence[str] = ()) -> Recipe:
+    """The recipe that a TOML text describes. `where` is its name in errors."""
+    return parse_as(Recipe, text, where, overrides)
+
+
+def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """The recipe with the `table.field=value` words put in."""
+    return parse_recipe(dump_recipe(recipe), recipe.title, overrides) if overrides else recipe
+
+
+def _folder() -> Any:
+    return resources.files("bertworks") / "recipes"
