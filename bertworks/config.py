@@ -25,15 +25,15 @@ def read_recipe_text(name: str, what: str, known: Sequence[str], of_known: Calla
     """
     if name.endswith(".toml"):
         if not Path(name).is_file():
-            raise UsageError(f"there is no recipe file {name}", fix=f"name one of {', '.join(known)}, or a file")
+            raise UsageError(f"there is no recipe file {name}", hint=f"name one of {', '.join(known)}, or a file")
         try:
             return Path(name).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise UsageError("this is not a text in UTF-8", where=name, fix="save it as UTF-8") from error
+            raise UsageError("this is not a text in UTF-8", where=name, hint="save it as UTF-8") from error
     if name not in known:
         near = get_close_matches(name, known, 1)
-        fix = f"did you mean {near[0]}?" if near else f"name one of {', '.join(known)}, or a .toml file"
-        raise UsageError(f"there is no {what} called {name!r}", fix=fix)
+        hint = f"did you mean {near[0]}?" if near else f"name one of {', '.join(known)}, or a .toml file"
+        raise UsageError(f"there is no {what} called {name!r}", hint=hint)
     return of_known()
 
 
@@ -70,7 +70,7 @@ def _set_override(table: dict[str, Any], word: str) -> None:
     name, equals, text = word.partition("=")
     if not equals or not name:
         raise UsageError(
-            f"{word!r} sets nothing", fix="write it as table.field=value, as in optimizer.learning_rate=1e-3"
+            f"{word!r} sets nothing", hint="write it as table.field=value, as in optimizer.learning_rate=1e-3"
         )
     try:
         value = tomllib.loads(f"x = {text}")["x"]
@@ -143,8 +143,8 @@ def _build_dataclass(kind: Any, value: Any, where: Callable[[str], str], at: str
     hints, prefix = get_type_hints(kind), at and at + "."
     for name in value.keys() - hints.keys():
         near = get_close_matches(name, hints, 1)
-        fix = f"did you mean {prefix}{near[0]}?" if near else f"the fields are {', '.join(sorted(hints))}"
-        raise UsageError(f"{prefix}{name}: no such field", where=where(prefix + name), fix=fix)
+        hint = f"did you mean {prefix}{near[0]}?" if near else f"the fields are {', '.join(sorted(hints))}"
+        raise UsageError(f"{prefix}{name}: no such field", where=where(prefix + name), hint=hint)
     for f in fields(kind):
         if f.name not in value and f.default is MISSING and f.default_factory is MISSING:
             raise UsageError(f"{prefix}{f.name}: must be given", where=where(at))
@@ -152,8 +152,8 @@ def _build_dataclass(kind: Any, value: Any, where: Callable[[str], str], at: str
     try:
         return kind(**parts)
     except (ValueError, UsageError) as error:  # what the dataclass itself refuses
-        what, remedy = (error.what, error.fix) if isinstance(error, UsageError) else (str(error), None)
-        raise UsageError(f"{at + ': ' if at else ''}{what}", where=where(at), fix=remedy) from error
+        what, remedy = (error.what, error.hint) if isinstance(error, UsageError) else (str(error), None)
+        raise UsageError(f"{at + ': ' if at else ''}{what}", where=where(at), hint=remedy) from error
 
 
 def _toml(value: Any) -> str:

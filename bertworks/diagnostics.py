@@ -48,12 +48,12 @@ _SELF_TEST_STEPS = 30
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. `text` is for people, `fields` for programs; where it is not `good`, `fix` says what to do."""
+    """One finding. `text` is for people, `fields` for programs; where it is not `good`, `hint` says what to do."""
 
     name: str
     text: str
     good: bool = True
-    fix: str | None = None
+    hint: str | None = None
     fields: dict[str, Any] = field(default_factory=dict)
 
 
@@ -142,9 +142,9 @@ def _memory() -> Check:
 def _disk() -> Check:
     usage = shutil.disk_usage(".")
     text = f"{usage.free / 1e9:.1f} GB free of {usage.total / 1e9:.1f} GB here"
-    fix = "free some, or run in another folder"
+    hint = "free some, or run in another folder"
     fields = {"free": usage.free, "total": usage.total}
-    return Check("disk", text, usage.free >= _LITTLE_DISK, fix if usage.free < _LITTLE_DISK else None, fields)
+    return Check("disk", text, usage.free >= _LITTLE_DISK, hint if usage.free < _LITTLE_DISK else None, fields)
 
 
 def _device(device: torch.device) -> Check:
@@ -176,7 +176,7 @@ def _self_test(device: torch.device) -> Check:
             tokens, first, last = _train_a_little(Path(folder), device)
     except (BertworksError, OSError, RuntimeError) as error:
         if isinstance(error, BertworksError):
-            return Check("self-test", f"failed: {error}", False, error.fix)
+            return Check("self-test", f"failed: {error}", False, error.hint)
         what = f"failed: {type(error).__name__}: {error}"
         return Check("self-test", what, False, "please report this with the lines above")
     seconds = time.perf_counter() - begin

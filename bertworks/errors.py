@@ -15,18 +15,18 @@ class BertworksError(Exception):
     Args:
         what: one sentence: what is wrong, and why.
         where: the place, as `file` or `file:line`.
-        fix: what to type or change next.
+        hint: what to type or change next.
     """
 
     exit_code = 1
 
-    def __init__(self, what: str, *, where: str | None = None, fix: str | None = None):
+    def __init__(self, what: str, *, where: str | None = None, hint: str | None = None):
         super().__init__(what)
-        self.what, self.where, self.fix = what, where, fix
+        self.what, self.where, self.hint = what, where, hint
 
     def __str__(self) -> str:
         place = f"{self.where}: " if self.where else ""
-        return f"{place}{self.what}" + (f"\n  fix: {self.fix}" if self.fix else "")
+        return f"{place}{self.what}" + (f"\n  hint: {self.hint}" if self.hint else "")
 
 
 class UsageError(BertworksError):
@@ -35,14 +35,14 @@ class UsageError(BertworksError):
     exit_code = 2
 
 
-def listed(given: Iterable[_T], fix: str, what: str = "text") -> list[_T]:
+def listed(given: Iterable[_T], hint: str, what: str = "text") -> list[_T]:
     """What a caller gave, as a list: of an array, of a column of a table, of whatever gives one after the other.
 
     Raises:
-        UsageError: it is one `what`, or nothing of the kind. fix: what to type.
+        UsageError: it is one `what`, or nothing of the kind. hint: what to type.
     """
     if isinstance(given, (str, bytes)):
-        raise UsageError(f"expected a list of {what}s, not one {what}", fix=fix)
+        raise UsageError(f"expected a list of {what}s, not one {what}", hint=hint)
     if isinstance(given, Mapping) or not isinstance(given, Iterable):
-        raise UsageError(f"expected a list of {what}s, not {given!r:.60}", fix=fix)
+        raise UsageError(f"expected a list of {what}s, not {given!r:.60}", hint=hint)
     return list(given)

@@ -117,7 +117,7 @@ def test_what_a_folder_lacks(tmp_path: Path):
     assert next(items(*questions.read("heldout"))).label == "entailment"
     assert (nothing.benchmark.name, nothing.files, nothing.measured_on) == ("RTE", {}, ())
     with pytest.raises(
-        BertworksError, match=r"SST-2 has no train here, only dev\n  fix: add train.tsv or train-sample.tsv"
+        BertworksError, match=r"SST-2 has no train here, only dev\n  hint: add train.tsv or train-sample.tsv"
     ):
         films.read("train")
     assert [one.benchmark.name for one in find_glue_tasks(tmp_path / "sst2")] == ["SST-2"], "the folder of one task"

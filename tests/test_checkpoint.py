@@ -170,7 +170,7 @@ def test_a_disk_that_is_away_for_a_moment_damages_nothing(tmp_path, monkeypatch)
         patch.setattr("bertworks.checkpoints.training_state.sha256", away)
         with pytest.raises(BertworksError, match="Input/output error") as error:
             latest_checkpoint(tmp_path)
-    assert "try again" in error.value.fix
+    assert "try again" in error.value.hint
     assert latest_checkpoint(tmp_path)[0].step == 2
 
 
@@ -370,7 +370,7 @@ def test_a_disk_too_full_for_the_lock_is_named_with_a_way_out(tmp_path, monkeypa
         pass
     monkeypatch.undo()
     assert caught.value.where == str(tmp_path / "run")
-    assert "free space" in caught.value.fix
+    assert "free space" in caught.value.hint
 
 
 def hold(folder, connection):

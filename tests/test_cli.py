@@ -95,7 +95,7 @@ def test_typing_errors_are_2_and_say_what_to_type(words, message, capsys, tmp_pa
     assert main(words) == 2
     answer = capsys.readouterr()
     assert message in answer.err
-    assert "fix: " in answer.err
+    assert "hint: " in answer.err
     assert answer.out == ""
     assert "Traceback" not in answer.err
 
@@ -104,11 +104,11 @@ def test_typing_errors_are_2_and_say_what_to_type(words, message, capsys, tmp_pa
     ("error", "code", "message"),
     [
         (
-            BertworksError("it is cut", where="a.txt:3", fix="get it again"),
+            BertworksError("it is cut", where="a.txt:3", hint="get it again"),
             1,
-            "error: a.txt:3: it is cut\n  fix: get it",
+            "error: a.txt:3: it is cut\n  hint: get it",
         ),
-        (UsageError("no such thing", fix="another"), 2, "error: no such thing\n  fix: another"),
+        (UsageError("no such thing", hint="another"), 2, "error: no such thing\n  hint: another"),
         (FileNotFoundError(2, "No such file or directory", "b.txt"), 1, "error: b.txt: No such file or directory"),
         (KeyboardInterrupt(), 130, "stopped"),
         (
@@ -255,7 +255,7 @@ def test_standard_input(corpus, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("command", [["check", "-"], ["evaluate", "sts", "minilm", "-"]])
 def test_standard_input_where_it_is_not_read(command, capsys):
     assert main(command) == 2
-    assert "error: standard input is not read here\n  fix: write it to a file" in capsys.readouterr().err
+    assert "error: standard input is not read here\n  hint: write it to a file" in capsys.readouterr().err
 
 
 def test_a_command_that_is_shown_has_its_path_in_quotes(tmp_path, capsys):

@@ -37,13 +37,13 @@ def test_all_checks_in_order(quick, capsys):
 
 def test_a_failing_self_test_is_told_and_is_exit_code_1(quick, monkeypatch, capsys):
     def fails(folder, device):
-        raise BertworksError("the disk is full", fix="free some")
+        raise BertworksError("the disk is full", hint="free some")
 
     monkeypatch.setattr(room, "_train_a_little", fails)
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "! self-test     failed: the disk is full" in out
-    assert "fix: free some" in out
+    assert "hint: free some" in out
 
 
 def test_a_model_that_does_not_learn_is_no_success(monkeypatch):
@@ -82,7 +82,7 @@ def test_more_threads_than_cores_is_a_finding(monkeypatch):
     monkeypatch.setattr(room.torch, "get_num_threads", lambda: 8)
     check = room._cores()
     assert not check.good
-    assert check.fix == "OMP_NUM_THREADS=1"
+    assert check.hint == "OMP_NUM_THREADS=1"
 
 
 def test_instruction_sets_are_read_from_the_kernel(monkeypatch):

@@ -361,7 +361,7 @@ def test_a_missing_library_is_named(missing: str, classifier: Path, tmp_path: Pa
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(BertworksError, match=missing) as raised:
         run(classifier, tmp_path / "onnx")
-    assert raised.value.fix == 'pip install "bertworks[export]"'
+    assert raised.value.hint == 'pip install "bertworks[export]"'
     assert list(tmp_path.iterdir()) == []
 
 

@@ -60,7 +60,7 @@ def test_each_kind_does_what_it_can_and_names_what_it_cannot(kind: str, can: str
             continue
         with pytest.raises(BertworksError, match=f"this model cannot {name}: .*; it can {', '.join(found.can)}") as e:
             ask(found)
-        assert e.value.fix
+        assert e.value.hint
 
 
 def test_the_answers_are_those_of_the_rooms(folders: dict[str, Path]):

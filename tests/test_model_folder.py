@@ -210,8 +210,8 @@ def test_a_pickle_is_never_opened(folder, tmp_path, monkeypatch, name):
         load_model(folder)
     assert not (tmp_path / "exploded").exists()
     if name == "pytorch_model.bin":
-        assert "BertForPreTraining as M" in raised.value.fix  # what config.json names: another class would lose a head
-        assert f"'{folder}-safe'" in raised.value.fix
+        assert "BertForPreTraining as M" in raised.value.hint  # what config.json names: another class would lose a head
+        assert f"'{folder}-safe'" in raised.value.hint
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])

@@ -96,7 +96,7 @@ def test_what_is_nowhere(typed: str, meant: str, here: Path, monkeypatch: pytest
     if typed:
         with pytest.raises(BertworksError) as raised:
             resolve_model(typed)
-        assert meant in str(raised.value.fix)
+        assert meant in str(raised.value.hint)
     else:
         assert resolve_model("") == Path()  # as everywhere, no path is this folder
 
@@ -172,7 +172,7 @@ def test_what_the_hub_says_is_passed_on(error: Exception, said: str, here: Path,
     with pytest.raises(BertworksError) as raised:
         resolve_model("owner/name")
     assert raised.value.where == "owner/name"
-    assert raised.value.fix
+    assert raised.value.hint
     raised.match(said.replace("$", r"\n"))
     assert raised.value.__cause__ is error
 
@@ -199,7 +199,7 @@ def test_other_weights_are_not_minilm(content: bytes | None, tmp_path: Path, mon
     with pytest.raises(BertworksError, match="not the weights of minilm") as raised:
         resolve_model("minilm")
     assert Path(str(raised.value.where)) == model
-    assert "--force-reinstall" in str(raised.value.fix)
+    assert "--force-reinstall" in str(raised.value.hint)
 
 
 def test_fetched_weights_of_minilm_are_checked_too(here: Path):

@@ -101,8 +101,8 @@ def test_one_phase_gets_all():
 def test_a_budget_for_much_less_than_a_step_of_each_phase_is_refused():
     with pytest.raises(UsageError, match="a step of 256 x 64 tokens takes 5 minutes") as error:
         fit_steps(recipe_with((1, 256, 32), (1, 256, 64)), 60, [60.0, 300.0])
-    assert "--budget 28m" in error.value.fix
-    assert "--set train.phases.1.batch_size=32" in error.value.fix
+    assert "--budget 28m" in error.value.hint
+    assert "--set train.phases.1.batch_size=32" in error.value.hint
     enough = fit_steps(recipe_with((1, 256, 32), (1, 256, 64)), 25 * 60, [60.0, 300.0])
     assert [p.num_steps for p in enough.train.phases] == [20, 1]
 

@@ -565,7 +565,7 @@ def test_a_model_whose_checkpoints_are_gone_is_not_begun_again(how: str, shards:
     for _ in range(2):
         with pytest.raises(BertworksError, match="up to step 10, and no checkpoint is left") as error:
             run(shards, tmp_path / "a", finished.with_name("r.toml"))
-    assert "--overwrite" in error.value.fix
+    assert "--overwrite" in error.value.hint
     assert sha256(tmp_path / "a" / "model.safetensors") == before
     run(shards, tmp_path / "a", finished.with_name("r.toml"), overwrite=True)
     assert sha256(tmp_path / "a" / "model.safetensors") == before

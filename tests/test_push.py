@@ -173,13 +173,13 @@ def test_what_was_shown_is_sent_in_one_commit(folder, hub):
     assert sent["README.md"].decode() == shown["card"]
 
 
-@pytest.mark.parametrize(("status", "fix"), [(401, "auth login"), (403, "auth login"), (500, "later")])
-def test_a_refusal_is_told(folder, hub, status, fix, monkeypatch):
+@pytest.mark.parametrize(("status", "hint"), [(401, "auth login"), (403, "auth login"), (500, "later")])
+def test_a_refusal_is_told(folder, hub, status, hint, monkeypatch):
     monkeypatch.setattr(Hub, "status", status)
     monkeypatch.setattr("time.sleep", lambda _: None)  # it asks a hub that fails again
     with pytest.raises(BertworksError, match=rf"the hub refused it \({status}\)") as raised:
         list(push(folder, "me/mybert"))
-    assert fix in raised.value.fix
+    assert hint in raised.value.hint
 
 
 def test_without_network_or_token_nothing_happens(folder, hub, monkeypatch):
@@ -202,4 +202,4 @@ def test_the_command(folder, capsys):
     assert found["kind"] == "done"
     assert list(found["files"]) == SENT
     assert main(["push", str(folder), "mybert", "--dry-run"]) == 2
-    assert "fix: give owner/mybert" in capsys.readouterr().err
+    assert "hint: give owner/mybert" in capsys.readouterr().err

@@ -149,7 +149,7 @@ def test_the_last_word_counts():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "line", "message", "fix"),
+    ("old", "new", "line", "message", "hint"),
     [
         ("num_steps = 10", "num_step = 10", 6, "train.phases[0].num_step: no such field", "train.phases[0].num_steps?"),
         ("batch_size = 2", "batch_sizes = 2", 11, "train.phases[1].batch_sizes: no such field", "[1].batch_size?"),
@@ -186,7 +186,7 @@ def test_the_last_word_counts():
         ("[train]", "encoder = 3\n[train]", 4, "encoder: expected a table, got 3", None),
     ],
 )
-def test_what_is_wrong_is_named(old: str, new: str, line: int, message: str, fix: str | None, tmp_path: Path):
+def test_what_is_wrong_is_named(old: str, new: str, line: int, message: str, hint: str | None, tmp_path: Path):
     assert old in MINIMAL
     path = tmp_path / "r.toml"
     path.write_text(MINIMAL.replace(old, new, 1))
@@ -194,7 +194,7 @@ def test_what_is_wrong_is_named(old: str, new: str, line: int, message: str, fix
         load_recipe(str(path))
     error = raised.value
     assert message in error.what
-    assert fix is None or fix in (error.fix or "")
+    assert hint is None or hint in (error.hint or "")
     assert error.where == (f"{path}:{line}" if line > 1 else str(path))
 
 

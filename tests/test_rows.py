@@ -226,7 +226,7 @@ def test_damage_is_named_with_its_line(tmp_path: Path, name: str, content: str |
     found = error(path)
     assert what in found.what
     assert found.where == f"{path}{where}"
-    assert found.fix
+    assert found.hint
 
 
 def test_paths_that_hold_no_rows(tmp_path: Path) -> None:

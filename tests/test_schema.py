@@ -425,7 +425,7 @@ def test_nothing_to_learn(tmp_path: Path, rows: list[dict[str, object]], what: s
     with pytest.raises(BertworksError) as caught:
         guess_schema(table(tmp_path, rows))
     assert what in caught.value.what
-    assert caught.value.fix
+    assert caught.value.hint
     assert caught.value.where == "a.jsonl"
 
 
@@ -433,7 +433,7 @@ def test_a_table_without_another_column(tmp_path: Path) -> None:
     """Where there is no other column, none can be named."""
     with pytest.raises(BertworksError, match="no column looks like a label") as caught:
         guess_schema(csv_text(tmp_path, ["text"], ["a film"], ["a dog"]))
-    assert caught.value.fix == "add one that holds the label"
+    assert caught.value.hint == "add one that holds the label"
 
 
 def test_no_rows(tmp_path: Path) -> None:
@@ -504,7 +504,7 @@ def test_bad_rows_are_named(tmp_path: Path, schema: Schema, row: dict[str, objec
     found = failure(RowReader(path, name="a.jsonl"), schema)
     assert what in found.what
     assert found.where == "a.jsonl:3"
-    assert found.fix
+    assert found.hint
 
 
 @pytest.mark.parametrize(
@@ -529,7 +529,7 @@ def test_labels_that_programs_write_in_several_ways(
 
 def test_unknown_labels_say_which_are_known(tmp_path: Path) -> None:
     found = failure(csv_text(tmp_path, ["text", "label"], ["a", "poss"]), KNOWN)
-    assert (found.where, found.fix) == ("a.csv:2", "did you mean 'pos'? the labels are: neg, pos")
+    assert (found.where, found.hint) == ("a.csv:2", "did you mean 'pos'? the labels are: neg, pos")
 
 
 def test_missing_columns(tmp_path: Path) -> None:

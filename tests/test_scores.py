@@ -290,7 +290,7 @@ def test_what_is_borrowed_and_not_there(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(BertworksError, match="counted by seqeval") as caught:
         classification.tag_spans(["O"])
-    assert caught.value.fix == "pip install seqeval"
+    assert caught.value.hint == "pip install seqeval"
 
 
 @pytest.mark.parametrize(

@@ -141,8 +141,8 @@ def test_other_settings_are_refused_and_overwrite_replaces(
     other = make_tokenizer(tmp_path / "other", [*WORDS, *LETTERS[:20]])
     with pytest.raises(BertworksError, match=f"tokenizer: {tokenizer.sha256[:12]}.*{other.sha256[:12]}") as caught:
         write_shards(reader, other, folder, workers=1)
-    assert "-o" in str(caught.value.fix)
-    assert "--overwrite" in str(caught.value.fix)
+    assert "-o" in str(caught.value.hint)
+    assert "--overwrite" in str(caught.value.hint)
     more = write_corpus(tmp_path / "more.jsonl", make_documents(10))
     with pytest.raises(BertworksError, match=r"bytes: \d+ there, \d+ asked"):
         write_shards(more, tokenizer, folder, workers=1)
@@ -417,7 +417,7 @@ def test_damage_is_found(reader: CorpusReader, tokenizer: Tokenizer, tmp_path: P
         path.write_bytes(change(whole))  # type: ignore[operator]
         with pytest.raises(BertworksError, match=message) as caught:
             Shards.open(folder, verify=verify).tokenizer()
-        assert caught.value.fix
+        assert caught.value.hint
         assert caught.value.where
         path.write_bytes(whole)
 
@@ -436,7 +436,7 @@ def test_damage_is_found(reader: CorpusReader, tokenizer: Tokenizer, tmp_path: P
         Shards.open(folder)
     with pytest.raises(BertworksError, match="not a shards folder") as caught:
         Shards.open(tmp_path / "nowhere")
-    assert "bertworks prepare" in str(caught.value.fix)
+    assert "bertworks prepare" in str(caught.value.hint)
 
 
 def test_a_second_writer_is_turned_away(reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path) -> None:

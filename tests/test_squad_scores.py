@@ -234,7 +234,7 @@ def test_the_verb_prints_figures_and_names_what_is_missing(tmp_path: Path, capsy
 def test_the_verb_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     words = ["evaluate", "squad", "--data", str(squad_file(tmp_path / "d.json"))]
     assert main([*words, "--predictions", str(json_file(tmp_path / "p.json", {"where": 1}))]) == 1
-    assert "p.json: the answer to 'where' is 1, not a string\n  fix: " in capsys.readouterr().err
+    assert "p.json: the answer to 'where' is 1, not a string\n  hint: " in capsys.readouterr().err
     assert main(words) == 2
     assert "--predictions" in capsys.readouterr().err
     assert main([*words, "--predictions", str(tmp_path / "pp.json")]) == 2

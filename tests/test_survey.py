@@ -253,7 +253,7 @@ def test_all_bad_rows_are_listed_at_once(tmp_path: Path) -> None:
         True,
     ]
     assert "holds 'much'" in caught.value.what
-    assert "write a number there" in (caught.value.fix or "")
+    assert "write a number there" in (caught.value.hint or "")
     path.write_text("text,label\n" + good + "fine,much\n")
     with pytest.raises(BertworksError) as caught:
         check_file(path, **options)

@@ -309,7 +309,7 @@ def test_size_that_does_not_hold_the_alphabet_names_the_least(algorithm):
     texts = invented()
     with pytest.raises(UsageError) as caught:
         train_vocabulary(texts, VocabularyConfig(size=20, algorithm=algorithm))
-    least = int(caught.value.fix.split("at least ")[1].split(",")[0])
+    least = int(caught.value.hint.split("at least ")[1].split(",")[0])
     made, _ = train_vocabulary(texts, VocabularyConfig(size=least, algorithm=algorithm))
     assert made.vocab_size <= least
     with pytest.raises(UsageError):
@@ -334,7 +334,7 @@ def test_text_without_spaces_is_called_so(algorithm):
     endless = "".join(random.Random(0).choices("ACGT", k=20 * longest))
     with pytest.raises(BertworksError, match=f"only words of more than {longest:,} characters") as caught:
         train_vocabulary([endless], VocabularyConfig(size=300, algorithm=algorithm))
-    assert ("--algorithm bpe" in caught.value.fix) == (algorithm == "wordpiece")
+    assert ("--algorithm bpe" in caught.value.hint) == (algorithm == "wordpiece")
     # The sample that is measured on may hold no other words.
     _, report = train_vocabulary([endless * 20, *invented()], VocabularyConfig(size=330, algorithm=algorithm))
     assert report.tokens_per_word > 0
@@ -365,7 +365,7 @@ def test_unigram_without_sentencepiece_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencepiece", None)
     with pytest.raises(BertworksError, match="not installed") as caught:
         train_vocabulary(invented(), VocabularyConfig(size=330, algorithm="unigram"))
-    assert "pip install" in caught.value.fix
+    assert "pip install" in caught.value.hint
 
 
 # Real text

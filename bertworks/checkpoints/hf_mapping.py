@@ -250,7 +250,7 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
         raise BertworksError(
             f"{found}: expected the configuration of a BERT",
             where=where,
-            fix='choose a folder whose config.json says "model_type": "bert" (add the line to a file of Google\'s)',
+            hint='choose a folder whose config.json says "model_type": "bert" (add the line to a file of Google\'s)',
         )
     for name, value in _OTHER_NETWORKS.items():
         if settings.get(name, value) != value:
@@ -270,7 +270,7 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
     try:
         return EncoderConfig(hidden_act=_ACTIVATIONS[activation], **values)  # type: ignore[arg-type]
     except ValueError as error:
-        raise BertworksError(str(error), where=where, fix="correct the file, or get it again") from error
+        raise BertworksError(str(error), where=where, hint="correct the file, or get it again") from error
 
 
 def settings_to_keep(settings: Mapping[str, Any], *, head: bool) -> tuple[dict[str, Any], list[str]]:
@@ -296,7 +296,7 @@ def _number(value: object, name: str, kind: type, where: str | None) -> int | fl
         return float(value)
     expected = f"a whole number from 1 to {LIMITS[name]:,}" if kind is int else "a number from 0 to 1"
     raise BertworksError(
-        f"{name} is {_shown(value)}: expected {expected}", where=where, fix="correct the file, or get it again"
+        f"{name} is {_shown(value)}: expected {expected}", where=where, hint="correct the file, or get it again"
     )
 
 
@@ -360,7 +360,7 @@ def _check_shape(parameter: _Parameter, name: str, value: Tensor, where: str | N
             f"{name} is {value.dtype} {list(value.shape)}, but the configuration asks for floating-point "
             f"numbers of the shape [{', '.join(axes)}]",
             where=where,
-            fix="use the config.json that was saved with these weights",
+            hint="use the config.json that was saved with these weights",
         )
 
 
@@ -369,7 +369,7 @@ def _refuse_unknown(names: Collection[str], where: str | None) -> None:
         raise BertworksError(
             f"{_listed(names)}: no place for this in a BERT of this configuration",
             where=where,
-            fix="use the config.json that was saved with these weights; other networks than BERT cannot be read",
+            hint="use the config.json that was saved with these weights; other networks than BERT cannot be read",
         )
 
 
@@ -378,7 +378,7 @@ def _refuse_missing(names: Collection[str], where: str | None) -> None:
         raise BertworksError(
             f"incomplete: {_listed(names)} missing",
             where=where,
-            fix="the file was cut, or is not a whole model: get it again",
+            hint="the file was cut, or is not a whole model: get it again",
         )
 
 

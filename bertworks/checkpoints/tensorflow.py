@@ -68,7 +68,7 @@ class Variable:
             raise BertworksError(f"cannot be read: {error.strerror}", where=str(self.path)) from None
         if len(data) < self.size or _masked(crc32c(data)) != self.checksum:
             where = f"{self.path}, bytes {self.offset:,} to {self.offset + self.size:,}"
-            raise BertworksError("the checksum is wrong: not what was written", where=where, fix=_DAMAGED)
+            raise BertworksError("the checksum is wrong: not what was written", where=where, hint=_DAMAGED)
         return torch.from_numpy(data).view(self.dtype).reshape(self.shape)
 
 
@@ -89,7 +89,7 @@ def read_index(prefix: Path) -> dict[str, Variable]:
     except OSError as error:
         raise BertworksError(f"cannot be read: {error.strerror}", where=str(path)) from None
     if len(data) < _FOOTER or not data.endswith(_MAGIC):
-        raise BertworksError("not the index of a TensorFlow checkpoint", where=str(path), fix=_DAMAGED)
+        raise BertworksError("not the index of a TensorFlow checkpoint", where=str(path), hint=_DAMAGED)
     variables: dict[str, Variable] = {}
     try:
         pairs = _pairs(data)
@@ -106,7 +106,7 @@ def read_index(prefix: Path) -> dict[str, Variable]:
                 sizes[number] = _data_file(prefix, number, files)
             variables[name] = _variable(name, entry, *sizes[number])
     except (ValueError, IndexError) as error:
-        raise BertworksError(f"a damaged index: {error}", where=str(path), fix=_DAMAGED) from None
+        raise BertworksError(f"a damaged index: {error}", where=str(path), hint=_DAMAGED) from None
     return variables
 
 
@@ -118,8 +118,8 @@ def _data_file(prefix: Path, number: int, files: int) -> tuple[Path, int]:
     try:
         return path, path.stat().st_size
     except OSError as error:
-        fix = "the .index and .data files of a checkpoint belong together: get both"
-        raise BertworksError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
+        hint = "the .index and .data files of a checkpoint belong together: get both"
+        raise BertworksError(f"cannot be read: {error.strerror}", where=str(path), hint=hint) from None
 
 
 def _variable(name: str, entry: "_Message", path: Path, available: int) -> Variable:
@@ -132,7 +132,7 @@ def _variable(name: str, entry: "_Message", path: Path, available: int) -> Varia
         raise ValueError(f"{name} is said to have the shape {list(shape)[:8]} and {size} bytes")
     if offset + size > available:
         what = f"{name} should end at byte {offset + size:,}, but the file has {available:,}"
-        raise BertworksError(what, where=str(path), fix=_DAMAGED)
+        raise BertworksError(what, where=str(path), hint=_DAMAGED)
     return Variable(dtype, shape, path, offset, size, _number(entry, 6))
 
 
@@ -328,7 +328,7 @@ def find_checkpoint(path: Path) -> Path | None:
         found = sorted(path.glob("*.index"))
         if len(found) > 1:
             names = ", ".join(str(index.with_suffix("")) for index in found[:4])
-            raise BertworksError("several checkpoints in this folder", where=str(path), fix=f"give one of {names}")
+            raise BertworksError("several checkpoints in this folder", where=str(path), hint=f"give one of {names}")
         return found[0].with_suffix("") if found else None
     prefix = path.with_name(re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path.name))
     there = [f"{prefix}{end}" for end in (".index", ".data-00000-of-00001") if Path(f"{prefix}{end}").exists()]
@@ -380,7 +380,7 @@ def load_checkpoint(
     tokenizer = Tokenizer.from_vocabulary(path, lowercase=said, model_max_length=encoder.max_position_embeddings)
     if tokenizer.vocab_size > encoder.vocab_size:
         sizes = f"{tokenizer.vocab_size:,} tokens, but the model has {encoder.vocab_size:,}"
-        raise BertworksError(sizes, where=str(path), fix="give the vocab.txt of this checkpoint: --vocab FILE")
+        raise BertworksError(sizes, where=str(path), hint="give the vocab.txt of this checkpoint: --vocab FILE")
     theirs = {names[name]: v.read().float() for name, v in wanted.items()}
     theirs |= {names[name]: theirs[names[name]].T for name in wanted if _is_transposed(name)}
     state = hf_mapping.from_huggingface(theirs, encoder, where=index)
@@ -418,13 +418,13 @@ def _refuse_unknown(wanted: dict[str, Variable], names: dict[str, str], where: s
         raise BertworksError(
             f"variables with no place in a BERT of this configuration: {listed}{more}",
             where=where,
-            fix=f"give the bert_config.json of this checkpoint, or go on without: --leave-out '{unknown[0][:120]}'",
+            hint=f"give the bert_config.json of this checkpoint, or go on without: --leave-out '{unknown[0][:120]}'",
         )
 
 
 def _beside(prefix: Path, name: str, option: str) -> Path:
     if not (path := prefix.with_name(name)).exists():
-        raise BertworksError(f"there is no {name} beside the checkpoint", where=str(prefix), fix=f"{option} FILE")
+        raise BertworksError(f"there is no {name} beside the checkpoint", where=str(prefix), hint=f"{option} FILE")
     return path
 
 

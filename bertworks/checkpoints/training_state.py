@@ -88,7 +88,7 @@ def save_checkpoint(
         raise BertworksError(
             f"this checkpoint cannot be written ({error.strerror}); older ones are untouched",
             where=str(path),
-            fix="make the folder writable, or choose another with -o",
+            hint="make the folder writable, or choose another with -o",
         ) from error
     _prune(folder, step, keep, best)
     return path
@@ -143,7 +143,7 @@ def locked(folder: str | Path) -> Iterator[None]:
             raise BertworksError(
                 f"process {file.read().strip()[:20] or 'unknown'} is writing to this run folder",
                 where=str(folder),
-                fix="wait for it, stop it, or choose another folder with -o",
+                hint="wait for it, stop it, or choose another folder with -o",
             ) from None
         try:
             file.truncate(0)
@@ -157,7 +157,7 @@ def _unwritable(folder: str | Path, error: OSError) -> BertworksError:
     return BertworksError(
         f"cannot be written: {error.strerror}",
         where=str(folder),
-        fix="free space on that disk and make the folder writable, or choose another with -o",
+        hint="free space on that disk and make the folder writable, or choose another with -o",
     )
 
 
@@ -193,7 +193,7 @@ def _read(path: Path, step: int) -> Checkpoint:
             raise _LaterFormatError(
                 f"a checkpoint of format {manifest['format']}; this version knows formats up to {FORMAT}",
                 where=str(path),
-                fix="upgrade: pip install --upgrade bertworks",
+                hint="upgrade: pip install --upgrade bertworks",
             )
         if manifest["step"] != step:
             raise _DamagedError(f"it is the checkpoint of step {manifest['step']}")
@@ -210,7 +210,7 @@ def _read(path: Path, step: int) -> Checkpoint:
     except OSError as error:  # it may be as good as ever: a network disk that is away, permissions
         raise BertworksError(
             f"cannot be read: {error.strerror}", where=str(path),
-            fix="try again; if it stays so, move this checkpoint away, and the one before it is taken",
+            hint="try again; if it stays so, move this checkpoint away, and the one before it is taken",
         ) from None  # fmt: skip
     except (BertworksError, KeyError, TypeError, ValueError) as error:
         raise _DamagedError(f"{_MANIFEST} cannot be understood: {getattr(error, 'what', error)}") from error
@@ -231,7 +231,7 @@ def _write(temporary: Path, tensors: Mapping[str, Tensor], manifest: dict[str, A
         raise BertworksError(
             "the disk does not give back what was written; older checkpoints are untouched",
             where=str(path),
-            fix="check the disk, or choose an output folder on another one",
+            hint="check the disk, or choose an output folder on another one",
         )
 
 

@@ -84,7 +84,7 @@ def parse_size(text: str, option: str) -> int:
     match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
     size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
     if size <= 0:
-        raise UsageError(f"{option} {text!r} is not a size", fix=f"{option} 512m, or {option} 1g")
+        raise UsageError(f"{option} {text!r} is not a size", hint=f"{option} 512m, or {option} 1g")
     return size
 
 

@@ -191,7 +191,7 @@ def squad(
     from bertworks.evaluation.evaluate import evaluate_squad
 
     if (predictions is None) == (model is None):
-        raise UsageError("whose answers? Name a file of them or a model", fix="give --predictions or --model")
+        raise UsageError("whose answers? Name a file of them or a model", hint="give --predictions or --model")
     if model is not None:
         from bertworks.inference.predict import answer_questions
 

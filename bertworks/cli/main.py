@@ -111,7 +111,7 @@ def _explain(error: BaseException, words: list[str]) -> int:
         return error.exit_code
     if isinstance(error, CycloptsError):
         chain = " ".join(["bertworks", *(error.command_chain or ())])
-        say(f"error: {error}\n  fix: {chain} --help")
+        say(f"error: {error}\n  hint: {chain} --help")
         return 2
     if isinstance(error, KeyboardInterrupt):
         say("stopped")

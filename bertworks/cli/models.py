@@ -173,8 +173,8 @@ def doctor(*, as_json: Json = False) -> int:
         checks.append(check)
         if not as_json:
             print(f"{'  ' if check.good else '! '}{check.name:<14}{check.text}", flush=True)
-            if check.fix:
-                print(f"{'':16}fix: {check.fix}")
+            if check.hint:
+                print(f"{'':16}hint: {check.hint}")
     if as_json:
         emit([asdict(check) for check in checks])
     return 0 if all(check.good for check in checks) else 1

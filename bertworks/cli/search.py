@@ -93,7 +93,7 @@ def index(
     from bertworks.retrieval.index import Index, index_file
 
     if documents is None and not (delete or compact or approximate):
-        raise UsageError("nothing to do", fix="name a file of documents, or give --delete, --compact or --approximate")
+        raise UsageError("nothing to do", hint="name a file of documents, or give --delete, --compact or --approximate")
     if documents is not None:
         documents = "-" if documents == STDIN else documents
         show_events(

@@ -103,10 +103,13 @@ def with_tags(lines: Iterable[str], tags: Iterable[str], width: int) -> Iterator
 
 def _bad_conll_line(where: str, line: str, cells: list[str], width: int) -> BertworksError:
     if len(cells) < width or not cells[-1]:
-        what, fix = f"{line!r} has no tag", "write the tag after the token, parted by a tab; O where there is no entity"
+        what, hint = (
+            f"{line!r} has no tag",
+            "write the tag after the token, parted by a tab; O where there is no entity",
+        )
     else:
-        what, fix = f"{line!r} has {len(cells)} cells", "part token and tag by one tab; a token holds no tab"
-    return BertworksError(f"{what}; most lines have {width} cells", where=where, fix=fix)
+        what, hint = f"{line!r} has {len(cells)} cells", "part token and tag by one tab; a token holds no tab"
+    return BertworksError(f"{what}; most lines have {width} cells", where=where, hint=hint)
 
 
 # --- SQuAD ------------------------------------------------------------------------------------------------------------
@@ -156,7 +159,7 @@ def _part(entry: Any, key: str, kind: Any, where: str) -> Any:
     value = entry.get(key) if isinstance(entry, dict) else None
     if not isinstance(value, kind):
         said = "is missing" if value is None else f"is {value!r:.60}"
-        raise BertworksError(f"{key!r} {said}", where=where, fix=f"make it like {_SQUAD}")
+        raise BertworksError(f"{key!r} {said}", where=where, hint=f"make it like {_SQUAD}")
     return value
 
 
@@ -186,12 +189,12 @@ def with_entities(record: Mapping[str, Any], column: str, where: str) -> dict[st
     """
     spans = record.get(column)
     if spans is not None and not isinstance(spans, list):
-        raise BertworksError(f"{column!r} is {spans!r:.60}, not a list of spans", where=where, fix=_SPAN_FIX)
+        raise BertworksError(f"{column!r} is {spans!r:.60}, not a list of spans", where=where, hint=_SPAN_FIX)
     entities: list[dict[str, Any]] | None = None if spans is None else []
     for entry in spans or ():
         span = _span(entry)
         if span is None:
-            raise BertworksError(f"{entry!r:.80} is no span of characters", where=where, fix=_SPAN_FIX)
+            raise BertworksError(f"{entry!r:.80} is no span of characters", where=where, hint=_SPAN_FIX)
         assert entities is not None
         entities.append(span)
     return {("entities" if key == column else key): (entities if key == column else record[key]) for key in record}

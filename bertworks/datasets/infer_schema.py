@@ -71,10 +71,10 @@ def guess_schema(
         if wanted is not None:
             find_column(reader.columns, reader.name, wanted, option)
     if len({*text, label} - {None}) < len(text) + (label is not None):
-        raise UsageError("one column is named twice", where=reader.name, fix="name each text and the label once")
+        raise UsageError("one column is named twice", where=reader.name, hint="name each text and the label once")
     columns = study(reader if labelled else itertools.islice(reader, _STUDIED_ROWS), reader.columns)
     if not any(column.rows for column in columns.values()):
-        raise BertworksError("there are no rows", where=reader.name, fix="name a file that holds rows")
+        raise BertworksError("there are no rows", where=reader.name, hint="name a file that holds rows")
     schema = _by_layout(reader, columns, tuple(text), label) or _by_columns(columns, tuple(text), label, task)
     if (task and schema.task != task) or (label and schema.label != label):
         schema = _by_columns(columns, tuple(text), label, task)
@@ -86,7 +86,7 @@ def guess_schema(
             raise BertworksError(
                 f"no column looks like a {what}; the columns are: {', '.join(reader.columns)}",
                 where=reader.name,
-                fix=f"name the one that holds the {what} with --{what}" if other else f"add one that holds the {what}",
+                hint=f"name the one that holds the {what} with --{what}" if other else f"add one that holds the {what}",
             )
     _check_texts(schema, reader.name)
     schema = replace(schema, id="id" if reader.kind == "squad" else _find_id(columns))
@@ -157,7 +157,7 @@ def _names(reader: RowReader, schema: Schema) -> tuple[str, ...]:
             case "tagging":
                 if (entries := list_of(value)) is None and value is not None:
                     what = f"{schema.label!r} holds {value!r:.60}, which are no tags"
-                    raise BertworksError(what, where=row.where, fix='write them as ["B-person", "O"]')
+                    raise BertworksError(what, where=row.where, hint='write them as ["B-person", "O"]')
                 tags.update(map(label_text, entries or ()))
             case "spans":
                 spans = list_of(value) or []
@@ -190,13 +190,13 @@ def _check_texts(schema: Schema, name: str) -> None:
         raise UsageError(
             f"{schema.task} reads {meant}, and {len(schema.text)} columns are to be read: {given}",
             where=name,
-            fix="name them: --text QUESTION --text CONTEXT" if schema.task == "qa" else "name others: --text, --task",
+            hint="name them: --text QUESTION --text CONTEXT" if schema.task == "qa" else "name others: --text, --task",
         )
 
 
 def _check_labels(schema: Schema, column: Column, name: str, *, asked: bool) -> None:
     """Raises BertworksError where nothing can be learned: no label, one label only, or as many as rows."""
-    what, fix = "", "name another column with --label, or another task with --task"
+    what, hint = "", "name another column with --label, or another task with --task"
     count = f"{column.filled:,} rows"
     match schema.task:
         case "classification":
@@ -204,25 +204,25 @@ def _check_labels(schema: Schema, column: Column, name: str, *, asked: bool) -> 
                 what = (
                     f"all {count} have the same label, {schema.labels[0]!r}" if schema.labels else "there is no label"
                 )
-                fix = "add rows with another label"
+                hint = "add rows with another label"
             elif not asked and len(column.values) > MOST_CLASSES and not column.few():
                 what = f"{len(column.values):,}{' or more' * column.many} different values in {count} are no classes"
         case "regression":
             if column.low == column.high and column.numeric:
-                what, fix = f"all {count} have the same number, {column.low}", "add rows with other numbers"
+                what, hint = f"all {count} have the same number, {column.low}", "add rows with other numbers"
         case "tagging":
             if not set(schema.labels) - {"O"}:
-                what, fix = "no word has a tag other than O", "tag some words"
+                what, hint = "no word has a tag other than O", "tag some words"
         case "multilabel" | "spans":
             if not schema.labels:
-                what, fix = "no row has a label", "label some rows"
+                what, hint = "no row has a label", "label some rows"
         case "choice":
             if len(schema.text) < 2:
-                what, fix = "there are no choices", "name them: --text PROMPT --text CHOICE1 --text CHOICE2"
+                what, hint = "there are no choices", "name them: --text PROMPT --text CHOICE1 --text CHOICE2"
         case "qa":
             pass
     if what:
-        raise BertworksError(f"{what} (in {schema.label!r})", where=name, fix=fix)
+        raise BertworksError(f"{what} (in {schema.label!r})", where=name, hint=hint)
 
 
 def _reasons(schema: Schema, column: Column | None, names: Sequence[str]) -> list[str]:

@@ -88,7 +88,7 @@ class RowReader:
         if not self.path.exists():
             raise nothing_there(self.path)
         if self.path.is_dir():
-            raise UsageError("this is a folder, not a file", where=self.name, fix="name one of the files in it")
+            raise UsageError("this is a folder, not a file", where=self.name, hint="name one of the files in it")
         self.quoting, self._header = quoting, header
         self.broken = IssueCounter()
         self._state = self._file_state()
@@ -121,7 +121,7 @@ class RowReader:
     def _check_unchanged(self) -> None:
         if not self.path.exists() or self._file_state() != self._state:
             raise BertworksError(
-                "the file changed while it was read", where=self.name, fix="wait until it is complete, then try again"
+                "the file changed while it was read", where=self.name, hint="wait until it is complete, then try again"
             )
 
     @contextmanager
@@ -135,7 +135,7 @@ class RowReader:
                     raise BertworksError(
                         "the line has bytes that are not UTF-8",
                         where=repairs.bad_bytes.places[0],
-                        fix="convert the file: `iconv -f CP1252 -t UTF-8 FILE` (or CP932, EUC-KR, ...)",
+                        hint="convert the file: `iconv -f CP1252 -t UTF-8 FILE` (or CP932, EUC-KR, ...)",
                     )
                 yield numbered
 
@@ -145,16 +145,16 @@ class RowReader:
     def _recognise(self, reader: LineReader, lines: Iterator[tuple[int, str]]) -> None:
         suffix, head = format_suffix(self.name), reader.head.lstrip()
         if not head:
-            raise BertworksError("the file is empty", where=self.name, fix="name a file that holds rows")
+            raise BertworksError("the file is empty", where=self.name, hint="name a file that holds rows")
         if other := not_text(head):
-            what, fix = other
-            fix = fix or "name a csv, tsv, json, Parquet or CoNLL file"
-            raise BertworksError(f"this is {what}", where=self.name, fix=fix)
+            what, hint = other
+            hint = hint or "name a csv, tsv, json, Parquet or CoNLL file"
+            raise BertworksError(f"this is {what}", where=self.name, hint=hint)
         if suffix == ".conllu":
             raise BertworksError(
                 "CoNLL-U files are treebanks: which column is the tag is not told",
                 where=self.name,
-                fix=f"take two columns: `grep -v '^#' {shlex.quote(self.name)} | cut -f2,4 > tagged.conll`",
+                hint=f"take two columns: `grep -v '^#' {shlex.quote(self.name)} | cut -f2,4 > tagged.conll`",
             )
         if suffix in (".jsonl", ".ndjson", ".jsonlines", ".json") or head.startswith((b'{"', b"[{", b"{\n", b"[\n")):
             self._recognise_json(lines)
@@ -210,7 +210,7 @@ class RowReader:
         return BertworksError(
             f"{len(cells)} cells where the first row has {len(self.columns)}: {cells!r:.120}",
             where=f"{self.name}:{number}",
-            fix=f"repair the row; or is the whole table {other}? It was read as {'quoted' if quoted else 'raw'}",
+            hint=f"repair the row; or is the whole table {other}? It was read as {'quoted' if quoted else 'raw'}",
         )
 
     def _plain_rows(self) -> Iterator[Row]:
@@ -218,10 +218,10 @@ class RowReader:
             for number, line in lines:
                 yield Row({"text": line.removesuffix("\r")}, f"{self.name}:{number}")
 
-    def _check_names(self, where: str, fix: str) -> None:
+    def _check_names(self, where: str, hint: str) -> None:
         twice = [name for index, name in enumerate(self.columns) if name in self.columns[:index]]
         if twice:
-            raise BertworksError(f"{where} names {twice[0]!r} twice", where=f"{self.name}:1", fix=fix)
+            raise BertworksError(f"{where} names {twice[0]!r} twice", where=f"{self.name}:1", hint=hint)
 
     # --- CoNLL ---
 
@@ -277,7 +277,7 @@ class RowReader:
             raise BertworksError(
                 f"the file is one JSON value, {value!r:.60}, and no list of rows",
                 where=self.name,
-                fix='write one object like {"text": "...", "label": "..."} on each line',
+                hint='write one object like {"text": "...", "label": "..."} on each line',
             )
         for number, record in enumerate(value, 1):
             where = f"{self.name}:{number}"
@@ -331,12 +331,12 @@ def _parse(text: str, name: str, line: int = 1) -> Any:
         where = f"{name}:{line + error.lineno - 1}"
         raise _not_json(where, text.split("\n")[error.lineno - 1], error) from error
     except (ValueError, RecursionError) as error:
-        raise BertworksError(str(error), where=f"{name}:{line}", fix="repair the line") from error
+        raise BertworksError(str(error), where=f"{name}:{line}", hint="repair the line") from error
 
 
 def _not_json(where: str, line: str, error: json.JSONDecodeError | None = None) -> BertworksError:
     why = f" ({error.msg} at character {error.colno})" if error else ""
-    return BertworksError(f"this is not JSON{why}: {line!r:.80}", where=where, fix="repair the line, or take it out")
+    return BertworksError(f"this is not JSON{why}: {line!r:.80}", where=where, hint="repair the line, or take it out")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -350,13 +350,13 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _json_object(value: Any, where: str, source: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise BertworksError(
-            f"expected a JSON object, found {value!r:.60}", where=where, fix='write it as {"text": "...", ...}'
+            f"expected a JSON object, found {value!r:.60}", where=where, hint='write it as {"text": "...", ...}'
         )
     if "\\ud" in source.lower():  # the only way in which half a character can come in
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
             raise BertworksError(
-                f"a text holds half a character, {error.object[error.start]!r}", where=where, fix="repair the text"
+                f"a text holds half a character, {error.object[error.start]!r}", where=where, hint="repair the text"
             ) from error
     return value

@@ -40,10 +40,10 @@ def read_collection(folder: str | Path) -> Collection:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise BertworksError("no such folder", where=str(folder), fix=_LAYOUTS)
+        raise BertworksError("no such folder", where=str(folder), hint=_LAYOUTS)
     found = _read_beir(folder) if (folder / "corpus.jsonl").exists() else _read_trec(folder)
     if not found.documents or not found.queries or not found.grades:
-        raise BertworksError("there are no documents, no queries, or no judgements", where=str(folder), fix=_LAYOUTS)
+        raise BertworksError("there are no documents, no queries, or no judgements", where=str(folder), hint=_LAYOUTS)
     missing = IssueCounter()
     grades: dict[str, dict[str, int]] = {}
     for query, judged in found.grades.items():
@@ -54,7 +54,7 @@ def read_collection(folder: str | Path) -> Collection:
                 missing.add(f"query {query}, document {document}")
     if not grades:
         raise BertworksError(
-            "no judgement is of a query and a document that are there", where=str(folder), fix=_LAYOUTS
+            "no judgement is of a query and a document that are there", where=str(folder), hint=_LAYOUTS
         )
     return Collection(found.documents, {name: found.queries[name] for name in grades}, grades, missing)
 
@@ -66,7 +66,7 @@ def _read_beir(folder: Path) -> Collection:
         if not grade.strip().lstrip("-").isdecimal():
             if not grades and grade:
                 continue  # the header
-            raise BertworksError("no judgement: query, document, grade", where=row.where, fix="repair the line")
+            raise BertworksError("no judgement: query, document, grade", where=row.where, hint="repair the line")
         grades.setdefault(query, {})[document] = int(grade)
     return Collection(_texts(folder / "corpus.jsonl"), _texts(folder / "queries.jsonl"), grades, IssueCounter())
 
@@ -77,7 +77,7 @@ def _texts(path: Path) -> dict[str, str]:
         name = as_text(row.values.get("_id"))
         if not name or name in found:
             what = f"the _id {name!r} stands twice" if name else "the row has no _id"
-            raise BertworksError(what, where=row.where, fix="give each row an _id of its own")
+            raise BertworksError(what, where=row.where, hint="give each row an _id of its own")
         found[name] = _titled(as_text(row.values.get("title")), as_text(row.values.get("text")))
     return found
 
@@ -100,7 +100,7 @@ def _read_trec(folder: Path) -> Collection:
             number = fields.get(name, "").removeprefix("Number:").strip()
             if not number or number in found:
                 what = f"the {name} {number!r} stands twice" if number else f"a {kind} has no {name}: {text[:40]!r}"
-                raise BertworksError(what, where=str(path), fix=f"give each {kind} a number of its own")
+                raise BertworksError(what, where=str(path), hint=f"give each {kind} a number of its own")
             found[number] = text
     if not set(grades) <= set(queries) and set(grades) <= {str(n) for n in range(1, len(queries) + 1)}:
         queries = {str(n): text for n, text in enumerate(queries.values(), 1)}

@@ -103,12 +103,12 @@ def items(
                 raise BertworksError(
                     f"the id {item.id!r} of column {schema.id!r} stands twice; first at {seen[item.id]}",
                     where=row.where,
-                    fix="give each row an id of its own, or rename the column if it holds none",
+                    hint="give each row an id of its own, or rename the column if it holds none",
                 )
             seen[item.id] = row.where
         yield item
     if not found:
-        raise BertworksError("there are no rows", where=reader.name, fix="name a file that holds rows")
+        raise BertworksError("there are no rows", where=reader.name, hint="name a file that holds rows")
 
 
 def fitted(schema: Schema, reader: RowReader, *, labelled: bool = True) -> Schema:
@@ -170,7 +170,7 @@ def _field(row: Row, column: str) -> Any:
         return row.values[column]
     except KeyError:
         raise BertworksError(
-            f"the row has no field {column!r}, only {', '.join(row.values)}", where=row.where, fix="add it to the row"
+            f"the row has no field {column!r}, only {', '.join(row.values)}", where=row.where, hint="add it to the row"
         ) from None
 
 

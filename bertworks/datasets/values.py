@@ -159,12 +159,14 @@ def _json_list(text: str) -> list[Any] | None:
 def text_of(value: Any, column: str, where: str) -> str:
     missing = value is None or (isinstance(value, float) and math.isnan(value))
     if not missing and not isinstance(value, str):
-        raise BertworksError(f"{column!r} holds {value!r:.60}, which is no text", where=where, fix='write it as "text"')
+        raise BertworksError(
+            f"{column!r} holds {value!r:.60}, which is no text", where=where, hint='write it as "text"'
+        )
     if missing or value.strip() in _MISSING:
         raise EmptyTextError(
             f"the text in {column!r} is empty" + ("" if missing else f": {value!r}"),
             where=where,
-            fix="write a text there, or take the row out",
+            hint="write a text there, or take the row out",
         )
     assert isinstance(value, str)
     return value
@@ -175,13 +177,13 @@ def words_of(value: Any, column: str, where: str) -> tuple[str, ...]:
     words = [] if value is None else list_of(value)
     if words is None or not all(isinstance(word, str) for word in words):
         raise BertworksError(
-            f"{column!r} holds {value!r:.60}, which are no words", where=where, fix='write them as ["some", "words"]'
+            f"{column!r} holds {value!r:.60}, which are no words", where=where, hint='write them as ["some", "words"]'
         )
     if not words or not all(words):  # one of white space, as the Japanese web has them, is a word of its own
         raise EmptyTextError(
             f"{column!r} has no word" if not words else f"a word in {column!r} is empty",
             where=where,
-            fix="write a word there, or take the row out",
+            hint="write a word there, or take the row out",
         )
     return tuple(words)
 
@@ -198,7 +200,7 @@ def known_label(label: str | None, labels: Sequence[str], column: str, where: st
     raise BertworksError(
         f"the label in {column!r} is missing" if label is None else f"the label {label!r} is not known",
         where=where,
-        fix=(f"did you mean {close[0]!r}? " if close else "") + f"the labels are: {listed}",
+        hint=(f"did you mean {close[0]!r}? " if close else "") + f"the labels are: {listed}",
     )
 
 
@@ -209,10 +211,10 @@ def _as_written(label: str) -> str:
     return label.removesuffix(".0") if re.fullmatch(r"-?\d+\.0", label) else label
 
 
-def bad_label(value: Any, column: str, where: str, fix: str) -> BertworksError:
+def bad_label(value: Any, column: str, where: str, hint: str) -> BertworksError:
     missing = value is None or (isinstance(value, str) and not value.strip())
     what = "is missing" if missing else f"holds {value!r:.80}"
-    return BertworksError(f"the label in {column!r} {what}", where=where, fix=fix)
+    return BertworksError(f"the label in {column!r} {what}", where=where, hint=hint)
 
 
 def number_of(value: Any, column: str, where: str) -> float:
@@ -231,7 +233,7 @@ def tags_of(value: Any, words: Sequence[str], labels: Sequence[str], column: str
         raise bad_label(value, column, where, 'write one tag for each word, as ["O", "B-person"]')
     if len(tags) != len(words):
         raise BertworksError(
-            f"{len(words)} words and {len(tags)} tags", where=where, fix="write one tag for each word; O for none"
+            f"{len(words)} words and {len(tags)} tags", where=where, hint="write one tag for each word; O for none"
         )
     return tuple(known_label(label_text(tag), labels, column, where) for tag in tags)
 
@@ -253,6 +255,6 @@ def spans_of(value: Any, text: str, labels: Sequence[str], column: str, where: s
             raise BertworksError(
                 f"the {kind} from {start} to {end} is not inside its text of {len(text)} characters",
                 where=where,
-                fix="count characters (not bytes) from 0; the end is the place after the last one",
+                hint="count characters (not bytes) from 0; the end is the place after the last one",
             )
     return tuple(spans)

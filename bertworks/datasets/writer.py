@@ -91,7 +91,7 @@ def kind_of(path: str | Path, *, vectors: bool = False) -> FileKind:
         raise UsageError(
             "the name does not tell what to write" if kind is None else "Parquet is compressed inside",
             where=str(path),
-            fix=f"end it in {array}{suffixes}; all but Parquet also with {', '.join(COMPRESSIONS)} after it",
+            hint=f"end it in {array}{suffixes}; all but Parquet also with {', '.join(COMPRESSIONS)} after it",
         )
     return kind
 
@@ -100,7 +100,7 @@ def refuse_same(reader: RowReader, output: str | Path) -> None:
     """Raises UsageError where the output is the file that is read."""
     path = Path(output).expanduser()
     if str(output) != "-" and path.exists() and path.samefile(reader.path):
-        raise UsageError("this is the file that is read", where=str(output), fix="-o ANOTHER-FILE")
+        raise UsageError("this is the file that is read", where=str(output), hint="-o ANOTHER-FILE")
 
 
 def _write(stream: IO[bytes], lines: Iterator[str]) -> int:
@@ -123,9 +123,11 @@ def _lines(name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]],
         case "json":
             return _array(_json_lines(rows))
         case "parquet":
-            raise UsageError("Parquet cannot be written as a stream", where=name, fix="name a file, or another kind")
+            raise UsageError("Parquet cannot be written as a stream", where=name, hint="name a file, or another kind")
         case "conll":
-            raise UsageError("CoNLL columns hold words and their tags, and no rows", where=name, fix="use another kind")
+            raise UsageError(
+                "CoNLL columns hold words and their tags, and no rows", where=name, hint="use another kind"
+            )
 
 
 def _json_lines(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -196,7 +198,7 @@ def _checked(name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]
             raise BertworksError(
                 f"row {number} has the field {extra!r}, which no row before it had",
                 where=name,
-                fix="write JSON lines (a name that ends in .jsonl): there each row has its own fields",
+                hint="write JSON lines (a name that ends in .jsonl): there each row has its own fields",
             )
         yield row
 
@@ -254,7 +256,7 @@ def _write_parquet(path: Path, name: str, columns: Sequence[str], rows: Iterable
                 raise BertworksError(
                     f"rows {count + 1} to {count + len(batch)} cannot be written as Parquet: {error}",
                     where=name,
-                    fix="write JSON lines (a name that ends in .jsonl): there a column may hold anything",
+                    hint="write JSON lines (a name that ends in .jsonl): there a column may hold anything",
                 ) from error
             count += len(batch)
     finally:

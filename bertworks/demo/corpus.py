@@ -263,7 +263,7 @@ def _documents(workers: int) -> Iterator[tuple[str, list[list[str]]]]:
     paths = [str(path) for _, path in modules]
     lots = (paths[n : n + _LOT] for n in range(0, len(paths), _LOT))
     ended = "a process that reads Python files ended ({how})"
-    told = in_processes("bertworks.demo.corpus:lot_reader", (), lots, workers, ended=ended, fix="run it again")
+    told = in_processes("bertworks.demo.corpus:lot_reader", (), lots, workers, ended=ended, hint="run it again")
     yield from zip((name for name, _ in modules), chain.from_iterable(told), strict=True)
     for distribution in sorted(importlib.metadata.distributions(), key=lambda d: d.name.lower()):
         if "Description" in distribution.metadata:
@@ -346,7 +346,7 @@ def write_demo_origins(corpus: Sequence[Path], folder: Path) -> None:
     if len(names) < 2:
         raise BertworksError(
             f"{len(names)} of the installed libraries have enough text to be told apart",
-            fix="install numpy or scipy with their sources",
+            hint="install numpy or scipy with their sources",
         )
     folder.mkdir(parents=True, exist_ok=True)
     for part, most in MOST.items():

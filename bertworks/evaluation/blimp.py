@@ -79,10 +79,10 @@ def _read(data: str | Path) -> dict[str, list[Pair]]:
             for column in COLUMNS:
                 if not isinstance(row.values.get(column), str):
                     raise BertworksError(f"no text in the field {column!r}", where=row.where,
-                                         fix="give BLiMP's files: sentence_good, sentence_bad, UID")  # fmt: skip
+                                         hint="give BLiMP's files: sentence_good, sentence_bad, UID")  # fmt: skip
             paradigms[row.values["UID"]].append(row.values)
     if not paradigms:
-        raise BertworksError("no pairs of sentences", where=str(data), fix="name a .jsonl file of BLiMP")
+        raise BertworksError("no pairs of sentences", where=str(data), hint="name a .jsonl file of BLiMP")
     return paradigms
 
 

@@ -78,7 +78,7 @@ def evaluate_squad(
         raise BertworksError(
             "this is not in the format of SQuAD",
             where=reader.name,
-            fix="name a file like dev-v1.1.json or dev-v2.0.json",
+            hint="name a file like dev-v1.1.json or dev-v2.0.json",
         )
     questions, contexts = _questions(reader)
     answers = _answers(predictions)
@@ -87,7 +87,7 @@ def evaluate_squad(
         raise BertworksError(
             f"none of the {len(answers):,} answers belongs to any of the {len(questions):,} questions of {reader.name}",
             where=_place(predictions),
-            fix="name the predictions for this very file: an object of question ids and answers",
+            hint="name the predictions for this very file: an object of question ids and answers",
         )
     probabilities = None if na_probs is None else _probabilities(na_probs)
     answerable = all(question.answers for question in questions)
@@ -112,7 +112,7 @@ def _questions(reader: RowReader) -> tuple[list[SquadQuestion], Iterable[str]]:
             raise BertworksError(
                 f"the question {values['id']!r} has no gold answers, not even an empty list of them",
                 where=where,
-                fix="name a dev file: test files come without answers",
+                hint="name a dev file: test files come without answers",
             )
         questions.append(SquadQuestion(values["id"], tuple(answer["text"] for answer in values["answers"])))
         if size < _JUDGED_CHARACTERS and values["context"] not in contexts:
@@ -128,7 +128,7 @@ def _answers(given: str | Path | Mapping[str, str]) -> Mapping[str, str]:
             raise BertworksError(
                 f"the answer to {identity!r} is {answer!r:.60}, not a string",
                 where=_place(given),
-                fix='write one object, {"question id": "answer", ...}, with "" for no answer',
+                hint='write one object, {"question id": "answer", ...}, with "" for no answer',
             )
     return answers
 
@@ -140,7 +140,7 @@ def _probabilities(given: str | Path | Mapping[str, float]) -> Mapping[str, floa
             raise BertworksError(
                 f"the no-answer probability of {identity!r} is {number!r:.60}, not a number",
                 where=_place(given),
-                fix='write one object, {"question id": 0.25, ...}',
+                hint='write one object, {"question id": 0.25, ...}',
             )
     return numbers
 
@@ -153,21 +153,21 @@ def _read_object(path: str | Path) -> dict[str, Any]:
         text = "\n".join(line for _, line in reader.lines())
     if repairs.bad_bytes.count:
         raise BertworksError(
-            "bytes that are not UTF-8", where=repairs.bad_bytes.places[0], fix="save the file as UTF-8"
+            "bytes that are not UTF-8", where=repairs.bad_bytes.places[0], hint="save the file as UTF-8"
         )
     try:
         value = json.loads(text, object_pairs_hook=_without_repetition)
     except json.JSONDecodeError as error:
         raise BertworksError(
-            f"this is not JSON: {error.msg}", where=f"{path}:{error.lineno}", fix="repair the file"
+            f"this is not JSON: {error.msg}", where=f"{path}:{error.lineno}", hint="repair the file"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise BertworksError(str(error), where=str(path), fix="repair the file") from error
+        raise BertworksError(str(error), where=str(path), hint="repair the file") from error
     if not isinstance(value, dict):
         raise BertworksError(
             f"expected one JSON object, found {value!r:.60}",
             where=str(path),
-            fix='write {"question id": "answer", ...}',
+            hint='write {"question id": "answer", ...}',
         )
     return value
 
@@ -256,7 +256,7 @@ def evaluate_sts(
     reader = RowReader(data)
     schema, _ = guess_schema(reader, task="regression")
     if len(schema.text) != 2:
-        raise BertworksError("these rows have no two texts to be compared", where=reader.name, fix="name another file")
+        raise BertworksError("these rows have no two texts to be compared", where=reader.name, hint="name another file")
     pairs = list(items(reader, schema))
     embedder = Embedder(model, pooling=pooling, device=device)
     first, second = (embedder.embed([pair.texts[place] for pair in pairs]) for place in (0, 1))
@@ -309,7 +309,7 @@ def evaluate_task(
     empty = IssueCounter()
     found = list(predictor.answers(items(reader, _labelled(reader, d, text, label), left_out=empty)))
     if not found:
-        raise BertworksError("no row has a text", where=reader.name, fix="name another file, or --text COLUMN")
+        raise BertworksError("no row has a text", where=reader.name, hint="name another file, or --text COLUMN")
     encoded, answers = [one for one, _ in found], [answer for _, answer in found]
     judged = [one.item for one in encoded]
     wrong = mistakes(d, judged, answers)

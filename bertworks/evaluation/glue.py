@@ -83,7 +83,7 @@ def _asked(there: Sequence[GlueTaskFiles], tasks: Sequence[str], data: str | Pat
     known, names = [benchmark.name for benchmark in GLUE], [found.benchmark.name for found in there]
     for name in tasks:
         if name not in known:
-            raise UsageError(f"{name!r} is no task of GLUE", fix=f"name some of {', '.join(known)}")
+            raise UsageError(f"{name!r} is no task of GLUE", hint=f"name some of {', '.join(known)}")
         if name not in names:
             raise BertworksError(f"the task {name} is not there", where=str(data))
     return [found for found in there if not tasks or found.benchmark.name in tasks]

@@ -124,7 +124,7 @@ class GlueTaskFiles:
         if split not in self.files:
             raise BertworksError(
                 f"{self.benchmark.name} has no {split} here, only {', '.join(self.files) or 'nothing'}",
-                fix=f"add {' or '.join(f'{stem}.tsv' for stem in _STEMS.get(split, (split,)))} to its folder",
+                hint=f"add {' or '.join(f'{stem}.tsv' for stem in _STEMS.get(split, (split,)))} to its folder",
             )
         path, benchmark = self.files[split], self.benchmark
         if path.name.split(".")[1] == "tsv":
@@ -158,7 +158,7 @@ def find_glue_tasks(folder: str | Path) -> list[GlueTaskFiles]:
         raise BertworksError(
             f"no task of GLUE is here; the folders of its tasks are called {names}",
             where=str(folder),
-            fix="name the folder that holds them, such as glue_data",
+            hint="name the folder that holds them, such as glue_data",
         )
     return found
 
@@ -295,6 +295,6 @@ def _column(reader: RowReader, names: Sequence[str]) -> str:
         raise BertworksError(
             f"no column is called {' or '.join(names)}; there are {', '.join(reader.columns)}",
             where=reader.name,
-            fix="is this file of another task? Fetch it again as GLUE gives it out",
+            hint="is this file of another task? Fetch it again as GLUE gives it out",
         )
     return column

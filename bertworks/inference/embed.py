@@ -79,7 +79,7 @@ class Embedder:
         precision: PrecisionOption = "auto",
     ):
         if pooling is not None and pooling not in get_args(Pooling):
-            raise UsageError(f"there is no pooling {pooling!r}", fix=f"take one of {', '.join(get_args(Pooling))}")
+            raise UsageError(f"there is no pooling {pooling!r}", hint=f"take one of {', '.join(get_args(Pooling))}")
         source = open_model(model, device)
         self.folder, found = read_sentence_transformer(source.folder)
         self.tokenizer, longest = source.tokenizer, source.config.max_position_embeddings
@@ -94,8 +94,8 @@ class Embedder:
         )
         self.dimension = source.config.hidden_size
         if self.settings.pooling == "last-four" and isinstance(self._network, OnnxModel):
-            fix = "take another pooling, or the model that was exported"
-            raise UsageError("an exported model gives its last layer alone", where=str(self.folder), fix=fix)
+            hint = "take another pooling, or the model that was exported"
+            raise UsageError("an exported model gives its last layer alone", where=str(self.folder), hint=hint)
         disable_heap_trim()
 
     def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors:
@@ -151,7 +151,7 @@ class Embedder:
         """
         target = Path(folder)
         if target.exists() and any(target.iterdir()):
-            raise UsageError("the folder is not empty", where=str(target), fix="name another one")
+            raise UsageError("the folder is not empty", where=str(target), hint="name another one")
         write_sentence_transformer(target, self.settings, self.dimension)
         for path in sorted(self.folder.iterdir()):
             if path.is_file() and not path.name.startswith(".") and not (target / path.name).exists():
@@ -226,7 +226,9 @@ def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
     for column, part in zip(columns, parts, strict=True):
         if part is None:
             shown = f"{row.values[column]!r:.60}"
-            raise BertworksError(f"{column!r} holds {shown}, which is no text", where=row.where, fix="name another one")
+            raise BertworksError(
+                f"{column!r} holds {shown}, which is no text", where=row.where, hint="name another one"
+            )
     text = " ".join(part.strip() for part in parts if part and part.strip())
     if not text:
         empty.add(row.where)
@@ -288,7 +290,7 @@ def embed_file(
     reader = RowReader(data, quoting=quoting)
     refuse_same(reader, output)
     if kind == "conll":
-        raise UsageError("CoNLL columns hold words and their tags, and no vectors", fix="write another kind")
+        raise UsageError("CoNLL columns hold words and their tags, and no vectors", hint="write another kind")
     columns = text_columns(reader, text)
     yield Event("note", f"text: {', '.join(columns)}; {embedder.settings.pooling} of {embedder.dimension} dimensions")
     with Spool(beside(output), _fingerprint(embedder, reader, columns)) as spool:
@@ -361,7 +363,7 @@ def _whitener(embedder: Embedder, spool: Spool, kind: Whitening, path: str | Pat
     if kind == "whiten" and moments.count and not moments.suffices:
         raise BertworksError(
             f"whitening is learned from more vectors than these have dimensions: {moments.count:,} of "
-            f"{embedder.dimension}", fix="--learn-from a file with more texts, or --whitening center",
+            f"{embedder.dimension}", hint="--learn-from a file with more texts, or --whitening center",
         )  # fmt: skip
     return moments.whitener(kind) if moments.count else None
 
@@ -391,7 +393,7 @@ def _write_columns(output: str | Path, kind: FileKind, reader: RowReader, portio
         for row, vector in zip(reader, shown, strict=True):
             written = row.written or row.values
             if column in written:  # a field of a later row, which the first ones did not have
-                raise BertworksError(f"the field {column!r} would be written over", where=row.where, fix="rename it")
+                raise BertworksError(f"the field {column!r} would be written over", where=row.where, hint="rename it")
             yield {**written, column: vector}
 
     write_rows(output, [*reader.written_columns, column], rows(), kind=kind)

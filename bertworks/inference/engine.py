@@ -47,13 +47,13 @@ def prepare_for_inference(
         "int8": lambda encoder: with_fp16_weights(encoder, to_int8_inference(encoder)),
     }
     if wanted not in ("auto", *turned):
-        raise UsageError(f"the precision {wanted!r} is not known", fix=f"name auto, {', '.join(turned)}")
+        raise UsageError(f"the precision {wanted!r} is not known", hint=f"name auto, {', '.join(turned)}")
     device = next(encoder.parameters()).device
     precision = best_precision(device) if wanted == "auto" else wanted
     if precision == "int8" and device.type != "cpu":
-        raise UsageError("int8 is for CPUs", fix="leave --precision out: GPUs take bf16")
+        raise UsageError("int8 is for CPUs", hint="leave --precision out: GPUs take bf16")
     if precision == "int8" and not cpu_supports_int8():
-        raise UsageError("this processor has no instructions for int8 (VNNI)", fix="leave --precision out")
+        raise UsageError("this processor has no instructions for int8 (VNNI)", hint="leave --precision out")
     return turned[precision](encoder), precision
 
 

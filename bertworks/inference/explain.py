@@ -80,7 +80,7 @@ def explain(
         BertworksError: no such model.
     """
     if baseline not in ("mask", "pad"):
-        raise UsageError(f"the baseline {baseline!r} is not known", fix="name mask or pad")
+        raise UsageError(f"the baseline {baseline!r} is not known", hint="name mask or pad")
     source = open_model(model, device)
     read = _finetuned if has_task(source.within) else _pretrained
     r = read(source, texts, target)
@@ -147,7 +147,7 @@ def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> 
         if target is not None:
             cut = f": {notes[0]}" if notes else ""
             raise UsageError(
-                f"there is no {mask} that could be {target!r}{cut}", fix=f"put {mask} where it could stand"
+                f"there is no {mask} that could be {target!r}{cut}", hint=f"put {mask} where it could stand"
             )
         notes.append(f"nothing is asked: put {mask} where a word is missing, and the words that decide on it are shown")
     else:
@@ -167,7 +167,7 @@ def _masked(network: PretrainingModel, t: Tokenizer, example: Example, target: s
             raise UsageError(f"{target!r} is {len(ids)} tokens: expected a word that the vocabulary holds whole")
         (token,) = ids
         if token == t.unk_id:
-            raise UsageError(f"{target!r} is no word of the vocabulary", fix="name another one")
+            raise UsageError(f"{target!r} is no word of the vocabulary", hint="name another one")
     rows = zip(best.indices.tolist(), best.values.tolist(), strict=True)
     name = f"“{_said_by(t, token)}” in the place of {t.tokens[t.mask_id]} (log-odds)"
     question = _Question(example, name, lambda x: log_odds(x[:, 0], token))
@@ -186,12 +186,12 @@ def _finetuned(source: LazyModel, texts: Sequence[str], target: str | None) -> _
     predictor = Predictor(source, precision="fp32")
     d, network = predictor.description, predictor.network
     if network is None:
-        fix = "name the folder that it was exported from"
-        raise BertworksError("nobody can look into an exported model", where=str(source.within), fix=fix)
+        hint = "name the folder that it was exported from"
+        raise BertworksError("nobody can look into an exported model", where=str(source.within), hint=hint)
     item = item_of(texts[0] if len(texts) == 1 else texts, 1, d)
     ((encoded, answer),) = predictor.answers([item])
     if target is not None and d.task in ("regression", "choice", "qa"):
-        raise UsageError(f"a model for {d.task} has one answer to explain", fix="leave the target out")
+        raise UsageError(f"a model for {d.task} has one answer to explain", hint="leave the target out")
     notes = [f"{encoded.num_truncated} tokens were too many and were cut off"] if encoded.num_truncated else []
     if d.task != "choice" and len(encoded.unit) > 1:
         notes.append("the text is longer than the model reads at once: the part with this answer is explained")
@@ -233,7 +233,7 @@ def _whole(d: TaskConfig, encoded: Features, answer: dict[str, Any], target: str
         return _Question(encoded.unit[number], f"choice {number + 1} (its score)", lambda x: x[:, 0, 0])
     label = target or answer.get("label") or max(answer["scores"], key=answer["scores"].get)
     if label not in d.labels:
-        raise UsageError(f"the model has no label {label!r}", fix=f"name one of {', '.join(d.labels[:20])}")
+        raise UsageError(f"the model has no label {label!r}", hint=f"name one of {', '.join(d.labels[:20])}")
     output = d.labels.index(label)
     alone = d.task == "multilabel"  # each label is a yes or no of its own, whose logit is its log-odds
     name = f"the label “{label}” (log-odds)"
@@ -250,7 +250,7 @@ def _tag(d: TaskConfig, encoded: Features, tags: Sequence[str], target: str | No
         return _Question(encoded.unit[0])
     if target is not None and target not in words:
         raise UsageError(f"the word {target!r} is not in the text, as the tokenizer parts it",
-                         fix=f"name one of {', '.join(words[:20])}")  # fmt: skip
+                         hint=f"name one of {', '.join(words[:20])}")  # fmt: skip
     found = words.index(target) if target is not None else next((n for n, tag in enumerate(tags) if tag != "O"), 0)
     ends = np.cumsum([len(example.masked_positions) for example in encoded.unit])
     number = int(np.searchsorted(ends, found, side="right"))

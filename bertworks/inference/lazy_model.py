@@ -82,11 +82,11 @@ class LazyModel:
         for name, shape in ours.items():
             if name not in self.state:
                 raise BertworksError(f"this model has no {name.split('.')[0]}", where=str(self.within),
-                                     fix="fine-tune it again; its files are not of one model")  # fmt: skip
+                                     hint="fine-tune it again; its files are not of one model")  # fmt: skip
             if self.state[name].shape != shape:
                 raise BertworksError(
                     f"{name} is {list(self.state[name].shape)}, but the task asks for {list(shape)}",
-                    where=str(self.within), fix="its task.json or config.json is of another model",
+                    where=str(self.within), hint="its task.json or config.json is of another model",
                 )  # fmt: skip
         network.load_state_dict({name.removeprefix(prefix): self.state[name] for name in ours}, assign=True)
         return network.requires_grad_(False).eval()

@@ -96,7 +96,7 @@ class Filler:
             BertworksError: it has no mask.
         """
         if not isinstance(text, str):
-            raise UsageError(f"{text!r:.60} is no text", fix="give a string")
+            raise UsageError(f"{text!r:.60} is no text", hint="give a string")
         t = self.tokenizer
         encoding = t.encode(text)
         ids = np.array(encoding.ids[1:-1], np.int64)
@@ -104,7 +104,7 @@ class Filler:
         if not len(masks):
             mask = t.special_tokens["mask_token"]
             raise BertworksError(
-                f"there is nothing to fill in {_short(text)!r}", fix=f"put {mask} where a word is missing"
+                f"there is nothing to fill in {_short(text)!r}", hint=f"put {mask} where a word is missing"
             )
         return MaskedText(text, ids, masks, encoding, list(self._windows(ids, masks)))
 

@@ -49,7 +49,7 @@ class OnnxModel(nn.Module):
         except Exception as error:  # onnxruntime has a class for each kind of damage, and no common one
             raise BertworksError(
                 f"onnxruntime cannot open it: {_line(error)}", where=str(path),
-                fix="export the model again",
+                hint="export the model again",
             ) from error  # fmt: skip
         self.where = str(path)
         self.inputs = [value.name for value in self.session.get_inputs()]
@@ -92,14 +92,14 @@ class OnnxModel(nn.Module):
         except Exception as error:
             raise BertworksError(
                 f"onnxruntime gives up: {_line(error)}", where=self.where,
-                fix="its tokenizer or config.json is of another model",
+                hint="its tokenizer or config.json is of another model",
             ) from error  # fmt: skip
         x = torch.stack(found, -1) if len(found) == 2 and found[0].shape == found[1].shape else found[0]
         size = (layout.num_sequences, layout.max_seqlen)[: 1 + self.of_tokens]
         if x.shape != (1, *size) if self.many else x.shape[:-1] != size or self.width not in (None, x.shape[-1]):
             raise BertworksError(
                 f"it gave {list(x.shape)} for {list(size)}, and had said something else", where=self.where,
-                fix="export the model again",
+                hint="export the model again",
             )  # fmt: skip
         return x
 
@@ -150,7 +150,7 @@ def _other(network: OnnxModel, wanted: str) -> BertworksError:
     return BertworksError(
         f"this exported model gives {' and '.join(network.outputs)} {shape}, which is not {wanted}",
         where=network.where,
-        fix="export the model that gives it; of an encoder with a head: bertworks export MODEL --encoder -o FOLDER",
+        hint="export the model that gives it; of an encoder with a head: bertworks export MODEL --encoder -o FOLDER",
     )
 
 
@@ -181,5 +181,5 @@ def needs_extra() -> Iterator[None]:
         yield
     except ImportError as error:
         raise BertworksError(
-            f"exported models need what is not installed: {error}", fix='pip install "bertworks[export]"'
+            f"exported models need what is not installed: {error}", hint='pip install "bertworks[export]"'
         ) from error

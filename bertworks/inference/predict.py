@@ -79,7 +79,7 @@ class Spool:
             except OSError:
                 file.close()
                 what = "another process is writing the same output"
-                raise BertworksError(what, where=str(self.path), fix="wait for it, or name another output") from None
+                raise BertworksError(what, where=str(self.path), hint="wait for it, or name another output") from None
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file.fileno()), self.path.stat()):
                     return file
@@ -162,7 +162,7 @@ def predict_file(
     predictor = Predictor(source, precision=precision, threshold=threshold)
     d = predictor.description
     if kind == "conll" and d.task != "tagging":
-        raise UsageError(f"CoNLL columns are for tags, and this model is for {d.task}", fix="write another kind")
+        raise UsageError(f"CoNLL columns are for tags, and this model is for {d.task}", hint="write another kind")
     reader = RowReader(data, quoting=quoting)
     refuse_same(reader, output)
     schema, notes = schema_for(reader, d, text)
@@ -242,7 +242,7 @@ def _tagged(reader: RowReader, schema: Schema, spool: Spool) -> Iterator[str]:
         words = result["predicted_words"] if schema.raw else tags and read_item(row, fitting, labelled=False).texts
         for word, tag in zip(words or [], tags, strict=True):
             if "\t" in word or "\n" in word:
-                raise BertworksError(f"the word {word!r} does not fit in a line", where=row.where, fix="write .jsonl")
+                raise BertworksError(f"the word {word!r} does not fit in a line", where=row.where, hint="write .jsonl")
             yield f"{word}\t{tag}"
         yield ""
 
@@ -260,7 +260,7 @@ def answer_questions(
         raise BertworksError(
             f"this model was fine-tuned for {predictor.description.task}, not for answering questions",
             where=str(model),
-            fix="fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER",
+            hint="fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER",
         )
     reader = RowReader(data)
     schema, _ = schema_for(reader, predictor.description, ("question", "context"))
@@ -289,7 +289,7 @@ def _asked(
         if d.task == "choice" and d.num_choices and len(item.texts) != d.num_choices + 1:
             raise BertworksError(
                 f"{len(item.texts) - 1} choices, and the model knows {d.num_choices}", where=row.where,
-                fix="give every row as many choices as the data had that it learned from",
+                hint="give every row as many choices as the data had that it learned from",
             )  # fmt: skip
         yield item
 
@@ -303,7 +303,7 @@ def schema_for(reader: RowReader, d: TaskConfig, text: Sequence[str]) -> tuple[S
         learned, found = (", ".join(map(repr, names)) for names in (d.text, schema.text))
         raise UsageError(
             f"the model reads {one_or_two} ({learned}), and here would be read: {found}", where=reader.name,
-            fix="name the columns: " + " ".join(f"--text {word}" for word in ("FIRST", "SECOND")[: len(d.text)]),
+            hint="name the columns: " + " ".join(f"--text {word}" for word in ("FIRST", "SECOND")[: len(d.text)]),
         )  # fmt: skip
     document = d.document if d.document in reader.columns else schema.document
     raw = d.task == "tagging" and _holds_texts(reader, schema.text[0], d)

@@ -97,7 +97,7 @@ class Columns:
         """Raises UsageError where what is written would replace what is there."""
         if clash := [name for name in self.names if name in taken]:
             what = f"the {'row' if where else 'file'} has a column {clash[0]!r} already"
-            raise UsageError(what, where=where, fix="rename it, or drop it")
+            raise UsageError(what, where=where, hint="rename it, or drop it")
 
     @property
     def nothing(self) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class Predictor:
         """
         target = Path(folder)
         if target.exists() and any(target.iterdir()):
-            raise UsageError("the folder is not empty", where=str(target), fix="name another one")
+            raise UsageError("the folder is not empty", where=str(target), hint="name another one")
         target.mkdir(parents=True, exist_ok=True)
         for path in sorted(self.folder.iterdir()):
             if path.is_file() and not path.name.startswith("."):
@@ -247,7 +247,7 @@ def _answering(
     network = _network(source, d)
     if network.features is not None:  # they read the encoder themselves, in single precision
         if wanted == "int8":
-            raise UsageError("a model of the recipe `features` has no int8", fix="leave --precision out")
+            raise UsageError("a model of the recipe `features` has no int8", hint="leave --precision out")
         return network, best_precision(choose_device(source.device)) if wanted == "auto" else wanted
     encoder, precision = prepare_for_inference(network.encoder, wanted)
     network.encoder = cast(Encoder, encoder)
@@ -283,6 +283,6 @@ def _check_threshold(task: TaskType, threshold: float | None) -> None:
     if threshold is None:
         return
     if task not in ("multilabel", "qa"):
-        raise UsageError(f"a model for {task} has no threshold", fix="leave it out")
+        raise UsageError(f"a model for {task} has no threshold", hint="leave it out")
     if task == "multilabel" and not 0 <= threshold <= 1:
         raise UsageError(f"the threshold is {threshold}: expected a probability, from 0 to 1")

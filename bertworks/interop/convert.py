@@ -100,7 +100,7 @@ def import_checkpoint(
         raise BertworksError(
             "no TensorFlow checkpoint: there is no such .index file",
             where=str(checkpoint),
-            fix="give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert",
+            hint="give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert",
         )
 
     def read() -> _Opened:
@@ -116,7 +116,7 @@ def import_checkpoint(
 def _written(source: str, output: Path, read: Callable[[], _Opened]) -> Iterator[Event]:
     """source: what a card calls it."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UsageError("there is something already", where=str(output), fix="choose a folder that does not exist")
+        raise UsageError("there is something already", where=str(output), hint="choose a folder that does not exist")
     opened = read()
     model, notes = _fitted(opened.model, list(opened.notes))
     with replacing_folder(output) as temporary:
@@ -238,7 +238,7 @@ def _head(
         raise BertworksError(
             f"these weights have a head ({', '.join(sorted(parts & _HEADS))}), but config.json does not say for what",
             where=str(folder),
-            fix='add its class, such as "architectures": ["BertForSequenceClassification"]',
+            hint='add its class, such as "architectures": ["BertForSequenceClassification"]',
         )
     task = read_task_config(folder)
     last = "span" if task.task == "qa" else "classifier"
@@ -249,7 +249,7 @@ def _head(
             f"the head of these weights ({', '.join(sorted(parts & _HEADS))}, {outputs} outputs) is none for "
             f"{task.task} with {expected}, which config.json describes",
             where=str(folder),
-            fix="use the config.json that was saved with these weights",
+            hint="use the config.json that was saved with these weights",
         )
     head = task_settings(task)
     if (folder / FILE).exists():

@@ -97,10 +97,10 @@ def export(
     target = Path(output)
     refuse_file(target)
     if target.exists() and any(target.iterdir()):
-        raise UsageError("the folder is not empty", where=str(target), fix="name another one")
+        raise UsageError("the folder is not empty", where=str(target), hint="name another one")
     source = _opened(model, encoder_only=encoder)
     if data is not None and source.predictor is None:
-        raise UsageError("this model has no head of a task that data could judge", where=str(data), fix="leave it out")
+        raise UsageError("this model has no head of a task that data could judge", where=str(data), hint="leave it out")
     found: dict[str, Any] = {"output": str(target), "format": format, "int8": int8}
     with replacing_folder(target) as folder:
         yield from _made(source, folder, found, int8=int8, data=data)
@@ -148,7 +148,7 @@ def _made(
 def _opened(model: str | Path, *, encoder_only: bool) -> _Source:
     name, folder = Path(model).resolve().name, resolve_model(model)
     if is_exported(folder):
-        raise UsageError("this model is an exported one", where=str(folder), fix="name the one that it was made of")
+        raise UsageError("this model is an exported one", where=str(folder), hint="name the one that it was made of")
     refuse_nested(folder)
     config, state, tokenizer = load_model(folder)
     parts = component_names(state)
@@ -157,7 +157,7 @@ def _opened(model: str | Path, *, encoder_only: bool) -> _Source:
             "the head of this model is an LSTM over several layers (the recipe `features`): no program that reads "
             "exported BERTs knows such a network",
             where=str(folder),
-            fix="export one that was fine-tuned with another recipe; or only its hidden states: --encoder",
+            hint="export one that was fine-tuned with another recipe; or only its hidden states: --encoder",
         )
     if not encoder_only and parts & {"classifier", "span"}:
         predictor = Predictor(folder, device="cpu", precision="fp32")
@@ -224,7 +224,7 @@ def _compared(source: _Source, exported: OnnxModel, where: str) -> float:
         if not difference <= LARGEST_DIFFERENCE * max(1.0, float(ours.abs().max()) / 100):
             raise BertworksError(
                 f"what was exported differs from the model by {difference:.1e} on {shape[0]} x {shape[1]} tokens; "
-                "it is not kept", where=where, fix="report this, with the versions that `bertworks doctor` shows",
+                "it is not kept", where=where, hint="report this, with the versions that `bertworks doctor` shows",
             )  # fmt: skip
         worst = max(worst, difference)
     return worst

@@ -142,7 +142,7 @@ class LoadedModel:
                     else "an exported model scores nothing"
                 )
             raise BertworksError(
-                f"this model cannot {asked}: {why}; it can {', '.join(self.can)}", where=str(self.folder), fix=instead
+                f"this model cannot {asked}: {why}; it can {', '.join(self.can)}", where=str(self.folder), hint=instead
             )
         return listed(texts, f"{asked}([text])[0]")
 

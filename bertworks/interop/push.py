@@ -57,9 +57,9 @@ def push(
     try:
         validate_repo_id(repository)
     except HFValidationError as error:
-        raise UsageError(str(error).splitlines()[0], where=repository, fix="give owner/name") from None
+        raise UsageError(str(error).splitlines()[0], where=repository, hint="give owner/name") from None
     if "/" not in repository:
-        raise UsageError("a repository has an owner", where=repository, fix=f"give owner/{repository}")
+        raise UsageError("a repository has an owner", where=repository, hint=f"give owner/{repository}")
     load_model(folder)
     refuse_nested(folder)
     plan = _planned(folder, repository, licence)
@@ -96,13 +96,13 @@ def _planned(folder: Path, repository: str, licence: str | None) -> _Plan:
             if not _SENT.fullmatch(name) or not file.is_file():
                 stays.append(f"{name}/" if file.is_dir() else name)
             elif file.is_symlink() or file.parent.is_symlink():
-                fix = f"make a folder of its own: bertworks convert {shlex.quote(str(folder))} -o ANOTHER-FOLDER"
-                raise BertworksError("a link, which may lead to what is not for others", where=str(file), fix=fix)
+                hint = f"make a folder of its own: bertworks convert {shlex.quote(str(folder))} -o ANOTHER-FOLDER"
+                raise BertworksError("a link, which may lead to what is not for others", where=str(file), hint=hint)
             else:
                 files[name] = file.stat().st_size
     if _CARD not in files or files[_CARD] > _LONGEST_CARD:
-        fix = f"write one, or let `bertworks convert {shlex.quote(str(folder))} -o ANOTHER-FOLDER` begin it"
-        raise BertworksError(f"there is no model card ({_CARD})", where=str(folder), fix=fix)
+        hint = f"write one, or let `bertworks convert {shlex.quote(str(folder))} -o ANOTHER-FOLDER` begin it"
+        raise BertworksError(f"there is no model card ({_CARD})", where=str(folder), hint=hint)
     card, notes = _completed((folder / _CARD), repository, licence)
     files[_CARD] = len(card.encode())
     return _Plan(files, stays, card, notes)
@@ -138,7 +138,7 @@ def _send(folder: Path, repository: str, plan: _Plan, *, private: bool) -> str:
         raise BertworksError(
             "no token of the Hugging Face hub on this machine",
             where=repository,
-            fix="hf auth login (or set HF_TOKEN), with a token that may write",
+            hint="hf auth login (or set HF_TOKEN), with a token that may write",
         )
     content: dict[str, Path | bytes] = {name: folder / name for name in plan.files} | {_CARD: plan.card.encode()}
     try:
@@ -147,15 +147,15 @@ def _send(folder: Path, repository: str, plan: _Plan, *, private: bool) -> str:
         operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=file) for name, file in content.items()]
         return str(api.create_commit(repository, operations, commit_message="Upload with bertworks").commit_url)
     except OfflineModeIsEnabled:
-        what, fix = "HF_HUB_OFFLINE is set: the hub is not asked for anything", "unset HF_HUB_OFFLINE; or --dry-run"
+        what, hint = "HF_HUB_OFFLINE is set: the hub is not asked for anything", "unset HF_HUB_OFFLINE; or --dry-run"
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "no answer"
         reason = (error.server_message or next(iter(str(error).splitlines()), ""))[:200]
         what = f"the hub refused it ({status}): {reason}"
-        fix = "hf auth login with a token that may write there"
-        fix = fix if status in (401, 403, 404) else "type the same again later"
+        hint = "hf auth login with a token that may write there"
+        hint = hint if status in (401, 403, 404) else "type the same again later"
     except Exception as error:  # of whatever library carries it
         reason = next(iter(str(error).strip().splitlines()), "")[:200]
         what = f"the hub cannot be reached: {type(error).__name__}: {reason}"
-        fix = "connect to the network and type the same again; or --dry-run"
-    raise BertworksError(what, where=repository, fix=fix)
+        hint = "connect to the network and type the same again; or --dry-run"
+    raise BertworksError(what, where=repository, hint=hint)

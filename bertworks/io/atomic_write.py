@@ -66,7 +66,7 @@ def refuse_unwritable(path: str | Path) -> None:
             pass
     except OSError as error:
         raise BertworksError(
-            f"cannot be written: {error.strerror}", where=str(path), fix="name another place with -o"
+            f"cannot be written: {error.strerror}", where=str(path), hint="name another place with -o"
         ) from None
 
 
@@ -78,7 +78,7 @@ def refuse_file(folder: Path) -> None:
     """
     there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not there.is_dir():
-        raise UsageError("there is a file of that name", where=str(there), fix="choose another folder with -o")
+        raise UsageError("there is a file of that name", where=str(there), hint="choose another folder with -o")
 
 
 def refuse_nested(output: Path, paths: Iterable[str], corpora: Sequence[str] = ()) -> None:
@@ -94,13 +94,13 @@ def refuse_nested(output: Path, paths: Iterable[str], corpora: Sequence[str] = (
         path = Path(one).resolve()
         if target in (path, *path.parents):
             raise UsageError(
-                f"the output folder holds what is to be read: {one}", where=str(output), fix="-o ANOTHER-FOLDER"
+                f"the output folder holds what is to be read: {one}", where=str(output), hint="-o ANOTHER-FOLDER"
             )
         if one in corpora and path.is_dir() and path in target.parents:
             raise UsageError(
                 f"the output folder lies in the folder that is read, {one}: what is written would become its text",
                 where=str(output),
-                fix="-o A-FOLDER-ELSEWHERE",
+                hint="-o A-FOLDER-ELSEWHERE",
             )
 
 
@@ -221,7 +221,7 @@ def _aside(path: str | Path) -> Iterator[tuple[Path, Path]]:
             raise BertworksError(
                 f"cannot be written: {error.strerror}",
                 where=str(target),
-                fix="choose another place, or make this one writable",
+                hint="choose another place, or make this one writable",
             ) from error
         raise
 
@@ -239,7 +239,7 @@ def _disk_full(target: Path) -> BertworksError:
         f"the disk is full ({free / 1e6:.1f} MB free, or a quota or limit is reached): this was not written; "
         "nothing that was already saved has been touched",
         where=str(target),
-        fix=f"free space on the disk of {existing} or choose an output folder elsewhere, then type the same again",
+        hint=f"free space on the disk of {existing} or choose an output folder elsewhere, then type the same again",
     )
 
 

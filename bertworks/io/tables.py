@@ -121,11 +121,11 @@ def rejoin_broken_rows(
 
 def _not_a_table(where: str, why: str) -> BertworksError:
     if "new-line character" in why:
-        what, fix = "a line ends in a carriage return alone", "convert the file: `tr '\\r' '\\n' < OLD > NEW`"
+        what, hint = "a line ends in a carriage return alone", "convert the file: `tr '\\r' '\\n' < OLD > NEW`"
     else:
         what = "a quote mark is opened here and never closed" if _UNCLOSED.search(why) else why
-        fix = 'look for a quote mark too many; inside quotes it is written twice: "He said ""no"", and left."'
-    return BertworksError(f"not a table: {what}", where=where, fix=fix)
+        hint = 'look for a quote mark too many; inside quotes it is written twice: "He said ""no"", and left."'
+    return BertworksError(f"not a table: {what}", where=where, hint=hint)
 
 
 def is_parquet(path: Path) -> bool:
@@ -152,7 +152,9 @@ def open_parquet(path: Path, name: str) -> Iterator[Any]:
             yield file
     except (pyarrow.ArrowException, OSError) as error:
         raise BertworksError(
-            f"the Parquet file is damaged or cannot be read: {error}", where=name, fix="fetch it again, or leave it out"
+            f"the Parquet file is damaged or cannot be read: {error}",
+            where=name,
+            hint="fetch it again, or leave it out",
         ) from error
 
 
@@ -187,7 +189,7 @@ def choose_column(
         raise BertworksError(
             f"no column looks like text; the columns are: {listed}",
             where=name,
-            fix=f"name the one that holds the text with {option}",
+            hint=f"name the one that holds the text with {option}",
         )
     return longest
 
@@ -209,7 +211,7 @@ def find_column(columns: Sequence[str], name: str, wanted: str, option: str) -> 
     raise UsageError(
         f"there is no column {wanted!r}; the columns are: {', '.join(columns) or 'none'}",
         where=name,
-        fix=f"did you mean {option} {meant}?" if meant else f"name one of them with {option}",
+        hint=f"did you mean {option} {meant}?" if meant else f"name one of them with {option}",
     )
 
 

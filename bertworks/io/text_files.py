@@ -162,7 +162,7 @@ class LineReader:
             raise BertworksError(
                 f"the file is damaged or was cut off: {error}",
                 where=self._name,
-                fix=f"fetch it again (`{check} {shlex.quote(self._name)}` tells whether it is whole), or leave it out",
+                hint=f"fetch it again (`{check} {shlex.quote(self._name)}` tells whether it is whole), or leave it out",
             ) from error
         self._repairs.bytes += len(data)
         return self._transcode(data) if self._decoder else data
@@ -202,7 +202,7 @@ def open_lines(path: Path, name: str, repairs: Repairs) -> Iterator[LineReader]:
         stream = _decompressed(path)
     except OSError as error:
         raise BertworksError(
-            f"cannot be read: {error.strerror or error}", where=name, fix="make it readable, or leave it out"
+            f"cannot be read: {error.strerror or error}", where=name, hint="make it readable, or leave it out"
         ) from error
     with stream:
         yield LineReader(stream, name, repairs)
@@ -236,7 +236,7 @@ def _spooled(stream: IO[bytes], owner: object) -> Path:
         raise BertworksError(
             f"what is read from a pipe cannot be put aside: {error.strerror}",
             where=tempfile.tempdir,
-            fix="let TMPDIR name a folder with more room, or save the text in a file and name that",
+            hint="let TMPDIR name a folder with more room, or save the text in a file and name that",
         ) from error
     return path
 
@@ -272,12 +272,12 @@ def _is_old_tar(head: bytes) -> bool:
 def nothing_there(path: Path) -> UsageError:
     """The error for a path that names nothing, with the neighbour that was perhaps meant."""
     if str(path) == STDIN:
-        return UsageError("standard input is not read here", fix="write it to a file, and name that")
+        return UsageError("standard input is not read here", hint="write it to a file, and name that")
     folder = path.parent
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     close = difflib.get_close_matches(path.name, names, 1)
     meant = f"did you mean {folder / close[0]}?" if close else f"see what is there: `ls {shlex.quote(str(folder))}`"
-    return UsageError("there is no such file or folder", where=str(path), fix=meant)
+    return UsageError("there is no such file or folder", where=str(path), hint=meant)
 
 
 def _delete_if_owner(path: Path, process: int) -> None:

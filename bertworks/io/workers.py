@@ -39,7 +39,7 @@ def chunk_by_size(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
 
 
 def in_processes(
-    maker: str, settings: Sequence[Any], inputs: Iterable[Any], workers: int | None, *, ended: str, fix: str
+    maker: str, settings: Sequence[Any], inputs: Iterable[Any], workers: int | None, *, ended: str, hint: str
 ) -> Generator[Any, None, None]:
     """Yield the answer to each input, in order.
 
@@ -48,7 +48,7 @@ def in_processes(
         settings: what JSON can hold.
         inputs: plain values (texts, bytes, numbers, tuples, lists, dicts of these), as answers have to be.
         workers: processes; None: one per processor; 1: none but this one.
-        ended, fix: what to say of a process that ended too early. {number} in it is that of the input, {how} its end.
+        ended, hint: what to say of a process that ended too early. {number} in it is that of the input, {how} its end.
 
     Raises:
         BertworksError: a worker was killed, or raised one.
@@ -58,7 +58,7 @@ def in_processes(
         yield from map(_made(maker, settings), inputs)
         return
     pending: deque[Future[Any]] = deque()
-    team = _Team(workers, json.dumps([maker, settings]), ended, fix)
+    team = _Team(workers, json.dumps([maker, settings]), ended, hint)
     try:
         for number, value in enumerate(inputs):
             pending.append(team.submit(number, value))
@@ -79,8 +79,8 @@ def _made(maker: str, settings: Sequence[Any]) -> Callable[[Any], Any]:
 class _Team:
     """Worker processes, each served by one thread of ours that waits for it. They start when there is work."""
 
-    def __init__(self, workers: int, work: str, ended: str, fix: str):
-        self._workers, self._work, self._ended, self._fix = workers, work, ended, fix
+    def __init__(self, workers: int, work: str, ended: str, hint: str):
+        self._workers, self._work, self._ended, self._fix = workers, work, ended, hint
         self._threads = ThreadPoolExecutor(workers)
         self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
         self._all: list[subprocess.Popen[bytes]] = []
@@ -109,12 +109,12 @@ class _Team:
         except (OSError, EOFError):  # a broken pipe
             code = worker.wait()
             how = f"killed by signal {-code}: was memory short?" if code < 0 else f"exit code {code}"
-            raise BertworksError(self._ended.format(number=number, how=how), fix=self._fix) from None
+            raise BertworksError(self._ended.format(number=number, how=how), hint=self._fix) from None
         finally:  # also when it died: the next input must not wait for a worker for ever
             self._idle.put(worker)
         if error:
-            what, where, fix = error
-            raise BertworksError(what, where=where, fix=fix)
+            what, where, hint = error
+            raise BertworksError(what, where=where, hint=hint)
         if bug:
             raise RuntimeError(f"in a worker process:\n{bug}")
         return answer
@@ -157,7 +157,7 @@ def serve() -> None:
             work = work or _made(*json.loads(sys.argv[1]))
             answer = work(value)
         except BertworksError as raised:
-            error = (raised.what, raised.where, raised.fix)
+            error = (raised.what, raised.where, raised.hint)
         except Exception:
             bug = traceback.format_exc()
         _send(answers, (answer, error, bug))

@@ -149,7 +149,7 @@ def tag_spans(tags: Sequence[str]) -> list[Span]:
     """
     if (wrong := next((tag for tag in tags if not _TAG.fullmatch(tag)), None)) is not None:
         raise BertworksError(
-            f"{wrong!r} is no tag: a tag is O, or B-, I-, E- or S- and a type", fix="write tags in IOB1, IOB2 or BIOES"
+            f"{wrong!r} is no tag: a tag is O, or B-, I-, E- or S- and a type", hint="write tags in IOB1, IOB2 or BIOES"
         )
     with _borrowed("seqeval"):
         from seqeval.metrics.sequence_labeling import get_entities
@@ -190,7 +190,7 @@ def _borrowed(distribution: str) -> Iterator[None]:
     except ImportError as error:
         raise BertworksError(
             f"this score is counted by {distribution}, which cannot be imported: {error}",
-            fix=f"pip install {distribution}",
+            hint=f"pip install {distribution}",
         ) from error
 
 

@@ -123,13 +123,15 @@ class Index:
         if any(given is not None and len(given) != count for given in (ids, fields)):
             raise UsageError(f"there are {count} texts, and not as many ids or fields")
         if wrong := [text for text in texts if not isinstance(text, str)]:
-            raise UsageError(f"{wrong[0]!r:.60} is no text", fix="give strings")
+            raise UsageError(f"{wrong[0]!r:.60} is no text", hint="give strings")
         if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
             raise UsageError(f"text {empty[0]} is empty")
         try:
             json.dumps(list(map(dict, fields or ())), allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"fields hold what JSON cannot say: {error}", fix="use None for what is missing") from None
+            raise UsageError(
+                f"fields hold what JSON cannot say: {error}", hint="use None for what is missing"
+            ) from None
         with self.stored.changing():
             return self.append(texts, ids, fields) if count else 0
 
@@ -169,7 +171,7 @@ class Index:
         if k < 1:
             raise UsageError(f"k is {k}: expected 1 or more")
         if ranking not in get_args(Ranking):
-            raise UsageError(f"the ranking {ranking!r} is not known", fix=f"name {', '.join(get_args(Ranking))}")
+            raise UsageError(f"the ranking {ranking!r} is not known", hint=f"name {', '.join(get_args(Ranking))}")
         second = Reranker(rerank, device=self._device) if isinstance(rerank, str | Path) else rerank
         candidates = max(4 * k, _FEWEST if ranking == "dense" else DEPTH) if approximate else None
         (scores,) = self.scores([query], ranking, candidates)
@@ -215,7 +217,7 @@ class Index:
                     words = bm25(query, parts, alive)
                 except IndexError:
                     raise BertworksError(
-                        "words stand in documents that are not there", where=str(self.folder), fix="make it again"
+                        "words stand in documents that are not there", where=str(self.folder), hint="make it again"
                     ) from None
                 yield words if ranking == "bm25" else fuse_rankings(cosines, words)
 
@@ -235,7 +237,7 @@ class Index:
                 f"this index was made by another model than {self._model or made_by}: {differing[0]} "
                 "is not the same, and vectors of two models cannot be compared",
                 where=str(self.folder),
-                fix=f"give the model that made it, {made_by}; or make the index again",
+                hint=f"give the model that made it, {made_by}; or make the index again",
             )
         return found
 
@@ -256,7 +258,7 @@ class Index:
         if self._made_for != self.manifest.fingerprint:
             raise BertworksError(
                 "another process has made this index anew, for another model", where=str(self.folder),
-                fix="open it again",
+                hint="open it again",
             )  # fmt: skip
         prompt = embedder.settings.prompt("document", "passage", "corpus")
         vectors = normalized(embedder.embed([texts[place] for place in kept], prompt=prompt))
@@ -296,7 +298,7 @@ def _refuse_full(folder: Path) -> Manifest | None:
         return found
     if there:
         what = "there is an index already" if MANIFEST in there else f"the folder is not empty: {strange[0]}"
-        raise UsageError(what, where=str(folder), fix="name another folder")
+        raise UsageError(what, where=str(folder), hint="name another folder")
     return None
 
 
@@ -372,7 +374,7 @@ def _opened(
         asked = {"pooling": pooling, "max_length": max_length}
         for name, value in asked.items():
             if value not in (None, given := there.fingerprint.get(name)):
-                raise UsageError(f"the index has {name} {given}, not {value}", where=str(folder), fix="leave it out")
+                raise UsageError(f"the index has {name} {given}, not {value}", where=str(folder), hint="leave it out")
         _ = index.embedder  # whatever is against the model is said before anything is read
         return index
     if there is not None and model is None:  # it was emptied, or never filled, and stays what it is
@@ -405,7 +407,7 @@ def _identity(reader: RowReader, wanted: str | None, columns: Sequence[str]) -> 
 def _name(row: Row, column: str) -> str:
     name = label_text(row.values.get(column))
     if name is None:
-        raise BertworksError(f"the row has no {column!r}", where=row.where, fix="write one, or name another with --id")
+        raise BertworksError(f"the row has no {column!r}", where=row.where, hint="write one, or name another with --id")
     return name
 
 

@@ -188,7 +188,7 @@ class Reranker:
             raise UsageError(
                 f"this model was fine-tuned for {d.task}, with {len(d.labels)} labels and {len(d.text)} texts",
                 where=str(self._predictor.folder),
-                fix="fine-tune one on pairs (query, text) with two labels, the second of which says that they fit, or "
+                hint="fine-tune one on pairs (query, text) with two labels, the second of which says that they fit, or "
                 "with numbers",
             )
         self._label = d.labels[1] if d.labels else None

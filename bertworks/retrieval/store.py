@@ -87,7 +87,7 @@ class Segment:
         except (OSError, KeyError, TypeError, ValueError):
             whole = False
         if not whole:
-            raise BertworksError("this is no segment of such an index", where=str(path), fix=_DAMAGED)
+            raise BertworksError("this is no segment of such an index", where=str(path), hint=_DAMAGED)
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -105,7 +105,7 @@ class Segment:
                 row = json.loads(line)
                 row["id"], row["text"], row["fields"]
             except (ValueError, KeyError, TypeError):
-                raise BertworksError(f"row {number} is damaged", where=str(self._path), fix=_DAMAGED) from None
+                raise BertworksError(f"row {number} is damaged", where=str(self._path), hint=_DAMAGED) from None
             yield row
 
 
@@ -136,10 +136,10 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     if not path.exists():
-        raise BertworksError("there is no index here", where=str(folder), fix=f"bertworks index DOCUMENTS -o {folder}")
+        raise BertworksError("there is no index here", where=str(folder), hint=f"bertworks index DOCUMENTS -o {folder}")
     content = read_json(path)
     if content.pop("format", None) != FORMAT:
-        raise BertworksError("an index of another version", where=str(path), fix=_DAMAGED)
+        raise BertworksError("an index of another version", where=str(path), hint=_DAMAGED)
     try:
         found = Manifest(**content)
         strange = [name for name in found.segments if not name.isascii() or not name.replace("-", "").isalnum()]
@@ -151,7 +151,7 @@ def read_manifest(folder: Path) -> Manifest:
         sources = {name: (int(rows), bool(whole)) for name, (rows, whole) in found.sources.items()}
         return replace(found, fingerprint=dict(found.fingerprint), sources=sources)
     except (TypeError, ValueError, AttributeError):
-        raise BertworksError("the manifest of the index makes no sense", where=str(path), fix=_DAMAGED) from None
+        raise BertworksError("the manifest of the index makes no sense", where=str(path), hint=_DAMAGED) from None
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -173,7 +173,9 @@ def writing(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise BertworksError("another process writes to this index", where=str(folder), fix="wait for it") from None
+            raise BertworksError(
+                "another process writes to this index", where=str(folder), hint="wait for it"
+            ) from None
         yield
 
 
@@ -203,8 +205,8 @@ class Neighbours:
         except RuntimeError:
             found = None
         if not isinstance(found, faiss.IndexHNSWFlat) or (found.ntotal, found.d) != (count, dimension):
-            fix = f"make it again: bertworks index -o {folder} --approximate"
-            raise BertworksError("this is no graph of these documents", where=str(path), fix=fix)
+            hint = f"make it again: bertworks index -o {folder} --approximate"
+            raise BertworksError("this is no graph of these documents", where=str(path), hint=hint)
         self._graph: Any = found
 
     def __call__(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
@@ -232,7 +234,7 @@ def _faiss() -> Any:
         import faiss
     except ImportError as error:
         what = f"approximate search needs what is not installed: {error}"
-        raise BertworksError(what, fix='pip install "bertworks[faiss]"') from error
+        raise BertworksError(what, hint='pip install "bertworks[faiss]"') from error
     return faiss
 
 
@@ -287,8 +289,8 @@ class Stored:
         """
         covered = self.manifest.neighbours
         if not covered:
-            fix = f"bertworks index -o {self.folder} --approximate"
-            raise UsageError("there is no graph for approximate search", where=str(self.folder), fix=fix)
+            hint = f"bertworks index -o {self.folder} --approximate"
+            raise UsageError("there is no graph for approximate search", where=str(self.folder), hint=hint)
         if self._walked is None or self._walked[0] != covered:
             count = sum(len(self.segments[name]) for name in covered)
             self._walked = covered, Neighbours(self.folder, count, self.manifest.dimension)
@@ -353,7 +355,7 @@ class Stored:
     def build_graph(self) -> None:
         """Makes the graph of near vectors, of all documents that are there."""
         if not self.segments:
-            raise UsageError("there are no documents yet", where=str(self.folder), fix="add some first")
+            raise UsageError("there are no documents yet", where=str(self.folder), hint="add some first")
         vectors = [segment.vectors for segment in self.segments.values()]
         write_neighbours(self.folder, vectors, self.manifest.dimension)
         self._commit(replace(self.manifest, neighbours=tuple(self.segments)))

@@ -80,9 +80,9 @@ def _with_others(
         return first
     lines = [f"  {one.where}: {one.what}" for one in troubles[:LISTED]]
     lines += [f"  and {len(troubles) - LISTED:,} others"] if len(troubles) > LISTED else []
-    fixes = list(dict.fromkeys(one.fix for one in troubles if one.fix))
+    fixes = list(dict.fromkeys(one.hint for one in troubles if one.hint))
     what = "\n".join([f"{len(troubles):,} rows cannot be learned from", *lines])
-    return BertworksError(what, where=str(reader and reader.name), fix="; ".join(fixes[:3]))
+    return BertworksError(what, where=str(reader and reader.name), hint="; ".join(fixes[:3]))
 
 
 def _bad_rows(reader: RowReader, schema: Schema) -> list[BertworksError]:

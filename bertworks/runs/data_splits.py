@@ -65,7 +65,7 @@ def read_data(
     if fold is not None and dev is not None:
         raise UsageError(
             f"folds divide what is learned from, and there is a dev file: {dev}", where=str(data),
-            fix=f"name the other file alone: bertworks finetune {shlex.quote(str(path))} --folds {fold[1]} ...",
+            hint=f"name the other file alone: bertworks finetune {shlex.quote(str(path))} --folds {fold[1]} ...",
         )  # fmt: skip
     reader = RowReader(path, quoting=quoting)
     schema, notes = guess_schema(reader, task=task, text=text, label=label, group=group)
@@ -88,7 +88,7 @@ def read_data(
     notes += more
     if not train or not judged:
         raise BertworksError(
-            f"{len(found)} rows are too few to learn from and to judge", where=str(path), fix="--dev FILE"
+            f"{len(found)} rows are too few to learn from and to judge", where=str(path), hint="--dev FILE"
         )
     return LabelledData(schema, train, judged, notes)
 
@@ -104,7 +104,7 @@ def _divided(
     if (there := len(set(groups))) < count:
         raise UsageError(
             f"{count} parts are asked for, and there are {there:,} rows, or groups of rows, to divide",
-            where=str(path), fix=f"--folds {max(2, there)}, or fewer",
+            where=str(path), hint=f"--folds {max(2, there)}, or fewer",
         )  # fmt: skip
     aside = set(folds(found, schema, groups, count)[number])
     train, judged = [x for n, x in enumerate(found) if n not in aside], [found[n] for n in sorted(aside)]
@@ -152,7 +152,7 @@ def _with_labels_of(found: Sequence[Item], schema: Schema, name: str) -> Schema:
         told = (
             f"all rows with a text have the same label, {labels[0]!r}" if labels else "no row with a text has a label"
         )
-        raise BertworksError(f"{told} (in {schema.label!r})", where=name, fix="add rows with another label")
+        raise BertworksError(f"{told} (in {schema.label!r})", where=name, hint="add rows with another label")
     return replace(schema, labels=labels)
 
 
@@ -172,7 +172,7 @@ def files_of(data: Path, dev: Path | None) -> tuple[Path, Path | None]:
             there = ", ".join(p.name for p in sorted(data.iterdir())[:20]) or "nothing"
             raise UsageError(
                 f"which file is the {name} file? There is: {there}", where=str(data),
-                fix="name the files: bertworks finetune TRAIN-FILE --dev DEV-FILE ...",
+                hint="name the files: bertworks finetune TRAIN-FILE --dev DEV-FILE ...",
             )  # fmt: skip
     return found["train"][0], dev or next(iter(found["dev"]), None)
 

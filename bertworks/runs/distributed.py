@@ -21,13 +21,15 @@ class Processes:
         )
         self.first, self.device = rank == 0, device
         if self.count > 1 and dist.is_initialized():
-            raise BertworksError("a process group is there already", fix="let the training make it: it prepares before")
+            raise BertworksError(
+                "a process group is there already", hint="let the training make it: it prepares before"
+            )
 
     def refuse_to_share(self, items: int) -> None:
         """Raises UsageError where a step has fewer items than there are processes."""
         if items < self.count:
             raise UsageError(
-                f"a step of {items} items cannot be shared by {self.count} processes", fix="start fewer processes"
+                f"a step of {items} items cannot be shared by {self.count} processes", hint="start fewer processes"
             )
 
     def meet(self) -> None:
@@ -52,7 +54,7 @@ class Processes:
         if self.count > 1 and isinstance(error, RuntimeError) and _is_lost(error):
             raise BertworksError(
                 "another process of this training ended; its own message says why",
-                fix="type the same command again: it goes on from the last checkpoint",
+                hint="type the same command again: it goes on from the last checkpoint",
             ) from error
 
 
@@ -61,11 +63,11 @@ def _is_lost(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or "gloo" in str(error) or "Connection" in str(error)
 
 
-def refuse_many(what: str, fix: str) -> None:
+def refuse_many(what: str, hint: str) -> None:
     """For what several processes cannot do together.
 
     Raises:
         UsageError: torchrun started several.
     """
     if (count := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
-        raise UsageError(f"{what}, and there are {count} processes", fix=fix)
+        raise UsageError(f"{what}, and there are {count} processes", hint=hint)

@@ -245,12 +245,12 @@ def describe_task(data: LabelledData, recipe: FinetuneRecipe) -> TaskConfig:
     schema, labels, choices = data.schema, data.schema.labels, 0
     for name, tasks in _ONLY.items():
         if getattr(recipe, name) != getattr(RECIPES["stable"], name) and schema.task not in tasks:
-            fix = "use another recipe: stable, paper" if name == "recurrent_units" else "leave it out"
-            raise UsageError(f"{name} is for {', '.join(tasks)}, and the data is for {schema.task}", fix=fix)
+            hint = "use another recipe: stable, paper" if name == "recurrent_units" else "leave it out"
+            raise UsageError(f"{name} is for {', '.join(tasks)}, and the data is for {schema.task}", hint=hint)
     if recipe.document_context and schema.document is None:
         raise UsageError(
             "document_context: the data does not say which sentences are of one document",
-            fix="part documents by -DOCSTART- lines, or name their column: --group COLUMN; or leave it out",
+            hint="part documents by -DOCSTART- lines, or name their column: --group COLUMN; or leave it out",
         )
     if schema.task == "spans":
         labels = ("O", *(f"{part}-{kind}" for kind in labels for part in "BI"))
@@ -260,7 +260,7 @@ def describe_task(data: LabelledData, recipe: FinetuneRecipe) -> TaskConfig:
         if odd := next((item for item in (*data.train, *data.dev) if len(item.texts) - 1 != choices), None):
             raise BertworksError(
                 f"{len(odd.texts) - 1} choices, where most rows have {choices}", where=odd.where,
-                fix="give every row as many choices",
+                hint="give every row as many choices",
             )  # fmt: skip
     without_answer = schema.task == "qa" and any(not item.label for item in (*data.train, *data.dev))
     return TaskConfig(
@@ -369,7 +369,7 @@ def make_finetune_request(
     """
     if str(data) == "-" or str(dev) == "-":
         raise UsageError("fine-tuning reads its data more than once, standard input only comes once",
-                         fix="write it to a file first")  # fmt: skip
+                         hint="write it to a file first")  # fmt: skip
     name = str(model)
     seed = load_finetune_recipe(recipe, overrides).seed if seed is None else seed
     return FinetuneRequest(

@@ -33,7 +33,7 @@ class Metrics:
             raise BertworksError(
                 f"cannot be written: {error.strerror}; the checkpoints are untouched",
                 where=str(self.path),
-                fix="make room, or the file writable, and type the same again",
+                hint="make room, or the file writable, and type the same again",
             ) from error
 
     def sync(self) -> None:

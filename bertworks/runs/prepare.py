@@ -41,17 +41,17 @@ def read_text(
         folder = Path(one).expanduser()
         if holds_shards(folder):
             trains = f"`bertworks pretrain {shlex.quote(str(one))} -o MODEL`"
-            fix = f"{trains} trains on it; `bertworks prepare TEXT TEXT ...` joins corpora"
-            raise UsageError("this folder holds shards, not text", where=str(one), fix=fix)
+            hint = f"{trains} trains on it; `bertworks prepare TEXT TEXT ...` joins corpora"
+            raise UsageError("this folder holds shards, not text", where=str(one), hint=hint)
         if (folder / "config.json").is_file() and any((folder / name).is_file() for name in _WEIGHTS):
-            fix = f"name the text; `bertworks pretrain TEXT --init {shlex.quote(str(one))}` goes on from this model"
-            raise UsageError("this folder holds a model, not text", where=str(one), fix=fix)
+            hint = f"name the text; `bertworks pretrain TEXT --init {shlex.quote(str(one))}` goes on from this model"
+            raise UsageError("this folder holds a model, not text", where=str(one), hint=hint)
     reader = CorpusReader(inputs, text_column=text_column, documents=documents)
     for path in reader.files:
         if path.name == "tokenizer.json":  # shards and models have one too
             what = "among the text lies a folder that holds none, but a tokenizer, a model or shards"
-            fix = f"move it elsewhere: `mv {shlex.quote(str(path.parent))} FOLDER`"
-            raise UsageError(what, where=str(path.parent), fix=fix)
+            hint = f"move it elsewhere: `mv {shlex.quote(str(path.parent))} FOLDER`"
+            raise UsageError(what, where=str(path.parent), hint=hint)
     return reader
 
 
@@ -81,7 +81,7 @@ def make_vocabulary(
         raise UsageError(
             f"the folder holds more than a tokenizer: {', '.join(strange[:5])}",
             where=str(output),
-            fix="-o ANOTHER-FOLDER: what is there would be lost",
+            hint="-o ANOTHER-FOLDER: what is there would be lost",
         )
 
     def work(tell: Callable[[str, int], None]) -> tuple[Tokenizer, VocabularyReport]:

@@ -124,9 +124,9 @@ def make_request(
         UsageError: options that contradict one another, or a budget that is none.
     """
     if not inputs:
-        raise UsageError("no input was given", fix="name files, folders, a glob in quotes, or - for standard input")
+        raise UsageError("no input was given", hint="name files, folders, a glob in quotes, or - for standard input")
     if tokenizer and init:
-        raise UsageError("a model to begin with brings its own tokenizer", fix="give --tokenizer or --init")
+        raise UsageError("a model to begin with brings its own tokenizer", hint="give --tokenizer or --init")
     if budget:
         seconds_of(budget)
     if recipe and recipe.endswith(".toml"):
@@ -146,7 +146,7 @@ def seconds_of(budget: str) -> float:
     parts = re.findall(r"([\d.]+)([smhd])", words[0]) if words else []
     total = sum(float(number) * UNITS[unit] for number, unit in parts)
     if not 10 <= total < 1e9:
-        raise UsageError(f"{budget!r} is no budget", fix="write a time of 10 s or more such as 30m, 2h or 1h30m")
+        raise UsageError(f"{budget!r} is no budget", hint="write a time of 10 s or more such as 30m, 2h or 1h30m")
     return total
 
 
@@ -304,7 +304,7 @@ def _draft(request: Request, device: torch.device) -> _Draft:
         if tokenizer and tokenizer.sha256 != theirs.sha256:
             raise BertworksError(
                 "these shards were made with another tokenizer", where=str(corpus.folder),
-                fix=f"make others: bertworks prepare TEXT --tokenizer {request.tokenizer or begin} -o OTHER",
+                hint=f"make others: bertworks prepare TEXT --tokenizer {request.tokenizer or begin} -o OTHER",
             )  # fmt: skip
         tokenizer = theirs
     tokens = corpus_tokens(corpus)
@@ -358,12 +358,12 @@ class _Budget(NamedTuple):
         if left + making < 5:
             raise BertworksError(
                 f"finding out how fast this machine is took the whole budget of {self.request.budget}",
-                fix="a longer --budget, and --overwrite",
+                hint="a longer --budget, and --overwrite",
             )
         if left < 5:
             raise BertworksError(
                 f"making the vocabulary and the shards took the whole budget of {self.request.budget}",
-                fix="type the same again: they are kept, and the whole budget is for training",
+                hint="type the same again: they are kept, and the whole budget is for training",
             )
         fitted = fit_steps(recipe, left, [seconds / self.processes for seconds in measured.step_seconds])
         resolved = with_overrides(fitted, self.request.overrides)
@@ -408,7 +408,7 @@ def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
     if asked and asked < size:
         raise UsageError(
             f"encoder.vocab_size is {asked:,}, but the vocabulary has {size:,} tokens",
-            fix="leave it out, and set vocabulary.size",
+            hint="leave it out, and set vocabulary.size",
         )
     return replace(recipe, encoder=replace(recipe.encoder, vocab_size=asked or size))
 
@@ -420,7 +420,7 @@ def _check_memory(recipe: Recipe, device: torch.device) -> None:
         raise UsageError(
             f"a model of {parameters:,} parameters needs more than {16 * parameters / 1e9:,.1f} GB of memory to train, "
             f"and there are {there / 1e9:,.1f} GB",
-            fix="choose a smaller encoder: fewer layers, or a smaller hidden size",
+            hint="choose a smaller encoder: fewer layers, or a smaller hidden size",
         )
 
 

@@ -78,7 +78,7 @@ def split_documents(store: TokenStore, seed: int) -> tuple[Ids, Ids]:
     if count < 4:
         raise BertworksError(
             f"there is too little text: {len(store.sentences) - 1} sentences in {count} documents",
-            fix="give at least some hundred sentences; some million words make a useful model",
+            hint="give at least some hundred sentences; some million words make a useful model",
         )
     order = keyed_rng("held-out", seed).permutation(count)
     sizes = np.diff(store.sentences[store.documents])
@@ -151,7 +151,7 @@ def _write_plan(path: Path, blocks: Iterator[Plan]) -> None:
             file.write(block.tobytes())
             rows += len(block)
         if not rows:
-            raise BertworksError("the corpus gives not one sequence", fix="give more text")
+            raise BertworksError("the corpus gives not one sequence", hint="give more text")
         file.seek(0)
         _write_header(file, (rows, first.shape[1]))  # as long as the first: numpy leaves room for the number of rows
 

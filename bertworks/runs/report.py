@@ -57,7 +57,7 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
             raise BertworksError(
                 "not a line that a run writes: expected a JSON object with a step and numbers",
                 where=f"{path}:{number}",
-                fix="delete the line",
+                hint="delete the line",
             ) from None
         (evaluations if "evaluation" in content else steps)[step] = numbers | {"step": step}
     return [steps[step] for step in sorted(steps)], [evaluations[step] for step in sorted(evaluations)]

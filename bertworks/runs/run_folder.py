@@ -37,7 +37,7 @@ def check_same_request(output: Path, now: Mapping[str, Any]) -> bool:
             raise UsageError(
                 f"the folder holds a run with other settings:{lines}",
                 where=str(output),
-                fix="-o ANOTHER-FOLDER keeps both; --overwrite deletes the run that is there",
+                hint="-o ANOTHER-FOLDER keeps both; --overwrite deletes the run that is there",
             )
         return True
     strange = [p.name for p in output.iterdir() if not p.name.startswith(".")] if output.is_dir() else []
@@ -45,7 +45,7 @@ def check_same_request(output: Path, now: Mapping[str, Any]) -> bool:
         raise UsageError(
             f"the folder is not empty and holds no run: {', '.join(sorted(strange)[:5])}",
             where=str(output),
-            fix="-o ANOTHER-FOLDER, or empty this one",
+            hint="-o ANOTHER-FOLDER, or empty this one",
         )
     return False
 
@@ -79,7 +79,7 @@ def _read_request(path: Path) -> dict[str, Any]:
         raise UsageError(
             "this is not what a run writes about itself",
             where=str(path),
-            fix="-o ANOTHER-FOLDER; or --overwrite, which deletes the run that is there",
+            hint="-o ANOTHER-FOLDER; or --overwrite, which deletes the run that is there",
         ) from None
 
 

@@ -60,7 +60,7 @@ def metric_of(task: TaskType, asked: str | None = None, labels: Sequence[str] = 
     if task == "tagging" and not is_entity_tagset(labels):
         known = ("accuracy", "macro_f1")
     if asked is not None and asked not in known:
-        raise UsageError(f"{asked!r} is not a figure of {task}", fix=f"name one of {', '.join(known)}")
+        raise UsageError(f"{asked!r} is not a figure of {task}", hint=f"name one of {', '.join(known)}")
     return asked or (METRICS[task] if METRICS[task] in known else known[0])
 
 

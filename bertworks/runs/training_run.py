@@ -82,7 +82,7 @@ class TrainingRun:
             raise BertworksError(
                 f"the run has been up to step {self.metrics.last_step():,}, and no checkpoint is left to go on from",
                 where=str(folder / "checkpoints"),
-                fix="put them back; or -o ANOTHER-FOLDER keeps the model that is here, --overwrite begins again",
+                hint="put them back; or -o ANOTHER-FOLDER keeps the model that is here, --overwrite begins again",
             )
         self.model = self._network()
         # Listed once: in bf16 the network holds rounded copies for as long as it computes, and a stop may come then.
@@ -212,13 +212,13 @@ class TrainingRun:
         if checkpoint.facts.get("recipe_sha256") != self.facts["recipe_sha256"]:
             raise UsageError(
                 "recipe.toml is not the one that this run began with", where=str(self.folder),
-                fix="put it back; or start another run with it: --recipe COPY-OF-IT.toml -o ANOTHER-FOLDER",
+                hint="put it back; or start another run with it: --recipe COPY-OF-IT.toml -o ANOTHER-FOLDER",
             )  # fmt: skip
         for name, tensor in self._state().items():
             if name not in checkpoint.tensors or checkpoint.tensors[name].shape != tensor.shape:
                 raise BertworksError(
                     f"the checkpoint does not fit the recipe: {name}", where=str(checkpoint.path),
-                    fix="use another output folder, or --overwrite",
+                    hint="use another output folder, or --overwrite",
                 )  # fmt: skip
             tensor.copy_(checkpoint.tensors[name])
         self.step, self.facts, self.saved = checkpoint.step, dict(checkpoint.facts), checkpoint.step
@@ -326,7 +326,7 @@ class TrainingRun:
             f"{what}, up to step {self.step:,}; the parameters are finite still, and the checkpoint of step {last:,} "
             "is intact",
             where=str(self.folder),
-            fix="lower the rate in a new folder: -o OTHER --set optimizer.learning_rate="
+            hint="lower the rate in a new folder: -o OTHER --set optimizer.learning_rate="
             f"{self.work.optimizer.learning_rate / 3:.1e}",
         )
 

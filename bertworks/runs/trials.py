@@ -152,7 +152,7 @@ def _grid(sweep: Sequence[str]) -> list[str]:
 def _values(word: str) -> list[str]:
     name, equals, values = word.partition("=")
     if not equals or not name or not all(values.split(",")):
-        raise UsageError(f"{word!r} sweeps nothing", fix="write it as optimizer.learning_rate=2e-5,5e-5; or: paper")
+        raise UsageError(f"{word!r} sweeps nothing", hint="write it as optimizer.learning_rate=2e-5,5e-5; or: paper")
     if name == "seed":
-        raise UsageError("seeds are no setting of a sweep", fix="write --seeds, which gives mean and interval")
+        raise UsageError("seeds are no setting of a sweep", hint="write --seeds, which gives mean and interval")
     return [f"{name}={value}" for value in dict.fromkeys(values.split(","))]

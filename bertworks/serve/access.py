@@ -153,7 +153,7 @@ class AccessMiddleware:
             what = f"{self._most} requests are in work: ask again later"
             return 429, "Overloaded", what, (b"retry-after", b"1")
         if error := self._full(scope["path"]):
-            return 429, "Overloaded", f"{error.what} ({error.fix})", (b"retry-after", str(error.seconds).encode())
+            return 429, "Overloaded", f"{error.what} ({error.hint})", (b"retry-after", str(error.seconds).encode())
         return None
 
     def _note(self, scope: Scope, status: int, size: int, seconds: float) -> None:

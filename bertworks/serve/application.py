@@ -306,7 +306,7 @@ def _refusal(path: str, error: BertworksError) -> Response:
             status, kind, headers = 422, "Validation", {}
         case _:
             status, kind, headers = 424, "Backend", {}
-    what = error.what + (f" ({error.fix})" if error.fix else "")
+    what = error.what + (f" ({error.hint})" if error.hint else "")
     return _json(error_body(path, kind, what), status, headers)
 
 

@@ -30,7 +30,7 @@ class OverloadedError(BertworksError):
     """
 
     def __init__(self, seconds: float = 1):
-        super().__init__("more is asked than can be answered soon", fix="ask again later")
+        super().__init__("more is asked than can be answered soon", hint="ask again later")
         self.seconds = max(1, round(seconds))
 
 

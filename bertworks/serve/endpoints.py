@@ -126,7 +126,7 @@ class AskPretrained:
         try:
             asked = [filler.read(text) for text in texts_of(request["inputs"])]
         except BertworksError as error:  # one has no mask
-            raise UsageError(error.what, fix=error.fix) from None
+            raise UsageError(error.what, hint=error.hint) from None
         costs = [sum(one.costs) for one in asked]
 
         def answer(rows: Sequence[Any]) -> Any:
@@ -336,7 +336,7 @@ class Abilities:
 
         def search(request: Request) -> InferenceJob:
             if request["rerank"] and second is None:
-                raise UsageError("this server's model cannot read again what was found", fix='leave "rerank" out')
+                raise UsageError("this server's model cannot read again what was found", hint='leave "rerank" out')
             return InferenceJob(lambda rows: rows[0], [request], [1], compute)
 
         self.asks["search"] = search
@@ -381,4 +381,4 @@ class Abilities:
         """Raises TooMuchError where a request has more tokens than it may."""
         most = self.limits.tokens if most is None else most
         if tokens > most:
-            raise RequestTooLargeError(f"{tokens:,} tokens: expected {most:,} at most", fix="send less at once")
+            raise RequestTooLargeError(f"{tokens:,} tokens: expected {most:,} at most", hint="send less at once")

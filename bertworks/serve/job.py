@@ -67,7 +67,7 @@ def prompt_of(request: Request, prompts: Any) -> str:
 def refuse_cut(request: Request, cut: Sequence[int]) -> None:
     if request.get("truncate") is False and (long := [n for n, count in enumerate(cut) if count]):
         raise RequestTooLargeError(
-            f"text {long[0]} is {cut[long[0]]} tokens too long", fix='shorten it, or ask with "truncate"'
+            f"text {long[0]} is {cut[long[0]]} tokens too long", hint='shorten it, or ask with "truncate"'
         )
 
 

@@ -36,8 +36,8 @@ def check(value: Any, schema: Schema, where: str = "the request") -> Any:
         value = int(value)  # which is what JSON Schema says of 1.0
     found = _type(value)
     if found != schema["type"] and (found, schema["type"]) != ("integer", "number"):
-        fix = schema.get("description")
-        raise UsageError(f"{where} is {_NAMES[found]}: expected {_NAMES[schema['type']]}", fix=fix)
+        hint = schema.get("description")
+        raise UsageError(f"{where} is {_NAMES[found]}: expected {_NAMES[schema['type']]}", hint=hint)
     if value not in schema.get("enum", (value,)):
         expected = " or ".join(json.dumps(one) for one in schema["enum"])
         raise UsageError(f"{where} is {json.dumps(value)[:60]}: expected {expected}")

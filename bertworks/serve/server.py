@@ -148,7 +148,7 @@ def serve(
     """
     if not token and not _only_here(host):
         raise UsageError(
-            f"others can reach {host}, and there is no token", fix="set BERTWORKS_API_KEY to a long random word"
+            f"others can reach {host}, and there is no token", hint="set BERTWORKS_API_KEY to a long random word"
         )
     with _needs_extra():
         import uvicorn
@@ -191,7 +191,7 @@ def bound(host: str, port: int) -> socket.socket:
         listening = socket.create_server((name, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise BertworksError(f"cannot serve there: {reason}", where=f"{host}:{port}", fix="--port 0") from None
+        raise BertworksError(f"cannot serve there: {reason}", where=f"{host}:{port}", hint="--port 0") from None
     # Connections inherit it; asyncio sets it only for sockets that it made. Without it the body of an answer would wait
     # until the client has acknowledged the head, which it puts off for 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -237,5 +237,5 @@ def _needs_extra() -> Iterator[None]:
         yield
     except ImportError as error:
         raise BertworksError(
-            f"a server needs what is not installed: {error}", fix='pip install "bertworks[serve]"'
+            f"a server needs what is not installed: {error}", hint='pip install "bertworks[serve]"'
         ) from error

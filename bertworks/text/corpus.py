@@ -77,7 +77,9 @@ class CorpusReader:
             for path, relative in self._find(one).items():
                 found[path] = min(relative, found.get(path, relative))
         if not found:
-            raise UsageError("no input was given", fix="name files, folders, a glob in quotes, or - for standard input")
+            raise UsageError(
+                "no input was given", hint="name files, folders, a glob in quotes, or - for standard input"
+            )
         self.files = sorted(found, key=lambda path: (found[path], path))
         self._relative = found
         self.report = CorpusReport()
@@ -91,7 +93,7 @@ class CorpusReader:
             raise BertworksError(
                 "\n  ".join(["no text was found", *report.troubles()]),
                 where=self._names[self.files[0]] + (" ..." if len(self.files) > 1 else ""),
-                fix="name files that hold text",
+                hint="name files that hold text",
             )
         self.report = report
 
@@ -164,7 +166,7 @@ class CorpusReader:
             raise BertworksError(
                 f"the folder has no file to read; skipped: {self._skipped}",
                 where=str(path),
-                fix=f"put files there that end in {', '.join(SUFFIXES)}, or name a file of another kind itself",
+                hint=f"put files there that end in {', '.join(SUFFIXES)}, or name a file of another kind itself",
             )
         resolved = {file.resolve(): relative for file, relative in found.items()}
         self._names |= {file.resolve(): str(file) for file in found}
@@ -218,14 +220,14 @@ def _is_wiki_part(name: str) -> bool:
 
 def _raise_unreadable(error: OSError) -> None:
     raise BertworksError(
-        f"the folder cannot be read: {error.strerror}", where=str(error.filename), fix="make it readable"
+        f"the folder cannot be read: {error.strerror}", where=str(error.filename), hint="make it readable"
     ) from error
 
 
 def _nothing_there(path: Path) -> UsageError:
     if glob.has_magic(str(path)):
         return UsageError(
-            "the glob matches nothing", where=str(path), fix=f"see what is there: `ls {shlex.quote(str(path.parent))}`"
+            "the glob matches nothing", where=str(path), hint=f"see what is there: `ls {shlex.quote(str(path.parent))}`"
         )
     return nothing_there(path)
 

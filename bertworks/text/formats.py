@@ -309,7 +309,7 @@ class FileReader:
         raise BertworksError(
             f"{self._bad:,} malformed lines and only {self._good:,} good ones so far; the first: {why}",
             where=f"{self.name}:{line}",
-            fix=f"look at it with `sed -n {line}p {shlex.quote(self.name)}`, repair the file or leave it out",
+            hint=f"look at it with `sed -n {line}p {shlex.quote(self.name)}`, repair the file or leave it out",
         )
 
 

@@ -112,7 +112,7 @@ def write_parts(
         map(tuple, parts),
         workers,
         ended="a worker process ended while it made part {number} ({how})",
-        fix="type the same again: it goes on with the parts that are written; fewer --workers need less memory",
+        hint="type the same again: it goes on with the parts that are written; fewer --workers need less memory",
     )
     with closing(made):
         for counts in made:

@@ -71,20 +71,20 @@ class Manifest:
         """
         if not path.exists():
             if (path.parent / "plan.json").exists():
-                raise BertworksError("these shards are not finished", where=str(path.parent), fix=_AGAIN)
-            fix = f"make them: bertworks prepare TEXT --tokenizer TOKENIZER -o {path.parent}"
-            raise BertworksError("not a shards folder: it has no manifest.json", where=str(path.parent), fix=fix)
+                raise BertworksError("these shards are not finished", where=str(path.parent), hint=_AGAIN)
+            hint = f"make them: bertworks prepare TEXT --tokenizer TOKENIZER -o {path.parent}"
+            raise BertworksError("not a shards folder: it has no manifest.json", where=str(path.parent), hint=hint)
         again = f"make the shards again: bertworks prepare ... -o {path.parent} --overwrite"
         try:
             content = json.loads(read_small(path, _LARGEST_MANIFEST))
             found = content["format"]
             if found != FORMAT:
                 raise BertworksError(
-                    f"format {found} of shards; this version reads {FORMAT}", where=str(path), fix=again
+                    f"format {found} of shards; this version reads {FORMAT}", where=str(path), hint=again
                 )
             return cls(**{field.name: content[field.name] for field in fields(cls)})
         except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise BertworksError(f"the manifest is garbled: {error!r}", where=str(path), fix=again) from None
+            raise BertworksError(f"the manifest is garbled: {error!r}", where=str(path), hint=again) from None
 
 
 @dataclass(frozen=True)
@@ -203,7 +203,7 @@ def write_shards(
                     progress(done)
         if not sum(part.tokens for part in counts):
             raise BertworksError(
-                "there is no text in the corpus", where=_names(reader), fix="give files that hold text"
+                "there is no text in the corpus", where=_names(reader), hint="give files that hold text"
             )
         manifest = _assemble(folder, counts, tokenizer, _with_content(settings, reader), reader, unknown_words)
         write_json(folder / "manifest.json", asdict(manifest))
@@ -252,7 +252,7 @@ def _damaged(path: Path, how: str) -> BertworksError:
     return BertworksError(
         f"damaged: {how}",
         where=str(path),
-        fix="copy the folder again from where it was whole, or make it again: bertworks prepare ... --overwrite",
+        hint="copy the folder again from where it was whole, or make it again: bertworks prepare ... --overwrite",
     )
 
 
@@ -277,7 +277,7 @@ def _with_content(settings: dict[str, Any], reader: CorpusReader) -> dict[str, A
         raise BertworksError(
             "files of the corpus were changed while they were read",
             where=_names(reader),
-            fix="type the same again: what was made of unchanged text is kept",
+            hint="type the same again: what was made of unchanged text is kept",
         )
     return settings | {"content_sha256": content}
 
@@ -292,7 +292,7 @@ def _refuse_other(there: dict[str, Any], asked: dict[str, Any], reader: CorpusRe
         raise BertworksError(
             f"this folder holds the shards of another command ({shown})",
             where=str(folder),
-            fix="write to another folder with -o, or replace what is there with --overwrite",
+            hint="write to another folder with -o, or replace what is there with --overwrite",
         )
 
 
@@ -338,7 +338,7 @@ def _refuse_strangers(folder: Path, overwrite: bool) -> None:
         what = f"this folder holds more than shards: {', '.join(strange[:5])}"
     else:
         return
-    raise BertworksError(what, where=str(folder), fix="choose a new or empty folder with -o")
+    raise BertworksError(what, where=str(folder), hint="choose a new or empty folder with -o")
 
 
 def _clear(folder: Path) -> None:
@@ -359,7 +359,7 @@ def _locked(folder: Path) -> Iterator[None]:
         file = (folder / ".lock").open("a")
     except OSError as error:
         raise BertworksError(
-            f"cannot be written: {error.strerror}", where=str(folder), fix="choose another folder with -o"
+            f"cannot be written: {error.strerror}", where=str(folder), hint="choose another folder with -o"
         ) from None
     with file:
         try:
@@ -368,7 +368,7 @@ def _locked(folder: Path) -> Iterator[None]:
             raise BertworksError(
                 "another process is writing to this folder",
                 where=str(folder),
-                fix="wait until it is done, or choose another folder with -o",
+                hint="wait until it is done, or choose another folder with -o",
             ) from None
         yield
 

@@ -89,7 +89,7 @@ class Tokenizer:
         numbers = {token: number for number, token in enumerate(self.tokens)}
         missing = [token for token in self.special_tokens.values() if token not in numbers]
         if missing:
-            raise BertworksError(f"the vocabulary lacks {', '.join(missing)}", fix="add it, one token per line")
+            raise BertworksError(f"the vocabulary lacks {', '.join(missing)}", hint="add it, one token per line")
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
             numbers[self.special_tokens[name]] for name in SPECIAL_TOKENS
         )
@@ -136,7 +136,7 @@ class Tokenizer:
         except BertworksError as error:
             line = re.search(r"at line (\d+)", error.what)
             where = f"{found.path}:{line[1]}" if line else str(found.path)
-            raise BertworksError(error.what, where=where, fix=error.fix) from None
+            raise BertworksError(error.what, where=where, hint=error.hint) from None
         doubt = _casing_doubt(made)
         made.notes += (doubt,) if doubt else ()
         return made
@@ -261,7 +261,7 @@ class Tokenizer:
             return _guarded(lambda: encode(texts, add_special_tokens=False), "the text cannot be encoded")
         except BertworksError:
             if wrong := [text for text in texts if not isinstance(text, str)]:
-                raise UsageError(f"{wrong[0]!r:.60} is no text", fix="give a string") from None
+                raise UsageError(f"{wrong[0]!r:.60} is no text", hint="give a string") from None
             valid = [re.sub("[\ud800-\udfff]", "\ufffd", text) for text in texts]
             if valid == texts:
                 raise

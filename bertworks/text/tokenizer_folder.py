@@ -63,7 +63,7 @@ def read_folder(folder: Path) -> TokenizerFolder:
         raise BertworksError(
             "no tokenizer here: neither tokenizer.json nor vocab.txt",
             where=str(folder),
-            fix="make one with `bertworks vocab TEXT -o FOLDER`",
+            hint="make one with `bertworks vocab TEXT -o FOLDER`",
         )
     length = config.get("model_max_length")
     if not isinstance(length, int | float) or isinstance(length, bool) or not 2 < length < 1e9:
@@ -162,12 +162,12 @@ def _read_text(path: Path) -> str:
     """A small UTF-8 file as it is; BertworksError with the line for a byte-order mark or bad bytes."""
     content = read_small(path, _LARGEST_FILE)
     if content.startswith(b"\xef\xbb\xbf"):
-        raise BertworksError("begins with a byte-order mark", where=f"{path}:1", fix="save it as UTF-8 without BOM")
+        raise BertworksError("begins with a byte-order mark", where=f"{path}:1", hint="save it as UTF-8 without BOM")
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        raise BertworksError("bytes that are not UTF-8", where=f"{path}:{line}", fix="save it as UTF-8") from None
+        raise BertworksError("bytes that are not UTF-8", where=f"{path}:{line}", hint="save it as UTF-8") from None
 
 
 def _parse_json(text: str, path: Path) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def _parse_json(text: str, path: Path) -> dict[str, Any]:
             twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
             lines = [number for number, line in enumerate(text.split("\n"), 1) if json.dumps(twice) in line]
             where = f"{path}:{lines[-1]}" if lines else str(path)
-            raise BertworksError(f"{twice!r} is there twice", where=where, fix="remove one of them")
+            raise BertworksError(f"{twice!r} is there twice", where=where, hint="remove one of them")
         return found
 
     refuse_many_parts(text.encode(), path)
@@ -212,7 +212,7 @@ def _from_vocabulary(
     tokens = _read_vocabulary(path)
     for token in special_tokens.values():
         if token not in tokens:
-            raise BertworksError(f"the vocabulary lacks {token}", where=str(path), fix="add it, one token per line")
+            raise BertworksError(f"the vocabulary lacks {token}", where=str(path), hint="add it, one token per line")
     lowercase, strip_accents = config.get("do_lower_case"), config.get("strip_accents")
     if not isinstance(lowercase, bool):
         cased = count_cased(tokens)
@@ -266,7 +266,7 @@ def _refuse_other_words(folder: Path, config: dict[str, Any]) -> None:
         raise BertworksError(
             f"its words are found by {str(kinds[0])[:40]} and cut by {str(kinds[1])[:40]}, which is not done here",
             where=str(folder / "tokenizer_config.json"),
-            fix="choose a model with a tokenizer.json, or one whose words are those of BERT",
+            hint="choose a model with a tokenizer.json, or one whose words are those of BERT",
         )
 
 
@@ -283,7 +283,7 @@ def _add_tokens(content: dict[str, Any], folder: Path, special: Any) -> None:
     for token in sorted({*added, *more} - known, key=str):
         if not isinstance(token, str) or type(ids.get(token)) is not int or not 0 <= ids[token] < len(ids):
             what = f"the added token {str(token)[:60]!r} has no place in the vocabulary"
-            raise BertworksError(what, where=str(folder), fix="give it the next number in added_tokens.json")
+            raise BertworksError(what, where=str(folder), hint="give it the next number in added_tokens.json")
         content["added_tokens"].append(_added_token(token, ids[token], special=token in more))
     content["added_tokens"].sort(key=lambda token: token["id"])
 
@@ -293,15 +293,15 @@ def _read_vocabulary(path: Path) -> list[str]:
     if text.count("\n") >= _LARGEST_VOCABULARY:
         raise BertworksError(f"{text.count(chr(10)) + 1:,} lines are no vocabulary", where=str(path))
     if not text:
-        raise BertworksError("the vocabulary is empty", where=f"{path}:1", fix="write one token per line")
+        raise BertworksError("the vocabulary is empty", where=f"{path}:1", hint="write one token per line")
     lines = text.split("\n")  # one of them may be empty, as in a published vocabulary: a token that no text has
     seen: dict[str, int] = {}
     for number, token in enumerate(lines, 1):
         where = f"{path}:{number}"
         if token.endswith("\r"):
-            raise BertworksError("Windows line ends (CRLF)", where=where, fix=f"sed -i 's/\\r$//' {path}")
+            raise BertworksError("Windows line ends (CRLF)", where=where, hint=f"sed -i 's/\\r$//' {path}")
         if token in seen:
-            fix = "write a name like [unused1] there: what is behind it keeps its number" if not token else None
-            raise BertworksError(f"{token!r} is there twice, first in line {seen[token]}", where=where, fix=fix)
+            hint = "write a name like [unused1] there: what is behind it keeps its number" if not token else None
+            raise BertworksError(f"{token!r} is there twice, first in line {seen[token]}", where=where, hint=hint)
         seen[token] = number
     return lines

@@ -62,7 +62,7 @@ class VocabularyConfig:
         if self.score not in get_args(Score):
             raise UsageError(f"score {self.score!r}: one of {', '.join(get_args(Score))} is expected")
         if not len(_SPECIALS) < self.size <= 500_000:  # larger files are not read
-            raise UsageError(f"a vocabulary of {self.size} tokens makes no sense", fix="choose a size like 30000")
+            raise UsageError(f"a vocabulary of {self.size} tokens makes no sense", hint="choose a size like 30000")
         if not 0 <= self.unused < self.size:
             raise UsageError(f"unused {self.unused}: a number below the size is expected")
         if not 0 < self.character_coverage <= 1:
@@ -173,9 +173,9 @@ def _look_at(
 def _nothing_to_learn(sample: Sample, splitter: Splitter) -> BertworksError:
     if _of_any_length(splitter).count(sample.texts):
         what = f"there are only words of more than {splitter.longest:,} characters"
-        return BertworksError(what, fix=_ways_out(splitter))
+        return BertworksError(what, hint=_ways_out(splitter))
     what = "there is no text, only white space" if sample.documents else "there are no documents"
-    return BertworksError(what, fix="name files with text in them")
+    return BertworksError(what, hint="name files with text in them")
 
 
 def _of_any_length(splitter: Splitter) -> Splitter:
@@ -184,10 +184,10 @@ def _of_any_length(splitter: Splitter) -> Splitter:
 
 def _ways_out(splitter: Splitter) -> str:
     """What to do with text of long words, as of a language or a notation without spaces."""
-    fix = "cut the text into words, with spaces between them"
+    hint = "cut the text into words, with spaces between them"
     if splitter.longest < _LONGEST_UNBROKEN:
-        fix += f"; or --algorithm bpe, or unigram, which learn from words of up to {_LONGEST_UNBROKEN:,} characters"
-    return fix
+        hint += f"; or --algorithm bpe, or unigram, which learn from words of up to {_LONGEST_UNBROKEN:,} characters"
+    return hint
 
 
 def _decide_accents(config: VocabularyConfig, share: float, notes: list[str]) -> bool:
@@ -216,7 +216,7 @@ def _learn(
     if len(alphabet) > room:
         raise UsageError(
             f"a size of {config.size:,} does not hold the alphabet of this text",
-            fix=f"choose a size of at least {len(first) + len(alphabet):,}, better several times that",
+            hint=f"choose a size of at least {len(first) + len(alphabet):,}, better several times that",
         )
     model: dict[str, Any]
     if config.algorithm == "wordpiece":
@@ -244,7 +244,8 @@ def _unigram_pieces(words: list[tuple[str, int]], alphabet: list[str], size: int
         import sentencepiece
     except ImportError:
         raise BertworksError(
-            "unigram vocabularies are learned by sentencepiece, which is not installed", fix="pip install sentencepiece"
+            "unigram vocabularies are learned by sentencepiece, which is not installed",
+            hint="pip install sentencepiece",
         ) from None
     known = set(alphabet)
     model = io.BytesIO()
@@ -261,7 +262,7 @@ def _unigram_pieces(words: list[tuple[str, int]], alphabet: list[str], size: int
             )  # fmt: skip
         except RuntimeError as error:
             raise BertworksError(
-                f"sentencepiece cannot learn from this text: {error}", fix="choose another size"
+                f"sentencepiece cannot learn from this text: {error}", hint="choose another size"
             ) from None
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     return [(processor.id_to_piece(number), processor.get_score(number)) for number in range(1, len(processor))]

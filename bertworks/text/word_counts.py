@@ -149,7 +149,7 @@ class WordCounts:
             raise BertworksError(
                 f"word counts cannot be put aside: {error.strerror}",
                 where=str(path.parent),
-                fix="allow more memory, or let TMPDIR name a folder with more room",
+                hint="allow more memory, or let TMPDIR name a folder with more room",
             ) from error
         self._runs.append(path)
 
@@ -179,7 +179,7 @@ def count_words(
         itertools.chain(first, batches),
         workers if len(first) > 1 else 1,
         ended="a process that counted words ended: was memory short?",
-        fix="type the same again with fewer workers",
+        hint="type the same again with fewer workers",
     )
     done = 0
     with closing(counted):

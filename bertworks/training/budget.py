@@ -169,7 +169,7 @@ def fit_steps(recipe: Recipe, seconds: float, step_seconds: list[float]) -> Reci
         took = _words(step_seconds[number])
         raise UsageError(
             f"{_words(seconds)} are too little: a step of {batch_size} x {length} tokens takes {took}",
-            fix=f"--budget {math.ceil(1.1 * needed[number] / 60)}m; or a smaller recipe; or smaller batches: "
+            hint=f"--budget {math.ceil(1.1 * needed[number] / 60)}m; or a smaller recipe; or smaller batches: "
             f"--set train.phases.{number}.batch_size={max(1, batch_size // 8)}",
         )
     # A forward pass is a third of a step; the longest sequences are as many tokens again.

@@ -34,14 +34,14 @@ def choose_device(name: str = "auto") -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise UsageError(f"the device {name!r} is not known", fix="name auto, cpu, cuda or cuda:1")
+        raise UsageError(f"the device {name!r} is not known", hint="name auto, cpu, cuda or cuda:1")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if name == "cuda" else torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("PyTorch finds no GPU here", fix="leave --device out; `bertworks doctor` tells what there is")
+        raise UsageError("PyTorch finds no GPU here", hint="leave --device out; `bertworks doctor` tells what there is")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         there = torch.cuda.device_count()
         raise UsageError(f"{device} is asked for, and there are {there} GPUs, counted from 0",
-                         fix=f"name another; under torchrun, start at most {there} processes")  # fmt: skip
+                         hint=f"name another; under torchrun, start at most {there} processes")  # fmt: skip
     return device
 
 

@@ -1,0 +1,68 @@
+"""Words that must not come back, in code, messages, help and docs. CONTRIBUTING.md names what to write instead."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+WORDS = """
+sooner soonest nobody nobody's somebody somebody's whoever whomever told untold asked unasked judged judging judgement
+lest henceforth thereof whereof hitherto ere twice-told by-lot so-many in-vain at-home
+""".split()
+PHRASES = (
+    r"tables? of words|so many|so much as|by lot|is said|are said|be said|by heart|for eyes|go(es)? on from|as it comes"
+)
+# A word also counts as a part of an identifier: `asked_for`, `_told`.
+FORBIDDEN = re.compile(
+    rf"(?<![a-z])(?:{'|'.join(word.replace('-', ' ') for word in WORDS)}|{PHRASES})(?![a-z])", re.IGNORECASE
+)
+PENDING = {  # packages that still use these words: this list only gets shorter
+    *"batching checkpoints cli datasets demo evaluation inference interop io metrics models reports".split(),
+    *"retrieval runs serve text training".split(),
+    *"__init__.py config.py diagnostics.py errors.py events.py".split(),
+}
+PENDING_DOCS = {path.name for path in (ROOT / "docs").glob("*.md")} | {"README.md", "CHANGELOG.md"}
+
+
+def found(path: Path) -> list[str]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [
+        f"{path.relative_to(ROOT)}:{n}: {line.strip()[:100]}"
+        for n, line in enumerate(lines, 1)
+        if FORBIDDEN.search(line)
+    ]
+
+
+PARTS = sorted(path.name for path in (ROOT / "bertworks").iterdir() if path.is_dir() or path.suffix == ".py")
+
+
+@pytest.mark.parametrize("name", [name for name in PARTS if name not in PENDING and name != "__pycache__"])
+def test_code_uses_plain_words(name: str):
+    part = ROOT / "bertworks" / name
+    files = [part] if part.is_file() else [p for p in part.rglob("*") if p.suffix in (".py", ".toml", ".html", ".js")]
+    assert [line for path in sorted(files) for line in found(path)] == []
+
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in DOCUMENTS if p.name not in PENDING_DOCS and "experiments" not in p.parts],
+    ids=lambda path: str(path.relative_to(ROOT)),
+)
+def test_documents_use_plain_words(path: Path):
+    assert found(path) == []
+
+
+@pytest.mark.parametrize("line", ["it is faster", "the number of rows", "masked tokens", "taskedit"])
+def test_plain_lines_pass(line: str):
+    assert not FORBIDDEN.search(line)
+
+
+@pytest.mark.parametrize(
+    "line", ["it is sooner", "so many rows", "asked_for = 1", "_told", "Nobody's", "a Table of words"]
+)
+def test_forbidden_lines_fail(line: str):
+    assert FORBIDDEN.search(line)
