@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from bertworks.text.tokenizer import Tokenizer as Tokenizer
     from bertworks.text.vocabulary import VocabularyConfig as VocabularyConfig
     from bertworks.text.vocabulary import train_vocabulary as train_vocabulary
+    from bertworks.training.device import set_threads as set_threads
     from bertworks.training.loop import train as train
     from bertworks.training.objectives import PretrainingModel as PretrainingModel
 
@@ -98,6 +99,7 @@ _EXPORTS = {
     "text.shards": ["Shards", "write_shards"],
     "text.tokenizer": ["Encoding", "Tokenizer"],
     "text.vocabulary": ["VocabularyConfig", "train_vocabulary"],
+    "training.device": ["set_threads"],
     "training.loop": ["train"],
     "training.objectives": ["PretrainingModel"],
 }

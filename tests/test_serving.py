@@ -28,7 +28,7 @@ from bertworks.retrieval.ranking import Reranker
 from bertworks.serve.access import AccessMiddleware, ServerMetrics
 from bertworks.serve.application import Application
 from bertworks.serve.job import Limits
-from bertworks.training.device import Precision
+from bertworks.training.device import THREADS, Precision
 
 TEXTS = ["good film", "sad dogs in this town", "Anna lives in Oslo .", "😀 the men"]
 HEADS: dict[str, dict[str, Any]] = {
@@ -302,7 +302,8 @@ def test_an_answer_does_not_depend_on_who_else_asks(models: dict[str, Path]):
 def test_what_many_ask_is_computed_together(
     kind: str, path: str, text: str, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("bertworks.serve.application.get_compute_threads", lambda: 1)  # one batch at a time
+    monkeypatch.setattr(THREADS, "fixed", 1)  # one batch at a time
+    monkeypatch.setattr(THREADS, "count", 1)
     with Local(models[kind]) as local:
         batcher, sizes = local.application._batchers["network"], list[int]()
         submit, begun, go = batcher.submit, threading.Event(), threading.Event()
@@ -330,7 +331,8 @@ def test_what_many_ask_is_computed_together(
 def test_whatever_is_computed_alone_has_all_threads(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
     """The number is a thread's own, and a new thread begins with the one that was set last, wherever."""
     before = torch.get_num_threads()
-    monkeypatch.setattr("bertworks.serve.application.get_compute_threads", lambda: 3)
+    monkeypatch.setattr(THREADS, "fixed", 3)
+    monkeypatch.setattr(THREADS, "count", 3)
     try:
         with Local(models["words"]) as local:
             assert len(local.application._batchers["network"]._threads) == 3

@@ -22,7 +22,7 @@ from bertworks.models.packed_linear import (
     to_int8_inference,
     with_fp16_weights,
 )
-from bertworks.training.device import InferencePrecision, Precision, PrecisionOption, best_precision
+from bertworks.training.device import THREADS, InferencePrecision, Precision, PrecisionOption, best_precision
 from bertworks.training.loop import LossStats
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.task_heads import TaskModel
@@ -97,6 +97,7 @@ def log_probabilities(
     for part in token_budget_indices(lengths, [1] * len(examples), BATCH_TOKENS):
         for numbers in (part[n : n + most] for n in range(0, len(part), most)):
             batch = collate([examples[number] for number in numbers]).to(device)
+            THREADS.adapt()
             with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
                 scores = model.scores(batch).float()
             told = scores.gather(1, batch.labels[:, None])[:, 0] - scores.logsumexp(-1)
@@ -138,6 +139,7 @@ def _run_batches(
     for part in token_budget_indices(lengths, sizes, BATCH_TOKENS):
         numbers = [asking[place] for place in part]
         batch = collate([example for number in numbers for example in units[number]]).to(device)
+        THREADS.adapt()
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
             result = compute(batch).float()
         yield numbers, batch, result

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch
 from bertworks.errors import BertworksError, UsageError
 from bertworks.models.layout import Layout
-from bertworks.training.device import InferencePrecision
+from bertworks.training.device import THREADS, InferencePrecision
 from bertworks.training.task_heads import MultipleChoice, TaskHead
 
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
@@ -39,7 +39,7 @@ class OnnxModel(nn.Module):
         with needs_extra():
             import onnxruntime
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads, options.inter_op_num_threads = torch.get_num_threads(), 1
+        options.intra_op_num_threads, options.inter_op_num_threads = THREADS.adapt(), 1
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # as ours: see `cli.main`
         options.enable_mem_pattern = False  # it would remember every shape that was ever asked
         options.log_severity_level = 4

@@ -26,7 +26,7 @@ from bertworks.events import Event
 from bertworks.models.initialization import meta_device_init
 from bertworks.runs.metrics_log import Metrics, Stopwatch, finite, training_figures
 from bertworks.runs.signals import PATIENCE, GracefulShutdown, patience_for
-from bertworks.training.device import DTYPES, HeapTrimmer, Precision, measure_matmul
+from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, Precision, measure_matmul
 from bertworks.training.loop import LossStats, Step, train
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
 
@@ -94,6 +94,7 @@ class TrainingRun:
             "recipe_sha256": hashlib.sha256((folder / "recipe.toml").read_bytes()).hexdigest(),
             "tokens": 0,
             "seconds": 0.0,  # of training alone
+            "threads": None,  # that computed on the CPU: another number gives other last bits
             "evaluated": None,  # after which step, last
             "evaluation": {},  # its figures
             "best": None,  # the step and the figures of the best evaluation
@@ -121,7 +122,11 @@ class TrainingRun:
         batches = self._batches()
         size = sum(tensor.nbytes for tensor in self._state().values())
         patience = patience_for(size) if self.rank == 0 else 2 * PATIENCE  # the first saves; the others wait for it
-        with GracefulShutdown(self._leave, patience) as interruption:
+        with GracefulShutdown(self._leave, patience) as interruption, THREADS.hold(self.facts["threads"]) as threads:
+            if self.facts["threads"] not in (None, threads):
+                text = f"{threads} threads from now on, {self.facts['threads']} before: the last bits may differ"
+                yield Event("note", text)
+            self.facts["threads"] = threads
             try:
                 yield from self._train(batches, interruption)
             except RuntimeError:
@@ -143,6 +148,8 @@ class TrainingRun:
         )  # fmt: skip
         saved, clock = time.perf_counter(), Stopwatch()
         for step in steps:
+            if THREADS.training_adapts:
+                self.facts["threads"] = THREADS.adapt()
             event = self._take_note(step, clock)
             interruption.updating.noted()
             if event:

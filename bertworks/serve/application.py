@@ -27,7 +27,7 @@ from bertworks.serve.batching import Batcher, OverloadedError
 from bertworks.serve.endpoints import Abilities
 from bertworks.serve.job import InferenceJob, Limits, RequestTooLargeError
 from bertworks.serve.openapi import ALL_PATHS, check, document, paths_of, requests_of
-from bertworks.training.device import HeapTrimmer, get_compute_threads, set_compute_threads
+from bertworks.training.device import THREADS, HeapTrimmer
 
 PAGE = Path(__file__).with_name("page")
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
@@ -68,21 +68,17 @@ class Application:
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
         self._large, self._large_bytes, self._pace = ThreadPoolExecutor(1, thread_name_prefix="large"), 0, PACE
         patience, self._bytes, self._memory = self._limits.patience, 0, HeapTrimmer()
-        threads = get_compute_threads()
-
-        def share(batches: int) -> None:
-            set_compute_threads(max(1, threads // batches))
-
+        workers = min(MOST_WORKERS, THREADS.adapt()) if abilities.on_cpu else 1
         self._batchers = {
             "network": Batcher(
                 self._limits.batch_tokens,
                 patience=patience,
                 observe=self._observe,
-                workers=min(MOST_WORKERS, threads) if abilities.on_cpu else 1,
-                sharing=share,
+                workers=workers,
+                sharing=THREADS.adapt,
             ),
-            "search": Batcher(8, patience=patience, sharing=share),
-            "explain": Batcher(1, patience=EXPLANATIONS_PATIENCE, sharing=share),
+            "search": Batcher(8, patience=patience, sharing=THREADS.adapt),
+            "explain": Batcher(1, patience=EXPLANATIONS_PATIENCE, sharing=THREADS.adapt),
         }
         for name, batcher in self._batchers.items():
             self._figures.watch(name, batcher)

@@ -72,7 +72,7 @@ class Batcher:
         patience: float = 2.0,
         observe: Callable[[int, int, float], None] = lambda units, cost, seconds: None,
         workers: int = 1,
-        sharing: Callable[[int], None] = lambda batches: None,
+        sharing: Callable[[int], object] = lambda batches: None,
     ):
         self.batch_cost, self.patience, self._observe, self._sharing = batch_cost, patience, observe, sharing
         self.speed = batch_cost / patience  # cost in a second; this, until the first batch

@@ -1,12 +1,15 @@
 """What the machine can do, measured: matrix products per second, the precision that pays, memory. Not here: models."""
 
 import ctypes
+import math
 import os
 import platform
 import re
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Literal
@@ -14,6 +17,7 @@ from typing import Literal
 import torch
 
 from bertworks.errors import UsageError
+from bertworks.io.cpus import CpuMonitor, available_cpus
 from bertworks.models.layers import cpu_supports_bf16
 
 Precision = Literal["fp32", "bf16"]  # of a network that learns
@@ -22,6 +26,9 @@ PrecisionOption = Literal["auto", InferencePrecision]
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 STEP = 5  # by which a thread that only computes is less urgent than those that answer
 GROWTH = 1.5  # of the memory in use, from which on what is kept is returned
+ADAPT_SECONDS = 0.5  # between two looks at the load
+FIRST_SECONDS = 0.3  # of load before a training chooses its threads
+KEEP_MARGIN, RAISE_MARGIN = 0.4, 0.2  # CPUs; see `next_count`
 GAIN = 1.3  # bf16 is taken where it multiplies matrices so much faster than fp32
 
 
@@ -92,15 +99,98 @@ def best_precision(device: torch.device | str = "cpu") -> Precision:
     return "bf16" if bf16 > GAIN * fp32 else "fp32"
 
 
-def get_compute_threads() -> int:
-    """Threads with which the calling thread computes on the CPU."""
-    return torch.get_num_threads()
+class ThreadPolicy:
+    """The number of threads that torch computes with on the CPU.
+
+    `OMP_NUM_THREADS` and `set_threads(N)` fix it. Else it follows the CPUs that other programs leave free. Inference
+    and serving call `adapt` before each batch, in the thread that computes. A training keeps the number of its start
+    (`hold`), because the last bits of a sum depend on it, and adapts only after `set_threads("auto")`.
+    """
+
+    def __init__(self) -> None:
+        self._default, self._own = torch.get_num_threads(), threading.local()  # the default is also the most
+        self._monitor, self._lock = CpuMonitor(), threading.Lock()
+        self._free: float | None = None  # CPUs, a running mean
+        fixed = os.environ.get("OMP_NUM_THREADS", "")
+        self.fixed = int(fixed) if fixed.isdigit() and int(fixed) else None
+        self.training_adapts = False
+        self.count = self.fixed or self._most()
+
+    def set(self, threads: int | Literal["auto"] | None) -> None:
+        """A number fixes it. "auto": trainings adapt as well. None: nothing changes.
+
+        Raises:
+            UsageError: a number below 1.
+        """
+        if threads is None:
+            return
+        if threads != "auto" and threads < 1:
+            raise UsageError(f"{threads} threads: expected 1 or more", hint="--threads 1, or --threads auto")
+        self.training_adapts = threads == "auto"
+        self.fixed = None if threads == "auto" else threads
+        self.count = self.fixed or self._most()
+
+    def adapt(self, batches: int | None = None, *, seconds: float = ADAPT_SECONDS) -> int:
+        """Sets the threads of the calling thread and returns their number.
+
+        Args:
+            batches: at the same time, each in a thread that calls this; they share the number. None: as before.
+            seconds: between two looks at the load.
+        """
+        if self.fixed is None and self._monitor.elapsed() >= seconds:
+            with self._lock:
+                free = self._monitor.free_cpus()
+                if free is not None:
+                    self._free = free if self._free is None else (self._free + free) / 2
+                    self.count = next_count(self.count, self._free, self._most())
+        self._own.batches = batches or getattr(self._own, "batches", 1)
+        count: int = max(1, self.count // self._own.batches)
+        if torch.get_num_threads() != count:  # of the calling thread
+            torch.set_num_threads(count)
+        return count
+
+    @contextmanager
+    def hold(self, count: int | None = None) -> Iterator[int]:
+        """The number for a training, kept until its end: `count`, that of a resumed run, or one chosen by the load of
+        the last moments. It is not kept after `set_threads("auto")`."""
+        if self.fixed is None:
+            time.sleep(max(0.0, FIRST_SECONDS - self._monitor.elapsed()))
+            self.adapt(seconds=0)
+        if self.fixed is not None or self.training_adapts:
+            yield self.adapt()
+            return
+        self.fixed = self.count = count or self.count
+        try:
+            yield self.adapt()
+        finally:
+            self.fixed = None
+
+    def _most(self) -> int:
+        return min(available_cpus(), self._default)
 
 
-def set_compute_threads(threads: int) -> None:
-    """The calling thread computes on the CPU with so many threads from now on."""
-    if torch.get_num_threads() != threads:
-        torch.set_num_threads(threads)
+def next_count(count: int, free: float, most: int) -> int:
+    """Threads for `free` CPUs of `most`, when there were `count`. Another thread needs a CPU that is nearly free; a
+    thread stays until its CPU is busy with others for a good part of the time.
+
+    Two threads, of which one waits for a busy CPU, are slower than one: products share the work in equal parts.
+    """
+    if count - KEEP_MARGIN <= free < count + 1 - RAISE_MARGIN and count <= most:
+        return count
+    return max(1, min(most, math.floor(free + RAISE_MARGIN)))
+
+
+THREADS = ThreadPolicy()
+
+
+def set_threads(threads: int | Literal["auto"] | None) -> None:
+    """Fix the number of threads that torch computes with on the CPU, or "auto": trainings, too, follow the CPUs that
+    other programs leave free. By default inference and serving do, and a training chooses a number when it starts.
+
+    Raises:
+        UsageError: a number below 1.
+    """
+    THREADS.set(threads)
 
 
 def lower_thread_priority() -> None:
