@@ -59,17 +59,17 @@ def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
     """Seconds of each stage of one pass over texts; and what its matrix products would take at the ceiling."""
     from bertworks.inference import engine
     from bertworks.inference.embed import Embedder
-    from bertworks.models import packed_linear
+    from bertworks.models import attention
 
     embedder, clock = Embedder(model, device="cpu"), Clock()
     embedder.embed(texts[:: max(1, len(texts) // 64)])
     network: Any = embedder._network
-    while network._rest is not None:  # that of short texts alone
-        network = network._rest
-    embedder._network, encoder = network, network.encoder
+    while network._fallback is not None:  # the copy for short texts
+        network = network._fallback
+    embedder._network, encoder = network, network._packed
     tokens: list[int] = []
     inside = vars(engine)
-    collate, packed = inside["collate"], inside["packed_numbers"]
+    collate, packed = inside["collate"], inside["token_budget_indices"]
 
     def batch(examples: Any) -> Any:
         tokens.extend(len(example.input_ids) for example in examples)
@@ -77,23 +77,24 @@ def profile(model: str, texts: list[str], ceiling: float) -> dict[str, Any]:
 
     patches: dict[str, Callable[..., Any]] = {
         "collate": clock.around(batch, "batch"),
-        "packed_numbers": clock.around(lambda *given: list(packed(*given)), "batch"),
+        "token_budget_indices": clock.around(lambda *given: list(packed(*given)), "batch"),
         "pool": clock.around(inside["pool"], "pool"),
     }
     inside |= patches
     vars(embedder.tokenizer)["encode_batch"] = clock.around(embedder.tokenizer.encode_batch, "tokenise")
     clock.watch(encoder.embeddings, "embed")
     between = "attention: between the matrices"
-    vars(packed_linear)["attend_soon"] = clock.around(vars(packed_linear)["attend_soon"], between)
-    stages = {"qkv": "attention: matrices", "output": "attention: matrices"}
-    stages |= {"up": "feed-forward: matrices and activation", "down": "feed-forward: matrices and activation"}
-    network._layers = [
-        clock.around(
-            layer._replace(**{name: clock.around(getattr(layer, name), stage) for name, stage in stages.items()}),
-            "norms",
-        )
-        for layer in map(network._turned, encoder.blocks)
-    ]
+    name = "attention_inference_cpu"
+    vars(attention)[name] = clock.around(vars(attention)[name], between)
+    for block in network._packed.blocks:
+        clock.watch(block, "norms and residuals")
+        for part, stage in (
+            (block.attention, "attention: matrices"),
+            (block.feed_forward, "feed-forward: matrices and activation"),
+        ):
+            for name in ("qkv", "output", "up", "down"):
+                if name in vars(part):
+                    vars(part)[name] = clock.around(vars(part)[name], stage)
     clock.last = time.perf_counter()
     embedder.embed(texts)
     clock.switch()

@@ -266,7 +266,7 @@ def test_the_class_is_that_of_the_weights(tmp_path):
     settings_changed(tmp_path / "theirs", architectures=["BertForMaskedLM"])
     text, fields = said(tmp_path / "theirs", tmp_path / "ours")
     assert "architectures was ['BertForMaskedLM']; it is ['BertForPreTraining'] now" in text
-    assert fields["parts"] == ["encoder", "masked_lm", "next_sentence", "pooler"]
+    assert fields["parts"] == ["encoder", "lm_head", "next_sentence", "pooler"]
 
 
 def test_half_precision_becomes_float32_and_is_told(tmp_path):
@@ -411,6 +411,6 @@ def test_the_command(tmp_path, capsys):
     assert main(["convert", str(tmp_path / "theirs"), "-o", str(tmp_path / "ours"), "--json"]) == 0
     last = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert last["kind"] == "done"
-    assert last["parts"] == ["encoder", "masked_lm"]
+    assert last["parts"] == ["encoder", "lm_head"]
     assert main(["convert", str(tmp_path / "absent"), "-o", str(tmp_path / "x")]) == 1
     assert "no such model folder" in capsys.readouterr().err

@@ -13,7 +13,6 @@ from torch import nn
 from bertworks.batching.batch import Batch, collate
 from bertworks.batching.masking import Example
 from bertworks.models import attention
-from bertworks.models.attention_maps import attention_maps
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import pool
 from bertworks.models.packed_linear import to_bf16_inference, to_fp32_inference
@@ -105,4 +104,4 @@ def test_answers(turn: Callable[..., nn.Module]) -> None:
         assert encoder(*read, given.layout.first)[-1].shape == (3, 32)
         for kind in ("mean", "cls", "max", "last-four"):
             assert pool(states, given.layout, kind).device.type == "meta"
-        assert all(found.device.type == "meta" for found in attention_maps(model.encoder, states, given.layout))
+        assert all(found.device.type == "meta" for found in model.encoder.attention_maps(states, given.layout))

@@ -26,7 +26,6 @@ from bertworks.inference.attribution import TOLERANCE, log_odds
 from bertworks.inference.decoding import make_task_head
 from bertworks.inference.explain import explain
 from bertworks.inference.explanation import MAPS, NOT_ATTRIBUTION, Explanation
-from bertworks.models.attention_maps import attention_maps
 from bertworks.models.encoder import Encoder
 from bertworks.models.layout import Layout
 from bertworks.training.task_heads import TaskModel
@@ -85,7 +84,7 @@ def test_attention_is_that_of_transformers(model: Path):
     lengths = [7, 1, 12]
     rows = [torch.randint(config.vocab_size, (n,)) for n in lengths]
     layout, ids = Layout.of(lengths), torch.cat(rows)
-    maps = attention_maps(encoder.eval(), encoder(ids, layout), layout)
+    maps = encoder.eval().attention_maps(encoder(ids, layout), layout)
     oracle = transformers.BertModel.from_pretrained(model, attn_implementation="eager").eval()
     assert [tuple(one.shape) for one in maps] == [(3, config.num_attention_heads, 12, 12)] * config.num_hidden_layers
     for number, row in enumerate(rows):

@@ -120,7 +120,7 @@ def test_only_words_that_the_tokenizer_knows(tmp_path: Path):
     t = tokenizer()
     config = EncoderConfig(vocab_size=t.vocab_size + 9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1)
     state = PretrainingModel(config).state_dict()
-    state["masked_lm.bias"][-9:] = 5.0
+    state["lm_head.bias"][-9:] = 5.0
     save_model(tmp_path, state, config, t, card="tiny")
     (answers,) = Filler(tmp_path)("[MASK]", 10**6)
     assert len(answers) == t.vocab_size

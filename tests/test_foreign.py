@@ -27,7 +27,7 @@ CONFIG = EncoderConfig(
     intermediate_size=20,
     max_position_embeddings=16,
 )
-HEADS = {"masked_lm", "pooler", "next_sentence"}
+HEADS = {"lm_head", "pooler", "next_sentence"}
 
 
 def our_state(heads=HEADS):
@@ -49,7 +49,7 @@ def same(first, second):
 
 @pytest.mark.parametrize(
     "heads",
-    [HEADS, {"masked_lm"}, {"pooler", "next_sentence"}, {"pooler"}, set()],
+    [HEADS, {"lm_head"}, {"pooler", "next_sentence"}, {"pooler"}, set()],
     ids=lambda heads: "+".join(sorted(heads)),
 )
 def test_there_and_back_is_where_we_were(heads):
@@ -62,7 +62,7 @@ def test_there_and_back_is_where_we_were(heads):
 
 
 def test_their_names_are_theirs():
-    ours = {"encoder", "pooler", "masked_lm", "next_sentence"}
+    ours = {"encoder", "pooler", "lm_head", "next_sentence"}
     assert set(their_state(set())) >= {"embeddings.LayerNorm.bias", "encoder.layer.1.attention.self.key.weight"}
     theirs = their_state(ours)
     assert "bert.embeddings.word_embeddings.weight" in theirs
@@ -121,7 +121,7 @@ def test_heads_of_fine_tuned_models_are_read_and_named(head, shape, part):
 
 def test_the_class_fits_the_parts():
     assert architecture_of(our_state()) == "BertForPreTraining"
-    assert architecture_of(our_state({"masked_lm"})) == "BertForMaskedLM"
+    assert architecture_of(our_state({"lm_head"})) == "BertForMaskedLM"
     assert architecture_of(our_state({"pooler", "next_sentence"})) == "BertForNextSentencePrediction"
     assert architecture_of(our_state({"pooler"})) == "BertModel"
     with pytest.raises(KeyError):

@@ -268,7 +268,7 @@ def test_a_model_without_sentence_pairs_is_a_masked_lm_of_theirs(tmp_path, token
     ("kind", "parts"),
     [
         ("BertModel", {"encoder", "pooler"}),
-        ("BertForMaskedLM", {"encoder", "masked_lm"}),
+        ("BertForMaskedLM", {"encoder", "lm_head"}),
         ("BertForNextSentencePrediction", {"encoder", "pooler", "next_sentence"}),
         ("BertForSequenceClassification", {"encoder", "pooler", "classifier"}),
         ("BertForTokenClassification", {"encoder", "classifier"}),

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save, save_file
 from bertworks.checkpoints.model_folder import load_model, model_card, save_model
 from bertworks.checkpoints.storage import read_json, read_tensors, write_tensors
 from bertworks.errors import BertworksError
-from bertworks.models.config import EncoderConfig
+from bertworks.models.config import PRETRAINING_HEADS, EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel
 
@@ -148,8 +148,8 @@ def test_parts_that_are_needed_must_be_there(tmp_path, state, tokenizer):
     body = {name: value for name, value in state.items() if name.startswith("encoder.")}
     save_model(tmp_path, body, CONFIG, tokenizer, card="")
     assert same(load_model(tmp_path).state, body)
-    with pytest.raises(BertworksError, match=r"no masked_lm and no pooler \(it has encoder\)"):
-        load_model(tmp_path, needs=("pooler", "encoder", "masked_lm"))
+    with pytest.raises(BertworksError, match=r"no lm_head and no pooler \(it has encoder\)"):
+        load_model(tmp_path, needs=("pooler", "encoder", "lm_head"))
 
 
 def shard(folder):
@@ -359,7 +359,7 @@ def test_the_card_says_what_it_was_given():
     ):  # fmt: skip
         assert expected in card
     assert card.count("```") == 6
-    assert f"{CONFIG.num_parameters() / 1e6:.1f} million" in card
+    assert f"{CONFIG.num_parameters(*PRETRAINING_HEADS) / 1e6:.1f} million" in card
 
 
 def test_a_card_without_figures_says_so():
@@ -368,4 +368,4 @@ def test_a_card_without_figures_says_so():
 
 
 def test_the_parameters_of_the_card_are_those_of_the_network():
-    assert CONFIG.num_parameters() == sum(p.numel() for p in PretrainingModel(CONFIG).parameters())
+    assert CONFIG.num_parameters(*PRETRAINING_HEADS) == sum(p.numel() for p in PretrainingModel(CONFIG).parameters())

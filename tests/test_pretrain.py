@@ -99,7 +99,7 @@ def test_it_is_a_model_folder_and_a_report(shards: Path, tmp_path: Path):
         "vocab.txt",
     }  # fmt: skip
     assert not leftovers(tmp_path / "a")
-    model = load_model(tmp_path / "a", needs={"encoder", "masked_lm", "pooler", "next_sentence"})
+    model = load_model(tmp_path / "a", needs={"encoder", "lm_head", "pooler", "next_sentence"})
     assert model.tokenizer.model_max_length == 64
     done = events[-1]
     assert done.kind == "done"
@@ -458,7 +458,7 @@ def test_held_out_text_that_is_not_finite_stops_the_run(shards: Path, tmp_path: 
 
     def spoilt(self: PretrainingModel, batch: Any) -> dict[str, LossSum]:
         tallies = forward(self, batch)
-        bad = math.nan if not self.training and self.masked_lm.bias.any() else 0.0
+        bad = math.nan if not self.training and self.lm_head.bias.any() else 0.0
         return tallies | {"masked_lm": LossSum(tallies["masked_lm"].loss + bad, tallies["masked_lm"].correct)}
 
     monkeypatch.setattr(PretrainingModel, "forward", spoilt)
@@ -609,7 +609,7 @@ def test_other_examples(overrides: list[str], shards: Path, tmp_path: Path):
 
 def test_a_padded_vocabulary(shards: Path, tmp_path: Path):
     run(shards, tmp_path / "a", write_recipe(tmp_path / "r.toml", SHORT), overrides=["encoder.vocab_size=320"])
-    assert load_model(tmp_path / "a").state["encoder.embeddings.word.weight"].shape == (320, 32)
+    assert load_model(tmp_path / "a").state["encoder.embeddings.token.weight"].shape == (320, 32)
 
 
 def test_it_goes_on_from_a_model(shards: Path, whole: Path, tmp_path: Path):

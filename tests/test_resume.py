@@ -88,7 +88,7 @@ def die_often(live: Live, command: dict[str, Any], whole: Path, folder: Path, de
         if life["code"] == -9:
             stages[life["stage"]] += 1
             if (output / "model.safetensors").exists():
-                load_model(output, needs={"encoder", "masked_lm", "pooler", "next_sentence"})
+                load_model(output, needs={"encoder", "lm_head", "pooler", "next_sentence"})
             continue
         assert life["code"] == 0, life["said"]
         assert_ended_alike(output, whole)

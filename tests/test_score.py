@@ -115,7 +115,7 @@ def test_nothing_to_score(empty: str, model: Path):
 
 
 def test_a_model_without_the_head(model: Path, tmp_path: Path):
-    with pytest.raises(BertworksError, match="no masked_lm"):
+    with pytest.raises(BertworksError, match="no lm_head"):
         list(score(headless(model, tmp_path / "body"), ["good"]))
 
 

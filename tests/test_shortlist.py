@@ -14,7 +14,7 @@ from bertworks.training.optimization import OptimizerConfig, make_optimizer
 from bertworks.training.task_heads import Classification, TaskModel
 from bertworks.training.vocab_subset import VocabSubset
 
-WORDS = "encoder.embeddings.word.weight"
+WORDS = "encoder.embeddings.token.weight"
 SETTINGS = OptimizerConfig(learning_rate=1e-3, weight_decay=0.5, warmup=0.1)
 
 

@@ -245,7 +245,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(poison):
         for p in model.parameters():
             p.register_hook(lambda g: g * torch.nan) if poison == "gradient" and step in bad else None
         if poison == "parameter":
-            model.masked_lm.bias.data[0] = torch.inf if step in bad else 0.0
+            model.lm_head.bias.data[0] = torch.inf if step in bad else 0.0
         return [collate(make_examples(6, step))]
 
     seen = []

@@ -20,7 +20,7 @@ _QKV = "query", "key", "value"
 # "#" is the number of a layer. "*" is weight, or bias, which has only the first axis. Sizes: V words, P positions,
 # T token types, H hidden, I inner, C what the classifier reads, L and A any number.
 _TABLE: list[tuple[str, list[str], str]] = [
-    ("encoder.embeddings.word.weight", ["embeddings.word_embeddings.weight"], "V H"),
+    ("encoder.embeddings.token.weight", ["embeddings.word_embeddings.weight"], "V H"),
     ("encoder.embeddings.position.weight", ["embeddings.position_embeddings.weight"], "P H"),
     ("encoder.embeddings.token_type.weight", ["embeddings.token_type_embeddings.weight"], "T H"),
     ("encoder.embeddings.norm.*", ["embeddings.LayerNorm.*"], "H"),
@@ -31,9 +31,9 @@ _TABLE: list[tuple[str, list[str], str]] = [
     ("encoder.blocks.#.feed_forward.down.*", ["encoder.layer.#.output.dense.*"], "H I"),
     ("encoder.blocks.#.feed_forward_norm.*", ["encoder.layer.#.output.LayerNorm.*"], "H"),
     ("pooler.dense.*", ["pooler.dense.*"], "H H"),
-    ("masked_lm.dense.*", ["cls.predictions.transform.dense.*"], "H H"),
-    ("masked_lm.norm.*", ["cls.predictions.transform.LayerNorm.*"], "H"),
-    ("masked_lm.bias", ["cls.predictions.bias"], "V"),
+    ("lm_head.dense.*", ["cls.predictions.transform.dense.*"], "H H"),
+    ("lm_head.norm.*", ["cls.predictions.transform.LayerNorm.*"], "H"),
+    ("lm_head.bias", ["cls.predictions.bias"], "V"),
     ("next_sentence.*", ["cls.seq_relationship.*"], "2 H"),
     ("classifier.*", ["classifier.*"], "L C"),
     ("span.*", ["qa_outputs.*"], "2 H"),
@@ -90,8 +90,8 @@ _NOT_KEPT = {  # settings of theirs that concern other files than ours, or make 
 _OF_LABELS = {"id2label", "label2id", "num_labels", "_num_labels", "problem_type"}
 
 _CLASSES = {  # the heads that a state holds: the class of theirs that saves exactly these
-    frozenset({"masked_lm", "next_sentence"}): "BertForPreTraining",
-    frozenset({"masked_lm"}): "BertForMaskedLM",
+    frozenset({"lm_head", "next_sentence"}): "BertForPreTraining",
+    frozenset({"lm_head"}): "BertForMaskedLM",
     frozenset({"next_sentence"}): "BertForNextSentencePrediction",
     frozenset[str](): "BertModel",
 }

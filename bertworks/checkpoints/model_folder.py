@@ -18,7 +18,7 @@ from bertworks.checkpoints.sentence_transformers import weights_folder
 from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_tensors
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import replacing, sha256, write_text
-from bertworks.models.config import EncoderConfig
+from bertworks.models.config import PRETRAINING_HEADS, EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
 
 WEIGHTS = "model.safetensors"
@@ -170,6 +170,7 @@ def model_card(
         example: a sentence in the language of the model, with its mask token.
     """
     size = f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} heads"
+    parameters = config.num_parameters(*PRETRAINING_HEADS)
     figures = _table("Held-out figure", held_out) if held_out else "No held-out text was evaluated.\n"
     return f"""---
 library_name: transformers
@@ -180,7 +181,7 @@ tags: [bert, bertworks, pretraining]
 # {" ".join(name.split())}
 
 A BERT encoder pre-trained from raw text with bertworks: {size},
-vocabulary of {config.vocab_size:,}, {config.num_parameters() / 1e6:.1f} million parameters, sequences of at most
+vocabulary of {config.vocab_size:,}, {parameters / 1e6:.1f} million parameters, sequences of at most
 {config.max_position_embeddings} tokens. {steps:,} updates on {tokens:,} tokens.
 
 {_usage(json.dumps(example, ensure_ascii=False))}

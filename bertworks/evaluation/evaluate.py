@@ -209,7 +209,7 @@ def evaluate_mlm(
         UsageError: sequences longer than the model can read.
         BertworksError: no such model, no text.
     """
-    config, state, tokenizer = load_model(resolve_model(model), needs={"encoder", "masked_lm"})
+    config, state, tokenizer = load_model(resolve_model(model), needs={"encoder", "lm_head"})
     longest = config.max_position_embeddings
     length = min(128, longest) if sequence_length is None else sequence_length
     if not 5 <= length <= longest:

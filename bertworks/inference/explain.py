@@ -26,7 +26,6 @@ from bertworks.inference.explanation import Explanation
 from bertworks.inference.lazy_model import LazyModel, open_model
 from bertworks.inference.masked_lm import load_masked_lm
 from bertworks.inference.predictor import Predictor, item_of
-from bertworks.models.attention_maps import attention_maps
 from bertworks.models.encoder import Encoder
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel
@@ -85,7 +84,7 @@ def explain(
     read = _finetuned if has_task(source.within) else _pretrained
     r = read(source, texts, target)
     example, t = r.question.example, source.tokenizer
-    batch = collate([example]).to(r.encoder.embeddings.word.weight.device)
+    batch = collate([example]).to(r.encoder.embeddings.token.weight.device)
     with torch.no_grad():
         states = r.encoder(batch.input_ids, batch.layout, batch.token_type_ids)
         directions = F.normalize(torch.stack(states).float(), dim=-1)
@@ -94,7 +93,7 @@ def explain(
     gradients = fallen = None
     notes = tuple(r.notes)
     if r.question.value is not None and r.logits is not None:
-        asked = AttributionTarget(r.logits, r.encoder.embeddings.word, r.question.value)
+        asked = AttributionTarget(r.logits, r.encoder.embeddings.token, r.question.value)
         fallen = occlusion(asked, example, spans, other)
         if not r.frozen:
             gradients = integrated_gradients(asked, example, other)
@@ -111,7 +110,7 @@ def explain(
         spans=spans,
         gradients=gradients,
         occlusion=fallen,
-        attention=tuple(one[0].float().cpu().numpy() for one in attention_maps(r.encoder, states, batch.layout)),
+        attention=tuple(one[0].float().cpu().numpy() for one in r.encoder.attention_maps(states, batch.layout)),
         similarity=(directions @ directions.transpose(1, 2)).cpu().numpy(),
         notes=notes,
     )
@@ -132,7 +131,7 @@ def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> 
     if not 1 <= len(texts) <= 2:
         raise UsageError(f"{len(texts)} texts: a pre-trained model reads one, or a pair")
     t = source.tokenizer
-    network = load_masked_lm(source)[0] if "masked_lm" in component_names(source.state) else None
+    network = load_masked_lm(source)[0] if "lm_head" in component_names(source.state) else None
     encoder = network.encoder if network else source.network(Encoder, "encoder", prefix="encoder.")
     encoding = t.encode(*texts, max_length=source.config.max_position_embeddings)
     ids, types = (np.array(one, np.int64) for one in (encoding.ids, encoding.type_ids))
@@ -156,7 +155,7 @@ def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> 
 
 
 def _masked(network: PretrainingModel, t: Tokenizer, example: Example, target: str | None) -> tuple[_Question, Rows]:
-    batch = collate([example]).to(network.encoder.embeddings.word.weight.device)
+    batch = collate([example]).to(network.encoder.embeddings.token.weight.device)
     with torch.no_grad():
         words = network.scores(batch)[0].float().softmax(-1)[: t.vocab_size]  # the model may have more
     best = words.topk(min(MOST_ANSWERS, len(words)))

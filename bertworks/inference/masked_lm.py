@@ -44,7 +44,7 @@ def load_masked_lm(model: str | Path | LazyModel, device: str = "auto") -> tuple
         BertworksError: no such model, or one without this head.
     """
     source = open_model(model, device)
-    return source.network(partial(PretrainingModel, next_sentence=False), "encoder", "masked_lm"), source.tokenizer
+    return source.network(partial(PretrainingModel, next_sentence=False), "encoder", "lm_head"), source.tokenizer
 
 
 class MaskedText(NamedTuple):

@@ -165,7 +165,7 @@ def _opened(model: str | Path, *, encoder_only: bool) -> _Source:
         assert network is not None
         head = _HEADS[predictor.description.task]
         return _Source(name, folder, head, config, network.state_dict(), tokenizer, network.logits, predictor)
-    if not encoder_only and "masked_lm" in parts:
+    if not encoder_only and "lm_head" in parts:
         pretrained = PretrainingModel(config, next_sentence=False).eval()
         state = {key: state[key] for key, _ in pretrained.named_parameters()}
         pretrained.load_state_dict(state)

@@ -60,9 +60,9 @@ class LoadedModel:
         predicts: list[Ability] = ["predict"] if has_task(within) else []
         if self._opened.exported:
             named = read_json(within / "config.json").get("architectures")
-            fills = named == [architecture_of(["encoder.", "masked_lm."])]
+            fills = named == [architecture_of(["encoder.", "lm_head."])]
             return tuple(predicts or (["fill"] if fills else ["embed"]))
-        fills = "masked_lm" in components_in_file(read_weights(within))
+        fills = "lm_head" in components_in_file(read_weights(within))
         return ("embed", "explain", *(("fill", "score") if fills else ()), *predicts)
 
     def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors:

@@ -127,7 +127,7 @@ class _Graph:
     def embeddings(self, ids: str, types: str) -> str:
         """-> [batch, length, hidden]."""
         words, positions, kinds = (
-            self.parameter(f"encoder.embeddings.{table}.weight") for table in ("word", "position", "token_type")
+            self.parameter(f"encoder.embeddings.{table}.weight") for table in ("token", "position", "token_type")
         )
         place = self("Slice", positions, self.sizes(0), self("Shape", ids, start=1), self.sizes(0))
         if self.config.type_vocab_size == 1:  # as `nn.embeddings` has it: the second text is of the first's kind
@@ -179,9 +179,9 @@ class _Graph:
         if head in ("sequence", "choice"):
             x = self("Tanh", self.linear(x, "pooler.dense"))
         if head == "masked_lm":
-            x = self.norm(self.activation(self.linear(x, "masked_lm.dense")), "masked_lm.norm")
-            words = self("Transpose", self.parameter("encoder.embeddings.word.weight"), perm=(1, 0))
-            x = self("Add", self("MatMul", x, words), self.parameter("masked_lm.bias"))
+            x = self.norm(self.activation(self.linear(x, "lm_head.dense")), "lm_head.norm")
+            words = self("Transpose", self.parameter("encoder.embeddings.token.weight"), perm=(1, 0))
+            x = self("Add", self("MatMul", x, words), self.parameter("lm_head.bias"))
             width = self.config.vocab_size
         elif head == "encoder":
             width = self.config.hidden_size

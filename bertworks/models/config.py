@@ -1,6 +1,7 @@
-"""What can vary in an encoder: one field, one axis. Not here: anything about data, objectives or training.
+"""What can vary in a network, and the published sizes.
 
-The published sizes as points on the axes of `EncoderConfig` (Devlin et al. 2019; Turc et al. 2019, table 1).
+- `EncoderConfig`: one field, one axis. Its defaults are BERT-Base (Devlin et al. 2019).
+- `BERT_SIZES` and other presets: published models as points on these axes.
 """
 
 from dataclasses import dataclass, replace
@@ -9,42 +10,74 @@ from typing import Literal
 LIMITS = {  # beyond these a configuration is a mistake or an attack, not a model
     "vocab_size": 4_000_000,
     "hidden_size": 65_536,
+    "embedding_size": 65_536,
     "num_hidden_layers": 1_024,
+    "num_hidden_groups": 1_024,
     "num_attention_heads": 1_024,
     "intermediate_size": 524_288,
     "max_position_embeddings": 1_048_576,
     "type_vocab_size": 65_536,
 }
+_MAY_BE_0 = {"vocab_size", "embedding_size", "num_hidden_groups", "intermediate_size", "type_vocab_size"}
+
+Direction = Literal["bidirectional", "left_to_right", "right_to_left"]
+LMHeadKind = Literal["transform", "bias", "plain"]
+Head = Literal["pooler", "lm_head", "next_sentence"]
+PRETRAINING_HEADS: tuple[Head, ...] = ("pooler", "lm_head", "next_sentence")  # of BERT
+PoolerKind = Literal["first_tanh", "first_gelu", "first_relu", "last_tanh", "last"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """The shape of a BERT encoder (Devlin et al. 2019, section 3). The defaults are those of BERT-Base.
+    """The shape of a network. The defaults are those of BERT-Base (Devlin et al. 2019, section 3).
 
-    vocab_size 0 means: as many as the tokenizer has. `gelu` is the exact function, `gelu_tanh` the approximation that
-    Google's released code computes. Dropout rates are probabilities of zeroing.
+    vocab_size: 0: the size of the tokenizer.
+    intermediate_size: width of the feed-forward layers; 0: 4 * hidden_size.
+    embedding_size: width of the embedding tables; 0: hidden_size. If it differs, a linear layer projects to hidden_size
+        (ALBERT, ELECTRA).
+    num_hidden_groups: blocks with parameters of their own; layer i uses block i * groups // layers; 0:
+        num_hidden_layers (ALBERT: 1).
+    position_embedding_type: "learned", or "sinusoidal" (Vaswani et al. 2017, section 3.5).
+    type_vocab_size: 0: no token type embeddings (DistilBERT, GPT-2).
+    direction: which tokens a token reads. "left_to_right": itself and those before it (GPT-2).
+    norm_first: layer norm before attention and feed-forward, and one after the last block (GPT-2).
+    embedding_norm: layer norm over the sum of the embeddings.
+    embedding_scale: token embeddings times sqrt(hidden_size) (Vaswani et al. 2017, section 3.4).
+    hidden_act: "gelu" is the exact function, "gelu_tanh" its approximation in Google's released code.
+    hidden_dropout, attention_dropout: probabilities of zeroing.
+    lm_head: "transform": dense, activation, norm, tied embeddings, bias; "bias": tied embeddings and bias; "plain":
+        tied embeddings alone.
+    pooler: which token stands for a sequence, and the activation of the dense layer over it. "last" has no such layer.
 
     Raises:
-        ValueError: if a size is not positive, absurdly large, or heads do not divide the hidden size.
+        ValueError: a size that is not positive or absurdly large; values that exclude each other.
     """
 
     vocab_size: int = 0
     hidden_size: int = 768
     num_hidden_layers: int = 12
     num_attention_heads: int = 12
-    intermediate_size: int = 0  # 0: 4 * hidden_size
+    intermediate_size: int = 0
+    embedding_size: int = 0
+    num_hidden_groups: int = 0
     max_position_embeddings: int = 512
+    position_embedding_type: Literal["learned", "sinusoidal"] = "learned"
     type_vocab_size: int = 2
+    direction: Direction = "bidirectional"
+    norm_first: bool = False
+    embedding_norm: bool = True
+    embedding_scale: bool = False
     hidden_act: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
     hidden_dropout: float = 0.1
     attention_dropout: float = 0.1
     layer_norm_eps: float = 1e-12
     initializer_range: float = 0.02
+    lm_head: LMHeadKind = "transform"
+    pooler: PoolerKind = "first_tanh"
 
     def __post_init__(self) -> None:
         for name, limit in LIMITS.items():
-            value = getattr(self, name)
-            least = 0 if name in ("vocab_size", "intermediate_size") else 1
+            value, least = getattr(self, name), int(name not in _MAY_BE_0)
             if type(value) is not int or not least <= value <= limit:
                 raise ValueError(f"{name} is {value!r}: expected a whole number from {least} to {limit:,}")
         if self.hidden_size % self.num_attention_heads:
@@ -56,33 +89,78 @@ class EncoderConfig:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: expected a number from 0 to below 1")
         if not self.layer_norm_eps > 0:
             raise ValueError(f"layer_norm_eps is {self.layer_norm_eps!r}: expected a number above 0")
+        self._check_combinations()
+
+    def _check_combinations(self) -> None:
+        """Refuses values of two fields that exclude each other."""
+        if self.num_hidden_layers % self.num_groups:
+            raise ValueError(
+                f"num_hidden_groups {self.num_hidden_groups} does not divide num_hidden_layers "
+                f"{self.num_hidden_layers}: every group has the same number of layers"
+            )
+        if self.embedding_width != self.hidden_size and self.lm_head != "transform":
+            raise ValueError(
+                f"lm_head {self.lm_head!r} with embedding_size {self.embedding_size} and hidden_size "
+                f"{self.hidden_size}: only lm_head 'transform' leads from one width to the other"
+            )
+        if self.direction == "left_to_right" and self.pooler.startswith("first"):
+            raise ValueError(
+                f"pooler {self.pooler!r} with direction 'left_to_right': the first token has read nothing; "
+                "use 'last' or 'last_tanh'"
+            )
+        if self.direction == "right_to_left" and self.pooler.startswith("last"):
+            raise ValueError(
+                f"pooler {self.pooler!r} with direction 'right_to_left': the last token has read nothing; "
+                "use 'first_tanh'"
+            )
 
     @property
     def ffn_size(self) -> int:
         """The width between the two matrices of a feed-forward layer."""
         return self.intermediate_size or 4 * self.hidden_size
 
-    def num_parameters(self, pretraining: bool = True) -> int:
-        """Parameters of the encoder, and with `pretraining` those of pooler, MLM head (tied) and NSP head as well."""
-        hidden, inner = self.hidden_size, self.ffn_size
-        tables = (self.vocab_size + self.max_position_embeddings + self.type_vocab_size + 2) * hidden
-        block = 4 * hidden * hidden + 2 * hidden * inner + 9 * hidden + inner
-        heads = (hidden * hidden + hidden) * 2 + 2 * hidden + self.vocab_size + 2 * hidden + 2
-        return tables + self.num_hidden_layers * block + (heads if pretraining else 0)
+    @property
+    def embedding_width(self) -> int:
+        """The width of the embedding tables."""
+        return self.embedding_size or self.hidden_size
+
+    @property
+    def num_groups(self) -> int:
+        """Blocks with parameters of their own."""
+        return self.num_hidden_groups or self.num_hidden_layers
+
+    def num_parameters(self, *heads: Head) -> int:
+        """Parameters of the encoder and of the heads that are named. Shared and tied ones count once."""
+        hidden, width, inner = self.hidden_size, self.embedding_width, self.ffn_size
+        rows = self.vocab_size + self.type_vocab_size
+        rows += self.max_position_embeddings if self.position_embedding_type == "learned" else 0
+        count = (rows + 2 * self.embedding_norm) * width
+        count += (width + 1) * hidden if width != hidden else 0
+        count += self.num_groups * (4 * hidden * hidden + 2 * hidden * inner + 9 * hidden + inner)
+        count += 2 * hidden if self.norm_first else 0
+        if "pooler" in heads and self.pooler != "last":
+            count += hidden * hidden + hidden
+        if "lm_head" in heads:
+            count += (hidden * width + 3 * width) * (self.lm_head == "transform")
+            count += self.vocab_size if self.lm_head != "plain" else 0
+        return count + (2 * hidden + 2 if "next_sentence" in heads else 0)
 
     def flops_per_token(
         self, sequence_length: int, predictions: float, training: bool = True, finished: float = 1.0
     ) -> float:
-        """Matrix-product operations (a multiply-add counts 2) per token. `predictions`: asked tokens per token.
+        """Matrix-product operations per token (a multiply-add counts 2).
 
-        finished: share of the tokens whose last layer is computed beyond queries, keys and values.
-        Training is three forwards: the backward pass forms two products for each of the forward pass.
+        predictions: predicted tokens per token.
+        finished: fraction of the tokens whose last layer is computed beyond queries, keys and values.
+        Training is three forward passes: the backward pass has two products for each of the forward pass.
         """
-        hidden = self.hidden_size
+        hidden, width = self.hidden_size, self.embedding_width
         block = 2 * (4 * hidden * hidden + 2 * hidden * self.ffn_size) + 4 * hidden * sequence_length
-        head = 2 * hidden * (hidden + self.vocab_size)
+        head = 2 * width * ((hidden if self.lm_head == "transform" else 0) + self.vocab_size)
         saved = (1 - finished) * 2 * (hidden * hidden + 2 * hidden * self.ffn_size)
-        return (self.num_hidden_layers * block - saved + predictions * head) * (3 if training else 1)
+        projection = 2 * width * hidden if width != hidden else 0
+        total = self.num_hidden_layers * block + projection - saved + predictions * head
+        return total * (3 if training else 1)
 
 
 BERT_BASE = EncoderConfig(vocab_size=30522)
@@ -92,11 +170,27 @@ BERT_SMALL = replace(BERT_MEDIUM, num_hidden_layers=4)
 BERT_MINI = replace(BERT_BASE, hidden_size=256, num_hidden_layers=4, num_attention_heads=4)
 BERT_TINY = replace(BERT_BASE, hidden_size=128, num_hidden_layers=2, num_attention_heads=2)
 
-BERT_SIZES: dict[str, EncoderConfig] = {
+BERT_SIZES: dict[str, EncoderConfig] = {  # Devlin et al. 2019; Turc et al. 2019, table 1
     "tiny": BERT_TINY,
     "mini": BERT_MINI,
     "small": BERT_SMALL,
     "medium": BERT_MEDIUM,
     "base": BERT_BASE,
     "large": BERT_LARGE,
+}
+ROBERTA_BASE = replace(BERT_BASE, vocab_size=50265, type_vocab_size=1, layer_norm_eps=1e-5)  # Liu et al. 2019
+DISTILBERT_BASE = replace(BERT_BASE, num_hidden_layers=6, type_vocab_size=0, pooler="first_relu")  # Sanh et al. 2019
+GPT2_SMALL = EncoderConfig(  # Radford et al. 2019
+    vocab_size=50257, max_position_embeddings=1024, type_vocab_size=0, direction="left_to_right", norm_first=True,
+    embedding_norm=False, hidden_act="gelu_tanh", layer_norm_eps=1e-5, lm_head="plain", pooler="last",
+)  # fmt: skip
+PRESETS: dict[str, EncoderConfig] = {
+    **{f"bert-{name}": config for name, config in BERT_SIZES.items()},
+    "roberta-base": ROBERTA_BASE,
+    "roberta-large": replace(ROBERTA_BASE, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16),
+    "distilbert-base": DISTILBERT_BASE,
+    "gpt2": GPT2_SMALL,
+    "gpt2-medium": replace(GPT2_SMALL, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16),
+    "gpt2-large": replace(GPT2_SMALL, hidden_size=1280, num_hidden_layers=36, num_attention_heads=20),
+    "gpt2-xl": replace(GPT2_SMALL, hidden_size=1600, num_hidden_layers=48, num_attention_heads=25),
 }

@@ -1,7 +1,8 @@
-"""Tokens in, one vector per token and layer out. Nothing here knows of losses, tasks, files or steps."""
+"""Token ids -> hidden states of every layer. The only place where a block is written."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -23,9 +24,11 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
+    """Two linear layers with an activation between them (Vaswani et al. 2017, section 3.3)."""
+
     def __init__(self, c: EncoderConfig):
         super().__init__()
-        self.activation = ACTIVATIONS[c.hidden_act]
+        self.name, self.activation = c.hidden_act, ACTIVATIONS[c.hidden_act]
         self.up = Linear(c.hidden_size, c.ffn_size)
         self.down = Linear(c.ffn_size, c.hidden_size)
 
@@ -35,62 +38,112 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention, then feed-forward, each with dropout, residual and a norm after the sum (post-LN)."""
+    """Attention, then feed-forward, each with dropout and a residual connection. The norm follows the sum (BERT), or
+    precedes each of the two (`norm_first`, GPT-2)."""
 
     def __init__(self, c: EncoderConfig):
         super().__init__()
-        self.dropout = c.hidden_dropout
+        self.dropout, self.norm_first = c.hidden_dropout, c.norm_first
         self.attention = Attention(c)
         self.attention_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
         self.feed_forward = FeedForward(c)
         self.feed_forward_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
 
-    def forward(self, x: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
-        """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only: they read all the others."""
+    def forward(self, x: Tensor, layout: Layout, rows: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+        """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only: they read all the others.
+
+        memory: see `Attention.forward`.
+        """
         p = self.dropout if self.training else 0.0
         residual = x if rows is None else x.index_select(0, rows)
-        x = self.attention_norm(dropout(self.attention(x, layout, rows), p, residual=residual))
+        read = self.attention_input(x)
+        if memory is not None:
+            memory = self.attention_input(memory)
+        x = dropout(self.attention(read, layout, rows, memory), p, residual=residual)
+        if self.norm_first:
+            return dropout(self.feed_forward(self.feed_forward_norm(x)), p, residual=x)
+        x = self.attention_norm(x)
         return self.feed_forward_norm(dropout(self.feed_forward(x), p, residual=x))  # type: ignore[no-any-return]
+
+    def attention_input(self, x: Tensor) -> Tensor:
+        """What attention reads of the states before this block."""
+        return self.attention_norm(x) if self.norm_first else x
 
 
 class Encoder(nn.Module):
-    """BERT's body. With `gradient_checkpointing` only the borders of layers are kept for the backward pass, which
-    computes the rest again: memory of one layer instead of all, for a third more arithmetic."""
+    """The body of a network: embeddings and blocks.
+
+    gradient_checkpointing: only the states between blocks are kept for the backward pass, which computes the rest
+        again: memory of one block instead of all, for a third more arithmetic.
+    """
+
+    pads_rows = False  # always to one of few numbers of rows; else in bf16 on a CPU only
+    compute_dtype: torch.dtype | None = None  # of the states; None: that of the embeddings
 
     def __init__(self, c: EncoderConfig, gradient_checkpointing: bool = False):
         super().__init__()
         self.config, self.gradient_checkpointing = c, gradient_checkpointing
         self.embeddings = Embeddings(c)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.num_hidden_layers))
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.num_groups))
+        self.norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps) if c.norm_first else None
         initialize(self, c)
 
+    @property
+    def layers(self) -> list[Block]:
+        """The block of every layer; layers of a group share one."""
+        c = self.config
+        return [cast(Block, self.blocks[i * c.num_groups // c.num_hidden_layers]) for i in range(c.num_hidden_layers)]
+
     def forward(
-        self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None, rows: Tensor | None = None
+        self,
+        input_ids: Tensor,
+        layout: Layout,
+        token_type_ids: Tensor | None = None,
+        rows: Tensor | None = None,
+        memories: Sequence[Tensor] | None = None,
     ) -> list[Tensor]:
         """input_ids, token_type_ids int64 [T] -> num_hidden_layers + 1 tensors [T, hidden], embeddings first.
 
-        rows: int64 [R], the only tokens whose last state is wanted: the last tensor is [R, hidden], and most of the
-        last layer's work falls away.
+        rows: int64 [R], the only tokens whose last state is needed: the last tensor is [R, hidden], and most of the
+            last layer's work is saved.
+        memories: for each layer [tokens of layout.memory, hidden], the states before it that are read as well.
         """
+        layout = layout.directed(self.config.direction)
         states = [self.embeddings(input_ids, layout, token_type_ids)]
+        if self.compute_dtype is not None:
+            states = [states[0].to(self.compute_dtype)]
         count, last = len(input_ids), len(input_ids if rows is None else rows)
-        filling = states[0].dtype == torch.bfloat16 and states[0].device.type == "cpu"
-        if filling:
+        pads_rows = self.pads_rows or (states[0].dtype == torch.bfloat16 and states[0].device.type == "cpu")
+        if pads_rows:
             states, rows = [pad_rows_to_bucket(states[0])], None if rows is None else pad_rows_to_bucket(rows)
-        for number, block in enumerate(self.blocks):
-            wanted = rows if number == len(self.blocks) - 1 else None
+        layers = self.layers
+        for number, block in enumerate(layers):
+            given = states[-1], layout, rows if number == len(layers) - 1 else None, memories and memories[number]
             if self.gradient_checkpointing and self.training:
-                # With the parameters of this moment: in bf16 they are copies, which are gone when it is computed again.
-                copies, given = dict(block.named_parameters()), (states[-1], layout, wanted)
+                # With the parameters of now: in bf16 they are copies, which are gone when the block is computed again.
+                copies = dict(block.named_parameters())
                 states.append(checkpoint(functional_call, block, copies, given, use_reentrant=False))
             else:
-                states.append(block(states[-1], layout, wanted))
-        return [*(state[:count] for state in states[:-1]), states[-1][:last]] if filling else states
+                states.append(block(*given))
+        if self.norm is not None:
+            states[-1] = self.norm(states[-1])
+        return [*(state[:count] for state in states[:-1]), states[-1][:last]] if pads_rows else states
+
+    def attention_maps(self, states: Sequence[Tensor], layout: Layout) -> list[Tensor]:
+        """For each layer the attention probabilities [B, heads, max_seqlen, max_seqlen].
+
+        states: as `forward` returns them without `rows`.
+        """
+        layout = layout.directed(self.config.direction)
+        return [
+            block.attention.probabilities(block.attention_input(x), layout)
+            for block, x in zip(self.layers, states[:-1], strict=True)
+        ]
 
 
 def initialize(module: nn.Module, c: EncoderConfig) -> None:
-    """Matrices and tables from a normal cut at two deviations, as in google-research/bert `create_initializer`; biases
-    zero; norms are born right. The row of [PAD] is drawn like any other."""
+    """Matrices and tables from a normal distribution cut at two deviations, as in google-research/bert
+    `create_initializer`; biases zero; norms as torch makes them. The row of [PAD] is drawn like any other."""
     for part in module.modules():
         if isinstance(part, nn.Linear | nn.Embedding):
             limit = 2 * c.initializer_range

@@ -1,13 +1,11 @@
-"""The small networks between an encoder's states and an answer. Not here: what an answer is compared with.
+"""The small networks on top of an encoder.
 
-The states of a sequence's tokens -> one vector for the sequence. Not here: texts, and what vectors are compared
-with.
-
-A recurrent body: a vector for each token in, a vector for each token out, which knows all before and all behind it.
-Not here: where the vectors come from.
+- `Pooler`, `LMHead`, `OutputLayer`: hidden states -> a vector per sequence, logits of the vocabulary, logits of a task.
+- `pool`: the hidden states of a sequence -> one vector, without parameters.
+- `BiLSTM`: vectors -> vectors that depend on all tokens before and behind.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -20,23 +18,33 @@ from bertworks.models.encoder import ACTIVATIONS, initialize
 from bertworks.models.layers import Linear
 from bertworks.models.layout import Layout
 
+_POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gelu": F.gelu, "relu": F.relu}
+
 
 class Pooler(nn.Module):
-    """The vector of a whole sequence: a dense layer and tanh over the state of its [CLS]."""
+    """The vector of a sequence: the state of its first or last token, through a dense layer and an activation (BERT:
+    the first, tanh). The kind "last" has no parameters."""
 
     def __init__(self, c: EncoderConfig):
         super().__init__()
-        self.dense = Linear(c.hidden_size, c.hidden_size)
+        place, _, activation = c.pooler.partition("_")
+        self.reads_last = place == "last"
+        self.activation = _POOLER_ACTIVATIONS.get(activation)
+        self.dense = Linear(c.hidden_size, c.hidden_size) if activation else None
         initialize(self, c)
 
+    def tokens(self, layout: Layout) -> Tensor:
+        """int32 [B]: the token that stands for each sequence."""
+        return layout.last if self.reads_last else layout.first
+
     def forward(self, x: Tensor) -> Tensor:
-        """[B, hidden] -> [B, hidden]."""
-        return self.dense(x).tanh()  # type: ignore[no-any-return]
+        """States of these tokens, [B, hidden] -> [B, hidden]."""
+        return x if self.dense is None or self.activation is None else self.activation(self.dense(x))
 
 
 class OutputLayer(nn.Linear):
-    """The last layer of a task, in single precision whatever the others compute in: it is small, and its numbers may be
-    years or prices, which in bf16 lie 8 or 1,000 apart."""
+    """The last layer of a task, always in float32: it is small, and its numbers may be years or prices, which in bf16
+    lie 8 or 1,000 apart."""
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in_features] -> float32 [..., out_features]."""
@@ -44,25 +52,28 @@ class OutputLayer(nn.Linear):
             return F.linear(x.float(), self.weight, self.bias)
 
 
-class MaskedLMHead(nn.Module):
-    """States to scores for every word, through the table of the word embeddings. The caller passes the table: a tied
-    parameter has one owner. Ask for few tokens: this is the widest layer of all."""
+class LMHead(nn.Module):
+    """Hidden states -> logits of the vocabulary, through the token embedding matrix. The caller passes that matrix: a
+    tied parameter has one owner. Use it for few tokens: this is the widest layer of all."""
 
     def __init__(self, c: EncoderConfig):
         super().__init__()
-        self.dense = Linear(c.hidden_size, c.hidden_size)
+        transforms, width = c.lm_head == "transform", c.embedding_width
+        self.dense = Linear(c.hidden_size, width) if transforms else None
         self.activation = ACTIVATIONS[c.hidden_act]
-        self.norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
-        self.bias = nn.Parameter(torch.zeros(c.vocab_size))
+        self.norm = nn.LayerNorm(width, c.layer_norm_eps) if transforms else None
+        self.bias = nn.Parameter(torch.zeros(c.vocab_size)) if c.lm_head != "plain" else None
         initialize(self, c)
 
     def transform(self, x: Tensor) -> Tensor:
-        """[M, hidden] -> [M, hidden]: what is compared with the words."""
+        """[M, hidden] -> [M, width of the embeddings]: what is multiplied with the embedding matrix."""
+        if self.dense is None or self.norm is None:
+            return x
         return self.norm(self.activation(self.dense(x)))  # type: ignore[no-any-return]
 
-    def forward(self, x: Tensor, words: Tensor) -> Tensor:
-        """x [M, hidden], words [V, hidden] -> scores [M, V]."""
-        return F.linear(self.transform(x), words, self.bias)
+    def forward(self, x: Tensor, embeddings: Tensor) -> Tensor:
+        """x [M, hidden], embeddings [V, width] -> logits [M, V]."""
+        return F.linear(self.transform(x), embeddings, self.bias)
 
 
 Pooling = Literal["mean", "cls", "max", "last-four"]
@@ -72,8 +83,8 @@ _LAST_LAYERS = 4
 def pool(states: Sequence[Tensor], layout: Layout, pooling: Pooling) -> Tensor:
     """states: of all layers, [T, hidden] each, embeddings first -> float32 [B, hidden].
 
-    "mean" and "max" are over all tokens, [CLS] and [SEP] among them, as sentence-transformers has it; "last-four" is
-    the mean over the tokens of the last four layers, or of all of fewer.
+    "mean" and "max" are over all tokens, [CLS] and [SEP] included, as in sentence-transformers. "last-four" is the mean
+    over the tokens and the last four layers, or all layers if there are fewer.
     """
     if pooling == "cls":
         return states[-1].index_select(0, layout.first).float()
@@ -83,15 +94,15 @@ def pool(states: Sequence[Tensor], layout: Layout, pooling: Pooling) -> Tensor:
 
 
 def num_lstm_parameters(input_size: int, units: int, num_layers: int = 2) -> int:
-    """Of a `Recurrent` of these sizes."""
+    """Parameters of a `BiLSTM` of these sizes."""
     sizes = [input_size, *[2 * units] * (num_layers - 1)]
     return sum(2 * 4 * units * (size + units + 2) for size in sizes)
 
 
 class BiLSTM(nn.Module):
-    """A bidirectional LSTM (Hochreiter and Schmidhuber 1997; Graves and Schmidhuber 2005), with the initialisation of
-    torch and without dropout. It computes in the precision of its weights: torch has no LSTM in bf16 for processors
-    without instructions for that.
+    """A bidirectional LSTM (Hochreiter and Schmidhuber 1997; Graves and Schmidhuber 2005), initialized as in torch,
+    without dropout. It computes in the precision of its weights: torch has no LSTM in bf16 for processors without
+    instructions for it.
 
     units: of each direction, in each layer.
     """
@@ -102,11 +113,11 @@ class BiLSTM(nn.Module):
         self.output_size = 2 * units
 
     def forward(self, x: Tensor, layout: Layout) -> Tensor:
-        """[T, input_size] -> [T, 2 units]: forwards, then backwards."""
+        """[T, input_size] -> [T, 2 units]: forward, then backward."""
         lengths = layout.cu_seqlens.diff().cpu()
-        given = layout.pad(x).to(next(self.lstm.parameters()).dtype)
-        rectangle = pack_padded_sequence(given, lengths, batch_first=True, enforce_sorted=False)
+        padded = layout.pad(x).to(next(self.lstm.parameters()).dtype)
+        rectangle = pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False)
         with torch.autocast(x.device.type, enabled=False):
-            found, _ = self.lstm(rectangle)
-        states, _ = pad_packed_sequence(found, batch_first=True, total_length=layout.max_seqlen)
+            outputs, _ = self.lstm(rectangle)
+        states, _ = pad_packed_sequence(outputs, batch_first=True, total_length=layout.max_seqlen)
         return layout.unpad(states)

@@ -49,12 +49,14 @@ GAIN = 1.2  # of queries and keys: at a fresh norm the neighbour then gets most 
 def init_local_attention(encoder: Encoder, gain: float = GAIN) -> None:
     """Position embeddings become sines and cosines, as large as the words'; queries of a head in the first layer turn
     them by the angle of a shift (a rotation per frequency), so that they fit the keys that stand so far away."""
-    table = encoder.embeddings.position.weight
+    position = encoder.embeddings.position
+    assert position is not None, "the recipe checks it"
+    table = position.weight
     half = table.shape[1] // 2
     first, last = FREQUENCIES
     frequencies = first * (last / first) ** torch.linspace(0, 1, half)
     angles = torch.arange(len(table))[:, None] * frequencies
-    deviation = encoder.embeddings.word.weight.std()
+    deviation = encoder.embeddings.token.weight.std()
     table[:, : 2 * half] = torch.cat([angles.sin(), angles.cos()], 1) * deviation * 2**0.5
 
     attention = cast(Block, encoder.blocks[0]).attention

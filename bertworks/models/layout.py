@@ -1,13 +1,13 @@
-"""Where tokens stand: sequences of any length laid end to end in one row, without padding.
+"""Sequences of any length, laid end to end without padding.
 
-Every per-token tensor of a batch is [T, ...] and obeys one Layout. Not here: what the tokens are. Padding happens
-inside `attention` alone, which asks a Layout for it.
+Every per-token tensor of a batch is [T, ...] and is described by one `Layout`. Padding happens in `attention`, which
+gets the rectangles from here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 from typing import NamedTuple
@@ -15,28 +15,40 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-WASTE = 8000  # pairs of places without a token that cost as much as a group of their own
-_LENGTH_STEP = 16  # the length of a rectangle is a multiple of it
-_WASTE = 30_000  # pairs of places of a rectangle that lack a token, at most
-_PAIRS = 350_000  # of places in a rectangle, at most: what is computed for them stays near the processor
+WASTE = 8000  # pairs of places without a token that cost as much as another group
+_LENGTH_STEP = 16  # the padded length of a bucket is a multiple of it
+_WASTE = 30_000  # largest number of pairs of places without a token in a bucket
+_PAIRS = 350_000  # largest number of pairs of places in a bucket: what is computed for them stays in the cache
 
 
 class PaddedBuckets(NamedTuple):
     """Sequences of similar lengths as rectangles of few sizes, one after the other: P places in all."""
 
-    sizes: list[tuple[int, int]]  # sequences, a power of 2, and their padded length
-    tokens: Tensor  # int64 [P]: the token in a place; where there is none, the first one of the same sequence
-    present: list[Tensor]  # for each rectangle, bool [sequences, length]: where there is one
+    sizes: list[tuple[int, int]]  # number of sequences, a power of 2, and their padded length
+    tokens: Tensor  # int64 [P]: the token in a place; where there is none, the first token of the same sequence
+    present: list[Tensor]  # for each rectangle, bool [sequences, length]: whether a place has a token
     places: Tensor  # int64 [T]: the place of each token
 
 
 @dataclass(frozen=True)
 class Layout:
-    """T tokens in B sequences."""
+    """T tokens in B sequences.
+
+    A token reads all tokens of its sequence, or with a `rank` those of its own rank or a lower one. `memory` is the
+    layout of states that come before the tokens of each sequence and are read by all of them (Dai et al. 2019).
+    """
 
     cu_seqlens: Tensor  # int32 [B+1]; sequence b is tokens cu_seqlens[b]:cu_seqlens[b+1]
-    max_seqlen: int  # no sequence is longer; known on the host, so that no kernel has to ask the device
+    max_seqlen: int  # the length of the longest sequence, known on the host: no kernel has to ask the device
     position_ids: Tensor  # int64 [T]
+    num_positions: int = 0  # all position_ids are below it; 0: max_seqlen
+    rank: Tensor | None = None  # int64 [T]; None: every token reads every token of its sequence
+    is_causal: bool = False  # whether the rank is the place in the sequence
+    memory: Layout | None = None
+
+    def __post_init__(self) -> None:
+        if not self.num_positions:
+            object.__setattr__(self, "num_positions", self.max_seqlen)
 
     @classmethod
     def of(cls, lengths: Sequence[int], device: torch.device | str = "cpu") -> Layout:
@@ -46,11 +58,21 @@ class Layout:
 
     def to(self, device: torch.device | str) -> Layout:
         """The same layout on a device."""
-        return Layout(
-            self.cu_seqlens.to(device, non_blocking=True),
-            self.max_seqlen,
-            self.position_ids.to(device, non_blocking=True),
+        return replace(
+            self,
+            cu_seqlens=self.cu_seqlens.to(device, non_blocking=True),
+            position_ids=self.position_ids.to(device, non_blocking=True),
+            rank=None if self.rank is None else self.rank.to(device, non_blocking=True),
+            memory=None if self.memory is None else self.memory.to(device),
         )
+
+    def directed(self, direction: str) -> Layout:
+        """The layout in which a token reads itself and the tokens before it ("left_to_right") or behind it
+        ("right_to_left")."""
+        if direction == "bidirectional" or self.rank is not None:
+            return self
+        rank = self.places if direction == "left_to_right" else -self.places
+        return replace(self, rank=rank, is_causal=direction == "left_to_right")
 
     @property
     def num_sequences(self) -> int:
@@ -58,20 +80,34 @@ class Layout:
 
     @property
     def is_uniform(self) -> bool:
-        """Are all sequences of length max_seqlen? Answered on the host: only then do they fill the rectangle."""
+        """Whether all sequences have max_seqlen tokens, known on the host: only then do they fill the rectangle."""
         return len(self.position_ids) == self.num_sequences * self.max_seqlen
 
     @property
     def first(self) -> Tensor:
-        """int32 [B]: the place of the first token of every sequence, which is [CLS]."""
+        """int32 [B]: the first token of every sequence."""
         return self.cu_seqlens[:-1]
+
+    @property
+    def last(self) -> Tensor:
+        """int32 [B]: the last token of every sequence."""
+        return self.cu_seqlens[1:] - 1
+
+    @cached_property
+    def sequence_ids(self) -> Tensor:
+        """int64 [T]: the sequence of each token."""
+        numbers = torch.arange(self.num_sequences, device=self.cu_seqlens.device)
+        return numbers.repeat_interleave(self.cu_seqlens.diff(), output_size=len(self.position_ids))
+
+    @cached_property
+    def places(self) -> Tensor:
+        """int64 [T]: the place of each token in its sequence, counted from 0, whatever its position is."""
+        return torch.arange(len(self.position_ids), device=self.cu_seqlens.device) - self.first[self.sequence_ids]
 
     @cached_property
     def slots(self) -> Tensor:
         """int64 [T]: the place of each token in the rectangle [B * max_seqlen]."""
-        numbers = torch.arange(self.num_sequences, device=self.cu_seqlens.device)
-        sequence_ids = numbers.repeat_interleave(self.cu_seqlens.diff(), output_size=len(self.position_ids))
-        return sequence_ids * self.max_seqlen + self.position_ids
+        return self.sequence_ids * self.max_seqlen + self.places
 
     @cached_property
     def present(self) -> Tensor:
@@ -80,20 +116,36 @@ class Layout:
         return places < self.cu_seqlens.diff()[:, None]
 
     @cached_property
-    def runs(self) -> list[tuple[int, int, int]]:
-        """Neighbours of one length, as rectangles: first token, number of sequences, their length. Asks the device."""
-        found, begin = [], 0
-        for length, group in groupby(self.cu_seqlens.diff().tolist()):
-            count = sum(1 for _ in group)
-            found.append((begin, count, length))
-            begin += count * length
-        return found
+    def visible(self) -> Tensor | None:
+        """bool [B, 1, max_seqlen or 1, keys]: which tokens of the rectangle, after those of the memory, a token reads;
+        a place without a token reads them all. None: every place reads every place."""
+        if self.is_uniform and self.rank is None and (self.memory is None or self.memory.is_uniform):
+            return None
+        mask = self.present[:, None, None]
+        if self.rank is not None:
+            rank = self.pad(self.rank)
+            reads = (rank[:, None] <= rank[:, :, None]) | ~self.present[:, :, None]
+            mask = mask & reads[:, None]
+        if self.memory is not None:
+            shape = (*mask.shape[:3], self.memory.max_seqlen)
+            mask = torch.cat([self.memory.present[:, None, None].expand(shape), mask], -1)
+        return mask
 
     @cached_property
-    def rectangles(self) -> PaddedBuckets:
-        """All sequences, the longest first, in rectangles. Asks the device."""
+    def equal_lengths(self) -> list[tuple[int, int, int]]:
+        """Neighbours of one length, as rectangles: first token, number of sequences, their length. Asks the device."""
+        runs, start = [], 0
+        for length, group in groupby(self.cu_seqlens.diff().tolist()):
+            count = sum(1 for _ in group)
+            runs.append((start, count, length))
+            start += count * length
+        return runs
+
+    @cached_property
+    def buckets(self) -> PaddedBuckets:
+        """All sequences, the longest first, in rectangles of few sizes. Asks the device."""
         lengths, order = self.cu_seqlens.diff().long().sort(descending=True)
-        sizes = _sizes(lengths.tolist())
+        sizes = _bucket_sizes(lengths.tolist())
         counts, padded = torch.tensor(sizes).T
         padded = padded.repeat_interleave(counts)  # [B]
         total = int(padded.sum())
@@ -117,7 +169,20 @@ class Layout:
                 edges.append(number + 1)
                 longest, used = length, length * length
         edges.append(0)
-        return [Layout.of(lengths[begin:end]) for end, begin in pairwise(edges)][::-1]
+        return [self._part(start, end, max(lengths[start:end])) for end, start in pairwise(edges)][::-1]
+
+    def _part(self, start: int, end: int, max_seqlen: int) -> Layout:
+        """The layout of sequences `start` to `end`."""
+        cu_seqlens = self.cu_seqlens[start : end + 1]
+        tokens = slice(int(cu_seqlens[0]), int(cu_seqlens[-1]))
+        rank = None if self.rank is None else self.rank[tokens]
+        return replace(
+            self,
+            cu_seqlens=cu_seqlens - cu_seqlens[0],
+            max_seqlen=max_seqlen,
+            position_ids=self.position_ids[tokens],
+            rank=rank,
+        )
 
     def pad(self, x: Tensor) -> Tensor:
         """[T, ...] -> [B, max_seqlen, ...], zeros after the end. A view, not a copy, if the layout is uniform."""
@@ -132,18 +197,19 @@ class Layout:
         return x if self.is_uniform else x.index_select(0, self.slots)
 
 
-def _sizes(lengths: Sequence[int]) -> list[tuple[int, int]]:
-    """How to cut sequences, the longest first, into rectangles: sequences, a power of 2, and their padded length."""
-    found, begin = [], 0
-    while begin < len(lengths):
-        length = -(-lengths[begin] // _LENGTH_STEP) * _LENGTH_STEP
-        count, wasted = 1, length**2 - lengths[begin] ** 2
-        for shorter in lengths[begin + 1 : begin + max(1, _PAIRS // length**2)]:
+def _bucket_sizes(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Sizes of the rectangles for sequences, the longest first: number of sequences, a power of 2, and padded
+    length."""
+    sizes, start = [], 0
+    while start < len(lengths):
+        length = -(-lengths[start] // _LENGTH_STEP) * _LENGTH_STEP
+        count, wasted = 1, length**2 - lengths[start] ** 2
+        for shorter in lengths[start + 1 : start + max(1, _PAIRS // length**2)]:
             wasted += length**2 - shorter**2
             if wasted > _WASTE:
                 break
             count += 1
         count = 1 << count.bit_length() - 1
-        found.append((count, length))
-        begin += count
-    return found
+        sizes.append((count, length))
+        start += count
+    return sizes

@@ -326,7 +326,7 @@ def _plan(p: Prepared, work: FinetuneJob, seconds: float) -> str:
     how = f" in the frozen encoder, {units} units in the LSTM above" if units else ""
     early = f"; ends early after {p.recipe.patience} evaluations without gain" if p.recipe.patience else ""
     return (
-        f"model        {p.request.model}: {p.beginning.model.config.num_parameters(False):,} parameters{how}\n"
+        f"model        {p.request.model}: {p.beginning.model.config.num_parameters():,} parameters{how}\n"
         f"training     {p.recipe.epochs} epochs of {steps:,} steps, {p.recipe.batch_size} at a time, rate "
         f"{p.recipe.optimizer.learning_rate:g}{early}\n"
         f"time         about {duration(seconds)} on this machine"

@@ -53,7 +53,7 @@ from bertworks.training.task_heads import (
 )
 from bertworks.training.vocab_subset import VocabSubset
 
-TOKEN_EMBEDDING_KEY = "encoder.embeddings.word.weight"  # the table of words in a state
+TOKEN_EMBEDDING_KEY = "encoder.embeddings.token.weight"  # the table of words in a state
 
 
 @dataclass(frozen=True)

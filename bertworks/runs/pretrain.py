@@ -24,7 +24,7 @@ from bertworks.config import dump_recipe
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
 from bertworks.io.atomic_write import refuse_nested, write_text
-from bertworks.models.config import EncoderConfig
+from bertworks.models.config import PRETRAINING_HEADS, EncoderConfig, Head
 from bertworks.runs.distributed import Processes
 from bertworks.runs.prepare import Documents, make_shards, make_vocabulary, read_text
 from bertworks.runs.pretrain_job import Corpus, PretrainJob
@@ -269,7 +269,7 @@ def estimate(
     seconds = sum(
         phase.num_steps * cost for phase, cost in zip(resolved.train.phases, measured.step_seconds, strict=True)
     )
-    parameters = resolved.encoder.num_parameters(resolved.sampling.pairs == "next_sentence")
+    parameters = resolved.encoder.num_parameters(*_heads(resolved))
     shards = 0 if request.is_shards else draft.tokens * (2 if resolved.encoder.vocab_size <= 1 << 16 else 4)
     return Estimate(
         resolved.title,
@@ -413,9 +413,13 @@ def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
     return replace(recipe, encoder=replace(recipe.encoder, vocab_size=asked or size))
 
 
+def _heads(recipe: Recipe) -> tuple[Head, ...]:
+    return PRETRAINING_HEADS if recipe.sampling.pairs == "next_sentence" else ("lm_head",)
+
+
 def _check_memory(recipe: Recipe, device: torch.device) -> None:
     """Parameters, gradients and both moments of Adam are float32: less memory than that is too little."""
-    parameters, there = recipe.encoder.num_parameters(), total_memory(device)
+    parameters, there = recipe.encoder.num_parameters(*_heads(recipe)), total_memory(device)
     if 16 * parameters > there:
         raise UsageError(
             f"a model of {parameters:,} parameters needs more than {16 * parameters / 1e9:,.1f} GB of memory to train, "
@@ -441,5 +445,5 @@ def _describe(recipe: Recipe) -> str:
         parts.append(f"{phase.num_steps:,} steps of {phase.batch_size} x {phase.sequence_length} tokens")
     return (
         f"{recipe.title}: {c.num_hidden_layers} layers, hidden size {c.hidden_size}, vocabulary {c.vocab_size:,}, "
-        f"{c.num_parameters() / 1e6:.1f} M parameters, {recipe.train.precision}; {', then '.join(parts)}"
+        f"{c.num_parameters(*_heads(recipe)) / 1e6:.1f} M parameters, {recipe.train.precision}; {', then '.join(parts)}"
     )

@@ -224,8 +224,8 @@ class PretrainJob:
     def blank(self) -> PretrainingModel:
         checkpointing = self.recipe.train.gradient_checkpointing
         model = PretrainingModel(self.recipe.encoder, next_sentence=self._pairs, gradient_checkpointing=checkpointing)
-        # See `nn.initialization`: sines and cosines hold for all lengths as long as nobody moves some of them.
-        model.encoder.embeddings.position.requires_grad_(self.recipe.initialization == "published")
+        if self.recipe.initialization != "published":  # sines and cosines mean the same at all lengths until some move
+            model.encoder.embeddings.get_submodule("position").requires_grad_(False)
         return model
 
     def begin(self) -> tuple[nn.Module, list[str]]:

@@ -18,7 +18,7 @@ from bertworks.batching.batch import Batch, collate
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import SamplingConfig
 from bertworks.errors import UsageError
-from bertworks.models.config import BERT_SIZES, EncoderConfig
+from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.device import DTYPES, Precision, disable_heap_trim, measure_matmul
 from bertworks.training.loop import MixedPrecision, train
@@ -116,8 +116,9 @@ def choose_recipe(seconds: float, matmul: float, corpus_tokens: int, encoder: En
     rung = size_preset_for(flops)
     suited = replace(BERT_SIZES[rung.size], vocab_size=rung.vocab_size, initializer_range=rung.initializer_range)
     per_token = suited.flops_per_token(rung.lengths[0], 0.15)
+    parameters = suited.num_parameters(*PRETRAINING_HEADS)
     # With few repetitions there is nothing to overfit, and a small network cannot learn a large text by heart.
-    by_heart = flops / per_token > REPETITIONS * corpus_tokens and 2 * suited.num_parameters() > corpus_tokens
+    by_heart = flops / per_token > REPETITIONS * corpus_tokens and 2 * parameters > corpus_tokens
     dropout = 0.1 if by_heart else 0.0
     longest = encoder.max_position_embeddings if encoder else max(rung.lengths)
     lengths = sorted({min(length, longest) for length in rung.lengths})

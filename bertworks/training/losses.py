@@ -24,7 +24,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> LossSum:
     return LossSum(loss, (logits.detach().argmax(-1) == labels).sum().float())
 
 
-def vocabulary_cross_entropy(x: Tensor, words: Tensor, bias: Tensor, labels: Tensor) -> LossSum:
+def vocabulary_cross_entropy(x: Tensor, words: Tensor, bias: Tensor | None, labels: Tensor) -> LossSum:
     """The cross-entropy of `x @ words.T + bias`, whose scores are the largest tensor of a small BERT: never kept.
 
     x [M, hidden], words [V, hidden], bias [V], labels int64 [M].
@@ -37,7 +37,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
     computes the gradients of its inputs at once, some rows at a time, and forgets the scores."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, words: Tensor, bias: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
+    def forward(ctx, x: Tensor, words: Tensor, bias: Tensor | None, labels: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def]
         needs_grad = any(ctx.needs_input_grad)
         loss = x.new_zeros((), dtype=torch.float32)
         correct = torch.zeros_like(loss)
@@ -45,6 +45,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         grad_words = grad_bias = None
         chunks = math.ceil(len(x) * len(words) * x.element_size() / CHUNK_BYTES)
         size = math.ceil(len(x) / chunks) if chunks else 1
+        has_bias = bias is not None
         for start in range(0, len(x), size):
             part, asked = x[start : start + size], labels[start : start + size]
             p = torch.nn.functional.linear(part, words, bias)
@@ -59,7 +60,8 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
                 if chunks > 1:  # many sums are added up in single precision
                     in_words, in_bias = in_words.float(), in_bias.float()
                 grad_words = in_words if grad_words is None else grad_words.add_(in_words)
-                grad_bias = in_bias if grad_bias is None else grad_bias.add_(in_bias)
+                if has_bias:
+                    grad_bias = in_bias if grad_bias is None else grad_bias.add_(in_bias)
         ctx.dtype = x.dtype
         ctx.save_for_backward(grad_x, grad_words, grad_bias)
         ctx.mark_non_differentiable(correct)

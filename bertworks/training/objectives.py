@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder, initialize
-from bertworks.models.heads import MaskedLMHead, Pooler
+from bertworks.models.heads import LMHead, Pooler
 from bertworks.training.losses import LossSum, cross_entropy, vocabulary_cross_entropy
 
 
@@ -34,7 +34,7 @@ class PretrainingModel(nn.Module):
         super().__init__()
         self.encoder = Encoder(c, gradient_checkpointing)
         self.pooler = Pooler(c) if next_sentence else None
-        self.masked_lm = MaskedLMHead(c)
+        self.lm_head = LMHead(c)
         self.next_sentence = nn.Linear(c.hidden_size, 2) if next_sentence else None
         if self.next_sentence is not None:
             initialize(self.next_sentence, c)
@@ -46,12 +46,13 @@ class PretrainingModel(nn.Module):
         return asked
 
     def forward(self, batch: Batch) -> dict[str, LossSum]:
-        rows = torch.cat([batch.masked_positions, batch.layout.first.long()])  # nobody asks for the others
+        first_tokens = batch.layout.first if self.pooler is None else self.pooler.tokens(batch.layout)
+        rows = torch.cat([batch.masked_positions, first_tokens.long()])  # the others are not needed
         states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, rows)[-1]
         states, first = states.split([len(batch.masked_positions), batch.layout.num_sequences])
-        asked = self.masked_lm.transform(states)
-        words = self.encoder.embeddings.word.weight.to(asked.dtype)
-        tallies = {"masked_lm": vocabulary_cross_entropy(asked, words, self.masked_lm.bias, batch.labels)}
+        asked = self.lm_head.transform(states)
+        words = self.encoder.embeddings.token.weight.to(asked.dtype)
+        tallies = {"masked_lm": vocabulary_cross_entropy(asked, words, self.lm_head.bias, batch.labels)}
         if self.pooler is not None and self.next_sentence is not None and batch.pair_labels is not None:
             pooled = self.pooler(first)
             tallies["next_sentence"] = cross_entropy(self.next_sentence(pooled), batch.pair_labels)
@@ -60,4 +61,4 @@ class PretrainingModel(nn.Module):
     def scores(self, batch: Batch) -> Tensor:
         """[M, V]: the scores of every word at the asked places."""
         states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, batch.masked_positions)[-1]
-        return self.masked_lm(states, self.encoder.embeddings.word.weight)  # type: ignore[no-any-return]
+        return self.lm_head(states, self.encoder.embeddings.token.weight)  # type: ignore[no-any-return]

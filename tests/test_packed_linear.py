@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,10 +23,11 @@ from bertworks.models.layers import SMALL_BATCH_ROWS as FEW
 from bertworks.models.layers import pad_rows_to_bucket
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import (  # fmt: skip
-    Dense,
     InferenceEncoder,
+    Product,
     _int8,
     cpu_supports_int8,
+    pack_linears,
     to_bf16_inference,
     to_fp32_inference,
     to_int8_inference,
@@ -150,13 +153,13 @@ def test_sums_of_whole_numbers_are_exact_and_every_token_has_its_own_scale():
     scales = [np.maximum(m.abs().amax(1, keepdim=True).numpy(), 1e-30) / np.float32(127) for m in (x, linear.weight)]
     whole = [np.rint(m.numpy() / scale).astype(np.int64) for m, scale in zip((x, linear.weight), scales, strict=True)]
     wanted = (whole[0] @ whole[1].T) * scales[0].astype(np.float64) * scales[1].T + linear.bias.numpy()
-    dense = _int8(linear, None)
+    dense = _int8(linear, None, False)
     np.testing.assert_allclose(dense(x).numpy(), wanted, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(dense(x[3:4]), dense(x)[3:4], rtol=1e-6, atol=1e-6)
-    residual = torch.randn(5, 7)
-    kept = residual.clone()
-    np.testing.assert_allclose(dense(x.clone(), residual).numpy(), wanted + kept.numpy(), rtol=1e-6, atol=1e-6)
-    assert torch.equal(residual, kept)
+    overwrites, kept = _int8(linear, None, True), x.clone()
+    np.testing.assert_allclose(overwrites(x.clone()).numpy(), wanted, rtol=1e-6, atol=1e-6)
+    dense(x)
+    assert torch.equal(x, kept)
     assert dense(x[:0]).shape == (0, 7)
     spoilt = x.clone()
     spoilt[4, 0] = torch.nan
@@ -174,14 +177,12 @@ def test_of_bf16_no_number_overflows_eight_bits_and_every_token_has_its_own_scal
     x = (x / x.abs().amax(1, keepdim=True) * torch.linspace(0.5, 4, 4000)[:, None]).bfloat16()
     x[7], x[8] = 0.0, 1e30
     wanted = x.double() @ linear.weight.double().T + linear.bias.double()
-    dense, residual = _int8(linear, None, torch.bfloat16), torch.randn(4000, 64).bfloat16()
+    dense = _int8(linear, None, False, torch.bfloat16)
     poison()
-    found, added = dense(x), dense(x.clone(), residual)
-    assert found.dtype == added.dtype == torch.bfloat16
+    found = dense(x)
+    assert found.dtype == torch.bfloat16
     others = [i for i in range(4000) if i != 8]
-    for told, true in ((found, wanted), (added, wanted + residual.double())):
-        off = (told.double() - true)[others].norm(dim=1) / true[others].norm(dim=1)
-        assert off.max() < 2e-2
+    assert ((found.double() - wanted)[others].norm(dim=1) / wanted[others].norm(dim=1)).max() < 2e-2
     torch.testing.assert_close(found[8].double(), wanted[8], rtol=5e-2, atol=1e28)
     torch.testing.assert_close(found[7], linear.bias.bfloat16(), rtol=0, atol=0)
     spoilt = x.clone()
@@ -211,7 +212,7 @@ def test_threads_that_turn_the_matrices_at_once_all_get_the_rows_they_ask_for(en
     computing = {name: threading.Event() for name in ("first", "second")}
     both = threading.Barrier(2, timeout=10)
 
-    def dense(linear: torch.nn.Linear, activation: str | None) -> Dense:
+    def dense(linear: torch.nn.Linear, activation: str | None, owns_input: bool) -> Product:
         name = threading.current_thread().name
         if linear is encoder.blocks[0].attention.qkv:
             both.wait()
@@ -219,16 +220,16 @@ def test_threads_that_turn_the_matrices_at_once_all_get_the_rows_they_ask_for(en
             assert computing["first"].wait(10)
         function = ACTIVATIONS[activation] if activation else torch.nn.Identity()
 
-        def product(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        def product(x: torch.Tensor) -> torch.Tensor:
             computing[threading.current_thread().name].set()
             if threading.current_thread().name == "first":
                 assert computing["second"].wait(10)
-            y = function(linear(x))
-            return y if residual is None else y + residual
+            return function(linear(x))
 
         return product
 
-    frozen, row, rows = InferenceEncoder(encoder, dense, torch.float32), asked(9, 5), torch.tensor([0, 9])
+    pack = partial(pack_linears, pack=dense, dtype=torch.float32, pads_rows=False)
+    frozen, row, rows = InferenceEncoder(encoder, pack), asked(9, 5), torch.tensor([0, 9])
     found: list[torch.Tensor] = []
 
     def ask() -> None:
@@ -272,7 +273,7 @@ def test_attention_in_runs_is_that_of_float64_one_by_one(dtype: torch.dtype, off
     torch.manual_seed(1)
     lengths = [3, 3, 3, 40, 7, 7, 1, 3, 32, 64, 64]
     layout, qkv = Layout.of(lengths), torch.randn(sum(lengths), 3, 4, 16).to(dtype)
-    assert layout.runs[:5] == [(0, 3, 3), (9, 1, 40), (49, 2, 7), (63, 1, 1), (64, 1, 3)]
+    assert layout.equal_lengths[:5] == [(0, 3, 3), (9, 1, 40), (49, 2, 7), (63, 1, 1), (64, 1, 3)]
     wanted = []
     for part in qkv.double().split(lengths):
         q, k, v = part.permute(1, 2, 0, 3)
@@ -317,7 +318,7 @@ def test_bf16_attention_of_small_and_of_vast_scores_is_that_of_float64(size: flo
 def test_a_sequence_without_numbers_spoils_no_other_one_in_bf16():
     torch.manual_seed(0)
     layout, qkv = Layout.of([20, 20, 20]), torch.randn(60, 3, 4, 16).bfloat16()
-    assert layout.rectangles.sizes[0] == (2, 32)  # the first two are computed together
+    assert layout.buckets.sizes[0] == (2, 32)  # the first two are computed together
     spoilt = qkv.clone()
     spoilt[25, 1, 2, 3] = torch.nan
     with torch.no_grad():
@@ -360,7 +361,7 @@ def test_rectangles_are_of_few_sizes_and_every_token_stands_in_one():
         longest = numbers.choice((6, 40, 128, 512))
         lengths = [numbers.randint(1, longest) for _ in range(numbers.randint(1, 4000 // longest))]
         layout = Layout.of(lengths)
-        found = layout.rectangles
+        found = layout.buckets
         assert torch.equal(found.tokens[found.places], torch.arange(sum(lengths)))
         flat = torch.cat([part.flatten() for part in found.present])
         assert torch.equal(found.places.sort().values, flat.nonzero()[:, 0])
@@ -382,18 +383,18 @@ def test_products_have_few_sizes_where_each_costs_a_program(
     """And what fills them up is nowhere to be seen."""
     network, asked_of = make(encoder), torch.tensor([0, 3, 2])
     assert isinstance(network, InferenceEncoder)
-    sizes, turned = set(), network._dense
+    sizes, pack = set(), network._pack.keywords["pack"]
 
-    def noted(linear: torch.nn.Linear, activation: str | None) -> Dense:
-        dense = turned(linear, activation)
+    def noted(*layer: Any) -> Product:
+        product = pack(*layer)
 
-        def of_size(x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        def of_size(x: torch.Tensor) -> torch.Tensor:
             sizes.add(len(x))
-            return dense(x, residual)
+            return product(x)
 
         return of_size
 
-    monkeypatch.setattr(network, "_dense", noted)
+    monkeypatch.setitem(network._pack.keywords, "pack", noted)
     lengths = [*range(4, 60, 3), *range(60, 99, 7)]
     with torch.no_grad():
         for length in lengths:

@@ -1,0 +1,245 @@
+"""The axes of a network: exact counts, refused combinations, and the same states packed, padded, one by one."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+import transformers
+
+from bertworks.models.config import PRESETS, EncoderConfig
+from bertworks.models.encoder import Encoder
+from bertworks.models.heads import LMHead, Pooler
+from bertworks.models.initialization import meta_device_init
+from bertworks.models.layout import Layout
+from bertworks.models.packed_linear import to_fp32_inference
+
+SMALL = EncoderConfig(
+    vocab_size=60, hidden_size=24, num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=64,
+    hidden_dropout=0.0, attention_dropout=0.0,
+)  # fmt: skip
+AXES = {
+    "bert": SMALL,
+    "projection": replace(SMALL, embedding_size=10),
+    "groups": replace(SMALL, num_hidden_groups=2, embedding_size=8),
+    "sinusoidal": replace(SMALL, position_embedding_type="sinusoidal", embedding_scale=True, embedding_norm=False),
+    "no types": replace(SMALL, type_vocab_size=0),
+    "one type": replace(SMALL, type_vocab_size=1),
+    "gpt-2": replace(SMALL, type_vocab_size=0, direction="left_to_right", norm_first=True, embedding_norm=False,
+                     hidden_act="gelu_tanh", lm_head="plain", pooler="last"),
+    "right to left": replace(SMALL, direction="right_to_left"),
+    "norm first": replace(SMALL, norm_first=True, hidden_act="relu"),
+    "bias": replace(SMALL, lm_head="bias", pooler="last_tanh"),
+}  # fmt: skip
+LENGTHS = [7, 1, 12, 12, 30]
+
+
+def network(c: EncoderConfig, dtype: torch.dtype = torch.float64) -> Encoder:
+    torch.manual_seed(3)
+    encoder = Encoder(c).eval().to(dtype)
+    for p in encoder.parameters():
+        p.data.add_(torch.randn_like(p), alpha=0.1)
+    return encoder
+
+
+def inputs(c: EncoderConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    count = sum(LENGTHS)
+    return torch.randint(c.vocab_size, (count,)), torch.randint(max(1, c.type_vocab_size), (count,))
+
+
+@pytest.mark.parametrize("name", AXES)
+@pytest.mark.parametrize("gradients", [False, True])
+def test_packed_is_one_by_one(name: str, gradients: bool):
+    """Without gradients the kernels of inference compute, with them those of training."""
+    c = AXES[name]
+    encoder, (ids, types) = network(c), inputs(c)
+    with torch.set_grad_enabled(gradients):
+        states = encoder(ids, Layout.of(LENGTHS), types)
+        alone = [
+            encoder(part, Layout.of([len(part)]), kinds)
+            for part, kinds in zip(ids.split(LENGTHS), types.split(LENGTHS), strict=True)
+        ]
+    assert len(states) == c.num_hidden_layers + 1
+    for layer, state in enumerate(states):
+        expected = torch.cat([one[layer] for one in alone])
+        torch.testing.assert_close(state, expected, atol=1e-12, rtol=0)
+    rows = torch.tensor([3, 0, 61])
+    some = encoder(ids, Layout.of(LENGTHS), types, rows)[-1]
+    torch.testing.assert_close(some, states[-1][rows], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_packed_linear_layers_give_the_same_states(name: str):
+    encoder, (ids, types) = network(AXES[name], torch.float32), inputs(AXES[name])
+    expected = encoder.double()(ids, Layout.of(LENGTHS), types)
+    with torch.no_grad():
+        states = to_fp32_inference(encoder.float())(ids, Layout.of(LENGTHS), types)
+    for state, exact in zip(states, expected, strict=True):
+        torch.testing.assert_close(state.double(), exact, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "reads_before", "reads_behind"), [
+    ("bert", True, True), ("gpt-2", True, False), ("right to left", False, True)
+])  # fmt: skip
+def test_a_token_reads_what_the_direction_allows(name: str, reads_before: bool, reads_behind: bool):
+    encoder, (ids, types) = network(AXES[name]), inputs(AXES[name])
+    changed, token = ids.clone(), 7 + 1 + 5  # of the third sequence
+    changed[token] = (changed[token] + 1) % 60
+    layout = Layout.of(LENGTHS)
+    with torch.no_grad():
+        before, after = encoder(ids, layout, types)[-1], encoder(changed, layout, types)[-1]
+    differs = (before - after).abs().amax(1) > 1e-9
+    assert not differs[:8].any()
+    assert not differs[20:].any()
+    assert bool(differs[8:token].any()) is reads_behind
+    assert differs[token]
+    assert bool(differs[token + 1 : 20].any()) is reads_before
+
+
+def test_any_rank_may_be_given():
+    """Tokens of a lower rank do not read those of a higher one (XLNet's order of factorisation)."""
+    encoder, (ids, types) = network(SMALL), inputs(SMALL)
+    rank = torch.cat([torch.tensor(random.Random(n).sample(range(n), n)) for n in LENGTHS])
+    layout = replace(Layout.of(LENGTHS), rank=rank)
+    changed, token = ids.clone(), 40
+    changed[token] = (changed[token] + 1) % 60
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients):
+            before, after = encoder(ids, layout, types)[-1], encoder(changed, layout, types)[-1]
+        differs = (before - after).abs().amax(1) > 1e-9
+        same = torch.arange(len(ids)) >= 32
+        assert torch.equal(differs, same & (rank >= rank[token]))
+
+
+def test_positions_that_restart_and_start_late():
+    """Positions are not places: two texts joined in one sequence may count anew (XLM)."""
+    encoder, ids = network(SMALL), torch.randint(60, (11,))
+    positions = torch.tensor([0, 1, 2, 0, 1, 2, 3, 20, 21, 22, 23])
+    layout = Layout(torch.tensor([0, 7, 11], dtype=torch.int32), 7, positions, num_positions=24)
+    torch.testing.assert_close(layout.unpad(layout.pad(ids)), ids)
+    for gradients in (False, True):
+        with torch.set_grad_enabled(gradients):
+            states = encoder(ids, layout)[-1]
+            first = encoder(ids[:7], Layout(torch.tensor([0, 7], dtype=torch.int32), 7, positions[:7]))[-1]
+            second = Layout(torch.tensor([0, 4], dtype=torch.int32), 4, positions[7:], num_positions=24)
+            torch.testing.assert_close(states, torch.cat([first, encoder(ids[7:], second)[-1]]), atol=1e-12, rtol=0)
+    with pytest.raises(ValueError, match="65 tokens, but the model has 64 positions"):
+        encoder(ids, replace(layout, num_positions=65))
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_states_in_memory_are_read_as_if_they_were_there(gradients: bool):
+    """A causal text in two parts, ragged, with the states of the first in memory, is the text in one part."""
+    c = AXES["gpt-2"]
+    encoder, lengths, cuts = network(c), [9, 5, 14], [4, 2, 13]
+    ids = torch.randint(60, (sum(lengths),))
+    whole = Layout.of(lengths)
+    is_first = torch.cat([torch.arange(n) < cut for n, cut in zip(lengths, cuts, strict=True)])
+    memory = Layout.of(cuts)
+    rest = Layout.of([n - cut for n, cut in zip(lengths, cuts, strict=True)])
+    rest = replace(rest, position_ids=whole.position_ids[~is_first], num_positions=14, memory=memory)
+    with torch.set_grad_enabled(gradients):
+        expected = encoder(ids, whole)
+        memories = encoder(ids[is_first], memory)
+        states = encoder(ids[~is_first], rest, memories=memories)
+    for state, exact in zip(states, expected, strict=True):
+        torch.testing.assert_close(state, exact[~is_first], atol=1e-12, rtol=0)
+
+
+def test_sinusoids_are_those_of_the_paper():
+    c = AXES["sinusoidal"]
+    encoder = network(c)
+    for part in encoder.embeddings.token, encoder.embeddings.token_type:
+        part.weight.data.zero_()
+    vectors = encoder.embeddings(torch.zeros(5, dtype=torch.long), Layout.of([5]))
+    for position in range(5):
+        for i in range(12):
+            angle = torch.tensor(position / 10_000 ** (2 * i / 24))
+            assert vectors[position, 2 * i].item() == pytest.approx(angle.sin().item(), abs=1e-6)
+            assert vectors[position, 2 * i + 1].item() == pytest.approx(angle.cos().item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_parameters_are_counted_exactly(name: str):
+    c = AXES[name]
+    modules = torch.nn.ModuleList([Encoder(c), Pooler(c), LMHead(c)])
+    assert c.num_parameters() == sum(p.numel() for p in modules[0].parameters())
+    assert c.num_parameters("pooler", "lm_head") == sum(p.numel() for p in modules.parameters())
+
+
+PUBLISHED = {  # of transformers, counted on the meta device
+    "roberta-base": (("pooler",), 124_645_632 - 2 * 768),  # two rows of its position table are never used
+    "distilbert-base": ((), 66_362_880),
+    "gpt2": (("lm_head",), 124_439_808),
+    "gpt2-medium": (("lm_head",), 354_823_168),
+    "gpt2-large": (("lm_head",), 774_030_080),
+    "gpt2-xl": (("lm_head",), 1_557_611_200),
+    "bert-base": (("pooler",), 109_482_240),
+    "bert-large": (("pooler", "lm_head", "next_sentence"), 336_226_108),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_sizes(name: str):
+    heads, count = PUBLISHED[name]
+    assert PRESETS[name].num_parameters(*heads) == count
+    if name != "gpt2-xl":  # the largest takes long
+        with meta_device_init():
+            assert sum(p.numel() for p in Encoder(PRESETS[name]).parameters()) == PRESETS[name].num_parameters()
+
+
+def test_albert_and_electra_sizes():
+    albert = EncoderConfig(vocab_size=30000, embedding_size=128, num_hidden_groups=1, hidden_act="gelu_tanh")
+    assert albert.num_parameters("pooler") == 11_683_584
+    assert albert.num_parameters("pooler", "lm_head", "next_sentence") == 11_813_810
+    electra = EncoderConfig(vocab_size=30522, hidden_size=256, num_attention_heads=4, embedding_size=128)
+    assert electra.num_parameters() + 256 * 256 + 256 + 256 + 1 == 13_549_057  # with the head of replaced tokens
+
+
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"num_hidden_groups": 3}, "num_hidden_groups 3 does not divide num_hidden_layers 4"),
+    ({"embedding_size": 8, "lm_head": "bias"}, "lm_head 'bias' with embedding_size 8"),
+    ({"direction": "left_to_right"}, "pooler 'first_tanh' with direction 'left_to_right'"),
+    ({"direction": "right_to_left", "pooler": "last"}, "pooler 'last' with direction 'right_to_left'"),
+    ({"type_vocab_size": -1}, "type_vocab_size is -1"),
+    ({"embedding_size": -1}, "embedding_size is -1"),
+])  # fmt: skip
+def test_values_that_exclude_each_other_are_refused(fields: dict, message: str):
+    with pytest.raises(ValueError, match=message):
+        replace(SMALL, **fields)
+
+
+def test_poolers_and_lm_heads():
+    torch.manual_seed(0)
+    x, table, layout = torch.randn(4, 24), torch.randn(60, 24), Layout.of([3, 1])
+    for kind, function in (("tanh", torch.tanh), ("gelu", torch.nn.functional.gelu), ("relu", torch.relu)):
+        pooler = Pooler(replace(SMALL, pooler=f"first_{kind}"))
+        assert pooler.dense is not None
+        pooler.dense.bias.data.normal_()
+        torch.testing.assert_close(pooler(x), function(x @ pooler.dense.weight.T + pooler.dense.bias))
+        assert pooler.tokens(layout).tolist() == [0, 3]
+    last = Pooler(replace(SMALL, pooler="last"))
+    assert torch.equal(last(x), x)
+    assert last.tokens(layout).tolist() == [2, 3]
+    assert torch.equal(LMHead(replace(SMALL, lm_head="plain"))(x, table), x @ table.T)
+    head = LMHead(replace(SMALL, lm_head="bias"))
+    head.bias.data.normal_()
+    torch.testing.assert_close(head(x, table), x @ table.T + head.bias)
+
+
+def test_attention_maps_are_those_of_transformers():
+    theirs = transformers.GPT2Model(transformers.GPT2Config(
+        vocab_size=60, n_embd=24, n_layer=2, n_head=4, n_positions=16, attn_implementation="eager"
+    )).eval()  # fmt: skip
+    encoder = network(replace(AXES["gpt-2"], num_hidden_layers=2, layer_norm_eps=1e-5), torch.float32)
+    for block, other in zip(encoder.blocks, theirs.h, strict=True):
+        block.attention.qkv.weight.data = other.attn.c_attn.weight.data.T.contiguous()
+        block.attention.qkv.bias.data = other.attn.c_attn.bias.data
+        block.attention_norm.load_state_dict(other.ln_1.state_dict())
+    ids = torch.randint(60, (9,))
+    with torch.no_grad():
+        expected = theirs(ids[None], output_attentions=True, output_hidden_states=True)
+    states = [state[0] for state in expected.hidden_states]
+    maps = encoder.attention_maps(states, Layout.of([9]))
+    for ours, attention in zip(maps, expected.attentions, strict=True):
+        torch.testing.assert_close(ours, attention, atol=1e-6, rtol=0)
