@@ -14,7 +14,7 @@ help:
 	@echo "make size    print the lines of code of each package"
 	@echo "make bench   run every file of benchmarks/ (long)"
 	@echo "make bench-peers  install what benchmarks/inference.py compares with, each into an environment of its own (4 GB)"
-	@echo "make docs    write docs/commands.md and docs/python.md anew from the code"
+	@echo "make docs    write the pages of docs/reference from the code"
 	@echo "make clean   remove .venv, the demo's output and all caches"
 
 demo: $(VENV)/.installed

@@ -1,7 +1,7 @@
-"""bertworks: a BERT from your own text and labels. This file is the front door: the public names, each in its room.
+"""Train, fine-tune and use BERT models on your own data.
 
-Nothing is loaded before it is used: `import bertworks` takes milliseconds, and torch comes with the first name that
-needs it. `docs/python.md` says what each name does.
+The public names are imported on first use: `import bertworks` takes milliseconds and does not import torch. They are
+documented in `docs/reference/python.md`.
 """
 
 from importlib import import_module
@@ -103,16 +103,19 @@ _EXPORTS = {
     "training.loop": ["train"],
     "training.objectives": ["PretrainingModel"],
 }
-_MODULE_OF = {name: room for room, names in _EXPORTS.items() for name in names}
+_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
+_OLD_NAMES = {"preflight": "corpus_report"}  # until the next release
 
 __all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
+    if name in _OLD_NAMES:
+        return __getattr__(_OLD_NAMES[name])
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'bertworks' has no attribute {name!r}")
     value = getattr(import_module(f"bertworks.{_MODULE_OF[name]}"), name)
-    globals()[name] = value  # the next time Python finds it without asking here
+    globals()[name] = value  # Python finds it there the next time
     return value
 
 

@@ -1,16 +1,27 @@
-"""Write docs/commands.md and docs/python.md from the code: `make docs`. What they say is said there only once."""
+"""Write the pages of docs/reference from the code: `make docs`.
+
+- commands.md: the help of every command
+- python.md: every public name with its signature and docstring
+- recipes.md: every field of every table of a recipe
+"""
 
 import inspect
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import bertworks
+from bertworks.training.finetune_recipe import FinetuneRecipe
+from bertworks.training.recipe import Recipe
 
-DOCS = Path(__file__).parent
-VERBS = (
+REFERENCE = Path(__file__).parent / "reference"
+NOTE = "Written by `make docs` from the code."
+COMMANDS = (
     "", "vocab", "prepare", "pretrain", "check", "finetune", "predict", "fill", "score", "explain", "embed", "index",
     "search", "serve", "export", "import", "convert", "push", "evaluate mlm", "evaluate blimp", "evaluate task",
     "evaluate glue", "evaluate squad", "evaluate sts", "evaluate retrieval", "doctor", "demo",
@@ -18,31 +29,32 @@ VERBS = (
 
 
 def commands() -> str:
-    """The help of every verb."""
-    page = ["# Commands", "Written by `make docs` from the code.", ""]
-    for verb in VERBS:
-        command = [sys.executable, "-m", "bertworks.cli.main", *verb.split(), "--help"]
-        environment = {"COLUMNS": "110", "TERM": "dumb", "NO_COLOR": "1", "PYTHONPATH": str(DOCS.parent)}
+    """The help of every command."""
+    page = ["# Commands", NOTE, ""]
+    root = str(REFERENCE.parents[1])
+    environment = {"COLUMNS": "110", "TERM": "dumb", "NO_COLOR": "1", "PYTHONPATH": root}
+    for name in COMMANDS:
+        command = [sys.executable, "-m", "bertworks.cli.main", *name.split(), "--help"]
         text = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
         lines = "\n".join(line.rstrip() for line in text.strip().splitlines())
-        page += [f"## bertworks {verb}".rstrip(), "```", lines, "```", ""]
+        page += [f"## bertworks {name}".rstrip(), "```", lines, "```", ""]
     return "\n".join(page)
 
 
 def python() -> str:
     """Every public name with its signature and its docstring."""
-    page = ["# Python", "Written by `make docs` from the code. Every name is imported when it is first used.", ""]
+    page = ["# Python", f"{NOTE} Every name is imported on first use.", ""]
     for name in bertworks.__all__:
         value = getattr(bertworks, name)
         is_error = inspect.isclass(value) and issubclass(value, Exception)
         page += [f"## `{name}`", f"From `{value.__module__}`.", *described(name, value, signed=not is_error)]
-        for method in [] if is_error or not inspect.isclass(value) else methods(value):
+        for method in [] if is_error or not inspect.isclass(value) else public_methods(value):
             page += [f"### `{name}.{method}`", *described(method, getattr(value, method))]
     return "\n".join(page)
 
 
-def methods(kind: type) -> list[str]:
-    """Those of its own that are for everybody, in the order in which they are written."""
+def public_methods(kind: type) -> list[str]:
+    """Names of the documented public methods of a class, in the order of the code."""
     own = [name for name, member in vars(kind).items() if isinstance(member, FunctionType | classmethod)]
     return [name for name in own if not name.startswith("_") and getattr(kind, name).__doc__]
 
@@ -53,6 +65,73 @@ def described(name: str, value: Any, *, signed: bool = True) -> list[str]:
     return ["```python", f"{name}{signature}", "```", "```text", inspect.cleandoc(value.__doc__ or ""), "```", ""]
 
 
+def recipes() -> str:
+    """Every field of every table of the two kinds of recipes."""
+    page = ["# Recipes", f"{NOTE} `--set TABLE.FIELD=VALUE` changes a field.", ""]
+    for title, recipe in (("Pre-training", Recipe), ("Fine-tuning", FinetuneRecipe)):
+        for path, table in recipe_tables(recipe):
+            page += [f"## {title}: {f'`{path}`' if path else 'top level'}", introduction(table), ""]
+            page += ["| field | type | default | meaning |", "|---|---|---|---|"]
+            page += [f"| `{name}` | {kind} | {default} | {text} |" for name, kind, default, text in rows_of(table)]
+            page.append("")
+    return "\n".join(page)
+
+
+def recipe_tables(recipe: type, path: str = "") -> Iterator[tuple[str, type]]:
+    """A recipe and the dataclasses in it, as `[table]` or `[[list of tables]]`."""
+    yield path, recipe
+    for name, hint in get_type_hints(recipe).items():
+        inner = next((kind for kind in (hint, *get_args(hint)) if is_dataclass(kind)), None)
+        if isinstance(inner, type):
+            prefix = path.strip("[]")
+            name = f"{prefix}.{name}" if prefix else name
+            yield from recipe_tables(inner, f"[{name}]" if inner is hint else f"[[{name}]]")
+
+
+def field_texts(table: type) -> dict[str, str]:
+    """The paragraphs `name, name: text` of a docstring, by name."""
+    texts: dict[str, str] = {}
+    names: list[str] = []
+    known = {field.name for field in fields(table)}  # type: ignore[arg-type]
+    for line in inspect.cleandoc(table.__doc__ or "").splitlines():
+        heading = re.match(r"\s*(\w+(?:, \w+)*): (.*)", line)
+        if heading and known.issuperset(heading[1].split(", ")):
+            names, line = heading[1].split(", "), heading[2]
+        elif not line.strip():
+            names = []
+        for name in names:
+            texts[name] = f"{texts.get(name, '')} {line.strip()}".strip()
+    return texts
+
+
+def introduction(table: type) -> str:
+    """The docstring up to the first text of a field."""
+    text = " ".join(inspect.cleandoc(table.__doc__ or "").split())
+    starts = [match.start() for match in re.finditer(r"(\w+)(?:, \w+)*: ", text) if match[1] in field_texts(table)]
+    return text[: min(starts)].strip() if starts else text
+
+
+def rows_of(table: type) -> Iterator[tuple[str, str, str, str]]:
+    """Name, type, default and text of every field that is not a table."""
+    hints, texts = get_type_hints(table), field_texts(table)
+    for field in fields(table):  # type: ignore[arg-type]
+        hint = hints[field.name]
+        if any(is_dataclass(kind) for kind in (hint, *get_args(hint))):
+            continue
+        choices = [value for value in get_args(hint) if isinstance(value, str)]
+        kind = ", ".join(f"`{value}`" for value in choices) or getattr(hint, "__name__", str(hint))
+        kind = kind if not get_args(hint) or choices else str(hint)
+        value = field.default if field.default_factory is MISSING else field.default_factory()
+        default = "required" if value is MISSING else f"`{value!r}`".replace("'", '"')
+        yield (
+            field.name,
+            kind.replace("|", "\\|"),
+            default.replace("|", "\\|"),
+            texts.get(field.name, "").replace("|", "\\|"),
+        )
+
+
 if __name__ == "__main__":
-    (DOCS / "commands.md").write_text(commands(), encoding="utf-8")
-    (DOCS / "python.md").write_text(python(), encoding="utf-8")
+    REFERENCE.mkdir(exist_ok=True)
+    for write in (commands, python, recipes):
+        (REFERENCE / f"{write.__name__}.md").write_text(write(), encoding="utf-8")

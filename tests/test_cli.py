@@ -1,4 +1,4 @@
-"""The command line: help at once, results on standard output, errors that say what to type, exit codes."""
+"""The command line: fast help, results on standard output, errors with hints, exit codes."""
 
 import io
 import json
@@ -68,6 +68,23 @@ def test_every_option_has_a_line_of_help(verb, capsys):
     assert all(len(line.strip("│* ").split("  ")) > 1 for line in options), "an option without help"
 
 
+@pytest.mark.parametrize("option", ["--reset-head", "--new-head"])
+def test_the_old_name_of_a_renamed_option_works(option, monkeypatch):
+    requests = []
+    monkeypatch.setattr(
+        "bertworks.runs.finetune.make_finetune_request", lambda data, **options: requests.append(options)
+    )
+    monkeypatch.setattr("bertworks.runs.trials.plan_trials", lambda *_, **__: [None])
+    monkeypatch.setattr("bertworks.runs.finetune.finetune_events", lambda *_, **__: [Event("done", "")])
+    assert main(["finetune", "a.csv", "-o", "b", option]) == 0
+    assert requests[0]["new_head"] is True
+
+
+def test_help_names_the_old_option(capsys):
+    assert main(["finetune", "--help"]) == 0
+    assert "--new-head is the old name" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
 def test_version(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == "0.1.0\n"
@@ -110,11 +127,11 @@ def test_typing_errors_are_2_and_say_what_to_type(words, message, capsys, tmp_pa
         ),
         (UsageError("no such thing", hint="another"), 2, "error: no such thing\n  hint: another"),
         (FileNotFoundError(2, "No such file or directory", "b.txt"), 1, "error: b.txt: No such file or directory"),
-        (KeyboardInterrupt(), 130, "stopped"),
+        (KeyboardInterrupt(), 130, "interrupted"),
         (
             ZeroDivisionError("division by zero"),
             1,
-            "ZeroDivisionError: division by zero\n  this is a fault of bertworks",
+            "ZeroDivisionError: division by zero\n  this is a bug in bertworks",
         ),
     ],
 )
@@ -161,7 +178,7 @@ def test_durations():
 
 def test_figures_leave_out_what_is_unknown():
     assert figures(STEP) == (
-        "step 20/1,000  loss 5.432  masked words 12.5%  rate 1.0e-04  9,512 tokens/s  31% of matmul speed  1.25 GB  "
+        "step 20/1,000  loss 5.432  masked tokens 12.5%  rate 1.0e-04  9,512 tokens/s  31% of matmul speed  1.25 GB  "
         "3 min left"
     )
 

@@ -1,16 +1,22 @@
-"""The front door: every public name is there, in its place, documented, and costs nothing before it is used."""
+"""The public names: they exist, are documented, and are imported only when they are used."""
 
 import ast
+import dataclasses
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 import bertworks
+from bertworks.training.finetune_recipe import FinetuneRecipe
+from bertworks.training.recipe import Recipe
 
-DOOR = Path(bertworks.__file__)
+PACKAGE = Path(bertworks.__file__)
+REFERENCE = PACKAGE.parents[1] / "docs" / "reference"
 
 
 def in_new_process(code: str) -> list[str]:
@@ -20,25 +26,25 @@ def in_new_process(code: str) -> list[str]:
     return json.loads(answer.stdout.splitlines()[-1])
 
 
-def test_import_loads_no_library_and_no_room():
+def test_import_loads_no_library_and_no_module():
     modules = in_new_process("import bertworks")
     assert not {"torch", "numpy", "pyarrow", "tokenizers", "safetensors", "rich", "cyclopts"} & set(modules)
     assert [name for name in modules if name.startswith("bertworks")] == ["bertworks"]
 
 
-def test_a_name_of_the_text_wing_brings_no_torch():
+def test_names_of_the_text_package_do_not_import_torch():
     assert "torch" not in in_new_process(
         "import bertworks; bertworks.CorpusReader; bertworks.Tokenizer; bertworks.Shards"
     )
 
 
-def test_names_are_sorted_and_once():
+def test_names_are_sorted_and_unique():
     assert bertworks.__all__ == sorted(set(bertworks.__all__))
     assert set(bertworks.__all__) < set(dir(bertworks))
 
 
 @pytest.mark.parametrize("name", bertworks.__all__)
-def test_every_name_is_there_and_documented(name: str):
+def test_every_name_exists_and_is_documented(name: str):
     value = getattr(bertworks, name)
     assert value.__module__.startswith("bertworks.")
     documentation = value.__doc__ or ""
@@ -46,10 +52,10 @@ def test_every_name_is_there_and_documented(name: str):
     assert not documentation.startswith(f"{name}("), "a dataclass without a docstring of its own"
 
 
-def test_type_checkers_see_the_same_names_in_the_same_rooms():
-    block = next(node for node in ast.parse(DOOR.read_text()).body if isinstance(node, ast.If))
+def test_type_checkers_see_the_same_names_in_the_same_modules():
+    block = next(node for node in ast.parse(PACKAGE.read_text()).body if isinstance(node, ast.If))
     seen = {alias.name: statement.module for statement in block.body for alias in statement.names}
-    assert seen == {name: f"bertworks.{room}" for name, room in bertworks._MODULE_OF.items()}
+    assert seen == {name: f"bertworks.{module}" for name, module in bertworks._MODULE_OF.items()}
 
 
 def test_unknown_names_are_attribute_errors():
@@ -57,6 +63,20 @@ def test_unknown_names_are_attribute_errors():
         _ = bertworks.no_such_name
 
 
-def test_the_python_page_names_them_all():
-    page = (DOOR.parents[1] / "docs" / "python.md").read_text()
+def test_old_names_are_aliases():
+    assert bertworks.preflight is bertworks.corpus_report
+    assert "preflight" not in bertworks.__all__
+
+
+@pytest.mark.parametrize("recipe", [Recipe, FinetuneRecipe])
+def test_the_recipe_page_has_every_field(recipe: type):
+    page = (REFERENCE / "recipes.md").read_text()
+    for kind in [recipe, *(hint for hint in get_type_hints(recipe).values() if dataclasses.is_dataclass(hint))]:
+        names = [field.name for field in dataclasses.fields(kind)]
+        missing = [name for name in names if not re.search(rf"`{name}`|\b{name}\]+`", page)]
+        assert missing == [], "run `make docs`"
+
+
+def test_the_python_page_has_every_name():
+    page = (REFERENCE / "python.md").read_text()
     assert [name for name in bertworks.__all__ if f"`{name}" not in page] == [], "run `make docs`"

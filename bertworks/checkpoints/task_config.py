@@ -133,7 +133,7 @@ def check_same_task(
         what = f"the model's head has {found.recurrent_units} recurrent units, the recipe asks for {recurrent_units}"
     else:
         return
-    raise BertworksError(what, where=where, hint="--new-head forgets the model's head and begins another one")
+    raise BertworksError(what, where=where, hint="--reset-head discards the model's head and trains a new one")
 
 
 def _tasks(settings: dict[str, Any]) -> list[str]:

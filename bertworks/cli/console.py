@@ -1,9 +1,8 @@
-"""Options that several verbs share: one name, one meaning, one line of help. Not here: what the verbs do with them.
+"""Options that commands share, and output.
 
-What a person sees: progress on a terminal, plain lines in a pipe, JSON for programs.
-
-Results go to standard output and everything else to standard error, so that both can be piped. Nothing here knows what
-the work is; it is handed events and figures, and shows them.
+- Options: one name, one meaning, one line of help.
+- Output: results go to standard output, everything else to standard error. Progress stays in place on a terminal and is
+  a line every few seconds in a pipe. With `--json`, results are JSON lines.
 """
 
 import json
@@ -24,53 +23,75 @@ from bertworks.events import Event, duration
 from bertworks.io.text_files import STDIN
 
 
-def _values(_: object, tokens: Sequence[Token]) -> list[str]:
-    return ["-" if token.value == STDIN else token.value for token in tokens]
+def _values(kind: Any, tokens: Sequence[Token]) -> Any:
+    """The values as typed. `main` hides "-" from the parser, which takes it for an option."""
+    values = ["-" if token.value == STDIN else token.value for token in tokens]
+    return values if getattr(kind, "__origin__", kind) is list else values[0]
 
 
+def stdin_or(help: str, *names: str) -> Parameter:
+    """Text, files or a file, where "-" means standard input or output."""
+    return Parameter(name=names or None, converter=_values, help=help)
+
+
+def flag(help: str, *names: str) -> Parameter:
+    """An option without a value."""
+    return Parameter(name=names or None, negative="", show_default=False, help=help)
+
+
+def repeatable(help: str, *names: str) -> Parameter:
+    """An option that may be given several times."""
+    return Parameter(name=names or None, negative="", help=f"{help} Repeatable.")
+
+
+def at_least(minimum: float, help: str, *names: str) -> Parameter:
+    """A number with a minimum."""
+    return Parameter(name=names or None, validator=Number(gte=minimum), help=help)
+
+
+def output_file(help: str) -> Parameter:
+    """The option `--output`."""
+    return Parameter(name=["--output", "-o"], help=help)
+
+
+INPUT_FORMATS = ".csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also compressed"
 Inputs = Annotated[
     list[str],
-    Parameter(
-        converter=_values,
-        help="Files, folders or globs, or - for standard input: .txt, .jsonl, .csv, .tsv, .parquet or WikiExtractor"
-        " output, also as .gz, .zst, .xz or .bz2.",
+    stdin_or(
+        "Files, folders or globs, or - for standard input: .txt, .jsonl, .csv, .tsv, .parquet or WikiExtractor output,"
+        " also as .gz, .zst, .xz or .bz2."
     ),
 ]
-Texts = Annotated[
-    list[str], Parameter(converter=_values, help="Texts with [MASK] in them, or - for the lines of standard input.")
-]
-Sentences = Annotated[list[str], Parameter(converter=_values, help="Sentences, or - for the lines of standard input.")]
-Explained = Annotated[
-    list[str],
-    Parameter(
-        converter=_values,
-        help="A text, for a pre-trained model with a [MASK]; two for a pair, or a question and its context; or - for"
-        " the lines of standard input.",
-    ),
-]
-Output = Annotated[Path, Parameter(name=["--output", "-o"], help="The folder to write.")]
-Workers = Annotated[
-    int | None, Parameter(validator=Number(gte=1), help="Processes. Unset: one per core that may be used.")
-]
-TextColumn = Annotated[
-    str | None, Parameter(help="Column or JSON field that holds the text. Unset: it is guessed, and shown.")
-]
+Model = Annotated[str, Parameter(help="minilm, a model folder, or the name of a model on the Hugging Face hub.")]
+Output = Annotated[Path, output_file("The output folder.")]
+OutputFile = Annotated[Path | None, output_file("The output file.")]
+Workers = Annotated[int | None, at_least(1, "Number of processes. Unset: one per usable core.")]
 Documents = Annotated[
     Literal["auto", "blank_line", "file"],
-    Parameter(help="Where a document of a .txt file ends: at a blank line, or with the file."),
+    Parameter(help="Where a document of a .txt file ends: at a blank line, or at the end of the file."),
 ]
-Overwrite = Annotated[bool, Parameter(negative="", show_default=False, help="Replace what the output folder holds.")]
-Rounding = Annotated[
+TextColumn = Annotated[str | None, Parameter(help="Column or JSON field of the text. Unset: inferred and printed.")]
+TextColumns = Annotated[
+    list[str] | None, repeatable("Column of the text; give two for pairs. Unset: inferred and printed.", "--text")
+]
+Quoting = Annotated[  # as in `datasets.reader`, which is not imported for help
+    Literal["auto", "raw", "quoted"], Parameter(help="Whether quote marks enclose cells (quoted) or are text (raw).")
+]
+Settings = Annotated[list[str] | None, repeatable("Change a field of the recipe: --set seed=1.", "--set")]
+Overwrite = Annotated[bool, flag("Replace the content of the output folder.")]
+Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="The device to compute on.")]
+InferencePrecision = Annotated[
     Literal["auto", "fp32", "bf16", "int8"],
     Parameter(
-        help="auto: bf16 where this hardware gains by it; else fp32. int8: matrices in 8 bits, sooner on CPUs with"
-        " instructions for it (VNNI), a little less exact; what it costs is said."
+        help="auto: bf16 where the hardware is faster with it, else fp32. int8: 8-bit matrix multiplication. Faster on"
+        " CPUs with VNNI, slightly less accurate; the difference is reported."
     ),
 ]
-Json = Annotated[
-    bool,
-    Parameter(name="--json", negative="", show_default=False, help="Write results as JSON to standard output."),
+TrainingPrecision = Annotated[
+    Literal["auto", "fp32", "bf16"],
+    Parameter(help="auto: that of the recipe, else bf16 where the hardware is faster with it."),
 ]
+Json = Annotated[bool, flag("Write results as JSON to standard output.", "--json")]
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -88,18 +109,18 @@ def parse_size(text: str, option: str) -> int:
     return size
 
 
-PLAIN_SECONDS = 5.0  # between two lines of progress where there is no terminal
+PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
 
-_FIGURES: tuple[tuple[str, Callable[[Any], str]], ...] = (  # of a training step, in the order in which they are shown
-    ("loss", lambda value: f"loss {value:.3f}"),
-    ("masked_lm_accuracy", lambda value: f"masked words {value:.1%}"),
-    ("next_sentence_accuracy", lambda value: f"next sentence {value:.1%}"),
-    ("learning_rate", lambda value: f"rate {value:.1e}"),
-    ("tokens_per_second", lambda value: f"{value:,.0f} tokens/s"),
-    ("matmul_share", lambda value: f"{value:.0%} of matmul speed"),
-    ("memory", lambda value: f"{value / 1e9:.2f} GB"),
-    ("eta_seconds", lambda value: f"{duration(value)} left"),
-)
+_FIGURES: dict[str, Callable[[Any], str]] = {  # of a training step, in the order of display
+    "loss": lambda value: f"loss {value:.3f}",
+    "masked_lm_accuracy": lambda value: f"masked tokens {value:.1%}",
+    "next_sentence_accuracy": lambda value: f"next sentence {value:.1%}",
+    "learning_rate": lambda value: f"rate {value:.1e}",
+    "tokens_per_second": lambda value: f"{value:,.0f} tokens/s",
+    "matmul_share": lambda value: f"{value:.0%} of matmul speed",
+    "memory": lambda value: f"{value / 1e9:.2f} GB",
+    "eta_seconds": lambda value: f"{duration(value)} left",
+}
 
 
 def is_terminal() -> bool:
@@ -108,12 +129,12 @@ def is_terminal() -> bool:
 
 
 def say(text: str) -> None:
-    """A line for people."""
+    """Print a line to standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
 def emit(data: Any) -> None:
-    """One JSON value on one line of standard output."""
+    """Print a value as one line of JSON to standard output."""
     print(json.dumps(data, ensure_ascii=False, default=str), flush=True)
 
 
@@ -125,27 +146,26 @@ def table(rows: Iterable[tuple[str, str]]) -> str:
 
 
 def figures(fields: Mapping[str, Any]) -> str:
-    """One line about a training step; figures that are missing or None are left out."""
+    """One line about a training step. Figures that are missing or None are left out."""
     step = f"step {fields['step']:,}/{fields['steps']:,}"
-    return "  ".join([step, *(show(fields[name]) for name, show in _FIGURES if fields.get(name) is not None)])
+    return "  ".join([step, *(show(fields[name]) for name, show in _FIGURES.items() if fields.get(name) is not None)])
 
 
 def show_events(events: Iterable[Event], *, as_json: bool = False, results: bool = True) -> Event | None:
-    """Show work while it goes on, and return its last event.
+    """Print events as they come, and return the last.
 
-    Progress, notes and evaluations go to standard error; what is done, to standard output. With `as_json` everything
-    but progress within a stage is a line of JSON on standard output as well: `kind`, and the event's fields. Of many
-    processes that torchrun started, the first speaks for all. Without `results` nothing is said of what is done: the
-    work itself writes to standard output.
+    Progress, notes and evaluations go to standard error, results to standard output. With `as_json` all events but
+    progress within a stage are also JSON lines on standard output: `kind` and the fields. Under torchrun only the first
+    process prints. Without `results` the last event is not printed: the work itself writes to standard output.
     """
     last: Event | None = None
-    first = os.environ.get("RANK", "0") == "0"
-    with _display(results=results and not as_json) as show:
+    is_first = os.environ.get("RANK", "0") == "0"
+    with (_terminal_display if is_terminal() else _line_display)(results=results and not as_json) as show:
         for event in events:
             last = event
-            if first and as_json and not _is_progress(event):
+            if is_first and as_json and not _is_progress(event):
                 emit({"kind": event.kind, **({"text": event.text} if event.kind == "note" else {}), **event.fields})
-            if first:
+            if is_first:
                 show(event)
     return last
 
@@ -155,12 +175,8 @@ def _is_progress(event: Event) -> bool:
 
 
 @contextmanager
-def _display(*, results: bool) -> Iterator[Callable[[Event], None]]:
-    """Yield what shows one event: figures that stay in place on a terminal, else a line of them every few seconds."""
-    if is_terminal():
-        with _terminal_display(results=results) as show:
-            yield show
-        return
+def _line_display(*, results: bool) -> Iterator[Callable[[Event], None]]:
+    """Print progress as a line every few seconds."""
     last = 0.0
 
     def line(event: Event) -> None:
@@ -178,6 +194,7 @@ def _display(*, results: bool) -> Iterator[Callable[[Event], None]]:
 
 @contextmanager
 def _terminal_display(*, results: bool) -> Iterator[Callable[[Event], None]]:
+    """Keep progress in place at the bottom of the terminal."""
     from rich.console import Console
     from rich.live import Live
     from rich.progress_bar import ProgressBar
@@ -196,7 +213,7 @@ def _terminal_display(*, results: bool) -> Iterator[Callable[[Event], None]]:
             elif _is_progress(event):
                 live.update(Text(event.text))
             elif event.kind == "done" and results:
-                live.update(Text(), refresh=True)  # the cursor stands where the result is to be printed
+                live.update(Text(), refresh=True)  # moves the cursor to the line of the result
                 print(event.text, flush=True)
             else:
                 console.print(event.text, markup=False)

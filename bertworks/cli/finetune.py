@@ -1,42 +1,39 @@
-"""`bertworks check`, `finetune` and `predict`: labelled data to a model of one's own, and what that says."""
+"""The commands `check`, `finetune` and `predict`: labelled data to a fine-tuned model and its predictions."""
 
 import shlex
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
-from cyclopts.validators import Number
 
-from bertworks.cli.console import Json, Output, Overwrite, Rounding, emit, say, show_events
-from bertworks.cli.pretrain import Device, Precision
-from bertworks.io.text_files import STDIN
+from bertworks.cli.console import (
+    INPUT_FORMATS,
+    Device,
+    InferencePrecision,
+    Json,
+    Model,
+    Output,
+    Overwrite,
+    Quoting,
+    Settings,
+    TextColumns,
+    TrainingPrecision,
+    at_least,
+    emit,
+    flag,
+    repeatable,
+    say,
+    show_events,
+    stdin_or,
+)
 
-# As in `rows.schema` and `rows.reader`, which are not imported before a verb runs: help answers at once.
-Task = Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"]
-Quoting = Literal["auto", "raw", "quoted"]
-
-Data = Annotated[
-    str,
-    Parameter(
-        help="A file, or - for standard input: .csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON; also"
-        " compressed."
-    ),
+DataOrFolder = Annotated[str, Parameter(help=f"A file ({INPUT_FORMATS}), or a folder with a train and a dev file.")]
+Dev = Annotated[str | None, Parameter(help="Dev data. Unset: a random 10 % of the rows is held out.")]
+Task = Annotated[  # as in `datasets.schema`, which is not imported for help
+    Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"] | None,
+    Parameter(help="The task. Unset: inferred from the columns and printed."),
 ]
-DataOrFolder = Annotated[
-    str,
-    Parameter(
-        help="A file (.csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON; also compressed), or a folder"
-        " with a train and a dev file."
-    ),
-]
-Model = Annotated[str, Parameter(help="minilm, a model folder, or the name of a BERT on the Hugging Face hub.")]
-Dev = Annotated[str | None, Parameter(help="A file to judge on. Unset: a tenth of the rows is set aside.")]
-TaskName = Annotated[Task | None, Parameter(help="What is learned. Unset: it is guessed from the columns, and shown.")]
-Text = Annotated[
-    list[str] | None, Parameter(negative="", help="Column of the text; twice for pairs. Unset: guessed, and shown.")
-]
-Label = Annotated[str | None, Parameter(help="Column of the label. Unset: guessed, and shown.")]
-Group = Annotated[str | None, Parameter(help="Rows that share this column are not divided between train and dev.")]
-Quotes = Annotated[Quoting, Parameter(help="Whether quote marks enclose cells (quoted) or mean nothing (raw).")]
+Label = Annotated[str | None, Parameter(help="Column of the label. Unset: inferred and printed.")]
+Group = Annotated[str | None, Parameter(help="Rows with the same value in this column stay on one side of the split.")]
 
 
 def check(
@@ -45,30 +42,28 @@ def check(
     *,
     dev: Dev = None,
     model: Model = "minilm",
-    task: TaskName = None,
-    text: Text = None,
+    task: Task = None,
+    text: TextColumns = None,
     label: Label = None,
     group: Group = None,
-    quoting: Quotes = "auto",
+    quoting: Quoting = "auto",
     as_json: Json = False,
 ) -> None:
-    """See what is in labelled data before learning from it: labels, lengths, copies, contradictions, what will go
-    wrong.
-    """
+    """Report what is in labelled data before training: labels, lengths, duplicates, conflicting labels, problems."""
     from bertworks.runs.check import check_file
 
-    found = check_file(
-        data, dev=dev, model=model, task=task, text=text or [], label=label, group=group, quoting=quoting
-    )
+    options: dict[str, Any] = {
+        "dev": dev, "model": model, "task": task, "label": label, "group": group, "quoting": quoting,
+    }  # fmt: skip
+    report = check_file(data, text=text or [], **options)
     if as_json:
-        emit(found.as_dict())
-    else:
-        print(found)
-        typed = {"dev": dev, "model": model, "task": task, "label": label, "group": group, "quoting": quoting}
-        options = [(name, value) for name, value in typed.items() if value not in (None, "minilm", "auto")]
-        options += [("text", column) for column in text or []]
-        again = [data, *(word for name, value in options for word in (f"--{name}", str(value)))]
-        say(f"next: bertworks finetune {shlex.join(again)} -o MODEL-FOLDER")
+        emit(report.as_dict())
+        return
+    print(report)
+    typed = [(name, value) for name, value in options.items() if value not in (None, "minilm", "auto")]
+    typed += [("text", column) for column in text or []]
+    words = [data, *(word for name, value in typed for word in (f"--{name}", str(value)))]
+    say(f"next: bertworks finetune {shlex.join(words)} -o MODEL-FOLDER")
 
 
 def finetune(
@@ -78,47 +73,49 @@ def finetune(
     output: Output,
     model: Model = "minilm",
     dev: Dev = None,
-    task: TaskName = None,
-    text: Text = None,
+    task: Task = None,
+    text: TextColumns = None,
     label: Label = None,
     group: Group = None,
     recipe: Annotated[
-        str, Parameter(help="stable, paper, features (an LSTM over a frozen BERT), or a .toml file of your own.")
+        str, Parameter(help="stable, paper, features (an LSTM on a frozen BERT), or a .toml file.")
     ] = "stable",
-    settings: Annotated[
-        list[str] | None,
-        Parameter(name="--set", negative="", help="Change one field of the recipe: --set epochs=4. Repeatable."),
-    ] = None,
-    metric: Annotated[str | None, Parameter(help="The figure that says which state is the best.")] = None,
+    settings: Settings = None,
+    metric: Annotated[str | None, Parameter(help="The metric that selects the best checkpoint.")] = None,
     seed: Annotated[
-        int | None, Parameter(help="Of the new head, the order of the rows and dropout, instead of the recipe's.")
+        int | None, Parameter(help="Seed of the new head, the order of the rows and dropout. Unset: the recipe's.")
     ] = None,
-    seeds: Annotated[int, Parameter(validator=Number(gte=1), help="Train so often; mean and 95 % interval.")] = 1,
-    folds: Annotated[int, Parameter(validator=Number(gte=0), help="Judge on each of so many parts in turn.")] = 0,
+    seeds: Annotated[int, at_least(1, "Number of runs with different seeds; reports mean and 95 % interval.")] = 1,
+    folds: Annotated[int, at_least(0, "k-fold cross-validation with this number of folds; 0: none.")] = 0,
     sweep: Annotated[
         list[str] | None,
-        Parameter(negative="", help="Try several values: --sweep batch_size=16,32; or paper: the grid of the paper."),
+        repeatable("Try several values: --sweep batch_size=16,32; or paper: the grid of the BERT paper."),
     ] = None,
-    new_head: Annotated[
-        bool, Parameter(negative="", show_default=False, help="Forget the head of a model that was fine-tuned before.")
+    reset_head: Annotated[
+        bool,
+        flag(
+            "Discard the existing task head and train a new one. --new-head is the old name of this option.",
+            "--reset-head",
+            "--new-head",
+        ),
     ] = False,
-    quoting: Quotes = "auto",
+    quoting: Quoting = "auto",
     device: Device = "auto",
-    precision: Precision = "auto",
+    precision: TrainingPrecision = "auto",
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Fine-tune a BERT on labelled data: classes, several labels, numbers, pairs, tags, spans, answers or choices.
 
-    The output folder becomes a model folder with the best state on dev, which Hugging Face transformers opens, a report
-    and the list of errors. The same command again goes on where it stopped; Ctrl-C saves first.
-    """
+    The output folder is a model folder with the checkpoint that is best on dev, a report and a list of errors. Hugging
+    Face transformers opens it. Run the same command again to resume. Ctrl-C saves first.
+    """  # fmt: skip
     from bertworks.runs.finetune import finetune_events, make_finetune_request
     from bertworks.runs.trials import plan_trials, run_trials
 
     options: dict[str, Any] = {
         "model": model, "dev": dev, "recipe": recipe, "overrides": settings or [], "task": task, "text": text or [],
-        "label": label, "group": group, "metric": metric, "quoting": quoting, "seed": seed, "new_head": new_head,
+        "label": label, "group": group, "metric": metric, "quoting": quoting, "seed": seed, "new_head": reset_head,
         "precision": None if precision == "auto" else precision,
     }  # fmt: skip
     request = make_finetune_request(data, **options)
@@ -132,41 +129,40 @@ def finetune(
 
 def predict(
     model: Model,
-    data: Data,
+    data: Annotated[str, stdin_or(f"A file, or - for standard input: {INPUT_FORMATS}.")],
     /,
     *,
-    output: Annotated[str, Parameter(name=["--output", "-o"], help="The file to write; - for standard output.")] = "-",
-    text: Text = None,
-    top_k: Annotated[int, Parameter(name=["--top-k", "-k"], validator=Number(gte=1), help="Answers to give.")] = 1,
-    probabilities: Annotated[bool, Parameter(negative="", show_default=False, help="Those of all labels.")] = False,
+    output: Annotated[str, stdin_or("The output file; - for standard output.", "--output", "-o")] = "-",
+    text: TextColumns = None,
+    top_k: Annotated[int, at_least(1, "Predictions per row.", "--top-k", "-k")] = 1,
+    probabilities: Annotated[bool, flag("Write the probabilities of all labels.")] = False,
     threshold: Annotated[
         float | None,
         Parameter(
-            help="Several labels: the probability from which one is given; unset: 0.5. Questions: by how much, in"
-            " logits, no answer may win and one still be given; unset: what was best on dev."
+            help="Several labels: the lowest probability of a predicted label; unset: 0.5. Questions: the lead in"
+            ' logits from which "no answer" is predicted; unset: the best value on dev.'
         ),
     ] = None,
     kind: Annotated[
         Literal["csv", "tsv", "jsonl", "parquet", "conll"] | None,
-        Parameter(name="--format", help="Unset: as the suffix says. conll: the lines as they were, and their tags."),
+        Parameter(name="--format", help="Unset: that of the suffix. conll: the input lines with a column of tags."),
     ] = None,
-    quoting: Quotes = "auto",
+    quoting: Quoting = "auto",
     device: Device = "auto",
-    precision: Rounding = "auto",
+    precision: InferencePrecision = "auto",
     as_json: Json = False,
 ) -> None:
-    """Answer every row of a file, beside its own columns and in its order.
+    """Predict every row of a file. Predictions are added to the columns of the input, in its order.
 
-    A stopped prediction goes on where it was when the same command is typed again; the output appears when it is whole.
-    With --json each row is a JSON object on a line.
+    Run the same command again to resume. The output appears when it is complete. With --json each row is a JSON object
+    on a line.
     """
     from bertworks.inference.predict import predict_file
 
-    data, target = ("-" if word == STDIN else word for word in (data, output))
-    if as_json and kind is None and target == "-":
+    if as_json and kind is None and output == "-":
         kind = "jsonl"
     events = predict_file(
-        model, data, target, text=text or [], top_k=top_k, probabilities=probabilities, threshold=threshold, kind=kind,
+        model, data, output, text=text or [], top_k=top_k, probabilities=probabilities, threshold=threshold, kind=kind,
         quoting=quoting, device=device, precision=precision,
     )  # fmt: skip
-    show_events(events, as_json=as_json and target != "-", results=target != "-")
+    show_events(events, as_json=as_json and output != "-", results=output != "-")

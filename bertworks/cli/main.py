@@ -1,7 +1,7 @@
-"""The command `bertworks`: its verbs, and the boundary where errors become messages and exit codes.
+"""The command `bertworks`: its parser, error messages and exit codes.
 
-0: done. 1: the data, a model or the machine does not allow it. 2: typed wrongly. 130: stopped by Ctrl-C. A traceback is
-shown with `--debug` only. Nothing heavy is imported before a verb runs, so that help and completion answer at once.
+Exit codes: 0 success; 1 a problem with data, a model or the machine; 2 a wrong command or recipe; 130 interrupted.
+`--debug` shows tracebacks. Commands import heavy modules when they run, so that help and completion are fast.
 """
 
 import atexit
@@ -23,7 +23,7 @@ from bertworks.errors import BertworksError
 from bertworks.io.text_files import STDIN
 from bertworks.runs.signals import GracefulShutdown
 
-_VERBS: tuple[Callable[..., object], ...] = (
+_COMMANDS: tuple[Callable[..., object], ...] = (
     pretrain.vocab,
     pretrain.prepare,
     pretrain.pretrain,
@@ -44,15 +44,23 @@ _VERBS: tuple[Callable[..., object], ...] = (
     models.doctor,
     models.demo,
 )
-_EPILOGUE = "Every verb has its own --help. --debug, anywhere, shows the traceback of an error."
+_EVALUATIONS = (
+    inference.mlm,
+    inference.blimp,
+    inference.task,
+    inference.squad,
+    inference.glue,
+    search.sts,
+    search.retrieval,
+)
 
 
 def make_app() -> App:
-    """The parser with all verbs; it prints nothing of its own accord but help and version."""
+    """The parser with all commands. It prints only help and the version."""
     app = App(
         name="bertworks",
-        help="BERT from your own raw text: vocabulary, pre-training, fine-tuning, answers.",
-        help_epilogue=_EPILOGUE,
+        help="Train, fine-tune and use BERT models on your own data.",
+        help_epilogue="Every command has its own --help. --debug shows the traceback of an error.",
         help_format="plaintext",
         version=__version__,
         print_error=False,
@@ -62,37 +70,33 @@ def make_app() -> App:
         result_action="return_value",
     )
     app.register_install_completion_command()
-    for place, verb in enumerate(_VERBS):
-        app.command(verb, help=_joined(verb), sort_key=place)
-    evaluate = App(name="evaluate", help="Measure a model, or answers, on what it was not trained on.", sort_key=11.5)
-    for measure in (
-        inference.mlm,
-        inference.blimp,
-        inference.task,
-        inference.squad,
-        inference.glue,
-        search.sts,
-        search.retrieval,
-    ):
-        evaluate.command(measure, help=_joined(measure))
+    for position, command in enumerate(_COMMANDS):
+        app.command(command, help=_help(command), sort_key=position)
+    evaluate = App(name="evaluate", help="Evaluate a model, or predictions, on held-out data.", sort_key=11.5)
+    for command in _EVALUATIONS:
+        evaluate.command(command, help=_help(command))
     app.command(evaluate)
     return app
 
 
-def _joined(verb: Callable[..., object]) -> str:
-    """The docstring with its lines joined, so that help breaks them where the terminal ends."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (verb.__doc__ or "").split("\n\n"))
+def _help(command: Callable[..., object]) -> str:
+    """The docstring without line breaks within a paragraph: the terminal's width decides where lines break."""
+    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (command.__doc__ or "").split("\n\n"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code. `arguments` without the program's name; those of the process where None."""
+    """Run a command and return the exit code.
+
+    Args:
+        arguments: without the program's name; None: those of the process.
+    """
     words = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in words
     words = [STDIN if word == "-" else word for word in words if word != "--debug"]
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # worker processes are ours to start
-    # Waiting threads look for work for some microseconds, then sleep. By default they look on, which makes a step tens
-    # of times slower as soon as another program wants one of the cores; asleep at once, small networks gain nothing
-    # from a second core (docs/diary.md).
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # bertworks starts worker processes itself
+    # Idle threads spin for some microseconds, then sleep. The default, endless spinning, makes a step tens of times
+    # slower when another program uses one of the cores. Without spinning, small networks gain nothing from a second
+    # core (docs/diary.md).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     try:
@@ -101,11 +105,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exc()
-        return _explain(error, words)
+        return _report(error, words)
 
 
-def _explain(error: BaseException, words: list[str]) -> int:
-    """Say what went wrong in one or two lines of standard error; the exit code."""
+def _report(error: BaseException, words: list[str]) -> int:
+    """Print an error in one or two lines to standard error, and return the exit code."""
     if isinstance(error, BertworksError):
         say(f"error: {error}")
         return error.exit_code
@@ -114,9 +118,9 @@ def _explain(error: BaseException, words: list[str]) -> int:
         say(f"error: {error}\n  hint: {chain} --help")
         return 2
     if isinstance(error, KeyboardInterrupt):
-        say("stopped")
+        say("interrupted")
         return 130
-    if isinstance(error, BrokenPipeError):  # `bertworks ... | head`: the reader has enough
+    if isinstance(error, BrokenPipeError):  # `bertworks ... | head`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     if isinstance(error, OSError) and error.filename:
@@ -126,17 +130,17 @@ def _explain(error: BaseException, words: list[str]) -> int:
         say(f"error: {error.strerror}")
         return 1
     say(f"error: {type(error).__name__}: {error}")
-    typed = " ".join("-" if word == STDIN else word for word in words)
-    say(f"  this is a fault of bertworks; please report it with the output of\n  bertworks --debug {typed}")
+    command = " ".join("-" if word == STDIN else word for word in words)
+    say(f"  this is a bug in bertworks: please report it with the output of\n  bertworks --debug {command}")
     return 1
 
 
 def run() -> NoReturn:
-    """The whole process: one command, then out. Not by the interpreter's own way: threads that libraries leave running
-    now and then abort a process while it takes itself down, with everything saved and an exit code that says otherwise.
+    """Run a command and end the process, without the interpreter's shutdown: threads that libraries leave running
+    sometimes abort it, with a wrong exit code although everything is saved.
     """
     GracefulShutdown.ends_process = True
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a file name that is not UTF-8 is shown as well as can be
+    if isinstance(sys.stdout, io.TextIOWrapper):  # for file names that are not UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = main()
@@ -144,7 +148,7 @@ def run() -> NoReturn:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # nobody reads any more
+        with suppress(OSError, ValueError):  # the reader has closed the pipe
             stream.flush()
     os._exit(code)
 
