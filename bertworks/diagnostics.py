@@ -1,6 +1,6 @@
-"""What this machine has, what was chosen for it and why, and whether text really becomes a model here.
+"""Reports this machine's hardware, the settings chosen for it, and whether training works.
 
-Every finding is a `Check`, made one after the other so that a person sees them as they come. Nothing is changed.
+`doctor` yields one `Check` at a time, so that each is printed at once. It changes nothing.
 """
 
 import importlib.metadata
@@ -15,10 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 import bertworks
 from bertworks.errors import BertworksError
+from bertworks.io.cpus import allowed_cpus, cpu_quota, group_folders, read_system_file
 from bertworks.models.config import EncoderConfig
 from bertworks.models.packed_linear import cpu_supports_int8
 from bertworks.runs.pretrain_job import held_out_batches
@@ -30,7 +32,7 @@ from bertworks.training.loop import train
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
 
-_INSTRUCTIONS = {  # as people call them: as /proc/cpuinfo does
+_INSTRUCTIONS = {  # name: flag in /proc/cpuinfo
     "AVX2": "avx2",
     "AVX-512": "avx512f",
     "AVX-512 bf16": "avx512_bf16",
@@ -44,11 +46,12 @@ _EXTRAS = {
 }
 _LITTLE_MEMORY, _LITTLE_DISK = 1 << 30, 1 << 30
 _SELF_TEST_STEPS = 30
+_REPORT = "please report this with the lines above"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One finding. `text` is for people, `fields` for programs; where it is not `good`, `hint` says what to do."""
+    """One result: `text` for users, `fields` for programs, and a `hint` if it is not `good`."""
 
     name: str
     text: str
@@ -58,7 +61,7 @@ class Check:
 
 
 def doctor() -> Iterator[Check]:
-    """Yield what was found, in the order in which a person asks; takes about five seconds."""
+    """Run the checks, which takes about five seconds."""
     yield _versions()
     yield from _extras()
     yield _system()
@@ -90,7 +93,7 @@ def _extras() -> Iterator[Check]:
 
 
 def _system() -> Check:
-    cpuinfo = _read("/proc/cpuinfo")
+    cpuinfo = read_system_file("/proc/cpuinfo")
     model = re.search(r"^model name\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo, re.MULTILINE)
     known = set(flags[1].split()) if flags else set()
@@ -102,49 +105,48 @@ def _system() -> Check:
 
 
 def _cores() -> Check:
-    """Cores that this process may use (affinity, control-group quota) beside the threads that torch starts."""
-    there = os.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else there
-    quota = _processor_quota()
-    usable = min(allowed, quota) if quota else float(allowed)
+    """Cores that this process may use (affinity, control group), and the threads of torch."""
+    cores, allowed, quota = os.cpu_count() or 1, len(allowed_cpus()), cpu_quota()
+    usable = min(allowed, quota or allowed)
     threads = torch.get_num_threads()
-    limits = [f"{there} in the machine"]
-    if allowed < there:
-        limits.append(f"{allowed} by affinity")
-    if quota:
-        limits.append(f"{quota:g} by control group")
-    text = f"{usable:g} usable ({', '.join(limits)}); torch computes with {threads} threads"
-    fields = {"cores": there, "affinity": allowed, "quota": quota, "torch_threads": threads}
+    limits = f"{cores} in the machine"
+    limits += f", {allowed} by affinity" * (allowed < cores)
+    limits += f", {quota:g} by control group" if quota else ""
+    text = f"{usable:g} usable ({limits}); torch computes with {threads} threads"
+    fields = {"cores": cores, "affinity": allowed, "quota": quota, "torch_threads": threads}
     if threads > max(1.0, usable):
-        return Check(
-            "cores", f"{text}: more than cores, which is slow", False, f"OMP_NUM_THREADS={int(usable)}", fields
-        )
+        hint = f"OMP_NUM_THREADS={int(usable)}"
+        return Check("cores", f"{text}: more than cores, which is slow", False, hint, fields)
     return Check("cores", text, fields=fields)
 
 
 def _memory() -> Check:
-    meminfo = dict(re.findall(r"^(\w+):\s+(\d+) kB$", _read("/proc/meminfo"), re.MULTILINE))
+    meminfo = dict(re.findall(r"^(\w+):\s+(\d+) kB$", read_system_file("/proc/meminfo"), re.MULTILINE))
     total, free = (int(meminfo.get(name, 0)) * 1024 for name in ("MemTotal", "MemAvailable"))
     limit = _memory_limit()
+    text = f"{total / 1e9:.1f} GB"
     if limit and (not total or limit < total):
-        free = min(free, limit) if free else limit
-        text = (
-            f"{limit / 1e9:.1f} GB by control group, of {total / 1e9:.1f} GB in the machine; {free / 1e9:.1f} GB free"
-        )
-    else:
-        text = f"{total / 1e9:.1f} GB, {free / 1e9:.1f} GB free"
+        free = min(free or limit, limit)
+        text = f"{limit / 1e9:.1f} GB by control group, of {text} in the machine"
+    is_low = bool(total) and free < _LITTLE_MEMORY
+    hint = "close other programs, or train a smaller model" if is_low else None
     fields = {"total": total, "free": free, "limit": limit}
-    if total and free < _LITTLE_MEMORY:
-        return Check("memory", text, False, "close other programs, or train a smaller size", fields)
-    return Check("memory", text, fields=fields)
+    return Check("memory", f"{text}; {free / 1e9:.1f} GB free", not is_low, hint, fields)
+
+
+def _memory_limit() -> int | None:
+    """Memory limit of the control groups in bytes; None: no limit."""
+    files = (folder / name for folder in group_folders("memory") for name in ("memory.max", "memory.limit_in_bytes"))
+    limits = [int(text) for text in (read_system_file(file).strip() for file in files) if text.isdigit()]
+    return min((limit for limit in limits if limit < 1 << 60), default=None)
 
 
 def _disk() -> Check:
     usage = shutil.disk_usage(".")
-    text = f"{usage.free / 1e9:.1f} GB free of {usage.total / 1e9:.1f} GB here"
-    hint = "free some, or run in another folder"
-    fields = {"free": usage.free, "total": usage.total}
-    return Check("disk", text, usage.free >= _LITTLE_DISK, hint if usage.free < _LITTLE_DISK else None, fields)
+    is_low = usage.free < _LITTLE_DISK
+    hint = "delete files, or work in another folder" if is_low else None
+    text = f"{usage.free / 1e9:.1f} GB free of {usage.total / 1e9:.1f} GB in this folder"
+    return Check("disk", text, not is_low, hint, {"free": usage.free, "total": usage.total})
 
 
 def _device(device: torch.device) -> Check:
@@ -163,34 +165,30 @@ def _speed(device: torch.device) -> Iterator[Check]:
     precision, gain = best_precision(device), speeds["bf16"] / speeds["fp32"]
     text = f"device {device}, precision {precision}, because bf16 multiplies matrices {gain:.1f} times as fast as fp32"
     int8 = device.type == "cpu" and cpu_supports_int8()
-    text += "; answers also with --precision int8" * int8
+    text += "; --precision int8 is available for inference" * int8
     yield Check("chosen", text, fields={"device": str(device), "precision": precision, "gain": gain, "int8": int8})
 
 
 def _self_test(device: torch.device) -> Check:
-    """From text to a falling loss, in a folder that is removed again: every wing of the package takes part, where and
-    in the precision that a training would choose."""
+    """Trains a small model on text in a temporary folder, on the device and in the precision that training chooses."""
     begin = time.perf_counter()
     try:
         with tempfile.TemporaryDirectory(prefix="bertworks-doctor-") as folder:
             tokens, first, last = _train_a_little(Path(folder), device)
-    except (BertworksError, OSError, RuntimeError) as error:
-        if isinstance(error, BertworksError):
-            return Check("self-test", f"failed: {error}", False, error.hint)
-        what = f"failed: {type(error).__name__}: {error}"
-        return Check("self-test", what, False, "please report this with the lines above")
+    except BertworksError as error:
+        return Check("self-test", f"failed: {error}", False, error.hint)
+    except (OSError, RuntimeError) as error:
+        return Check("self-test", f"failed: {type(error).__name__}: {error}", False, _REPORT)
     seconds = time.perf_counter() - begin
     text = f"text, vocabulary of {tokens} tokens, shards, {_SELF_TEST_STEPS} steps: loss {first:.2f} -> {last:.2f}"
     fields = {"first_loss": first, "last_loss": last, "seconds": seconds}
     if not last < 0.7 * first:
-        return Check(
-            "self-test", f"{text}: it does not learn", False, "please report this with the lines above", fields
-        )
+        return Check("self-test", f"{text}: it does not learn", False, _REPORT, fields)
     return Check("self-test", f"{text}, in {seconds:.1f} s", fields=fields)
 
 
 def _train_a_little(folder: Path, device: torch.device) -> tuple[int, float, float]:
-    """Tokens of the vocabulary, and the masked-word loss of the first and of the last step."""
+    """Vocabulary size, and the masked LM loss of the first and the last step."""
     animals, colours, places = "cat dog horse cow".split(), "white black brown grey".split(), "house field wood".split()
     sentences = [f"The {c} {a} is in the {p}." for a in animals for c in colours for p in places]
     documents = [" ".join(sentences[i : i + 6]) for i in range(0, len(sentences), 6)]
@@ -198,9 +196,9 @@ def _train_a_little(folder: Path, device: torch.device) -> tuple[int, float, flo
     reader = CorpusReader([folder / "text.txt"])
     tokenizer, _ = train_vocabulary((document.text for document in reader), VocabularyConfig(size=100))
     shards = write_shards(reader, tokenizer, folder / "shards", workers=1)
-    everything = torch.arange(len(shards.documents) - 1).numpy()
+    documents_used = np.arange(len(shards.documents) - 1)
     batches = held_out_batches(
-        shards, everything, tokenizer, pairs=True, sequence_length=32, sequences=64, batch_size=64
+        shards, documents_used, tokenizer, pairs=True, sequence_length=32, sequences=64, batch_size=64
     )
     torch.manual_seed(0)
     model = PretrainingModel(
@@ -214,36 +212,3 @@ def _train_a_little(folder: Path, device: torch.device) -> tuple[int, float, flo
     steps = train(model, optimizer, lambda _: batches[:1], config, _SELF_TEST_STEPS, precision=precision)
     losses = [step.read()["masked_lm"].loss for step in steps]
     return tokenizer.vocab_size, losses[0], losses[-1]
-
-
-def _processor_quota() -> float | None:
-    """Cores that the control group grants, None without a limit (version 2, then version 1)."""
-    quota, _, period = _read(_control_group("cpu.max") or "/sys/fs/cgroup/cpu.max").partition(" ")
-    if not quota:
-        quota = _read("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").strip()
-        period = _read("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
-    if not quota.isdigit() or not period.strip().isdigit():
-        return None
-    return int(quota) / int(period)
-
-
-def _memory_limit() -> int | None:
-    """Bytes that the control group grants, None without a limit."""
-    text = _read(_control_group("memory.max") or "/sys/fs/cgroup/memory.max").strip()
-    text = text or _read("/sys/fs/cgroup/memory/memory.limit_in_bytes").strip()
-    return int(text) if text.isdigit() and int(text) < 1 << 60 else None
-
-
-def _control_group(name: str) -> str | None:
-    """The file of this process's own control group (version 2), if it is visible."""
-    own = re.search(r"^0::/?(.*)$", _read("/proc/self/cgroup"), re.MULTILINE)
-    path = Path("/sys/fs/cgroup") / (own[1] if own else "") / name
-    return str(path) if path.exists() else None
-
-
-def _read(path: str) -> str:
-    """The text of a file of the kernel; empty where this system has none."""
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

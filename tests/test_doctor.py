@@ -1,4 +1,4 @@
-"""The doctor: what the machine has, and whether text becomes a model on it."""
+"""`doctor`: the hardware, the chosen settings, and the self-test."""
 
 import json
 import tomllib
@@ -7,18 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from bertworks import diagnostics as room
+from bertworks import diagnostics
 from bertworks.cli.main import main
 from bertworks.diagnostics import Check
 from bertworks.errors import BertworksError
+from bertworks.io import cpus
 
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Measurements that take no time."""
+    """Measurements without a delay."""
     speeds = {torch.float32: 5e10, torch.bfloat16: 4e11}
-    monkeypatch.setattr(room, "measure_matmul", lambda dtype, device: speeds[dtype])
-    monkeypatch.setattr(room, "best_precision", lambda device: "bf16")
+    monkeypatch.setattr(diagnostics, "measure_matmul", lambda dtype, device: speeds[dtype])
+    monkeypatch.setattr(diagnostics, "best_precision", lambda device: "bf16")
 
 
 def test_all_checks_in_order(quick, capsys):
@@ -35,11 +36,11 @@ def test_all_checks_in_order(quick, capsys):
     assert checks["self-test"]["fields"]["last_loss"] < 0.7 * checks["self-test"]["fields"]["first_loss"]
 
 
-def test_a_failing_self_test_is_told_and_is_exit_code_1(quick, monkeypatch, capsys):
+def test_a_failing_self_test_is_reported_with_exit_code_1(quick, monkeypatch, capsys):
     def fails(folder, device):
         raise BertworksError("the disk is full", hint="free some")
 
-    monkeypatch.setattr(room, "_train_a_little", fails)
+    monkeypatch.setattr(diagnostics, "_train_a_little", fails)
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert "! self-test     failed: the disk is full" in out
@@ -47,61 +48,55 @@ def test_a_failing_self_test_is_told_and_is_exit_code_1(quick, monkeypatch, caps
 
 
 def test_a_model_that_does_not_learn_is_no_success(monkeypatch):
-    monkeypatch.setattr(room, "_train_a_little", lambda folder, device: (79, 4.4, 4.3))
-    check = room._self_test(torch.device("cpu"))
+    monkeypatch.setattr(diagnostics, "_train_a_little", lambda folder, device: (79, 4.4, 4.3))
+    check = diagnostics._self_test(torch.device("cpu"))
     assert not check.good
     assert "does not learn" in check.text
 
 
 @pytest.mark.parametrize(
-    ("files", "quota", "limit"),
+    ("files", "limit"),
     [
-        ({"/sys/fs/cgroup/cpu.max": "150000 100000", "/sys/fs/cgroup/memory.max": "2147483648"}, 1.5, 1 << 31),
-        ({"/sys/fs/cgroup/cpu.max": "max 100000", "/sys/fs/cgroup/memory.max": "max"}, None, None),
-        (
-            {
-                "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "400000\n",
-                "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
-                "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-            },
-            4.0,
-            None,
-        ),
-        ({}, None, None),
+        ({"/sys/fs/cgroup/memory.max": "2147483648\n"}, 1 << 31),
+        ({"/sys/fs/cgroup/a/memory.max": "max", "/sys/fs/cgroup/memory.max": "1073741824"}, 1 << 30),
+        ({"/sys/fs/cgroup/a/memory.max": "max"}, None),
+        ({"/sys/fs/cgroup/memory/b/memory.limit_in_bytes": "1073741824"}, 1 << 30),
+        ({"/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n"}, None),
+        ({}, None),
     ],
 )
-def test_limits_of_control_groups(files, quota, limit, monkeypatch):
-    monkeypatch.setattr(room, "_read", lambda path: files.get(path, ""))
-    monkeypatch.setattr(room, "_control_group", lambda name: None)
-    assert room._processor_quota() == quota
-    assert room._memory_limit() == limit
+def test_memory_limits_of_control_groups(files, limit, monkeypatch):
+    files["/proc/self/cgroup"] = "0::/a\n3:memory:/b\n"
+    for module in (cpus, diagnostics):
+        monkeypatch.setattr(module, "read_system_file", lambda path: files.get(str(path), ""))
+    assert diagnostics._memory_limit() == limit
 
 
-def test_more_threads_than_cores_is_a_finding(monkeypatch):
-    monkeypatch.setattr(room, "_processor_quota", lambda: 1.0)
-    monkeypatch.setattr(room.torch, "get_num_threads", lambda: 8)
-    check = room._cores()
+def test_more_threads_than_cores_is_reported(monkeypatch):
+    monkeypatch.setattr(diagnostics, "cpu_quota", lambda: 1.0)
+    monkeypatch.setattr(diagnostics.torch, "get_num_threads", lambda: 8)
+    check = diagnostics._cores()
     assert not check.good
     assert check.hint == "OMP_NUM_THREADS=1"
 
 
 def test_instruction_sets_are_read_from_the_kernel(monkeypatch):
     cpuinfo = "model name\t: A Processor\nflags\t\t: fpu avx2 avx512f amx_bf16\n"
-    monkeypatch.setattr(room, "_read", lambda path: cpuinfo)
-    check = room._system()
+    monkeypatch.setattr(diagnostics, "read_system_file", lambda path: cpuinfo)
+    check = diagnostics._system()
     assert check.fields["instructions"] == ["AVX2", "AVX-512", "AMX bf16"]
     assert "A Processor" in check.text
 
 
 def test_all_extras_are_looked_for():
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-    theirs = {extra for extra, _ in room._EXTRAS.values()}
-    assert theirs == {*project["optional-dependencies"]} - {"dev", "bench"}
+    names = {extra for extra, _ in diagnostics._EXTRAS.values()}
+    assert names == {*project["optional-dependencies"]} - {"dev", "bench"}
 
 
-def test_missing_extras_say_what_to_install(monkeypatch):
-    monkeypatch.setattr(room, "_EXTRAS", {"no-such-package": ("vocab", "unigram vocabularies")})
-    (check,) = room._extras()
+def test_missing_extras_come_with_the_command_to_install_them(monkeypatch):
+    monkeypatch.setattr(diagnostics, "_EXTRAS", {"no-such-package": ("vocab", "unigram vocabularies")})
+    (check,) = diagnostics._extras()
     assert check == Check(
         "extras",
         'no-such-package is not installed; unigram vocabularies need it: pip install "bertworks[vocab]"',

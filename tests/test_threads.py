@@ -18,7 +18,7 @@ from bertworks.training.device import ThreadPolicy, next_count
 
 
 def system(monkeypatch: pytest.MonkeyPatch, files: dict[str, str], allowed: set[int] | None = None) -> None:
-    monkeypatch.setattr(cpus, "_read", lambda path: files.get(str(path), ""))
+    monkeypatch.setattr(cpus, "read_system_file", lambda path: files.get(str(path), ""))
     monkeypatch.setattr(cpus, "allowed_cpus", lambda: allowed or {0, 1, 2, 3})
 
 

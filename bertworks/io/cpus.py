@@ -20,10 +20,10 @@ def allowed_cpus() -> set[int]:
 def cpu_quota() -> float | None:
     """CPUs that the control groups of this process may use per second of time; None: no limit is set."""
     limits = []
-    for folder in _group_folders("cpu"):
-        values = _read(folder / "cpu.max").split() or [
-            _read(folder / "cpu.cfs_quota_us").strip(),
-            _read(folder / "cpu.cfs_period_us").strip(),
+    for folder in group_folders("cpu"):
+        values = read_system_file(folder / "cpu.max").split() or [
+            read_system_file(folder / "cpu.cfs_quota_us").strip(),
+            read_system_file(folder / "cpu.cfs_period_us").strip(),
         ]
         if len(values) == 2 and all(value.isdigit() for value in values) and int(values[1]):
             limits.append(int(values[0]) / int(values[1]))
@@ -62,7 +62,7 @@ class CpuMonitor:
         """Time, CPU seconds of this process, idle ticks and all ticks of the allowed CPUs."""
         idle = total = 0
         names = {f"cpu{number}" for number in allowed_cpus()}
-        for line in _read(Path("/proc/stat")).splitlines():
+        for line in read_system_file(Path("/proc/stat")).splitlines():
             name, *values = line.split()
             if name in names:
                 ticks = [int(value) for value in values[:8]]  # user nice system idle iowait irq softirq steal
@@ -71,10 +71,10 @@ class CpuMonitor:
         return time.monotonic(), time.process_time(), idle, total
 
 
-def _group_folders(controller: str) -> list[Path]:
+def group_folders(controller: str) -> list[Path]:
     """Folders of the control groups that this process is in, for version 1 or 2, from its own to the root."""
     root, folders = Path("/sys/fs/cgroup"), []
-    for line in _read(Path("/proc/self/cgroup")).splitlines():
+    for line in read_system_file(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
@@ -84,9 +84,9 @@ def _group_folders(controller: str) -> list[Path]:
     return folders
 
 
-def _read(path: Path) -> str:
+def read_system_file(path: str | Path) -> str:
     """The text of a small file of the system; nothing where there is none."""
     try:
-        return path.read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
