@@ -223,7 +223,7 @@ def said(source, target):
     return "\n".join(event.text for event in events), events[-1].fields
 
 
-def test_what_is_left_out_is_said(tmp_path):
+def test_what_is_left_out_is_reported(tmp_path):
     folder = tmp_path / "theirs"
     theirs_of("BertForSequenceClassification").save_pretrained(folder)
     write_tokenizer(folder, model_max_length=512)
@@ -269,13 +269,13 @@ def test_the_class_is_that_of_the_weights(tmp_path):
     assert fields["parts"] == ["encoder", "lm_head", "next_sentence", "pooler"]
 
 
-def test_half_precision_becomes_float32_and_is_told(tmp_path):
+def test_half_precision_becomes_float32_and_is_reported(tmp_path):
     folder = tmp_path / "theirs"
     original = theirs_of("BertModel", id2label={0: "left", 1: "over"})
     original.half().save_pretrained(folder)
     write_tokenizer(folder, model_max_length=32)
     text, _ = said(folder, tmp_path / "ours")
-    assert "the numbers are float32 now; they were float16" in text
+    assert "the weights are float32 now; they were float16" in text
     assert "left out of config.json: id2label, label2id" in text
     found = transformers.AutoModel.from_pretrained(tmp_path / "ours")
     assert found.dtype == torch.float32
@@ -372,18 +372,18 @@ def test_words_that_another_program_finds_are_refused(tmp_path):
 # --- refusals
 
 
-def test_a_head_that_nobody_names_is_refused(tmp_path):
+def test_an_unnamed_head_is_refused(tmp_path):
     folder = tmp_path / "theirs"
     theirs_of("BertForSequenceClassification").save_pretrained(folder)
     write_tokenizer(folder)
     settings_changed(folder, architectures=...)
-    with pytest.raises(BertworksError, match="does not say for what"):
+    with pytest.raises(BertworksError, match="does not name its class"):
         list(convert(folder, tmp_path / "ours"))
     settings_changed(folder, architectures=["BertForQuestionAnswering"])
-    with pytest.raises(BertworksError, match=r"classifier, 0 outputs\) is none for qa with 2"):
+    with pytest.raises(BertworksError, match=r"classifier, 0 outputs\) does not fit qa with 2"):
         list(convert(folder, tmp_path / "ours"))
     settings_changed(folder, architectures=["BertForSequenceClassification"], id2label={"0": "a", "1": "b"})
-    with pytest.raises(BertworksError, match=r"classifier, 3 outputs\) is none for classification with 2"):
+    with pytest.raises(BertworksError, match=r"classifier, 3 outputs\) does not fit classification with 2"):
         list(convert(folder, tmp_path / "ours"))
     settings_changed(folder, id2label=..., label2id=..., num_labels=3)  # as in old files
     list(convert(folder, tmp_path / "ours"))
@@ -397,7 +397,7 @@ def test_nothing_is_written_over_or_half(tmp_path):
     folder = tmp_path / "theirs"
     theirs_of("BertModel").save_pretrained(folder)
     write_tokenizer(folder)
-    with pytest.raises(UsageError, match="something already"):
+    with pytest.raises(UsageError, match="not empty"):
         list(convert(folder, folder))
     tensors_changed(folder, lambda state: state | {"stranger": torch.zeros(1)})
     with pytest.raises(BertworksError, match="stranger"):

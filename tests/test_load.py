@@ -166,7 +166,7 @@ def test_a_copy_is_the_model(folders: dict[str, Path], tmp_path: Path):
         copy = bw.load(tmp_path / kind, device="cpu")
         assert copy.can == found.can
         np.testing.assert_array_equal(copy.embed([TEXT]), found.embed([TEXT]))
-    with pytest.raises(UsageError, match="something already"):
+    with pytest.raises(UsageError, match="not empty"):
         bw.load(folders["vectors"]).save(tmp_path / "vectors")
     with pytest.raises(BertworksError, match="exported model"):
         bw.load(folders["encoder, exported"]).save(tmp_path / "onnx")

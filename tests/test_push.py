@@ -1,4 +1,4 @@
-"""What goes to the hub is what was shown, and nothing else; the hub here is a server of ours on this machine."""
+"""`push` sends what it shows and nothing else. The hub is a local server of the test."""
 
 import base64
 import json
@@ -28,7 +28,7 @@ def folder(tmp_path):
 
 
 def planned(folder, **options):
-    """All that a dry run says, and its fields."""
+    """The text of a dry run, and its fields."""
     events = list(push(folder, "me/mybert", dry_run=True, **options))
     return "\n".join(event.text for event in events), events[-1].fields
 
@@ -45,10 +45,10 @@ def test_a_dry_run_shows_files_sizes_and_the_whole_card(folder, monkeypatch):
     assert f"{fields['files']['model.safetensors']:,} bytes" in text
     assert CARD.strip() in text
     assert "nothing was sent" in text
-    assert "does not say" not in text
+    assert "lacks" not in text
 
 
-def test_only_a_model_goes(folder):
+def test_only_model_files_are_sent(folder):
     for name in ("pytorch_model.bin", "state.safetensors", "predictions.csv", ".env", "evil.py", "tokenizer.json.bak"):
         (folder / name).write_text("secret")
     (folder / "checkpoints").mkdir()
@@ -62,44 +62,44 @@ def test_only_a_model_goes(folder):
         ".env", "1_Pooling/secret.txt", "checkpoints/", "evil.py", "predictions.csv", "pytorch_model.bin",
         "state.safetensors", "tokenizer.json.bak",
     }  # fmt: skip
-    assert "stays here: " in text
+    assert "not sent: " in text
 
 
 def test_a_card_is_completed_but_not_changed_here(folder):
     (folder / "README.md").write_text("---\ntags: [bert]\n---\nNo heading.\n")
     text, fields = planned(folder, licence="apache-2.0")
-    assert "the card does not say: language, library_name" in text
-    assert "the card has no heading: mybert would be a good one" in text
+    assert "the card lacks language, library_name" in text
+    assert "the card has no heading, such as: # mybert" in text
     assert "license: apache-2.0" in fields["card"]
     assert fields["files"]["README.md"] == len(fields["card"].encode())
     assert "license" not in (folder / "README.md").read_text()
     (folder / "README.md").write_text("# No first lines\n\nÉ.\n")
     text, fields = planned(folder)
-    assert "the card does not say: license, language, library_name" in text
+    assert "the card lacks license, language, library_name" in text
     assert fields["card"] == "# No first lines\n\nÉ.\n"
 
 
 @pytest.mark.parametrize("name", ["mybert", "", "a/b/c", "me/my bert", "../mybert", "me/", "me/x--y", "me/" + "x" * 99])
-def test_a_name_that_is_none_is_refused(folder, name):
+def test_wrong_names_are_refused(folder, name):
     with pytest.raises(UsageError, match="owner"):
         list(push(folder, name, dry_run=True))
 
 
-def test_what_is_no_model_does_not_go(folder, tmp_path):
+def test_what_is_not_a_model_is_refused(folder, tmp_path):
     with pytest.raises(BertworksError, match="no such model folder"):
         list(push(tmp_path / "absent", "me/x", dry_run=True))
     (folder / "README.md").write_text("---\na: [\n---\n")
-    with pytest.raises(BertworksError, match="no YAML"):
+    with pytest.raises(BertworksError, match="not YAML"):
         planned(folder)
     (folder / "README.md").write_bytes(b"\xff\xfe")
-    with pytest.raises(BertworksError, match="no YAML"):
+    with pytest.raises(BertworksError, match="not YAML"):
         planned(folder)
     (folder / "README.md").unlink()
     with pytest.raises(BertworksError, match="no model card"):
         planned(folder)
     (tmp_path / "secret").write_text(CARD)
     (folder / "README.md").symlink_to(tmp_path / "secret")
-    with pytest.raises(BertworksError, match="a link"):
+    with pytest.raises(BertworksError, match="links are not sent"):
         planned(folder)
     (folder / "model.safetensors").write_bytes(b"x" * 100)
     with pytest.raises(BertworksError, match="not a safetensors file"):
@@ -174,10 +174,10 @@ def test_what_was_shown_is_sent_in_one_commit(folder, hub):
 
 
 @pytest.mark.parametrize(("status", "hint"), [(401, "auth login"), (403, "auth login"), (500, "later")])
-def test_a_refusal_is_told(folder, hub, status, hint, monkeypatch):
+def test_a_refusal_is_reported(folder, hub, status, hint, monkeypatch):
     monkeypatch.setattr(Hub, "status", status)
     monkeypatch.setattr("time.sleep", lambda _: None)  # it asks a hub that fails again
-    with pytest.raises(BertworksError, match=rf"the hub refused it \({status}\)") as raised:
+    with pytest.raises(BertworksError, match=rf"the hub refused the upload \({status}\)") as raised:
         list(push(folder, "me/mybert"))
     assert hint in raised.value.hint
 

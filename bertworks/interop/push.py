@@ -1,13 +1,12 @@
-"""A model folder -> a repository on the Hugging Face hub: what would go, what stays, what the card says; then it goes.
+"""Uploads a model folder to the Hugging Face hub.
 
-Only safetensors, configuration, tokenizer and card are ever sent, all in one commit, and only after the folder was read
-as a model. The network is touched last, and not at all in a dry run.
+Only safetensors, configuration, tokenizer and card are sent, in one commit, after the folder was read as a model. A dry
+run does not use the network.
 """
 
 import re
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,28 +26,20 @@ _SENT = re.compile(
 _LONGEST_CARD = 1 << 20  # bytes
 
 
-@dataclass(frozen=True)
-class _Plan:
-    files: dict[str, int]  # bytes
-    stays: list[str]
-    card: str
-    notes: list[str]
-
-
 def push(
     folder: str | Path, repository: str, *, dry_run: bool = False, private: bool = False, licence: str | None = None
 ) -> Iterator[Event]:
-    """Send a model folder to the hub as `owner/name`, in one commit; the repository is made if need be.
+    """Upload a model folder to the hub as `owner/name`, in one commit. Creates the repository if needed.
 
     Args:
         folder: a model folder on this machine.
-        dry_run: only say what would be sent, with the whole card. Needs no network and no token.
-        private: whether a repository that is made now is for its owner alone.
-        licence: an identifier of the hub's, such as mit, that the card is to name. The folder's own card stays.
+        dry_run: only report what would be sent, with the whole card. Needs no network and no token.
+        private: make a new repository private.
+        licence: license identifier of the hub, such as mit, for the card. The card in the folder does not change.
 
     Raises:
-        UsageError: no such name of a repository.
-        BertworksError: not a whole model; links in it; no card; no token, no permission or no network.
+        UsageError: not a name of a repository.
+        BertworksError: not a complete model; links; no card; no token, no permission or no network.
     """
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
@@ -59,78 +50,77 @@ def push(
     except HFValidationError as error:
         raise UsageError(str(error).splitlines()[0], where=repository, hint="give owner/name") from None
     if "/" not in repository:
-        raise UsageError("a repository has an owner", where=repository, hint=f"give owner/{repository}")
+        raise UsageError("the repository has no owner", where=repository, hint=f"give owner/{repository}")
     load_model(folder)
     refuse_nested(folder)
-    plan = _planned(folder, repository, licence)
-    for note in plan.notes:
-        yield Event("note", note)
-    width = max(map(len, plan.files))
-    listed = [f"  {name:<{width}}  {size:>13,} bytes" for name, size in plan.files.items()]
-    total = sum(plan.files.values())
-    lines = [f"{repository}: {len(plan.files)} files, {total / 1e6:,.1f} MB", *listed]
-    lines += [f"stays here: {', '.join(plan.stays)}"] * bool(plan.stays)
-    fields: dict[str, Any] = {"repository": repository, "files": plan.files, "stays": plan.stays, "card": plan.card}
+    files, others = _list_files(folder)
+    card, notes = _complete_card(folder / _CARD, repository, licence)
+    files[_CARD] = len(card.encode())
+    yield from (Event("note", note) for note in notes)
+    width = max(map(len, files))
+    lines = [f"{repository}: {len(files)} files, {sum(files.values()) / 1e6:,.1f} MB"]
+    lines += [f"  {name:<{width}}  {size:>13,} bytes" for name, size in files.items()]
+    lines += [f"not sent: {', '.join(others)}"] * bool(others)
+    fields: dict[str, Any] = {"repository": repository, "files": files, "stays": others, "card": card}
     if dry_run:
-        lines += [
-            "",
-            "--- the card ---",
-            plan.card.rstrip(),
-            "--- end of the card ---",
-            "",
-            "a dry run: nothing was sent",
-        ]
+        lines += ["", "--- the card ---", card.rstrip(), "--- end of the card ---", "", "dry run: nothing was sent"]
         yield Event("done", "\n".join(lines), fields | {"sent": False})
         return
     yield Event("note", "\n".join([*lines, "sending ..."]))
-    where = _send(folder, repository, plan, private=private)
-    yield Event("done", f"sent: {where}", fields | {"sent": True, "url": where})
+    content: dict[str, Path | bytes] = {name: folder / name for name in files} | {_CARD: card.encode()}
+    url = _send(repository, content, private=private)
+    yield Event("done", f"sent: {url}", fields | {"sent": True, "url": url})
 
 
-def _planned(folder: Path, repository: str, licence: str | None) -> _Plan:
-    files, stays = {}, []
+def _list_files(folder: Path) -> tuple[dict[str, int], list[str]]:
+    """Sizes of the files to send, in bytes; names of the other files and folders.
+
+    Raises:
+        BertworksError: a link, or no model card.
+    """
+    files, others = {}, []
     for path in sorted(folder.iterdir()):
         inside = sorted(path.glob("*")) if re.fullmatch(r"\d_[A-Z]\w{0,30}", path.name) and path.is_dir() else [path]
         for file in inside:
             name = file.relative_to(folder).as_posix()
             if not _SENT.fullmatch(name) or not file.is_file():
-                stays.append(f"{name}/" if file.is_dir() else name)
+                others.append(f"{name}/" if file.is_dir() else name)
             elif file.is_symlink() or file.parent.is_symlink():
-                hint = f"make a folder of its own: bertworks convert {shlex.quote(str(folder))} -o ANOTHER-FOLDER"
-                raise BertworksError("a link, which may lead to what is not for others", where=str(file), hint=hint)
+                hint = f"copy the model to a new folder: bertworks convert {shlex.quote(str(folder))} -o ANOTHER-FOLDER"
+                raise BertworksError("links are not sent: they may lead to private files", where=str(file), hint=hint)
             else:
                 files[name] = file.stat().st_size
     if _CARD not in files or files[_CARD] > _LONGEST_CARD:
-        hint = f"write one, or let `bertworks convert {shlex.quote(str(folder))} -o ANOTHER-FOLDER` begin it"
+        hint = f"write one, or start from that of `bertworks convert {shlex.quote(str(folder))} -o ANOTHER-FOLDER`"
         raise BertworksError(f"there is no model card ({_CARD})", where=str(folder), hint=hint)
-    card, notes = _completed((folder / _CARD), repository, licence)
-    files[_CARD] = len(card.encode())
-    return _Plan(files, stays, card, notes)
+    return files, others
 
 
-def _completed(path: Path, repository: str, licence: str | None) -> tuple[str, list[str]]:
-    """The card with its licence, and what a reader of the hub will miss in it."""
+def _complete_card(path: Path, repository: str, licence: str | None) -> tuple[str, list[str]]:
+    """The card with its license, and notes on what is missing."""
     from huggingface_hub import ModelCard
 
     try:
         text = path.read_text(encoding="utf-8")
-        card: Any = ModelCard(text)  # whose data take any name
+        card: Any = ModelCard(text)  # its data accept any name
         data = card.data.to_dict()
-    except Exception as error:  # yaml has classes of its own for what is wrong
+    except Exception as error:  # yaml has its own exceptions
         reason = " ".join(str(error).split())[:200]
-        raise BertworksError(f"the card's first lines, between ---, are no YAML: {reason}", where=str(path)) from None
+        raise BertworksError(
+            f"the first lines of the card, between ---, are not YAML: {reason}", where=str(path)
+        ) from None
     if licence is not None and data.get("license") != licence:
         card.data.license = licence
         text, data = str(card), card.data.to_dict()
     missing = [name for name in ("license", "language", "library_name") if not data.get(name)]
-    notes = [f"the card does not say: {', '.join(missing)} (between the first two lines of ---)"] * bool(missing)
+    notes = [f"the card lacks {', '.join(missing)} (between the first two lines of ---)"] * bool(missing)
     if not text.partition("\n# ")[2].strip():
-        notes.append(f"the card has no heading: {repository.partition('/')[2]} would be a good one")
+        notes.append(f"the card has no heading, such as: # {repository.partition('/')[2]}")
     return text.rstrip("\n") + "\n", notes
 
 
-def _send(folder: Path, repository: str, plan: _Plan, *, private: bool) -> str:
-    """Makes the repository and one commit; the address of what was sent."""
+def _send(repository: str, content: Mapping[str, Path | bytes], *, private: bool) -> str:
+    """Create the repository if needed, make one commit, and return its URL."""
     from huggingface_hub import CommitOperationAdd, HfApi, get_token
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
@@ -138,24 +128,23 @@ def _send(folder: Path, repository: str, plan: _Plan, *, private: bool) -> str:
         raise BertworksError(
             "no token of the Hugging Face hub on this machine",
             where=repository,
-            hint="hf auth login (or set HF_TOKEN), with a token that may write",
+            hint="hf auth login (or set HF_TOKEN), with a token with write access",
         )
-    content: dict[str, Path | bytes] = {name: folder / name for name in plan.files} | {_CARD: plan.card.encode()}
     try:
         api = HfApi(library_name="bertworks")
         api.create_repo(repository, private=private, exist_ok=True)
         operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=file) for name, file in content.items()]
         return str(api.create_commit(repository, operations, commit_message="Upload with bertworks").commit_url)
     except OfflineModeIsEnabled:
-        what, hint = "HF_HUB_OFFLINE is set: the hub is not asked for anything", "unset HF_HUB_OFFLINE; or --dry-run"
+        what, hint = "HF_HUB_OFFLINE is set: the hub is not used", "unset HF_HUB_OFFLINE; or --dry-run"
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "no answer"
         reason = (error.server_message or next(iter(str(error).splitlines()), ""))[:200]
-        what = f"the hub refused it ({status}): {reason}"
-        hint = "hf auth login with a token that may write there"
-        hint = hint if status in (401, 403, 404) else "type the same again later"
-    except Exception as error:  # of whatever library carries it
+        what = f"the hub refused the upload ({status}): {reason}"
+        hint = "hf auth login with a token with write access"
+        hint = hint if status in (401, 403, 404) else "run the same command again later"
+    except Exception as error:  # the HTTP library may change
         reason = next(iter(str(error).strip().splitlines()), "")[:200]
         what = f"the hub cannot be reached: {type(error).__name__}: {reason}"
-        hint = "connect to the network and type the same again; or --dry-run"
+        hint = "connect to the network and run the same command again; or --dry-run"
     raise BertworksError(what, where=repository, hint=hint)
