@@ -21,6 +21,7 @@ _VECTOR = 32  # bf16 numbers in a register of the processor
 _MIN_TOKENS_FOR_BMM = 48  # with fewer tokens the time is that of the calls
 _MULTIPLE = 16  # of keys: the fused kernel takes the rest one by one
 _MAX_SUM = 2.0**100  # sums of exponentials up to this one, times a value, are far from the limits of bf16
+_MASKED_SCORE = -3.4e38
 _MAX_BORROWED = 1e15  # largest number in a key that is masked: larger ones and NaN would give NaN
 
 
@@ -52,7 +53,7 @@ class Attention(nn.Module):
             ends = layout.cu_seqlens, layout.cu_seqlens, layout.max_seqlen, layout.max_seqlen
             window = (-1, 0 if layout.is_causal else -1)
             context = varlen.varlen_attn(q, k, v, *ends, window_size=window)  # type: ignore[assignment]
-        elif layout.rank is None and not (qkv.is_cuda or torch.is_grad_enabled()):
+        elif layout.rank is None and not (qkv.is_cuda or torch.is_grad_enabled() or _is_exported()):
             context = attention_inference_cpu(qkv, layout, p)
         else:
             context = attention_padded(qkv, [layout] if qkv.is_cuda else layout.groups, p)
@@ -98,7 +99,8 @@ def attention_padded(qkv: Tensor, groups: Sequence[Layout], p: float, memory: Te
     memory: [M, 2, heads, d]: keys and values of the memory of the only group.
     """
     results = []
-    for part, layout in zip(qkv.split([len(g.position_ids) for g in groups]), groups, strict=True):
+    parts = [qkv] if len(groups) == 1 else qkv.split([len(layout.position_ids) for layout in groups])
+    for part, layout in zip(parts, groups, strict=True):
         q, k, v = layout.pad(part).permute(2, 0, 3, 1, 4)  # [B, heads, length, d] each
         if memory is not None and layout.memory is not None:
             before = layout.memory.pad(memory).permute(2, 0, 3, 1, 4)
@@ -176,6 +178,10 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float) ->
         scores.
     p: fraction of the attention probabilities that is dropped.
     """
+    if _is_exported():  # a score for masked tokens that is still a number where a row has no token
+        scores: Tensor = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+        scores = scores if mask is None else scores + (~mask).to(scores.dtype) * _MASKED_SCORE
+        return scores.softmax(-1) @ v
     if q.is_cuda or not torch.is_grad_enabled():
         return F.scaled_dot_product_attention(q, k, v, mask, p)
     # On a CPU the backward pass of the fused kernel takes several times as long as matrix products.
@@ -183,6 +189,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float) ->
     parts = (t.reshape(-1, *t.shape[2:]) for t in (q, k, v))
     context: Tensor = _AttentionFunction.apply(*parts, bias, round(p * DROPOUT_LEVELS))  # type: ignore[no-untyped-call]
     return context.view(q.shape)
+
+
+def _is_exported() -> bool:
+    """Whether an ONNX graph is traced."""
+    return bool(torch.onnx.is_in_onnx_export())
 
 
 def softmax_(scores: Tensor) -> Tensor:

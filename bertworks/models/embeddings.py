@@ -60,7 +60,7 @@ class Embeddings(nn.Module):
         # A model that was trained without pairs (RoBERTa) has one type for all tokens.
         types = torch.zeros_like(layout.position_ids) if token_type_ids is None or kinds == 1 else token_type_ids
         # A row of the product table is position + type: one small table, read once, instead of two large sums.
-        product = (table[:, None] + self.token_type.weight).flatten(0, 1)
+        product = (table[:, None] + self.token_type.weight).view(-1, table.shape[1])
         return product.index_select(0, layout.position_ids * kinds + types)
 
 
