@@ -38,7 +38,8 @@ ALSO = {  # what single modules may import
     "checkpoints.resolve": "huggingface_hub",
     "demo.tour": "sklearn",
     "inference.onnx_runtime": "onnxruntime",
-    "interop.export": "onnx onnxruntime",
+    "interop.export": "onnxruntime",
+    "interop.onnx_export": "onnx onnxruntime",
     "interop.push": "huggingface_hub",
     "metrics.classification": "scipy seqeval sklearn",
     "retrieval.store": "faiss",
@@ -47,7 +48,7 @@ ALSO = {  # what single modules may import
     "serve.connections": "httptools uvicorn",
     "serve.server": "uvicorn",
 }
-MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_MODULES = 450, 60, 121
+MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_MODULES = 450, 60, 122
 
 FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
 MODULES = [name for name in FILES if not name.endswith("__init__")]

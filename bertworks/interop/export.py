@@ -1,13 +1,7 @@
-"""A model as an ONNX file for other programs: traced, compared with the model and timed before it appears.
-
-- `export`: the command.
-- `write_onnx`: the network with a head -> one file, over sequences padded to a rectangle.
-"""
+"""A model as an ONNX file for other programs: traced, compared with the model and timed before it appears. `export` is the command."""
 
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import bertworks
@@ -32,9 +25,10 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
 from bertworks.inference.engine import BATCH_TOKENS
-from bertworks.inference.onnx_runtime import INPUTS, OnnxModel, needs_extra
+from bertworks.inference.onnx_runtime import OnnxModel, needs_extra
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
+from bertworks.interop.onnx_export import OPSET, Head, write_onnx
 from bertworks.io.atomic_write import refuse_file, replacing_folder, write_text
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.config import EncoderConfig
@@ -44,11 +38,6 @@ from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.task_heads import TaskModel
 
-# The outputs: hidden states of all tokens; logits of the vocabulary for each token; of labels for each token; of the
-# first and the last token of an answer; of labels for each sequence; of each of several sequences.
-Head = Literal["encoder", "masked_lm", "tokens", "span", "sequence", "choice"]
-OPSET = 20
-_MAX_BYTES = (1 << 31) - (1 << 24)  # of parameters: one file holds less than 2 GB
 LARGEST_DIFFERENCE = 1e-4  # in logits; of numbers beyond 100, as a regression may give, a millionth
 _SHAPES = ((1, 1), (1, 2), (1, 16), (2, 7), (3, 33), (8, 64), (5, 128), (2, 512))  # sequences, tokens of the longest
 _USUAL = ((1, 20), (16, 48), (4, 200))  # the same, of what is timed where there are no data
@@ -190,167 +179,6 @@ def _opened(model: str | Path, *, encoder_only: bool) -> _Source:
         return body(batch.input_ids, batch.layout, batch.token_type_ids)[-1][batch.masked_positions]  # type: ignore[no-any-return]
 
     return _Source(name, folder, "encoder", config, state, tokenizer, body, states)
-
-
-def write_onnx(path: Path, network: TaskModel | PretrainingModel | Encoder, head: Head) -> None:
-    """Traces the network and writes one file. `input_ids`, `attention_mask` (1: a token, 0: padding) and
-    `token_type_ids` (where the model has any), int64 [batch, length], for `choice` [batch, choices, length], become
-    float32 `last_hidden_state` [batch, length, hidden]; or `logits`, [batch, length, outputs], [batch, outputs] or
-    [batch, choices]; or `start_logits` and `end_logits`, [batch, length].
-
-    The exporter by tracing is used, and attention as two products and a softmax: what onnxruntime computes fastest.
-
-    Args:
-        path: written in place: pass a temporary one.
-
-    Raises:
-        BertworksError: it is more than one file can hold, or another direction than both; onnx is not installed.
-    """
-    with needs_extra():
-        import onnx
-    encoder = network if isinstance(network, Encoder) else network.encoder
-    if encoder.config.direction != "bidirectional":
-        raise BertworksError(f"models that read {encoder.config.direction.replace('_', ' ')} are not exported yet")
-    if sum(p.numel() * p.element_size() for p in network.parameters()) > _MAX_BYTES:
-        raise BertworksError("the model has more than 2 GB, the most that one ONNX file holds")
-    axes = ["batch", "choices", "length"] if head == "choice" else ["batch", "length"]
-    names = [name for name in INPUTS if name != "token_type_ids" or encoder.embeddings.token_type is not None]
-    outputs = {
-        "encoder": ["last_hidden_state"],
-        "span": ["start_logits", "end_logits"],
-    }.get(head, ["logits"])
-    kept = {"sequence": axes[:1], "choice": axes[:2]}.get(head, axes)
-    dynamic = {name: dict(enumerate(axes)) for name in names} | {name: dict(enumerate(kept)) for name in outputs}
-    size = (2, 3, 4)[-len(axes) :]
-    example = tuple(torch.ones(size, dtype=torch.long) for _ in names)
-    traced = _Traced(network, head).eval()
-    with torch.no_grad(), _products_and_sums(encoder.embeddings.token.weight), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # sizes that are constant, and that there is a newer exporter
-        torch.onnx.export(
-            traced, example, str(path), dynamo=False, opset_version=OPSET,
-            input_names=names, output_names=outputs, dynamic_axes=dynamic,
-        )  # fmt: skip
-    _simplify(path)
-    model = onnx.load(str(path))
-    for node in [node for node in model.graph.node if node.op_type == "Gemm"]:  # of the embedding matrix
-        place = list(model.graph.node).index(node)
-        x, table, *bias = node.input
-        parts = [
-            ("Transpose", [table], f"{node.name}/table"),
-            ("MatMul", [x, f"{node.name}/table"], f"{node.name}/product"),
-        ]
-        parts += [("Add", [f"{node.name}/product", *bias], node.output[0])]
-        model.graph.node.remove(node)
-        for number, (kind, inputs, output) in enumerate(parts):
-            model.graph.node.insert(
-                place + number, onnx.helper.make_node(kind, inputs, [output], name=f"{output}/node")
-            )
-    _shorten_names(model.graph)
-    model.producer_name = "bertworks"
-    if head not in ("choice", "span"):
-        widths = {"encoder": encoder.config.hidden_size, "masked_lm": encoder.config.vocab_size}
-        width = network.task.outputs if isinstance(network, TaskModel) else widths[head]
-        model.graph.output[0].type.tensor_type.shape.dim[-1].dim_value = width
-    # Without this mark onnxruntime's quantization advises to simplify the graph first, which changes nothing here.
-    onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
-    onnx.checker.check_model(model)
-    path.write_bytes(model.SerializeToString())
-
-
-def _simplify(path: Path) -> None:
-    """Constants are computed and superfluous nodes removed, in the place of the file, without operators that only
-    onnxruntime knows."""
-    with needs_extra():
-        import onnxruntime
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.optimized_model_filepath, options.log_severity_level = str(path), 4
-    providers, kept = ["CPUExecutionProvider"], ["MatMulAddFusion"]  # it makes Gemm, which is not quantized
-    onnxruntime.InferenceSession(path.read_bytes(), options, providers=providers, disabled_optimizers=kept)
-
-
-def _shorten_names(graph: Any) -> None:
-    """Numbers instead of the exporter's paths, which take more room than a small network."""
-    kept = {value.name for value in (*graph.input, *graph.output)}
-    names = {name: name for name in ("", *kept)}
-    for tensor in graph.initializer:
-        tensor.name = names.setdefault(tensor.name, f"w{len(names)}")
-    del graph.value_info[:]
-    for number, node in enumerate(graph.node):
-        node.name = f"n{number}"
-        for field in (node.input, node.output):
-            field[:] = [names.setdefault(name, f"t{len(names)}") for name in field]
-
-
-@contextmanager
-def _products_and_sums(table: Tensor) -> Iterator[None]:
-    """Linear layers are traced as MatMul and Add, which onnxruntime can quantize and computes as fast as Gemm. Not
-    those with the embedding matrix: its transpose would be a second copy in the file."""
-    linear = F.linear
-
-    def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if weight is table:
-            return linear(x, weight, bias)
-        return x @ weight.t() if bias is None else x @ weight.t() + bias
-
-    vars(F)["linear"] = product
-    try:
-        yield
-    finally:
-        vars(F)["linear"] = linear
-
-
-class _Traced(torch.nn.Module):
-    """A network with a head over a padded rectangle."""
-
-    def __init__(self, network: TaskModel | PretrainingModel | Encoder, head: Head):
-        super().__init__()
-        self.network: Any = network
-        self.head = head
-
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Any:
-        sizes = input_ids.shape
-        encoder = self.network if self.head == "encoder" else self.network.encoder
-        layout: Any = _PaddedLayout(attention_mask.view(-1, sizes[-1]), encoder.config.max_position_embeddings)
-        ids, types = input_ids.flatten(), None if token_type_ids is None else token_type_ids.flatten()
-        if self.head in ("encoder", "masked_lm"):
-            x = encoder(ids, layout, types)[-1]
-            if self.head == "masked_lm":
-                x = self.network.lm_head(x, encoder.embeddings.token.weight)
-            return x.view(*sizes, -1)
-        pooler = self.network.pooler
-        positions = torch.arange(len(layout.position_ids)) if pooler is None else pooler.tokens(layout)
-        batch = Batch(ids, layout, types, positions, positions, None)
-        logits = self.network.logits(batch)
-        if self.head == "span":
-            return tuple(part.view(sizes) for part in logits.unbind(-1))
-        if self.head == "sequence":
-            return logits
-        return logits.view(sizes[:-1]) if self.head == "choice" else logits.view(*sizes, -1)
-
-
-class _PaddedLayout:
-    """The interface of `Layout` for a rectangle of which a mask says where the tokens are. All sizes are traced."""
-
-    is_uniform, is_causal, rank, memory = False, False, None, None
-
-    def __init__(self, mask: Tensor, num_positions: int):
-        self.present = mask.bool()
-        self.num_sequences, self.max_seqlen = mask.shape
-        self.num_positions = num_positions  # all: what is computed of the tables is then a constant
-        self.position_ids = torch.arange(self.max_seqlen).expand(self.num_sequences, -1).flatten()
-        self.first = torch.arange(self.num_sequences) * self.max_seqlen
-        self.last = self.first + mask.sum(1) - 1
-        self.visible, self.groups = self.present[:, None, None], [self]
-
-    def directed(self, direction: str) -> "_PaddedLayout":
-        return self
-
-    def pad(self, x: Tensor) -> Tensor:
-        return x.view(self.num_sequences, self.max_seqlen, *x.shape[1:])
-
-    def unpad(self, x: Tensor) -> Tensor:
-        return x.flatten(0, 1)
 
 
 def _longest(source: _Source, length: int) -> int:
