@@ -172,7 +172,7 @@ def test_log_odds_do_not_change_with_what_is_added_to_all():
 @pytest.mark.parametrize("task", ASKED)
 def test_every_task(task: TaskType, model: Path, tmp_path: Path):
     found = explain(write_task_model(model, tmp_path / "m", task), *ASKED[task])
-    assert found.asked
+    assert found.explained
     assert found.gradients.attributions.any()
     assert found.occlusion.any()
     assert abs(found.gradients.error) <= 2 * TOLERANCE * np.abs(found.gradients.attributions).sum()
@@ -184,14 +184,14 @@ def test_every_task(task: TaskType, model: Path, tmp_path: Path):
 
 def test_another_target(reviews: Path, model: Path, tmp_path: Path):
     for label in LABELS["classification"]:
-        assert f"“{label}”" in explain(reviews, TEXT, target=label).asked
+        assert f"“{label}”" in explain(reviews, TEXT, target=label).explained
     with pytest.raises(UsageError, match="no label 'good'"):
         explain(reviews, TEXT, target="good")
     tagger = write_task_model(model, tmp_path / "t", "tagging")
-    assert "“storytown”" in explain(tagger, TEXT, target="storytown").asked
+    assert "“storytown”" in explain(tagger, TEXT, target="storytown").explained
     with pytest.raises(UsageError, match="'bad' is not in the text"):
         explain(tagger, TEXT, target="bad")
-    with pytest.raises(UsageError, match="one answer"):
+    with pytest.raises(UsageError, match="single prediction"):
         explain(write_task_model(model, tmp_path / "r", "regression"), TEXT, target="1")
 
 
@@ -199,7 +199,7 @@ def test_a_word_far_back_in_a_long_text(model: Path, tmp_path: Path):
     tagger = write_task_model(model, tmp_path / "t", "tagging")
     long = explain(tagger, f"{'the men heard ' * 40} Kyoto", target="Kyoto")
     assert "kyoto" in long.words
-    assert "the part with this answer" in long.notes[0]
+    assert "the window with this prediction" in long.notes[0]
     assert long.occlusion[long.words.index("kyoto")]
 
 
@@ -214,23 +214,23 @@ def test_an_encoder_that_lets_no_gradients_through(model: Path, tmp_path: Path):
 
 def test_a_pretrained_model(model: Path, tmp_path: Path):
     found = explain(model, "the [MASK] was good")
-    assert found.answer[0][0] in found.asked
+    assert found.answer[0][0] in found.explained
     assert found.word_gradients[2] == found.occlusion[2] == 0, "the mask itself is in the baseline too"
     assert found.gradients.attributions.any()
-    assert "“film”" in explain(model, "the [MASK] was good", target="film").asked
-    with pytest.raises(UsageError, match="tokens: expected a word"):
+    assert "“film”" in explain(model, "the [MASK] was good", target="film").explained
+    with pytest.raises(UsageError, match="tokens: expected a single token"):
         explain(model, "the [MASK] was good", target="storytown")
     plain = explain(model, "the film", "men")
-    assert (plain.asked, plain.gradients, plain.occlusion) == ("", None, None)
+    assert (plain.explained, plain.gradients, plain.occlusion) == ("", None, None)
     assert "put [MASK]" in plain.notes[0]
-    assert "Where each token looks" in plain.html()
+    assert "Attention" in plain.html()
     config, state, t = load_model(model)
     body = {name: value for name, value in state.items() if name.startswith("encoder.")}
     save_model(tmp_path / "body", body, config, t, card="body")
     assert "no head" in explain(tmp_path / "body", "the [MASK]").notes[0]
     with pytest.raises(UsageError, match="3 texts"):
         explain(model, "a", "b", "c")
-    with pytest.raises(UsageError, match="'zebra' is no word of the vocabulary"):
+    with pytest.raises(UsageError, match="'zebra' is not in the vocabulary"):
         explain(model, "the [MASK]", target="zebra")
     with pytest.raises(UsageError, match="3 is no text"):
         explain(model, 3)
@@ -239,7 +239,7 @@ def test_a_pretrained_model(model: Path, tmp_path: Path):
 def test_an_answer_that_ends_in_an_accent(model: Path, tmp_path: Path):
     """Which the tokenizer takes away, and which belongs to the answer all the same."""
     answering = write_task_model(model, tmp_path / "qa", "qa")
-    assert "the answer “Anna\u0301”" in explain(answering, "who ?", "Anna\u0301").asked
+    assert "the answer “Anna\u0301”" in explain(answering, "who ?", "Anna\u0301").explained
 
 
 @pytest.mark.parametrize("text", ["", " ", "🦊 日本", "\x00 men", "men \ud800", "مرحبا", "men " * 300, ATTACK])
@@ -247,7 +247,7 @@ def test_texts_at_every_edge(text: str, reviews: Path, model: Path, tmp_path: Pa
     for folder in (reviews, model):
         explain(folder, text).save(tmp_path / "why.html")
         page = Page((tmp_path / "why.html").read_text())  # which refuses what is not closed, or loads anything
-        assert "Where each token looks" in page.said
+        assert "Attention" in page.said
 
 
 # --- the page
@@ -328,7 +328,7 @@ def test_a_page_of_a_long_text_stays_small(found: Explanation, monkeypatch: pyte
     monkeypatch.setattr("bertworks.inference.explanation.MOST_CELLS", 4 * 25)
     html = found.html()
     assert shown(html)["tokens"] == list(found.tokens[:5])
-    assert "the first 5 are shown" in Page(html).said
+    assert "The first 5 of" in Page(html).said
 
 
 def test_the_command(reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -374,7 +374,7 @@ def test_with_the_keyboard_alone(found: Explanation, tmp_path: Path):
             page.keyboard.press("Tab")
             where = "(e => e.closest('[aria-label]')?.ariaLabel ?? e.labels?.[0]?.textContent ?? '')"
             stops.append(page.evaluate(f"{where}(document.activeElement)"))
-        looking, alike = "The token that looks", "The token that is compared"
+        looking, alike = "The token that attends", "The token that is compared"
         layers = "Layer " + "".join(str(n + 1) for n in range(len(found.attention)))
         wanted = ["All heads", layers, looking, "Attention by head", alike, "Similarity by layer"]
         assert [stop for stop in stops if stop] == wanted

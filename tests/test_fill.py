@@ -125,12 +125,12 @@ def test_only_words_that_the_tokenizer_knows(tmp_path: Path):
     (answers,) = Filler(tmp_path)("[MASK]", 10**6)
     assert len(answers) == t.vocab_size
     assert sum(answer["score"] for answer in answers) < 0.5
-    assert explain(tmp_path, "[MASK]").asked.startswith(f"“{answers[0]['token_str']}”")
+    assert explain(tmp_path, "[MASK]").explained.startswith(f"“{answers[0]['token_str']}”")
 
 
 @pytest.mark.parametrize("text", ["", " ", "no blank here", "[ MASK ]", "MASK", "\n"])
 def test_nothing_to_fill(text: str, model: Path):
-    with pytest.raises(BertworksError, match="nothing to fill in") as raised:
+    with pytest.raises(BertworksError, match=r"there is no \[MASK\] in") as raised:
         Filler(model)(text)
     assert "[MASK]" in str(raised.value)
 

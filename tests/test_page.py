@@ -355,7 +355,7 @@ def test_an_answer_is_explained(at: Callable[[str], str], visit: Callable[..., A
     says = ask(page, "explain", **fields)
     inputs = [fields["text"], *fields.get("second", "").split("\n")] if "second" in fields else fields["text"]
     found = said(page, "explain", inputs=inputs)
-    assert says == f"Explained: {found['asked']}"
+    assert says == f"Explained: {found['explained']}"
     assert texts(page, "#explain .chip bdi") == found["words"] * 2
     assert page.locator("#explain canvas").count() == found["layers"] * found["heads"]
     assert texts(page, "#explain .tokens button") == found["tokens"] * 2

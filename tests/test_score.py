@@ -110,7 +110,7 @@ def test_text_is_only_text(model: Path):
 
 @pytest.mark.parametrize("empty", ["", " ", "\n", "\u200b"])
 def test_nothing_to_score(empty: str, model: Path):
-    with pytest.raises(BertworksError, match="sentence 2 has no word"):
+    with pytest.raises(BertworksError, match="sentence 2 has no tokens"):
         list(score(model, ["good", empty]))
 
 

@@ -1,7 +1,7 @@
-"""What a model would write in the place of [MASK].
+"""Masked language models: predicted tokens for [MASK], and pseudo-log-likelihoods of sentences.
 
-How likely a model finds sentences: the pseudo-log-likelihood of a masked language model. It ranks sentences; it is
-no probability of them, for what each token is asked with knows what stands on both sides of it.
+Pseudo-log-likelihoods rank sentences. They are not probabilities of sentences: each token is predicted from the tokens
+on both sides.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -28,45 +28,45 @@ from bertworks.training.objectives import PretrainingModel
 
 
 class Filling(TypedDict):
-    """One answer, in the field names and values of Hugging Face's fill-mask pipeline, and one more for people."""
+    """One predicted token, with the fields of Hugging Face's fill-mask pipeline, and `text`."""
 
     score: float  # probability
     token: int
     token_str: str
-    sequence: str  # decoded: a space between all words, also in languages that write none
-    text: str  # as it was given, the token in the place of its mask
+    sequence: str  # decoded, with a space between all words
+    text: str  # the input with the token in place of the mask
 
 
 def load_masked_lm(model: str | Path | LazyModel, device: str = "auto") -> tuple[PretrainingModel, Tokenizer]:
-    """A model that says what is behind masks, in evaluation mode.
+    """A masked language model in evaluation mode.
 
     Raises:
-        BertworksError: no such model, or one without this head.
+        BertworksError: no such model, or no masked LM head.
     """
     source = open_model(model, device)
     return source.network(partial(PretrainingModel, next_sentence=False), "encoder", "lm_head"), source.tokenizer
 
 
 class MaskedText(NamedTuple):
-    """A text with masks, as the network reads it."""
+    """A tokenized text with masks."""
 
     text: str
     ids: Ids  # without [CLS] and [SEP]
-    masks: Ids  # their places in `ids`
+    masks: Ids  # their positions in `ids`
     encoding: Encoding
-    # Tokens that are read at once, and places of the masks that are asked there: one; or, where the text is too long,
-    # one around each mask. They are views, for there may be as many of them as tokens.
+    # Tokens, and positions of the masks in them: one window; for a long text one around each mask. They are views,
+    # because there may be as many windows as tokens.
     windows: list[tuple[Ids, Ids]]
 
     @property
     def costs(self) -> list[int]:
-        """Of each window. A mask is compared with the whole vocabulary, which costs about as much as some tokens."""
-        return [len(tokens) + 2 + 8 * len(asked) for tokens, asked in self.windows]
+        """Cost of each window in tokens. The logits of a mask cost about as much as 8 tokens."""
+        return [len(tokens) + 2 + 8 * len(masks) for tokens, masks in self.windows]
 
 
 class Filler:
-    """A loaded model that fills masks. The model is a folder, also an exported one, or a name as `files.names` knows
-    them; or one that is open, which stays where it is."""
+    """A loaded model that predicts masked tokens. The model is a folder, also an exported one, or a name; or an open
+    model, which stays on its device."""
 
     def __init__(self, model: str | Path | LazyModel, device: str = "cpu"):
         source = open_model(model, device)
@@ -79,7 +79,7 @@ class Filler:
             self._scores, self._device = self.model.scores, next(self.model.parameters()).device
 
     def __call__(self, text: str, k: int = 5) -> list[list[Filling]]:
-        """For each mask of the text, in order, the k most probable tokens, each mask on its own.
+        """For each mask of the text, in order, the k most probable tokens. Masks are predicted independently.
 
         Raises:
             BertworksError: the text has no mask.
@@ -89,31 +89,29 @@ class Filler:
         return self.answer(read, likeliest, k)
 
     def read(self, text: str) -> MaskedText:
-        """The text as the network reads it.
+        """Tokenize a text.
 
         Raises:
-            UsageError: it is no text.
+            UsageError: it is not a string.
             BertworksError: it has no mask.
         """
         if not isinstance(text, str):
-            raise UsageError(f"{text!r:.60} is no text", hint="give a string")
+            raise UsageError(f"{text!r:.60} is not a text", hint="give a string")
         t = self.tokenizer
         encoding = t.encode(text)
         ids = np.array(encoding.ids[1:-1], np.int64)
         masks = np.flatnonzero(ids == t.mask_id)
         if not len(masks):
             mask = t.special_tokens["mask_token"]
-            raise BertworksError(
-                f"there is nothing to fill in {_short(text)!r}", hint=f"put {mask} where a word is missing"
-            )
+            raise BertworksError(f"there is no {mask} in {_short(text)!r}", hint=f"put {mask} in place of a word")
         return MaskedText(text, ids, masks, encoding, list(self._windows(ids, masks)))
 
     @torch.no_grad()
     def likeliest(self, texts: Sequence[MaskedText], k: int) -> list[Tensor]:
-        """For each text float32 [masks, 2, k]: the k greatest probabilities and their tokens. Texts are computed
-        together, sorted by length. A model may have more words than its tokenizer, which nobody can say."""
-        windows = [window for one in texts for window in one.windows]
-        found = [torch.zeros(0)] * len(windows)
+        """For each text float32 [masks, 2, k]: the k highest probabilities and their tokens. Texts are computed in
+        batches sorted by length. Tokens of the model that the tokenizer lacks are left out."""
+        windows = [window for text in texts for window in text.windows]
+        results = [torch.zeros(0)] * len(windows)
         for part in token_budget_indices([len(tokens) + 2 for tokens, _ in windows], [1] * len(windows), BATCH_TOKENS):
             examples = [self._example(*windows[number]) for number in part]
             batch = collate(examples).to(self._device)
@@ -121,12 +119,12 @@ class Filler:
             best = words.topk(min(k, words.shape[1]))
             rows = torch.stack([best.values, best.indices.float()], 1).cpu()
             for number, row in zip(part, rows.split([len(e.masked_positions) for e in examples]), strict=True):
-                found[number] = row
-        each = iter(found)
-        return [torch.cat(list(islice(each, len(one.windows)))) for one in texts]
+                results[number] = row
+        rest = iter(results)
+        return [torch.cat(list(islice(rest, len(text.windows)))) for text in texts]
 
     def answer(self, read: MaskedText, likeliest: Tensor, k: int) -> list[list[Filling]]:
-        """The likeliest tokens in words."""
+        """The most probable tokens as text."""
         t, (text, ids, masks, encoding, _) = self.tokenizer, read
         return [
             [
@@ -143,7 +141,7 @@ class Filler:
         ]
 
     def _windows(self, ids: Ids, masks: Ids) -> Iterator[tuple[Ids, Ids]]:
-        """As `Blanks` has them."""
+        """The windows of `MaskedText`."""
         room = self.longest - 2
         if len(ids) <= room:
             yield ids, masks
@@ -152,9 +150,9 @@ class Filler:
             start = _start(mask, room, len(ids))
             yield ids[start : start + room], masks[number : number + 1] - start
 
-    def _example(self, tokens: Ids, asked: Ids) -> Example:
+    def _example(self, tokens: Ids, masks: Ids) -> Example:
         s = frame([tokens], SpecialIds(self.tokenizer.cls_id, self.tokenizer.sep_id), -1)
-        return Example(s.input_ids, s.token_type_ids, asked + 1, np.zeros_like(asked), -1)
+        return Example(s.input_ids, s.token_type_ids, masks + 1, np.zeros_like(masks), -1)
 
     def _decoded(self, ids: Ids, position: int, token: int) -> str:
         filled = ids.copy()
@@ -162,7 +160,7 @@ class Filler:
         return self.tokenizer.decode(filled.tolist(), skip_special_tokens=False)
 
     def _replaced(self, text: str, place: tuple[int, int], token: int) -> str:
-        """The text with a token where the mask at `place` (first and last character) stands."""
+        """The text with a token in place of the mask at `place` (first character and end)."""
         begin, end = place
         word = self.tokenizer.decode([token], skip_special_tokens=False).strip().removeprefix("##")
         mask = self.tokenizer.special_tokens["mask_token"]
@@ -191,17 +189,17 @@ def _short(text: str) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-AT_ONCE = 256  # sentences that are cut into tokens together
-COPIES = 4096  # of sentences, each with another mask, that are sorted by length and computed together
+AT_ONCE = 256  # sentences that are tokenized together
+COPIES = 4096  # copies of sentences with different masks that are computed together
 
 
 class Score(TypedDict):
-    """What a model thinks of a sentence. Natural logarithms."""
+    """The score of a sentence. Natural logarithms."""
 
     text: str
-    score: float  # the sum of `log_probabilities`: 0 at best
+    score: float  # the sum of `log_probabilities`, at most 0
     tokens: list[str]
-    log_probabilities: list[float]  # of each token, where it is hidden and all others are seen
+    log_probabilities: list[float]  # of each token, when it alone is masked
 
 
 class _Sentence(NamedTuple):
@@ -218,17 +216,17 @@ def score(
     device: str = "auto",
     precision: Precision = "fp32",
 ) -> Iterator[Score]:
-    """The pseudo-log-likelihood of each sentence (Salazar et al. 2020): every token is hidden in turn, and the
-    logarithms of the probabilities that the model then gives it are added. Longer sentences have lower sums; compare
-    sentences of one length, or `score / len(tokens)`. "[MASK]" in a sentence is mere text. Of a sentence longer than
-    the model reads each token is asked with as much around it as fits.
+    """The pseudo-log-likelihood of each sentence (Salazar et al. 2020): each token is masked in turn, and the
+    log-probabilities of the original tokens are summed. Longer sentences have lower sums: compare sentences of one
+    length, or `score / len(tokens)`. "[MASK]" in a sentence is ordinary text. In sentences longer than the model's
+    maximum, each token is predicted from the window around it.
 
     Args:
-        within_word: together with a token hide the later pieces of its word, which else give it away (PLL-word-l2r,
-            Kauf and Ivanova 2023).
+        within_word: with each token, also mask the later pieces of its word, which would reveal it (PLL-word-l2r, Kauf
+            and Ivanova 2023).
 
     Raises:
-        BertworksError: no such model, one without a masked-word head, or an empty sentence.
+        BertworksError: no such model, one without a masked LM head, or an empty sentence.
     """
     yield from scores_of(*load_masked_lm(model, device), sentences, within_word=within_word, precision=precision)
 
@@ -241,16 +239,16 @@ def scores_of(
     within_word: bool = False,
     precision: Precision = "fp32",
 ) -> Iterator[Score]:
-    """`score` by a model that is loaded."""
+    """`score` with a loaded model."""
     longest = network.encoder.config.max_position_embeddings
     for group in _groups(_encoded(sentences, tokenizer, longest, within_word)):
-        told = log_probabilities(network, [copy for one in group for copy in one.copies], precision)
-        ends = np.cumsum([len(one.ids) for one in group])
-        for one, values in zip(group, np.split(told, ends[:-1]), strict=True):
+        results = log_probabilities(network, [copy for s in group for copy in s.copies], precision)
+        ends = np.cumsum([len(s.ids) for s in group])
+        for sentence, values in zip(group, np.split(results, ends[:-1]), strict=True):
             yield Score(
-                text=one.text,
+                text=sentence.text,
                 score=float(values.sum()),
-                tokens=[tokenizer.tokens[n] for n in one.ids],
+                tokens=[tokenizer.tokens[n] for n in sentence.ids],
                 log_probabilities=values.tolist(),
             )
 
@@ -258,37 +256,39 @@ def scores_of(
 def _encoded(sentences: Iterable[str], tokenizer: Tokenizer, longest: int, within_word: bool) -> Iterator[_Sentence]:
     rest, number = iter(sentences), 0
     while texts := list(islice(rest, AT_ONCE)):
-        for text, found in zip(texts, tokenizer.ids(texts), strict=True):
+        for text, token_ids in zip(texts, tokenizer.ids(texts), strict=True):
             number += 1
-            if not found:
-                raise BertworksError(f"sentence {number} has no word that could be scored: {text[:60]!r}")
-            ids = np.array(found, np.int64)
+            if not token_ids:
+                raise BertworksError(f"sentence {number} has no tokens: {text[:60]!r}")
+            ids = np.array(token_ids, np.int64)
             ends = _ends_of_words(ids, tokenizer.starts_word) if within_word else np.arange(1, len(ids) + 1)
-            yield _Sentence(text, ids, [_hidden(ids, n, int(end), tokenizer, longest) for n, end in enumerate(ends)])
+            yield _Sentence(
+                text, ids, [_masked_example(ids, n, int(end), tokenizer, longest) for n, end in enumerate(ends)]
+            )
 
 
 def _ends_of_words(ids: Ids, starts_word: NDArray[np.bool_]) -> Ids:
-    """For each token the place behind its word."""
+    """For each token the end of its word."""
     starts = np.append(np.flatnonzero(starts_word[ids]), len(ids))
     return starts[np.searchsorted(starts, np.arange(len(ids)), side="right")]
 
 
-def _hidden(ids: Ids, place: int, end: int, tokenizer: Tokenizer, longest: int) -> Example:
-    """The sentence, or as much of it as fits around `place`, with the tokens from there to `end` hidden and the first
-    of them asked."""
+def _masked_example(ids: Ids, place: int, end: int, tokenizer: Tokenizer, longest: int) -> Example:
+    """The sentence, or the window around `place`, with the tokens from `place` to `end` masked and the first of them
+    predicted."""
     begin, stop = centered_window(place, place + 1, len(ids), longest - 2)
-    hidden = ids.copy()
-    hidden[place:end] = tokenizer.mask_id
-    s = frame([hidden[begin:stop]], SpecialIds(tokenizer.cls_id, tokenizer.sep_id), -1)
+    masked = ids.copy()
+    masked[place:end] = tokenizer.mask_id
+    s = frame([masked[begin:stop]], SpecialIds(tokenizer.cls_id, tokenizer.sep_id), -1)
     return Example(s.input_ids, s.token_type_ids, np.array([place - begin + 1]), ids[[place]], -1)
 
 
 def _groups(encoded: Iterator[_Sentence]) -> Iterator[list[_Sentence]]:
     group: list[_Sentence] = []
     copies = 0
-    for one in encoded:
-        group.append(one)
-        copies += len(one.ids)
+    for sentence in encoded:
+        group.append(sentence)
+        copies += len(sentence.ids)
         if copies >= COPIES:
             yield group
             group, copies = [], 0

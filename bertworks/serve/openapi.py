@@ -206,7 +206,7 @@ ANSWERS: Mapping[str, Schema] = {
     "ner": _any(_list(_ENTITY), _list(_list(_ENTITY))),
     "qa": _any(_ANSWER, _list(_ANSWER)),
     "search": _list(_object(id=STRING, score=NUMBER, text=STRING, fields={"type": "object"})),
-    "explain": _object(asked=STRING, tokens=_list(STRING), words=_list(STRING), spans=_list(_list(INTEGER))),
+    "explain": _object(explained=STRING, tokens=_list(STRING), words=_list(STRING), spans=_list(_list(INTEGER))),
     "tokenize": _list(_list(_TOKEN)),
     "decode": _list(STRING),
 }  # fmt: skip

@@ -84,16 +84,16 @@ function drawAttention(place, data) {
   const tokens = data.tokens, n = tokens.length;
   const attention = data.attention.map(bytes), heads = attention[0].length / (n * n);
   place.replaceChildren();
-  make("p", place, "All heads: a row of a square is a token that looks, a column one that is looked at. " +
-    "Click a square for its layer, or go up and down with the arrow keys.", "quiet");
+  make("p", place, "All heads: a row of a square is the token that attends, a column is the token it attends to. " +
+    "Click a square to select its layer, or use the arrow keys.", "quiet");
   const overview = table(place, "All heads", "overview");
   const label = make("label", make("p", place), "Layer ");
   const layer = make("select", label);
-  label.after(" and the token that looks:");
+  label.after(" and the token that attends:");
   attention.forEach((_, l) => { make("option", layer, l + 1).value = l; });
   layer.value = attention.length - 1;
   let from = 0;
-  const draw = picker(place, "The token that looks", tokens, number => { from = number; drawLayer(); });
+  const draw = picker(place, "The token that attends", tokens, number => { from = number; drawLayer(); });
   const map = table(place, "Attention by head", "map");
 
   function drawLayer() {

@@ -184,20 +184,20 @@ const abilities = {
       const rows = info.task === "tagging" ? found.answer.filter(([, tag]) => tag !== "O") : found.answer;
       const share = figure => figure.endsWith("%") ? parseFloat(figure) / 100 : undefined;
       bars(place, rows.map(([name, figure]) => [name, share(figure), figure]), !IN_ORDER.includes(info.task));
-      if (found.asked) {
-        make("h2", place, "What in the text speaks for it");
-        make("p", place, `Blue words speak for ${found.asked}, orange ones against it.`);
+      if (found.explained) {
+        make("h2", place, "Attributions");
+        make("p", place, `Blue words increase ${found.explained}, orange words decrease it.`);
         if (found.gradients) chips(place, "Integrated gradients", found.words, found.gradients,
-          `On the way from ${found.baseline} in the place of every word to the text. Completeness error ` +
+          `From ${found.baseline} in place of every word to the text. Completeness error ` +
           `${found.completeness_error.toFixed(4)}, ${found.steps} steps.`);
         if (found.occlusion) chips(place, "Occlusion", found.words, found.occlusion,
-          `By how much the number falls when one word alone is replaced by ${found.baseline}. The two methods ask ` +
-          "different things: where they agree, trust them more.");
+          `By how much the output falls when a single word is replaced by ${found.baseline}. The two methods measure ` +
+          "different things. Where they agree, trust them more.");
       }
       place.append($("maps").content.cloneNode(true));
       drawAttention(place.querySelector(".attention"), found);
       drawSimilarity(place.querySelector(".similarity"), found);
-      return found.asked ? `Explained: ${found.asked}` : "What the layers make of the text";
+      return found.explained ? `Explained: ${found.explained}` : "Attention and similarity of the text";
     },
   },
 };
