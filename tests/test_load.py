@@ -127,7 +127,7 @@ def test_wrong_calls(folders: dict[str, Path], tmp_path: Path):
         "the precision 'fp8'": lambda: bw.Embedder(folders["pretrained"], device="cpu", precision="fp8"),
         "the device 'tpu'": lambda: bw.Embedder(folders["pretrained"], device="tpu"),
         "the baseline 'zero'": lambda: bw.explain(folders["pretrained"], BLANK, baseline="zero", device="cpu"),
-        "that could be 'film'": lambda: bw.explain(folders["pretrained"], TEXT, target="film", device="cpu"),
+        "no [MASK] for the target 'film'": lambda: bw.explain(folders["pretrained"], TEXT, target="film", device="cpu"),
     }  # fmt: skip
     for what, call in wrong.items():
         with pytest.raises(UsageError, match=re.escape(what)):

@@ -140,7 +140,7 @@ def test_the_command(model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     lines = capsys.readouterr().out.strip().split("\n")
     assert [json.loads(line)["text"] for line in lines] == ["men \ufffd dogs", "a ? man"]
     assert main(["score", str(model), ""]) == 1
-    assert "no word" in capsys.readouterr().err
+    assert "no tokens" in capsys.readouterr().err
 
 
 # --- BLiMP

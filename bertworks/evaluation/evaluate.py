@@ -271,7 +271,7 @@ def evaluate_sts(
         return {name: found[name] for name in ("pearson", "spearman")}
 
     found = {"rows": len(pairs), "none": scores("none"), "center": scores("center")}
-    return found | ({"whiten": scores("whiten")} if moments.suffices else {})
+    return found | ({"whiten": scores("whiten")} if moments.can_whiten else {})
 
 
 def evaluate_task(

@@ -1,8 +1,8 @@
-"""A model that makes vectors of texts, loaded; and what the text of a row is. Not here: whole files (`embed`), what is
-near what (`index`).
+"""Vectors of texts.
 
-A file of texts -> a file of vectors, of any size, in its order and with nothing lost. Not here: how a text becomes a
-vector (`embedder`).
+- `Embedder`: a loaded model that computes vectors
+- `text_columns`, `row_text`: the text of a row
+- `embed_file`: a file of texts to a file of vectors, which can be resumed
 """
 
 import base64
@@ -42,30 +42,29 @@ from bertworks.models.packed_linear import InferenceEncoder, with_fp16_weights
 from bertworks.training.device import InferencePrecision, PrecisionOption, disable_heap_trim
 
 Vectors = NDArray[np.float32]
-AT_ONCE = 2048  # texts that are read, sorted by length and embedded together
-_JUDGED_ROWS = 100  # by which the column of the text is told
+AT_ONCE = 2048  # texts that are sorted by length and embedded together
+_SAMPLE_ROWS = 100  # to infer the column of the text from
 
 
 class Embedder:
-    """A loaded model that makes vectors.
+    """A loaded model that computes vectors of texts.
 
     Args:
         model: a folder of ours, of transformers or of sentence-transformers, an exported encoder, `minilm`, or a hub
-            id; or one that is open, which stays where it is.
-        pooling, normalize, max_length: None: as the model's own files say; else the mean, not normalised, and as many
-            tokens as the model reads.
-        precision: "auto": bf16 where this hardware gains by it; elsewhere fp32, but a short text alone is read with
-            weights in half precision, which makes a difference in the fourth digit. "fp32": no such difference.
-            "int8": see `nn.frozen.in_int8`; the cosine of MiniLM's vectors with exact ones is above .99; a short text
-            alone is read with weights in half precision here too.
+            id; or an open model, which stays on its device.
+        pooling, normalize, max_length: None: as in the model's files, else the mean, not normalized, and the maximum
+            length of the model.
+        precision: "auto": bf16 where the hardware is faster with it, else fp32; a single short text then uses weights
+            in half precision, which changes the fourth digit. "fp32": exact. "int8": 8-bit matrix multiplication; the
+            cosine of MiniLM's vectors with exact ones is above .99. A single short text uses half precision too.
 
     Attributes:
-        dimension: of its vectors.
-        precision: what "auto" has become.
+        dimension: of the vectors.
+        precision: the precision that "auto" selected.
 
     Raises:
-        BertworksError: no such model, or one whose vectors are made in another way.
-        UsageError: no such pooling; `max_length` is more than the model reads.
+        BertworksError: no such model, or vectors that bertworks cannot compute.
+        UsageError: no such pooling; `max_length` exceeds the model's maximum.
     """
 
     def __init__(
@@ -79,32 +78,34 @@ class Embedder:
         precision: PrecisionOption = "auto",
     ):
         if pooling is not None and pooling not in get_args(Pooling):
-            raise UsageError(f"there is no pooling {pooling!r}", hint=f"take one of {', '.join(get_args(Pooling))}")
+            raise UsageError(f"there is no pooling {pooling!r}", hint=f"use one of {', '.join(get_args(Pooling))}")
         source = open_model(model, device)
-        self.folder, found = read_sentence_transformer(source.folder)
+        self.folder, settings = read_sentence_transformer(source.folder)
         self.tokenizer, longest = source.tokenizer, source.config.max_position_embeddings
         self._network, self.precision = _network(source, precision)
         if max_length is not None and not 3 <= max_length <= longest:
             raise UsageError(f"max_length is {max_length}: the model reads from 3 to {longest} tokens")
         self.settings = replace(
-            found,
-            pooling=pooling or found.pooling,
-            normalize=found.normalize if normalize is None else normalize,
-            max_length=max_length or min(found.max_length or longest, self.tokenizer.model_max_length, longest),
+            settings,
+            pooling=pooling or settings.pooling,
+            normalize=settings.normalize if normalize is None else normalize,
+            max_length=max_length or min(settings.max_length or longest, self.tokenizer.model_max_length, longest),
         )
         self.dimension = source.config.hidden_size
         if self.settings.pooling == "last-four" and isinstance(self._network, OnnxModel):
-            hint = "take another pooling, or the model that was exported"
-            raise UsageError("an exported model gives its last layer alone", where=str(self.folder), hint=hint)
+            hint = "use another pooling, or the model that was exported"
+            raise UsageError("an exported model has only the last layer", where=str(self.folder), hint=hint)
         disable_heap_trim()
 
     def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors:
-        """float32 [texts, dimension]. A text's vector does not depend on its neighbours (in int8 hardly).
+        """float32 [texts, dimension]. The vector of a text does not depend on the other texts (in int8 slightly).
 
-        prompt: what is put before each; None: the model's default.
+        Args:
+            texts: a list of strings.
+            prompt: prefix of each text; None: the model's default.
 
         Raises:
-            UsageError: one text and no list, or something is no text."""
+            UsageError: not a list, or not of strings."""
         texts = listed(texts, "embed([text])[0]")
         return np.concatenate([
             np.zeros((0, self.dimension), np.float32),
@@ -112,46 +113,46 @@ class Embedder:
         ])  # fmt: skip
 
     def portion(self, texts: Sequence[str], prompt: str | None = None) -> tuple[Vectors, list[int]]:
-        """The same for so many as fit in memory; and how many tokens of each were not read."""
+        """The vectors of texts that fit in memory; and the number of truncated tokens of each."""
         units, cut = self.units(texts, prompt)
         return self.finish(self.raw(units)), cut
 
     def units(self, texts: Sequence[str], prompt: str | None = None) -> tuple[list[ExampleGroup], list[int]]:
-        """What the network reads of each text; and how many of its tokens are not read.
+        """The input of the network for each text; and the number of truncated tokens of each.
 
         Raises:
-            UsageError: something is no text."""
+            UsageError: not strings."""
         if wrong := [n for n, text in enumerate(texts, 1) if not isinstance(text, str)]:
             raise UsageError(f"text {wrong[0]} is {texts[wrong[0] - 1]!r:.60}: expected a string")
-        before = self.settings.prompt() if prompt is None else prompt
-        read = [before + text for text in texts]
+        prefix = self.settings.prompt() if prompt is None else prompt
+        inputs = [prefix + text for text in texts]
         if self.settings.lowercase:
-            read = [text.lower() for text in read]
-        encodings = self.tokenizer.encode_batch(read, max_length=self.settings.max_length)
-        asked = np.zeros(1, np.int64)
+            inputs = [text.lower() for text in inputs]
+        encodings = self.tokenizer.encode_batch(inputs, max_length=self.settings.max_length)
+        position = np.zeros(1, np.int64)
         units: list[ExampleGroup] = [
-            [Example(np.array(e.ids), np.array(e.type_ids), asked, asked, -1)] for e in encodings
+            [Example(np.array(e.ids), np.array(e.type_ids), position, position, -1)] for e in encodings
         ]
         return units, [encoding.num_truncated for encoding in encodings]
 
     def raw(self, units: Sequence[ExampleGroup]) -> Vectors:
-        """float32 [units, dimension], not yet normalised."""
+        """float32 [units, dimension], before normalization."""
         return compute_vectors(self._network, units, self.settings.pooling, self.dimension, self.precision)
 
     def finish(self, vectors: Vectors) -> Vectors:
-        """Of length 1, if that is what the model gives."""
+        """Vectors of length 1, if the model normalizes."""
         return normalized(vectors) if self.settings.normalize else vectors
 
     def save(self, folder: str | Path) -> None:
-        """Writes the model as a folder that sentence-transformers opens, and reads as it is read here.
+        """Write the model as a folder for sentence-transformers that gives the same vectors.
 
         Raises:
-            UsageError: there is something in the way.
-            BertworksError: the pooling is none of sentence-transformers.
+            UsageError: the folder is not empty.
+            BertworksError: sentence-transformers lacks this pooling.
         """
         target = Path(folder)
         if target.exists() and any(target.iterdir()):
-            raise UsageError("the folder is not empty", where=str(target), hint="name another one")
+            raise UsageError("the folder is not empty", where=str(target), hint="use another folder")
         write_sentence_transformer(target, self.settings, self.dimension)
         for path in sorted(self.folder.iterdir()):
             if path.is_file() and not path.name.startswith(".") and not (target / path.name).exists():
@@ -159,7 +160,7 @@ class Embedder:
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """All that its vectors depend on, save for the text."""
+        """Everything that the vectors depend on, except the text."""
         return {
             "weights_sha256": weights_sha256(self.folder),
             "tokenizer_sha256": self.tokenizer.sha256,
@@ -168,15 +169,15 @@ class Embedder:
 
 
 def _network(
-    source: LazyModel, wanted: PrecisionOption
+    source: LazyModel, option: PrecisionOption
 ) -> tuple[Encoder | InferenceEncoder | OnnxModel, InferencePrecision]:
-    """What makes the vectors, and what "auto" has become."""
+    """The network, and the precision that "auto" selected."""
     if source.exported:
-        gives = "last_hidden_state", source.config.hidden_size
-        return source.session("fp32" if wanted == "auto" else wanted, gives=gives), "fp32"
+        output = "last_hidden_state", source.config.hidden_size
+        return source.session("fp32" if option == "auto" else option, gives=output), "fp32"
     encoder = source.network(Encoder, "encoder", prefix="encoder.")
-    ready, precision = prepare_for_inference(encoder, wanted)
-    return with_fp16_weights(encoder, ready) if (wanted, precision) == ("auto", "fp32") else ready, precision
+    ready, precision = prepare_for_inference(encoder, option)
+    return with_fp16_weights(encoder, ready) if (option, precision) == ("auto", "fp32") else ready, precision
 
 
 def embed(
@@ -194,40 +195,40 @@ def embed(
         model, pooling, normalize, precision: see `Embedder`.
 
     Raises:
-        UsageError: one text and no list.
+        UsageError: not a list.
         BertworksError: no such model.
     """
     texts = listed(texts, "embed(model, [text])[0]")  # before the model is loaded
     return Embedder(model, pooling=pooling, normalize=normalize, device=device, precision=precision).embed(texts)
 
 
-def text_columns(reader: RowReader, wanted: Sequence[str]) -> tuple[str, ...]:
-    """The columns that hold the text: those asked for, or a guess.
+def text_columns(reader: RowReader, names: Sequence[str]) -> tuple[str, ...]:
+    """The columns of the text: `names`, or the inferred one.
 
     Raises:
-        UsageError, BertworksError: no such column, or none that looks like text.
+        UsageError, BertworksError: no such column, or no column looks like text.
     """
-    if wanted:
-        return tuple(find_column(reader.columns, reader.name, name, "--text") for name in wanted)
+    if names:
+        return tuple(find_column(reader.columns, reader.name, name, "--text") for name in names)
     if len(reader.columns) == 1:
         return tuple(reader.columns)
-    judged = [row.values for row in itertools.islice(reader, _JUDGED_ROWS)]
-    columns = {name: [values.get(name) for values in judged] for name in reader.columns}
+    sample = [row.values for row in itertools.islice(reader, _SAMPLE_ROWS)]
+    columns = {name: [values.get(name) for values in sample] for name in reader.columns}
     return (choose_column(columns, reader.name, None, "--text"),)
 
 
 def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
-    """The text of a row, its columns joined by a space; one without text is counted, and "".
+    """The text of a row, its columns joined by a space. A row without text is counted in `empty` and gives "".
 
     Raises:
-        BertworksError: something else than text stands there.
+        BertworksError: a value is not text.
     """
     parts = [as_text(row.values.get(column)) for column in columns]
     for column, part in zip(columns, parts, strict=True):
         if part is None:
             shown = f"{row.values[column]!r:.60}"
             raise BertworksError(
-                f"{column!r} holds {shown}, which is no text", where=row.where, hint="name another one"
+                f"{column!r} holds {shown}, which is not text", where=row.where, hint="use another column"
             )
     text = " ".join(part.strip() for part in parts if part and part.strip())
     if not text:
@@ -236,14 +237,14 @@ def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
 
 
 def portions(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """AT_ONCE rows each."""
+    """Lists of AT_ONCE rows."""
     source = iter(rows)
     while portion := list(itertools.islice(source, AT_ONCE)):
         yield portion
 
 
 def vectors_of_file(embedder: Embedder, path: str | Path) -> Iterator[Vectors]:
-    """The vectors of a file's texts, in portions; rows without text have none."""
+    """The vectors of the texts of a file, in portions. Rows without text are left out."""
     reader = RowReader(path)
     columns = text_columns(reader, ())
     for rows in portions(reader):
@@ -252,7 +253,7 @@ def vectors_of_file(embedder: Embedder, path: str | Path) -> Iterator[Vectors]:
 
 
 _COLUMN = "embedding"
-_COMPARED = 64  # texts, whose exact vectors are made as well
+_COMPARED = 64  # texts whose vectors are also computed in fp32
 
 
 def embed_file(
@@ -270,18 +271,18 @@ def embed_file(
     precision: PrecisionOption = "auto",
     quoting: Quoting = "auto",
 ) -> Iterator[Event]:
-    """The vector of every row of a file, in its order: an array in .npy, else a column `embedding` beside its own.
-    Stopped and called again it goes on where it was; the output appears when it is whole.
+    """Write the vector of every row of a file, in order: an array in .npy, else a column `embedding` next to those of
+    the input. Call it again to resume after an interruption. The output appears when it is complete.
 
     Args:
         data: any file of rows, or of lines; "-" is standard input.
-        text: columns, joined by a space; (): guessed.
+        text: columns, joined by a space; (): inferred.
         pooling, normalize, max_length, precision: see `Embedder`.
-        whitening: "center" takes the mean of all vectors away; "whiten" makes all directions equally wide as well.
-        learn_from: a file of texts from which that is learned; None: from `data` itself.
+        whitening: "center" subtracts the mean of all vectors; "whiten" also makes the covariance the identity.
+        learn_from: a file of texts to compute that from; None: `data`.
 
     Raises:
-        BertworksError, UsageError: no such model or column, a row that cannot be read, an output of no known kind.
+        BertworksError, UsageError: no such model or column, an unreadable row, an unknown kind of output.
     """
     is_array = str(output).endswith(".npy")
     kind = None if is_array else kind_of(output, vectors=True)
@@ -290,19 +291,21 @@ def embed_file(
     reader = RowReader(data, quoting=quoting)
     refuse_same(reader, output)
     if kind == "conll":
-        raise UsageError("CoNLL columns hold words and their tags, and no vectors", hint="write another kind")
+        raise UsageError("CoNLL files cannot hold vectors", hint="use another format")
     columns = text_columns(reader, text)
     yield Event("note", f"text: {', '.join(columns)}; {embedder.settings.pooling} of {embedder.dimension} dimensions")
     with Spool(beside(output), _fingerprint(embedder, reader, columns)) as spool:
         if spool.count:
-            yield Event("note", f"going on after {spool.count:,} rows", {"resumed_row": spool.count})
+            yield Event("note", f"resumed after {spool.count:,} rows", {"resumed_row": spool.count})
         empty = IssueCounter()
         if embedder.precision == "int8":
             yield _cost(embedder, make(precision="fp32"), reader, columns)
         yield from _fill(spool, embedder, reader, columns, empty)
         yield from (Event("note", note) for note in reader.notes)
         if empty.count:
-            yield Event("note", f"rows without text, which have the vector of no text: {empty}", {"empty": empty.count})
+            yield Event(
+                "note", f"rows without text, which have the vector of an empty text: {empty}", {"empty": empty.count}
+            )
         whitener = _whitener(embedder, spool, whitening, learn_from)
         written = _spooled(embedder, spool, whitener)
         if kind is None:
@@ -310,29 +313,29 @@ def embed_file(
         else:
             _write_columns(output, kind, reader, written)
         spool.remove()
-        note = f"; {spool.truncated:,} were too long and were cut" if spool.truncated else ""
+        note = f"; {spool.truncated:,} texts were truncated" if spool.truncated else ""
         fields = {"output": str(output), "rows": spool.count, "truncated": spool.truncated}
-        told = f"{output}: {spool.count:,} vectors of {embedder.dimension}{note}"
-        yield Event("done", told, fields | {"dimension": embedder.dimension})
+        summary = f"{output}: {spool.count:,} vectors of {embedder.dimension}{note}"
+        yield Event("done", summary, fields | {"dimension": embedder.dimension})
 
 
 def _cost(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequence[str]) -> Event:
-    """How near the first vectors are to exact ones."""
-    read = (row_text(row, columns, IssueCounter()) for row in islice(reader, _COMPARED))
-    texts = [text for text in read if text]
+    """The difference of the first vectors to those in fp32."""
+    first = (row_text(row, columns, IssueCounter()) for row in islice(reader, _COMPARED))
+    texts = [text for text in first if text]
     a, b = (normalized(embedder.embed(texts)) for embedder in (ours, exact))
     cosines = (a * b).sum(1) if texts else np.ones(1)
     least, mean = float(cosines.min()), float(cosines.mean())
-    told = f"cosines of {least:.4f} or more, {mean:.4f} on average, with the first {len(texts)} vectors in fp32"
-    return Event("note", f"{ours.precision}: {told}", {"least_cosine": least, "mean_cosine": mean})
+    text = f"cosine with fp32 at least {least:.4f}, mean {mean:.4f}, for the first {len(texts)} texts"
+    return Event("note", f"{ours.precision}: {text}", {"least_cosine": least, "mean_cosine": mean})
 
 
 def _fill(
     spool: Spool, embedder: Embedder, reader: RowReader, columns: Sequence[str], empty: IssueCounter
 ) -> Iterator[Event]:
-    """Embeds what is not in the spool."""
+    """Embed the rows that are not in the spool."""
     rest = iter(reader)
-    for row in islice(rest, spool.count):  # counted as if nobody had stopped
+    for row in islice(rest, spool.count):  # for the count of empty rows
         row_text(row, columns, empty)
     for rows in portions(rest):
         texts = [row_text(row, columns, empty) for row in rows]
@@ -346,10 +349,10 @@ def _fill(
 
 
 def _stored(spool: Spool, dimension: int, *, of_texts: bool = False) -> Iterator[Vectors]:
-    """The vectors of a spool, in portions. of_texts: without those of rows that have no text."""
-    answers = (answer for answer in spool.read() if not (of_texts and answer["empty"]))
-    while group := list(islice(answers, AT_ONCE)):
-        raw = b"".join(base64.b64decode(answer["vector"]) for answer in group)
+    """The vectors of a spool, in portions. of_texts: without those of empty rows."""
+    stored = (entry for entry in spool.read() if not (of_texts and entry["empty"]))
+    while group := list(islice(stored, AT_ONCE)):
+        raw = b"".join(base64.b64decode(entry["vector"]) for entry in group)
         yield np.frombuffer(raw, np.float32).reshape(-1, dimension)
 
 
@@ -360,10 +363,10 @@ def _whitener(embedder: Embedder, spool: Spool, kind: Whitening, path: str | Pat
     own = _stored(spool, embedder.dimension, of_texts=True)
     for vectors in own if path is None else vectors_of_file(embedder, path):
         moments.add(vectors)
-    if kind == "whiten" and moments.count and not moments.suffices:
+    if kind == "whiten" and moments.count and not moments.can_whiten:
         raise BertworksError(
-            f"whitening is learned from more vectors than these have dimensions: {moments.count:,} of "
-            f"{embedder.dimension}", hint="--learn-from a file with more texts, or --whitening center",
+            f"whitening needs more vectors than dimensions: {moments.count:,} vectors of "
+            f"{embedder.dimension} dimensions", hint="--learn-from a file with more texts, or --whitening center",
         )  # fmt: skip
     return moments.whitener(kind) if moments.count else None
 
@@ -386,14 +389,14 @@ def _write_columns(output: str | Path, kind: FileKind, reader: RowReader, portio
     while column in reader.written_columns:
         column += "_"
     single = chain.from_iterable(portions)
-    # Parquet knows float32. Elsewhere numbers have as many digits as tell one float32 from the next.
+    # Parquet has float32. Other formats get the shortest digits that identify a float32.
     shown = single if kind == "parquet" else ([float(str(x)) for x in vector] for vector in single)
 
     def rows() -> Iterator[dict[str, Any]]:
         for row, vector in zip(reader, shown, strict=True):
             written = row.written or row.values
-            if column in written:  # a field of a later row, which the first ones did not have
-                raise BertworksError(f"the field {column!r} would be written over", where=row.where, hint="rename it")
+            if column in written:  # a field that the first rows do not have
+                raise BertworksError(f"the field {column!r} would be overwritten", where=row.where, hint="rename it")
             yield {**written, column: vector}
 
     write_rows(output, [*reader.written_columns, column], rows(), kind=kind)
