@@ -285,13 +285,11 @@ def embed_file(
         BertworksError, UsageError: no such model or column, an unreadable row, an unknown kind of output.
     """
     is_array = str(output).endswith(".npy")
-    kind = None if is_array else kind_of(output, vectors=True)
+    kind = None if is_array else _vector_kind(output)
     make = partial(Embedder, open_model(model, device), pooling=pooling, normalize=normalize, max_length=max_length)
     embedder = make(precision=precision)
     reader = RowReader(data, quoting=quoting)
     refuse_same(reader, output)
-    if kind == "conll":
-        raise UsageError("CoNLL files cannot hold vectors", hint="use another format")
     columns = text_columns(reader, text)
     yield Event("note", f"text: {', '.join(columns)}; {embedder.settings.pooling} of {embedder.dimension} dimensions")
     with Spool(beside(output), _fingerprint(embedder, reader, columns)) as spool:
@@ -303,20 +301,32 @@ def embed_file(
         yield from _fill(spool, embedder, reader, columns, empty)
         yield from (Event("note", note) for note in reader.notes)
         if empty.count:
-            yield Event(
-                "note", f"rows without text, which have the vector of an empty text: {empty}", {"empty": empty.count}
-            )
+            yield Event("note", f"rows without text get the vector of an empty text: {empty}", {"empty": empty.count})
         whitener = _whitener(embedder, spool, whitening, learn_from)
-        written = _spooled(embedder, spool, whitener)
+        vectors = _stored(spool, embedder.dimension)
+        if whitener is not None:
+            vectors = (embedder.finish(whitener(portion)) for portion in vectors)
         if kind is None:
-            _write_array(Path(output), written, spool.count, embedder.dimension)
+            _write_array(Path(output), vectors, spool.count, embedder.dimension)
         else:
-            _write_columns(output, kind, reader, written)
+            _write_columns(output, kind, reader, vectors)
         spool.remove()
         note = f"; {spool.truncated:,} texts were truncated" if spool.truncated else ""
         fields = {"output": str(output), "rows": spool.count, "truncated": spool.truncated}
-        summary = f"{output}: {spool.count:,} vectors of {embedder.dimension}{note}"
-        yield Event("done", summary, fields | {"dimension": embedder.dimension})
+        fields["dimension"] = embedder.dimension
+        yield Event("done", f"{output}: {spool.count:,} vectors of {embedder.dimension}{note}", fields)
+
+
+def _vector_kind(output: str | Path) -> FileKind:
+    """The format of an output with a column of vectors.
+
+    Raises:
+        UsageError: unknown, or CoNLL.
+    """
+    kind = kind_of(output, vectors=True)
+    if kind == "conll":
+        raise UsageError("CoNLL files cannot hold vectors", hint="use another format")
+    return kind
 
 
 def _cost(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequence[str]) -> Event:
@@ -369,11 +379,6 @@ def _whitener(embedder: Embedder, spool: Spool, kind: Whitening, path: str | Pat
             f"{embedder.dimension} dimensions", hint="--learn-from a file with more texts, or --whitening center",
         )  # fmt: skip
     return moments.whitener(kind) if moments.count else None
-
-
-def _spooled(embedder: Embedder, spool: Spool, whitener: Whitener | None) -> Iterator[Vectors]:
-    for vectors in _stored(spool, embedder.dimension):
-        yield vectors if whitener is None else embedder.finish(whitener(vectors))
 
 
 def _write_array(path: Path, portions: Iterable[Vectors], count: int, dimension: int) -> None:
