@@ -185,7 +185,7 @@ def test_whitening_needs_more_vectors_than_dimensions(model: Path, tmp_path: Pat
     with pytest.raises(ValueError, match="4 vectors of 4 dimensions"):
         moments.whitener("whiten")
     pairs = write_pairs(tmp_path / "pairs.tsv", 12)
-    with pytest.raises(BertworksError, match="more vectors than these have dimensions: 12 of 32"):
+    with pytest.raises(BertworksError, match="more vectors than dimensions: 12 vectors of 32"):
         list(embed_file(model, pairs, tmp_path / "v.npy", text=["sentence1"], whitening="whiten", device="cpu"))
     assert not (tmp_path / "v.npy").exists()
     assert set(evaluate_sts(model, pairs, device="cpu")) == {"rows", "none", "center"}
