@@ -1,7 +1,8 @@
-"""What Hugging Face and Google call BERT's parameters and settings: tables, each read in both directions.
+"""Parameters and settings under the names of Hugging Face and Google: the engine that reads the tables of `families` in
+both directions.
 
-The only module in which a foreign name may appear; it imports no library of theirs, opens no file, builds no network.
-Whatever is read is checked against the configuration first: a name, a shape or a size that does not fit is an error.
+It imports no library of theirs, opens no file and builds no network. Everything that is read is checked against the
+configuration first: a name, a shape or a size that does not fit is an error.
 """
 
 import re
@@ -12,99 +13,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from bertworks.checkpoints.families import bert, distilbert, gpt2, roberta
+from bertworks.checkpoints.families.family import GELUS, Family, Row
 from bertworks.errors import BertworksError
 from bertworks.models.config import LIMITS, EncoderConfig
 
-_QKV = "query", "key", "value"
-# Ours; theirs, joined in order along the first axis; the shape of each of theirs.
-# "#" is the number of a layer. "*" is weight, or bias, which has only the first axis. Sizes: V words, P positions,
-# T token types, H hidden, I inner, C what the classifier reads, L and A any number.
-_TABLE: list[tuple[str, list[str], str]] = [
-    ("encoder.embeddings.token.weight", ["embeddings.word_embeddings.weight"], "V H"),
-    ("encoder.embeddings.position.weight", ["embeddings.position_embeddings.weight"], "P H"),
-    ("encoder.embeddings.token_type.weight", ["embeddings.token_type_embeddings.weight"], "T H"),
-    ("encoder.embeddings.norm.*", ["embeddings.LayerNorm.*"], "H"),
-    ("encoder.blocks.#.attention.qkv.*", [f"encoder.layer.#.attention.self.{part}.*" for part in _QKV], "H H"),
-    ("encoder.blocks.#.attention.output.*", ["encoder.layer.#.attention.output.dense.*"], "H H"),
-    ("encoder.blocks.#.attention_norm.*", ["encoder.layer.#.attention.output.LayerNorm.*"], "H"),
-    ("encoder.blocks.#.feed_forward.up.*", ["encoder.layer.#.intermediate.dense.*"], "I H"),
-    ("encoder.blocks.#.feed_forward.down.*", ["encoder.layer.#.output.dense.*"], "H I"),
-    ("encoder.blocks.#.feed_forward_norm.*", ["encoder.layer.#.output.LayerNorm.*"], "H"),
-    ("pooler.dense.*", ["pooler.dense.*"], "H H"),
-    ("lm_head.dense.*", ["cls.predictions.transform.dense.*"], "H H"),
-    ("lm_head.norm.*", ["cls.predictions.transform.LayerNorm.*"], "H"),
-    ("lm_head.bias", ["cls.predictions.bias"], "V"),
-    ("next_sentence.*", ["cls.seq_relationship.*"], "2 H"),
-    ("classifier.*", ["classifier.*"], "L C"),
-    ("span.*", ["qa_outputs.*"], "2 H"),
-]
-# Theirs have no such network: this part has our names. Its sizes are its own, and so is then the classifier's input.
-_RECURRENT = [
-    (f"recurrent.lstm.{kind}_{source}_l{layer}{direction}", axes)
+FAMILIES = {module.FAMILY.model_type: module.FAMILY for module in (bert, roberta, distilbert, gpt2)}
+# transformers has no such network: this part has our names. Its sizes are its own, and so is the classifier's input.
+_RECURRENT: list[Row] = [
+    (name, [name], axes)
     for layer in range(2)
     for direction in ("", "_reverse")
     for source in ("ih", "hh")
     for kind, axes in (("weight", "A A"), ("bias", "A"))
+    for name in [f"recurrent.lstm.{kind}_{source}_l{layer}{direction}"]
 ]
-_TABLE += [(name, [name], axes) for name, axes in _RECURRENT]
-OWN_TYPE = "bertworks"  # the model_type of networks that theirs cannot compute, so that they are refused there
-_PREFIX = "bert."  # before the names of the body, in files that hold a head as well
-_BODY = "embeddings.", "encoder.", "pooler."
-_TIED = {  # written twice by some versions: the copy, and what it must be equal to
-    "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
-    "cls.predictions.decoder.bias": "cls.predictions.bias",
-}
-_BUFFERS = {"embeddings.position_ids", "embeddings.token_type_ids"}  # counters saved by old versions: not parameters
+OWN_TYPE = "bertworks"  # the model_type of networks that transformers does not have: it refuses them
+UNUSED_POSITIONS = "encoder.embeddings.unused_positions.weight"  # rows in front of a position table, kept as they were
 _OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
-_OUTPUTS = {  # layers whose name at Google's ends in output_weights and output_bias: what stands before
+_OUTPUTS = {  # layers whose name at Google's ends in output_weights and output_bias: what precedes it
     "cls.predictions": "cls/predictions/",
     "cls.seq_relationship": "cls/seq_relationship/",
     "classifier": "",
     "qa_outputs": "cls/squad/",
 }
 _OPTIMIZER = re.compile(r"(.+/)?(adam_m|adam_v|Adam|Adam_1|beta[12]_power|global_step)")  # its variables at Google's
-
-_SETTINGS = {  # ours: theirs, and the value that a file means when it does not say
-    "vocab_size": ("vocab_size", 30522),
-    "hidden_size": ("hidden_size", 768),
-    "num_hidden_layers": ("num_hidden_layers", 12),
-    "num_attention_heads": ("num_attention_heads", 12),
-    "intermediate_size": ("intermediate_size", 3072),
-    "max_position_embeddings": ("max_position_embeddings", 512),
-    "type_vocab_size": ("type_vocab_size", 2),
-    "hidden_dropout": ("hidden_dropout_prob", 0.1),
-    "attention_dropout": ("attention_probs_dropout_prob", 0.1),
-    "layer_norm_eps": ("layer_norm_eps", 1e-12),
-    "initializer_range": ("initializer_range", 0.02),
-}
-# Theirs: ours. Google's code computes the tanh approximation under the name "gelu"; in these files "gelu" is exact.
-_ACTIVATIONS = {
-    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu",
-    "gelu_python": "gelu", "gelu_fast": "gelu_tanh",
-}  # fmt: skip
-# Settings that change what is computed, and the only value that is an encoder of ours.
-_OTHER_NETWORKS = {"position_embedding_type": "absolute", "is_decoder": False}
-_NOT_KEPT = {  # settings of theirs that concern other files than ours, or make their library run a program
+_NOT_KEPT = {  # settings that concern other files than ours, or make transformers run a program
     "auto_map", "custom_pipelines", "quantization_config", "transformers_version", "torch_dtype", "_name_or_path",
 }  # fmt: skip
 _OF_LABELS = {"id2label", "label2id", "num_labels", "_num_labels", "problem_type"}
-
-_CLASSES = {  # the heads that a state holds: the class of theirs that saves exactly these
-    frozenset({"lm_head", "next_sentence"}): "BertForPreTraining",
-    frozenset({"lm_head"}): "BertForMaskedLM",
-    frozenset({"next_sentence"}): "BertForNextSentencePrediction",
-    frozenset[str](): "BertModel",
-}
 
 
 @dataclass(frozen=True)
 class _Parameter:
     ours: str
     theirs: list[str]
-    shape: tuple[int | None, ...]  # of each of theirs; None: any
+    shape: tuple[int | None, ...]  # of each of theirs, after transposing; None: any
+    is_transposed: bool = False
+    is_positions: bool = False  # a position table with unused rows in front
 
     @property
-    def part(self) -> str:
+    def component(self) -> str:
         return self.ours.split(".", 1)[0]
 
     def fits(self, shape: Iterable[int], parts: int) -> bool:
@@ -115,52 +64,68 @@ class _Parameter:
 
 
 def component_names(state: Iterable[str]) -> frozenset[str]:
-    """The parts that a state of ours holds, of: encoder, pooler, masked_lm, next_sentence, classifier, span,
-    recurrent."""
+    """The components of a state of ours, of: encoder, pooler, lm_head, next_sentence, classifier, span, recurrent."""
     return frozenset(name.split(".", 1)[0] for name in state)
 
 
-def components_in_file(theirs: Iterable[str]) -> frozenset[str]:
-    """The parts, as in `parts_of`, that a file of theirs with these names holds something of."""
-    bare = {name.removeprefix(_PREFIX) for name in theirs}
-    found = [
-        (ours, name.replace("*", end)) for ours, names, _ in _TABLE for name in names for end in ("weight", "bias")
-    ]
-    return component_names(ours for ours, name in found if name in bare)
+def components_in_file(theirs: Iterable[str], family: str = "bert") -> frozenset[str]:
+    """The components, as in `component_names`, that a file with these names has something of."""
+    f = FAMILIES[family]
+    bare = {name.removeprefix(f.prefix) for name in theirs}
+    rows = [*f.table, *_RECURRENT, *(row for rows in f.by_class.values() for row in rows)]
+    return component_names(
+        ours
+        for ours, names, _ in rows
+        for name in names
+        for end in ("weight", "bias")
+        if name.replace("*", end) in bare
+    )
 
 
-def architecture_of(state: Iterable[str]) -> str:
-    """Their class that a pre-trained state of ours is. KeyError for the heads of fine-tuning, which need labels."""
-    return _CLASSES[component_names(state) - {"encoder", "pooler"}]
+def architecture_of(state: Iterable[str], family: str = "bert") -> str:
+    """The class of transformers for a pre-trained state. KeyError for the heads of fine-tuning, which need labels."""
+    heads = component_names(state) - {"encoder", "pooler"}
+    classes: Mapping[frozenset[str], str] = FAMILIES[family].pretraining
+    return classes[heads | {"lm_head"} if family == "gpt2" else heads]
 
 
-def to_huggingface(state: Mapping[str, Tensor], config: EncoderConfig) -> dict[str, Tensor]:
-    """Our parameters under their names: the names and shapes that their own class for these parts saves.
+def to_huggingface(
+    state: Mapping[str, Tensor], config: EncoderConfig, architecture: str | None = None
+) -> dict[str, Tensor]:
+    """Our parameters under their names: the names and shapes that their own class for these components saves.
 
-    Tied copies are left out and the body has a prefix only beside a head, as in their files. Tensors are views.
+    Tied copies are left out and the body has a prefix only next to a head, as in their files. Tensors are views.
+
+    Args:
+        architecture: their class; None: that of a pre-trained state.
 
     Raises:
-        BertworksError: a name has no place there, a shape does not fit, or a part is incomplete.
+        BertworksError: a name has no place there, a shape does not fit, or a component is incomplete.
     """
-    head = component_names(state) - {"encoder", "pooler"}
+    family = FAMILIES[config.family]
+    head = component_names(state) - {"encoder", "pooler"} or family.model_type == "gpt2"
     theirs: dict[str, Tensor] = {}
-    table = _parameters(config, state)
-    _refuse_unknown(set(state) - {parameter.ours for parameter in table}, None)
+    table = _parameters(config, state, architecture)
+    _refuse_unknown(set(state) - {parameter.ours for parameter in table} - {UNUSED_POSITIONS}, None)
     for parameter in table:
         if parameter.ours in state:
             value = state[parameter.ours]
             _check_shape(parameter, parameter.ours, value, None, parts=len(parameter.theirs))
+            if parameter.is_positions:
+                unused = state.get(UNUSED_POSITIONS, value.new_zeros(family.unused_positions, value.shape[1]))
+                value = torch.cat([unused, value])
+            value = value.t() if parameter.is_transposed else value
             for name, piece in zip(parameter.theirs, value.chunk(len(parameter.theirs))):
-                theirs[_PREFIX + name if head and name.startswith(_BODY) else name] = piece
+                theirs[family.prefix + name if head and name.startswith(family.body) else name] = piece
     begun = component_names(state) | {"encoder"}
-    _refuse_missing([p.ours for p in table if p.part in begun and p.ours not in state], None)
+    _refuse_missing([p.ours for p in table if p.component in begun and p.ours not in state], None)
     return theirs
 
 
 def from_huggingface(
     state: Mapping[str, Tensor], config: EncoderConfig, *, where: str | None = None
 ) -> dict[str, Tensor]:
-    """Their parameters under our names, from a file of the body alone or with any head. What it holds: `parts_of`.
+    """Their parameters under our names, from a file of the body alone or with any head. What it has: `component_names`.
 
     The body must be complete and every head whole or absent. Tied copies must be equal to their original.
 
@@ -168,27 +133,32 @@ def from_huggingface(
         where: the file, for messages.
 
     Raises:
-        BertworksError: unknown names (listed), a wrong shape, a part incomplete (what is missing is listed).
+        BertworksError: unknown names (listed), a wrong shape, a component incomplete (what is missing is listed).
     """
-    theirs = _untied(_renamed(state, where), where)
+    family = FAMILIES[config.family]
+    theirs = _untied(_renamed(state, family, where), family, where)
     ours: dict[str, Tensor] = {}
-    table = _parameters(config, theirs)
+    classes = [name for name, rows in family.by_class.items() if all(_is_in(row, theirs) for row in rows)]
+    table = _parameters(config, theirs, classes[0] if classes else None)
     _refuse_unknown(theirs.keys() - {name for parameter in table for name in parameter.theirs}, where)
-    begun = {p.part for p in table if not theirs.keys().isdisjoint(p.theirs)} | {"encoder"}
-    wanted = [parameter for parameter in table if parameter.part in begun]
+    begun = {p.component for p in table if not theirs.keys().isdisjoint(p.theirs)} | {"encoder"}
+    wanted = [parameter for parameter in table if parameter.component in begun]
     _refuse_missing([name for parameter in wanted for name in parameter.theirs if name not in theirs], where)
     for parameter in wanted:
-        for name in parameter.theirs:
-            _check_shape(parameter, name, theirs[name], where)
-        pieces = [theirs[name] for name in parameter.theirs]
+        pieces = [theirs[name].t() if parameter.is_transposed else theirs[name] for name in parameter.theirs]
+        if parameter.is_positions and pieces[0].dim() == 2:
+            ours[UNUSED_POSITIONS], pieces[0] = pieces[0].tensor_split([family.unused_positions])
+        for name, piece in zip(parameter.theirs, pieces):
+            _check_shape(parameter, name, piece, where)
         ours[parameter.ours] = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     return ours
 
 
-def redundant_tensors(names: Collection[str]) -> list[str]:
-    """Which of the names in a file `from_huggingface` does without: counters, and copies of what is there as well."""
-    bare = {name.removeprefix(_PREFIX): name for name in names}
-    return sorted(name for short, name in bare.items() if short in _BUFFERS or _TIED.get(short) in bare)
+def redundant_tensors(names: Collection[str], family: str = "bert") -> list[str]:
+    """Which of the names in a file `from_huggingface` does not need: buffers, and copies of what is there as well."""
+    f = FAMILIES[family]
+    bare = {name.removeprefix(f.prefix): name for name in names}
+    return sorted(name for short, name in bare.items() if _is_buffer(short, f) or f.tied.get(short) in bare)
 
 
 def names_of_google(config: EncoderConfig) -> dict[str, str]:
@@ -196,14 +166,17 @@ def names_of_google(config: EncoderConfig) -> dict[str, str]:
 
     A variable that is called `kernel` is the transposed matrix.
     """
-    theirs = [name for p in _parameters(config, []) if p.part != "recurrent" for name in p.theirs]
+    family = FAMILIES["bert"]
+    theirs = [name for p in _parameters(config, []) if p.component != "recurrent" for name in p.theirs]
     names = {}
     for name in theirs:
         stem, _, end = name.rpartition(".")
         if stem in _OUTPUTS:
             names[f"{_OUTPUTS[stem]}output_{'weights' if end == 'weight' else end}"] = name
             continue
-        stem = f"{_PREFIX if name.startswith(_BODY) else ''}{stem}".replace("layer.", "layer_").replace(".", "/")
+        stem = f"{family.prefix if name.startswith(family.body) else ''}{stem}".replace("layer.", "layer_").replace(
+            ".", "/"
+        )
         if stem.endswith("LayerNorm"):
             end = {"weight": "gamma", "bias": "beta"}[end]
         elif end == "weight":
@@ -224,15 +197,21 @@ def config_to_huggingface(
 
     Args:
         architectures: their class that the saved parameters are of, such as `BertForPreTraining`.
-        pad_token_id: of the tokenizer that is saved beside.
+        pad_token_id: of the tokenizer that is saved in the same folder.
     """
-    settings = {theirs: getattr(config, ours) for ours, (theirs, _) in _SETTINGS.items()}
-    activations = {ours: theirs for theirs, ours in reversed(_ACTIVATIONS.items())}
-    settings |= {"intermediate_size": config.ffn_size, "hidden_act": activations[config.hidden_act]}
-    settings |= {"model_type": "bert", "architectures": list(architectures), "pad_token_id": pad_token_id}
-    settings |= {"bos_token_id": None, "eos_token_id": None, "classifier_dropout": None, "use_cache": True}
-    settings |= {"is_decoder": False, "add_cross_attention": False, "tie_word_embeddings": True, "dtype": "float32"}
-    return dict(sorted(settings.items()))
+    family = FAMILIES[config.family]
+    settings = {theirs: getattr(config, ours) for ours, (theirs, _) in family.settings.items()}
+    activations = {ours: theirs for theirs, ours in reversed(GELUS.items())}
+    settings |= {family.settings["intermediate_size"][0]: config.ffn_size}
+    settings |= {
+        family.settings["max_position_embeddings"][0]: config.max_position_embeddings + family.unused_positions
+    }
+    settings |= {family.activation: activations[config.hidden_act]}
+    settings |= {name: value for name, value in family.required.items() if name != "position_embedding_type"}
+    settings |= {"model_type": family.model_type, "architectures": list(architectures), "pad_token_id": pad_token_id}
+    if family.model_type == "gpt2":
+        settings["embd_pdrop"] = config.hidden_dropout
+    return dict(sorted((settings | family.written).items()))
 
 
 def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = None) -> EncoderConfig:
@@ -242,59 +221,73 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
         where: the file, for messages.
 
     Raises:
-        BertworksError: it is not a BERT, or not one that we compute; a value of the wrong type or an absurd size.
+        BertworksError: an unknown family, or a network that is not computed here; a value of the wrong type or an
+            absurd size.
     """
     kind = _kind(settings) if isinstance(settings, Mapping) else None
-    if kind not in ("bert", OWN_TYPE):
-        found = f"model_type is {_shown(kind)}" if kind is not None else "there is no model_type"
+    if kind not in FAMILIES and kind != OWN_TYPE:
+        there = f"model_type is {_shown(kind)}" if kind is not None else "there is no model_type"
         raise BertworksError(
-            f"{found}: expected the configuration of a BERT",
+            f"{there}: expected one of {', '.join(FAMILIES)}",
             where=where,
-            hint='choose a folder whose config.json says "model_type": "bert" (add the line to a file of Google\'s)',
+            hint='choose a folder whose config.json has such a "model_type" (for files of Google add "bert")',
         )
-    for name, value in _OTHER_NETWORKS.items():
+    family = FAMILIES["bert" if kind == OWN_TYPE else str(kind)]
+    for name, value in family.required.items():
         if settings.get(name, value) != value:
             raise BertworksError(
-                f"{name} is {_shown(settings[name])}: this network is not a BERT encoder as we compute it, "
-                f"where it is {_shown(value)}",
+                f"{name} is {_shown(settings[name])}: only {_shown(value)} is supported for {family.model_type}",
                 where=where,
             )
-    values: dict[str, Any] = {
-        ours: _number(settings.get(theirs, default), theirs, type(default), where)
-        for ours, (theirs, default) in _SETTINGS.items()
-    }
-    activation = settings.get("hidden_act", "gelu")
-    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-        known = ", ".join(_ACTIVATIONS)
-        raise BertworksError(f"hidden_act is {_shown(activation)}: expected one of {known}", where=where)
+    values: dict[str, Any] = dict(family.fixed)
+    for ours, (theirs, default) in family.settings.items():
+        value = settings.get(theirs, default)
+        if ours == "intermediate_size" and value is None:
+            continue
+        kind_of = int if default is None else type(default)
+        values[ours] = _number(value, theirs, kind_of, where, LIMITS.get(ours, 0))
+    values["max_position_embeddings"] -= family.unused_positions
+    activation = settings.get(family.activation, family.default_activation)
+    if not isinstance(activation, str) or activation not in GELUS:
+        known = ", ".join(GELUS)
+        raise BertworksError(f"{family.activation} is {_shown(activation)}: expected one of {known}", where=where)
     try:
-        return EncoderConfig(hidden_act=_ACTIVATIONS[activation], **values)  # type: ignore[arg-type]
+        return EncoderConfig(family=family.model_type, hidden_act=GELUS[activation], **values)  # type: ignore[arg-type]
     except ValueError as error:
         raise BertworksError(str(error), where=where, hint="correct the file, or get it again") from error
 
 
 def settings_to_keep(settings: Mapping[str, Any], *, head: bool) -> tuple[dict[str, Any], list[str]]:
-    """What a config.json of theirs says beyond what an EncoderConfig and a head do, to be written again; names of what
-    is left out. head: whether there is one whose labels are told elsewhere."""
-    ours = {theirs for theirs, _ in _SETTINGS.values()} | {"hidden_act", "model_type", "architectures", "pad_token_id"}
-    ours |= {"is_decoder", "add_cross_attention", "tie_word_embeddings", "dtype"} | _OF_LABELS
+    """What a config.json says beyond what an EncoderConfig and a head do, to be written again; and the names of what is
+    left out. head: whether there is one whose labels are given elsewhere."""
+    family = FAMILIES.get(str(_kind(settings)), FAMILIES["bert"])
+    ours = {theirs for theirs, _ in family.settings.values()} | {family.activation, "model_type", "architectures"}
+    ours |= {"pad_token_id", "is_decoder", "add_cross_attention", "tie_word_embeddings", "dtype"} | _OF_LABELS
     kept = {name: value for name, value in settings.items() if name not in ours | _NOT_KEPT}
     return kept, sorted((_NOT_KEPT | (set() if head else _OF_LABELS)) & settings.keys())
 
 
 def _kind(settings: Mapping[str, Any]) -> Any:
-    """The model_type. The first versions did not write it, but some the name of the class."""
+    """The model_type. The first versions did not write it, but some wrote the name of the class."""
     named = settings.get("architectures")
     old = isinstance(named, list) and all(re.match("Bert(For|Model)", str(name)) for name in named) and named
     return settings.get("model_type", "bert" if old else None)
 
 
-def _number(value: object, name: str, kind: type, where: str | None) -> int | float:
-    if kind is int and type(value) is int and 1 <= value <= LIMITS[name]:
+def _is_in(row: Row, names: Collection[str]) -> bool:
+    return all(name.replace("*", "weight") in names for name in row[1])
+
+
+def _is_buffer(name: str, family: Family) -> bool:
+    return re.sub(r"\.\d+\.", ".#.", f".{name}").removeprefix(".") in family.buffers
+
+
+def _number(value: object, name: str, kind: type, where: str | None, limit: int) -> int | float:
+    if kind is int and type(value) is int and 1 <= value <= limit:
         return value
     if kind is float and isinstance(value, int | float) and type(value) is not bool and 0 <= value <= 1:
         return float(value)
-    expected = f"a whole number from 1 to {LIMITS[name]:,}" if kind is int else "a number from 0 to 1"
+    expected = f"a whole number from 1 to {limit:,}" if kind is int else "a number from 0 to 1"
     raise BertworksError(
         f"{name} is {_shown(value)}: expected {expected}", where=where, hint="correct the file, or get it again"
     )
@@ -308,44 +301,56 @@ def _shown(value: object) -> str:
     return "an enormous number" if isinstance(value, int) else f"a {type(value).__name__}"
 
 
-def _parameters(config: EncoderConfig, state: Collection[str]) -> list[_Parameter]:
+def _parameters(config: EncoderConfig, state: Collection[str], architecture: str | None = None) -> list[_Parameter]:
     """The table with its signs replaced: one entry for each of our parameters. state: the names that there are."""
-    sizes: dict[str, int | None] = {"V": config.vocab_size, "H": config.hidden_size, "I": config.ffn_size}
-    sizes |= {"P": config.max_position_embeddings, "T": config.type_vocab_size, "2": 2, "L": None, "A": None}
-    sizes["C"] = None if "recurrent" in component_names(state) else config.hidden_size
+    family, hidden = FAMILIES[config.family], config.hidden_size
+    sizes: dict[str, int | None] = {"V": config.vocab_size, "H": hidden, "I": config.ffn_size, "Q": 3 * hidden}
+    sizes |= {"P": config.max_position_embeddings, "T": config.type_vocab_size, "E": config.embedding_width}
+    sizes |= {"2": 2, "L": None, "A": None}
+    sizes["C"] = None if "recurrent" in component_names(state) else hidden
+    replaced = family.by_class.get(architecture or "", [])
+    rows = [row for row in family.table if row[0] not in {ours for ours, _, _ in replaced}]
     entries = []
-    for ours, theirs, axes in _TABLE:
+    for ours, theirs, axes in (*rows, *replaced, *_RECURRENT):
         shape = tuple(sizes[axis] for axis in axes.split())
         for number in map(str, range(config.num_hidden_layers)) if "#" in ours else [""]:
             for end in ("weight", "bias") if "*" in ours else [""]:
                 names = [name.replace("#", number).replace("*", end) for name in (ours, *theirs)]
-                entries.append(_Parameter(names[0], names[1:], shape[:1] if end == "bias" else shape))
+                entries.append(
+                    _Parameter(
+                        names[0],
+                        names[1:],
+                        shape[:1] if end == "bias" else shape,
+                        names[0].endswith(family.transposed or ("\0",)),
+                        bool(family.unused_positions) and ours.endswith("embeddings.position.weight"),
+                    )
+                )
     return entries
 
 
-def _renamed(state: Mapping[str, Tensor], where: str | None) -> dict[str, Tensor]:
-    """Without the prefix, without counters, and with today's names."""
+def _renamed(state: Mapping[str, Tensor], family: Family, where: str | None) -> dict[str, Tensor]:
+    """Without the prefix, without buffers, and with today's names."""
     renamed: dict[str, Tensor] = {}
     for name, value in state.items():
-        new = name.removeprefix(_PREFIX)
+        new = name.removeprefix(family.prefix)
         for old, today in _OLD_NAMES.items():
             new = new.removesuffix(old) + today if new.endswith(old) else new
         if new in renamed:
             raise BertworksError(f"two tensors are both {new}: {name} is one of them", where=where)
-        if new not in _BUFFERS:
+        if not _is_buffer(new, family):
             renamed[new] = value
     return renamed
 
 
-def _untied(theirs: dict[str, Tensor], where: str | None) -> dict[str, Tensor]:
+def _untied(theirs: dict[str, Tensor], family: Family, where: str | None) -> dict[str, Tensor]:
     """Without the copies of tied parameters; an original that is missing is taken from its copy."""
-    for copy, original in _TIED.items():
+    for copy, original in family.tied.items():
         if copy in theirs and not _equal(theirs[copy], theirs.setdefault(original, theirs[copy])):
             raise BertworksError(
-                f"{copy} differs from {original}: the scores of words are not tied to the embeddings, as ours are",
+                f"{copy} differs from {original}: only models whose logits are tied to the embeddings are supported",
                 where=where,
             )
-    return {name: value for name, value in theirs.items() if name not in _TIED}
+    return {name: value for name, value in theirs.items() if name not in family.tied}
 
 
 def _equal(first: Tensor, second: Tensor) -> bool:

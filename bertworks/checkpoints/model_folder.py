@@ -56,7 +56,8 @@ def save_model(
         BertworksError: weights that are not finite, do not fit the configuration or the tokenizer; a full disk.
     """
     folder = Path(folder)
-    theirs = hf_mapping.to_huggingface(state, config)
+    architecture = str(head["architectures"][0]) if head else None
+    theirs = hf_mapping.to_huggingface(state, config, architecture)
     refuse_non_finite(state, str(folder))
     _check_vocabulary(tokenizer, config, folder)
     save_settings(folder, state, config, tokenizer, head=head)
@@ -74,7 +75,7 @@ def save_settings(
     head: Mapping[str, Any] | None = None,
 ) -> None:
     """All of a model folder but weights and card: config.json and the tokenizer files. names: of the parameters."""
-    architectures = [hf_mapping.architecture_of(names)] if head is None else head["architectures"]
+    architectures = [hf_mapping.architecture_of(names, config.family)] if head is None else head["architectures"]
     settings = hf_mapping.config_to_huggingface(config, architectures=architectures, pad_token_id=tokenizer.pad_id)
     settings |= head or {}
     write_text(folder / "config.json", json.dumps(settings, indent=2) + "\n")
@@ -279,7 +280,7 @@ def _class_of(folder: Path) -> str:
     """What transformers calls the network of a folder. With another class it would leave the head out."""
     named = read_json(folder / "config.json").get("architectures") if (folder / "config.json").exists() else None
     name = named[0] if isinstance(named, list) and len(named) == 1 else None
-    return name if isinstance(name, str) and re.fullmatch(r"Bert\w+", name) else "AutoModel"
+    return name if isinstance(name, str) and re.fullmatch(r"[A-Z]\w+For\w+|[A-Z]\w+Model", name) else "AutoModel"
 
 
 def _read_sharded(folder: Path, index: Path) -> dict[str, Tensor]:

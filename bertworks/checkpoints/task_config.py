@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from bertworks.checkpoints.hf_mapping import OWN_TYPE, config_from_huggingface
+from bertworks.checkpoints.hf_mapping import FAMILIES, OWN_TYPE, config_from_huggingface
 from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import BertworksError
@@ -18,15 +18,6 @@ from bertworks.io.atomic_write import write_text
 
 FILE, FORMAT = "task.json", 1
 MOST_LABELS = 100_000
-_CLASSES: dict[str, str] = {
-    "classification": "BertForSequenceClassification",
-    "multilabel": "BertForSequenceClassification",
-    "regression": "BertForSequenceClassification",
-    "tagging": "BertForTokenClassification",
-    "spans": "BertForTokenClassification",
-    "qa": "BertForQuestionAnswering",
-    "choice": "BertForMultipleChoice",
-}
 _OWN_CLASS = "BertworksRecurrentTagger"  # a name that no library knows
 _PROBLEMS = {
     "classification": "single_label_classification",
@@ -99,13 +90,13 @@ def read_task_config(folder: Path) -> TaskConfig:
     return TaskConfig(task=cast(TaskType, tasks[0]), labels=() if without else labels, max_length=min(512, length))
 
 
-def task_settings(description: TaskConfig) -> dict[str, Any]:
+def task_settings(description: TaskConfig, family: str = "bert") -> dict[str, Any]:
     """What config.json says of the head, and of the whole model where transformers has no such network."""
     task = description.task
     own = {"architectures": [_OWN_CLASS], "model_type": OWN_TYPE} if description.recurrent_units else {}
     labels = description.labels or (("LABEL_0",) if task in ("regression", "choice") else ("LABEL_0", "LABEL_1"))
     return {
-        "architectures": [_CLASSES[task]],
+        "architectures": [FAMILIES[family].tasks[task]],
         "id2label": {str(number): label for number, label in enumerate(labels)},
         "label2id": {label: number for number, label in enumerate(labels)},
         **({"problem_type": _PROBLEMS[task]} if task in _PROBLEMS else {}),
@@ -139,7 +130,8 @@ def check_same_task(
 def _tasks(settings: dict[str, Any]) -> list[str]:
     """What the head may be for, by the names of transformers' classes."""
     named = settings.get("architectures")
-    return [task for task, name in _CLASSES.items() if isinstance(named, list) and name in named]
+    classes = [pair for family in FAMILIES.values() for pair in family.tasks.items()]
+    return [task for task, name in classes if isinstance(named, list) and name in named]
 
 
 def _listed(labels: Collection[str]) -> str:

@@ -166,7 +166,7 @@ def _read_folder(folder: Path) -> _Source:
     weights = read_weights(inner)
     others = {str(v.dtype).removeprefix("torch.") for v in weights.values() if v.is_floating_point()} - {"float32"}
     notes += [f"the weights are float32 now; they were {', '.join(sorted(others))}"] * bool(others)
-    redundant = hf_mapping.redundant_tensors(weights)
+    redundant = hf_mapping.redundant_tensors(weights, model.config.family)
     notes += [f"left out of the weights, as counters or copies: {', '.join(redundant)}"] * bool(redundant)
     notes += [f"left out of config.json: {', '.join(dropped)}"] * bool(dropped)
     root = folder.resolve()
@@ -228,7 +228,7 @@ def _head(
     """
     parts = hf_mapping.component_names(state)
     if not parts & _HEADS:
-        return {"architectures": [hf_mapping.architecture_of(state)]}, None
+        return {"architectures": [hf_mapping.architecture_of(state, _family(settings))]}, None
     if not (folder / FILE).exists() and not settings.get("architectures"):
         raise BertworksError(
             f"these weights have a head ({', '.join(sorted(parts & _HEADS))}), but config.json does not name its class",
@@ -246,7 +246,7 @@ def _head(
             where=str(folder),
             hint="use the config.json that was saved with these weights",
         )
-    head = task_settings(task)
+    head = task_settings(task, _family(settings))
     if (folder / FILE).exists():
         return head, task
     if settings.get("id2label"):  # also for tasks without labels: other programs show them
@@ -257,6 +257,12 @@ def _head(
     head.pop("problem_type", None)  # with one label, its default differs between readers
     problem = settings.get("problem_type")
     return head | ({"problem_type": problem} if problem else {}), None
+
+
+def _family(settings: Mapping[str, Any]) -> str:
+    """The family of a config.json; networks of our own have BERT's names."""
+    kind = str(settings.get("model_type", "bert"))
+    return kind if kind in hf_mapping.FAMILIES else "bert"
 
 
 def _card(name: str, source: str, model: Model, head: Mapping[str, Any], notes: Collection[str]) -> str:

@@ -1,4 +1,4 @@
-"""A model as an ONNX file for other programs: traced, compared with the model and timed before it appears. `export` is the command."""
+"""A model as an ONNX file for other programs: traced, compared with the model and timed before it appears."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -113,7 +113,7 @@ def _made(
 ) -> Iterator[Event]:
     """Fills the folder; what is found out is added to `found`."""
     path = folder / EXPORTED
-    head = task_settings(source.description) if source.description else None
+    head = task_settings(source.description, source.config.family) if source.description else None
     save_settings(folder, source.state, source.config, source.tokenizer, head=head)
     if source.description:
         source.description.save(folder)

@@ -60,9 +60,9 @@ class LoadedModel:
         predicts: list[Ability] = ["predict"] if has_task(within) else []
         if self._opened.exported:
             named = read_json(within / "config.json").get("architectures")
-            fills = named == [architecture_of(["encoder.", "lm_head."])]
+            fills = named == [architecture_of(["encoder.", "lm_head."], self.config.family)]
             return tuple(predicts or (["fill"] if fills else ["embed"]))
-        fills = "lm_head" in components_in_file(read_weights(within))
+        fills = "lm_head" in components_in_file(read_weights(within), self.config.family)
         return ("embed", "explain", *(("fill", "score") if fills else ()), *predicts)
 
     def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors:

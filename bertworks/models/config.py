@@ -48,6 +48,7 @@ class EncoderConfig:
     lm_head: "transform": dense, activation, norm, tied embeddings, bias; "bias": tied embeddings and bias; "plain":
         tied embeddings alone.
     pooler: which token stands for a sequence, and the activation of the dense layer over it. "last" has no such layer.
+    family: the name table of its files (checkpoints/families).
 
     Raises:
         ValueError: a size that is not positive or absurdly large; values that exclude each other.
@@ -74,6 +75,7 @@ class EncoderConfig:
     initializer_range: float = 0.02
     lm_head: LMHeadKind = "transform"
     pooler: PoolerKind = "first_tanh"
+    family: str = "bert"
 
     def __post_init__(self) -> None:
         for name, limit in LIMITS.items():
@@ -178,11 +180,12 @@ BERT_SIZES: dict[str, EncoderConfig] = {  # Devlin et al. 2019; Turc et al. 2019
     "base": BERT_BASE,
     "large": BERT_LARGE,
 }
-ROBERTA_BASE = replace(BERT_BASE, vocab_size=50265, type_vocab_size=1, layer_norm_eps=1e-5)  # Liu et al. 2019
-DISTILBERT_BASE = replace(BERT_BASE, num_hidden_layers=6, type_vocab_size=0, pooler="first_relu")  # Sanh et al. 2019
-GPT2_SMALL = EncoderConfig(  # Radford et al. 2019
+# Liu et al. 2019; Sanh et al. 2019; Radford et al. 2019
+ROBERTA_BASE = replace(BERT_BASE, vocab_size=50265, type_vocab_size=1, layer_norm_eps=1e-5, family="roberta")
+DISTILBERT_BASE = replace(BERT_BASE, num_hidden_layers=6, type_vocab_size=0, pooler="first_relu", family="distilbert")
+GPT2_SMALL = EncoderConfig(
     vocab_size=50257, max_position_embeddings=1024, type_vocab_size=0, direction="left_to_right", norm_first=True,
-    embedding_norm=False, hidden_act="gelu_tanh", layer_norm_eps=1e-5, lm_head="plain", pooler="last",
+    embedding_norm=False, hidden_act="gelu_tanh", layer_norm_eps=1e-5, lm_head="plain", pooler="last", family="gpt2",
 )  # fmt: skip
 PRESETS: dict[str, EncoderConfig] = {
     **{f"bert-{name}": config for name, config in BERT_SIZES.items()},

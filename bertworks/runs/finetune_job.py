@@ -196,7 +196,14 @@ class FinetuneJob:
         b = self.beginning.model
         state[TOKEN_EMBEDDING_KEY] = self.shortlist.put_back(b.state[TOKEN_EMBEDDING_KEY], state[TOKEN_EMBEDDING_KEY])
         # The dropout of the training is not one of the model.
-        save_model(folder, state, b.config, b.tokenizer, card=self._card(facts), head=task_settings(self.description))
+        save_model(
+            folder,
+            state,
+            b.config,
+            b.tokenizer,
+            card=self._card(facts),
+            head=task_settings(self.description, b.config.family),
+        )
         self.description.save(folder)
         self.saved = self._last if facts["evaluated"] == facts["step"] else None
 

@@ -1,0 +1,1 @@
+"""Name tables of the families: one module each."""

@@ -1,0 +1,80 @@
+"""BERT (Devlin et al. 2019): names and settings, and the rows that its relatives share."""
+
+from bertworks.checkpoints.families.family import Family, Row
+
+ENCODER: list[Row] = [
+    ("encoder.embeddings.token.weight", ["embeddings.word_embeddings.weight"], "V E"),
+    ("encoder.embeddings.position.weight", ["embeddings.position_embeddings.weight"], "P E"),
+    ("encoder.embeddings.token_type.weight", ["embeddings.token_type_embeddings.weight"], "T E"),
+    ("encoder.embeddings.norm.*", ["embeddings.LayerNorm.*"], "E"),
+    (
+        "encoder.blocks.#.attention.qkv.*",
+        [f"encoder.layer.#.attention.self.{part}.*" for part in ("query", "key", "value")],
+        "H H",
+    ),
+    ("encoder.blocks.#.attention.output.*", ["encoder.layer.#.attention.output.dense.*"], "H H"),
+    ("encoder.blocks.#.attention_norm.*", ["encoder.layer.#.attention.output.LayerNorm.*"], "H"),
+    ("encoder.blocks.#.feed_forward.up.*", ["encoder.layer.#.intermediate.dense.*"], "I H"),
+    ("encoder.blocks.#.feed_forward.down.*", ["encoder.layer.#.output.dense.*"], "H I"),
+    ("encoder.blocks.#.feed_forward_norm.*", ["encoder.layer.#.output.LayerNorm.*"], "H"),
+    ("pooler.dense.*", ["pooler.dense.*"], "H H"),
+    ("classifier.*", ["classifier.*"], "L C"),
+    ("span.*", ["qa_outputs.*"], "2 H"),
+]
+SETTINGS = {
+    "vocab_size": ("vocab_size", 30522),
+    "hidden_size": ("hidden_size", 768),
+    "num_hidden_layers": ("num_hidden_layers", 12),
+    "num_attention_heads": ("num_attention_heads", 12),
+    "intermediate_size": ("intermediate_size", 3072),
+    "max_position_embeddings": ("max_position_embeddings", 512),
+    "type_vocab_size": ("type_vocab_size", 2),
+    "hidden_dropout": ("hidden_dropout_prob", 0.1),
+    "attention_dropout": ("attention_probs_dropout_prob", 0.1),
+    "layer_norm_eps": ("layer_norm_eps", 1e-12),
+    "initializer_range": ("initializer_range", 0.02),
+}
+WRITTEN = {
+    "classifier_dropout": None, "use_cache": True, "is_decoder": False, "add_cross_attention": False,
+    "tie_word_embeddings": True, "dtype": "float32", "bos_token_id": None, "eos_token_id": None,
+}  # fmt: skip
+
+
+def task_classes(name: str) -> dict[str, str]:
+    """Classes of the heads, as transformers calls them: `Bert` -> BertForSequenceClassification, ..."""
+    kinds = {
+        "SequenceClassification": ("classification", "multilabel", "regression"),
+        "TokenClassification": ("tagging", "spans"),
+        "QuestionAnswering": ("qa",),
+        "MultipleChoice": ("choice",),
+    }
+    return {task: f"{name}For{kind}" for kind, tasks in kinds.items() for task in tasks}
+
+
+FAMILY = Family(
+    model_type="bert",
+    prefix="bert.",
+    body=("embeddings.", "encoder.", "pooler."),
+    table=[
+        *ENCODER,
+        ("lm_head.dense.*", ["cls.predictions.transform.dense.*"], "E H"),
+        ("lm_head.norm.*", ["cls.predictions.transform.LayerNorm.*"], "E"),
+        ("lm_head.bias", ["cls.predictions.bias"], "V"),
+        ("next_sentence.*", ["cls.seq_relationship.*"], "2 H"),
+    ],
+    tied={
+        "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    buffers=frozenset({"embeddings.position_ids", "embeddings.token_type_ids"}),
+    settings=SETTINGS,
+    required={"position_embedding_type": "absolute", "is_decoder": False},
+    written=WRITTEN,
+    pretraining={
+        frozenset({"lm_head", "next_sentence"}): "BertForPreTraining",
+        frozenset({"lm_head"}): "BertForMaskedLM",
+        frozenset({"next_sentence"}): "BertForNextSentencePrediction",
+        frozenset(): "BertModel",
+    },
+    tasks=task_classes("Bert"),
+)

@@ -1,0 +1,48 @@
+"""GPT-2 (Radford et al. 2019): reads from left to right, norm first; its matrices are stored transposed."""
+
+from bertworks.checkpoints.families.family import Family
+
+FAMILY = Family(
+    model_type="gpt2",
+    prefix="transformer.",
+    body=("wte.", "wpe.", "h.", "ln_f."),
+    table=[
+        ("encoder.embeddings.token.weight", ["wte.weight"], "V E"),
+        ("encoder.embeddings.position.weight", ["wpe.weight"], "P E"),
+        ("encoder.blocks.#.attention.qkv.*", ["h.#.attn.c_attn.*"], "Q H"),
+        ("encoder.blocks.#.attention.output.*", ["h.#.attn.c_proj.*"], "H H"),
+        ("encoder.blocks.#.attention_norm.*", ["h.#.ln_1.*"], "H"),
+        ("encoder.blocks.#.feed_forward.up.*", ["h.#.mlp.c_fc.*"], "I H"),
+        ("encoder.blocks.#.feed_forward.down.*", ["h.#.mlp.c_proj.*"], "H I"),
+        ("encoder.blocks.#.feed_forward_norm.*", ["h.#.ln_2.*"], "H"),
+        ("encoder.norm.*", ["ln_f.*"], "H"),
+    ],
+    tied={"lm_head.weight": "wte.weight"},
+    buffers=frozenset({"h.#.attn.bias", "h.#.attn.masked_bias"}),
+    transposed=("qkv.weight", "output.weight", "up.weight", "down.weight"),
+    settings={
+        "vocab_size": ("vocab_size", 50257),
+        "hidden_size": ("n_embd", 768),
+        "num_hidden_layers": ("n_layer", 12),
+        "num_attention_heads": ("n_head", 12),
+        "intermediate_size": ("n_inner", None),
+        "max_position_embeddings": ("n_positions", 1024),
+        "hidden_dropout": ("resid_pdrop", 0.1),
+        "attention_dropout": ("attn_pdrop", 0.1),
+        "layer_norm_eps": ("layer_norm_epsilon", 1e-5),
+        "initializer_range": ("initializer_range", 0.02),
+    },
+    fixed={
+        "type_vocab_size": 0, "direction": "left_to_right", "norm_first": True, "embedding_norm": False,
+        "lm_head": "plain", "pooler": "last",
+    },
+    required={
+        "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False,
+        "add_cross_attention": False,
+    },
+    written={"tie_word_embeddings": True, "dtype": "float32", "use_cache": True},
+    activation="activation_function",
+    default_activation="gelu_new",
+    pretraining={frozenset({"lm_head"}): "GPT2LMHeadModel", frozenset(): "GPT2Model"},
+    tokenizer=("GPT2Tokenizer", ("input_ids", "attention_mask")),
+)  # fmt: skip

@@ -1,0 +1,35 @@
+"""RoBERTa (Liu et al. 2019): BERT's body with other heads. Its position table has two unused rows in front."""
+
+from bertworks.checkpoints.families.bert import ENCODER, SETTINGS, WRITTEN, task_classes
+from bertworks.checkpoints.families.family import Family, Row
+
+_SEQUENCE: list[Row] = [  # the head of a sequence has the dense layer that is the pooler's elsewhere
+    ("pooler.dense.*", ["classifier.dense.*"], "H H"),
+    ("classifier.*", ["classifier.out_proj.*"], "L C"),
+]
+FAMILY = Family(
+    model_type="roberta",
+    prefix="roberta.",
+    body=("embeddings.", "encoder.", "pooler."),
+    table=[
+        *ENCODER,
+        ("lm_head.dense.*", ["lm_head.dense.*"], "E H"),
+        ("lm_head.norm.*", ["lm_head.layer_norm.*"], "E"),
+        ("lm_head.bias", ["lm_head.bias"], "V"),
+    ],
+    by_class={"RobertaForSequenceClassification": _SEQUENCE},
+    tied={"lm_head.decoder.weight": "embeddings.word_embeddings.weight", "lm_head.decoder.bias": "lm_head.bias"},
+    buffers=frozenset({"embeddings.position_ids", "embeddings.token_type_ids"}),
+    unused_positions=2,
+    settings=SETTINGS
+    | {
+        "vocab_size": ("vocab_size", 50265),
+        "max_position_embeddings": ("max_position_embeddings", 512),
+        "type_vocab_size": ("type_vocab_size", 2),
+    },
+    required={"position_embedding_type": "absolute", "is_decoder": False},
+    written=WRITTEN,
+    pretraining={frozenset({"lm_head"}): "RobertaForMaskedLM", frozenset(): "RobertaModel"},
+    tasks=task_classes("Roberta"),
+    tokenizer=("RobertaTokenizer", ("input_ids", "attention_mask")),
+)

@@ -1,0 +1,211 @@
+"""Families against transformers: hidden states, logits and gradients of folders that it saved, and our folders opened
+by it.
+
+Tiny random networks; every parameter is perturbed, biases and norms included: zero biases hide mistakes.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save_file
+from torch import Tensor
+
+from bertworks.checkpoints.hf_mapping import (
+    FAMILIES,
+    UNUSED_POSITIONS,
+    config_from_huggingface,
+    config_to_huggingface,
+    from_huggingface,
+    to_huggingface,
+)
+from bertworks.errors import BertworksError
+from bertworks.models.config import EncoderConfig
+from bertworks.models.encoder import Encoder
+from bertworks.models.heads import LMHead
+from bertworks.models.layout import Layout
+from bertworks.training.task_heads import Classification, MultipleChoice, SpanExtraction, TaskModel
+
+LENGTHS = [9, 4, 12]
+SIZES = {
+    "bert": transformers.BertConfig(
+        vocab_size=90, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=40,
+        max_position_embeddings=32,
+    ),
+    "roberta": transformers.RobertaConfig(
+        vocab_size=90, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=40,
+        max_position_embeddings=34, type_vocab_size=1, layer_norm_eps=1e-5, pad_token_id=1,
+    ),
+    "distilbert": transformers.DistilBertConfig(
+        vocab_size=90, dim=24, n_layers=3, n_heads=4, hidden_dim=40, max_position_embeddings=32
+    ),
+    "gpt2": transformers.GPT2Config(
+        vocab_size=90, n_embd=24, n_layer=3, n_head=4, n_inner=40, n_positions=32, pad_token_id=0, eos_token_id=0,
+        bos_token_id=0,
+    ),
+}  # fmt: skip
+NAMES = {"bert": "Bert", "roberta": "Roberta", "distilbert": "DistilBert", "gpt2": "GPT2"}
+HEADS = [
+    (family, kind)
+    for family in ("bert", "roberta", "distilbert")
+    for kind in ("SequenceClassification", "TokenClassification", "QuestionAnswering", "MultipleChoice")
+]
+
+
+def perturbed(model: torch.nn.Module) -> torch.nn.Module:
+    torch.manual_seed(1)
+    for p in model.parameters():
+        p.data.add_(torch.randn_like(p), alpha=0.1)
+    return model.eval()
+
+
+def theirs_of(family: str, kind: str) -> torch.nn.Module:
+    config = transformers.AutoConfig.for_model(**SIZES[family].to_dict())
+    config._attn_implementation = "eager"
+    if kind == "ForSequenceClassification":
+        config.num_labels = 3
+    torch.manual_seed(0)
+    return perturbed(getattr(transformers, NAMES[family] + kind)(config))
+
+
+def ours_of(theirs: torch.nn.Module, dtype: torch.dtype = torch.float32) -> tuple[EncoderConfig, dict[str, Tensor]]:
+    """Config and state, through the files that transformers would write."""
+    settings = json.loads(theirs.config.to_json_string(use_diff=False))
+    config = config_from_huggingface(settings)
+    saved = {name: value.to(dtype) for name, value in theirs.state_dict().items()}
+    return config, from_huggingface(saved, config)
+
+
+def part(state: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {n.removeprefix(prefix): v for n, v in state.items() if n.startswith(prefix) and n != UNUSED_POSITIONS}
+
+
+def padded(ids: Tensor, pad: int) -> tuple[Tensor, Tensor]:
+    rows = torch.full((len(LENGTHS), max(LENGTHS)), pad)
+    mask = torch.zeros_like(rows)
+    for row, (part_of, n) in enumerate(zip(ids.split(LENGTHS), LENGTHS, strict=True)):
+        rows[row, :n], mask[row, :n] = part_of, 1
+    return rows, mask
+
+
+@pytest.mark.parametrize(("dtype", "off"), [(torch.float32, 2e-5), (torch.float64, 1e-10)])
+@pytest.mark.parametrize("family", SIZES)
+def test_hidden_states_logits_and_gradients(family: str, dtype: torch.dtype, off: float):
+    kind = "LMHeadModel" if family == "gpt2" else "ForMaskedLM"
+    theirs = theirs_of(family, kind).to(dtype)
+    config, state = ours_of(theirs, dtype)
+    encoder, head = Encoder(config).to(dtype).eval(), LMHead(config).to(dtype)
+    encoder.load_state_dict(part(state, "encoder."))
+    head.load_state_dict(part(state, "lm_head."))
+    ids = torch.randint(5, 90, (sum(LENGTHS),))
+    rows, mask = padded(ids, theirs.config.pad_token_id)
+    expected = theirs(rows, attention_mask=mask, output_hidden_states=True)
+    layout = Layout.of(LENGTHS)
+    states = encoder(ids, layout)
+    logits = head(states[-1], encoder.embeddings.token.weight)
+    there = mask.bool()
+    for ours, other in zip([*states, logits], [*expected.hidden_states, expected.logits], strict=True):
+        assert (ours - other[there]).abs().max() <= off
+    logits.square().sum().backward()
+    expected.logits[there].square().sum().backward()
+    gradients = {n: p.grad for n, p in theirs.named_parameters()}
+    wanted = from_huggingface(gradients, config)
+    for name, p in [*encoder.named_parameters("encoder"), *head.named_parameters("lm_head")]:
+        assert p.grad is not None
+        difference = (p.grad - wanted[name]).norm()
+        assert difference <= (1e-4 if dtype == torch.float32 else 1e-10) * (wanted[name].norm() + 1e-3), name
+
+
+@pytest.mark.parametrize(("family", "kind"), HEADS)
+def test_heads_of_tasks(family: str, kind: str):
+    theirs = theirs_of(family, f"For{kind}")
+    config, state = ours_of(theirs)
+    task = {
+        "SequenceClassification": Classification(num_labels=3),
+        "TokenClassification": Classification(num_labels=2, pooled=False),
+        "QuestionAnswering": SpanExtraction(),
+        "MultipleChoice": MultipleChoice(num_choices=3),
+    }[kind]
+    model = TaskModel(config, task).eval()
+    missing, unexpected = model.load_state_dict({n: v for n, v in state.items() if n != UNUSED_POSITIONS}, strict=False)
+    assert not missing
+    assert all(name.startswith("pooler.") for name in unexpected)
+    ids = torch.randint(5, 90, (sum(LENGTHS),))
+    rows, mask = padded(ids, theirs.config.pad_token_id or 0)
+    inputs = {"input_ids": rows, "attention_mask": mask}
+    if kind == "MultipleChoice":
+        inputs = {name: value[None] for name, value in inputs.items()}
+    with torch.no_grad():
+        output = theirs(**inputs)
+        layout = Layout.of(LENGTHS)
+        x = model.encoder(ids, layout)[-1]
+        if task.pooled:
+            assert model.pooler is not None
+            x = model.pooler(x[model.pooler.tokens(layout).long()])
+        logits = (model.classifier if model.span is None else model.span)(x)
+    if kind == "QuestionAnswering":
+        expected = torch.stack([output.start_logits, output.end_logits], -1)[mask.bool()]
+    elif kind == "TokenClassification":
+        expected = output.logits[mask.bool()]
+    else:
+        expected = output.logits.view(logits.shape)
+    assert (logits - expected).abs().max() <= 2e-5
+
+
+@pytest.mark.parametrize(("family", "kind"), [
+    *((family, f"For{kind}") for family, kind in HEADS), *((f, "Model") for f in SIZES),
+    *((f, "ForMaskedLM") for f in ("bert", "roberta", "distilbert")), ("gpt2", "LMHeadModel"),
+    ("bert", "ForPreTraining"),
+])  # fmt: skip
+def test_our_files_open_in_transformers(family: str, kind: str, tmp_path: Path):
+    """No key is missing, unexpected, mismatched or initialized anew; what is read back computes the same."""
+    theirs = theirs_of(family, kind)
+    config, state = ours_of(theirs)
+    name = NAMES[family] + kind
+    written = to_huggingface(state, config, name)
+    settings = config_to_huggingface(config, architectures=[name], pad_token_id=theirs.config.pad_token_id or 0)
+    if kind == "ForSequenceClassification":
+        settings["id2label"] = {str(n): f"LABEL_{n}" for n in range(3)}
+        settings["label2id"] = {f"LABEL_{n}": n for n in range(3)}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    tensors = {key: value.contiguous().clone() for key, value in written.items()}
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    read, info = getattr(transformers, name).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
+    for key, value in theirs.state_dict().items():
+        assert torch.equal(read.state_dict()[key], value), key
+
+
+def test_the_unused_rows_of_roberta_are_kept_or_zero():
+    theirs = theirs_of("roberta", "Model")
+    config, state = ours_of(theirs)
+    table = "embeddings.position_embeddings.weight"
+    assert config.max_position_embeddings == 32
+    assert torch.equal(to_huggingface(state, config)[table], theirs.state_dict()[table])
+    del state[UNUSED_POSITIONS]
+    written = to_huggingface(state, config)[table]
+    assert written.shape == (34, 24)
+    assert not written[:2].any()
+    assert torch.equal(written[2:], theirs.state_dict()[table][2:])
+
+
+@pytest.mark.parametrize(("family", "settings", "message"), [
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True: only False"),
+    ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights is False: only True"),
+    ("roberta", {"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+    ("distilbert", {"activation": "silu"}, "activation is 'silu': expected one of gelu"),
+    ("xlnet", {}, "model_type is 'xlnet': expected one of bert, roberta, distilbert, gpt2"),
+])  # fmt: skip
+def test_what_is_not_supported_is_refused(family: str, settings: dict, message: str):
+    with pytest.raises(BertworksError, match=message):
+        config_from_huggingface({"model_type": family} | settings)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_names_of_another_family_are_refused(family: str):
+    config, _ = ours_of(theirs_of(family, "Model"))
+    other = theirs_of("distilbert" if family != "distilbert" else "gpt2", "Model")
+    with pytest.raises(BertworksError, match="no place for this"):
+        from_huggingface(other.state_dict(), config)
