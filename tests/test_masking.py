@@ -6,14 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertworks.batching.masking import Masker, MaskingConfig
-from bertworks.batching.sampling import SpecialIds, frame, keyed_rng
+from bertworks.batching.sampling import frame, keyed_rng
+from bertworks.text.tokenizer import Template
 
 MASK, VOCAB = 4, 1000
 
 
 def make_sequence(first: int, second: int, seed: int = 0):
     r = np.random.default_rng(seed)
-    return frame([r.integers(10, VOCAB, first), r.integers(10, VOCAB, second)], SpecialIds(2, 3), 0)
+    return frame([r.integers(10, VOCAB, first), r.integers(10, VOCAB, second)], Template((2,), (3,), (3,)), 0)
 
 
 def masker(starts_word=None, **settings) -> Masker:
@@ -92,7 +93,7 @@ def test_a_segment_cut_inside_a_word_starts_a_word():
     """Otherwise the pieces after a [SEP] would be glued to the last word before it (a quirk of the original)."""
     starts = np.ones(VOCAB, bool)
     starts[500] = False
-    s = frame([np.array([10, 11, 12, 13]), np.array([500, 14, 15, 16])], SpecialIds(2, 3), 0)
+    s = frame([np.array([10, 11, 12, 13]), np.array([500, 14, 15, 16])], Template((2,), (3,), (3,)), 0)
     alone = 0
     for i in range(300):
         positions = set(masker(starts, unit="whole_word", rate=0.1)(s, keyed_rng("test", i)).masked_positions.tolist())
@@ -104,7 +105,9 @@ def test_a_segment_cut_inside_a_word_starts_a_word():
 def test_a_word_beyond_the_budget_is_passed_over():
     starts = np.zeros(VOCAB, bool)
     starts[10] = True
-    s = frame([np.array([10, *range(11, 40), 10, 10]), np.array([10])], SpecialIds(2, 3), 0)  # one word of 30 pieces
+    s = frame(
+        [np.array([10, *range(11, 40), 10, 10]), np.array([10])], Template((2,), (3,), (3,)), 0
+    )  # one word of 30 pieces
     for i in range(50):
         positions = masker(starts, unit="whole_word")(s, keyed_rng("test", i)).masked_positions
         assert set(positions.tolist()) == {31, 32, 34}

@@ -15,16 +15,16 @@ from bertworks.batching.sampling import (
     FullSentences,
     NextSentencePairs,
     SamplingConfig,
-    SpecialIds,
     frame,
     make_plan,
     make_sampler,
     plan_blocks,
     truncate,
 )
+from bertworks.text.tokenizer import Template
 
 CLS, SEP = 101, 102
-SPECIAL = SpecialIds(CLS, SEP)
+SPECIAL = Template((CLS,), (SEP,), (SEP,))
 
 
 @dataclass

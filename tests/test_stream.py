@@ -8,7 +8,8 @@ import torch
 
 from bertworks.batching.batch import Batches, ExampleStream, LabelledBatches, collate, shuffled_index
 from bertworks.batching.masking import Example, Masker, MaskingConfig
-from bertworks.batching.sampling import SpecialIds, frame
+from bertworks.batching.sampling import frame
+from bertworks.text.tokenizer import Template
 
 
 @dataclass
@@ -21,7 +22,7 @@ class Numbers:
         return self.count
 
     def __getitem__(self, i):
-        return frame([np.full(3 + i % 9, 100 + i), np.full(2, 100 + i)], SpecialIds(2, 3), i % 2)
+        return frame([np.full(3 + i % 9, 100 + i), np.full(2, 100 + i)], Template((2,), (3,), (3,)), i % 2)
 
 
 def make_stream(count=50, **settings) -> ExampleStream:

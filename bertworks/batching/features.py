@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids, SpecialIds, frame
+from bertworks.batching.sampling import Ids, frame
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.text.tokenizer import Encoding, Tokenizer
 
@@ -123,13 +123,9 @@ class Featurizer:
             case "choice":
                 return self._choices
 
-    @property
-    def _special(self) -> SpecialIds:
-        return SpecialIds(self.tokenizer.cls_id, self.tokenizer.sep_id)
-
     def _tokens(self, texts: Iterable[str]) -> list[NDArray[np.int64]]:
         """Ids without [CLS] and [SEP]."""
-        return [np.array(encoding.ids[1:-1], np.int64) for encoding in self.tokenizer.encode_batch(list(texts))]
+        return [_inner(encoding, self.tokenizer)[0] for encoding in self.tokenizer.encode_batch(list(texts))]
 
     # --- one answer for a sequence
 
@@ -137,7 +133,7 @@ class Featurizer:
         columns = [self._tokens(column) for column in zip(*(item.texts for item in items), strict=True)]
         for item, *segments in zip(items, *columns, strict=True):
             kept, cut_off = self._fitting(segments)
-            asked = frame(kept, self._special, -1)
+            asked = frame(kept, self.tokenizer.template, -1)
             yield Features(item, [_example(asked.input_ids, asked.token_type_ids, [0], self._label(item))], cut_off)
 
     def _choices(self, items: list[Item]) -> Iterator[Features]:
@@ -147,7 +143,7 @@ class Featurizer:
             unit, cut_off = [], 0
             for number, choice in enumerate(choices):
                 kept, more = self._fitting([prompt, choice])
-                asked = frame(kept, self._special, -1)
+                asked = frame(kept, self.tokenizer.template, -1)
                 right = np.array([float(number == item.label)], np.float32)
                 unit.append(_example(asked.input_ids, asked.token_type_ids, [0], right))
                 cut_off += more
@@ -156,7 +152,7 @@ class Featurizer:
     def _fitting(self, segments: list[NDArray[np.int64]]) -> tuple[list[NDArray[np.int64]], int]:
         """The segments without what is too long, taken from the end of the longer one, of the second where they are
         equal (google-research/bert `_truncate_seq_pair`); and how many tokens that were."""
-        room = self.max_length - 1 - len(segments)
+        room = self.max_length - self.tokenizer.template.num_special(len(segments))
         lengths = [len(segment) for segment in segments]
         if len(segments) == 1:
             kept = [min(lengths[0], room)]
@@ -192,19 +188,20 @@ class Featurizer:
         for item, of_item, row, end, where in zip(items, words, rows, ends, offsets, strict=True):
             firsts = np.cumsum([0, *(len(piece) for piece in of_item[:-1])]) if of_item else np.zeros(0, np.int64)
             tags = np.array([0 if item.label is None else self.labels.index(tag) for tag in item.label or of_item])
-            if document is None or len(row) > self.max_length - 2:
+            room = self.max_length - self.tokenizer.template.num_special()
+            if document is None or len(row) > room:
                 yield self._in_windows(item, row, firsts, tags)._replace(offsets=where)
             else:
-                start, stop = centered_window(int(end) - len(row), int(end), len(document), self.max_length - 2)
-                asked = frame([document[start:stop]], self._special, -1)
-                positions = firsts + int(end) - len(row) - start + 1
+                start, stop = centered_window(int(end) - len(row), int(end), len(document), room)
+                asked = frame([document[start:stop]], self.tokenizer.template, -1)
+                positions = firsts + int(end) - len(row) - start + len(self.tokenizer.template.prefix)
                 example = _example(asked.input_ids, asked.token_type_ids, positions, tags)
                 yield Features(item, [example], places=np.arange(len(firsts)), offsets=where)
 
     def _spans(self, items: list[Item]) -> Iterator[Features]:
         encodings = self.tokenizer.encode_batch([item.texts[0] for item in items])
         for item, encoding in zip(items, encodings, strict=True):
-            row, offsets = _inner(encoding)
+            row, offsets = _inner(encoding, self.tokenizer)
             tags = np.full(len(row), self.labels.index("O"))
             for start, end, kind in item.label or ():
                 covered = tokens_in_span(offsets, start, end)
@@ -214,13 +211,14 @@ class Featurizer:
 
     def _in_windows(self, item: Item, row: Ids, asked: Ids, tags: Ids) -> Features:
         """asked: places in the row of tokens, ascending; each is asked in the window where it sees most."""
-        room = self.max_length - 2
+        template = self.tokenizer.template
+        room = self.max_length - template.num_special()
         unit, places = [], []
         for window in sliding_windows(len(row), room, max(1, room // 2)):
             numbers = np.flatnonzero((asked >= window.start) & (asked < window.end))
             numbers = numbers[window.own[asked[numbers] - window.start]]
-            sequence = frame([row[window.start : window.end]], self._special, -1)
-            positions = asked[numbers] - window.start + 1
+            sequence = frame([row[window.start : window.end]], self.tokenizer.template, -1)
+            positions = asked[numbers] - window.start + len(template.prefix)
             unit.append(_example(sequence.input_ids, sequence.token_type_ids, positions, tags[numbers]))
             places.append(numbers)
         return Features(item, unit, places=np.concatenate(places))
@@ -230,20 +228,23 @@ class Featurizer:
     def _questions(self, items: list[Item]) -> Iterator[Features]:
         asked = self._tokens(item.texts[0] for item in items)
         contexts = self.tokenizer.encode_batch([item.texts[1] for item in items])
+        template = self.tokenizer.template
         for item, whole, encoding in zip(items, asked, contexts, strict=True):
             question = whole[: min(self.max_question, self.max_length // 2)]
-            row, offsets = _inner(encoding)
+            row, offsets = _inner(encoding, self.tokenizer)
             first, last = _answer(item, offsets)
             unit, places, own = [], [], []
-            for window in sliding_windows(len(row), self.max_length - len(question) - 3, self.stride):
-                sequence = frame([question, row[window.start : window.end]], self._special, -1)
-                begin = len(question) + 2  # of the context in the sequence
+            room = self.max_length - len(question) - template.num_special(2)
+            for window in sliding_windows(len(row), room, self.stride):
+                sequence = frame([question, row[window.start : window.end]], template, -1)
+                begin = len(template.prefix) + len(question) + len(template.between)  # of the context
                 inside = window.start <= first and last < window.end
                 labels = [first - window.start + begin, last - window.start + begin] if inside else [0, 0]
                 n = len(sequence.input_ids)
                 unit.append(_example(sequence.input_ids, sequence.token_type_ids, np.arange(n), np.array(labels)))
                 numbers, best = np.full(n, NO_TOKEN), np.zeros(n, np.bool_)
-                numbers[begin : n - 1], best[begin : n - 1] = np.arange(window.start, window.end), window.own
+                context = slice(begin, n - len(template.suffix))
+                numbers[context], best[context] = np.arange(window.start, window.end), window.own
                 places.append(numbers)
                 own.append(best)
             yield Features(item, unit, len(whole) - len(question), np.concatenate(places), np.concatenate(own), offsets)
@@ -258,9 +259,10 @@ def _example(input_ids: Ids, token_type_ids: Ids, asked: Ids | list[int], labels
     return Example(input_ids, token_type_ids, np.asarray(asked, np.int64), labels, -1)  # type: ignore[arg-type]
 
 
-def _inner(encoding: Encoding) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _inner(encoding: Encoding, tokenizer: Tokenizer) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Ids and offsets without [CLS] and [SEP]."""
-    return np.array(encoding.ids[1:-1], np.int64), np.array(encoding.offsets[1:-1], np.int64).reshape(-1, 2)
+    inner = tokenizer.template.inner(len(encoding.ids))
+    return np.array(encoding.ids[inner], np.int64), np.array(encoding.offsets[inner], np.int64).reshape(-1, 2)
 
 
 def _answer(item: Item, offsets: NDArray[np.int64]) -> tuple[int, int]:

@@ -18,8 +18,11 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from bertworks.text.tokenizer import Template
+
 Ids = NDArray[np.int64]
 Plan = NDArray[np.int64]  # [rows, columns of the sampler]
+_COUNTS = Template((0,), (0,), (0,))  # as many special tokens as BERT has
 BLOCK = 1 << 16  # rows of a plan that are made at once
 
 
@@ -55,13 +58,6 @@ class SamplingConfig:
             raise ValueError(f"copies is {self.copies}: expected 1 or more")
 
 
-class SpecialIds(NamedTuple):
-    """The ids that frame a sequence."""
-
-    cls: int
-    sep: int
-
-
 class TokenSequence(NamedTuple):
     """What a model could read, before anything is hidden."""
 
@@ -77,20 +73,19 @@ def keyed_rng(purpose: str, *address: int) -> Generator:
 
 
 def frame(
-    segments: Collection[NDArray[np.integer]], special: SpecialIds, pair_label: int, one_type: bool = False
+    segments: Collection[NDArray[np.integer]], template: Template, pair_label: int, one_type: bool = False
 ) -> TokenSequence:
-    """[CLS] A [SEP] B [SEP] ... with segment numbers as token types, or all 0 with `one_type`."""
-    lengths = [1 + len(s) for s in segments]
-    input_ids = np.empty(1 + sum(lengths), np.int64)
-    token_type_ids = np.zeros(len(input_ids), np.int64)
-    marks = np.zeros(len(input_ids), np.bool_)
-    input_ids[0], marks[0], end = special.cls, True, 1
-    for number, segment in enumerate(segments):
-        start, end = end, end + lengths[number]
-        input_ids[start : end - 1] = segment
-        input_ids[end - 1], marks[end - 1] = special.sep, True
-        token_type_ids[start:end] = 0 if one_type else number
-    return TokenSequence(input_ids, token_type_ids, marks, pair_label)
+    """The segments with the special tokens of a template around and between them, and their numbers as token types.
+    With `one_type` they are pieces of one text: each ends with the suffix, and the token types are all 0."""
+    between = template.suffix if one_type else template.between
+    ends = [between] * (len(segments) - 1) + [template.suffix]
+    pieces = [np.array(template.prefix, np.int64)]
+    types, special = [np.zeros(len(template.prefix), np.int64)], [np.ones(len(template.prefix), np.bool_)]
+    for number, (segment, end) in enumerate(zip(segments, ends, strict=True)):
+        pieces += [np.asarray(segment, np.int64), np.array(end, np.int64)]
+        types.append(np.full(len(segment) + len(end), 0 if one_type else number, np.int64))
+        special += [np.zeros(len(segment), np.bool_), np.ones(len(end), np.bool_)]
+    return TokenSequence(np.concatenate(pieces), np.concatenate(types), np.concatenate(special), pair_label)
 
 
 class NextSentencePairs:
@@ -101,15 +96,16 @@ class NextSentencePairs:
         ValueError: with fewer than two documents, for one of them has to be the wrong one.
     """
 
-    def __init__(self, store: TokenStore, plan: Plan, max_length: int, special: SpecialIds, seed: int):
-        self.store, self.plan, self.max_length, self.special, self.seed = store, plan, max_length, special, seed
+    def __init__(self, store: TokenStore, plan: Plan, max_length: int, template: Template, seed: int):
+        self.store, self.plan, self.template, self.seed = store, plan, template, seed
+        self.room = max_length - template.num_special(2)
 
     @staticmethod
-    def plan_blocks(store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int) -> Iterator[Plan]:
-        """int64 [n, 5] each; the same for the same arguments on every machine."""
+    def plan_blocks(store: TokenStore, documents: Ids, c: SamplingConfig, room: int, seed: int) -> Iterator[Plan]:
+        """room: for the tokens of A and B. int64 [n, 5] each; the same for the same arguments on every machine."""
         if len(documents) < 2:
             raise ValueError("sentence pairs need at least two documents: one of them has to be the wrong one")
-        cutter = _PairCutter(store, documents, c, max_length - 3)
+        cutter = _PairCutter(store, documents, c, room)
         places = ((copy, d) for copy in range(c.copies) for d in range(len(documents)))
         return _in_blocks((row for copy, d in places for row in cutter.cut(d, seed, copy)), 5)
 
@@ -118,8 +114,8 @@ class NextSentencePairs:
 
     def __getitem__(self, i: int) -> TokenSequence:
         a, a_end, b, b_end, label = self.plan[i].tolist()
-        a, a_end, b, b_end = truncate(a, a_end, b, b_end, self.max_length - 3, lambda: keyed_rng("cut", self.seed, i))
-        return frame([self.store.tokens[a:a_end], self.store.tokens[b:b_end]], self.special, label)
+        a, a_end, b, b_end = truncate(a, a_end, b, b_end, self.room, lambda: keyed_rng("cut", self.seed, i))
+        return frame([self.store.tokens[a:a_end], self.store.tokens[b:b_end]], self.template, label)
 
 
 class _PairCutter:
@@ -179,34 +175,35 @@ class FullSentences:
     """Whole sentences in the order of the text until the length is full; over the end of a document goes an extra
     [SEP]. A sentence longer than a sequence is cut. A plan row is (sequence, first token, last token) of one piece."""
 
-    def __init__(self, store: TokenStore, plan: Plan, special: SpecialIds):
-        self.store, self.plan, self.special = store, plan, special
+    def __init__(self, store: TokenStore, plan: Plan, template: Template):
+        self.store, self.plan, self.template = store, plan, template
         self.numbers = np.asarray(plan)[:, 0]  # [P], ascending and none left out: sequence i begins at row i or later
 
     @staticmethod
-    def plan_blocks(store: TokenStore, documents: Ids, max_length: int) -> Iterator[Plan]:
+    def plan_blocks(store: TokenStore, documents: Ids, max_length: int, template: Template) -> Iterator[Plan]:
         """int64 [n, 3] each; the same for the same arguments on every machine."""
-        return _in_blocks(FullSentences._cut(store, documents, max_length), 3)
+        return _in_blocks(FullSentences._cut(store, documents, max_length, template), 3)
 
     @staticmethod
-    def _cut(store: TokenStore, documents: Ids, max_length: int) -> Iterator[tuple[int, int, int]]:
-        number, room = 0, max_length - 1  # every piece also needs a [SEP]
+    def _cut(store: TokenStore, documents: Ids, max_length: int, template: Template) -> Iterator[tuple[int, int, int]]:
+        full, tail = max_length - len(template.prefix), len(template.suffix)  # every piece needs a suffix
+        number, room = 0, full
         for d in documents.tolist():
             starts = store.sentences[store.documents[d] : store.documents[d + 1] + 1].tolist()
             piece = starts[0]
             for start, end in pairwise(starts):
-                if end - piece + 1 > room and (start > piece or room < max_length - 1):  # does not fit: new sequence
+                if end - piece + tail > room and (start > piece or room < full):  # does not fit: new sequence
                     if start > piece:
                         yield number, piece, start
-                    number, room, piece = number + 1, max_length - 1, start
-                while end - piece + 1 > room:  # longer than a whole sequence
-                    yield number, piece, piece + room - 1
-                    number, piece = number + 1, piece + room - 1
+                    number, room, piece = number + 1, full, start
+                while end - piece + tail > room:  # longer than a whole sequence
+                    yield number, piece, piece + room - tail
+                    number, piece = number + 1, piece + room - tail
             if starts[-1] > piece:
                 yield number, piece, starts[-1]
-                room -= starts[-1] - piece + 1
-            if room < 2:
-                number, room = number + 1, max_length - 1
+                room -= starts[-1] - piece + tail
+            if room < 1 + tail:
+                number, room = number + 1, full
 
     def __len__(self) -> int:
         return int(self.numbers[-1]) + 1 if len(self.numbers) else 0
@@ -216,7 +213,7 @@ class FullSentences:
             raise IndexError(i)
         begin = bisect_left(self.numbers, i, lo=i)  # some twenty numbers of a mapped plan are read, not all of them
         pieces = self.plan[begin : bisect_right(self.numbers, i, lo=begin), 1:].tolist()
-        return frame([self.store.tokens[a:b] for a, b in pieces], self.special, -1, one_type=True)
+        return frame([self.store.tokens[a:b] for a, b in pieces], self.template, -1, one_type=True)
 
 
 def _in_blocks(rows: Iterable[tuple[int, ...]], columns: int) -> Iterator[Plan]:
@@ -233,22 +230,27 @@ def _in_blocks(rows: Iterable[tuple[int, ...]], columns: int) -> Iterator[Plan]:
 Sampler = NextSentencePairs | FullSentences
 
 
-def plan_blocks(store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int) -> Iterator[Plan]:
+def plan_blocks(
+    store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template = _COUNTS
+) -> Iterator[Plan]:
     """The cuts of a corpus into sequences of at most `max_length` tokens, some ten thousand rows at a time."""
     if c.pairs == "full_sentences":
-        return FullSentences.plan_blocks(store, documents, max_length)
-    return NextSentencePairs.plan_blocks(store, documents, c, max_length, seed)
+        return FullSentences.plan_blocks(store, documents, max_length, template)
+    room = max_length - template.num_special(2)
+    return NextSentencePairs.plan_blocks(store, documents, c, room, seed)
 
 
-def make_plan(store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int) -> Plan:
+def make_plan(
+    store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template = _COUNTS
+) -> Plan:
     """The same cuts in memory, of a small corpus."""
-    return np.concatenate(list(plan_blocks(store, documents, c, max_length, seed)))
+    return np.concatenate(list(plan_blocks(store, documents, c, max_length, seed, template)))
 
 
 def make_sampler(
-    store: TokenStore, plan: Plan, c: SamplingConfig, max_length: int, special: SpecialIds, seed: int
+    store: TokenStore, plan: Plan, c: SamplingConfig, max_length: int, template: Template, seed: int
 ) -> Sampler:
     """The sequences that a plan describes."""
     if c.pairs == "full_sentences":
-        return FullSentences(store, plan, special)
-    return NextSentencePairs(store, plan, max_length, special, seed)
+        return FullSentences(store, plan, template)
+    return NextSentencePairs(store, plan, max_length, template, seed)

@@ -79,7 +79,7 @@ def save_settings(
     settings = hf_mapping.config_to_huggingface(config, architectures=architectures, pad_token_id=tokenizer.pad_id)
     settings |= head or {}
     write_text(folder / "config.json", json.dumps(settings, indent=2) + "\n")
-    tokenizer.save(folder)
+    tokenizer.save(folder, has_types=config.type_vocab_size > 1)
 
 
 def load_settings(folder: Path) -> tuple[EncoderConfig, Tokenizer]:

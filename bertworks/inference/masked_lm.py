@@ -18,7 +18,7 @@ from torch import Tensor
 from bertworks.batching.batch import collate, token_budget_indices
 from bertworks.batching.features import centered_window
 from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids, SpecialIds, frame
+from bertworks.batching.sampling import Ids, frame
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.engine import BATCH_TOKENS, log_probabilities
 from bertworks.inference.lazy_model import LazyModel, open_model
@@ -44,7 +44,17 @@ def load_masked_lm(model: str | Path | LazyModel, device: str = "auto") -> tuple
         BertworksError: no such model, or no masked LM head.
     """
     source = open_model(model, device)
+    check_mask_token(source)
     return source.network(partial(PretrainingModel, next_sentence=False), "encoder", "lm_head"), source.tokenizer
+
+
+def check_mask_token(source: LazyModel) -> None:
+    """Raises BertworksError for a tokenizer without a mask token."""
+    if source.tokenizer.mask_id < 0:
+        raise BertworksError(
+            "this model has no mask token: it was not trained to predict masked tokens", where=str(source),
+            hint="use a masked language model, such as BERT or RoBERTa",
+        )  # fmt: skip
 
 
 class MaskedText(NamedTuple):
@@ -99,7 +109,7 @@ class Filler:
             raise UsageError(f"{text!r:.60} is not a text", hint="give a string")
         t = self.tokenizer
         encoding = t.encode(text)
-        ids = np.array(encoding.ids[1:-1], np.int64)
+        ids = np.array(encoding.ids[t.template.inner(len(encoding.ids))], np.int64)
         masks = np.flatnonzero(ids == t.mask_id)
         if not len(masks):
             mask = t.special_tokens["mask_token"]
@@ -133,7 +143,7 @@ class Filler:
                     token=token,
                     token_str=t.decode([token], skip_special_tokens=False),
                     sequence=self._decoded(ids, position, token),
-                    text=self._replaced(text, encoding.offsets[position + 1], token),
+                    text=self._replaced(text, encoding.offsets[position + len(t.template.prefix)], token),
                 )
                 for score, token in zip(values[:k], map(int, tokens[:k]), strict=True)
             ]
@@ -142,7 +152,7 @@ class Filler:
 
     def _windows(self, ids: Ids, masks: Ids) -> Iterator[tuple[Ids, Ids]]:
         """The windows of `MaskedText`."""
-        room = self.longest - 2
+        room = self.longest - self.tokenizer.template.num_special()
         if len(ids) <= room:
             yield ids, masks
             return
@@ -151,8 +161,10 @@ class Filler:
             yield ids[start : start + room], masks[number : number + 1] - start
 
     def _example(self, tokens: Ids, masks: Ids) -> Example:
-        s = frame([tokens], SpecialIds(self.tokenizer.cls_id, self.tokenizer.sep_id), -1)
-        return Example(s.input_ids, s.token_type_ids, masks + 1, np.zeros_like(masks), -1)
+        s = frame([tokens], self.tokenizer.template, -1)
+        return Example(
+            s.input_ids, s.token_type_ids, masks + len(self.tokenizer.template.prefix), np.zeros_like(masks), -1
+        )
 
     def _decoded(self, ids: Ids, position: int, token: int) -> str:
         filled = ids.copy()
@@ -276,11 +288,13 @@ def _ends_of_words(ids: Ids, starts_word: NDArray[np.bool_]) -> Ids:
 def _masked_example(ids: Ids, place: int, end: int, tokenizer: Tokenizer, longest: int) -> Example:
     """The sentence, or the window around `place`, with the tokens from `place` to `end` masked and the first of them
     predicted."""
-    begin, stop = centered_window(place, place + 1, len(ids), longest - 2)
+    begin, stop = centered_window(place, place + 1, len(ids), longest - tokenizer.template.num_special())
     masked = ids.copy()
     masked[place:end] = tokenizer.mask_id
-    s = frame([masked[begin:stop]], SpecialIds(tokenizer.cls_id, tokenizer.sep_id), -1)
-    return Example(s.input_ids, s.token_type_ids, np.array([place - begin + 1]), ids[[place]], -1)
+    s = frame([masked[begin:stop]], tokenizer.template, -1)
+    return Example(
+        s.input_ids, s.token_type_ids, np.array([place - begin + len(tokenizer.template.prefix)]), ids[[place]], -1
+    )
 
 
 def _groups(encoded: Iterator[_Sentence]) -> Iterator[list[_Sentence]]:

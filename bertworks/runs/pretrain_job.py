@@ -21,7 +21,6 @@ from bertworks.batching.sampling import (
     Ids,
     Plan,
     SamplingConfig,
-    SpecialIds,
     TokenStore,
     keyed_rng,
     make_plan,
@@ -126,10 +125,9 @@ def _batches(
     seed = (recipe.seed << 8) + number
     length = phase.sequence_length
     if not plan_path.exists():
-        _write_plan(plan_path, plan_blocks(store, documents, recipe.sampling, length, seed))
+        _write_plan(plan_path, plan_blocks(store, documents, recipe.sampling, length, seed, tokenizer.template))
     plan = np.load(plan_path, mmap_mode="r")
-    special = SpecialIds(tokenizer.cls_id, tokenizer.sep_id)
-    sampler = make_sampler(store, plan, recipe.sampling, length, special, seed)
+    sampler = make_sampler(store, plan, recipe.sampling, length, tokenizer.template, seed)
     stream = ExampleStream(sampler, make_masker(recipe.masking, tokenizer), seed, recipe.masking.dynamic)
     micro_batch_size = max(1, recipe.train.micro_batch_tokens // length)
     if phase.batch_size < world_size:
@@ -173,9 +171,8 @@ def held_out_batches(
     """Batches with fixed masks: 15 % of the tokens, 80/10/10, whatever the model was trained with, so that figures of
     different runs on the same text and vocabulary compare."""
     config = SamplingConfig(pairs="next_sentence" if pairs else "full_sentences")
-    plan = make_plan(store, documents, config, sequence_length, MASKS_SEED)
-    special = SpecialIds(tokenizer.cls_id, tokenizer.sep_id)
-    sampler = make_sampler(store, plan, config, sequence_length, special, MASKS_SEED)
+    plan = make_plan(store, documents, config, sequence_length, MASKS_SEED, tokenizer.template)
+    sampler = make_sampler(store, plan, config, sequence_length, tokenizer.template, MASKS_SEED)
     stream = ExampleStream(sampler, make_masker(MaskingConfig(), tokenizer), MASKS_SEED, dynamic=False)
     examples = sorted((stream[n] for n in range(min(sequences, len(sampler)))), key=lambda e: len(e.input_ids))
     return [collate(examples[i : i + batch_size]) for i in range(0, len(examples), batch_size)]

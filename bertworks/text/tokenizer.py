@@ -49,6 +49,23 @@ class Encoding(NamedTuple):
     num_truncated: int  # tokens that did not fit and were cut off
 
 
+class Template(NamedTuple):
+    """The special tokens around the segments of a sequence, as ids: BERT's [CLS] A [SEP] B [SEP] is ([CLS],), ([SEP],),
+    ([SEP],); RoBERTa has two </s> between, GPT-2 has none at all."""
+
+    prefix: tuple[int, ...]
+    between: tuple[int, ...]
+    suffix: tuple[int, ...]
+
+    def num_special(self, segments: int = 1) -> int:
+        """Special tokens of a sequence with this number of segments."""
+        return len(self.prefix) + (segments - 1) * len(self.between) + len(self.suffix)
+
+    def inner(self, count: int) -> slice:
+        """The tokens of the only segment, in a sequence of `count` tokens."""
+        return slice(len(self.prefix), count - len(self.suffix))
+
+
 class Tokenizer:
     """An immutable tokenizer. Make one with `Tokenizer.load` or with `bertworks.text.vocabulary.train_vocabulary`.
 
@@ -59,7 +76,7 @@ class Tokenizer:
         notes: what a person should know about how it was read (a guess, a doubt).
 
     Raises:
-        BertworksError: not a tokenizer, or one without the five special tokens, or ids that are not 0..n-1.
+        BertworksError: not a tokenizer, a WordPiece one without the five special tokens, or ids that are not 0..n-1.
     """
 
     def __init__(
@@ -88,15 +105,33 @@ class Tokenizer:
         self._description: dict[str, Any] = json.loads(self._library.to_str())
         numbers = {token: number for number, token in enumerate(self.tokens)}
         missing = [token for token in self.special_tokens.values() if token not in numbers]
-        if missing:
+        if missing and self._description["model"]["type"] == "WordPiece":
             raise BertworksError(f"the vocabulary lacks {', '.join(missing)}", hint="add it, one token per line")
+        # Other kinds may lack any of them: what needs a token that is not there is refused then. -1: none.
+        self.special_tokens = {name: token for name, token in self.special_tokens.items() if token in numbers}
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
-            numbers[self.special_tokens[name]] for name in SPECIAL_TOKENS
+            numbers.get(self.special_tokens.get(name, ""), -1) for name in SPECIAL_TOKENS
         )
         added = self._description["added_tokens"]
         special = {token["content"] for token in added if token["special"]} | set(self.special_tokens.values())
         self.special_ids = frozenset(numbers[token] for token in special)
         _guarded(lambda: self._library.encode("a", "b"), "the tokenizer cannot encode a pair of texts")
+
+    @cached_property
+    def template(self) -> Template:
+        """The special tokens around one text and between two, as the tokenizer itself puts them."""
+        for text in ("a", "1", "あ", ".", "é"):
+            first, second = self._run(self._unfinished.encode_batch, [text, text])
+            if first.ids:
+                break
+        else:
+            raise BertworksError("the tokenizer has no token for a simple text, so its special tokens are not known")
+        pair = self._library.post_process(first, second)
+        places = [[n for n, of in enumerate(pair.sequence_ids) if of == number] for number in (0, 1)]
+        ids = pair.ids
+        return Template(
+            tuple(ids[: places[0][0]]), tuple(ids[places[0][-1] + 1 : places[1][0]]), tuple(ids[places[1][-1] + 1 :])
+        )
 
     def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[Any, ...]]:
         make = partial(Tokenizer, special_tokens=self.special_tokens, model_max_length=self.model_max_length)
@@ -141,7 +176,7 @@ class Tokenizer:
         made.notes += (doubt,) if doubt else ()
         return made
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, has_types: bool = True) -> None:
         """Write the whole Hugging Face tokenizer folder: transformers 4 and 5 open it with AutoTokenizer.
 
         Writes tokenizer.json (nothing about truncation or padding), tokenizer_config.json, special_tokens_map.json and,
@@ -158,7 +193,8 @@ class Tokenizer:
         others = [token for token in special if token not in self.special_tokens.values()]
         named: dict[str, Any] = self.special_tokens | ({"additional_special_tokens": others} if others else {})
         config |= named | {"model_max_length": self.model_max_length}
-        config |= {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"]}
+        inputs = ["input_ids", "token_type_ids", "attention_mask"]
+        config |= {"model_input_names": inputs if has_types else ["input_ids", "attention_mask"]}
         if normalizer:
             config |= {
                 "do_lower_case": normalizer["lowercase"],

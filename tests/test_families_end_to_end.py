@@ -1,0 +1,156 @@
+"""RoBERTa and DistilBERT folders of transformers through the commands: fill, embed, finetune, predict, export; GPT-2's
+body."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
+
+from bertworks import embed, export, finetune, load
+from bertworks.checkpoints.model_folder import load_model
+from bertworks.errors import BertworksError
+from bertworks.text.tokenizer import Template, Tokenizer
+
+TEXTS = [f"a {good} film with {who}" for good in ("good", "fine", "sad", "bad") for who in ("Anna", "the dogs", "me")]
+SIZE = {"vocab_size": 300, "max_position_embeddings": 66}
+
+
+def byte_level(special: list[str]) -> tokenizers.Tokenizer:
+    t = tokenizers.Tokenizer(models.BPE())
+    t.pre_tokenizer, t.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    t.train_from_iterator(TEXTS * 20, trainer)
+    return t
+
+
+def write_roberta(folder: Path) -> None:
+    t = byte_level(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    t.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=t, bos_token="<s>", eos_token="</s>", sep_token="</s>", cls_token="<s>", unk_token="<unk>",
+        pad_token="<pad>", mask_token="<mask>", model_max_length=64,
+    ).save_pretrained(folder)  # fmt: skip
+    config = transformers.RobertaConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40, type_vocab_size=1,
+        pad_token_id=1, bos_token_id=0, eos_token_id=2, **SIZE,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    transformers.RobertaForMaskedLM(config).save_pretrained(folder)
+
+
+def write_distilbert(folder: Path) -> None:
+    words = sorted({word for text in TEXTS for word in text.lower().split()})
+    tokens = [
+        "[PAD]",
+        "[UNK]",
+        "[CLS]",
+        "[SEP]",
+        "[MASK]",
+        *words,
+        *(f"[unused{n}]" for n in range(300 - 5 - len(words))),
+    ]
+    t = tokenizers.Tokenizer(models.WordPiece({token: n for n, token in enumerate(tokens)}, unk_token="[UNK]"))
+    t.normalizer, t.pre_tokenizer = normalizers.BertNormalizer(lowercase=True), pre_tokenizers.BertPreTokenizer()
+    t.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=t, sep_token="[SEP]", cls_token="[CLS]", unk_token="[UNK]", pad_token="[PAD]",
+        mask_token="[MASK]", model_max_length=64, model_input_names=["input_ids", "attention_mask"],
+    ).save_pretrained(folder)  # fmt: skip
+    torch.manual_seed(0)
+    config = transformers.DistilBertConfig(dim=24, n_layers=2, n_heads=4, hidden_dim=40, **SIZE)
+    transformers.DistilBertForMaskedLM(config).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module", params=["roberta", "distilbert"])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param) / request.param
+    {"roberta": write_roberta, "distilbert": write_distilbert}[request.param](path)
+    return path
+
+
+def test_the_template_is_the_tokenizers_own(folder: Path):
+    t, theirs = Tokenizer.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
+    assert len(theirs) == t.vocab_size > 280
+    expected = Template((0,), (2, 2), (2,)) if folder.name == "roberta" else Template((2,), (3,), (3,))
+    assert t.template == expected
+    assert t.template.num_special() == 2
+    assert t.template.num_special(2) == theirs.num_special_tokens_to_add(pair=True)
+    for pair in [("a good film",), ("a good film", "with the dogs")]:
+        assert t.encode(*pair).ids == theirs(*pair)["input_ids"]
+
+
+def test_masks_are_filled_as_by_transformers(folder: Path):
+    model = load(folder, device="cpu")
+    assert model.can == ("embed", "explain", "fill", "score")
+    mask = model.tokenizer.special_tokens["mask_token"]
+    text = f"a good{mask} with Anna" if folder.name == "roberta" else f"a good {mask} with Anna"
+    theirs, t = (
+        transformers.AutoModelForMaskedLM.from_pretrained(folder).eval(),
+        transformers.AutoTokenizer.from_pretrained(folder),
+    )
+    with torch.no_grad():
+        inputs = t(text, return_tensors="pt")
+        logits = theirs(**inputs).logits[0][inputs["input_ids"][0] == t.mask_token_id]
+    best = logits.softmax(-1)[0].topk(5)
+    ((fillings,),) = model.fill([text])
+    assert [filling["token"] for filling in fillings] == best.indices.tolist()
+    assert [filling["score"] for filling in fillings] == pytest.approx(best.values.tolist(), abs=1e-5)
+
+
+def test_vectors_are_means_of_the_states_of_transformers(folder: Path):
+    theirs, t = (
+        transformers.AutoModel.from_pretrained(folder).eval(),
+        transformers.AutoTokenizer.from_pretrained(folder),
+    )
+    with torch.no_grad():
+        expected = [theirs(**t(text, return_tensors="pt")).last_hidden_state[0].mean(0).numpy() for text in TEXTS]
+    vectors = np.asarray(embed(folder, TEXTS, device="cpu", precision="fp32", normalize=False))
+    np.testing.assert_allclose(vectors, np.stack(expected), atol=1e-3)  # short texts: weights in half precision
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+def test_a_fine_tuned_model_is_that_of_transformers(folder: Path, pairs: bool, tmp_path: Path):
+    rows = [f"{text},{'with dogs,' if pairs else ''}{'pos' if n % 2 else 'neg'}" for n, text in enumerate(TEXTS * 3)]
+    data = tmp_path / "data.csv"
+    data.write_text("\n".join(["sentence1,sentence2,label" if pairs else "text,label", *rows]) + "\n")
+    output = tmp_path / "out"
+    model = finetune(data, model=folder, output=output, overrides=["epochs=1", "batch_size=8"], device="cpu")
+    text = (TEXTS[0], "with dogs") if pairs else TEXTS[0]
+    (answer,) = model.predict([text], probabilities=True)
+    theirs = transformers.AutoModelForSequenceClassification.from_pretrained(output).eval()
+    t = transformers.AutoTokenizer.from_pretrained(output)
+    with torch.no_grad():
+        logits = theirs(**t(*(text if pairs else (text,)), return_tensors="pt")).logits[0]
+    expected = dict(zip(theirs.config.id2label.values(), logits.softmax(-1).tolist(), strict=True))
+    assert answer["score"] == pytest.approx(expected[answer["label"]], abs=1e-3)
+    assert (
+        type(theirs).__name__ == ("Roberta" if folder.name == "roberta" else "DistilBert") + "ForSequenceClassification"
+    )
+    *_, done = export(output, tmp_path / "onnx")
+    assert done.fields["largest_difference"] < 1e-4
+
+
+def test_gpt2_is_a_body_and_refuses_masks(tmp_path: Path):
+    t = byte_level(["<|endoftext|>"])
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=t, bos_token="<|endoftext|>", eos_token="<|endoftext|>", unk_token="<|endoftext|>"
+    ).save_pretrained(tmp_path)
+    config = transformers.GPT2Config(vocab_size=300, n_embd=24, n_layer=2, n_head=4, n_positions=64)
+    theirs = transformers.GPT2LMHeadModel(config).eval()
+    theirs.save_pretrained(tmp_path)
+    assert load_model(tmp_path).config.direction == "left_to_right"
+    assert Tokenizer.load(tmp_path).template == Template((), (), ())
+    ids = t.encode(TEXTS[0]).ids
+    with torch.no_grad():
+        expected = theirs.transformer(torch.tensor([ids])).last_hidden_state[0].mean(0).numpy()
+    (vector,) = embed(tmp_path, [TEXTS[0]], device="cpu", precision="fp32", normalize=False)
+    np.testing.assert_allclose(vector, expected, atol=1e-3)
+    with pytest.raises(BertworksError, match="fill"):
+        load(tmp_path, device="cpu").fill(["a good film"])
