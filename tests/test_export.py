@@ -288,7 +288,7 @@ def test_what_was_not_exported_is_not_asked(exported: Path, tmp_path: Path):
     for folder in (exported, tmp_path / "states"):
         with pytest.raises(BertworksError, match=r"not logits of \d+ for each token"):
             Filler(folder)
-    with pytest.raises(UsageError, match="last layer alone"):
+    with pytest.raises(UsageError, match="only the last layer"):
         Embedder(tmp_path / "states", pooling="last-four")
     with pytest.raises(UsageError, match="on the CPU"):
         Embedder(tmp_path / "states", precision="bf16")
