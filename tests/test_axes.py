@@ -12,7 +12,8 @@ from bertworks.models.encoder import Encoder
 from bertworks.models.heads import LMHead, Pooler
 from bertworks.models.initialization import meta_device_init
 from bertworks.models.layout import Layout
-from bertworks.models.packed_linear import to_fp32_inference
+from bertworks.models.packed_linear import to_bf16_inference, to_fp32_inference
+from bertworks.training.loop import MixedPrecision
 
 SMALL = EncoderConfig(
     vocab_size=60, hidden_size=24, num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=64,
@@ -76,6 +77,33 @@ def test_packed_linear_layers_give_the_same_states(name: str):
         states = to_fp32_inference(encoder.float())(ids, Layout.of(LENGTHS), types)
     for state, exact in zip(states, expected, strict=True):
         torch.testing.assert_close(state.double(), exact, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", AXES)
+def test_bf16_trains_and_infers(name: str):
+    """Tables stay in float32, also where no norm follows them."""
+    c = AXES[name]
+    encoder, (ids, types) = network(c, torch.float32), inputs(c)
+    exact = encoder(ids, Layout.of(LENGTHS), types)[-1].detach()
+    with torch.no_grad():
+        states = to_bf16_inference(encoder)(ids, Layout.of(LENGTHS), types)[-1].float()
+    assert torch.cosine_similarity(states, exact).min() > 0.999
+    objective = Sum(encoder)
+    loss = MixedPrecision(objective, "bf16")((ids, Layout.of(LENGTHS), types))
+    loss.backward()
+    assert all(p.grad is None or p.grad.dtype == torch.float32 for p in encoder.parameters())
+    assert encoder.blocks[0].attention.qkv.weight.grad.isfinite().all()
+
+
+class Sum(torch.nn.Module):
+    """The sum of the last states, as an objective."""
+
+    def __init__(self, encoder: Encoder):
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, batch: tuple[torch.Tensor, Layout, torch.Tensor]) -> torch.Tensor:
+        return self.encoder(*batch)[-1].float().square().sum()
 
 
 @pytest.mark.parametrize(("name", "reads_before", "reads_behind"), [

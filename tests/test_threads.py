@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bertworks.cli.main import main
 from bertworks.errors import UsageError
 from bertworks.io import cpus
 from bertworks.io.cpus import CpuMonitor, available_cpus, cpu_quota
@@ -169,3 +170,26 @@ def test_the_environment_fixes_the_number():
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
     answer = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert answer.stdout.split() == ["1", "1"]
+
+
+@pytest.mark.parametrize("words", [["--threads", "1", "doctor", "--json"], ["doctor", "--threads=1", "--json"]])
+def test_the_command_line_sets_the_number(words: list[str]):
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    environment |= {"PYTHONPATH": str(Path(__file__).parents[1])}
+    code = (
+        "import sys; from bertworks.cli.main import _set_threads; words = _set_threads(sys.argv[1:]);"
+        "from bertworks.training.device import THREADS; print(*words, THREADS.fixed, THREADS.training_adapts)"
+    )
+    command = [sys.executable, "-c", code]
+    answer = subprocess.run([*command, *words], env=environment, capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["doctor", "--json", "1", "False"]
+    answer = subprocess.run(
+        [*command, "--threads", "auto"], env=environment, capture_output=True, text=True, check=True
+    )
+    assert answer.stdout.split() == ["None", "True"]
+
+
+@pytest.mark.parametrize("count", ["0", "many", ""])
+def test_a_wrong_number_on_the_command_line_is_refused(count: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["doctor", "--threads", *([count] if count else [])]) == 2
+    assert "hint: --threads 1, or --threads auto" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from cyclopts import App, CycloptsError
 from bertworks import __version__
 from bertworks.cli import finetune, inference, models, pretrain, search
 from bertworks.cli.console import say
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, UsageError
 from bertworks.io.text_files import STDIN
 from bertworks.runs.signals import GracefulShutdown
 
@@ -55,12 +55,18 @@ _EVALUATIONS = (
 )
 
 
+_EPILOGUE = (
+    "Every command has its own --help. Two options may stand anywhere: --debug shows the traceback of an error; "
+    "--threads N sets the threads on the CPU (default: by the CPUs that are free; auto: trainings adapt as well)."
+)
+
+
 def make_app() -> App:
     """The parser with all commands. It prints only help and the version."""
     app = App(
         name="bertworks",
         help="Train, fine-tune and use BERT models on your own data.",
-        help_epilogue="Every command has its own --help. --debug shows the traceback of an error.",
+        help_epilogue=_EPILOGUE,
         help_format="plaintext",
         version=__version__,
         print_error=False,
@@ -100,12 +106,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     try:
+        words = _set_threads(words)
         result = make_app()(words)
         return result if isinstance(result, int) else 0
     except (Exception, KeyboardInterrupt) as error:
         if debug:
             traceback.print_exc()
         return _report(error, words)
+
+
+def _set_threads(words: list[str]) -> list[str]:
+    """Takes `--threads N` out of the words, and tells the libraries before they are imported.
+
+    Raises:
+        UsageError: not a number from 1, and not auto.
+    """
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--threads=") else [word])]
+    if "--threads" not in words:
+        return words
+    place = words.index("--threads")
+    count = words[place + 1] if place + 1 < len(words) else ""
+    if count == "auto":
+        os.environ.pop("OMP_NUM_THREADS", None)
+        os.environ["BERTWORKS_THREADS"] = "auto"
+    elif count.isdigit() and int(count):
+        os.environ["OMP_NUM_THREADS"] = count
+    else:
+        raise UsageError(f"--threads {count}: expected a number from 1, or auto", hint="--threads 1, or --threads auto")
+    return words[:place] + words[place + 2 :]
 
 
 def _report(error: BaseException, words: list[str]) -> int:

@@ -42,7 +42,7 @@ class Embeddings(nn.Module):
             x = self.norm(x.to(self.norm.weight.dtype))  # tables may have a higher precision than what is computed
         x = dropout(x, self.dropout if self.training else 0.0)
         if self.projection is not None:
-            x = self.projection(x)
+            x = self.projection(x.to(self.projection.weight.dtype))
         return x
 
     def _places(self, x: Tensor, layout: Layout, token_type_ids: Tensor | None) -> Tensor:
@@ -51,7 +51,8 @@ class Embeddings(nn.Module):
             places = sinusoids(layout.position_ids, x.shape[1]).to(x.dtype)
             if self.token_type is None:
                 return places
-            types = torch.zeros_like(layout.position_ids) if token_type_ids is None else token_type_ids
+            one_type = token_type_ids is None or self.token_type.num_embeddings == 1
+            types = torch.zeros_like(layout.position_ids) if one_type else token_type_ids
             return places + self.token_type(types)  # type: ignore[no-any-return]
         table = self.position.weight[: layout.num_positions]
         if self.token_type is None:
@@ -65,8 +66,8 @@ class Embeddings(nn.Module):
 
 
 def sinusoids(position_ids: Tensor, width: int) -> Tensor:
-    """int64 [T] -> float32 [T, width]: sines in even columns, cosines in odd ones, with wavelengths from 2 pi to
+    """int64 [T] -> float64 [T, width]: sines in even columns, cosines in odd ones, with wavelengths from 2 pi to
     10,000 * 2 pi (Vaswani et al. 2017, section 3.5)."""
     columns = torch.arange(0, width, 2, device=position_ids.device)
-    angles = position_ids[:, None].double() * 10_000.0 ** (-columns / width)
-    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width].float()
+    angles = position_ids[:, None].double() * 10_000.0 ** (-columns.double() / width)
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1)[:, :width]

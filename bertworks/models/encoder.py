@@ -110,8 +110,8 @@ class Encoder(nn.Module):
         """
         layout = layout.directed(self.config.direction)
         states = [self.embeddings(input_ids, layout, token_type_ids)]
-        if self.compute_dtype is not None:
-            states = [states[0].to(self.compute_dtype)]
+        # Without a norm over the embeddings they have the precision of the tables, which may be higher.
+        states = [states[0].to(self.compute_dtype or self.layers[0].attention_norm.weight.dtype)]
         count, last = len(input_ids), len(input_ids if rows is None else rows)
         pads_rows = self.pads_rows or (states[0].dtype == torch.bfloat16 and states[0].device.type == "cpu")
         if pads_rows:

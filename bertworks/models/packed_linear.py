@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from bertworks.models.embeddings import Embeddings
 from bertworks.models.encoder import Encoder, FeedForward
 from bertworks.models.layers import SMALL_BATCH_ROWS, cpu_supports_bf16
 from bertworks.models.layout import Layout
@@ -49,7 +50,9 @@ def _replace_linears(module: nn.Module, pack: Pack) -> nn.Module:
     result = copy.copy(module)
     result._modules = {}
     for name, part in module._modules.items():
-        if isinstance(part, nn.Linear):
+        if isinstance(module, Embeddings):  # small, and in the precision of the tables
+            result._modules[name] = part
+        elif isinstance(part, nn.Linear):
             activation = module.name if isinstance(module, FeedForward) and name == "up" else None
             owns_input = name in ("output", "down")  # nothing else reads what attention and the activation returned
             result.__dict__[name] = pack(part, activation, owns_input)  # a function: a module costs time in each call

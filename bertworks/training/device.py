@@ -113,7 +113,7 @@ class ThreadPolicy:
         self._free: float | None = None  # CPUs, a running mean
         fixed = os.environ.get("OMP_NUM_THREADS", "")
         self.fixed = int(fixed) if fixed.isdigit() and int(fixed) else None
-        self.training_adapts = False
+        self.training_adapts = os.environ.get("BERTWORKS_THREADS") == "auto"  # set by the command line
         self.count = self.fixed or self._most()
 
     def set(self, threads: int | Literal["auto"] | None) -> None:
