@@ -1,6 +1,6 @@
-"""What a person is told when something cannot be done: what, where, why, and what to type next.
+"""Errors that users can cause: what is wrong, where, why, and a hint of what to type.
 
-Every error that a user can cause is one of these two; anything else that reaches the command line is a bug of ours.
+Any other exception that reaches the command line is a bug.
 """
 
 from collections.abc import Iterable, Mapping

@@ -14,6 +14,8 @@ from bertworks.models.initialization import meta_device_init
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import to_bf16_inference, to_fp32_inference
 from bertworks.training.loop import MixedPrecision
+from bertworks.training.optimization import OptimizerConfig, make_optimizer
+from bertworks.training.recipe import Phase, Recipe, TrainConfig
 
 SMALL = EncoderConfig(
     vocab_size=60, hidden_size=24, num_hidden_layers=4, num_attention_heads=4, max_position_embeddings=64,
@@ -271,3 +273,30 @@ def test_attention_maps_are_those_of_transformers():
     maps = encoder.attention_maps(states, Layout.of([9]))
     for ours, attention in zip(maps, expected.attentions, strict=True):
         torch.testing.assert_close(ours, attention, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("fields", "message"), [
+    ({"position_embedding_type": "sinusoidal"}, "position_embedding_type 'sinusoidal': expected 'learned'"),
+    ({"embedding_norm": False}, "with encoder.embedding_norm False: expected True"),
+    ({"direction": "right_to_left"}, "with encoder.direction 'right_to_left'"),
+    ({"embedding_size": 8}, "with encoder.embedding_size 8: expected 24"),
+])  # fmt: skip
+def test_local_attention_needs_a_learned_position_table(fields: dict, message: str):
+    train = TrainConfig(phases=(Phase(num_steps=1, batch_size=1, sequence_length=64),))
+    Recipe(title="a", train=train, encoder=SMALL, initialization="neighbours")
+    with pytest.raises(ValueError, match=message):
+        Recipe(title="a", train=train, encoder=replace(SMALL, **fields), initialization="neighbours")
+
+
+def test_shared_layers_have_one_learning_rate():
+    with pytest.raises(ValueError, match=r"layer_decay 0\.9 with num_hidden_groups 2"):
+        make_optimizer(Model(AXES["groups"]), OptimizerConfig(layer_decay=0.9))
+    make_optimizer(Model(AXES["bert"]), OptimizerConfig(layer_decay=0.9))
+
+
+class Model(torch.nn.Module):
+    """A network with an encoder."""
+
+    def __init__(self, c: EncoderConfig):
+        super().__init__()
+        self.encoder = Encoder(c)

@@ -48,7 +48,7 @@ def test_a_plan_on_disk_is_the_plan(
     store, recipe = make_store(), recipe_for(tmp_path, f"sampling.pairs={pairs}", "seed=3")
     batches = phase_batches(store, every(store), recipe, tokenizer, tmp_path / "plans", 0, 1)
     expected = io.BytesIO()
-    np.save(expected, make_plan(store, every(store), recipe.sampling, 32, 3 << 8))
+    np.save(expected, make_plan(store, every(store), recipe.sampling, 32, 3 << 8, tokenizer.template))
     file = tmp_path / "plans" / "phase-0.npy"
     assert file.read_bytes() == expected.getvalue()
     monkeypatch.setattr("bertworks.runs.pretrain_job.plan_blocks", lambda *_: pytest.fail("it is there already"))

@@ -209,3 +209,17 @@ def test_names_of_another_family_are_refused(family: str):
     other = theirs_of("distilbert" if family != "distilbert" else "gpt2", "Model")
     with pytest.raises(BertworksError, match="no place for this"):
         from_huggingface(other.state_dict(), config)
+
+
+@pytest.mark.parametrize(("family", "fields", "message"), [
+    ("bert", {"direction": "right_to_left"}, "encoder.direction is 'right_to_left': files of bert can only hold"),
+    ("bert", {"embedding_size": 8}, "encoder.embedding_size is 8: files of bert can only hold 0"),
+    ("roberta", {"lm_head": "bias"}, "encoder.lm_head is 'bias': files of roberta"),
+    ("distilbert", {"type_vocab_size": 2, "pooler": "first_relu"}, "encoder.type_vocab_size is 2: files of distilbert"),
+    ("gpt2", {}, "encoder.type_vocab_size is 2: files of gpt2 can only hold 0"),
+    ("gpt3", {}, "family is 'gpt3': expected one of bert, roberta"),
+])  # fmt: skip
+def test_a_network_that_files_cannot_describe_is_not_written(family: str, fields: dict, message: str):
+    config = EncoderConfig(vocab_size=90, hidden_size=24, num_attention_heads=4, family=family, **fields)
+    with pytest.raises(BertworksError, match=message):
+        config_to_huggingface(config, architectures=["Any"])

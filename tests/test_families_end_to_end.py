@@ -10,9 +10,10 @@ import torch
 import transformers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from bertworks import embed, export, finetune, load
+from bertworks import embed, evaluate_mlm, evaluate_task, export, finetune, load
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.errors import BertworksError
+from bertworks.serve.endpoints import Abilities
 from bertworks.text.tokenizer import Template, Tokenizer
 
 TEXTS = [f"a {good} film with {who}" for good in ("good", "fine", "sad", "bad") for who in ("Anna", "the dogs", "me")]
@@ -133,8 +134,23 @@ def test_a_fine_tuned_model_is_that_of_transformers(folder: Path, pairs: bool, t
     assert (
         type(theirs).__name__ == ("Roberta" if folder.name == "roberta" else "DistilBert") + "ForSequenceClassification"
     )
+    figures = evaluate_task(output, data, device="cpu", precision="fp32")["figures"]
+    predicted = model.predict([tuple(row.split(",")[:2]) if pairs else row.split(",")[0] for row in rows])
+    right = [one["label"] == row.rsplit(",", 1)[1] for one, row in zip(predicted, rows, strict=True)]
+    assert figures["accuracy"] == pytest.approx(sum(right) / len(right))
     *_, done = export(output, tmp_path / "onnx")
     assert done.fields["largest_difference"] < 1e-4
+
+
+def test_masked_lm_is_evaluated_and_served(folder: Path, tmp_path: Path):
+    held_out = tmp_path / "held-out.txt"
+    held_out.write_text("\n\n".join(f"{a}. {b}." for a in TEXTS for b in TEXTS))
+    figures = evaluate_mlm(folder, [held_out], device="cpu")
+    assert 4 < figures["masked_lm_loss"] < 8, figures  # a network that has learned nothing: log 300 is 5.7
+    abilities = Abilities(folder, device="cpu", precision="fp32")
+    mask = load(folder, device="cpu").tokenizer.special_tokens["mask_token"]
+    assert abilities.info["mask_token"] == mask
+    assert {"embed", "fill"} <= set(abilities.asks)
 
 
 def test_gpt2_is_a_body_and_refuses_masks(tmp_path: Path):

@@ -54,7 +54,9 @@ def every(store: Store) -> np.ndarray:
 
 def make_pairs(store: Store, max_length: int = 64, seed: int = 0, **settings) -> NextSentencePairs:
     c = SamplingConfig(**settings)
-    sampler = make_sampler(store, make_plan(store, every(store), c, max_length, seed), c, max_length, SPECIAL, seed)
+    sampler = make_sampler(
+        store, make_plan(store, every(store), c, max_length, seed, SPECIAL), c, max_length, SPECIAL, seed
+    )
     assert isinstance(sampler, NextSentencePairs)
     return sampler
 
@@ -222,21 +224,21 @@ def test_copies_are_cut_anew():
 def test_only_the_given_documents_are_used():
     store = make_store()
     documents = np.array([3, 7, 20, 21])
-    plan = make_plan(store, documents, SamplingConfig(), 64, 0)
+    plan = make_plan(store, documents, SamplingConfig(), 64, 0, SPECIAL)
     used = {document_of(store, 1000 + t) for t in np.concatenate([plan[:, 0], plan[:, 2]])}
     assert used == set(documents.tolist())
 
 
 def test_pairs_of_one_document_are_refused():
     with pytest.raises(ValueError, match="at least two documents"):
-        make_plan(make_store(1), np.array([0]), SamplingConfig(), 64, 0)
+        make_plan(make_store(1), np.array([0]), SamplingConfig(), 64, 0, SPECIAL)
 
 
 @pytest.mark.parametrize("max_length", [5, 16, 64, 5000])
 def test_full_sentences_lose_nothing_and_cross_documents_with_a_separator(max_length):
     store = make_store(40, longest=30)
     c = SamplingConfig(pairs="full_sentences")
-    sampler = make_sampler(store, make_plan(store, every(store), c, max_length, 0), c, max_length, SPECIAL, 0)
+    sampler = make_sampler(store, make_plan(store, every(store), c, max_length, 0, SPECIAL), c, max_length, SPECIAL, 0)
     assert isinstance(sampler, FullSentences)
     sequences = [sampler[i] for i in range(len(sampler))]
     assert all(3 <= len(s.input_ids) <= max_length for s in sequences)
@@ -271,7 +273,7 @@ def test_plans_are_those_of_the_first_release(settings: dict, sha256: str, monke
     store = make_store()
     for block in (1, 7, 1 << 16):
         monkeypatch.setattr(sampling, "BLOCK", block)
-        plan = make_plan(store, every(store), SamplingConfig(**settings), 64, 7)
+        plan = make_plan(store, every(store), SamplingConfig(**settings), 64, 7, SPECIAL)
         assert hashlib.sha256(plan.astype("<i8").tobytes()).hexdigest() == sha256
 
 
@@ -289,20 +291,20 @@ def peak_of(action: Callable[[], object]) -> int:
 def test_making_a_plan_takes_the_memory_of_a_block(pairs: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sampling, "BLOCK", 100)
     store, c = make_store(300, longest=20), SamplingConfig(pairs=pairs, copies=3)
-    size = make_plan(store, every(store), c, 16, 0).nbytes
+    size = make_plan(store, every(store), c, 16, 0, SPECIAL).nbytes
     assert size > 100_000
-    assert peak_of(lambda: sum(len(block) for block in plan_blocks(store, every(store), c, 16, 0))) < size / 4
+    assert peak_of(lambda: sum(len(block) for block in plan_blocks(store, every(store), c, 16, 0, SPECIAL))) < size / 4
 
 
 def test_a_sampler_does_not_read_its_whole_plan():
     store, c = make_store(300, longest=20), SamplingConfig(pairs="full_sentences")
-    plan = make_plan(store, every(store), c, 16, 0)
+    plan = make_plan(store, every(store), c, 16, 0, SPECIAL)
     assert peak_of(lambda: make_sampler(store, plan, c, 16, SPECIAL, 0)[len(plan) // 3]) < plan.nbytes / 10
 
 
 def test_there_is_nothing_beyond_the_end():
     store, c = make_store(3), SamplingConfig(pairs="full_sentences")
-    sampler = make_sampler(store, make_plan(store, every(store), c, 16, 0), c, 16, SPECIAL, 0)
+    sampler = make_sampler(store, make_plan(store, every(store), c, 16, 0, SPECIAL), c, 16, SPECIAL, 0)
     assert len(list(sampler)) == len(sampler)
     with pytest.raises(IndexError):
         sampler[-1]

@@ -281,7 +281,7 @@ def test_an_unknown_variable_is_named_and_can_be_left_out(tmp_path):
         load_checkpoint(prefix)
     assert "--leave-out 'bert/extra/kernel'" in raised.value.hint
     _, notes = load_checkpoint(prefix, leave_out=["bert/extra/*", "crf/*"])
-    assert "left out, as it was asked for: bert/extra/kernel, crf/transitions" in notes
+    assert "left out, as the options say: bert/extra/kernel, crf/transitions" in notes
 
 
 def test_a_missing_variable_or_a_wrong_shape_is_named(tmp_path):

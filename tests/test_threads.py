@@ -132,14 +132,17 @@ def test_batches_at_the_same_time_share_the_threads(policy: ThreadPolicy):
 
 
 def test_a_training_keeps_its_number(policy: ThreadPolicy):
-    policy._monitor = Load(1.0, 2.0, 2.0, 2.0)
+    policy._monitor = Load(2.0, 1.0, 2.0, 2.0)  # the first: before the training
     with policy.hold() as threads:
         assert threads == 1
         assert policy.adapt() == 1  # an evaluation on the way
-    policy._monitor = Load(2.0, 2.0, 2.0, 2.0)
+    policy._monitor = Load(2.0, 2.0, 2.0, 2.0, 2.0)
     with policy.hold(1) as threads:  # of the run that is resumed
         assert threads == policy.adapt() == 1
     assert [policy.adapt() for _ in range(2)][-1] == 2
+    policy._monitor = Load(0.1, 2.0)  # worker processes were busy until now
+    with policy.hold() as threads:
+        assert threads == 2
 
 
 def test_a_fixed_number_stays(policy: ThreadPolicy):
@@ -154,7 +157,7 @@ def test_a_fixed_number_stays(policy: ThreadPolicy):
 
 def test_auto_adapts_in_a_training(policy: ThreadPolicy):
     policy.set("auto")
-    policy._monitor = Load(2.0, 2.0, 0.5, 0.5)
+    policy._monitor = Load(2.0, 2.0, 2.0, 0.5, 0.5)
     with policy.hold(1) as threads:
         assert threads == 2
         assert [policy.adapt(), policy.adapt()] == [1, 1]

@@ -1,10 +1,8 @@
-"""The order of examples: `stream[n]` is the n-th example of the run, whoever asks, whenever. So to resume is to ask for
-another number, and to share the work among processes is arithmetic. Not here: how many examples make a batch.
+"""Examples in the order of a run, and their batches as tensors.
 
-Examples become batches: the only place where numpy becomes torch and meets a device. Not here: which examples.
-
-A finite set of labelled examples becomes the batches of a run, and of an examination. Not here: how texts become
-examples (`questions`).
+- `ExampleStream`: example n of a run is a function of the seed and n, so that a run resumes at any number.
+- `Batch`, `collate`: numpy arrays become tensors here.
+- `Batches`: the micro-batches of each step of a pre-training; `LabelledBatches`: those of a fine-tuning.
 """
 
 from __future__ import annotations
@@ -68,7 +66,7 @@ def _round_keys(seed: int, epoch: int, n: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Batch:
-    """What a network reads and what it is asked. B sequences, T tokens, M questions about tokens."""
+    """What a network reads and predicts. B sequences, T tokens, M predicted tokens."""
 
     input_ids: Tensor  # int64 [T]
     layout: Layout
@@ -112,7 +110,7 @@ def collate(examples: Sequence[Example]) -> Batch:
 class Batches:
     """`batches(n)` is what this process computes for the n-th step: its share of the same `batch_size` sequences,
     sorted by length (neighbours pad one another little) and cut into micro-batches. Every process makes the same
-    number of them, none empty; where the shares are unequal one may be larger by a sequence than asked for.
+    number of them, none empty; where they are unequal, one may be larger by a sequence.
 
     Raises:
         ValueError: if there are more processes than sequences.
@@ -120,7 +118,7 @@ class Batches:
 
     stream: ExampleStream
     batch_size: int  # sequences in a step, over all processes
-    micro_batch_size: int  # at most so many sequences at once
+    micro_batch_size: int  # largest number of sequences
     rank: int = 0
     world_size: int = 1
 
@@ -140,7 +138,7 @@ class Batches:
         return [slice(a, b) for a, b in pairwise(edges)]
 
 
-ExampleGroup = Sequence[Example]  # sequences that are asked together: one, or the choices among which one is right
+ExampleGroup = Sequence[Example]  # sequences that are evaluated together: one, or the choices of one item
 
 
 @dataclass(frozen=True)
@@ -151,7 +149,7 @@ class LabelledBatches:
 
     units: Sequence[ExampleGroup]
     batch_size: int  # units in a step, over all processes
-    micro_batch_tokens: int  # at most so many at once, padding counted; or one unit
+    micro_batch_tokens: int  # largest number, padding included, unless one group has more
     seed: int = 0
     rank: int = 0
     world_size: int = 1
@@ -173,7 +171,7 @@ class LabelledBatches:
 
 
 def token_budget_batches(units: Sequence[ExampleGroup], tokens: int) -> Iterator[list[ExampleGroup]]:
-    """The units, sorted by length (neighbours pad one another little), in parts that fit into so many tokens."""
+    """The units, sorted by length (neighbours pad one another little), in parts of at most this number of tokens."""
     for part in token_budget_indices([longest_sequence(unit) for unit in units], [len(unit) for unit in units], tokens):
         yield [units[number] for number in part]
 

@@ -1,8 +1,7 @@
-"""Long texts in pieces that a network can read, so that every token is asked once, where it sees most around itself.
-Numbers only: neither texts nor tensors.
+"""Items become examples: token ids, and what is predicted for which tokens.
 
-Items become examples: what the network reads of a text, and what it is asked there. Not here: where items come from
-(`rows.schema`), what the network's numbers mean (`learn.answers`).
+- `sliding_windows`, `centered_window`: parts of a long text; each token counts in the window where it has most context.
+- `Featurizer`: items of a task -> `Features`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -68,7 +67,7 @@ class Features(NamedTuple):
     item: Item
     unit: list[Example]  # one sequence; one for each choice; or windows over a long text
     num_truncated: int = 0  # tokens that are in no sequence
-    # For each thing that is asked, in order: the number of the word (tagging) or token (spans, qa) that it is about,
+    # For each prediction, in order: the number of the word (tagging) or token (spans, qa) that it is about,
     # NONE for a token of the question or a special one.
     places: Ids = np.zeros(0, np.int64)
     own: NDArray[np.bool_] = np.zeros(0, np.bool_)  # qa: whether that token has its best context in that window
@@ -133,8 +132,10 @@ class Featurizer:
         columns = [self._tokens(column) for column in zip(*(item.texts for item in items), strict=True)]
         for item, *segments in zip(items, *columns, strict=True):
             kept, cut_off = self._fitting(segments)
-            asked = frame(kept, self.tokenizer.template, -1)
-            yield Features(item, [_example(asked.input_ids, asked.token_type_ids, [0], self._label(item))], cut_off)
+            sequence = frame(kept, self.tokenizer.template, -1)
+            yield Features(
+                item, [_example(sequence.input_ids, sequence.token_type_ids, [0], self._label(item))], cut_off
+            )
 
     def _choices(self, items: list[Item]) -> Iterator[Features]:
         tokens = iter(self._tokens(chain.from_iterable(item.texts for item in items)))
@@ -143,9 +144,9 @@ class Featurizer:
             unit, cut_off = [], 0
             for number, choice in enumerate(choices):
                 kept, more = self._fitting([prompt, choice])
-                asked = frame(kept, self.tokenizer.template, -1)
+                sequence = frame(kept, self.tokenizer.template, -1)
                 right = np.array([float(number == item.label)], np.float32)
-                unit.append(_example(asked.input_ids, asked.token_type_ids, [0], right))
+                unit.append(_example(sequence.input_ids, sequence.token_type_ids, [0], right))
                 cut_off += more
             yield Features(item, unit, cut_off)
 
@@ -193,9 +194,9 @@ class Featurizer:
                 yield self._in_windows(item, row, firsts, tags)._replace(offsets=where)
             else:
                 start, stop = centered_window(int(end) - len(row), int(end), len(document), room)
-                asked = frame([document[start:stop]], self.tokenizer.template, -1)
+                sequence = frame([document[start:stop]], self.tokenizer.template, -1)
                 positions = firsts + int(end) - len(row) - start + len(self.tokenizer.template.prefix)
-                example = _example(asked.input_ids, asked.token_type_ids, positions, tags)
+                example = _example(sequence.input_ids, sequence.token_type_ids, positions, tags)
                 yield Features(item, [example], places=np.arange(len(firsts)), offsets=where)
 
     def _spans(self, items: list[Item]) -> Iterator[Features]:
@@ -209,16 +210,16 @@ class Featurizer:
                 tags[covered[:1]] = self.labels.index(f"B-{kind}")
             yield self._in_windows(item, row, np.arange(len(row)), tags)._replace(offsets=offsets)
 
-    def _in_windows(self, item: Item, row: Ids, asked: Ids, tags: Ids) -> Features:
-        """asked: places in the row of tokens, ascending; each is asked in the window where it sees most."""
+    def _in_windows(self, item: Item, row: Ids, predicted: Ids, tags: Ids) -> Features:
+        """predicted: positions in the row, ascending; each is predicted in the window where it has most context."""
         template = self.tokenizer.template
         room = self.max_length - template.num_special()
         unit, places = [], []
         for window in sliding_windows(len(row), room, max(1, room // 2)):
-            numbers = np.flatnonzero((asked >= window.start) & (asked < window.end))
-            numbers = numbers[window.own[asked[numbers] - window.start]]
+            numbers = np.flatnonzero((predicted >= window.start) & (predicted < window.end))
+            numbers = numbers[window.own[predicted[numbers] - window.start]]
             sequence = frame([row[window.start : window.end]], self.tokenizer.template, -1)
-            positions = asked[numbers] - window.start + len(template.prefix)
+            positions = predicted[numbers] - window.start + len(template.prefix)
             unit.append(_example(sequence.input_ids, sequence.token_type_ids, positions, tags[numbers]))
             places.append(numbers)
         return Features(item, unit, places=np.concatenate(places))
@@ -226,10 +227,10 @@ class Featurizer:
     # --- where the answer to a question stands
 
     def _questions(self, items: list[Item]) -> Iterator[Features]:
-        asked = self._tokens(item.texts[0] for item in items)
+        questions = self._tokens(item.texts[0] for item in items)
         contexts = self.tokenizer.encode_batch([item.texts[1] for item in items])
         template = self.tokenizer.template
-        for item, whole, encoding in zip(items, asked, contexts, strict=True):
+        for item, whole, encoding in zip(items, questions, contexts, strict=True):
             question = whole[: min(self.max_question, self.max_length // 2)]
             row, offsets = _inner(encoding, self.tokenizer)
             first, last = _answer(item, offsets)
@@ -255,8 +256,8 @@ def training_groups(encoded: Features, task: TaskType) -> list[ExampleGroup]:
     return [encoded.unit] if task == "choice" else [[one] for one in encoded.unit if len(one.masked_positions)]
 
 
-def _example(input_ids: Ids, token_type_ids: Ids, asked: Ids | list[int], labels: NDArray[np.generic]) -> Example:
-    return Example(input_ids, token_type_ids, np.asarray(asked, np.int64), labels, -1)  # type: ignore[arg-type]
+def _example(input_ids: Ids, token_type_ids: Ids, positions: Ids | list[int], labels: NDArray[np.generic]) -> Example:
+    return Example(input_ids, token_type_ids, np.asarray(positions, np.int64), labels, -1)  # type: ignore[arg-type]
 
 
 def _inner(encoding: Encoding, tokenizer: Tokenizer) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

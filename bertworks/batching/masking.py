@@ -1,7 +1,4 @@
-"""What is hidden in a sequence and asked for (Devlin et al. 2019, section 3.1 and appendix A.1).
-
-Not here: how the answer is graded (`learn.objectives`).
-"""
+"""Which tokens of a sequence are masked and predicted (Devlin et al. 2019, section 3.1 and appendix A.1)."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -15,9 +12,9 @@ from bertworks.batching.sampling import Ids, TokenSequence
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingConfig:
-    """rate: share of all tokens, [CLS] and [SEP] counted, that is asked; exactly, not on average.
-    max_predictions: at most so many (`max_predictions_per_seq`; 20 at length 128 in the original); 0: no limit.
-    mask, random: shares of the asked tokens that become [MASK], or any token; the others stay as they are.
+    """rate: fraction of all tokens, [CLS] and [SEP] counted, that is predicted; exactly, not on average.
+    max_predictions: largest number of them (`max_predictions_per_seq`; 20 at length 128 in the original); 0: no limit.
+    mask, random: fractions of the predicted tokens that become [MASK], or any token; the others stay as they are.
     unit: what is chosen at once. "span": words in a row, `spans[k]` being the probability of k + 1 of them.
     dynamic: new masks in every epoch (Liu et al. 2019), or the same for each copy, as if written to disk.
     """
@@ -42,7 +39,7 @@ class MaskingConfig:
 
 
 class Example(NamedTuple):
-    """What the model reads, and what it is asked."""
+    """What the model reads, and what it predicts."""
 
     input_ids: Ids  # int64 [n]
     token_type_ids: Ids  # int64 [n]

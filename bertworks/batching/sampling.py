@@ -1,9 +1,8 @@
-"""Which stretches of a corpus make the i-th sequence: BERT's pairs of segments, or RoBERTa's full sentences.
+"""Which parts of a corpus make the i-th sequence: BERT's pairs of segments, or RoBERTa's full sentences.
 
-The cuts depend on coins and on one another, so they are planned once, from lengths alone; a plan is a few numbers per
-sequence, after which any sequence is one look-up. A plan may be larger than memory: it is made block by block, and
-looked up where it is mapped. Not here: what is hidden (`masking`), in which order sequences come
-and how often (`stream`).
+The cuts depend on random numbers and on one another, so they are planned once, from lengths alone. A plan has a few
+numbers per sequence; then any sequence is one look-up. A plan may be larger than memory: it is made block by block and
+read from a memory map.
 """
 
 from array import array
@@ -22,7 +21,6 @@ from bertworks.text.tokenizer import Template
 
 Ids = NDArray[np.int64]
 Plan = NDArray[np.int64]  # [rows, columns of the sampler]
-_COUNTS = Template((0,), (0,), (0,))  # as many special tokens as BERT has
 BLOCK = 1 << 16  # rows of a plan that are made at once
 
 
@@ -64,7 +62,7 @@ class TokenSequence(NamedTuple):
     input_ids: Ids  # int64 [n]
     token_type_ids: Ids  # int64 [n]
     special: NDArray[np.bool_]  # [n]: [CLS] and [SEP], which are never hidden
-    pair_label: int  # 0: B follows A; 1: it does not (google-research/bert); -1: nothing is asked
+    pair_label: int  # 0: B follows A; 1: it does not (google-research/bert); -1: no prediction
 
 
 def keyed_rng(purpose: str, *address: int) -> Generator:
@@ -231,7 +229,7 @@ Sampler = NextSentencePairs | FullSentences
 
 
 def plan_blocks(
-    store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template = _COUNTS
+    store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template
 ) -> Iterator[Plan]:
     """The cuts of a corpus into sequences of at most `max_length` tokens, some ten thousand rows at a time."""
     if c.pairs == "full_sentences":
@@ -241,7 +239,7 @@ def plan_blocks(
 
 
 def make_plan(
-    store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template = _COUNTS
+    store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template
 ) -> Plan:
     """The same cuts in memory, of a small corpus."""
     return np.concatenate(list(plan_blocks(store, documents, c, max_length, seed, template)))

@@ -7,7 +7,7 @@ configuration first: a name, a shape or a size that does not fit is an error.
 
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -190,6 +190,21 @@ def is_of_optimizer(name: str) -> bool:
     return _OPTIMIZER.fullmatch(name) is not None
 
 
+def check_representable(config: EncoderConfig) -> None:
+    """Raises BertworksError for a network that the files of its family cannot describe: transformers would read another
+    one without a word."""
+    family = FAMILIES.get(config.family)
+    if family is None:
+        raise BertworksError(f"family is {config.family!r}: expected one of {', '.join(FAMILIES)}")
+    fixed = {f.name: f.default for f in fields(config) if f.name not in ("hidden_act", "family", *family.settings)}
+    for name, value in (fixed | dict(family.fixed)).items():
+        if getattr(config, name) != value:
+            raise BertworksError(
+                f"encoder.{name} is {getattr(config, name)!r}: files of {family.model_type} can only hold {value!r}",
+                hint=f"leave encoder.{name} out",
+            )
+
+
 def config_to_huggingface(
     config: EncoderConfig, *, architectures: Collection[str], pad_token_id: int = 0
 ) -> dict[str, Any]:
@@ -198,7 +213,11 @@ def config_to_huggingface(
     Args:
         architectures: their class that the saved parameters are of, such as `BertForPreTraining`.
         pad_token_id: of the tokenizer that is saved in the same folder.
+
+    Raises:
+        BertworksError: see `check_representable`.
     """
+    check_representable(config)
     family = FAMILIES[config.family]
     settings = {theirs: getattr(config, ours) for ours, (theirs, _) in family.settings.items()}
     activations = {ours: theirs for theirs, ours in reversed(GELUS.items())}

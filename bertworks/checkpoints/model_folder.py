@@ -1,7 +1,6 @@
 """A model folder: config.json, model.safetensors, tokenizer files and README.md, as Hugging Face's tools expect them.
 
-It writes and reads what a network is, not how its training stands (`checkpoint`), and builds no network. Folders may
-come from strangers: nothing in them is executed, pickles are never opened.
+It builds no network. Folders may come from strangers: nothing in them is executed, and pickles are never opened.
 """
 
 import hashlib

@@ -1,7 +1,6 @@
-"""What a person typed -> a model folder: a folder, `minilm`, or the name of a model on the Hugging Face hub.
+"""A path, `minilm`, or the name of a model on the Hugging Face hub -> a model folder.
 
-It finds or fetches a folder and does not read it: that is `model`'s part. Nothing is fetched but what was typed, and
-never a pickle.
+Only what the user names is downloaded, and never a pickle.
 """
 
 import difflib
@@ -66,7 +65,7 @@ def resolve_model(model: str | Path, *, fetch: bool = True) -> Path:
     models such as `bert-base-uncased`, are fetched from the hub into its cache on disk, where the next call finds them.
 
     Args:
-        fetch: whether the hub may be asked; it may not for a name that no person typed.
+        fetch: whether to download from the hub; not for names that the user did not type.
 
     Raises:
         BertworksError: no such folder or name (the nearest ones are shown); the hub cannot be reached, does not have
@@ -100,7 +99,7 @@ def packaged_minilm() -> Path | None:
 
 @cache
 def _check_minilm(weights: Path) -> None:
-    """Are these the weights that the name stands for? Asked once per process: it reads 90 MB."""
+    """Checks the sha256 of the weights, once per process: it reads 90 MB."""
     found = sha256(weights) if weights.is_file() else "no file"
     if found != _MINILM_SHA256:
         raise BertworksError(
@@ -118,7 +117,7 @@ def _fetch(hub_id: str, fetch: bool) -> Path:
         folder = Path(snapshot_download(hub_id, allow_patterns=list(_WANTED), local_files_only=not fetch))
     except Exception as error:  # whatever the hub, the network or the disk had against it; each has its own classes
         if not fetch:
-            what = "this model is not on this machine, and nothing is fetched that nobody asked for"
+            what = "this model is not on this machine, and a name in a file is not downloaded"
             raise BertworksError(what, where=hub_id, hint=f"ask for it: --model {hub_id}") from error
         raise _not_fetched(hub_id, error) from error
     if not any(next(folder.glob(within + file), None) for within in ("", "0_*/") for file in (_WEIGHTS, _INDEX)):

@@ -1,8 +1,7 @@
-"""What a sentence-transformers folder says of its vectors: how tokens become one, how much is read, with what prompts.
+"""The files of sentence-transformers: pooling, maximum length, prompts.
 
-Read in both layouts, written in the older one, which every reader knows. A folder without such files gives the mean, as
-sentence-transformers takes it. Not here: weights and tokenizer (`model`). What cannot be computed is refused, not left
-out.
+Both layouts are read; the older one, which every version reads, is written. A folder without such files gives the mean,
+as in sentence-transformers. What cannot be computed is refused, not left out.
 """
 
 import json

@@ -1,14 +1,11 @@
-"""A checkpoint as TensorFlow writes it, `NAME.index` and `NAME.data-00000-of-00001` -> its variables.
+"""Google's TensorFlow checkpoints of BERT -> a model: bert_model.ckpt with bert_config.json and vocab.txt. No
+TensorFlow.
 
-It needs no TensorFlow, and knows the format, not what the variables are for: that is `tensorflow`. The index is a
-sorted table of LevelDB's (blocks of names that share their beginnings, each with a checksum) whose values are protobuf
-messages; the data are the bare numbers. Files may come from strangers: whatever is wrong is a BertworksError before
-much memory is spent.
+- `read_index`: `NAME.index`, a sorted table of LevelDB (blocks of names with shared beginnings and checksums) whose
+  values are protobuf messages -> the variables in `NAME.data-00000-of-00001`.
+- `find_checkpoint`, `load_checkpoint`: a checkpoint with its config and vocabulary -> a model.
 
-Google's checkpoints of BERT -> a Model: bert_model.ckpt, with bert_config.json and vocab.txt beside it.
-
-How such a checkpoint is stored, `bundle` knows; what its variables are called, `foreign`. This room finds the files,
-takes each variable for a parameter, and says what it left out and what it had to decide.
+Files may come from strangers: whatever is wrong is a BertworksError before much memory is used.
 """
 
 import re
@@ -129,7 +126,7 @@ def _variable(name: str, entry: "_Message", path: Path, available: int) -> Varia
     dtype = _DTYPES.get(_number(entry, 1))
     offset, size = _number(entry, 4), _number(entry, 5)
     if dtype is not None and (len(shape) > 8 or prod(shape) * dtype.itemsize != size):
-        raise ValueError(f"{name} is said to have the shape {list(shape)[:8]} and {size} bytes")
+        raise ValueError(f"{name} has, by the index, the shape {list(shape)[:8]} and {size} bytes")
     if offset + size > available:
         what = f"{name} should end at byte {offset + size:,}, but the file has {available:,}"
         raise BertworksError(what, where=str(path), hint=_DAMAGED)
@@ -295,7 +292,7 @@ def _stretches(data: NDArray[np.uint8]) -> _Words:
 
 @cache
 def _after_zeros(width: int) -> _Words:
-    """[32]: what each bit of the register becomes after so many bytes of zeros, a power of two."""
+    """[32]: what each bit of the register becomes after this number of zero bytes, a power of two."""
     bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
     shift: _Words = _table()[bits & 0xFFFF] ^ (bits >> 16)
     for _ in range(width.bit_length() - 2):
@@ -375,7 +372,7 @@ def load_checkpoint(
     _refuse_unknown(wanted, names, index)
     shapes = {names[name]: torch.empty(_shape(name, v), dtype=v.dtype, device="meta") for name, v in wanted.items()}
     hf_mapping.from_huggingface(shapes, encoder, where=index)
-    said, why = _casing(prefix) if lowercase is None else (lowercase, "as it was asked for")
+    said, why = _casing(prefix) if lowercase is None else (lowercase, "as the options say")
     path = vocabulary or _beside(prefix, "vocab.txt", "--vocab")
     tokenizer = Tokenizer.from_vocabulary(path, lowercase=said, model_max_length=encoder.max_position_embeddings)
     if tokenizer.vocab_size > encoder.vocab_size:
@@ -386,7 +383,7 @@ def load_checkpoint(
     state = hf_mapping.from_huggingface(theirs, encoder, where=index)
     refuse_non_finite(state, index)
     notes = [f"left out: {len(slots)} variables of the optimiser"] * bool(slots)
-    notes += [f"left out, as it was asked for: {', '.join(unwanted)}"] * bool(unwanted)
+    notes += [f"left out, as the options say: {', '.join(unwanted)}"] * bool(unwanted)
     notes += [f"text is {'lower-cased' if said else 'left as it is (cased)'}, {why}"] * (said is not None)
     if approximate:
         notes.append(

@@ -1,7 +1,6 @@
-"""Labelled text that is no table: CoNLL columns, SQuAD articles, character spans in JSON -> plain values per item.
+"""Labelled text that is not a table: CoNLL columns, SQuAD articles, character spans in JSON -> plain values per item.
 
-It knows these three layouts and checks their shape; what the labels mean, and whether an answer stands where it is said
-to stand, is judged by others.
+Only the shape is checked here, not the meaning of labels and answers.
 """
 
 import re

@@ -1,6 +1,4 @@
-"""What stands in the columns of labelled data, counted: texts, numbers, lists, different values. Not here: what that
-means (`guessing`).
-"""
+"""Statistics of the columns of labelled data: texts, numbers, lists, different values of each column."""
 
 import math
 from collections import Counter

@@ -1,6 +1,6 @@
-"""What the columns of labelled data mean: which are texts, labels, choices, names of rows, and what the task is.
+"""What the columns of labelled data mean: texts, labels, choices, row names, and the task.
 
-By known names first, then by counts of what stands in them. It checks no row: `schema` does.
+Inferred from known names first, then from statistics of the values. Single rows are checked later, by `schema`.
 """
 
 import itertools

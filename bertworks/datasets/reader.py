@@ -1,7 +1,7 @@
-"""One file of labelled data, or of data to be labelled -> rows: tables, JSON, Parquet, CoNLL, SQuAD, character spans.
+"""One file of labelled or unlabelled data -> rows: tables, JSON, Parquet, CoNLL, SQuAD, character spans.
 
-Nothing is converted, repaired or left out: what cannot be read is an error that names its line. What the columns mean
-is decided elsewhere (`schema`). Memory does not grow with the file, save for one JSON value that fills a whole file.
+Nothing is converted, repaired or left out: what cannot be read is an error that names its line. Memory does not grow
+with the file, except for one JSON value that fills a whole file.
 """
 
 import itertools

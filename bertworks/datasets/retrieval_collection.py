@@ -1,6 +1,4 @@
-"""A retrieval test collection -> documents, queries, judgements: a folder in the layout of TREC or of BEIR. Not here:
-what is made of them.
-"""
+"""A retrieval test collection -> documents, queries, relevance judgments: a folder in the layout of TREC or of BEIR."""
 
 import re
 from collections.abc import Iterator

@@ -1,6 +1,6 @@
-"""Rows of labelled data -> items: what is asked of a text, before it is tokens. Every value is checked.
+"""Rows of labelled data -> items: texts and the label, before tokenization. Every value is checked.
 
-It is told what the columns mean (`Schema`) and guesses nothing (`guessing` does); it knows no tokens and no network.
+A `Schema` says what the columns mean; nothing is inferred here.
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,9 @@
-"""By which names the columns of labelled data are known, and whether a table's first row is its header. Not here: what
-the columns mean (`guessing`).
+"""Names and values of columns.
 
-A cell of a table or a field of JSON -> a value of the kind that is asked for, in any usual layout, or an error.
+- known names of columns, and whether the first row of a table is a header
+- a cell of a table or a field of JSON -> a text, words, a label, a number, spans, answers; or an error
 
-In errors `column` is what the cell is called, and `where` its row. Not here: which column means what (`schema`).
+In errors `column` is the name of the column and `where` the row.
 """
 
 import difflib

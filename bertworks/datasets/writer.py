@@ -1,6 +1,6 @@
-"""Rows -> one file: csv, tsv, JSON lines or Parquet, compressed or not; what `reader` reads comes back cell for cell.
+"""Rows -> one file: csv, tsv, JSON lines or Parquet, compressed or not. `reader` reads back the same cells.
 
-It appears whole or not at all, and memory does not grow with it. It decides nothing about what the columns are.
+The file appears when it is complete. Memory does not grow with it.
 """
 
 import bz2

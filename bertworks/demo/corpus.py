@@ -1,20 +1,10 @@
-"""English sentences out of docstrings, help topics and README files.
+"""English text that is on the machine: a corpus and a labelled data set for the demo.
 
-Markup of three dialects (reStructuredText with NumPy or Google sections, and Markdown) is taken away together with all
-that is not prose: signatures, doctests, code, tables, parameter lists, formulas. What is left are paragraphs of whole
-sentences. This is no parser of these languages: what is in doubt is left out, for a corpus loses little by that.
-
-The English that is already on the machine: what comes with Python and with the installed packages.
-
-Help topics of `pydoc`, docstrings of the standard library and of every installed package, and the packages' own
-descriptions. Source files are read with `ast` and never imported. One document per module or topic, in an order that
-depends on names only; a sentence is kept where it appears first, so none stands both in the training and in the
-held-out part. It is a corpus to try the tool on, not one to publish a model from: its licences are the packages'.
-
-Labelled data that every machine has: paragraphs of the demo's corpus, and the library that each was written for.
-
-Not trivial: a paragraph that names a library is left out, and train and dev come from different modules. No paragraph
-stands there twice, for the corpus has no sentence twice. Not here: the corpus itself (`corpus`).
+- `prose`: docstrings and README files (reStructuredText, NumPy and Google sections, Markdown) -> English sentences.
+  Markup, signatures, code and tables are removed; what is uncertain is left out.
+- `write_demo_corpus`: help topics of `pydoc`, docstrings of the standard library and of installed packages, and package
+  descriptions. Source files are parsed with `ast`, never imported.
+- `write_demo_origins`: paragraphs, labelled with the library that they come from.
 """
 
 import ast

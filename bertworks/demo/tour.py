@@ -1,8 +1,6 @@
-"""The whole way once, in a few minutes, on text that every Python brings along: pre-training, fine-tuning, what came
-of it.
+"""The demo: pre-training, fine-tuning and their figures next to baselines, in a few minutes.
 
-It works by `pretrain`, `fill` and `finetune`, as anybody would; its own are only the data, the questions and the
-baselines.
+It uses `pretrain`, `fill` and `finetune` as any user would.
 """
 
 import json

@@ -1,6 +1,4 @@
-"""Which of two sentences is grammatical? The minimal pairs of BLiMP (Warstadt et al. 2020), judged by the scores that a
-model gives them. Not here: the scores (`score`).
-"""
+"""BLiMP (Warstadt et al. 2020): for how many minimal pairs the grammatical sentence has the higher score."""
 
 import json
 from collections import defaultdict

@@ -1,8 +1,5 @@
-"""The official SQuAD figures of a file of answers. Not here: finding answers with a model (`predict`), and how they are
-scored (`learn.squad_scores`).
-
-How good a model is on what it has not seen: raw text, labelled rows, likeness of texts.
-"""
+"""Figures on data that the model was not trained on: masked LM, similarity of texts, tasks, files of SQuAD
+predictions."""
 
 import json
 import math

@@ -1,6 +1,4 @@
-"""A model fine-tuned on each task of GLUE, and the table beside the published rows. Not here: what the tasks are
-(`learn.benchmarks`), and one fine-tuning (`finetune`).
-"""
+"""A model fine-tuned on each task of GLUE, and the table next to published results."""
 
 import json
 from collections.abc import Generator, Iterator, Mapping, Sequence

@@ -1,8 +1,7 @@
-"""GLUE as rows of a table (Wang et al. 2019): where each task's rows are, what they are scored by, what was published.
-Not here: how a model is trained on them, and how the table of results is written.
+"""GLUE (Wang et al. 2019): files, columns, labels, metrics, submissions and published results of each task.
 
-A folder is read as the official download lays it out, and with the samples of the large training sets that go around
-instead of the whole (`train-sample`, `heldout-from-train-sample`). Which of them were found is told.
+A folder is read in the layout of the official download; samples of the large training sets (`train-sample`,
+`heldout-from-train-sample`) are accepted and reported.
 """
 
 from collections.abc import Mapping, Sequence

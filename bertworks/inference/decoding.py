@@ -1,6 +1,4 @@
-"""What a network's numbers mean: labels with probabilities, tags, entities and answers with the characters where they
-stand. numpy only, one item at a time. Not here: how good they are (`scores`).
-"""
+"""Logits -> labels with probabilities, tags, entities, and answers with their characters in the text."""
 
 import re
 from collections.abc import Iterable, Sequence

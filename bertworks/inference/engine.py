@@ -1,4 +1,4 @@
-"""What a network says about many units, in their order, computed sorted by length. Not here: what it means."""
+"""Batches of examples through a network, sorted by length, with the results in the order of the input."""
 
 from collections.abc import Callable, Iterator, Sequence
 

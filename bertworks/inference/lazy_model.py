@@ -1,6 +1,5 @@
-"""A model folder, opened: its weights are read once, when they are first needed, and are in memory once, however many
-networks are made of them. Not here: what a network is asked (`predict`, `embedder`, `fill`, `score`, `explain`).
-"""
+"""A model folder whose weights are read when they are first needed, and are in memory once for all networks made of
+them."""
 
 from collections.abc import Callable
 from functools import cached_property

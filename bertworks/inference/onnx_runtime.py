@@ -1,6 +1,4 @@
-"""The network of an ONNX file, asked with our batches and answering as ours do, computed by onnxruntime on the CPU. Not
-here: how the file is written (`files.onnx_graph`).
-"""
+"""The network of an ONNX file behind the interface of ours, computed by onnxruntime on the CPU."""
 
 import itertools
 from collections.abc import Iterator

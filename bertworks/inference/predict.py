@@ -1,6 +1,7 @@
-"""Answers on disk until all are there: what was stopped goes on where it was. Not here: what is answered.
+"""Predictions for files of any size, in their order.
 
-A fine-tuned model's answers to files of any size, in their order and with nothing lost.
+- `Spool`: predictions on disk until all are there, so that an interrupted prediction resumes
+- `predict_file`, `answer_questions`
 """
 
 import fcntl

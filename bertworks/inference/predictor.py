@@ -1,7 +1,7 @@
-"""Which parts of an answer a person gets to see, and the columns of a file in which they stand. Not here: answers
-(`learn.answers`).
+"""A fine-tuned model and its predictions for texts in memory.
 
-A fine-tuned model and its answers to texts in memory. Not here: whole files (`predict`).
+- `OutputFields`: which parts of a prediction are shown, and their columns in a file
+- `Predictor`
 """
 
 import shutil

@@ -1,6 +1,4 @@
-"""One object for all that a model can do. Each kind of answer is that of its own room (`predict`, `embedder`, `fill`,
-`score`, `explain`), which is opened when it is first asked; nothing is computed here.
-"""
+"""One object with all abilities of a model. Each ability is loaded when it is first used."""
 
 from collections.abc import Iterable
 from functools import cached_property

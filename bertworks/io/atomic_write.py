@@ -105,7 +105,7 @@ def refuse_nested(output: Path, paths: Iterable[str], corpora: Sequence[str] = (
 
 
 def refuse_many_parts(content: bytes, where: Path) -> None:
-    """Raises BertworksError for JSON of so many lists, objects or names that reading it would take hundreds of
+    """Raises BertworksError for JSON with more lists, objects or names than can be read without hundreds of
     megabytes: an empty list is 3 bytes there, and 80 in memory."""
     if content.count(b"[") + content.count(b"{") > _MOST_LISTS or content.count(b":") > _MOST_NAMES:
         raise BertworksError("too many parts for this file", where=str(where))
@@ -204,7 +204,7 @@ def _cut(name: str) -> str:
 @contextmanager
 def _aside(path: str | Path) -> Iterator[tuple[Path, Path]]:
     """What a path names, and a sibling to write to: a name that no other process or thread uses and that
-    `remove_leftovers` recognises. When the block fails, the sibling goes, and the reason is said plainly."""
+    `remove_leftovers` recognises. When the block fails, the sibling goes, and the reason is reported plainly."""
     target = Path(os.path.realpath(path))
     began = _beginning(os.getpid())
     writer = f"{os.getpid()}-{began}" if began else str(os.getpid())
@@ -298,7 +298,7 @@ def _is_alive(process: int) -> bool:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # whatever stands in the way has been said already, or is said by the next who writes
+    with suppress(OSError):  # whatever prevents it was reported already, or is reported by the next who writes
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:

@@ -1,7 +1,7 @@
-"""CPUs that this process may use, and how many of them other programs leave free.
+"""CPUs that this process may use, and those that other programs leave free.
 
-- `available_cpus`: the limit by affinity and by the CPU quota of a control group (`docker --cpus`).
-- `CpuMonitor`: free CPUs, measured between two calls.
+- `available_cpus`: the limit by affinity and by the CPU quota of a control group (`docker --cpus`)
+- `CpuMonitor`: free CPUs, measured between two calls
 """
 
 import math

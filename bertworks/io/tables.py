@@ -1,8 +1,4 @@
-"""Tables as they stand in files: what parts the cells, what quote marks mean, where rows begin; Parquet files opened;
-which column holds the text.
-
-What the columns of labelled data mean is decided elsewhere (`rows`).
-"""
+"""Tables in files: delimiters, quotes, where rows begin; Parquet files; which column holds the text."""
 
 import csv
 import difflib
@@ -129,12 +125,12 @@ def _not_a_table(where: str, why: str) -> BertworksError:
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether a file is Parquet, told by its first bytes; False also where it cannot be read."""
+    """Whether a file is Parquet, by its first bytes; False also where it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"PAR1"
     except OSError:
-        return False  # said by whoever opens it to read it
+        return False  # reported when it is opened
 
 
 @contextmanager
@@ -175,7 +171,7 @@ def as_text(value: object) -> str | None:
 def choose_column(
     columns: Mapping[str, Sequence[object]], name: str, wanted: str | None, option: str = "--text-column"
 ) -> str:
-    """Choose the column that holds the text: the one asked for, else by name, else the one with the longest texts.
+    """Choose the column that holds the text: the given one, else by name, else the one with the longest texts.
     option: with which it is named, for messages."""
     if wanted is not None:
         return find_column(list(columns), name, wanted, option)
@@ -195,7 +191,7 @@ def choose_column(
 
 
 def find_column(columns: Sequence[str], name: str, wanted: str, option: str) -> str:
-    """The column that was asked for.
+    """The column with a given name.
 
     Args:
         name: of the file, for messages.

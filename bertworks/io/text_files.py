@@ -24,7 +24,7 @@ from typing import IO
 
 from bertworks.errors import BertworksError, UsageError
 
-BLOCK_SIZE = 1 << 20  # bytes read at a time, and the size of the sample by which a file is judged
+BLOCK_SIZE = 1 << 20  # bytes read at a time, and the size of the sample from which the format is inferred
 LONGEST_PIECE = 1 << 22  # bytes; a longer line of plain text is cut at a space, so that memory stays flat
 STDIN = "<stdin>"  # what messages call standard input; the command line also while its parser is at work
 _NAMED_PLACES = 5
@@ -92,7 +92,7 @@ class LineReader:
         self.head = self._start()
 
     def sample(self) -> list[str]:
-        """The complete lines of `head`: by these a file is judged."""
+        """The complete lines of `head`: the format is inferred from these."""
         head = self.head
         if len(head) >= BLOCK_SIZE // 2 and b"\n" in head:
             head = head[: head.rindex(b"\n")]
@@ -189,7 +189,7 @@ class LineReader:
 
 @contextmanager
 def open_lines(path: Path, name: str, repairs: Repairs) -> Iterator[LineReader]:
-    """Open a file for reading its lines; the compression is told by its first bytes, not by its name.
+    """Open a file for reading its lines; the compression is inferred from its first bytes, not from its name.
 
     Args:
         name: what it is called in messages.
@@ -263,10 +263,10 @@ def not_text(head: bytes) -> tuple[str, str] | None:
 
 
 def _is_old_tar(head: bytes) -> bool:
-    """Whether a header without a name of its format, as of Unix V7, has its own sum of bytes, told in octal digits and
-    counted as spaces."""
-    told, counted = head[148:156].strip(b" \0"), head[:148] + b" " * 8 + head[156:512]
-    return told != b"" and told.strip(b"01234567") == b"" and int(told, 8) == sum(counted)
+    """Whether a header without a name of its format, as of Unix V7, has its own sum of bytes, written in octal digits
+    and counted as spaces."""
+    written, counted = head[148:156].strip(b" \0"), head[:148] + b" " * 8 + head[156:512]
+    return written != b"" and written.strip(b"01234567") == b"" and int(written, 8) == sum(counted)
 
 
 def nothing_there(path: Path) -> UsageError:

@@ -1,9 +1,8 @@
-"""Work by several child processes at once, answered in order; what happens when one of them dies.
+"""Work in several child processes, with results in order, and an error if one of them dies.
 
-It does not know what the work is. Workers are plain child processes fed through their standard input rather than
-`multiprocessing`: they need no `if __name__ == "__main__"` in the user's script, Ctrl-C does not reach them, and they
-end by themselves when their parent is gone, however it went. Through the pipes go plain values, as `marshal` writes
-them.
+Workers are plain child processes that read from standard input, not `multiprocessing`: they need no
+`if __name__ == "__main__"` in the user's script, Ctrl-C does not reach them, and they end when their parent is gone.
+Values are passed as `marshal` writes them.
 """
 
 import json
@@ -25,7 +24,7 @@ _READ_AHEAD = 2  # inputs read and waiting, besides those that the workers have
 
 
 def chunk_by_size(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
-    """Texts in lots of at least so many characters; the last may be smaller."""
+    """Texts in chunks of at least this number of characters; the last may be smaller."""
     lot: list[str] = []
     size = 0
     for text in texts:

@@ -1,9 +1,7 @@
-"""How good answers are: gold and predicted in, named figures out, as everybody else counts them. It borrows what is
-counted elsewhere: from scikit-learn, scipy and seqeval. Not here: answers to questions (`squad_scores`), which score a
-benchmark wants (`benchmarks`).
+"""Metrics of classification, regression, tagging and choices: gold and predicted in, named figures out.
 
-All figures are shares from 0 to 1, but for correlations (-1 to 1) and errors (in the unit of the targets). What divides
-by zero (the precision of a label that nobody predicted) is 0.
+They are those of scikit-learn, scipy and seqeval. Figures are fractions from 0 to 1, except correlations (-1 to 1) and
+errors (in the unit of the targets). A division by zero (the precision of a label that is never predicted) gives 0.
 """
 
 import math
@@ -142,7 +140,7 @@ def spans_per_type(gold: Sequence[Collection[Span]], predicted: Sequence[Collect
 
 def tag_spans(tags: Sequence[str]) -> list[Span]:
     """The entities of one sentence as (first word, word after the last, type), by the rules of `conlleval`: they read
-    IOB1, IOB2 and BIOES without being told which, and what is no proper beginning still begins an entity.
+    IOB1, IOB2 and BIOES are recognised, and what is no proper beginning still begins an entity.
 
     Raises:
         BertworksError: something is neither O nor one of B, I, E, S with a type.

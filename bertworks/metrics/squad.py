@@ -1,8 +1,8 @@
-"""The official metric of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016 and 2018), to the last digit of what the official
-scripts print. Not here: reading files of questions (`use.squad`), finding answers.
+"""The official metrics of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016 and 2018), equal to the official scripts to the last
+digit.
 
-All figures are per cent. An answer counts as the gold one it is most like, after lower-casing and without punctuation,
-articles and superfluous spaces.
+Figures are percentages. Answers are compared in lower case, without punctuation, articles and extra spaces; the gold
+answer with the best score counts.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 from bertworks.errors import BertworksError
 
-_UNANSWERED = 1.0  # `--na-prob-thresh` of evaluate-v2.0.py, as it comes
+_UNANSWERED = 1.0  # `--na-prob-thresh` of evaluate-v2.0.py, its default
 F1Unit = Literal["word", "character"]
 SquadVersion = Literal["1.1", "2.0"]
 
@@ -89,7 +89,7 @@ def f1_unit_of(contexts: Iterable[str]) -> F1Unit:
 
 
 def missing_predictions(questions: Iterable[SquadQuestion], predictions: Mapping[str, str]) -> list[str]:
-    """The ids of the questions that nobody answered, not even with ""."""
+    """The ids of the questions without a prediction, not even ""."""
     return [question.id for question in questions if question.id not in predictions]
 
 

@@ -98,7 +98,7 @@ class EncoderConfig:
         if self.num_hidden_layers % self.num_groups:
             raise ValueError(
                 f"num_hidden_groups {self.num_hidden_groups} does not divide num_hidden_layers "
-                f"{self.num_hidden_layers}: every group has the same number of layers"
+                f"{self.num_hidden_layers}: use a divisor, or 0 for a block per layer"
             )
         if self.embedding_width != self.hidden_size and self.lm_head != "transform":
             raise ValueError(

@@ -50,7 +50,7 @@ def init_local_attention(encoder: Encoder, gain: float = GAIN) -> None:
     """Position embeddings become sines and cosines, as large as the words'; queries of a head in the first layer turn
     them by the angle of a shift (a rotation per frequency), so that they fit the keys that stand so far away."""
     position = encoder.embeddings.position
-    assert position is not None, "the recipe checks it"
+    assert position is not None, "`Recipe` refuses other configurations"
     table = position.weight
     half = table.shape[1] // 2
     first, last = FREQUENCIES

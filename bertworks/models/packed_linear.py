@@ -1,7 +1,7 @@
 """Linear layers for CPU inference, with weights packed once for the kernels of this processor.
 
-- `pack_linears`: a copy of an encoder in which they replace every `nn.Linear`.
-- `to_fp32_inference`, `to_bf16_inference`, `to_int8_inference`, `with_fp16_weights`: the encoder in a precision.
+- `pack_linears`: a copy of an encoder in which they replace every `nn.Linear`
+- `to_fp32_inference`, `to_bf16_inference`, `to_int8_inference`, `with_fp16_weights`: the encoder in a precision
 """
 
 import copy

@@ -1,6 +1,4 @@
-"""The pieces that pages about models are made of: their frame, charts, tables, numbers in words. A page needs nothing
-else: no network, no library. Not here: what is on a page (`report`, `task_report`, `explanation`).
-"""
+"""Parts of HTML pages: frame, tables, SVG charts, formatted numbers. A page needs no network and no library."""
 
 import hashlib
 import math

@@ -1,7 +1,7 @@
-"""Documents that are found by meaning, by words, or by both. Not here: how they are kept (`stored`), files of documents
-(`indexing`).
+"""Search in documents by vectors, by words, or by both.
 
-A file of documents -> an index, made or added to. Not here: what an index is (`index`).
+- `Index`: search, and documents added or deleted
+- `index_file`: a file of documents -> an index
 """
 
 import hashlib

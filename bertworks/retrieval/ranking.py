@@ -1,12 +1,9 @@
-"""Words as a search engine counts them: texts -> postings, and BM25 over them. No meaning, no network, no files.
+"""Scores of documents and their order.
 
-Words are runs of letters and digits in lower case; of scripts that are written without spaces, and of Korean, pairs of
-neighbouring characters. A word stands in the postings as a number of 64 bits, its hash: no list of words is kept.
-
-Scores of documents -> the best ones, and how good these are: nDCG, average precision, recall. Not here: whence the
-scores come.
-
-A fine-tuned model of pairs as a judge: it reads a query together with each text. Not here: which texts (`index`).
+- BM25 over postings. Words are runs of letters and digits in lower case; for Korean and for scripts without spaces,
+  pairs of neighbouring characters. Postings hold a 64-bit hash of each word, no list of words.
+- `top_k`, `fuse_rankings`, nDCG, average precision, recall
+- a fine-tuned model of pairs that reranks texts for a query
 """
 
 import re

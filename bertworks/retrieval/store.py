@@ -1,15 +1,9 @@
-"""An index on disk: segments that are written once, and a manifest that names them and says which rows are deleted.
+"""An index on disk.
 
-A change is a new manifest, renamed into place after all that it names: what was killed leaves the index as it was, and
-files that no manifest names, which the next writer deletes. Not here: models, queries, what rows mean (`index`).
-
-A graph of neighbouring vectors (HNSW, Malkov and Yashunin 2018): the nearest are found without a look at all.
-
-faiss computes it, an extra; some are missed. Not here: which vectors these are, and what is deleted (`index`).
-
-The documents of an index and their vectors, opened where they lie: read by place, added and deleted by one process
-at a time, all or none. Not here: files and what is in them (`segments`), what vectors are of and what is found
-(`index`).
+- segments, which are written once, and a manifest that names them and the deleted rows. A change is a new manifest,
+  renamed into place at the end: an interrupted change leaves the index as it was.
+- an optional HNSW graph of the vectors (Malkov and Yashunin 2018) by faiss: approximate search
+- the documents and vectors, read by place, added and deleted by one process at a time
 """
 
 import base64

@@ -1,4 +1,4 @@
-"""Labelled files become what is trained on and what is judged on. Not here: what rows mean (`rows.schema`)."""
+"""Labelled files -> training and dev data: splits, folds, groups that stay together."""
 
 import re
 import shlex

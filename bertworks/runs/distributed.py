@@ -1,6 +1,4 @@
-"""The processes of a training, as torchrun starts them: who they are, where they meet, and what is said where one is
-lost. Not here: how they share the work (`data.batch`, `data.labelled`, `learn.train`).
-"""
+"""The processes of a distributed training, as torchrun starts them, and the error if one of them is lost."""
 
 import os
 from datetime import timedelta

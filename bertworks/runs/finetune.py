@@ -1,9 +1,7 @@
-"""How long a fine-tuning will take, measured before it begins.
+"""Labelled data -> a fine-tuned model, in one call that can be repeated: finished work is not done again.
 
-From labelled data to a fine-tuned model in one call that can be repeated: whatever is done already is not done
-again. Not here: the training itself (`run`), and many of them (`trials`).
-
-A fine-tuning whose result answers: one call from data to `Predictor`. Not here: the training (`runs.finetune`).
+- `forecast`: how long it will take, measured before it begins
+- `finetune_events`: the run, as events; `finetune`: the same, returning a `Predictor`
 """
 
 import hashlib

@@ -1,7 +1,7 @@
-"""Fine-tuning as the work of a run: a task learned from labelled items, judged on others.
+"""What a fine-tuning trains, and how it is evaluated.
 
-What the best state of a training makes of dev, told in full: figures, tables, mistakes. Not here: the figures
-themselves (`judging`), single mistakes (`mistakes`), how it is told (`task_report`, `task_card`).
+- `FinetuneJob`: a task trained on labelled items and evaluated on others
+- `FinalEvaluation`: the best state on dev: figures, tables, mistakes
 """
 
 import json

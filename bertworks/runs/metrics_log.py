@@ -1,4 +1,4 @@
-"""The figures of a run: as numbers, as words, and line by line in metrics.jsonl. Not here: how they are computed."""
+"""The figures of a run: as numbers, in words, and line by line in metrics.jsonl."""
 
 import json
 import math

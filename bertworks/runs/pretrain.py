@@ -1,9 +1,7 @@
-"""What a person asked for, as a value: the same request in the same folder goes on, another one is refused.
+"""Raw text or shards -> a pre-trained model, in one call that can be repeated: finished work is not done again.
 
-Not here: how it is done (`pretrain`).
-
-From raw text, or shards, to a pre-trained model in one call that can be repeated: whatever is done already is not
-done again. Not here: the training itself (`run`).
+- `Request`: the arguments as a value; another request in the same folder is refused
+- `pretrain`: the run, as events; `estimate`: what it would take
 """
 
 import hashlib
@@ -17,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from bertworks.checkpoints.hf_mapping import check_representable
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.checkpoints.training_state import locked
@@ -310,6 +309,7 @@ def _draft(request: Request, device: torch.device) -> _Draft:
     tokens = corpus_tokens(corpus)
     recipe = _recipe(request, device, tokens, model.config if model else None)
     vocab_size = tokenizer.vocab_size if tokenizer else recipe.vocabulary.size
+    check_representable(recipe.encoder)
     _check_memory(_with_vocabulary(recipe, vocab_size), device)
     return _Draft(recipe, corpus, tokens, tokenizer, vocab_size)
 

@@ -1,6 +1,7 @@
-"""A shards folder and a recipe become batches: for every step of a run, and for its held-out text.
+"""What a pre-training trains, and how it is evaluated.
 
-Pre-training as the work of a run: masked words and next sentences of a corpus, judged on text set aside.
+- shards and a recipe -> the batches of every step, and of the held-out text
+- `PretrainJob`
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,9 +1,5 @@
-"""report.html of a pre-training: what a run learned, drawn from metrics.jsonl, recipe.toml and run.json of its folder.
-It computes no figure of its own. Not here: how charts are drawn (`charts`).
-
-report.html of a fine-tuning: curves, the confusion matrix, figures of each label, the worst mistakes with their
-texts, the data. It draws what others found. Not here: how charts are drawn (`charts`).
-"""
+"""report.html of a pre-training and of a fine-tuning, from metrics.jsonl, recipe.toml, run.json and the final
+evaluation."""
 
 import json
 from collections.abc import Iterable, Mapping

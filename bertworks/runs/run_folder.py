@@ -1,6 +1,4 @@
-"""Whose a run folder is: the request that began it, written down in run.json. Another request is refused; the same goes
-on. Not here: what requests are.
-"""
+"""The request that a run folder belongs to, in run.json: the same one resumes, another one is refused."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: finish the step, save, leave; and leave in time even if a step takes longer. Not here: saving."""
+"""Ctrl-C and SIGTERM: finish the step, save and exit; in time even if a step takes long."""
 
 import os
 import signal

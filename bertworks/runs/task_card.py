@@ -1,4 +1,4 @@
-"""README.md of a fine-tuned model, the model card. Not here: the page with pictures (`task_report`)."""
+"""README.md of a fine-tuned model, the model card."""
 
 import re
 from collections.abc import Mapping

@@ -1,8 +1,7 @@
-"""How good a fine-tuned model's answers are: items with labels and answers in, figures and words out. The counting is
-done elsewhere (`learn.scores`, `learn.squad_scores`).
+"""Metrics and mistakes of a fine-tuned model.
 
-Where answers and labels differ: every mistake by itself, the worst first, and which kinds of them are frequent. Not
-here: how good the answers are in all (`judging`).
+- items with labels and predictions -> metrics, as numbers and in words
+- every mistake, the worst first, and the most frequent kinds
 """
 
 import json

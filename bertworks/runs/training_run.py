@@ -1,8 +1,7 @@
-"""A training in its run folder: from wherever its newest checkpoint stands to its last step, saving on the way.
+"""A training in its run folder: from its newest checkpoint to its last step, with checkpoints on the way.
 
-The folder is a model folder at all times (config.json, model.safetensors, tokenizer, README.md), plus recipe.toml,
-metrics.jsonl, report.html, `checkpoints/` and `plans/`. Not here: what is trained, on what, and how it is judged
-(`Work`).
+The folder is a model folder at all times (config.json, model.safetensors, tokenizer, README.md), with recipe.toml,
+metrics.jsonl, report.html, `checkpoints/` and `plans/`. A `TrainingJob` says what is trained.
 """
 
 import hashlib

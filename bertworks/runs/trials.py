@@ -1,6 +1,4 @@
-"""Many fine-tunings of one request: over seeds, over parts of the data, over settings; and what they say together. Not
-here: one of them (`finetune`).
-"""
+"""Many fine-tunings of one request: seeds, folds, settings; and their summary."""
 
 import json
 import shutil

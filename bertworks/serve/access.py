@@ -1,6 +1,4 @@
-"""What stands before a server's application: who may enter, how many at once, what every response says besides, and
-the figures. ASGI alone; not here: paths and answers (`application`).
-"""
+"""Access to the server: tokens, hosts, limits, common headers, and its metrics. Plain ASGI."""
 
 import hmac
 import json

@@ -1,6 +1,4 @@
-"""The application of a server: paths, bodies, errors, and the files of the page. Only `serving` imports it: it needs
-what not everybody installs. Not here: what can be asked (`abilities`), who may ask (`gate`).
-"""
+"""The application of a server: paths, bodies, errors, the files of the page. It needs the extra `serve`."""
 
 import asyncio
 import json

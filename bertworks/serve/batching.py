@@ -1,6 +1,4 @@
-"""Many small questions to one network become batches, in threads of their own. Who asks waits for a future, and nobody
-is let in whose answer would take too long. Not here: what is asked (`abilities`), HTTP (`serving`).
-"""
+"""Many small jobs -> batches, in threads. A job gets a future; it is refused if its result would take too long."""
 
 import threading
 import time

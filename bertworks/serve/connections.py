@@ -1,6 +1,4 @@
-"""A connection to the server, as uvicorn has it with a parser in C, that bounds how large the head of a request may be
-and how long it may take. Only `serving` imports it, for it needs uvicorn and httptools.
-"""
+"""HTTP connections with limits on the size of the request head and on its time. It needs uvicorn and httptools."""
 
 import asyncio
 

@@ -1,11 +1,9 @@
-"""What a model that was not fine-tuned can be asked: vectors of texts, cosines, words for masks. The values are those
-of Text Embeddings Inference and of OpenAI.
+"""Requests -> jobs, by the names of the server's paths. No HTTP, no threads.
 
-What a fine-tuned model can be asked: labels, ranks, entities, answers. The values are those of Text Embeddings
-Inference, and in their style those of Hugging Face's pipelines.
-
-What a model can be asked, by the names of a server's paths, as plain functions on values: a request, checked by
-`openapi`, becomes a `Question`. No HTTP, no threads.
+- pre-trained models: vectors, cosines, tokens for masks, with the values of Text Embeddings Inference and OpenAI
+- fine-tuned models: labels, ranks, entities, answers, with the values of Text Embeddings Inference and of Hugging
+  Face's pipelines
+- `Abilities`: all of them for one model
 """
 
 import base64

@@ -1,6 +1,4 @@
-"""What a request asks of a model, as a value, and how much one request may ask. Not here: requests (`openapi`), who
-computes when (`batching`).
-"""
+"""A request to a model as a value, and its size limits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

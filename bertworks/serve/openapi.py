@@ -1,6 +1,4 @@
-"""What every path of a server is asked and answers, as JSON Schema: the OpenAPI document, and the check that holds
-requests to it. What is documented is what is checked. Not here: what is computed (`abilities`), HTTP (`serving`).
-"""
+"""Requests and responses of every path as JSON Schema: the OpenAPI document, and the check of requests against it."""
 
 import json
 import re

@@ -1,8 +1,6 @@
-"""The log of a server: JSON lines on standard error, written by a thread of its own, so that no request waits for who
-reads them. Not here: what is logged.
+"""The process of a server for one model: its port, its end, and its log.
 
-A server for one model: the application behind its gate, on a port, until it is told to stop. Not here: what it is
-asked (`abilities`) and what HTTP makes of it (`application`).
+The log is JSON lines on standard error, written by a thread, so that no request waits for it.
 """
 
 import gc

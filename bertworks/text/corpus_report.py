@@ -1,6 +1,6 @@
-"""What in this corpus will go wrong: duplicates, unknown words, lengths and casing, before hours are spent on it.
+"""What may cause trouble in a corpus: duplicates, unknown words, lengths, casing.
 
-It reads finished shards, not the raw text, in one stream of bounded memory. It judges and advises; it changes nothing.
+It reads finished shards in one pass and in bounded memory, and changes nothing.
 """
 
 from collections.abc import Callable, Iterator

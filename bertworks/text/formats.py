@@ -1,7 +1,6 @@
 """One file of any supported format -> raw documents: plain text, JSON lines, CSV, TSV, Parquet, WikiExtractor output.
 
-The format is told by the file's name where that is clear, else by its content. Finding files, and cleaning what is
-found in them, is done elsewhere (`corpus`).
+The format follows from the file name where that is clear, else from the content.
 """
 
 import html

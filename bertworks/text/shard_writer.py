@@ -1,9 +1,8 @@
-"""Documents -> numbered parts of bounded size -> one file of ids per part -> one row of ids: memory does not grow.
+"""Documents -> numbered parts of bounded size -> one file of token ids per part -> one row of ids, in bounded memory.
 
-It is what makes `shards` parallel and resumable, and knows nothing of processes (`workers`) or of the finished folder.
-What is in a part depends on the documents alone, never on the number of workers, and a part's file carries the sha256
-of the text it was made from. What a document is is decided when parts are joined: those that go on from part to part
-are one, empty ones drop out, and a corpus of one document becomes sections.
+This makes `shards` parallel and resumable. What is in a part depends on the documents alone, not on the number of
+workers, and the file of a part holds the sha256 of its text. Documents are completed when parts are joined: those that
+continue in the next part are one, empty ones are dropped, and a corpus of one document becomes sections.
 """
 
 import hashlib

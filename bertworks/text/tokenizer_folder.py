@@ -1,7 +1,4 @@
-"""What a Hugging Face tokenizer folder says: reading and checking its files, and the content of a tokenizer.json.
-
-It knows files and their damages, not ids: `tokenizer` does the work with what is read here.
-"""
+"""Hugging Face tokenizer folders: reading and checking their files, and the content of a tokenizer.json."""
 
 import json
 import unicodedata

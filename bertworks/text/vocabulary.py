@@ -1,7 +1,7 @@
-"""Documents -> a vocabulary, ready as a Tokenizer: WordPiece, byte-level BPE or unigram.
+"""Documents -> a vocabulary as a Tokenizer: WordPiece, byte-level BPE or unigram.
 
-The result is the same to the byte whatever the order of the documents, the number of processes or the machine: words
-are counted exactly (`counting`), sorted, and every tie is broken by code points. It reads no files (`corpus` does).
+The result is the same to the byte for any order of the documents, number of processes or machine: words are counted
+exactly and sorted, and ties are broken by code points.
 """
 
 import io

@@ -1,8 +1,7 @@
-"""What a step of a training costs on this machine. Not here: what follows from it (`plan`, `runs.forecast`).
+"""A budget of time -> a recipe: size, vocabulary, batch, phases and steps, from the measured speed of the machine.
 
-A budget of time becomes a recipe: size, vocabulary, batch, phases and steps, from the measured speed of the machine.
-
-The table of what suits which amount of arithmetic is the outcome of the experiments in docs/diary.md.
+- `time_step`: the time of a training step
+- `SIZE_PRESETS`: what suits which amount of arithmetic, from the experiments in docs/diary.md
 """
 
 import math
@@ -20,7 +19,7 @@ from bertworks.batching.sampling import SamplingConfig
 from bertworks.errors import UsageError
 from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
-from bertworks.training.device import DTYPES, Precision, disable_heap_trim, measure_matmul
+from bertworks.training.device import DTYPES, THREADS, Precision, disable_heap_trim, measure_matmul
 from bertworks.training.loop import MixedPrecision, train
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
@@ -30,8 +29,15 @@ from bertworks.training.recipe import Phase, Recipe, TrainConfig
 def time_step(
     objective: nn.Module, optimizer: OptimizerConfig, precision: Precision, batch: Batch, seconds: float
 ) -> tuple[float, float]:
-    """Seconds of a micro-batch, and of an update: medians, of three steps or of as many as the time allows. The
-    parameters are not what they were afterwards."""
+    """Seconds of a micro-batch and of an update: medians of at least three steps, and of as many as the time allows,
+    with the threads that a training would use. The parameters are changed."""
+    with THREADS.hold():
+        return _time_step(objective, optimizer, precision, batch, seconds)
+
+
+def _time_step(
+    objective: nn.Module, optimizer: OptimizerConfig, precision: Precision, batch: Batch, seconds: float
+) -> tuple[float, float]:
     updating = _Timer(cuda=next(objective.parameters()).is_cuda)
     steps = train(
         objective, make_optimizer(objective, optimizer), lambda _: [batch], optimizer, 1 << 30, precision=precision,

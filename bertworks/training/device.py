@@ -1,4 +1,4 @@
-"""What the machine can do, measured: matrix products per second, the precision that pays, memory. Not here: models."""
+"""The machine: devices, precision by measured matrix products, threads, memory."""
 
 import ctypes
 import math
@@ -152,9 +152,11 @@ class ThreadPolicy:
     @contextmanager
     def hold(self, count: int | None = None) -> Iterator[int]:
         """The number for a training, kept until its end: `count`, that of a resumed run, or one chosen by the load of
-        the last moments. It is not kept after `set_threads("auto")`."""
-        if self.fixed is None:
-            time.sleep(max(0.0, FIRST_SECONDS - self._monitor.elapsed()))
+        this moment. It is not kept after `set_threads("auto")`."""
+        if self.fixed is None and count is None:
+            self._monitor.free_cpus()  # what was before counts no more: worker processes of ours may have been busy
+            self._free = None
+            time.sleep(FIRST_SECONDS)
             self.adapt(seconds=0)
         if self.fixed is not None or self.training_adapts:
             yield self.adapt()

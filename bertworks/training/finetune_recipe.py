@@ -1,6 +1,4 @@
-"""How a fine-tuning is done: everything that decides its numbers, except model and data. Not here: doing it
-(`runs.finetune`).
-"""
+"""The recipe of a fine-tuning: everything that decides its numbers, except model and data."""
 
 import math
 from collections.abc import Sequence

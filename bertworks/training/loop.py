@@ -1,6 +1,4 @@
-"""The loop. It yields after every step and does nothing else: logging, evaluation and saving are the caller's, who has
-a `for`. Not here: what is learned (an objective), from what (`batches(n)`), or where it is kept.
-"""
+"""The training loop. It yields after every step; the caller logs, evaluates and saves."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext

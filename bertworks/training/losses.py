@@ -1,5 +1,5 @@
-"""Sums and what they are sums over. A mean is taken once, at the end, over all micro-batches and all processes; that is
-why accumulating four quarters of a batch equals the batch, however unequal the quarters. Not here: what is asked.
+"""Losses as sums. The mean is taken once, over all micro-batches and processes, so that an accumulated batch equals a
+large one however unequal its parts are.
 """
 
 import math

@@ -1,10 +1,9 @@
-"""Objectives wrap networks: a batch goes in, named losses come out, as sums.
+"""Objectives: networks that turn a batch into named sums of losses.
 
-    counts(batch)   how many things each loss is summed over; known before the network runs, so that the denominator of
-                    a whole step is known before its first gradient
-    forward(batch)  the sums, by the same names
-
-Not here: what is hidden (`data.masking`), where tokens stand (`nn.layout`).
+counts(batch)   what each loss is summed over, known before the forward pass: the denominator of a whole step is
+known
+                before its first gradient
+forward(batch)  the sums, by the same names
 """
 
 from typing import Protocol

@@ -1,4 +1,4 @@
-"""The optimiser and its schedule: functions of the parameters, and of the step's number. Not here: the loop."""
+"""The optimizer and its schedule: functions of the parameters and of the number of the step."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -66,6 +66,12 @@ class OptimizerConfig:
 
 def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW that pulls matrices and tables towards zero, but neither biases nor norms. Fused: one pass over memory."""
+    config = getattr(getattr(model, "encoder", None), "config", None)
+    if c.layer_decay < 1 and config is not None and config.num_groups < config.num_hidden_layers:
+        raise ValueError(
+            f"layer_decay {c.layer_decay} with num_hidden_groups {config.num_hidden_groups}: layers that share a block "
+            "have one rate; use layer_decay 1"
+        )
     trained = [p for p in model.parameters() if p.requires_grad]
     blocks = [int(name.split(".")[2]) + 1 for name, _ in model.named_parameters() if name.startswith(BLOCKS)]
     shares: dict[tuple[float, float], list[nn.Parameter]] = {}

@@ -1,6 +1,4 @@
-"""A recipe is a TOML file; a recipe in memory is a frozen dataclass. Unknown names, wrong types and missing values are
-errors that say where and suggest a name; nothing is guessed. Not here: what the values do.
-"""
+"""The recipe of a pre-training: a TOML file, in memory a frozen dataclass. Unknown names and wrong types are errors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -108,12 +106,26 @@ class Recipe:
                 f"encoder.type_vocab_size is {self.encoder.type_vocab_size}, and a pair needs two: expected "
                 "sampling.pairs=full_sentences beside it"
             )
+        self._check_initialization()
         if not self.encoder.initializer_range > 0:
             raise ValueError(f"encoder.initializer_range is {self.encoder.initializer_range}: expected more than 0")
         if not self.optimizer.learning_rate:
             raise ValueError("optimizer.learning_rate is 0: expected the rate, which a pre-training does not choose")
         if not 0 <= self.seed < 1 << 32:
             raise ValueError(f"seed is {self.seed}: expected a whole number from 0 to {(1 << 32) - 1:,}")
+
+    def _check_initialization(self) -> None:
+        """Local attention is written into a learned position table of the hidden size, under a norm."""
+        if self.initialization == "published":
+            return
+        needed = {"position_embedding_type": "learned", "embedding_norm": True, "direction": "bidirectional"}
+        needed["embedding_size"] = self.encoder.hidden_size if self.encoder.embedding_size else 0
+        for name, value in needed.items():
+            if getattr(self.encoder, name) != value:
+                raise ValueError(
+                    f"initialization {self.initialization!r} with encoder.{name} {getattr(self.encoder, name)!r}: "
+                    f"expected {value!r}, or initialization = 'published'"
+                )
 
 
 def recipe_names() -> list[str]:

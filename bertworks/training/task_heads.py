@@ -1,9 +1,8 @@
-"""What a frozen encoder says of sequences, and a memory for it: what learns above it asks the same in every epoch. Not
-here: the network above (`tasks`).
+"""Heads of fine-tuning and their losses.
 
-What is asked of a text: a task says what its head looks like and what its loss is. The network around all heads is
-one, and the trainer sees one more objective. Not here: how texts become sequences (`data.questions`), what the numbers
-mean in words (`learn.answers`).
+- `FrozenFeatures`: hidden states of a frozen encoder, computed once and kept for all epochs
+- `TaskHead`: the number of outputs and the loss of a task
+- `TaskModel`: an encoder with the head of a task
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,6 @@
-"""The tokens that some texts have, numbered anew: a fine-tuning reads and moves their rows of the table of words alone.
-A table is most of a network that knows many languages, and a small set of texts names few of its rows. Not here: how
-the others came to be (`text.vocabulary`).
+"""The rows of the token embedding matrix that a data set uses: a fine-tuning computes with these alone.
+
+The matrix is most of a multilingual network, and a small data set uses few of its rows.
 """
 
 from collections.abc import Iterable, Sequence
