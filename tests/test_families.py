@@ -196,6 +196,7 @@ def test_the_unused_rows_of_roberta_are_kept_or_zero():
     ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights is False: only True"),
     ("roberta", {"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
     ("distilbert", {"activation": "silu"}, "activation is 'silu': expected one of gelu"),
+    ("roberta", {"pad_token_id": 0}, "pad_token_id is 0: positions of roberta are counted from it, and only 1"),
     ("xlnet", {}, "model_type is 'xlnet': expected one of bert, roberta, distilbert, gpt2"),
 ])  # fmt: skip
 def test_what_is_not_supported_is_refused(family: str, settings: dict, message: str):
@@ -223,3 +224,11 @@ def test_a_network_that_files_cannot_describe_is_not_written(family: str, fields
     config = EncoderConfig(vocab_size=90, hidden_size=24, num_attention_heads=4, family=family, **fields)
     with pytest.raises(BertworksError, match=message):
         config_to_huggingface(config, architectures=["Any"])
+
+
+def test_positions_of_roberta_need_its_padding_token():
+    """transformers counts positions from the padding token: with another one it would compute something else."""
+    config = config_from_huggingface(SIZES["roberta"].to_dict())
+    assert config_to_huggingface(config, architectures=["RobertaModel"], pad_token_id=1)["pad_token_id"] == 1
+    with pytest.raises(BertworksError, match="the padding token has id 0: in roberta positions are counted from it"):
+        config_to_huggingface(config, architectures=["RobertaModel"], pad_token_id=0)

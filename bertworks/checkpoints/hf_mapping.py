@@ -215,10 +215,16 @@ def config_to_huggingface(
         pad_token_id: of the tokenizer that is saved in the same folder.
 
     Raises:
-        BertworksError: see `check_representable`.
+        BertworksError: see `check_representable`; a padding token from which positions would be counted otherwise.
     """
     check_representable(config)
     family = FAMILIES[config.family]
+    if family.unused_positions and pad_token_id != family.unused_positions - 1:
+        raise BertworksError(
+            f"the padding token has id {pad_token_id}: in {family.model_type} positions are counted from it, so it "
+            f"must be {family.unused_positions - 1}",
+            hint="use the tokenizer of the model",
+        )
     settings = {theirs: getattr(config, ours) for ours, (theirs, _) in family.settings.items()}
     activations = {ours: theirs for theirs, ours in reversed(GELUS.items())}
     settings |= {family.settings["intermediate_size"][0]: config.ffn_size}
@@ -258,6 +264,12 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
                 f"{name} is {_shown(settings[name])}: only {_shown(value)} is supported for {family.model_type}",
                 where=where,
             )
+    if family.unused_positions and settings.get("pad_token_id", 1) != family.unused_positions - 1:
+        raise BertworksError(
+            f"pad_token_id is {_shown(settings['pad_token_id'])}: positions of {family.model_type} are counted from it, "
+            f"and only {family.unused_positions - 1} is supported",
+            where=where,
+        )
     values: dict[str, Any] = dict(family.fixed)
     for ours, (theirs, default) in family.settings.items():
         value = settings.get(theirs, default)

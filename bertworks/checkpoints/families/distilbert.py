@@ -44,5 +44,4 @@ FAMILY = Family(
     activation="activation",
     pretraining={frozenset({"lm_head"}): "DistilBertForMaskedLM", frozenset(): "DistilBertModel"},
     tasks=task_classes("DistilBert"),
-    tokenizer=("DistilBertTokenizer", ("input_ids", "attention_mask")),
 )  # fmt: skip

@@ -37,7 +37,6 @@ class Family:
     activation: the key of the activation function.
     pretraining: heads that a state holds: the class that saves exactly these.
     tasks: our task: the class.
-    tokenizer: class name, and names of the inputs.
     """
 
     model_type: str
@@ -57,4 +56,3 @@ class Family:
     default_activation: str = "gelu"
     pretraining: Mapping[frozenset[str], str] = field(default_factory=dict)
     tasks: Mapping[str, str] = field(default_factory=dict)
-    tokenizer: tuple[str, tuple[str, ...]] = ("BertTokenizer", ("input_ids", "token_type_ids", "attention_mask"))

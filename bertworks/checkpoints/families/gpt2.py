@@ -44,5 +44,4 @@ FAMILY = Family(
     activation="activation_function",
     default_activation="gelu_new",
     pretraining={frozenset({"lm_head"}): "GPT2LMHeadModel", frozenset(): "GPT2Model"},
-    tokenizer=("GPT2Tokenizer", ("input_ids", "attention_mask")),
 )  # fmt: skip

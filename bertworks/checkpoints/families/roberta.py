@@ -31,5 +31,4 @@ FAMILY = Family(
     written=WRITTEN,
     pretraining={frozenset({"lm_head"}): "RobertaForMaskedLM", frozenset(): "RobertaModel"},
     tasks=task_classes("Roberta"),
-    tokenizer=("RobertaTokenizer", ("input_ids", "attention_mask")),
 )
