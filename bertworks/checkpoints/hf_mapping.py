@@ -266,7 +266,7 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
             )
     if family.unused_positions and settings.get("pad_token_id", 1) != family.unused_positions - 1:
         raise BertworksError(
-            f"pad_token_id is {_shown(settings['pad_token_id'])}: positions of {family.model_type} are counted from it, "
+            f"pad_token_id is {_shown(settings['pad_token_id'])}: positions of {family.model_type} start from it, "
             f"and only {family.unused_positions - 1} is supported",
             where=where,
         )
