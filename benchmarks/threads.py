@@ -1,7 +1,7 @@
 """Threads by what is free: steps of BERT-mini with a fixed number of threads and with `--threads auto`, on an idle
 machine and next to busy programs. Each figure is of a process of its own; the settings take turns.
 
-    python benchmarks/threads.py [--rounds 3] [--seconds 8]
+    python benchmarks/threads.py [--rounds 3] [--seconds 8] [--busy 0 1 8]
 """
 
 import argparse
@@ -62,11 +62,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=8.0)
-    options = parser.parse_args()
     cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--busy", type=int, nargs="*", default=[0, 1, 4 * cores], help="numbers of busy programs")
+    options = parser.parse_args()
     settings = [*map(str, range(1, cores + 1)), "start", "auto"]
     print(f"{platform.processor() or platform.machine()}, {cores} cores, torch {torch.__version__}")
-    for busy in (0, 1, 4 * cores):
+    for busy in options.busy:
         programs = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(busy)]
         time.sleep(1)
         try:
