@@ -136,10 +136,10 @@ def test_a_training_keeps_its_number(policy: ThreadPolicy):
     with policy.hold() as threads:
         assert threads == 1
         assert policy.adapt() == 1  # an evaluation on the way
-    policy._monitor = Load(2.0, 2.0, 2.0, 2.0, 2.0)
-    with policy.hold(1) as threads:  # of the run that is resumed
+    policy._monitor = Load(2.0, 2.0, 2.0)
+    with policy.hold(1) as threads:  # of the run that is resumed: nothing is measured
         assert threads == policy.adapt() == 1
-    assert [policy.adapt() for _ in range(2)][-1] == 2
+    assert [policy.adapt() for _ in range(3)] == [1, 1, 2]
     policy._monitor = Load(0.1, 2.0)  # worker processes were busy until now
     with policy.hold() as threads:
         assert threads == 2
@@ -157,7 +157,7 @@ def test_a_fixed_number_stays(policy: ThreadPolicy):
 
 def test_auto_adapts_in_a_training(policy: ThreadPolicy):
     policy.set("auto")
-    policy._monitor = Load(2.0, 2.0, 2.0, 0.5, 0.5)
+    policy._monitor = Load(2.0, 0.5, 0.5)
     with policy.hold(1) as threads:
         assert threads == 2
         assert [policy.adapt(), policy.adapt()] == [1, 1]
