@@ -189,9 +189,14 @@ def contend(arguments: argparse.Namespace) -> dict[str, Any]:
     recipe = make_recipe(arguments, shards)
     documents, held_out = split_documents(store, recipe.seed)
     questions = held_out_batches(
-        store, held_out, tokenizer, pairs=False, sequence_length=HELD_OUT_LENGTH, sequences=HELD_OUT_SEQUENCES
+        store,
+        held_out,
+        tokenizer,
+        format="full_sentences",
+        sequence_length=HELD_OUT_LENGTH,
+        sequences=HELD_OUT_SEQUENCES,
     )
-    examined = PretrainingModel(recipe.encoder, next_sentence=False)
+    examined = PretrainingModel(recipe.encoder, {"masked_lm": 1.0})
     precision = "fp32" if arguments.contender == "transformers" else best_precision()
     prepare = {"bertworks": bertworks, "transformers": transformers}.get(arguments.contender, transformers_our_settings)
     clock = Clock(arguments.minutes * 60)
@@ -380,13 +385,14 @@ def padded(batch: Any) -> dict[str, Any]:
 
     layout = batch.layout
     labels = torch.full((layout.num_sequences * layout.max_seqlen,), -100)
-    labels[layout.slots[batch.masked_positions]] = batch.labels
+    masked_lm = batch.targets["masked_lm"]
+    labels[layout.slots[masked_lm.positions]] = masked_lm.labels
     return {
         "input_ids": layout.pad(batch.input_ids),
         "token_type_ids": layout.pad(batch.token_type_ids),
         "attention_mask": layout.present.long(),
         "labels": labels.view(layout.num_sequences, -1),
-        "next_sentence_label": batch.pair_labels,
+        "next_sentence_label": batch.targets["next_sentence"].labels,
     }
 
 

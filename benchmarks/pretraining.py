@@ -175,7 +175,7 @@ def run_variant(arguments: argparse.Namespace) -> dict[str, Any]:
     step = prepare(BERT_SIZES[case.size], rows, precision, name.endswith("tuned"))
     times, losses = time_steps(step, arguments, few=lacking)
     lengths = [len(example.input_ids) for row in rows for example in row]
-    asked = sum(len(example.labels) for row in rows for example in row)
+    asked = sum(len(example.targets["masked_lm"].labels) for row in rows for example in row)
     mean_length = sum(n * n for n in lengths) / sum(lengths)  # that attention sees
     # Ours finishes the last layer for asked tokens and [CLS] only: what is not computed does not count.
     finished = (asked + len(lengths)) / sum(lengths) if name == "bertworks" else 1.0
@@ -215,6 +215,7 @@ def make_examples(vocab_size: int, case: Case, sequences: int, seed: int) -> lis
     import numpy as np
 
     from bertworks.batching.masking import Example
+    from bertworks.batching.sampling import Target
 
     generator = np.random.default_rng(seed)
     lengths = generator.integers(case.shortest, case.longest + 1, sequences)
@@ -223,9 +224,13 @@ def make_examples(vocab_size: int, case: Case, sequences: int, seed: int) -> lis
         Example(
             generator.integers(vocab_size, size=length),
             np.arange(length) // (length // 2 + 1),
-            np.sort(generator.permutation(length)[: round(0.15 * length)]),
-            generator.integers(vocab_size, size=round(0.15 * length)),
-            int(generator.integers(2)),
+            {
+                "masked_lm": Target(
+                    np.sort(generator.permutation(length)[: round(0.15 * length)]),
+                    generator.integers(vocab_size, size=round(0.15 * length)),
+                ),
+                "next_sentence": Target(np.zeros(1, np.int64), generator.integers(2, size=1)),
+            },
         )
         for length in lengths.tolist()
     ]
@@ -283,8 +288,10 @@ def padded(row: list[Any]) -> dict[str, Any]:
         batch["input_ids"][i, :n] = torch.from_numpy(example.input_ids)
         batch["token_type_ids"][i, :n] = torch.from_numpy(example.token_type_ids)
         batch["attention_mask"][i, :n] = 1
-        labels[i, torch.from_numpy(example.masked_positions)] = torch.from_numpy(example.labels)
-    return batch | {"labels": labels, "next_sentence_label": torch.tensor([example.pair_label for example in row])}
+        masked_lm = example.targets["masked_lm"]
+        labels[i, torch.from_numpy(masked_lm.positions)] = torch.from_numpy(masked_lm.labels)
+    pairs = torch.tensor([int(example.targets["next_sentence"].labels[0]) for example in row])
+    return batch | {"labels": labels, "next_sentence_label": pairs}
 
 
 if __name__ == "__main__":

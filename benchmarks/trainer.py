@@ -112,16 +112,16 @@ class Collator:
             case "tagging":
                 labels = torch.full_like(batch["input_ids"], -100)
                 for n, e in enumerate(examples):
-                    labels[n, torch.from_numpy(e.masked_positions)] = torch.from_numpy(e.labels).long()
+                    labels[n, torch.from_numpy(e.target.positions)] = torch.from_numpy(e.target.labels).long()
                 return batch | {"labels": labels}
             case "qa":
-                starts, ends = (torch.tensor([int(e.labels[k]) for e in examples]) for k in (0, 1))
+                starts, ends = (torch.tensor([int(e.target.labels[k]) for e in examples]) for k in (0, 1))
                 return batch | {"start_positions": starts, "end_positions": ends}
             case "regression":
-                values = torch.tensor([float(e.labels[0]) for e in examples])
+                values = torch.tensor([float(e.target.labels[0]) for e in examples])
                 return batch | {"labels": (values - self.mean) / self.deviation}
             case _:
-                return batch | {"labels": torch.tensor([int(e.labels[0]) for e in examples])}
+                return batch | {"labels": torch.tensor([int(e.target.labels[0]) for e in examples])}
 
 
 def rectangle(examples: Sequence[Any]) -> dict[str, torch.Tensor]:
@@ -152,7 +152,7 @@ def answers(model: Any, p: Any) -> list[Any]:
         out = model(**rectangle(examples))
         logits = torch.stack([out.start_logits, out.end_logits], -1) if task == "qa" else out.logits
         for place, example, rows in zip(part, examples, logits, strict=True):
-            asked = torch.from_numpy(example.masked_positions)
+            asked = torch.from_numpy(example.target.positions)
             known[place] = (rows[asked] if task in ("tagging", "qa") else rows[None]).numpy()
     model.train()
     return [decoding(one, np.concatenate([known[n, k] for k in range(len(one.unit))])) for n, one in enumerate(dev)]

@@ -4,7 +4,7 @@ import json
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
 from functools import partial
@@ -43,27 +43,46 @@ def parse_as(kind: type[T], text: str, where: str, overrides: Sequence[str] = ()
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"this is not TOML: {error}", where=where) from error
+    aliases: Mapping[str, str] = getattr(kind, "ALIASES", {})
+    _rename_aliases(table, aliases, where)
     for word in overrides:
-        _set_override(table, word)
+        name, equals, text_of_value = word.partition("=")
+        _set_override(table, f"{aliases.get(name, name)}{equals}{text_of_value}")
     return build(kind, table, partial(_line_of_field, text, where))
 
 
 def dump_recipe(recipe: Any) -> str:
     """A recipe as TOML; reading it gives the same recipe."""
-    lines: list[str] = []
+    return "\n".join(_table_lines(asdict(recipe), "")).strip() + "\n"
+
+
+def _table_lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
+    """The lines of a table, then those of the tables in it."""
     tables: list[tuple[str, Mapping[str, Any]]] = []
-    for name, value in asdict(recipe).items():
+    for key, value in table.items():
         if isinstance(value, dict):
-            tables.append((name, value))
-        else:
-            lines.append(f"{name} = {_toml(value)}")
-    for name, table in tables:
-        lines += ["", f"[{name}]"]
-        phases = table.get("phases", ())
-        lines += [f"{k} = {_toml(v)}" for k, v in table.items() if k != "phases" and v is not None]
-        for phase in phases:
-            lines += ["", f"[[{name}.phases]]", *(f"{k} = {_toml(v)}" for k, v in phase.items())]
-    return "\n".join(lines) + "\n"
+            tables.append((f"[{name}{key}]", value))
+        elif isinstance(value, tuple) and value and isinstance(value[0], dict):
+            tables += [(f"[[{name}{key}]]", item) for item in value]
+        elif value is not None:
+            yield f"{key} = {_toml(value)}"
+    for header, inner in tables:
+        yield from ("", header)
+        yield from _table_lines(inner, header.strip("[]") + ".")
+
+
+def _rename_aliases(table: dict[str, Any], aliases: Mapping[str, str], where: str) -> None:
+    """Replaces names of an earlier version. aliases: earlier to present names, such as "sampling.pairs"; both names
+    are in the same table."""
+    for old, new in aliases.items():
+        *path, key = old.split(".")
+        inner: Any = table
+        for part in path:
+            inner = inner.get(part) if isinstance(inner, dict) else None
+        if isinstance(inner, dict) and key in inner:
+            if (present := new.rpartition(".")[2]) in inner:
+                raise UsageError(f"{old} is an earlier name of {new}: expected one of them", where=where)
+            inner[present] = inner.pop(key)
 
 
 def _set_override(table: dict[str, Any], word: str) -> None:

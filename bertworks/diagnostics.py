@@ -198,7 +198,7 @@ def _train_a_little(folder: Path, device: torch.device) -> tuple[int, float, flo
     shards = write_shards(reader, tokenizer, folder / "shards", workers=1)
     documents_used = np.arange(len(shards.documents) - 1)
     batches = held_out_batches(
-        shards, documents_used, tokenizer, pairs=True, sequence_length=32, sequences=64, batch_size=64
+        shards, documents_used, tokenizer, format="next_sentence", sequence_length=32, sequences=64, batch_size=64
     )
     torch.manual_seed(0)
     model = PretrainingModel(

@@ -7,11 +7,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -64,46 +64,51 @@ def _round_keys(seed: int, epoch: int, n: int) -> tuple[int, ...]:
     return tuple(keyed_rng("shuffle", seed, epoch, n).integers(1, 1 << 31, 6).tolist())
 
 
+class BatchTarget(NamedTuple):
+    """The targets of one objective in all sequences of a batch."""
+
+    positions: Tensor  # int64 [M]: rows of the batch, ascending
+    labels: Tensor  # [M], or [M, number of labels]; spans: [2 B]
+
+
 @dataclass(frozen=True)
 class Batch:
-    """What a network reads and predicts. B sequences, T tokens, M predicted tokens."""
+    """What a network reads and predicts. B sequences, T tokens; M predictions of each objective, by its name."""
 
     input_ids: Tensor  # int64 [T]
     layout: Layout
     token_type_ids: Tensor | None  # int64 [T]
-    masked_positions: Tensor  # int64 [M]: by place in the row of T, not within the sequence
-    labels: Tensor  # int64 [M]
-    pair_labels: Tensor | None  # int64 [B]; NSP: 0 = is next
+    targets: Mapping[str, BatchTarget]
+
+    @property
+    def target(self) -> BatchTarget:
+        """The target of a batch that has only one."""
+        (target,) = self.targets.values()
+        return target
 
     def to(self, device: torch.device | str) -> Batch:
         """The same batch on a device."""
-
-        def move(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x.to(device, non_blocking=True)
-
-        ids, positions, labels = (x.to(device) for x in (self.input_ids, self.masked_positions, self.labels))
-        return Batch(ids, self.layout.to(device), move(self.token_type_ids), positions, labels, move(self.pair_labels))
+        types = None if self.token_type_ids is None else self.token_type_ids.to(device, non_blocking=True)
+        targets = {name: BatchTarget(*(x.to(device) for x in target)) for name, target in self.targets.items()}
+        return Batch(self.input_ids.to(device), self.layout.to(device), types, targets)
 
 
 def collate(examples: Sequence[Example]) -> Batch:
-    """One row of tokens out of many examples."""
+    """The sequences laid end to end, with their targets."""
     lengths = np.array([len(e.input_ids) for e in examples])
     starts = np.concatenate([[0], lengths.cumsum()])
 
-    def join(parts: Sequence[NDArray[np.int64]]) -> Tensor:
+    def join(parts: Sequence[NDArray[Any]]) -> Tensor:
         return torch.from_numpy(np.concatenate(parts))
 
-    positions = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
-    layout = Layout(torch.from_numpy(starts.astype(np.int32)), int(lengths.max()), torch.from_numpy(positions))
-    asks_pairs = examples[0].pair_label >= 0
-    return Batch(
-        join([e.input_ids for e in examples]),
-        layout,
-        join([e.token_type_ids for e in examples]),
-        join([e.masked_positions + start for e, start in zip(examples, starts, strict=False)]),
-        join([e.labels for e in examples]),
-        torch.tensor([e.pair_label for e in examples]) if asks_pairs else None,
-    )
+    position_ids = np.arange(starts[-1]) - np.repeat(starts[:-1], lengths)
+    layout = Layout(torch.from_numpy(starts.astype(np.int32)), int(lengths.max()), torch.from_numpy(position_ids))
+    targets = {}
+    for name in examples[0].targets:
+        rows = [e.targets[name].positions + start for e, start in zip(examples, starts, strict=False)]
+        targets[name] = BatchTarget(join(rows), join([e.targets[name].labels for e in examples]))
+    input_ids = join([e.input_ids for e in examples])
+    return Batch(input_ids, layout, join([e.token_type_ids for e in examples]), targets)
 
 
 @dataclass(frozen=True)

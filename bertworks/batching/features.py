@@ -7,14 +7,14 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids, frame
+from bertworks.batching.sampling import Ids, Target, TokenSequence, add_special_tokens
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.text.tokenizer import Encoding, Tokenizer
 
@@ -132,10 +132,8 @@ class Featurizer:
         columns = [self._tokens(column) for column in zip(*(item.texts for item in items), strict=True)]
         for item, *segments in zip(items, *columns, strict=True):
             kept, cut_off = self._fitting(segments)
-            sequence = frame(kept, self.tokenizer.template, -1)
-            yield Features(
-                item, [_example(sequence.input_ids, sequence.token_type_ids, [0], self._label(item))], cut_off
-            )
+            sequence = add_special_tokens(kept, self.tokenizer.template)
+            yield Features(item, [_example(sequence, [0], self._label(item))], cut_off)
 
     def _choices(self, items: list[Item]) -> Iterator[Features]:
         tokens = iter(self._tokens(chain.from_iterable(item.texts for item in items)))
@@ -144,9 +142,9 @@ class Featurizer:
             unit, cut_off = [], 0
             for number, choice in enumerate(choices):
                 kept, more = self._fitting([prompt, choice])
-                sequence = frame(kept, self.tokenizer.template, -1)
+                sequence = add_special_tokens(kept, self.tokenizer.template)
                 right = np.array([float(number == item.label)], np.float32)
-                unit.append(_example(sequence.input_ids, sequence.token_type_ids, [0], right))
+                unit.append(_example(sequence, [0], right))
                 cut_off += more
             yield Features(item, unit, cut_off)
 
@@ -194,9 +192,9 @@ class Featurizer:
                 yield self._in_windows(item, row, firsts, tags)._replace(offsets=where)
             else:
                 start, stop = centered_window(int(end) - len(row), int(end), len(document), room)
-                sequence = frame([document[start:stop]], self.tokenizer.template, -1)
+                sequence = add_special_tokens([document[start:stop]], self.tokenizer.template)
                 positions = firsts + int(end) - len(row) - start + len(self.tokenizer.template.prefix)
-                example = _example(sequence.input_ids, sequence.token_type_ids, positions, tags)
+                example = _example(sequence, positions, tags)
                 yield Features(item, [example], places=np.arange(len(firsts)), offsets=where)
 
     def _spans(self, items: list[Item]) -> Iterator[Features]:
@@ -218,9 +216,9 @@ class Featurizer:
         for window in sliding_windows(len(row), room, max(1, room // 2)):
             numbers = np.flatnonzero((predicted >= window.start) & (predicted < window.end))
             numbers = numbers[window.own[predicted[numbers] - window.start]]
-            sequence = frame([row[window.start : window.end]], self.tokenizer.template, -1)
+            sequence = add_special_tokens([row[window.start : window.end]], self.tokenizer.template)
             positions = predicted[numbers] - window.start + len(template.prefix)
-            unit.append(_example(sequence.input_ids, sequence.token_type_ids, positions, tags[numbers]))
+            unit.append(_example(sequence, positions, tags[numbers]))
             places.append(numbers)
         return Features(item, unit, places=np.concatenate(places))
 
@@ -237,12 +235,12 @@ class Featurizer:
             unit, places, own = [], [], []
             room = self.max_length - len(question) - template.num_special(2)
             for window in sliding_windows(len(row), room, self.stride):
-                sequence = frame([question, row[window.start : window.end]], template, -1)
+                sequence = add_special_tokens([question, row[window.start : window.end]], template)
                 begin = len(template.prefix) + len(question) + len(template.between)  # of the context
                 inside = window.start <= first and last < window.end
                 labels = [first - window.start + begin, last - window.start + begin] if inside else [0, 0]
                 n = len(sequence.input_ids)
-                unit.append(_example(sequence.input_ids, sequence.token_type_ids, np.arange(n), np.array(labels)))
+                unit.append(_example(sequence, np.arange(n), np.array(labels)))
                 numbers, best = np.full(n, NO_TOKEN), np.zeros(n, np.bool_)
                 context = slice(begin, n - len(template.suffix))
                 numbers[context], best[context] = np.arange(window.start, window.end), window.own
@@ -253,11 +251,12 @@ class Featurizer:
 
 def training_groups(encoded: Features, task: TaskType) -> list[ExampleGroup]:
     """What is learned from an item: choices belong together, windows do not; one that asks nothing is left out."""
-    return [encoded.unit] if task == "choice" else [[one] for one in encoded.unit if len(one.masked_positions)]
+    return [encoded.unit] if task == "choice" else [[one] for one in encoded.unit if len(one.target.positions)]
 
 
-def _example(input_ids: Ids, token_type_ids: Ids, positions: Ids | list[int], labels: NDArray[np.generic]) -> Example:
-    return Example(input_ids, token_type_ids, np.asarray(positions, np.int64), labels, -1)  # type: ignore[arg-type]
+def _example(sequence: TokenSequence, positions: Ids | list[int], labels: NDArray[Any]) -> Example:
+    target = Target(np.asarray(positions, np.int64), labels)
+    return Example(sequence.input_ids, sequence.token_type_ids, {"task": target})
 
 
 def _inner(encoding: Encoding, tokenizer: Tokenizer) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

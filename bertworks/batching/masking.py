@@ -1,5 +1,6 @@
 """Which tokens of a sequence are masked and predicted (Devlin et al. 2019, section 3.1 and appendix A.1)."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -7,7 +8,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from bertworks.batching.sampling import Ids, TokenSequence
+from bertworks.batching.sampling import Ids, Target, TokenSequence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,13 +40,17 @@ class MaskingConfig:
 
 
 class Example(NamedTuple):
-    """What the model reads, and what it predicts."""
+    """A sequence that a network reads, and what is predicted from it, by name."""
 
     input_ids: Ids  # int64 [n]
     token_type_ids: Ids  # int64 [n]
-    masked_positions: Ids  # int64 [m], ascending: where it must say what was there
-    labels: Ids  # int64 [m]: what was there
-    pair_label: int
+    targets: Mapping[str, Target]
+
+    @property
+    def target(self) -> Target:
+        """The target of an example that has only one."""
+        (target,) = self.targets.values()
+        return target
 
 
 class Masker:
@@ -68,7 +73,8 @@ class Masker:
         other = positions[(fate >= self.config.mask) & (fate < self.config.mask + self.config.random)]
         # From the whole vocabulary, special tokens too, as the original does.
         input_ids[other] = generator.integers(len(self.starts_word), size=len(other))
-        return Example(input_ids, s.token_type_ids, positions, s.input_ids[positions], s.pair_label)
+        masked_lm = Target(positions, s.input_ids[positions])
+        return Example(input_ids, s.token_type_ids, {"masked_lm": masked_lm, **s.targets})
 
     def _choose_tokens(self, s: TokenSequence, generator: Generator) -> Ids:
         candidates = np.flatnonzero(~s.special)

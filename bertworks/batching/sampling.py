@@ -1,17 +1,18 @@
-"""Which parts of a corpus make the i-th sequence: BERT's pairs of segments, or RoBERTa's full sentences.
+"""How a corpus is cut into sequences: BERT's pairs of segments, or RoBERTa's full sentences.
 
 The cuts depend on random numbers and on one another, so they are planned once, from lengths alone. A plan has a few
 numbers per sequence; then any sequence is one look-up. A plan may be larger than memory: it is made block by block and
-read from a memory map.
+read from a memory map. `FORMATS` has a sampler for each format.
 """
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
-from typing import Literal, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.random import Generator
@@ -21,6 +22,7 @@ from bertworks.text.tokenizer import Template
 
 Ids = NDArray[np.int64]
 Plan = NDArray[np.int64]  # [rows, columns of the sampler]
+Format = Literal["next_sentence", "full_sentences"]
 BLOCK = 1 << 16  # rows of a plan that are made at once
 
 
@@ -39,30 +41,37 @@ class TokenStore(Protocol):
 class SamplingConfig:
     """How a corpus is cut into sequences.
 
-    pairs: "next_sentence" (Devlin et al. 2019, section 3.1) or "full_sentences" (Liu et al. 2019, section 4.2: whole
+    format: "next_sentence" (Devlin et al. 2019, section 3.1) or "full_sentences" (Liu et al. 2019, section 4.2: whole
     sentences without pairs, crossing documents with an extra [SEP]).
-    short_rate: share of the documents that are cut to a random shorter length (`short_seq_prob`).
-    copies: times that the corpus is cut anew, with other coins (`dupe_factor`).
+    short_rate: fraction of the documents that are cut to a random shorter length (`short_seq_prob`).
+    copies: how often the corpus is cut, with other random numbers each time (`dupe_factor`).
     """
 
-    pairs: Literal["next_sentence", "full_sentences"] = "next_sentence"
+    format: Format = "next_sentence"
     short_rate: float = 0.1
     copies: int = 1
 
     def __post_init__(self) -> None:
         if not 0 <= self.short_rate <= 1:
-            raise ValueError(f"short_rate is {self.short_rate}: expected a share from 0 to 1")
+            raise ValueError(f"short_rate is {self.short_rate}: expected a fraction from 0 to 1")
         if self.copies < 1:
             raise ValueError(f"copies is {self.copies}: expected 1 or more")
 
 
+class Target(NamedTuple):
+    """What an objective predicts from one sequence."""
+
+    positions: Ids  # int64 [m], ascending: the tokens whose hidden states the prediction is made from
+    labels: NDArray[Any]  # [m], or [m, number of labels]; spans: [2], start and end
+
+
 class TokenSequence(NamedTuple):
-    """What a model could read, before anything is hidden."""
+    """A sequence with its special tokens, before tokens are masked."""
 
     input_ids: Ids  # int64 [n]
     token_type_ids: Ids  # int64 [n]
-    special: NDArray[np.bool_]  # [n]: [CLS] and [SEP], which are never hidden
-    pair_label: int  # 0: B follows A; 1: it does not (google-research/bert); -1: no prediction
+    special: NDArray[np.bool_]  # [n]: special tokens, which are never masked
+    targets: Mapping[str, Target]  # those that the format gives
 
 
 def keyed_rng(purpose: str, *address: int) -> Generator:
@@ -70,8 +79,11 @@ def keyed_rng(purpose: str, *address: int) -> Generator:
     return np.random.default_rng((int.from_bytes(purpose.encode(), "little"), *address))
 
 
-def frame(
-    segments: Collection[NDArray[np.integer]], template: Template, pair_label: int, one_type: bool = False
+def add_special_tokens(
+    segments: Collection[NDArray[np.integer]],
+    template: Template,
+    targets: Mapping[str, Target] = MappingProxyType({}),
+    one_type: bool = False,
 ) -> TokenSequence:
     """The segments with the special tokens of a template around and between them, and their numbers as token types.
     With `one_type` they are pieces of one text: each ends with the suffix, and the token types are all 0."""
@@ -83,27 +95,50 @@ def frame(
         pieces += [np.asarray(segment, np.int64), np.array(end, np.int64)]
         types.append(np.full(len(segment) + len(end), 0 if one_type else number, np.int64))
         special += [np.zeros(len(segment), np.bool_), np.ones(len(end), np.bool_)]
-    return TokenSequence(np.concatenate(pieces), np.concatenate(types), np.concatenate(special), pair_label)
+    return TokenSequence(np.concatenate(pieces), np.concatenate(types), np.concatenate(special), targets)
+
+
+class Sampler(Protocol):
+    """The sequences that a plan describes. `targets`: names of the targets that each of them has."""
+
+    targets: ClassVar[tuple[str, ...]]
+    segments: ClassVar[int]  # token types that it uses
+
+    def __init__(self, store: TokenStore, plan: Plan, max_length: int, template: Template, seed: int): ...
+    @staticmethod
+    def plan_blocks(
+        store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template
+    ) -> Iterator[Plan]:
+        """Blocks of a plan over some documents, int64 [D']. The same arguments give the same plan on every machine."""
+        ...
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, i: int) -> TokenSequence: ...
 
 
 class NextSentencePairs:
     """`create_pretraining_data.py` of google-research/bert. A plan row is five numbers: first and last token of A, of
-    B, and the label. `documents` int64 [D'] are those that may be used.
+    B, and the label of next sentence prediction (0: B follows A; 1: it does not).
 
     Raises:
-        ValueError: with fewer than two documents, for one of them has to be the wrong one.
+        ValueError: with fewer than two documents: a wrong B comes from another document.
     """
+
+    targets: ClassVar[tuple[str, ...]] = ("next_sentence",)
+    segments: ClassVar[int] = 2
 
     def __init__(self, store: TokenStore, plan: Plan, max_length: int, template: Template, seed: int):
         self.store, self.plan, self.template, self.seed = store, plan, template, seed
         self.room = max_length - template.num_special(2)
 
     @staticmethod
-    def plan_blocks(store: TokenStore, documents: Ids, c: SamplingConfig, room: int, seed: int) -> Iterator[Plan]:
-        """room: for the tokens of A and B. int64 [n, 5] each; the same for the same arguments on every machine."""
+    def plan_blocks(
+        store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template
+    ) -> Iterator[Plan]:
+        """int64 [n, 5] each."""
         if len(documents) < 2:
-            raise ValueError("sentence pairs need at least two documents: one of them has to be the wrong one")
-        cutter = _PairCutter(store, documents, c, room)
+            raise ValueError("sentence pairs need at least two documents: a wrong B comes from another document")
+        cutter = _PairCutter(store, documents, c, max_length - template.num_special(2))
         places = ((copy, d) for copy in range(c.copies) for d in range(len(documents)))
         return _in_blocks((row for copy, d in places for row in cutter.cut(d, seed, copy)), 5)
 
@@ -113,7 +148,9 @@ class NextSentencePairs:
     def __getitem__(self, i: int) -> TokenSequence:
         a, a_end, b, b_end, label = self.plan[i].tolist()
         a, a_end, b, b_end = truncate(a, a_end, b, b_end, self.room, lambda: keyed_rng("cut", self.seed, i))
-        return frame([self.store.tokens[a:a_end], self.store.tokens[b:b_end]], self.template, label)
+        target = Target(np.zeros(1, np.int64), np.array([label]))
+        pair = [self.store.tokens[a:a_end], self.store.tokens[b:b_end]]
+        return add_special_tokens(pair, self.template, {"next_sentence": target})
 
 
 class _PairCutter:
@@ -173,13 +210,18 @@ class FullSentences:
     """Whole sentences in the order of the text until the length is full; over the end of a document goes an extra
     [SEP]. A sentence longer than a sequence is cut. A plan row is (sequence, first token, last token) of one piece."""
 
-    def __init__(self, store: TokenStore, plan: Plan, template: Template):
+    targets: ClassVar[tuple[str, ...]] = ()
+    segments: ClassVar[int] = 1
+
+    def __init__(self, store: TokenStore, plan: Plan, max_length: int, template: Template, seed: int):
         self.store, self.plan, self.template = store, plan, template
         self.numbers = np.asarray(plan)[:, 0]  # [P], ascending and none left out: sequence i begins at row i or later
 
     @staticmethod
-    def plan_blocks(store: TokenStore, documents: Ids, max_length: int, template: Template) -> Iterator[Plan]:
-        """int64 [n, 3] each; the same for the same arguments on every machine."""
+    def plan_blocks(
+        store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template
+    ) -> Iterator[Plan]:
+        """int64 [n, 3] each."""
         return _in_blocks(FullSentences._cut(store, documents, max_length, template), 3)
 
     @staticmethod
@@ -211,7 +253,7 @@ class FullSentences:
             raise IndexError(i)
         begin = bisect_left(self.numbers, i, lo=i)  # some twenty numbers of a mapped plan are read, not all of them
         pieces = self.plan[begin : bisect_right(self.numbers, i, lo=begin), 1:].tolist()
-        return frame([self.store.tokens[a:b] for a, b in pieces], self.template, -1, one_type=True)
+        return add_special_tokens([self.store.tokens[a:b] for a, b in pieces], self.template, one_type=True)
 
 
 def _in_blocks(rows: Iterable[tuple[int, ...]], columns: int) -> Iterator[Plan]:
@@ -225,17 +267,14 @@ def _in_blocks(rows: Iterable[tuple[int, ...]], columns: int) -> Iterator[Plan]:
     yield np.frombuffer(numbers, np.int64).reshape(-1, columns)
 
 
-Sampler = NextSentencePairs | FullSentences
+FORMATS: Mapping[Format, type[Sampler]] = {"next_sentence": NextSentencePairs, "full_sentences": FullSentences}
 
 
 def plan_blocks(
     store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template
 ) -> Iterator[Plan]:
     """The cuts of a corpus into sequences of at most `max_length` tokens, some ten thousand rows at a time."""
-    if c.pairs == "full_sentences":
-        return FullSentences.plan_blocks(store, documents, max_length, template)
-    room = max_length - template.num_special(2)
-    return NextSentencePairs.plan_blocks(store, documents, c, room, seed)
+    return FORMATS[c.format].plan_blocks(store, documents, c, max_length, seed, template)
 
 
 def make_plan(
@@ -249,6 +288,4 @@ def make_sampler(
     store: TokenStore, plan: Plan, c: SamplingConfig, max_length: int, template: Template, seed: int
 ) -> Sampler:
     """The sequences that a plan describes."""
-    if c.pairs == "full_sentences":
-        return FullSentences(store, plan, template)
-    return NextSentencePairs(store, plan, max_length, template, seed)
+    return FORMATS[c.format](store, plan, max_length, template, seed)

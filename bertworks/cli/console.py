@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,7 +19,7 @@ from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
 from bertworks.errors import UsageError
-from bertworks.events import Event, duration
+from bertworks.events import Event
 from bertworks.io.text_files import STDIN
 
 
@@ -111,17 +111,6 @@ def parse_size(text: str, option: str) -> int:
 
 PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
 
-_FIGURES: dict[str, Callable[[Any], str]] = {  # of a training step, in the order of display
-    "loss": lambda value: f"loss {value:.3f}",
-    "masked_lm_accuracy": lambda value: f"masked tokens {value:.1%}",
-    "next_sentence_accuracy": lambda value: f"next sentence {value:.1%}",
-    "learning_rate": lambda value: f"rate {value:.1e}",
-    "tokens_per_second": lambda value: f"{value:,.0f} tokens/s",
-    "matmul_share": lambda value: f"{value:.0%} of matmul speed",
-    "memory": lambda value: f"{value / 1e9:.2f} GB",
-    "eta_seconds": lambda value: f"{duration(value)} left",
-}
-
 
 def is_terminal() -> bool:
     """Whether standard error is a terminal that can move its cursor."""
@@ -143,12 +132,6 @@ def table(rows: Iterable[tuple[str, str]]) -> str:
     rows = list(rows)
     width = max((len(name) for name, _ in rows), default=0)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
-
-
-def figures(fields: Mapping[str, Any]) -> str:
-    """One line about a training step. Figures that are missing or None are left out."""
-    step = f"step {fields['step']:,}/{fields['steps']:,}"
-    return "  ".join([step, *(show(fields[name]) for name, show in _FIGURES.items() if fields.get(name) is not None)])
 
 
 def show_events(events: Iterable[Event], *, as_json: bool = False, results: bool = True) -> Event | None:
@@ -187,7 +170,7 @@ def _line_display(*, results: bool) -> Iterator[Callable[[Event], None]]:
             say(event.text)
         elif time.monotonic() - last >= PLAIN_SECONDS or event.fields.get("step") == event.fields.get("steps", ""):
             last = time.monotonic()
-            say(figures(event.fields) if event.kind == "step" else event.text)
+            say(event.text)
 
     yield line
 
@@ -208,7 +191,7 @@ def _terminal_display(*, results: bool) -> Iterator[Callable[[Event], None]]:
             if event.kind == "step":
                 rows = Table.grid(expand=True)
                 rows.add_row(ProgressBar(total=event.fields["steps"], completed=event.fields["step"]))
-                rows.add_row(Text(figures(event.fields)))
+                rows.add_row(Text(event.text))
                 live.update(rows)
             elif _is_progress(event):
                 live.update(Text(event.text))

@@ -18,6 +18,7 @@ from bertworks.events import Event, forward_events
 from bertworks.inference.masked_lm import Filling, fill
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.runs.pretrain import pretrain
+from bertworks.training.objectives import OBJECTIVES
 
 # Of the fine-tuning, for some 90 seconds on two cores: a large network, and the small one that was just pre-trained.
 MINILM = ("epochs=3", "optimizer.learning_rate=1e-4")
@@ -68,7 +69,7 @@ def _results(done: Event, model: Path) -> str:
         before = json.loads(file.readline())["evaluation"]
     after, baseline = done.fields["evaluation"], done.fields["baseline"]
     rows = [
-        ("held-out text", "masked words", "next sentence"),
+        ("held-out text", *(objective.title for objective in OBJECTIVES.values())),
         (f"always {baseline['token']!r}", f"{baseline['masked_lm_accuracy']:.1%}", "50.0%"),
         ("before training", *_accuracies(before)),
         (f"after {done.fields['step']:,} steps", *_accuracies(after)),
@@ -77,8 +78,8 @@ def _results(done: Event, model: Path) -> str:
     return "\n".join(f"{name:<{width}}  {words:>12}  {sentences:>13}" for name, words, sentences in rows)
 
 
-def _accuracies(figures: dict[str, float]) -> tuple[str, str]:
-    return f"{figures['masked_lm_accuracy']:.1%}", f"{figures['next_sentence_accuracy']:.1%}"
+def _accuracies(figures: dict[str, float]) -> list[str]:
+    return [f"{figures[f'{kind}_accuracy']:.1%}" for kind in OBJECTIVES]
 
 
 def _blanks(model: Path, held_out: Path) -> str:

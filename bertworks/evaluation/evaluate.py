@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from bertworks.batching.sampling import TokenStore
+from bertworks.batching.sampling import Format, TokenStore
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.checkpoints.task_config import TaskConfig
@@ -37,14 +37,13 @@ from bertworks.metrics.squad import (
 )
 from bertworks.models.heads import Pooling
 from bertworks.runs.finetune_job import table, write_errors
-from bertworks.runs.metrics_log import evaluation_figures
 from bertworks.runs.prepare import Documents, read_text
 from bertworks.runs.pretrain_job import held_out_batches, split_long_documents
 from bertworks.runs.task_metrics import compute_metrics, frequent, mistakes
 from bertworks.text.shards import write_shards
 from bertworks.training.device import Precision, PrecisionOption, choose_device
 from bertworks.training.loop import evaluate
-from bertworks.training.objectives import PretrainingModel
+from bertworks.training.objectives import BERT, PretrainingModel, figures
 
 _JUDGED_CHARACTERS = 1 << 20  # of contexts, by which the unit is told
 
@@ -218,17 +217,18 @@ def evaluate_mlm(
         every = np.arange(len(store.documents) - 1)
         follows = bool((np.diff(store.documents) > 1).any())  # else all pairs are of sentences drawn at random
         pairs = {"pooler", "next_sentence"} <= parts and len(every) >= 2 and follows
-        network = PretrainingModel(config, next_sentence=pairs)
+        network = PretrainingModel(config, BERT if pairs else {"masked_lm": 1.0})
         network.load_state_dict({name: state[name] for name, _ in network.named_parameters()})
+        format: Format = "next_sentence" if pairs else "full_sentences"
         batches = held_out_batches(
-            store, every, tokenizer, pairs=pairs, sequence_length=length, sequences=sequences or 1 << 40
+            store, every, tokenizer, format=format, sequence_length=length, sequences=sequences or 1 << 40
         )
         means = evaluate(network.to(choose_device(device)), batches, precision)
     counts = {
         "sequences": float(sum(b.layout.num_sequences for b in batches)),
         "masked_tokens": float(means["masked_lm"].count),
     }
-    return evaluation_figures(means) | counts
+    return figures(means) | counts
 
 
 def evaluate_sts(

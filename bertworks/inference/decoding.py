@@ -194,7 +194,7 @@ def make_task_head(d: TaskConfig, units: Sequence[ExampleGroup] = (), recipe: Fi
         case "multilabel":
             return MultiLabel(num_labels=len(d.labels))
         case "regression":
-            targets = [float(one.labels[0]) for unit in units for one in unit] or [0.0, 1.0]
+            targets = [float(one.target.labels[0]) for unit in units for one in unit] or [0.0, 1.0]
             return Regression(mean=float(np.mean(targets)), deviation=float(np.std(targets)) or 1.0)
         case "qa":
             return SpanExtraction()
@@ -204,7 +204,7 @@ def make_task_head(d: TaskConfig, units: Sequence[ExampleGroup] = (), recipe: Fi
 
 def balanced_weights(units: Sequence[ExampleGroup], count: int) -> tuple[float, ...]:
     """n / (labels * n_of_label), as in scikit-learn; 1 for a label that never occurs."""
-    seen = np.bincount(np.concatenate([one.labels for unit in units for one in unit]), minlength=count)
+    seen = np.bincount(np.concatenate([one.target.labels for unit in units for one in unit]), minlength=count)
     return tuple(float(seen.sum() / (count * n)) if n else 1.0 for n in seen)
 
 

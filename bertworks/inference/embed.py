@@ -129,10 +129,7 @@ class Embedder:
         if self.settings.lowercase:
             inputs = [text.lower() for text in inputs]
         encodings = self.tokenizer.encode_batch(inputs, max_length=self.settings.max_length)
-        position = np.zeros(1, np.int64)
-        units: list[ExampleGroup] = [
-            [Example(np.array(e.ids), np.array(e.type_ids), position, position, -1)] for e in encodings
-        ]
+        units: list[ExampleGroup] = [[Example(np.array(e.ids), np.array(e.type_ids), {})] for e in encodings]
         return units, [encoding.num_truncated for encoding in encodings]
 
     def raw(self, units: Sequence[ExampleGroup]) -> Vectors:

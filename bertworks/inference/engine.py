@@ -23,7 +23,7 @@ from bertworks.models.packed_linear import (
     with_fp16_weights,
 )
 from bertworks.training.device import THREADS, InferencePrecision, Precision, PrecisionOption, best_precision
-from bertworks.training.loop import LossStats
+from bertworks.training.losses import LossStats
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.task_heads import TaskModel
 
@@ -100,7 +100,7 @@ def log_probabilities(
             THREADS.adapt()
             with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
                 scores = model.scores(batch).float()
-            told = scores.gather(1, batch.labels[:, None])[:, 0] - scores.logsumexp(-1)
+            told = scores.gather(1, batch.target.labels[:, None])[:, 0] - scores.logsumexp(-1)
             found[numbers] = told.cpu().numpy()
     return found
 
@@ -134,10 +134,11 @@ def _run_batches(
     training, device = model.training, next((p.device for p in model.parameters()), torch.device("cpu"))
     if training:  # else not: for one short text, telling all modules would take a tenth of the time
         model.eval()
-    asking = [number for number, unit in enumerate(units) if any(len(one.masked_positions) for one in unit)]
-    lengths, sizes = [longest_sequence(units[n]) for n in asking], [len(units[n]) for n in asking]
+    # A unit that predicts nothing, such as a text without words to tag, is left out.
+    present = [n for n, unit in enumerate(units) if any(not e.targets or len(e.target.positions) for e in unit)]
+    lengths, sizes = [longest_sequence(units[n]) for n in present], [len(units[n]) for n in present]
     for part in token_budget_indices(lengths, sizes, BATCH_TOKENS):
-        numbers = [asking[place] for place in part]
+        numbers = [present[place] for place in part]
         batch = collate([example for number in numbers for example in units[number]]).to(device)
         THREADS.adapt()
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
@@ -148,6 +149,6 @@ def _run_batches(
 
 
 def _scatter_results(found: list[Logits], units: Sequence[ExampleGroup], numbers: list[int], logits: Tensor) -> None:
-    counts = [sum(len(one.masked_positions) for one in units[number]) for number in numbers]
+    counts = [sum(len(one.target.positions) for one in units[number]) for number in numbers]
     for number, rows in zip(numbers, np.split(logits.cpu().numpy(), np.cumsum(counts)[:-1]), strict=True):
         found[number] = rows

@@ -13,7 +13,7 @@ from torch import Tensor
 from bertworks.batching.batch import Batch, collate
 from bertworks.batching.features import Features
 from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids
+from bertworks.batching.sampling import Ids, Target
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.task_config import TaskConfig, has_task
 from bertworks.errors import BertworksError, UsageError
@@ -133,7 +133,7 @@ def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> 
     encoding = t.encode(*texts, max_length=source.config.max_position_embeddings)
     ids, types = (np.array(values, np.int64) for values in (encoding.ids, encoding.type_ids))
     masks = np.flatnonzero(ids == t.mask_id)[:1]
-    output = _Output(Example(ids, types, masks, np.zeros_like(masks), -1))
+    output = _Output(Example(ids, types, {"masked_lm": Target(masks, np.zeros_like(masks))}))
     answer: Rows = ()
     notes = [f"{encoding.num_truncated} tokens at the end were truncated"] if encoding.num_truncated else []
     if network is None:
@@ -246,7 +246,7 @@ def _tag_output(d: TaskConfig, encoded: Features, tags: Sequence[str], target: s
         raise UsageError(f"the word {target!r} is not in the text, as the tokenizer splits it",
                          hint=f"use one of {', '.join(words[:20])}")  # fmt: skip
     word = words.index(target) if target is not None else next((n for n, tag in enumerate(tags) if tag != "O"), 0)
-    ends = np.cumsum([len(example.masked_positions) for example in encoded.unit])
+    ends = np.cumsum([len(example.target.positions) for example in encoded.unit])
     number = int(np.searchsorted(ends, word, side="right"))
     place, tag = word - int(ends[number]), d.labels.index(tags[word])  # from the end, negative
     name = f"the tag {tags[word]} of “{words[word]}” (log-odds)"

@@ -18,7 +18,7 @@ from torch import Tensor
 from bertworks.batching.batch import collate, token_budget_indices
 from bertworks.batching.features import centered_window
 from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids, frame
+from bertworks.batching.sampling import Ids, Target, add_special_tokens
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.engine import BATCH_TOKENS, log_probabilities
 from bertworks.inference.lazy_model import LazyModel, open_model
@@ -45,7 +45,9 @@ def load_masked_lm(model: str | Path | LazyModel, device: str = "auto") -> tuple
     """
     source = open_model(model, device)
     check_mask_token(source)
-    return source.network(partial(PretrainingModel, next_sentence=False), "encoder", "lm_head"), source.tokenizer
+    return source.network(
+        partial(PretrainingModel, objectives={"masked_lm": 1.0}), "encoder", "lm_head"
+    ), source.tokenizer
 
 
 def check_mask_token(source: LazyModel) -> None:
@@ -128,7 +130,7 @@ class Filler:
             words = self._scores(batch).float().softmax(-1)[:, : self.tokenizer.vocab_size]
             best = words.topk(min(k, words.shape[1]))
             rows = torch.stack([best.values, best.indices.float()], 1).cpu()
-            for number, row in zip(part, rows.split([len(e.masked_positions) for e in examples]), strict=True):
+            for number, row in zip(part, rows.split([len(e.target.positions) for e in examples]), strict=True):
                 results[number] = row
         rest = iter(results)
         return [torch.cat(list(islice(rest, len(text.windows)))) for text in texts]
@@ -161,10 +163,7 @@ class Filler:
             yield ids[start : start + room], masks[number : number + 1] - start
 
     def _example(self, tokens: Ids, masks: Ids) -> Example:
-        s = frame([tokens], self.tokenizer.template, -1)
-        return Example(
-            s.input_ids, s.token_type_ids, masks + len(self.tokenizer.template.prefix), np.zeros_like(masks), -1
-        )
+        return _example(tokens, masks, np.zeros_like(masks), self.tokenizer)
 
     def _decoded(self, ids: Ids, position: int, token: int) -> str:
         filled = ids.copy()
@@ -291,10 +290,14 @@ def _masked_example(ids: Ids, place: int, end: int, tokenizer: Tokenizer, longes
     begin, stop = centered_window(place, place + 1, len(ids), longest - tokenizer.template.num_special())
     masked = ids.copy()
     masked[place:end] = tokenizer.mask_id
-    s = frame([masked[begin:stop]], tokenizer.template, -1)
-    return Example(
-        s.input_ids, s.token_type_ids, np.array([place - begin + len(tokenizer.template.prefix)]), ids[[place]], -1
-    )
+    return _example(masked[begin:stop], np.array([place - begin]), ids[[place]], tokenizer)
+
+
+def _example(tokens: Ids, masks: Ids, labels: Ids, tokenizer: Tokenizer) -> Example:
+    """Tokens with special tokens around them. masks: positions in `tokens`."""
+    s = add_special_tokens([tokens], tokenizer.template)
+    target = Target(masks + len(tokenizer.template.prefix), labels)
+    return Example(s.input_ids, s.token_type_ids, {"masked_lm": target})
 
 
 def _groups(encoded: Iterator[_Sentence]) -> Iterator[list[_Sentence]]:

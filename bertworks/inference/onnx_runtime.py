@@ -72,7 +72,7 @@ class OnnxModel(nn.Module):
         x = self._run(batch.input_ids, batch.layout, batch.token_type_ids)
         if self.many:
             return x.view(-1, 1)
-        return batch.layout.unpad(x)[batch.masked_positions] if self.of_tokens else x
+        return batch.layout.unpad(x)[batch.target.positions] if self.of_tokens else x
 
     def forward(
         self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None, rows: Tensor | None = None

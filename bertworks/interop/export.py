@@ -14,6 +14,7 @@ from torch import Tensor
 import bertworks
 from bertworks.batching.batch import Batch, collate, token_budget_batches
 from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Target
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import EXPORTED, is_exported, load_model, save_settings
 from bertworks.checkpoints.resolve import resolve_model
@@ -167,7 +168,7 @@ def _opened(model: str | Path, *, encoder_only: bool) -> _Source:
         state = network.state_dict()
         return _Source(name, folder, head, config, state, tokenizer, network, network.logits, predictor)
     if not encoder_only and "lm_head" in parts:
-        pretrained = PretrainingModel(config, next_sentence=False).eval()
+        pretrained = PretrainingModel(config, {"masked_lm": 1.0}).eval()
         state = {key: state[key] for key, _ in pretrained.named_parameters()}
         pretrained.load_state_dict(state)
         return _Source(name, folder, "masked_lm", config, state, tokenizer, pretrained, pretrained.scores)
@@ -176,7 +177,7 @@ def _opened(model: str | Path, *, encoder_only: bool) -> _Source:
     body.load_state_dict({key.removeprefix("encoder."): value for key, value in state.items()})
 
     def states(batch: Batch) -> Tensor:
-        return body(batch.input_ids, batch.layout, batch.token_type_ids)[-1][batch.masked_positions]  # type: ignore[no-any-return]
+        return body(batch.input_ids, batch.layout, batch.token_type_ids)[-1][batch.target.positions]  # type: ignore[no-any-return]
 
     return _Source(name, folder, "encoder", config, state, tokenizer, body, states)
 
@@ -190,9 +191,10 @@ def _drawn(source: _Source, draw: np.random.Generator, sequences: int, length: i
     longest = _longest(source, length)
     examples = []
     for n in [longest, *draw.integers(max(1, longest // 4), longest + 1, sequences - 1)]:
-        asked = np.zeros(1, np.int64) if source.head in ("sequence", "choice") else np.arange(n)
+        positions = np.zeros(1, np.int64) if source.head in ("sequence", "choice") else np.arange(n)
+        target = Target(positions, np.zeros(len(positions), np.int64))
         ids, kinds = draw.integers(0, source.config.vocab_size, n), np.sort(draw.integers(0, 2, n))
-        examples.append(Example(ids, kinds, asked, np.zeros(len(asked), np.int64), -1))
+        examples.append(Example(ids, kinds, {"masked_lm" if source.head == "masked_lm" else "task": target}))
     return collate(examples)
 
 

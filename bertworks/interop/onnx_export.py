@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from bertworks.batching.batch import Batch
+from bertworks.batching.batch import Batch, BatchTarget
 from bertworks.errors import BertworksError
 from bertworks.inference.onnx_runtime import INPUTS, needs_extra
 from bertworks.models.encoder import Encoder
@@ -158,7 +158,7 @@ class _Traced(torch.nn.Module):
             return x.view(*sizes, -1)
         pooler = self.network.pooler
         positions = torch.arange(len(layout.position_ids)) if pooler is None else pooler.tokens(layout)
-        batch = Batch(ids, layout, types, positions, positions, None)
+        batch = Batch(ids, layout, types, {"task": BatchTarget(positions, positions)})
         logits = self.network.logits(batch)
         if self.head == "span":
             return tuple(part.view(sizes) for part in logits.unbind(-1))

@@ -11,7 +11,8 @@ from typing import Any
 
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import write_text
-from bertworks.training.loop import LossStats
+from bertworks.training.losses import LossStats
+from bertworks.training.objectives import OBJECTIVES
 
 
 class Metrics:
@@ -97,27 +98,25 @@ def training_figures(means: Mapping[str, LossStats]) -> dict[str, float]:
     }
 
 
-def evaluation_figures(means: Mapping[str, LossStats]) -> dict[str, float]:
-    """The same, and the perplexity of the masked words: e to the mean loss."""
-    return training_figures(means) | {"masked_lm_perplexity": math.exp(min(means["masked_lm"].loss, 700.0))}
+def total_loss(means: Mapping[str, LossStats], weights: Mapping[str, float]) -> float:
+    """The weighted sum of the losses, which a training minimizes."""
+    return sum(weights[name] * stats.loss for name, stats in means.items())
 
 
 def lengths(figures: Mapping[str, float]) -> list[int]:
-    """Of longer sequences that were examined as well."""
-    return sorted(int(name.rpartition("_")[2]) for name in figures if name.startswith("masked_lm_loss_at_"))
+    """The longer sequences that were evaluated, too."""
+    return sorted(int(name.rpartition("_")[2]) for name in figures if "_loss_at_" in name)
 
 
 def describe(figures: Mapping[str, float]) -> str:
-    """Held-out figures as a sentence."""
-    if not figures:
-        return "nothing was evaluated"
-    text = (
-        f"masked words: loss {figures['masked_lm_loss']:.3f}, accuracy {figures['masked_lm_accuracy']:.1%}, "
-        f"perplexity {figures['masked_lm_perplexity']:,.1f}"
-    )
-    for length in lengths(figures):
-        text += f" (at {length} tokens {figures[f'masked_lm_loss_at_{length}']:.3f}"
-        text += f" and {figures[f'masked_lm_accuracy_at_{length}']:.1%})"
-    if "next_sentence_accuracy" in figures:
-        text += f"; next sentence: accuracy {figures['next_sentence_accuracy']:.1%}"
-    return text
+    """The figures of a pre-training's evaluation as a sentence."""
+    parts = []
+    for kind, objective in OBJECTIVES.items():
+        for suffix in ("", *(f"_at_{length}" for length in lengths(figures))):
+            named = [
+                (m, f"{kind}_{m.name}{suffix}") for m in objective.measures if f"{kind}_{m.name}{suffix}" in figures
+            ]
+            if named:
+                title = f"{objective.title}{suffix.replace('_', ' ')}{' tokens' if suffix else ''}"
+                parts.append(f"{title}: " + ", ".join(f"{m.name} {m.show(figures[name])}" for m, name in named))
+    return "; ".join(parts) or "nothing was evaluated"

@@ -23,7 +23,7 @@ from bertworks.config import dump_recipe
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
 from bertworks.io.atomic_write import refuse_nested, write_text
-from bertworks.models.config import PRETRAINING_HEADS, EncoderConfig, Head
+from bertworks.models.config import EncoderConfig
 from bertworks.runs.distributed import Processes
 from bertworks.runs.prepare import Documents, make_shards, make_vocabulary, read_text
 from bertworks.runs.pretrain_job import Corpus, PretrainJob
@@ -43,6 +43,7 @@ from bertworks.training.device import (
     measure_matmul,
     total_memory,
 )
+from bertworks.training.objectives import heads_of
 from bertworks.training.recipe import Recipe, load_recipe, parse_recipe, with_overrides
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -268,7 +269,7 @@ def estimate(
     seconds = sum(
         phase.num_steps * cost for phase, cost in zip(resolved.train.phases, measured.step_seconds, strict=True)
     )
-    parameters = resolved.encoder.num_parameters(*_heads(resolved))
+    parameters = resolved.encoder.num_parameters(*heads_of(resolved.weights))
     shards = 0 if request.is_shards else draft.tokens * (2 if resolved.encoder.vocab_size <= 1 << 16 else 4)
     return Estimate(
         resolved.title,
@@ -386,6 +387,7 @@ def _prepare(output: Path, draft: _Draft | None, budget: _Budget, workers: int |
     resolved = _with_vocabulary(draft.recipe, Shards.open(request.shards_folder(output)).manifest.vocab_size)
     if request.budget:
         resolved = budget.spent_on(resolved, making)
+    resolved = resolved.with_objectives()
     write_text(output / "recipe.toml", dump_recipe(resolved))
     yield Event("plan", _describe(resolved), {"recipe": asdict(resolved)})
 
@@ -413,13 +415,9 @@ def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
     return replace(recipe, encoder=replace(recipe.encoder, vocab_size=asked or size))
 
 
-def _heads(recipe: Recipe) -> tuple[Head, ...]:
-    return PRETRAINING_HEADS if recipe.sampling.pairs == "next_sentence" else ("lm_head",)
-
-
 def _check_memory(recipe: Recipe, device: torch.device) -> None:
     """Parameters, gradients and both moments of Adam are float32: less memory than that is too little."""
-    parameters, there = recipe.encoder.num_parameters(*_heads(recipe)), total_memory(device)
+    parameters, there = recipe.encoder.num_parameters(*heads_of(recipe.weights)), total_memory(device)
     if 16 * parameters > there:
         raise UsageError(
             f"a model of {parameters:,} parameters needs more than {16 * parameters / 1e9:,.1f} GB of memory to train, "
@@ -443,7 +441,8 @@ def _describe(recipe: Recipe) -> str:
     c, parts = recipe.encoder, []
     for phase in recipe.train.phases:
         parts.append(f"{phase.num_steps:,} steps of {phase.batch_size} x {phase.sequence_length} tokens")
+    parameters = c.num_parameters(*heads_of(recipe.weights))
     return (
         f"{recipe.title}: {c.num_hidden_layers} layers, hidden size {c.hidden_size}, vocabulary {c.vocab_size:,}, "
-        f"{c.num_parameters(*_heads(recipe)) / 1e6:.1f} M parameters, {recipe.train.precision}; {', then '.join(parts)}"
+        f"{parameters / 1e6:.1f} M parameters, {recipe.train.precision}; {', then '.join(parts)}"
     )

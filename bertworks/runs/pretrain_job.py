@@ -19,6 +19,7 @@ from torch import nn
 from bertworks.batching.batch import Batch, Batches, ExampleStream, collate
 from bertworks.batching.masking import Masker, MaskingConfig
 from bertworks.batching.sampling import (
+    Format,
     Ids,
     Plan,
     SamplingConfig,
@@ -34,13 +35,13 @@ from bertworks.config import dump_recipe
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import replacing
 from bertworks.models.initialization import init_local_attention
-from bertworks.runs.metrics_log import describe, evaluation_figures
+from bertworks.runs.metrics_log import describe, training_figures
 from bertworks.runs.report import write_report
 from bertworks.runs.training_run import versions
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.device import Precision
 from bertworks.training.loop import evaluate
-from bertworks.training.objectives import PretrainingModel
+from bertworks.training.objectives import OBJECTIVES, PretrainingModel, figures
 from bertworks.training.recipe import Phase, Recipe
 
 FEWEST = 40  # equal parts of the text, of which no document is longer than one: next sentence prediction needs wrong
@@ -164,14 +165,14 @@ def held_out_batches(
     documents: Ids,
     tokenizer: Tokenizer,
     *,
-    pairs: bool,
+    format: Format,
     sequence_length: int,
     sequences: int,
     batch_size: int = 32,
 ) -> list[Batch]:
     """Batches with fixed masks: 15 % of the tokens, 80/10/10, whatever the model was trained with, so that figures of
     different runs on the same text and vocabulary compare."""
-    config = SamplingConfig(pairs="next_sentence" if pairs else "full_sentences")
+    config = SamplingConfig(format=format)
     plan = make_plan(store, documents, config, sequence_length, MASKS_SEED, tokenizer.template)
     sampler = make_sampler(store, plan, config, sequence_length, tokenizer.template, MASKS_SEED)
     stream = ExampleStream(sampler, make_masker(MaskingConfig(), tokenizer), MASKS_SEED, dynamic=False)
@@ -191,9 +192,9 @@ def most_frequent_word(
         for start in range(first, last, CHUNK):
             counts += np.bincount(store.tokens[start : min(start + CHUNK, last)], minlength=len(counts))
     best = int(counts.argmax())
-    asked = sum(len(batch.labels) for batch in batches)
-    right = sum(int((batch.labels == best).sum()) for batch in batches)
-    return tokenizer.tokens[best], right / max(1, asked)
+    labels = [batch.targets["masked_lm"].labels for batch in batches]
+    correct = sum(int((part == best).sum()) for part in labels)
+    return tokenizer.tokens[best], correct / max(1, sum(map(len, labels)))
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ class PretrainJob:
 
     def blank(self) -> PretrainingModel:
         checkpointing = self.recipe.train.gradient_checkpointing
-        model = PretrainingModel(self.recipe.encoder, next_sentence=self._pairs, gradient_checkpointing=checkpointing)
+        model = PretrainingModel(self.recipe.encoder, self.recipe.weights, gradient_checkpointing=checkpointing)
         if self.recipe.initialization != "published":  # sines and cosines mean the same at all lengths until some move
             model.encoder.embeddings.get_submodule("position").requires_grad_(False)
         return model
@@ -243,15 +244,17 @@ class PretrainJob:
         return phase_batches(self.store, self.documents, self.recipe, self.corpus.tokenizer, plans, rank, world_size)
 
     def evaluate(self, network: nn.Module) -> dict[str, float]:
-        figures = evaluation_figures(evaluate(network, self._held_out_batches, self.precision))
+        result = figures(evaluate(network, self._held_out_batches, self.precision))
         if self._long_batches:
-            words = evaluate(network, self._long_batches, self.precision)["masked_lm"]
+            main = self._main_objective
+            means = {main: evaluate(network, self._long_batches, self.precision)[main]}
             length = self.recipe.train.sequence_length
-            figures |= {f"masked_lm_loss_at_{length}": words.loss, f"masked_lm_accuracy_at_{length}": words.accuracy}
-        return figures
+            result |= {f"{name}_at_{length}": value for name, value in training_figures(means).items()}
+        return result
 
     def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool:
-        return figures["masked_lm_loss"] < best["masked_lm_loss"]
+        main = f"{self._main_objective}_{OBJECTIVES[self._main_objective].measures[0].name}"
+        return figures[main] < best[main]
 
     def enough(self, evaluated: int, best: int) -> bool:
         """Never before the last step: the schedule ends there."""
@@ -301,8 +304,8 @@ class PretrainJob:
         write_report(folder)
 
     @property
-    def _pairs(self) -> bool:
-        return self.recipe.sampling.pairs == "next_sentence"
+    def _main_objective(self) -> str:
+        return next(iter(self.recipe.weights))
 
     def _phase(self, step: int) -> int:
         end = 0
@@ -331,7 +334,7 @@ class PretrainJob:
             self.store,
             self.held_out,
             self.corpus.tokenizer,
-            pairs=self._pairs,
+            format=self.recipe.sampling.format,
             sequence_length=sequence_length,
             sequences=sequences,
         )

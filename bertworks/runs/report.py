@@ -14,8 +14,9 @@ from bertworks.events import duration
 from bertworks.io.atomic_write import write_text
 from bertworks.reports import svg
 from bertworks.reports.svg import Series, Show
-from bertworks.runs.metrics_log import lengths
+from bertworks.runs.metrics_log import describe, lengths
 from bertworks.runs.task_metrics import NAMES, NOTHING, SHARES, counted, format_metrics, metric_of
+from bertworks.training.objectives import OBJECTIVES, PERPLEXITY
 
 
 def write_report(folder: str | Path) -> Path:
@@ -81,27 +82,25 @@ def _summary(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> 
     """The last figures in one line."""
     last, held = (rows[-1] if rows else {} for rows in (steps, evaluations))
     parts = spent(last, max(last.get("step", 0), held.get("step", 0)))
-    if "masked_lm_accuracy" in held:
-        parts.append(f"{held['masked_lm_accuracy']:.1%} of held-out masked words right")
-    if "masked_lm_perplexity" in held:
-        parts.append(f"perplexity {held['masked_lm_perplexity']:,.1f}")
-    if "next_sentence_accuracy" in held:
-        parts.append(f"{held['next_sentence_accuracy']:.1%} of sentence pairs right")
+    if held:
+        parts.append(f"held out: {describe(held)}")
     return " · ".join(parts)
 
 
 def _charts(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> Iterable[str]:
-    wanted: list[tuple[str, str, Show, bool]] = [  # the last: whether the axis begins at zero
-        ("Loss on masked words", "masked_lm_loss", svg.plain, False),
-        ("Accuracy on masked words", "masked_lm_accuracy", svg.percent, True),
-        ("Loss on sentence pairs", "next_sentence_loss", svg.plain, False),
-        ("Accuracy on sentence pairs", "next_sentence_accuracy", svg.percent, False),
+    charts: list[tuple[str, str, Show, bool]] = [  # the last: whether the axis begins at zero
+        (f"{objective.title}: {m.name}".capitalize(), f"{kind}_{m.name}", m.show, m.starts_at_zero)
+        for kind, objective in OBJECTIVES.items()
+        for m in objective.measures
+        if m is not PERPLEXITY  # a function of the loss
+    ]
+    charts += [
         ("Learning rate", "learning_rate", svg.scientific, True),
         ("Norm of the gradient", "gradient_norm", svg.plain, True),
         ("Tokens per second", "tokens_per_second", svg.short, True),
-        ("Share of the matrix-product ceiling", "matmul_share", svg.percent, True),
+        ("Fraction of the matrix-product speed", "matmul_share", svg.percent, True),
     ]
-    for title, name, show, from_zero in wanted:
+    for title, name, show, from_zero in charts:
         train = Series("training", "train", svg.points(steps, name))
         series = [one for one in (train, Series("held out", "held", svg.points(evaluations, name))) if one.points]
         if series:
@@ -109,33 +108,14 @@ def _charts(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> I
 
 
 def _columns(evaluation: dict[str, Any]) -> list[tuple[str, str, Show]]:
-    """Those of all runs, and of sequences longer than most if there are any."""
-    return _COLUMNS + [
-        column
-        for length in lengths(evaluation)
-        for column in (
-            (f"masked_lm_loss_at_{length}", f"loss at {length} tokens", _loss),
-            (f"masked_lm_accuracy_at_{length}", f"accuracy at {length} tokens", _accuracy),
-        )
-    ]
+    """The figures of all objectives, and those of longer sequences if there are any."""
+    columns: list[tuple[str, str, Show]] = [("step", "step", lambda step: f"{step:,.0f}")]
+    for kind, objective in OBJECTIVES.items():
+        for suffix in ("", *(f"_at_{length}" for length in lengths(evaluation))):
+            title = f"{objective.title}{suffix.replace('_', ' ')}{' tokens' if suffix else ''}"
+            columns += [(f"{kind}_{m.name}{suffix}", f"{m.name}, {title}", m.show) for m in objective.measures]
+    return [column for column in columns if column[0] in evaluation]
 
-
-def _loss(value: float) -> str:
-    return f"{value:.4f}"
-
-
-def _accuracy(value: float) -> str:
-    return f"{value:.2%}"
-
-
-_COLUMNS: list[tuple[str, str, Show]] = [
-    ("step", "step", lambda step: f"{step:,.0f}"),
-    ("masked_lm_loss", "loss, masked words", _loss),
-    ("masked_lm_accuracy", "accuracy, masked words", _accuracy),
-    ("masked_lm_perplexity", "perplexity", lambda perplexity: f"{perplexity:,.2f}"),
-    ("next_sentence_loss", "loss, sentence pairs", _loss),
-    ("next_sentence_accuracy", "accuracy, sentence pairs", _accuracy),
-]
 
 SHOWN_CHARACTERS = 500  # of a text
 PARTS: Mapping[TaskType, str] = {  # of which figures are given

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -21,12 +21,14 @@ import bertworks
 from bertworks.batching.batch import Batch
 from bertworks.checkpoints.training_state import Checkpoint, latest_checkpoint, remove_deleted, save_checkpoint
 from bertworks.errors import BertworksError, UsageError
-from bertworks.events import Event
+from bertworks.events import Event, duration
 from bertworks.models.initialization import meta_device_init
-from bertworks.runs.metrics_log import Metrics, Stopwatch, finite, training_figures
+from bertworks.runs.metrics_log import Metrics, Stopwatch, finite, total_loss, training_figures
 from bertworks.runs.signals import PATIENCE, GracefulShutdown, patience_for
 from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, Precision, measure_matmul
-from bertworks.training.loop import LossStats, Step, train
+from bertworks.training.loop import Step, train
+from bertworks.training.losses import LossStats
+from bertworks.training.objectives import OBJECTIVES, TrainableModel
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
 
 EVALUATIONS, SAVE_SECONDS, MOST_LINES = 20, 120.0, 10_000
@@ -303,7 +305,7 @@ class TrainingRun:
         yield Event("evaluation", text, {"step": self.step, **figures})
 
     def _step_event(self, step: Step, means: dict[str, LossStats], tokens_per_second: float) -> Event:
-        figures = {"loss": sum(mean.loss for mean in means.values()), **training_figures(means)}
+        figures = {"loss": total_loss(means, cast(TrainableModel, self.model).weights), **training_figures(means)}
         learned = finite({"step": step.number, **figures, "learning_rate": step.learning_rate})
         learned |= finite({"gradient_norm": step.grad_norm.item(), "tokens": self.facts["tokens"]})
         flops = tokens_per_second * self.work.flops_per_token(step.number)
@@ -323,8 +325,11 @@ class TrainingRun:
             "eta_seconds": left,
             "skipped": int(self.skipped[0].item()),
         }
-        text = f"step {step.number:,}/{self.num_steps:,}  loss {figures['loss']:.3f}  {tokens_per_second:,.0f} tokens/s"
-        return Event("step", text, learned | measured | shown)
+        fields = learned | measured | shown
+        accuracies = [f"{OBJECTIVES[kind].title} {means[kind].accuracy:.1%}" for kind in means if kind in OBJECTIVES]
+        parts = [f"step {step.number:,}/{self.num_steps:,}", f"loss {figures['loss']:.3f}", *accuracies]
+        parts += [show(fields[name]) for name, show in _SHOWN.items() if fields[name] is not None]
+        return Event("step", "  ".join(parts), fields)
 
     def _diverged(self, what: str) -> BertworksError:
         last = max((int(p.name[5:]) for p in (self.folder / "checkpoints").glob("step-*[0-9]")), default=0)
@@ -348,6 +353,15 @@ class TrainingRun:
             where = f": {self.folder}/checkpoints" if self.work.keeps == "last" else f": {self.work.describe(best)}"
             text += f"; the best was after step {best['step']:,}{where}"
         return Event("done", text, figures)
+
+
+_SHOWN: dict[str, Callable[[Any], str]] = {  # figures of a step, in the order of display
+    "learning_rate": lambda value: f"rate {value:.1e}",
+    "tokens_per_second": lambda value: f"{value:,.0f} tokens/s",
+    "matmul_share": lambda value: f"{value:.0%} of matmul speed",
+    "memory": lambda value: f"{value / 1e9:.2f} GB",
+    "eta_seconds": lambda value: f"{duration(value)} left",
+}
 
 
 def versions() -> dict[str, str]:

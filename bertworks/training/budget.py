@@ -21,7 +21,7 @@ from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.device import DTYPES, THREADS, Precision, disable_heap_trim, measure_matmul
 from bertworks.training.loop import MixedPrecision, train
-from bertworks.training.objectives import PretrainingModel
+from bertworks.training.objectives import OBJECTIVES, PretrainingModel
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
 from bertworks.training.recipe import Phase, Recipe, TrainConfig
 
@@ -139,7 +139,9 @@ def choose_recipe(seconds: float, matmul: float, corpus_tokens: int, encoder: En
             attention_dropout=dropout,
         ),
         vocabulary=VocabularyConfig(size=rung.vocab_size),
-        sampling=SamplingConfig(pairs="full_sentences" if encoder and encoder.type_vocab_size < 2 else "next_sentence"),
+        sampling=SamplingConfig(
+            format="full_sentences" if encoder and encoder.type_vocab_size < 2 else "next_sentence"
+        ),
         initialization="published" if encoder else "neighbours",
         optimizer=OptimizerConfig(learning_rate=rung.learning_rate, warmup=0.1),
     )
@@ -202,8 +204,7 @@ def measure_steps(recipe: Recipe, device: torch.device, precision: Precision, se
     sequences than the recipe's. Memory is counted: what backward passes need of one and of two sequences."""
     disable_heap_trim()
     c, train_config = recipe.encoder, recipe.train
-    pairs = recipe.sampling.pairs == "next_sentence"
-    model = PretrainingModel(c, next_sentence=pairs, gradient_checkpointing=train_config.gradient_checkpointing)
+    model = PretrainingModel(c, recipe.weights, gradient_checkpointing=train_config.gradient_checkpointing)
     model.to(device)
     patience = seconds / len(train_config.phases)
     speed = EFFICIENCY * measure_matmul(DTYPES[precision], device)
@@ -213,7 +214,7 @@ def measure_steps(recipe: Recipe, device: torch.device, precision: Precision, se
         full = min(phase.batch_size, max(1, train_config.micro_batch_tokens // length))
         expected = c.flops_per_token(length, recipe.masking.rate) * length / speed  # seconds of a sequence
         few = min(full, max(1, int(patience / 4 / expected)))
-        batch, one, two = (random_batch(c, n, length, recipe.masking.rate, pairs).to(device) for n in (few, 1, 2))
+        batch, one, two = (random_batch(recipe, n, length).to(device) for n in (few, 1, 2))
         first, second = (_kept_for_backward(model, precision, some) for some in (one, two))
         activations = max(activations, first + (second - first) * (full - 1))
         micro, update = time_step(model, recipe.optimizer, precision, batch, patience)
@@ -239,18 +240,16 @@ def _kept_for_backward(model: PretrainingModel, precision: Precision, batch: Bat
     return sum(kept.values())
 
 
-def random_batch(c: EncoderConfig, sequences: int, length: int, rate: float, pairs: bool) -> Batch:
-    """Random tokens in the shape of real ones."""
-    generator = np.random.default_rng(0)
-    asked = max(1, round(length * rate))
+def random_batch(recipe: Recipe, sequences: int, length: int) -> Batch:
+    """Random tokens and targets in the shape of those that a recipe trains on."""
+    generator, c, rate = np.random.default_rng(0), recipe.encoder, recipe.masking.rate
+    types = np.arange(length) // (length // 2 + 1) % max(1, c.type_vocab_size)
     return collate(
         [
             Example(
                 generator.integers(c.vocab_size, size=length),
-                np.arange(length) // (length // 2 + 1),
-                np.sort(generator.permutation(length)[:asked]),
-                generator.integers(c.vocab_size, size=asked),
-                int(generator.integers(2)) if pairs else -1,
+                types,
+                {kind: OBJECTIVES[kind].random_target(c, length, rate, generator) for kind in recipe.weights},
             )
             for _ in range(sequences)
         ]

@@ -15,18 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from bertworks.batching.batch import Batch
 from bertworks.models.heads import OutputLayer
 from bertworks.training.device import DTYPES, Precision
-from bertworks.training.losses import LossSum
-from bertworks.training.objectives import Objective
+from bertworks.training.losses import LossStats, LossSum
+from bertworks.training.objectives import TrainableModel
 from bertworks.training.optimization import OptimizerConfig, update
-
-
-@dataclass(frozen=True)
-class LossStats:
-    """A loss and its accuracy over many batches and processes."""
-
-    loss: float
-    accuracy: float
-    count: int
 
 
 @dataclass(frozen=True)
@@ -82,12 +73,13 @@ def train(
     They may be none in some of several processes, save those of step 0.
 
     The losses of a step are means over all its micro-batches and all processes of the default process group, so that
-    the split shows in dropout's draws alone. `updating` is held while parameters change: a thread that holds it may
-    read them at any other time.
+    the split shows in dropout's random numbers alone. They are multiplied by the objective's weights. `updating` is
+    held while parameters change: a thread that holds it may read them at any other time.
     """
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     parameters = [p for p in objective.parameters() if p.requires_grad]
     device = parameters[0].device
+    weights = cast(TrainableModel, objective).weights
     compute: nn.Module = MixedPrecision(objective, precision)
     if world_size > 1:
         compute = DistributedDataParallel(compute, gradient_as_bucket_view=True)
@@ -98,13 +90,13 @@ def train(
         # Who has nothing to do computes with the others, who wait for its gradients, and counts nothing.
         share = 1.0 if mine else 0.0
         parts = [batch.to(device) for batch in mine or batches(0)[:1]]
-        counts, tokens = _global_counts(cast(Objective, objective), parts, share, device)
+        counts, tokens = _global_counts(cast(TrainableModel, objective), parts, share, device)
         sums: dict[str, LossSum] = {}
         for number, batch in enumerate(parts):
             with _no_reduction(compute, last=number == len(parts) - 1):
                 tallies = {name: LossSum(share * t.loss, share * t.correct) for name, t in compute(batch).items()}
                 # Data parallelism averages gradients; a sum over global denominators has to be undone of that.
-                losses = [t.loss * (world_size / counts[name]) for name, t in tallies.items()]
+                losses = [t.loss * (weights[name] * world_size / counts[name]) for name, t in tallies.items()]
                 torch.stack(losses).sum().backward()
             sums = add_sums([sums, {name: LossSum(t.loss.detach(), t.correct) for name, t in tallies.items()}])
         sums = _reduced(sums)
@@ -128,7 +120,7 @@ def evaluate(objective: nn.Module, batches: Iterable[Batch], precision: Precisio
     counts: dict[str, int] = {}
     for batch in batches:
         sums = add_sums([sums, compute(batch.to(device))])
-        for name, count in cast(Objective, objective).counts(batch).items():
+        for name, count in cast(TrainableModel, objective).counts(batch).items():
             counts[name] = counts.get(name, 0) + count
     objective.train(training)
     return means(sums, counts)
@@ -165,7 +157,7 @@ def _no_reduction(compute: nn.Module, last: bool) -> AbstractContextManager[None
 
 
 def _global_counts(
-    objective: Objective, parts: Sequence[Batch], share: float, device: torch.device
+    objective: TrainableModel, parts: Sequence[Batch], share: float, device: torch.device
 ) -> tuple[dict[str, int], int]:
     counts = dict.fromkeys(objective.counts(parts[0]), 0)
     for batch in parts:

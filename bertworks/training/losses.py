@@ -3,6 +3,7 @@ large one however unequal its parts are.
 """
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -12,10 +13,19 @@ CHUNK_BYTES = 1 << 27  # of scores held at once
 
 
 class LossSum(NamedTuple):
-    """How an objective did on a batch."""
+    """A loss over a batch, and the number of correct predictions."""
 
     loss: Tensor  # float32 []: sum of the losses
-    correct: Tensor  # float32 []: how often the best answer was the right one
+    correct: Tensor  # float32 []: how often the label has the highest logit
+
+
+@dataclass(frozen=True)
+class LossStats:
+    """A loss and its accuracy over many batches and processes."""
+
+    loss: float
+    accuracy: float
+    count: int
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> LossSum:

@@ -1,63 +1,199 @@
-"""Objectives: networks that turn a batch into named sums of losses.
+"""Objectives of pre-training, and the network that learns several of them at once.
 
-counts(batch)   what each loss is summed over, known before the forward pass: the denominator of a whole step is
-known
-                before its first gradient
-forward(batch)  the sums, by the same names
+- `OBJECTIVES`: the objectives by kind, each with its heads, loss and figures; reports and evaluations iterate over it
+- `PretrainingModel`: an encoder with the heads of its objectives; BERT is `masked_lm` + `next_sentence`
+- `TrainableModel`: what the training loop needs of a network
 """
 
-from typing import Protocol
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import ClassVar, NamedTuple, Protocol
 
+import numpy as np
 import torch
+from numpy.random import Generator
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch
-from bertworks.models.config import EncoderConfig
+from bertworks.batching.sampling import Target
+from bertworks.models.config import PRETRAINING_HEADS, EncoderConfig, Head
 from bertworks.models.encoder import Encoder, initialize
 from bertworks.models.heads import LMHead, Pooler
-from bertworks.training.losses import LossSum, cross_entropy, vocabulary_cross_entropy
+from bertworks.training.losses import LossStats, LossSum, cross_entropy, vocabulary_cross_entropy
+from bertworks.training.recipe import ObjectiveKind
 
 
-class Objective(Protocol):
-    """What the trainer knows of learning."""
+class TrainableModel(Protocol):
+    """A network that turns a batch into named sums of losses.
 
+    weights: of the losses in the sum that is minimized, by name.
+    counts(batch): the denominators, known before the forward pass: that of a whole step is needed for its first
+        gradient.
+    """
+
+    @property
+    def weights(self) -> Mapping[str, float]: ...
     def counts(self, batch: Batch) -> dict[str, int]: ...
     def __call__(self, batch: Batch) -> dict[str, LossSum]: ...
 
 
-class PretrainingModel(nn.Module):
-    """BERT as it is pre-trained: masked LM over the asked tokens, and next sentence prediction over [CLS], whose losses
-    are added (Devlin et al. 2019, section 3.1; appendix A.2). Without `next_sentence` there is no pooler either."""
+class Measure(NamedTuple):
+    """A figure of an objective, and how it is printed."""
 
-    def __init__(self, c: EncoderConfig, *, next_sentence: bool = True, gradient_checkpointing: bool = False):
+    name: str
+    compute: Callable[[LossStats], float]
+    format: str
+    starts_at_zero: bool = False  # the axis of its chart
+
+    def show(self, value: float) -> str:
+        """The figure as text."""
+        return self.format.format(value)
+
+
+LOSS = Measure("loss", lambda stats: stats.loss, "{:.3f}")
+ACCURACY = Measure("accuracy", lambda stats: stats.accuracy, "{:.1%}", True)
+PERPLEXITY = Measure("perplexity", lambda stats: math.exp(min(stats.loss, 700.0)), "{:,.1f}", True)
+
+
+class Objective(Protocol):
+    """A loss over the hidden states at the positions of its target."""
+
+    kind: ClassVar[str]
+    title: ClassVar[str]  # what is predicted, in reports
+    heads: ClassVar[tuple[Head, ...]]
+    measures: ClassVar[tuple[Measure, ...]]  # the first one decides which checkpoint is the best: lower is better
+
+    @staticmethod
+    def positions(model: "PretrainingModel", batch: Batch) -> Tensor:
+        """int64 [M]: the rows of the batch whose last hidden states the loss reads."""
+        ...
+
+    @staticmethod
+    def loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
+        """The loss of the hidden states [M, hidden] at these positions."""
+        ...
+
+    @staticmethod
+    def random_target(c: EncoderConfig, length: int, rate: float, generator: Generator) -> Target:
+        """A target in the shape of a real one, to measure the speed of a training. rate: of masked tokens."""
+        ...
+
+
+class MaskedLM:
+    """Predict the masked tokens (Devlin et al. 2019, section 3.1, task 1)."""
+
+    kind: ClassVar[str] = "masked_lm"
+    title: ClassVar[str] = "masked tokens"
+    heads: ClassVar[tuple[Head, ...]] = ("lm_head",)
+    measures: ClassVar[tuple[Measure, ...]] = (LOSS, ACCURACY, PERPLEXITY)
+
+    @staticmethod
+    def positions(model: "PretrainingModel", batch: Batch) -> Tensor:
+        return batch.targets["masked_lm"].positions
+
+    @staticmethod
+    def loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
+        assert model.lm_head is not None
+        x = model.lm_head.transform(states)
+        embeddings = model.encoder.embeddings.token.weight.to(x.dtype)
+        return vocabulary_cross_entropy(x, embeddings, model.lm_head.bias, labels)
+
+    @staticmethod
+    def random_target(c: EncoderConfig, length: int, rate: float, generator: Generator) -> Target:
+        count = max(1, round(length * rate))
+        positions = np.sort(generator.permutation(length)[:count])
+        return Target(positions, generator.integers(c.vocab_size, size=count))
+
+
+class NextSentence:
+    """Predict whether segment B follows segment A (Devlin et al. 2019, section 3.1, task 2)."""
+
+    kind: ClassVar[str] = "next_sentence"
+    title: ClassVar[str] = "next sentence"
+    heads: ClassVar[tuple[Head, ...]] = ("pooler", "next_sentence")
+    measures: ClassVar[tuple[Measure, ...]] = (LOSS, ACCURACY)
+
+    @staticmethod
+    def positions(model: "PretrainingModel", batch: Batch) -> Tensor:
+        assert model.pooler is not None
+        return model.pooler.tokens(batch.layout).long()
+
+    @staticmethod
+    def loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
+        assert model.pooler is not None
+        assert model.next_sentence is not None
+        return cross_entropy(model.next_sentence(model.pooler(states)), labels)
+
+    @staticmethod
+    def random_target(c: EncoderConfig, length: int, rate: float, generator: Generator) -> Target:
+        return Target(np.zeros(1, np.int64), generator.integers(2, size=1))
+
+
+OBJECTIVES: Mapping[str, type[Objective]] = {each.kind: each for each in (MaskedLM, NextSentence)}
+BERT: Mapping[ObjectiveKind, float] = {"masked_lm": 1.0, "next_sentence": 1.0}
+
+
+def heads_of(kinds: Iterable[str]) -> tuple[Head, ...]:
+    """The heads that these objectives need."""
+    needed = {head for kind in kinds for head in OBJECTIVES[kind].heads}
+    return tuple(head for head in PRETRAINING_HEADS if head in needed)
+
+
+def figures(means: Mapping[str, LossStats]) -> dict[str, float]:
+    """The figures of an evaluation, such as `masked_lm_accuracy`."""
+    return {
+        f"{kind}_{measure.name}": measure.compute(stats)
+        for kind, stats in means.items()
+        for measure in OBJECTIVES[kind].measures
+    }
+
+
+class PretrainingModel(nn.Module):
+    """An encoder with the heads of its objectives, whose weighted losses are added. The default is BERT (Devlin et al.
+    2019, appendix A.2). One pass of the encoder serves all objectives; its last layer is computed only at the positions
+    that they read.
+
+    Args:
+        objectives: the weights of the losses by kind, see `OBJECTIVES`.
+    """
+
+    def __init__(
+        self,
+        c: EncoderConfig,
+        objectives: Mapping[ObjectiveKind, float] = BERT,
+        *,
+        gradient_checkpointing: bool = False,
+    ):
         super().__init__()
+        self.weights = {str(kind): weight for kind, weight in objectives.items()}
+        heads = heads_of(objectives)
         self.encoder = Encoder(c, gradient_checkpointing)
-        self.pooler = Pooler(c) if next_sentence else None
-        self.lm_head = LMHead(c)
-        self.next_sentence = nn.Linear(c.hidden_size, 2) if next_sentence else None
+        self.pooler = Pooler(c) if "pooler" in heads else None
+        self.lm_head = LMHead(c) if "lm_head" in heads else None
+        self.next_sentence = nn.Linear(c.hidden_size, 2) if "next_sentence" in heads else None
         if self.next_sentence is not None:
             initialize(self.next_sentence, c)
 
     def counts(self, batch: Batch) -> dict[str, int]:
-        asked = {"masked_lm": len(batch.labels)}
-        if self.next_sentence is not None and batch.pair_labels is not None:
-            asked["next_sentence"] = len(batch.pair_labels)
-        return asked
+        return {kind: len(batch.targets[kind].labels) for kind in self._present(batch)}
 
     def forward(self, batch: Batch) -> dict[str, LossSum]:
-        first_tokens = batch.layout.first if self.pooler is None else self.pooler.tokens(batch.layout)
-        rows = torch.cat([batch.masked_positions, first_tokens.long()])  # the others are not needed
-        states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, rows)[-1]
-        states, first = states.split([len(batch.masked_positions), batch.layout.num_sequences])
-        asked = self.lm_head.transform(states)
-        words = self.encoder.embeddings.token.weight.to(asked.dtype)
-        tallies = {"masked_lm": vocabulary_cross_entropy(asked, words, self.lm_head.bias, batch.labels)}
-        if self.pooler is not None and self.next_sentence is not None and batch.pair_labels is not None:
-            pooled = self.pooler(first)
-            tallies["next_sentence"] = cross_entropy(self.next_sentence(pooled), batch.pair_labels)
-        return tallies
+        kinds = self._present(batch)
+        positions = [OBJECTIVES[kind].positions(self, batch) for kind in kinds]
+        states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, torch.cat(positions))[-1]
+        parts = states.split([len(rows) for rows in positions])
+        return {
+            kind: OBJECTIVES[kind].loss(self, part, batch.targets[kind].labels)
+            for kind, part in zip(kinds, parts, strict=True)
+        }
 
     def scores(self, batch: Batch) -> Tensor:
-        """[M, V]: the scores of every word at the asked places."""
-        states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, batch.masked_positions)[-1]
+        """[M, V]: the logits of the vocabulary at the masked tokens."""
+        assert self.lm_head is not None
+        positions = batch.targets["masked_lm"].positions
+        states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, positions)[-1]
         return self.lm_head(states, self.encoder.embeddings.token.weight)  # type: ignore[no-any-return]
+
+    def _present(self, batch: Batch) -> list[str]:
+        """The objectives whose targets a batch has."""
+        return [kind for kind in self.weights if kind in batch.targets]

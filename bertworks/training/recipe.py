@@ -1,12 +1,12 @@
 """The recipe of a pre-training: a TOML file, in memory a frozen dataclass. Unknown names and wrong types are errors."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from bertworks.batching.masking import MaskingConfig
-from bertworks.batching.sampling import SamplingConfig
+from bertworks.batching.sampling import FORMATS, SamplingConfig
 from bertworks.config import dump_recipe, parse_as, read_recipe_text
 from bertworks.models.config import EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
@@ -74,14 +74,33 @@ class TrainConfig:
         return sum(p.num_steps * p.batch_size * p.sequence_length for p in self.phases)
 
 
+ObjectiveKind = Literal["masked_lm", "next_sentence"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ObjectiveConfig:
+    """An objective and the weight of its loss in the sum (`training.objectives.OBJECTIVES`)."""
+
+    kind: ObjectiveKind
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.weight < float("inf"):
+            raise ValueError(f"weight is {self.weight}: expected a number above 0")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """A whole pre-training: everything that decides the numbers, except the text.
 
+    objectives: what is learned; (): masked_lm, and what the format of the sequences has targets for. The first one
+        chooses the best checkpoint.
     initialization: "published": everything at random; "neighbours": the first layer begins by looking at the words
     around (`nn.initialization`), which small budgets could not learn in their time, and the table of positions is not
     trained.
     """
+
+    ALIASES: ClassVar[Mapping[str, str]] = {"sampling.pairs": "sampling.format"}  # of fields, for one release
 
     title: str
     train: TrainConfig
@@ -89,6 +108,7 @@ class Recipe:
     vocabulary: VocabularyConfig = field(default_factory=VocabularyConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     masking: MaskingConfig = field(default_factory=MaskingConfig)
+    objectives: tuple[ObjectiveConfig, ...] = ()
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     initialization: Literal["published", "neighbours"] = "published"
     seed: int = 0
@@ -101,11 +121,7 @@ class Recipe:
                 f"train.phases ask for {self.train.sequence_length} tokens, but encoder.max_position_embeddings is "
                 f"{self.encoder.max_position_embeddings}"
             )
-        if self.sampling.pairs == "next_sentence" and self.encoder.type_vocab_size < 2:
-            raise ValueError(
-                f"encoder.type_vocab_size is {self.encoder.type_vocab_size}, and a pair needs two: expected "
-                "sampling.pairs=full_sentences beside it"
-            )
+        self._check_objectives()
         self._check_initialization()
         if not self.encoder.initializer_range > 0:
             raise ValueError(f"encoder.initializer_range is {self.encoder.initializer_range}: expected more than 0")
@@ -113,6 +129,36 @@ class Recipe:
             raise ValueError("optimizer.learning_rate is 0: expected the rate, which a pre-training does not choose")
         if not 0 <= self.seed < 1 << 32:
             raise ValueError(f"seed is {self.seed}: expected a whole number from 0 to {(1 << 32) - 1:,}")
+
+    @property
+    def weights(self) -> dict[ObjectiveKind, float]:
+        """The weight of each objective, by kind."""
+        kinds = ["masked_lm", *FORMATS[self.sampling.format].targets]
+        return {o.kind: o.weight for o in self.objectives} or {cast(ObjectiveKind, kind): 1.0 for kind in kinds}
+
+    def with_objectives(self) -> "Recipe":
+        """The recipe with its objectives listed, also those that were left to the format."""
+        objectives = tuple(ObjectiveConfig(kind=kind, weight=weight) for kind, weight in self.weights.items())
+        return replace(self, objectives=objectives)
+
+    def _check_objectives(self) -> None:
+        format, sampler = self.sampling.format, FORMATS[self.sampling.format]
+        if self.encoder.type_vocab_size < sampler.segments:
+            raise ValueError(
+                f"encoder.type_vocab_size is {self.encoder.type_vocab_size}, but sampling.format {format!r} has "
+                f"{sampler.segments} segments: expected sampling.format = 'full_sentences'"
+            )
+        kinds = [o.kind for o in self.objectives]
+        if len(set(kinds)) < len(kinds):
+            raise ValueError(f"objectives: {', '.join(kinds)}: expected each kind once")
+        if kinds and "masked_lm" not in kinds:
+            raise ValueError("objectives has no masked_lm: tokens are masked, so expected a loss for them")
+        for kind in self.weights:
+            if kind not in ("masked_lm", *sampler.targets):
+                raise ValueError(
+                    f"objectives: {kind} has no targets in sequences of sampling.format {format!r}: "
+                    f"leave it out, or choose another format"
+                )
 
     def _check_initialization(self) -> None:
         """Local attention is written into a learned position table of the hidden size, under a norm."""

@@ -115,12 +115,12 @@ class Classification:
         return self.num_labels
 
     def count(self, batch: Batch) -> int:
-        return len(batch.labels)
+        return len(batch.target.labels)
 
     def tally(self, logits: Tensor, batch: Batch) -> LossSum:
         weights = logits.new_tensor(self.weights) if self.weights else None
-        loss = F.cross_entropy(logits, batch.labels, weights, reduction="sum", label_smoothing=self.smoothing)
-        return LossSum(loss, (logits.detach().argmax(-1) == batch.labels).sum().float())
+        loss = F.cross_entropy(logits, batch.target.labels, weights, reduction="sum", label_smoothing=self.smoothing)
+        return LossSum(loss, (logits.detach().argmax(-1) == batch.target.labels).sum().float())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,11 +136,11 @@ class MultiLabel:
         return self.num_labels
 
     def count(self, batch: Batch) -> int:
-        return batch.labels.numel()
+        return batch.target.labels.numel()
 
     def tally(self, logits: Tensor, batch: Batch) -> LossSum:
-        loss = F.binary_cross_entropy_with_logits(logits, batch.labels, reduction="sum")
-        return LossSum(loss, ((logits.detach() > 0) == (batch.labels > 0.5)).sum().float())
+        loss = F.binary_cross_entropy_with_logits(logits, batch.target.labels, reduction="sum")
+        return LossSum(loss, ((logits.detach() > 0) == (batch.target.labels > 0.5)).sum().float())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,10 +155,10 @@ class Regression:
     outputs: ClassVar[int] = 1
 
     def count(self, batch: Batch) -> int:
-        return len(batch.labels)
+        return len(batch.target.labels)
 
     def tally(self, logits: Tensor, batch: Batch) -> LossSum:
-        off = (logits[:, 0] - batch.labels) / self.deviation
+        off = (logits[:, 0] - batch.target.labels) / self.deviation
         return LossSum(off.square().sum(), (off.detach().abs() < 0.5).sum().float())
 
 
@@ -177,7 +177,7 @@ class SpanExtraction:
     def tally(self, logits: Tensor, batch: Batch) -> LossSum:
         absent = ~batch.layout.present[:, :, None]
         scores = batch.layout.pad(logits).masked_fill(absent, torch.finfo(torch.float32).min)  # [B, S, 2]
-        labels = batch.labels.view(-1, 2)
+        labels = batch.target.labels.view(-1, 2)
         loss = F.cross_entropy(scores, labels, reduction="sum") / 2
         return LossSum(loss, (scores.detach().argmax(1) == labels).all(1).sum().float())
 
@@ -193,10 +193,10 @@ class MultipleChoice:
     outputs: ClassVar[int] = 1
 
     def count(self, batch: Batch) -> int:
-        return len(batch.labels) // self.num_choices
+        return len(batch.target.labels) // self.num_choices
 
     def tally(self, logits: Tensor, batch: Batch) -> LossSum:
-        scores, labels = logits.view(-1, self.num_choices), batch.labels.view(-1, self.num_choices).argmax(1)
+        scores, labels = logits.view(-1, self.num_choices), batch.target.labels.view(-1, self.num_choices).argmax(1)
         loss = F.cross_entropy(scores, labels, reduction="sum")
         return LossSum(loss, (scores.detach().argmax(-1) == labels).sum().float())
 
@@ -212,7 +212,7 @@ class TaskModel(nn.Module):
         self, c: EncoderConfig, task: TaskHead, *, recurrent_units: int = 0, gradient_checkpointing: bool = False
     ):
         super().__init__()
-        self.task, self.dropout = task, c.hidden_dropout
+        self.task, self.dropout, self.weights = task, c.hidden_dropout, {"task": 1.0}
         self.encoder = Encoder(c, gradient_checkpointing)
         self.pooler = Pooler(c) if task.pooled else None
         self.features: FrozenFeatures | None = None
@@ -247,7 +247,7 @@ class TaskModel(nn.Module):
         """[M, width]: of the tokens that are asked."""
         if self.features is not None and self.recurrent is not None:
             x = self.features(batch).to(next(self.recurrent.parameters()).dtype)
-            return self.recurrent(x, batch.layout)[batch.masked_positions]  # type: ignore[no-any-return]
-        everything = len(batch.masked_positions) == len(batch.input_ids)
-        rows = None if everything else batch.masked_positions
+            return self.recurrent(x, batch.layout)[batch.target.positions]  # type: ignore[no-any-return]
+        everything = len(batch.target.positions) == len(batch.input_ids)
+        rows = None if everything else batch.target.positions
         return self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, rows)[-1]  # type: ignore[no-any-return]
