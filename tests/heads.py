@@ -9,6 +9,7 @@ from torch import Tensor
 
 from bertworks.batching.batch import Batch, collate
 from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Target
 from bertworks.checkpoints.hf_mapping import config_to_huggingface, from_huggingface
 from bertworks.models.config import EncoderConfig
 from bertworks.training.task_heads import (
@@ -55,7 +56,7 @@ def example(task: str, length: int, number: int, generator: np.random.Generator)
             asked, labels = np.arange(length), np.sort(generator.integers(0, length, 2))
         case "choice":
             labels = np.array([float(number % 3 == 1)], np.float32)
-    return Example(ids, types, asked, labels, -1)
+    return Example(ids, types, {"task": Target(asked, labels)})
 
 
 def batch_of(task: str, seed: int = 0) -> Batch:
@@ -74,15 +75,15 @@ def rectangles(task: str, batch: Batch) -> dict[str, Tensor]:
     match task:
         case "tagging":
             labels = torch.full((layout.num_sequences * layout.max_seqlen,), -100)
-            labels[layout.slots[batch.masked_positions]] = batch.labels
+            labels[layout.slots[batch.target.positions]] = batch.target.labels
             inputs["labels"] = labels.view(layout.num_sequences, -1)
         case "qa":
-            inputs["start_positions"], inputs["end_positions"] = batch.labels.view(-1, 2).unbind(1)
+            inputs["start_positions"], inputs["end_positions"] = batch.target.labels.view(-1, 2).unbind(1)
         case "choice":
             inputs = {name: x.view(-1, 3, layout.max_seqlen) for name, x in inputs.items()}
-            inputs["labels"] = batch.labels.view(-1, 3).argmax(1)
+            inputs["labels"] = batch.target.labels.view(-1, 3).argmax(1)
         case _:
-            inputs["labels"] = batch.labels
+            inputs["labels"] = batch.target.labels
     return inputs
 
 

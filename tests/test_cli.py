@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from bertworks.cli import console
-from bertworks.cli.console import duration, figures, parse_size, show_events
+from bertworks.cli.console import parse_size, show_events
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
-from bertworks.events import Event
+from bertworks.events import Event, duration
 
 VERBS = [
     "vocab", "prepare", "pretrain", "fill", "score", "explain", "evaluate mlm", "evaluate blimp", "evaluate squad",
@@ -176,16 +176,9 @@ def test_durations():
     assert [duration(s) for s in (-1, 8.4, 187, 7387, 1e6)] == ["0 s", "8 s", "3 min", "2 h 03 min", "11 d 13 h"]
 
 
-def test_figures_leave_out_what_is_unknown():
-    assert figures(STEP) == (
-        "step 20/1,000  loss 5.432  masked tokens 12.5%  rate 1.0e-04  9,512 tokens/s  31% of matmul speed  1.25 GB  "
-        "3 min left"
-    )
-
-
 def events() -> list[Event]:
     progress = [Event("stage", f"vocabulary: counting {n}", {"stage": "vocabulary", "amount": n}) for n in range(50)]
-    steps = [Event("step", "", STEP | {"step": n}) for n in range(1, 1001)]
+    steps = [Event("step", f"step {n:,}/1,000  loss 5.432", STEP | {"step": n}) for n in range(1, 1001)]
     return [Event("note", "a word"), *progress, *steps, Event("done", "all done", {"folder": "x"})]
 
 

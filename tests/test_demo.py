@@ -76,10 +76,10 @@ def test_it_ends_with_figures_blanks_and_the_reports(collected, tmp_path):
     assert events[-2].text == f"fine-tuning minilm with {room.MINILM[0]}"
     lines = events[-1].text.splitlines()
     assert lines[:4] == [
-        "held-out text      masked words  next sentence",
-        "always 'the'               6.0%          50.0%",
-        "before training            0.1%          50.0%",
-        "after 1,500 steps         32.1%          75.0%",
+        "held-out text      masked tokens  next sentence",
+        "always 'the'                6.0%          50.0%",
+        "before training             0.1%          50.0%",
+        "after 1,500 steps          32.1%          75.0%",
     ]
     blanks = [line for line in lines if "[MASK]" in line and not line.startswith("try")]
     assert len(blanks) == 4 + 4

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from bertworks.batching.batch import Batch, collate
+from bertworks.batching.batch import Batch, BatchTarget, collate
 from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Target
 from bertworks.models import attention
 from bertworks.models.config import EncoderConfig
 from bertworks.models.heads import pool
@@ -50,7 +51,10 @@ LABELS: list[tuple[TaskHead, torch.Tensor, torch.Tensor]] = [
 def batch() -> Batch:
     draw = np.random.default_rng(0)
     return collate([
-        Example(draw.integers(100, size=n), np.zeros(n, np.int64), np.array([1, 4]), draw.integers(100, size=2), n % 2)
+        Example(draw.integers(100, size=n), np.zeros(n, np.int64), {
+            "masked_lm": Target(np.array([1, 4]), draw.integers(100, size=2)),
+            "next_sentence": Target(np.zeros(1, np.int64), np.array([n % 2])),
+        })
         for n in LENGTHS
     ])  # fmt: skip
 
@@ -86,7 +90,7 @@ def test_pre_training(precision: Precision, dropout: float, checkpointing: bool)
 @pytest.mark.parametrize(("task", "asked", "labels"), LABELS, ids=lambda value: type(value).__name__)
 def test_fine_tuning(precision: Precision, task: TaskHead, asked: torch.Tensor, labels: torch.Tensor) -> None:
     model = on_meta(lambda: TaskModel(CONFIG, task)).train()
-    given = replace(batch(), masked_positions=asked, labels=labels).to("meta")
+    given = replace(batch(), targets={"task": BatchTarget(asked, labels)}).to("meta")
     loss = MixedPrecision(model, precision)(given)["task"].loss
     loss.backward()
     assert (loss.device.type, loss.dtype) == ("meta", torch.float32)

@@ -34,7 +34,7 @@ def without_pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     list(
         pretrain(
             [write_corpus(folder / "t.jsonl")], folder / "a", recipe=str(recipe), workers=1, device="cpu",
-            overrides=["sampling.pairs=full_sentences"],
+            overrides=["sampling.format=full_sentences"],
         )
     )  # fmt: skip
     return folder / "a"
@@ -51,7 +51,7 @@ def test_the_same_figures_as_transformers(model: Path, tmp_path: Path):
         store,
         np.arange(len(store.documents) - 1),
         Tokenizer.load(model),
-        pairs=True,
+        format="next_sentence",
         sequence_length=48,
         sequences=10**6,
     )
@@ -63,12 +63,12 @@ def test_the_same_figures_as_transformers(model: Path, tmp_path: Path):
                 out = theirs(
                     input_ids=batch.input_ids[None, begin:end], token_type_ids=batch.token_type_ids[None, begin:end]
                 )
-            mine = (batch.masked_positions >= begin) & (batch.masked_positions < end)
-            scores = out.prediction_logits[0, batch.masked_positions[mine] - begin]
-            labels = batch.labels[mine]
+            mine = (batch.targets["masked_lm"].positions >= begin) & (batch.targets["masked_lm"].positions < end)
+            scores = out.prediction_logits[0, batch.targets["masked_lm"].positions[mine] - begin]
+            labels = batch.targets["masked_lm"].labels[mine]
             losses += torch.nn.functional.cross_entropy(scores, labels, reduction="none").tolist()
             right += (scores.argmax(-1) == labels).tolist()
-            pairs.append(bool(out.seq_relationship_logits[0].argmax() == batch.pair_labels[number]))
+            pairs.append(bool(out.seq_relationship_logits[0].argmax() == batch.targets["next_sentence"].labels[number]))
     assert ours["masked_lm_loss"] == pytest.approx(np.mean(losses), rel=1e-5)
     assert ours["masked_lm_accuracy"] == pytest.approx(np.mean(right))
     assert ours["masked_lm_perplexity"] == pytest.approx(math.exp(np.mean(losses)), rel=1e-4)

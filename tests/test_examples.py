@@ -12,7 +12,7 @@ from tiny import write_recipe
 from bertworks.batching import sampling
 from bertworks.batching.batch import collate
 from bertworks.batching.masking import Example
-from bertworks.batching.sampling import make_plan
+from bertworks.batching.sampling import Target, make_plan
 from bertworks.errors import BertworksError
 from bertworks.runs.pretrain_job import (
     Sections,
@@ -45,7 +45,7 @@ def test_a_plan_on_disk_is_the_plan(
     pairs: str, block: int, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(sampling, "BLOCK", block)
-    store, recipe = make_store(), recipe_for(tmp_path, f"sampling.pairs={pairs}", "seed=3")
+    store, recipe = make_store(), recipe_for(tmp_path, f"sampling.format={pairs}", "seed=3")
     batches = phase_batches(store, every(store), recipe, tokenizer, tmp_path / "plans", 0, 1)
     expected = io.BytesIO()
     np.save(expected, make_plan(store, every(store), recipe.sampling, 32, 3 << 8, tokenizer.template))
@@ -57,7 +57,7 @@ def test_a_plan_on_disk_is_the_plan(
 
 
 def test_a_corpus_without_a_sequence_leaves_no_plan(tokenizer: Tokenizer, tmp_path: Path):
-    store, recipe = make_store(), recipe_for(tmp_path, "sampling.pairs=full_sentences")
+    store, recipe = make_store(), recipe_for(tmp_path, "sampling.format=full_sentences")
     with pytest.raises(BertworksError, match="not one sequence"):
         phase_batches(store, np.array([], np.int64), recipe, tokenizer, tmp_path / "plans", 0, 1)
     assert list((tmp_path / "plans").iterdir()) == []
@@ -114,5 +114,7 @@ def test_the_most_frequent_word_is_that_of_all_the_training_text(tokenizer: Toke
     monkeypatch.setattr("bertworks.runs.pretrain_job.CHUNK", 16)
     store = store_of([[10] * 4] * 6)
     store.tokens[:] = np.repeat([7, 9, 8, 9, 8, 8], 40)  # of each document; those of 8 are held out
-    batch = collate([Example(np.array([2, 4, 4, 3]), np.zeros(4, int), np.array([1, 2]), np.array([9, 7]), -1)])
+    batch = collate(
+        [Example(np.array([2, 4, 4, 3]), np.zeros(4, int), {"masked_lm": Target(np.array([1, 2]), np.array([9, 7]))})]
+    )
     assert most_frequent_word(store, np.array([0, 1, 3]), tokenizer, [batch]) == (TOKENS[9], 0.5)

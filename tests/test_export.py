@@ -29,7 +29,7 @@ from fine import (
 )
 
 import bertworks
-from bertworks.batching.batch import Batch
+from bertworks.batching.batch import Batch, BatchTarget
 from bertworks.checkpoints.model_folder import save_model
 from bertworks.checkpoints.task_config import TaskConfig, task_settings
 from bertworks.cli.main import main
@@ -167,7 +167,7 @@ def test_every_activation(activation: Any, tmp_path: Path):
     network = TaskModel(replace(CONFIG, hidden_act=activation), Classification(num_labels=4, pooled=False)).eval()
     write_onnx(tmp_path / "m.onnx", network, "tokens")
     ids, layout = torch.randint(0, 60, (20,)), Layout.of([3, 16, 1])
-    batch = Batch(ids, layout, None, torch.arange(1, 18), torch.arange(17), None)
+    batch = Batch(ids, layout, None, {"task": BatchTarget(torch.arange(1, 18), torch.arange(17))})
     with torch.no_grad():
         torch.testing.assert_close(
             OnnxModel(tmp_path / "m.onnx", network.task).logits(batch), network.logits(batch), atol=1e-4, rtol=0

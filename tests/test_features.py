@@ -12,6 +12,7 @@ from fine import PEOPLE, tokenizer, write_conll, write_reviews, write_spans
 
 from bertworks.batching.batch import Batch, collate
 from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Target
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.checkpoints.storage import read_tensors, write_tensors
 from bertworks.checkpoints.task_config import read_task_config
@@ -43,7 +44,13 @@ def examples(seed: int = 0) -> list[list[Example]]:
     found = []
     for n in LENGTHS:
         asked = np.arange(0, n, 2)
-        found.append([Example(draw.integers(5, 90, n), np.zeros(n, int), asked, draw.integers(0, 3, len(asked)), -1)])
+        found.append(
+            [
+                Example(
+                    draw.integers(5, 90, n), np.zeros(n, int), {"task": Target(asked, draw.integers(0, 3, len(asked)))}
+                )
+            ]
+        )
     return found
 
 

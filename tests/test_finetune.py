@@ -27,6 +27,7 @@ from fine import (
 from sklearn.utils.class_weight import compute_class_weight
 
 from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Target
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.storage import read_tensors, write_tensors
 from bertworks.checkpoints.task_config import read_task_config
@@ -420,14 +421,16 @@ def test_rare_labels_weigh_as_in_scikit_learn(model: Path, tmp_path: Path) -> No
     rows = [f"a film {n},{'rare' if n % 5 == 0 else 'usual'}" for n in range(60)]
     (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     work = work_for(tmp_path / "d.csv", model, "class_weights=balanced", "label_smoothing=0.1")
-    labels = [unit[0].labels.item() for unit in work.units]
+    labels = [unit[0].target.labels.item() for unit in work.units]
     expected = compute_class_weight("balanced", classes=np.array([0, 1]), y=labels)
     assert work.network().task == Classification(num_labels=2, weights=tuple(expected), smoothing=0.1)
     assert work_for(tmp_path / "d.csv", model).network().task == Classification(num_labels=2)
 
 
 def test_a_label_that_never_occurs_weighs_one() -> None:
-    units = [[Example(np.array([1]), np.zeros(1, int), np.array([0]), np.array([n]), -1)] for n in (0, 0, 0, 2)]
+    units = [
+        [Example(np.array([1]), np.zeros(1, int), {"task": Target(np.array([0]), np.array([n]))})] for n in (0, 0, 0, 2)
+    ]
     assert balanced_weights(units, 3) == (pytest.approx(4 / 9), 1.0, pytest.approx(4 / 3))
 
 

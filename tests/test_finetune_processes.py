@@ -13,6 +13,7 @@ from fine import write_model, write_reviews
 
 from bertworks.batching.batch import LabelledBatches
 from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Target
 from bertworks.checkpoints.storage import read_tensors
 from bertworks.errors import UsageError
 from bertworks.runs.finetune import finetune_events, make_finetune_request
@@ -65,12 +66,12 @@ def test_two_processes_get_the_numbers_of_one_and_end_early_together(
 
 
 def test_processes_share_every_batch_and_leave_nothing_out() -> None:
-    units = [[Example(np.arange(1 + n % 5), np.zeros(1 + n % 5, int), np.array([0]), np.array([n]), -1)]
+    units = [[Example(np.arange(1 + n % 5), np.zeros(1 + n % 5, int), {"task": Target(np.array([0]), np.array([n]))})]
              for n in range(17)]  # fmt: skip
     whole = LabelledBatches(units, batch_size=8, micro_batch_tokens=100, seed=3)
     shares = [LabelledBatches(units, 8, 100, seed=3, rank=rank, world_size=3) for rank in range(3)]
     for step in range(6):
-        asked = [[n for batch in part(step) for n in batch.labels.tolist()] for part in (whole, *shares)]
+        asked = [[n for batch in part(step) for n in batch.target.labels.tolist()] for part in (whole, *shares)]
         assert sorted(asked[1] + asked[2] + asked[3]) == sorted(asked[0])
         assert max(map(len, asked[1:])) - min(map(len, asked[1:])) <= 1
     assert [len(part(2)) for part in shares] == [1, 0, 0]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bertworks.batching.batch import Batch
+from bertworks.batching.batch import Batch, BatchTarget
 from bertworks.checkpoints.hf_mapping import component_names, config_from_huggingface, from_huggingface
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.models.config import EncoderConfig
@@ -94,7 +94,8 @@ def both_batches(lengths, config, seed=2):
         "labels": layout.pad(flat).masked_fill(~present, -100),
         "next_sentence_label": pairs,
     }
-    return Batch(ids, layout, types, asked, labels, pairs), padded
+    targets = {"masked_lm": BatchTarget(asked, labels), "next_sentence": BatchTarget(layout.first.long(), pairs)}
+    return Batch(ids, layout, types, targets), padded
 
 
 def total_loss(model, batch):
@@ -123,7 +124,7 @@ def test_the_loss_and_the_scores_are_the_same(pair, lengths):
         expected = theirs(**padded)
         loss, scores = total_loss(ours, packed), ours.scores(packed)
     torch.testing.assert_close(loss, expected.loss, rtol=1e-6, atol=0)
-    asked = packed.layout.unpad(expected.prediction_logits)[packed.masked_positions]
+    asked = packed.layout.unpad(expected.prediction_logits)[packed.targets["masked_lm"].positions]
     torch.testing.assert_close(scores, asked, atol=2e-5, rtol=1e-5)
 
 
@@ -206,7 +207,7 @@ def test_our_folder_opens_as_body_and_as_masked_lm(saved):
     with torch.no_grad():
         states = ours.encoder(packed.input_ids, packed.layout, packed.token_type_ids)[-1]
         found = body(**inputs)
-        scores = packed.layout.unpad(masked(**inputs).logits)[packed.masked_positions]
+        scores = packed.layout.unpad(masked(**inputs).logits)[packed.targets["masked_lm"].positions]
         pooled = ours.pooler(states[packed.layout.first])
         torch.testing.assert_close(packed.layout.unpad(found.last_hidden_state), states, atol=1e-5, rtol=0)
         torch.testing.assert_close(found.pooler_output, pooled, atol=1e-5, rtol=0)
@@ -251,7 +252,7 @@ def test_through_their_hands_and_back_nothing_changes(saved, tmp_path, tokenizer
 
 def test_a_model_without_sentence_pairs_is_a_masked_lm_of_theirs(tmp_path, tokenizer):
     config = replace(TINY, vocab_size=len(TOKENS), hidden_size=48, num_attention_heads=4)
-    ours = perturbed(PretrainingModel(config, next_sentence=False))
+    ours = perturbed(PretrainingModel(config, {"masked_lm": 1.0}))
     save_model(tmp_path, ours.state_dict(), config, tokenizer, card="")
     theirs, troubles = opened(transformers.AutoModelForMaskedLM, tmp_path)
     assert troubles == {}

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertworks.batching.masking import Masker, MaskingConfig
-from bertworks.batching.sampling import frame, keyed_rng
+from bertworks.batching.sampling import add_special_tokens, keyed_rng
 from bertworks.text.tokenizer import Template
 
 MASK, VOCAB = 4, 1000
@@ -14,7 +14,7 @@ MASK, VOCAB = 4, 1000
 
 def make_sequence(first: int, second: int, seed: int = 0):
     r = np.random.default_rng(seed)
-    return frame([r.integers(10, VOCAB, first), r.integers(10, VOCAB, second)], Template((2,), (3,), (3,)), 0)
+    return add_special_tokens([r.integers(10, VOCAB, first), r.integers(10, VOCAB, second)], Template((2,), (3,), (3,)))
 
 
 def masker(starts_word=None, **settings) -> Masker:
@@ -28,11 +28,11 @@ def test_exactly_so_many_are_asked(first, second, rate, most):
     length = first + second + 3  # with [CLS] and both [SEP]
     expected = max(1, round(rate * length))
     expected = min(expected, most) if most else expected
-    assert len(e.masked_positions) == min(expected, first + second)
-    assert (np.diff(e.masked_positions) > 0).all()
-    assert not s.special[e.masked_positions].any()
-    assert (e.labels == s.input_ids[e.masked_positions]).all()
-    others = np.setdiff1d(np.arange(length), e.masked_positions)
+    assert len(e.targets["masked_lm"].positions) == min(expected, first + second)
+    assert (np.diff(e.targets["masked_lm"].positions) > 0).all()
+    assert not s.special[e.targets["masked_lm"].positions].any()
+    assert (e.targets["masked_lm"].labels == s.input_ids[e.targets["masked_lm"].positions]).all()
+    others = np.setdiff1d(np.arange(length), e.targets["masked_lm"].positions)
     assert (e.input_ids[others] == s.input_ids[others]).all()
 
 
@@ -44,8 +44,8 @@ def test_the_split_is_as_configured(mask, random, unit):
     for i in range(600):
         s = make_sequence(60, 60, i)
         e = m(s, keyed_rng("test", i))
-        read = e.input_ids[e.masked_positions]
-        hidden, kept = read == MASK, read == e.labels
+        read = e.input_ids[e.targets["masked_lm"].positions]
+        hidden, kept = read == MASK, read == e.targets["masked_lm"].labels
         fates += hidden.sum(), (~hidden & ~kept).sum(), kept.sum()
     total = fates.sum()
     once = random / VOCAB  # a random token may be [MASK], or the right one
@@ -56,7 +56,7 @@ def test_the_split_is_as_configured(mask, random, unit):
 def test_every_place_is_asked_equally_often():
     counts = np.zeros(103)
     for i in range(4000):
-        counts[masker()(make_sequence(50, 50), keyed_rng("test", i)).masked_positions] += 1
+        counts[masker()(make_sequence(50, 50), keyed_rng("test", i)).targets["masked_lm"].positions] += 1
     words = np.delete(counts, [0, 51, 102])
     expected = words.mean()
     assert counts[[0, 51, 102]].sum() == 0
@@ -66,7 +66,7 @@ def test_every_place_is_asked_equally_often():
 def test_random_tokens_come_from_the_whole_vocabulary():
     drawn = np.concatenate(
         [
-            e.input_ids[e.masked_positions]
+            e.input_ids[e.targets["masked_lm"].positions]
             for e in (masker(mask=0, random=1.0)(make_sequence(60, 60, i), keyed_rng("test", i)) for i in range(800))
         ]
     )
@@ -80,9 +80,9 @@ def test_whole_words_are_hidden_whole_and_never_over_a_border():
     for i in range(200):
         s = make_sequence(40, 40, i)
         e = masker(starts, unit="whole_word")(s, keyed_rng("test", i))
-        assert len(e.masked_positions) <= round(0.15 * 83)
+        assert len(e.targets["masked_lm"].positions) <= round(0.15 * 83)
         chosen = np.zeros(len(s.input_ids), bool)
-        chosen[e.masked_positions] = True
+        chosen[e.targets["masked_lm"].positions] = True
         for position in range(1, len(chosen)):
             same_word = not starts[s.input_ids[position]] and not s.special[position] and not s.special[position - 1]
             if same_word:
@@ -93,10 +93,12 @@ def test_a_segment_cut_inside_a_word_starts_a_word():
     """Otherwise the pieces after a [SEP] would be glued to the last word before it (a quirk of the original)."""
     starts = np.ones(VOCAB, bool)
     starts[500] = False
-    s = frame([np.array([10, 11, 12, 13]), np.array([500, 14, 15, 16])], Template((2,), (3,), (3,)), 0)
+    s = add_special_tokens([np.array([10, 11, 12, 13]), np.array([500, 14, 15, 16])], Template((2,), (3,), (3,)))
     alone = 0
     for i in range(300):
-        positions = set(masker(starts, unit="whole_word", rate=0.1)(s, keyed_rng("test", i)).masked_positions.tolist())
+        positions = set(
+            masker(starts, unit="whole_word", rate=0.1)(s, keyed_rng("test", i)).targets["masked_lm"].positions.tolist()
+        )
         assert len(positions) == 1
         alone += positions == {6}
     assert alone > 10
@@ -105,11 +107,11 @@ def test_a_segment_cut_inside_a_word_starts_a_word():
 def test_a_word_beyond_the_budget_is_passed_over():
     starts = np.zeros(VOCAB, bool)
     starts[10] = True
-    s = frame(
-        [np.array([10, *range(11, 40), 10, 10]), np.array([10])], Template((2,), (3,), (3,)), 0
+    s = add_special_tokens(
+        [np.array([10, *range(11, 40), 10, 10]), np.array([10])], Template((2,), (3,), (3,))
     )  # one word of 30 pieces
     for i in range(50):
-        positions = masker(starts, unit="whole_word")(s, keyed_rng("test", i)).masked_positions
+        positions = masker(starts, unit="whole_word")(s, keyed_rng("test", i)).targets["masked_lm"].positions
         assert set(positions.tolist()) == {31, 32, 34}
 
 
@@ -118,7 +120,7 @@ def test_spans_have_the_lengths_asked_for():
     m.budget = lambda length: 3  # type: ignore[method-assign]
     runs = np.zeros(4)
     for i in range(6000):
-        positions = m(make_sequence(200, 200, i % 7), keyed_rng("test", i)).masked_positions
+        positions = m(make_sequence(200, 200, i % 7), keyed_rng("test", i)).targets["masked_lm"].positions
         generator = keyed_rng("test", i)
         generator.permutation(400)
         first_size = 1 + np.searchsorted(m.span_edges, generator.random(400)[0], side="right")
@@ -129,11 +131,14 @@ def test_spans_have_the_lengths_asked_for():
 
 def test_spans_hide_neighbouring_words():
     together = sum(
-        (np.diff(masker(unit="span")(make_sequence(60, 60, i), keyed_rng("test", i)).masked_positions) == 1).sum()
+        (
+            np.diff(masker(unit="span")(make_sequence(60, 60, i), keyed_rng("test", i)).targets["masked_lm"].positions)
+            == 1
+        ).sum()
         for i in range(100)
     )
     apart = sum(
-        (np.diff(masker()(make_sequence(60, 60, i), keyed_rng("test", i)).masked_positions) == 1).sum()
+        (np.diff(masker()(make_sequence(60, 60, i), keyed_rng("test", i)).targets["masked_lm"].positions) == 1).sum()
         for i in range(100)
     )
     assert together > 2 * apart

@@ -6,6 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from bertworks.batching.sampling import SamplingConfig
 from bertworks.config import dump_recipe
 from bertworks.errors import UsageError
 from bertworks.models.config import BERT_BASE, EncoderConfig
@@ -121,13 +122,15 @@ def test_evaluations_cost_little():
 
 
 def test_random_batches_look_like_real_ones():
-    batch = random_batch(TINY, 6, 32, 0.15, pairs=True)
+    recipe = replace(recipe_with((1, 8, 32)), encoder=TINY)
+    batch = random_batch(recipe, 6, 32)
     assert batch.layout.num_sequences == 6
     assert len(batch.input_ids) == 6 * 32
-    assert len(batch.labels) == 6 * 5
-    assert batch.pair_labels is not None
+    assert len(batch.targets["masked_lm"].labels) == 6 * 5
+    assert len(batch.targets["next_sentence"].labels) == 6
     assert set(batch.token_type_ids.tolist()) == {0, 1}
-    assert random_batch(TINY, 1, 5, 0.01, pairs=False).pair_labels is None
+    without_pairs = replace(recipe, sampling=SamplingConfig(format="full_sentences"))
+    assert set(random_batch(without_pairs, 1, 5).targets) == {"masked_lm"}
 
 
 def test_a_step_is_its_micro_batches_and_one_update(monkeypatch: pytest.MonkeyPatch):
@@ -147,12 +150,12 @@ def test_measuring_a_large_model_on_a_slow_machine_takes_few_sequences(monkeypat
     """A step of BERT-Base takes minutes on this machine: it is measured on one sequence of each phase."""
     asked: list[int] = []
 
-    def seen(c: EncoderConfig, sequences: int, length: int, rate: float, pairs: bool):
+    def seen(recipe: Recipe, sequences: int, length: int):
         asked.append(sequences * length)
-        return random_batch(TINY, 1, 32, rate, pairs)
+        return random_batch(replace(recipe_with((1, 8, 32)), encoder=TINY), 1, 32)
 
     monkeypatch.setattr(budget, "measure_matmul", lambda *_: 5e10)
-    monkeypatch.setattr(budget, "PretrainingModel", lambda _, **options: Model(TINY, **options))
+    monkeypatch.setattr(budget, "PretrainingModel", lambda _, *options, **named: Model(TINY, *options, **named))
     monkeypatch.setattr(budget, "random_batch", seen)
     recipe = replace(load_recipe("bert-base"), encoder=BERT_BASE)
     measured = measure_steps(recipe, torch.device("cpu"), "fp32", 0.2)

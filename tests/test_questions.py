@@ -107,7 +107,7 @@ def test_every_window_that_holds_an_answer_is_taught_where() -> None:
         found = encoded(context, ((start, context[start:end]), (0, context[:1])), max_length=24, stride=5)
         at, held = 0, 0
         for one in found.unit:
-            first, last = one.labels.tolist()
+            first, last = one.target.labels.tolist()
             places = found.places[at : at + len(one.input_ids)]
             at += len(one.input_ids)
             assert len(one.input_ids) <= 24
@@ -153,10 +153,10 @@ def test_an_answer_that_stands_twice_is_given_once() -> None:
 def test_windows_that_ask_nothing_are_not_learned_from() -> None:
     item = Item(("?" * 60, "film"), ("O", "B-x"), "a:1")
     (found,) = Featurizer(tokenizer(), "tagging", ("O", "B-x"), 16)([item])
-    assert any(not len(one.masked_positions) for one in found.unit)
+    assert any(not len(one.target.positions) for one in found.unit)
     units = training_groups(found, "tagging")
-    assert all(len(one.masked_positions) for unit in units for one in unit)
-    assert sum(len(one.masked_positions) for unit in units for one in unit) == 2
+    assert all(len(one.target.positions) for unit in units for one in unit)
+    assert sum(len(one.target.positions) for unit in units for one in unit) == 2
 
 
 def test_no_answer_begins_with_the_space_that_some_tokenizers_count_to_a_word() -> None:

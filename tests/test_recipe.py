@@ -148,6 +148,15 @@ def test_the_last_word_counts():
     assert parse_recipe(MINIMAL, "r.toml", ["seed=3", "seed=4"]).seed == 4
 
 
+NO_PAIRS = """[sampling]
+format = "full_sentences"
+[[objectives]]
+kind = "masked_lm"
+[[objectives]]
+kind = "next_sentence"
+[train]"""
+
+
 @pytest.mark.parametrize(
     ("old", "new", "line", "message", "hint"),
     [
@@ -176,13 +185,19 @@ def test_the_last_word_counts():
         ("[train]", "[encoder]\nnum_attention_heads = 7\n[train]", 4, "does not divide", None),
         ("[train]", "[encoder]\nlayer_norm_eps = -1.0\n[train]", 4, "layer_norm_eps is -1.0", None),
         ("[train]", "[encoder]\ninitializer_range = 0.0\n[train]", 1, "initializer_range is 0.0", None),
-        ("[train]", "[encoder]\ntype_vocab_size = 1\n[train]", 1, "a pair needs two", None),
+        ("[train]", "[encoder]\ntype_vocab_size = 1\n[train]", 1, "'next_sentence' has 2 segments", None),
         ("[train]", "[masking]\nmax_predictions = -1\n[train]", 4, "max_predictions is -1", None),
         ("[train]", "[optimizer]\nbeta1 = 1.5\n[train]", 4, "beta1 is 1.5", None),
         ("[train]", "[optimizer]\neps = -1.0\n[train]", 4, "eps is -1.0", None),
         ("[train]", "[optimizer]\nweight_decay = -1.0\n[train]", 4, "weight_decay and max_grad_norm", None),
         ("[train]", "[optimizer]\nmax_grad_norm = -1.0\n[train]", 4, "weight_decay and max_grad_norm", None),
         ("[train]", "seed = 4294967296\n[train]", 1, "seed is 4294967296", None),
+        ("[train]", "[[objectives]]\nkind = 'mlm'\n[train]", 5, "objectives[0].kind: 'mlm' is none of", None),
+        ("[train]", "[[objectives]]\nkind = 'masked_lm'\nweight = 0.0\n[train]", 4, "weight is 0.0", None),
+        ("[train]", "[[objectives]]\nkind = 'next_sentence'\n[train]", 1, "objectives has no masked_lm", None),
+        ("[train]", "[[objectives]]\nkind = 'masked_lm'\n" * 2 + "[train]", 1, "expected each kind once", None),
+        ("[train]", NO_PAIRS, 1, "next_sentence has no targets in sequences of sampling.format 'full_sentences'", None),
+        ("[train]", "[sampling]\npairs = 'x'\nformat = 'x'\n[train]", 1, "sampling.pairs is an earlier name", None),
         ("[train]", "encoder = 3\n[train]", 4, "encoder: expected a table, got 3", None),
     ],
 )
@@ -229,3 +244,27 @@ def test_a_name_that_is_none():
 def test_defaults_are_those_of_the_paper():
     c = EncoderConfig()
     assert (c.hidden_size, c.num_hidden_layers, c.num_attention_heads, c.max_position_embeddings) == (768, 12, 12, 512)
+
+
+def test_objectives_are_those_of_the_format_unless_they_are_listed():
+    assert parse_recipe(MINIMAL, "r.toml").weights == {"masked_lm": 1.0, "next_sentence": 1.0}
+    assert parse_recipe(MINIMAL, "r.toml", ["sampling.format=full_sentences"]).weights == {"masked_lm": 1.0}
+    listed = MINIMAL + "[[objectives]]\nkind = 'masked_lm'\n[[objectives]]\nkind = 'next_sentence'\nweight = 2\n"
+    assert parse_recipe(listed, "r.toml").weights == {"masked_lm": 1.0, "next_sentence": 2.0}
+    alone = parse_recipe(MINIMAL + "[[objectives]]\nkind = 'masked_lm'\n", "r.toml")
+    assert alone.weights == {"masked_lm": 1.0}  # over pairs of segments
+
+
+def test_a_written_recipe_lists_its_objectives():
+    recipe = parse_recipe(MINIMAL, "r.toml").with_objectives()
+    text = dump_recipe(recipe)
+    assert '[[objectives]]\nkind = "masked_lm"\nweight = 1.0\n' in text
+    assert parse_recipe(text, "r.toml") == recipe
+
+
+def test_earlier_names_of_fields():
+    new = parse_recipe(MINIMAL + "[sampling]\nformat = 'full_sentences'\n", "r.toml")
+    assert parse_recipe(MINIMAL + "[sampling]\npairs = 'full_sentences'\n", "r.toml") == new
+    assert parse_recipe(MINIMAL, "r.toml", ["sampling.pairs=full_sentences"]) == new
+    with_format = MINIMAL + "[sampling]\nformat = 'next_sentence'\n"
+    assert parse_recipe(with_format, "r.toml", ["sampling.pairs=full_sentences"]) == new

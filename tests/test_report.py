@@ -81,18 +81,18 @@ def test_the_page_shows_the_last_figures_the_recipe_and_the_versions(run):
     page = page_of(run)
     assert write_report(run) == run / "report.html"
     for expected in (
-        "100 steps", "100k tokens", "50 s of training", "43.8% of held-out masked words right", "perplexity 20.1",
-        "81.2% of sentence pairs right", "title = &quot;mine&quot;", "bertworks 0.1.0, torch 2.13.0",
+        "100 steps", "100k tokens", "50 s of training", "masked tokens: loss 3.000, accuracy 43.8%, perplexity 20.1",
+        "next sentence: accuracy 81.2%", "title = &quot;mine&quot;", "bertworks 0.1.0, torch 2.13.0",
     ):  # fmt: skip
         assert expected in page
     assert list(drawings(page)) == [
-        "Loss on masked words", "Accuracy on masked words", "Loss on sentence pairs", "Accuracy on sentence pairs",
+        "Masked tokens: loss", "Masked tokens: accuracy", "Next sentence: loss", "Next sentence: accuracy",
         "Learning rate", "Norm of the gradient", "Tokens per second",
     ]  # fmt: skip
 
 
 def test_a_line_is_where_its_numbers_are(run):
-    drawing = drawings(page_of(run))["Loss on masked words"]
+    drawing = drawings(page_of(run))["Masked tokens: loss"]
     labels = {text.text: text for text in drawing.iter("text")}
     low, high = labels["3"], labels["7"]
     points = line_of(drawing)
@@ -111,7 +111,7 @@ def test_long_runs_are_averaged_and_keep_their_extremes(tmp_path):
     losses = [5.0 + (n % 10) / 10 for n in range(10_000)]
     write_metrics(tmp_path, [step_line(n + 1, masked_lm_loss=loss) for n, loss in enumerate(losses)])
     page = page_of(tmp_path)
-    drawing = drawings(page)["Loss on masked words"]
+    drawing = drawings(page)["Masked tokens: loss"]
     assert len(line_of(drawing)) <= svg.MOST_POINTS
     assert any(part.get("class") == "band" for part in drawing.iter("polygon"))
     assert len(page) < 100_000
@@ -180,7 +180,7 @@ def test_a_resumed_run_has_its_last_word(tmp_path):
     page = page_of(tmp_path)
     assert "4 steps" in page
     assert "perplexity 7.4" in page
-    assert len(line_of(drawings(page)["Loss on masked words"])) == 4
+    assert len(line_of(drawings(page)["Masked tokens: loss"])) == 4
 
 
 def test_numbers_that_are_none_are_left_out(tmp_path):
@@ -189,7 +189,7 @@ def test_numbers_that_are_none_are_left_out(tmp_path):
     )
     page = page_of(tmp_path)
     assert "nan" not in page.lower()
-    assert len(line_of(drawings(page)["Loss on masked words"])) == 1
+    assert len(line_of(drawings(page)["Masked tokens: loss"])) == 1
     assert len(line_of(drawings(page)["Learning rate"])) == 3
 
 
@@ -199,9 +199,9 @@ def test_a_run_that_has_not_begun_has_a_page(tmp_path):
     assert "0 steps" in page_of(tmp_path)
     write_metrics(tmp_path, [evaluation_line(0)])
     assert drawings(page_of(tmp_path)).keys() == {
-        "Loss on masked words",
-        "Accuracy on masked words",
-        "Accuracy on sentence pairs",
+        "Masked tokens: loss",
+        "Masked tokens: accuracy",
+        "Next sentence: accuracy",
     }
 
 

@@ -15,7 +15,7 @@ from bertworks.batching.sampling import (
     FullSentences,
     NextSentencePairs,
     SamplingConfig,
-    frame,
+    add_special_tokens,
     make_plan,
     make_sampler,
     plan_blocks,
@@ -101,12 +101,12 @@ def segments(sequence):
     return ids[1:first], ids[first + 1 : second]
 
 
-def test_frame_has_the_marks_of_a_pair():
-    s = frame([np.array([7, 8]), np.array([9])], SPECIAL, 1)
+def test_a_pair_has_special_tokens_and_types():
+    s = add_special_tokens([np.array([7, 8]), np.array([9])], SPECIAL)
     assert s.input_ids.tolist() == [CLS, 7, 8, SEP, 9, SEP]
     assert s.token_type_ids.tolist() == [0, 0, 0, 0, 1, 1]
     assert s.special.tolist() == [True, False, False, True, False, True]
-    assert s.pair_label == 1
+    assert not s.targets
 
 
 def test_pairs_are_true_neighbours_or_from_another_document():
@@ -119,12 +119,13 @@ def test_pairs_are_true_neighbours_or_from_another_document():
         assert len(b)
         assert (np.diff(a) == 1).all()
         assert (np.diff(b) == 1).all()  # both are stretches of the text
-        if s.pair_label == 0:  # is next: B continues A, up to what was cut off between them
+        label = s.targets["next_sentence"].labels.item()
+        if label == 0:  # is next: B continues A, up to what was cut off between them
             assert document_of(store, a[0]) == document_of(store, b[0])
             assert b[0] > a[-1]
         else:  # never the same document
             assert document_of(store, a[0]) != document_of(store, b[0])
-        labels.append(s.pair_label)
+        labels.append(label)
     assert 0.4 < np.mean(labels) < 0.75
 
 
@@ -237,12 +238,12 @@ def test_pairs_of_one_document_are_refused():
 @pytest.mark.parametrize("max_length", [5, 16, 64, 5000])
 def test_full_sentences_lose_nothing_and_cross_documents_with_a_separator(max_length):
     store = make_store(40, longest=30)
-    c = SamplingConfig(pairs="full_sentences")
+    c = SamplingConfig(format="full_sentences")
     sampler = make_sampler(store, make_plan(store, every(store), c, max_length, 0, SPECIAL), c, max_length, SPECIAL, 0)
     assert isinstance(sampler, FullSentences)
     sequences = [sampler[i] for i in range(len(sampler))]
     assert all(3 <= len(s.input_ids) <= max_length for s in sequences)
-    assert all((s.token_type_ids == 0).all() and s.pair_label == -1 for s in sequences)
+    assert all((s.token_type_ids == 0).all() and not s.targets for s in sequences)
     text = np.concatenate([s.input_ids[~s.special] for s in sequences])
     assert (text == store.tokens).all()
     for s in sequences:
@@ -265,7 +266,7 @@ def test_configurations_that_mean_nothing_are_refused():
     ("settings", "sha256"),
     [
         ({"copies": 2}, "437f4936a240cf93853bc448e3995bf714a7cdea2a790a72163ad4d8d599d200"),
-        ({"pairs": "full_sentences"}, "804294d9999aa18dde0f5eb247e0c13de095432ffd79c1c7d80c03b76014bf4e"),
+        ({"format": "full_sentences"}, "804294d9999aa18dde0f5eb247e0c13de095432ffd79c1c7d80c03b76014bf4e"),
     ],
 )
 def test_plans_are_those_of_the_first_release(settings: dict, sha256: str, monkeypatch: pytest.MonkeyPatch):
@@ -290,20 +291,20 @@ def peak_of(action: Callable[[], object]) -> int:
 @pytest.mark.parametrize("pairs", ["next_sentence", "full_sentences"])
 def test_making_a_plan_takes_the_memory_of_a_block(pairs: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sampling, "BLOCK", 100)
-    store, c = make_store(300, longest=20), SamplingConfig(pairs=pairs, copies=3)
+    store, c = make_store(300, longest=20), SamplingConfig(format=pairs, copies=3)
     size = make_plan(store, every(store), c, 16, 0, SPECIAL).nbytes
     assert size > 100_000
     assert peak_of(lambda: sum(len(block) for block in plan_blocks(store, every(store), c, 16, 0, SPECIAL))) < size / 4
 
 
 def test_a_sampler_does_not_read_its_whole_plan():
-    store, c = make_store(300, longest=20), SamplingConfig(pairs="full_sentences")
+    store, c = make_store(300, longest=20), SamplingConfig(format="full_sentences")
     plan = make_plan(store, every(store), c, 16, 0, SPECIAL)
     assert peak_of(lambda: make_sampler(store, plan, c, 16, SPECIAL, 0)[len(plan) // 3]) < plan.nbytes / 10
 
 
 def test_there_is_nothing_beyond_the_end():
-    store, c = make_store(3), SamplingConfig(pairs="full_sentences")
+    store, c = make_store(3), SamplingConfig(format="full_sentences")
     sampler = make_sampler(store, make_plan(store, every(store), c, 16, 0, SPECIAL), c, 16, SPECIAL, 0)
     assert len(list(sampler)) == len(sampler)
     with pytest.raises(IndexError):

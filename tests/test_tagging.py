@@ -237,10 +237,10 @@ def test_a_sentence_is_read_with_its_document_around_it() -> None:
     whole = [token for one in text for token in rows_of(one)]
     for number, row in enumerate(rows[:4]):
         before = sum(len(rows_of(one)) for one in text[:number])
-        asked = row.input_ids[row.masked_positions].tolist()
+        asked = row.input_ids[row.target.positions].tolist()
         assert asked == rows_of(text[number])
         assert len(row.input_ids) == min(20, 2 + len(whole))
-        start = before - int(row.masked_positions[0]) + 1
+        start = before - int(row.target.positions[0]) + 1
         assert row.input_ids[1:-1].tolist() == whole[start : start + len(row.input_ids) - 2]
     assert rows[4].input_ids[1:-1].tolist() == rows_of("the story")  # of another document
 

@@ -7,6 +7,7 @@ from heads import CASES, CONFIG, batch_of, example, pair, rectangles
 
 from bertworks.batching.batch import LabelledBatches, collate, token_budget_batches, token_budget_indices
 from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Target
 from bertworks.checkpoints.hf_mapping import from_huggingface
 from bertworks.inference.engine import compute_logits, compute_logits_and_loss
 from bertworks.training.task_heads import Classification, Regression, TaskModel
@@ -54,7 +55,7 @@ def test_accuracy_counts_what_is_right() -> None:
     model, theirs = pair("classification")
     batch = batch_of("classification")
     tallies = model(batch)
-    right = (theirs(**rectangles("classification", batch)).logits.argmax(-1) == batch.labels).sum()
+    right = (theirs(**rectangles("classification", batch)).logits.argmax(-1) == batch.target.labels).sum()
     assert tallies["task"].correct == right
 
 
@@ -65,7 +66,7 @@ def test_weights_and_smoothing_are_those_of_torch() -> None:
     weights = (0.5, 1.5, 1.0)
     task = Classification(num_labels=3, weights=weights, smoothing=0.1)
     expected = torch.nn.functional.cross_entropy(
-        logits.double(), batch.labels, torch.tensor(weights).double(), label_smoothing=0.1, reduction="none"
+        logits.double(), batch.target.labels, torch.tensor(weights).double(), label_smoothing=0.1, reduction="none"
     ).sum()
     assert task.tally(logits, batch).loss.item() == pytest.approx(expected.item(), rel=1e-5)
 
@@ -94,15 +95,21 @@ def test_a_regression_begins_at_the_mean() -> None:
 
 
 def test_an_epoch_asks_everything_once_and_each_epoch_has_its_order() -> None:
-    units = [[Example(np.array([n, n]), np.zeros(2, int), np.array([0]), np.array([n]), -1)] for n in range(10)]
+    units = [
+        [Example(np.array([n, n]), np.zeros(2, int), {"task": Target(np.array([0]), np.array([n]))})] for n in range(10)
+    ]
     batches = LabelledBatches(units, batch_size=4, micro_batch_tokens=100, seed=3)
     assert batches.steps_per_epoch == 3
-    epochs = [[n for step in range(3 * e, 3 * e + 3) for b in batches(step) for n in b.labels.tolist()] for e in (0, 1)]
+    epochs = [
+        [n for step in range(3 * e, 3 * e + 3) for b in batches(step) for n in b.target.labels.tolist()] for e in (0, 1)
+    ]
     assert sorted(epochs[0]) == sorted(epochs[1]) == list(range(10))
-    orders = [[sorted(b.labels.tolist()) for step in range(3 * e, 3 * e + 3) for b in batches(step)] for e in (0, 1)]
+    orders = [
+        [sorted(b.target.labels.tolist()) for step in range(3 * e, 3 * e + 3) for b in batches(step)] for e in (0, 1)
+    ]
     assert orders[0] != orders[1]
     again = LabelledBatches(units, batch_size=4, micro_batch_tokens=100, seed=3)
-    assert [b.labels.tolist() for b in again(4)] == [b.labels.tolist() for b in batches(4)]
+    assert [b.target.labels.tolist() for b in again(4)] == [b.target.labels.tolist() for b in batches(4)]
 
 
 def test_micro_batches_keep_to_their_tokens_and_keep_choices_together() -> None:

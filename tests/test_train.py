@@ -13,6 +13,7 @@ from torch import nn
 
 from bertworks.batching.batch import collate
 from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Target
 from bertworks.models.config import EncoderConfig
 from bertworks.training.loop import evaluate, train
 from bertworks.training.losses import CHUNK_BYTES, LossSum, cross_entropy, vocabulary_cross_entropy
@@ -37,15 +38,16 @@ def make_examples(count, seed=0):
             Example(
                 ids,
                 (np.arange(n) > n // 2).astype(np.int64),
-                asked,
-                r.integers(200, size=len(asked)),
-                int(r.integers(2)),
+                {
+                    "masked_lm": Target(asked, r.integers(200, size=len(asked))),
+                    "next_sentence": Target(np.zeros(1, int), r.integers(2, size=1)),
+                },
             )
         )
     return examples
 
 
-def make_model(config=SMALL, seed=0, **settings):
+def make_model(config=SMALL, seed=0, **settings) -> PretrainingModel:
     torch.manual_seed(seed)
     return PretrainingModel(config, **settings)
 
@@ -134,7 +136,7 @@ def test_the_loss_is_the_sum_of_masked_lm_and_next_sentence():
     model = make_model()
     batch = collate(make_examples(5))
     tallies = model(batch)
-    total = tallies["masked_lm"].loss / len(batch.labels) + tallies["next_sentence"].loss / 5
+    total = tallies["masked_lm"].loss / len(batch.targets["masked_lm"].labels) + tallies["next_sentence"].loss / 5
     grads = torch.autograd.grad(total, list(model.parameters()))
     norm = torch.stack([g.norm() for g in grads]).norm().item()
     c = OptimizerConfig()
@@ -305,9 +307,30 @@ def test_it_learns_by_heart(precision):
     assert last["next_sentence"].accuracy == 1.0
 
 
+def test_weights_multiply_the_losses() -> None:
+    """One step with weights 1 and 50, by hand and by the loop; the figures are those of the plain losses."""
+    batch, c = collate(make_examples(6)), OptimizerConfig(learning_rate=1e-2, warmup=0.0)
+    by_hand, trained = (make_model(objectives={"masked_lm": 1.0, "next_sentence": 50.0}) for _ in range(2))
+    sums, counts = by_hand(batch), by_hand.counts(batch)
+    (
+        sums["masked_lm"].loss / counts["masked_lm"] + 50 * sums["next_sentence"].loss / counts["next_sentence"]
+    ).backward()
+    (step,) = train(trained, make_optimizer(trained, c), lambda n: [batch], c, 1)
+    norm = nn.utils.get_total_norm([p.grad for p in by_hand.parameters()])
+    torch.testing.assert_close(step.grad_norm, norm)
+    for name, tally in sums.items():
+        assert step.read()[name].loss == pytest.approx(tally.loss.item() / counts[name], rel=1e-6)
+
+
+def test_objectives_need_no_other_heads() -> None:
+    model = make_model(objectives={"next_sentence": 1.0})
+    assert model.lm_head is None
+    assert set(model(collate(make_examples(3)))) == {"next_sentence"}
+
+
 def test_without_next_sentence_nothing_is_asked_of_pairs():
-    model = make_model(next_sentence=False)
-    tallies = model(collate([e._replace(pair_label=-1) for e in make_examples(3)]))
+    model = make_model(objectives={"masked_lm": 1.0})
+    tallies = model(collate(make_examples(3)))
     assert set(tallies) == {"masked_lm"}
     assert not any("pooler" in name for name, _ in model.named_parameters())
 
@@ -348,6 +371,8 @@ def test_a_loss_that_is_not_finite_skips_though_gradients_are():
             super().__init__()
             self.weight = nn.Parameter(torch.ones(3))
 
+        weights = {"x": 1.0}  # noqa: RUF012
+
         def counts(self, batch):
             return {"x": 1}
 
@@ -355,7 +380,7 @@ def test_a_loss_that_is_not_finite_skips_though_gradients_are():
             return {"x": LossSum(self.weight.sum() + torch.inf, torch.zeros(()))}
 
     one = np.zeros(1, np.int64)
-    batch, c, spoilt = collate([Example(one, one, one, one, -1)]), OptimizerConfig(warmup=0.0), Spoilt()
+    batch, c, spoilt = collate([Example(one, one, {"task": Target(one, one)})]), OptimizerConfig(warmup=0.0), Spoilt()
     (step,) = train(spoilt, make_optimizer(spoilt, c), lambda n: [batch], c, 1)
     assert step.skipped.item() == 1
     assert torch.equal(spoilt.weight, torch.ones(3))

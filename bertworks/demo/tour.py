@@ -75,7 +75,7 @@ def _results(done: Event, model: Path) -> str:
         (f"after {done.fields['step']:,} steps", *_accuracies(after)),
     ]
     width = max(len(row[0]) for row in rows)
-    return "\n".join(f"{name:<{width}}  {words:>12}  {sentences:>13}" for name, words, sentences in rows)
+    return "\n".join(f"{name:<{width}}  {words:>13}  {sentences:>13}" for name, words, sentences in rows)
 
 
 def _accuracies(figures: dict[str, float]) -> list[str]:

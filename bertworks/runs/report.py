@@ -89,7 +89,12 @@ def _summary(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> 
 
 def _charts(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> Iterable[str]:
     charts: list[tuple[str, str, Show, bool]] = [  # the last: whether the axis begins at zero
-        (f"{objective.title}: {m.name}".capitalize(), f"{kind}_{m.name}", m.show, m.starts_at_zero)
+        (
+            f"{objective.title}: {m.name}".capitalize(),
+            f"{kind}_{m.name}",
+            svg.percent if "%" in m.format else svg.plain,
+            m.starts_at_zero,
+        )
         for kind, objective in OBJECTIVES.items()
         for m in objective.measures
         if m is not PERPLEXITY  # a function of the loss
