@@ -241,7 +241,7 @@ def read(path: Path) -> np.ndarray:
 
 
 def test_a_name_that_does_not_tell_what_to_write(tmp_path: Path):
-    with pytest.raises(UsageError, match="does not tell what to write") as caught:
+    with pytest.raises(UsageError, match="does not tell the kind of file") as caught:
         next(embed_file("minilm", tmp_path / "t.txt", tmp_path / "v.pickle"))
     assert str(caught.value.hint).startswith("end it in .npy; or in .csv, ")
     assert "conll" not in str(caught.value.hint)  # of words and tags

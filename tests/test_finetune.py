@@ -528,7 +528,7 @@ def test_what_is_there_is_not_written_over(classifier: Path, tmp_path: Path) -> 
         list(predict_file(classifier, tmp_path / "d.jsonl", tmp_path / "out.jsonl", device="cpu"))
     assert str(caught.value.where).endswith("d.jsonl:151")
     data = write_reviews(tmp_path / "own.csv", 10)
-    with pytest.raises(UsageError, match="the file that is read"):
+    with pytest.raises(UsageError, match="this is the input file"):
         list(predict_file(classifier, data, data, device="cpu"))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import bertworks
 from bertworks.cli.main import make_app
-from bertworks.datasets.infer_schema import guess_schema
+from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import items
 from bertworks.training.finetune_recipe import RECIPES, FinetuneRecipe
@@ -31,7 +31,7 @@ def test_there_is_a_sample_of_every_task():
 def test_samples_are_guessed_as_the_page_tells(heading: str, name: str, content: str, tmp_path: Path):
     (tmp_path / name).write_text(content, encoding="utf-8")
     reader = RowReader(tmp_path / name)
-    schema, _ = guess_schema(reader)
+    schema, _ = infer_schema(reader)
     assert schema.task == {**TASKS, "pairs": "classification"}[heading.lower().replace(" ", "-")]
     assert len(list(items(reader, schema))) >= 2
 

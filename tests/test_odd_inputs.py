@@ -45,7 +45,7 @@ def train(data: Path, output: Path, model: Path) -> Path:
 def test_lists_as_python_and_numpy_print_them_are_no_words(words: str, tags: str, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("tokens,tags\n" + f'"{words}","{tags}"\n' * 20)
-    with pytest.raises(BertworksError, match=r"a\.csv:2: 'tags' holds .*no tags"):
+    with pytest.raises(BertworksError, match=r"a\.csv:2: 'tags' holds .*not tags"):
         read_data(path)
 
 
@@ -226,7 +226,7 @@ def test_the_output_is_not_the_file_that_is_read(model: Path, tmp_path: Path, mo
     data = write_reviews(tmp_path / "a.csv")
     out = train(data, tmp_path / "out", model)
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(UsageError, match="this is the file that is read"):
+    with pytest.raises(UsageError, match="this is the input file"):
         list(predict_file(out, "~/a.csv", "~/a.csv", device="cpu"))
     list(predict_file(out, "~/a.csv", "~/b.csv", device="cpu"))
     assert (tmp_path / "b.csv").exists()

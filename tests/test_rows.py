@@ -189,7 +189,7 @@ def test_one_column_keeps_its_blank_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "where", "what"),
     [
-        ("a.csv", "text,label\na,x\nb\n", ":3", "1 cells where the first row has 2"),
+        ("a.csv", "text,label\na,x\nb\n", ":3", "1 cells, but the first row has 2"),
         ("a.csv", "text,label\na,x\nb,y,z\n", ":3", "3 cells"),
         ("a.tsv", 'text\tlabel\n"a\tx\nb" c\n', ":3", "1 cells"),
         ("a.csv", 'text,label\na,x\n"b,y\nc,z\n', ":3", "never closed"),
@@ -211,7 +211,7 @@ def test_one_column_keeps_its_blank_lines(tmp_path: Path) -> None:
         ("a.jsonl", b'{"text": "a"}\n{"a": "\xff"}\n', ":2", "not UTF-8"),
         ("a.json", '[\n{"text": "a"},\n{"text" "b"}\n]', ":3", "not JSON"),
         ("a.json", '[{"text": "a"}, "b"]', ":2", "expected a JSON object"),
-        ("a.json", '{"one": {"two":\n 3}}', "", "no list of rows"),
+        ("a.json", '{"one": {"two":\n 3}}', "", "not a list of rows"),
         ("a.json", '{"text": "a"', ":1", "not JSON"),
         ("a.conll", "EU\tB-ORG\nrejects\n\n", ":2", "has no tag"),
         ("a.conll", "EU\tB-ORG\nrejects\t\n", ":2", "has no tag"),

@@ -143,7 +143,7 @@ def test_only_tags_are_written_as_conll(model: Path, tmp_path: Path) -> None:
     run(data, tmp_path / "out", model, overrides=(*FAST, "epochs=1"))
     with pytest.raises(UsageError, match="this model is for classification"):
         predicted(tmp_path / "out", data, tmp_path / "a.conll")
-    with pytest.raises(UsageError, match="does not tell what to write"):  # before anything is computed
+    with pytest.raises(UsageError, match="does not tell the kind of file"):  # before anything is computed
         predicted(tmp_path / "out", data, tmp_path / "a.docx")
     assert not list(tmp_path.glob(".*partial"))
 

@@ -1,4 +1,4 @@
-"""Statistics of the columns of labelled data: texts, numbers, lists, different values of each column."""
+"""Statistics of the columns of labelled data: texts, numbers, lists and different values of each column."""
 
 import math
 from collections import Counter
@@ -9,29 +9,29 @@ from typing import Any
 from bertworks.datasets.reader import Row
 from bertworks.datasets.values import answers_of, label_text, list_of
 
-MOST_CLASSES = 20  # of numbers without fraction: more of them are rather amounts
-LONGEST_LABEL = 60  # characters
-MOST = 0.9  # so many values are what all should be: the others are mistakes, which are named when the rows are read
-_MOST_VALUES = 2000  # different ones that are counted in a column
+MAX_CLASSES = 20  # different numbers without fraction; more of them are amounts
+MAX_LABEL_LENGTH = 60  # characters
+MOST = 0.9  # a fraction of the values that decides for all: the others are errors, reported when the rows are read
+_MAX_VALUES = 2000  # different values that are counted in a column
 
 
 @dataclass
 class Column:
-    """What stands in a column. Of more than _MOST_VALUES different values, only the first so many are counted."""
+    """Statistics of a column."""
 
     name: str
     rows: int = 0
-    filled: int = 0  # rows that have a value
+    filled: int = 0  # rows with a value
     characters: int = 0
-    numbers: int = 0  # values that are numbers; among them
-    fractions: int = 0  # not whole
+    numbers: int = 0  # values that are numbers
+    fractions: int = 0  # numbers that are not whole
     low: float = math.inf
     high: float = -math.inf
-    lists: int = 0  # values that are lists, with so many
-    entries: int = 0  # entries in all
+    lists: int = 0  # values that are lists
+    entries: int = 0  # of all lists
     answers: int = 0  # values that are answers to a question
-    values: Counter[str] = field(default_factory=Counter)
-    many: bool = False
+    values: Counter[str] = field(default_factory=Counter)  # the first _MAX_VALUES different ones
+    has_more_values: bool = False
 
     @property
     def mean_length(self) -> float:
@@ -39,22 +39,49 @@ class Column:
         return self.characters / max(1, self.filled)
 
     @property
-    def numeric(self) -> bool:
+    def is_numeric(self) -> bool:
         return 0 < self.filled == self.numbers
 
     @property
-    def listed(self) -> bool:
+    def is_listed(self) -> bool:
         return self.lists > 0 and self.lists >= MOST * self.filled
 
     @property
     def known_name(self) -> str:
         return self.name.strip().lower()
 
+    @property
+    def has_few_values(self) -> bool:
+        """Whether the different values are few and frequent enough to be classes."""
+        count = len(self.values)
+        frequent = 5 * count <= self.filled or (count <= MAX_CLASSES and 2 * count <= self.filled)
+        return not self.has_more_values and count > 1 and frequent and self.mean_length <= MAX_LABEL_LENGTH
+
+    @property
+    def is_text(self) -> bool:
+        return self.filled > 0 and not self.is_listed and self.numbers < 0.5 * self.filled and not self.has_few_values
+
+    @property
+    def has_amounts(self) -> bool:
+        """Whether numbers are amounts and not names of classes: with fractions, or many of them with gaps between.
+
+        If there are many different values, some of them may be no numbers: they are errors, reported when the rows are
+        read.
+        """
+        many = len(self.values) > MAX_CLASSES
+        gaps = self.high - self.low + 1 > len(self.values)
+        numeric = self.is_numeric or (many and self.numbers >= MOST * self.filled)
+        return numeric and (self.fractions > 0 or (many and (gaps or self.has_more_values)))
+
     def add(self, value: Any) -> None:
         """Count one more value."""
         self.rows += 1
         if isinstance(value, list | dict) or (isinstance(value, str) and value[:1] in "[{" and value[-1:] in "]}"):
-            self._add_structure(value)
+            self.answers += answers_of(value) is not None
+            if isinstance(value, list) or (isinstance(value, str) and value[:1] == "["):
+                entries = list_of(value)
+                self.lists += 1
+                self.entries += len(str(value).split() if entries is None else entries)
             if not isinstance(value, str):
                 self.filled += 1
                 return
@@ -63,19 +90,12 @@ class Column:
             return
         self.filled += 1
         self.characters += len(text)
-        if len(text) <= LONGEST_LABEL:
+        if len(text) <= MAX_LABEL_LENGTH:
             self._add_number(text)
-        if text in self.values or len(self.values) < _MOST_VALUES:
+        if text in self.values or len(self.values) < _MAX_VALUES:
             self.values[text] += 1
         else:
-            self.many = True
-
-    def _add_structure(self, value: Any) -> None:
-        self.answers += answers_of(value) is not None
-        if isinstance(value, list) or (isinstance(value, str) and value[:1] == "["):
-            entries = list_of(value)
-            self.lists += 1
-            self.entries += len(str(value).split() if entries is None else entries)
+            self.has_more_values = True
 
     def _add_number(self, text: str) -> None:
         try:
@@ -87,15 +107,9 @@ class Column:
             self.fractions += not number.is_integer()
             self.low, self.high = min(self.low, number), max(self.high, number)
 
-    def few(self) -> bool:
-        """Whether there are so few different values, each so often, that these can be classes."""
-        different = len(self.values)
-        often = 5 * different <= self.filled or (different <= MOST_CLASSES and 2 * different <= self.filled)
-        return not self.many and different > 1 and often and self.mean_length <= LONGEST_LABEL
-
 
 def study(rows: Iterable[Row], names: Sequence[str]) -> dict[str, Column]:
-    """What stands in each column, counted over all rows."""
+    """The statistics of each column."""
     columns = {name: Column(name) for name in names}
     for row in rows:
         for name, value in row.values.items():

@@ -8,22 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
+from bertworks.datasets import values
 from bertworks.datasets.reader import Row, RowReader
-from bertworks.datasets.values import (
-    EmptyTextError,
-    answers_of,
-    bad_label,
-    choice_number,
-    known_label,
-    label_text,
-    list_of,
-    number_of,
-    several_labels,
-    spans_of,
-    tags_of,
-    text_of,
-    words_of,
-)
 from bertworks.errors import BertworksError
 from bertworks.io.tables import find_column
 from bertworks.io.text_files import IssueCounter
@@ -32,17 +18,17 @@ TaskType = Literal["classification", "multilabel", "regression", "tagging", "spa
 
 
 class Item(NamedTuple):
-    """What is asked of a text."""
+    """The texts and the label of one row."""
 
     # one text; two for a pair; tagging: the words; spans: the text; qa: question, context; choice: prompt, choices
     texts: tuple[str, ...]
-    # None where it is not known. classification: str; multilabel: tuple[str, ...]; regression: float; tagging: tuple of
+    # None if it is not known. classification: str; multilabel: tuple[str, ...]; regression: float; tagging: tuple of
     # tags; spans: tuple of (start, end, type); qa: tuple of (start, text), () = no answer; choice: int, from 0
     label: Any
     where: str  # "reviews.csv:17"
     id: str = ""
-    document: str = ""  # what it is part of; for splits that keep together what belongs together, and for context
-    raw: bool = False  # tagging: there is one text, and not its words
+    document: str = ""  # the document that it is part of: splits keep documents whole, and it may serve as context
+    raw: bool = False  # tagging: there is one text instead of words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +37,12 @@ class Schema:
 
     text: the columns of `Item.texts`, in that order; for tagging the one with the words, for choice the prompt and the
         choices (or one column with the list of them).
-    label: the column with the label; None where there is none.
-    labels: the names, sorted (numbers by value): of classes; of the tags; of the types of spans; () for regression, qa
-        and choice.
-    separator: between several labels in one cell of a table; "" where cells or fields are JSON lists.
-    first_choice: the number by which the file calls the first choice.
-    id: the column with a name of the row, of which none may stand twice.
+    label: the column with the label; None if there is none.
+    labels: the names of the classes, tags or types of spans, sorted (numbers by value); () for regression, qa and
+        choice.
+    separator: between several labels in one cell of a table; "" if cells or fields are JSON lists.
+    first_choice: the number that the file gives to the first choice.
+    id: the column with a unique name of each row.
     document: the column that tells which rows belong together.
     raw: tagging of texts: no column holds words.
     """
@@ -78,131 +64,127 @@ def items(
     """The rows of a file as items, every row checked.
 
     Args:
-        labelled: whether labels are read and must be there, and ids must differ.
-        left_out: rows with an empty text are counted here and left out; None: they are an error.
+        labelled: whether labels are read and required, and ids must be unique.
+        left_out: counts the rows with an empty text, which are left out; None: an empty text is an error.
 
     Raises:
         UsageError: the file lacks a column.
-        BertworksError: with `where` the row: an empty text (EmptyTextError); a label that is missing, unknown or no
-            number; more or fewer tags than words; a span outside its text; an id that stands twice; no row at all.
+        BertworksError: with `where` the row: an empty text (EmptyTextError); a label that is missing, unknown or not a
+            number; more or fewer tags than words; a span outside its text; a repeated id; no row at all.
     """
     schema = fitted(schema, reader, labelled=labelled)
-    seen: dict[str, str] = {}
-    found = False
+    places: dict[str, str] = {}
+    is_empty = True
     for row in reader:
-        found = True
+        is_empty = False
         try:
             item = read_item(row, schema, labelled=labelled)
-        except EmptyTextError:
+        except values.EmptyTextError:
             if left_out is None:
                 raise
             left_out.add(row.where)
             continue
         if labelled and item.id:
-            if item.id in seen:
+            if item.id in places:
                 raise BertworksError(
-                    f"the id {item.id!r} of column {schema.id!r} stands twice; first at {seen[item.id]}",
+                    f"the id {item.id!r} in column {schema.id!r} occurs twice; first at {places[item.id]}",
                     where=row.where,
-                    hint="give each row an id of its own, or rename the column if it holds none",
+                    hint="give each row its own id, or rename the column if it does not hold ids",
                 )
-            seen[item.id] = row.where
+            places[item.id] = row.where
         yield item
-    if not found:
+    if is_empty:
         raise BertworksError("there are no rows", where=reader.name, hint="name a file that holds rows")
 
 
 def fitted(schema: Schema, reader: RowReader, *, labelled: bool = True) -> Schema:
-    """The schema with columns that this file has: where one text is asked for, the only column of a file is it.
+    """The schema with columns of this file. If it reads one text and no label, the only column of a file is that text.
 
     Raises:
         UsageError: the file lacks a column.
     """
     if len(schema.text) == 1 and len(reader.columns) == 1 and not labelled:
         return replace(schema, text=tuple(reader.columns), label=None, id=None, document=None)
-    wanted = dict.fromkeys(schema.text, "--text")
+    options = dict.fromkeys(schema.text, "--text")
     if labelled and schema.label is not None:
-        wanted[schema.label] = "--label"
-    for column, option in wanted.items():
+        options[schema.label] = "--label"
+    for column, option in options.items():
         find_column(reader.columns, reader.name, column, option)
+    known = {None, *reader.columns}
     return replace(
         schema,
-        id=schema.id if schema.id in reader.columns else None,
-        document=schema.document if schema.document in reader.columns else None,
+        id=schema.id if schema.id in known else None,
+        document=schema.document if schema.document in known else None,
     )
 
 
 def read_item(row: Row, schema: Schema, *, labelled: bool = True) -> Item:
-    """One row as an item; `items` says what is checked, save for ids."""
-    values, where, _ = row
+    """One row as an item. The checks are those of `items`, except for repeated ids."""
+    where = row.where
+    columns = schema.text
     if schema.task == "tagging" and not schema.raw:
-        texts = words_of(_field(row, schema.text[0]), schema.text[0], where)
-    elif schema.task == "choice" and len(schema.text) == 2:
-        prompt, column = schema.text
-        choices = list_of(_field(row, column)) or ()
-        texts = (_text(row, prompt), *(text_of(choice, column, where) for choice in choices))
+        texts = values.words_of(_field(row, columns[0]), columns[0], where)
+    elif schema.task == "choice" and len(columns) == 2:
+        choices = values.list_of(_field(row, columns[1])) or ()
+        texts = (
+            values.text_of(_field(row, columns[0]), columns[0], where),
+            *(values.text_of(choice, columns[1], where) for choice in choices),
+        )
     else:
-        texts = tuple(_text(row, column) for column in schema.text)
+        texts = tuple(values.text_of(_field(row, column), column, where) for column in columns)
     label = None
     if labelled and schema.label is not None:
         label = _label(_field(row, schema.label), schema.label, texts, schema, where)
-        if schema.task == "qa" and values.get("is_impossible") is True:
-            label = ()  # answers that only look right, as google-research/bert reads them
-    identity, document = (
-        "" if column is None else label_text(values.get(column)) or "" for column in (schema.id, schema.document)
+        if schema.task == "qa" and row.values.get("is_impossible") is True:
+            label = ()  # such answers are only plausible; google-research/bert reads them the same way
+    name, document = (
+        "" if column is None else values.label_text(row.values.get(column)) or ""
+        for column in (schema.id, schema.document)
     )
-    return Item(texts, label, where, identity, document, schema.raw)
+    return Item(texts, label, where, name, document, schema.raw)
 
 
 def misplaced(item: Item) -> bool:
-    """Whether an answer of a qa item does not stand in the context where its label says."""
+    """Whether an answer of a qa item is not in the context at the place that its label gives."""
     context = item.texts[1]
     return any(context[start : start + len(text)] != text for start, text in item.label or ())
 
 
 def overlapping(item: Item) -> bool:
-    """Whether spans of an item have characters in common: tags can tell of one only."""
-    ordered = sorted(item.label or ())
-    return any(second[0] < first[1] for first, second in pairwise(ordered))
+    """Whether spans of an item overlap: tags can express only one of them."""
+    return any(second[0] < first[1] for first, second in pairwise(sorted(item.label or ())))
 
 
 def _field(row: Row, column: str) -> Any:
-    try:
-        return row.values[column]
-    except KeyError:
-        raise BertworksError(
-            f"the row has no field {column!r}, only {', '.join(row.values)}", where=row.where, hint="add it to the row"
-        ) from None
-
-
-def _text(row: Row, column: str) -> str:
-    return text_of(_field(row, column), column, row.where)
+    if column not in row.values:
+        what = f"the row has no field {column!r}, only {', '.join(row.values)}"
+        raise BertworksError(what, where=row.where, hint="add it to the row")
+    return row.values[column]
 
 
 def _label(value: Any, column: str, texts: tuple[str, ...], schema: Schema, where: str) -> Any:
+    label: Any
     match schema.task:
         case "classification":
-            if isinstance(value, list | dict):
-                raise bad_label(value, column, where, "write one name there; or is it --task multilabel?")
-            return known_label(label_text(value), schema.labels, column, where)
+            if not isinstance(value, list | dict):
+                return values.known_label(values.label_text(value), schema.labels, column, where)
+            label, hint = None, "write one name there; or is it --task multilabel?"
         case "multilabel":
-            parts = several_labels(value, schema.separator, column, where)
-            return tuple(known_label(part, schema.labels, column, where) for part in parts)
+            parts = values.several_labels(value, schema.separator, column, where)
+            return tuple(values.known_label(part, schema.labels, column, where) for part in parts)
         case "regression":
-            return number_of(value, column, where)
+            return values.number_of(value, column, where)
         case "tagging":
-            return tags_of(value, texts, schema.labels, column, where)
+            return values.tags_of(value, texts, schema.labels, column, where)
         case "spans":
-            return spans_of(value, texts[0], schema.labels, column, where)
+            return values.spans_of(value, texts[0], schema.labels, column, where)
         case "qa":
-            answers = answers_of(value)
-            if answers is None:
-                raise bad_label(value, column, where, 'write answers as [{"text": "1968", "answer_start": 17}]')
-            return tuple(answers)
+            answers = values.answers_of(value)
+            label = None if answers is None else tuple(answers)
+            hint = 'write answers as [{"text": "1968", "answer_start": 17}]'
         case "choice":
-            number = choice_number(value, texts[1:], schema.first_choice)
-            if number is None:
-                last = schema.first_choice + len(texts) - 2
-                raise bad_label(
-                    value, column, where, f"write the number of the right one, {schema.first_choice}-{last}"
-                )
-            return number
+            label = values.choice_number(value, texts[1:], schema.first_choice)
+            hint = f"write the number of the right one, {schema.first_choice}-{schema.first_choice + len(texts) - 2}"
+    if label is None:
+        raise values.bad_label(value, column, where, hint)
+    return label

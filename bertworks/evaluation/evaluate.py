@@ -15,7 +15,7 @@ from bertworks.batching.sampling import Format, TokenStore
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.checkpoints.task_config import TaskConfig
-from bertworks.datasets.infer_schema import guess_schema
+from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import Quoting, RowReader
 from bertworks.datasets.schema import Schema, items
 from bertworks.errors import BertworksError, UsageError
@@ -251,7 +251,7 @@ def evaluate_sts(
         BertworksError, UsageError: no such model; rows that are no pairs with numbers.
     """
     reader = RowReader(data)
-    schema, _ = guess_schema(reader, task="regression")
+    schema, _ = infer_schema(reader, task="regression")
     if len(schema.text) != 2:
         raise BertworksError("these rows have no two texts to be compared", where=reader.name, hint="name another file")
     pairs = list(items(reader, schema))
@@ -334,7 +334,7 @@ def _labelled(reader: RowReader, d: TaskConfig, text: Sequence[str], label: str 
     label = label or d.label
     first_choice = d.first_choice or 0
     if label is None or (d.task == "choice" and d.first_choice is None):
-        guess = guess_schema(reader, task=d.task, text=schema.text, label=label)[0]
+        guess = infer_schema(reader, task=d.task, text=schema.text, label=label)[0]
         label, first_choice = guess.label, guess.first_choice if d.first_choice is None else d.first_choice
     names = d.labels
     if d.task == "spans":  # the model has a tag for the first token of each type, and one for the others

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO, Self
 
 from bertworks.checkpoints.model_folder import weights_sha256
 from bertworks.checkpoints.task_config import TaskConfig
-from bertworks.datasets.infer_schema import guess_schema
+from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import Quoting, RowReader
 from bertworks.datasets.schema import Item, Schema, fitted, items, read_item
 from bertworks.datasets.values import EmptyTextError
@@ -298,7 +298,7 @@ def _asked(
 def schema_for(reader: RowReader, d: TaskConfig, text: Sequence[str]) -> tuple[Schema, list[str]]:
     """What to read of a file: the columns asked for, those that the model learned from, or a guess."""
     wanted = tuple(text) or (d.text if all(name in reader.columns for name in d.text) else ())
-    schema, notes = guess_schema(reader, task=d.task, text=wanted, labelled=False)
+    schema, notes = infer_schema(reader, task=d.task, text=wanted, labelled=False)
     if d.text and d.task in ("classification", "multilabel", "regression") and len(schema.text) != len(d.text):
         one_or_two = "one text" if len(d.text) == 1 else "two texts"
         learned, found = (", ".join(map(repr, names)) for names in (d.text, schema.text))

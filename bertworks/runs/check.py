@@ -10,7 +10,7 @@ from bertworks.checkpoints.hf_mapping import config_from_huggingface
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.checkpoints.sentence_transformers import weights_folder
 from bertworks.checkpoints.storage import read_json
-from bertworks.datasets.infer_schema import guess_schema
+from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import Quoting, RowReader
 from bertworks.datasets.schema import Schema, TaskType, read_item
 from bertworks.datasets.values import EmptyTextError
@@ -72,7 +72,7 @@ def _with_others(
     troubles: list[BertworksError] = []
     if reader is not None:
         try:
-            schema, _ = guess_schema(reader, task=task, text=text, label=label)
+            schema, _ = infer_schema(reader, task=task, text=text, label=label)
             troubles = _bad_rows(reader, schema)
         except BertworksError:
             return first  # it is about the file, not about its rows

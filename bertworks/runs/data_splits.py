@@ -10,7 +10,7 @@ from pathlib import Path
 from numpy.random import Generator
 
 from bertworks.batching.sampling import keyed_rng
-from bertworks.datasets.infer_schema import guess_schema
+from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import Quoting, RowReader
 from bertworks.datasets.schema import Item, Schema, TaskType, items, misplaced, overlapping
 from bertworks.errors import BertworksError, UsageError
@@ -68,7 +68,7 @@ def read_data(
             hint=f"name the other file alone: bertworks finetune {shlex.quote(str(path))} --folds {fold[1]} ...",
         )  # fmt: skip
     reader = RowReader(path, quoting=quoting)
-    schema, notes = guess_schema(reader, task=task, text=text, label=label, group=group)
+    schema, notes = infer_schema(reader, task=task, text=text, label=label, group=group)
     empty = IssueCounter()
     found = list(items(reader, schema, left_out=empty))
     if empty.count:
