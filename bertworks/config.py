@@ -9,7 +9,7 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
-from types import NoneType, UnionType
+from types import MappingProxyType, NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from bertworks.errors import UsageError
@@ -38,22 +38,43 @@ def read_recipe_text(name: str, what: str, known: Sequence[str], of_known: Calla
 
 
 def parse_as(kind: type[T], text: str, where: str, overrides: Sequence[str] = ()) -> T:
-    """The same for recipes of any kind, which are dataclasses of values and of other dataclasses."""
+    """The recipe, a dataclass of values and of other dataclasses, that a TOML text and overrides describe.
+
+    overrides: words `table.field=value`.
+    where: the name of the text in errors.
+
+    Raises:
+        UsageError: text that is not TOML; an unknown field, a wrong type, a missing or refused value: with its line.
+    """
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"this is not TOML: {error}", where=where) from error
     aliases: Mapping[str, str] = getattr(kind, "ALIASES", {})
     _rename_aliases(table, aliases, where)
-    for word in overrides:
-        name, equals, text_of_value = word.partition("=")
-        _set_override(table, f"{aliases.get(name, name)}{equals}{text_of_value}")
+    _set_overrides(table, parse_overrides(overrides, aliases))
     return build(kind, table, partial(_line_of_field, text, where))
+
+
+def override(recipe: T, overrides: Sequence[str]) -> T:
+    """The recipe with the fields of `table.field=value` words replaced."""
+    if not overrides:
+        return recipe
+    table = _as_table(asdict(recipe))  # type: ignore[call-overload]
+    _set_overrides(table, parse_overrides(overrides, getattr(recipe, "ALIASES", {})))
+    return build(type(recipe), table, lambda _: getattr(recipe, "title", "--set"))
 
 
 def dump_recipe(recipe: Any) -> str:
     """A recipe as TOML; reading it gives the same recipe."""
-    return "\n".join(_table_lines(asdict(recipe), "")).strip() + "\n"
+    return "\n".join(_table_lines(_as_table(asdict(recipe)), "")).strip() + "\n"
+
+
+def _as_table(value: Any) -> Any:
+    """Values as tomllib reads them: no tuples, no None."""
+    if isinstance(value, dict):
+        return {name: _as_table(inner) for name, inner in value.items() if inner is not None}
+    return [_as_table(inner) for inner in value] if isinstance(value, tuple) else value
 
 
 def _table_lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
@@ -62,9 +83,9 @@ def _table_lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
     for key, value in table.items():
         if isinstance(value, dict):
             tables.append((f"[{name}{key}]", value))
-        elif isinstance(value, tuple) and value and isinstance(value[0], dict):
+        elif isinstance(value, list) and value and isinstance(value[0], dict):
             tables += [(f"[[{name}{key}]]", item) for item in value]
-        elif value is not None:
+        else:
             yield f"{key} = {_toml(value)}"
     for header, inner in tables:
         yield from ("", header)
@@ -85,30 +106,42 @@ def _rename_aliases(table: dict[str, Any], aliases: Mapping[str, str], where: st
             inner[present] = inner.pop(key)
 
 
-def _set_override(table: dict[str, Any], word: str) -> None:
-    name, equals, text = word.partition("=")
-    if not equals or not name:
-        raise UsageError(
-            f"{word!r} sets nothing", hint="write it as table.field=value, as in optimizer.learning_rate=1e-3"
-        )
-    try:
-        value = tomllib.loads(f"x = {text}")["x"]
-    except tomllib.TOMLDecodeError:
-        value = text  # a bare word is a string
-    *path, last = name.split(".")
-    place: Any = table
-    for key in path:
-        place = _item_at(place, key, name)
-    if isinstance(place, list) and last.isdigit() and int(last) < len(place):
-        place[int(last)] = value
-    elif isinstance(place, dict):
-        place[last] = value
-    else:
-        raise UsageError(f"{name}: {last!r} is not inside a table")
+def parse_overrides(overrides: Sequence[str], aliases: Mapping[str, str] = MappingProxyType({})) -> dict[str, Any]:
+    """The values of `table.field=value` words by field. The last word for a field counts.
+
+    Raises:
+        UsageError: a word of another form.
+    """
+    values: dict[str, Any] = {}
+    for word in overrides:
+        name, equals, text = word.partition("=")
+        if not equals or not name:
+            hint = "write it as table.field=value, as in optimizer.learning_rate=1e-3"
+            raise UsageError(f"{word!r} sets nothing", hint=hint)
+        try:
+            value = tomllib.loads(f"x = {text}")["x"]
+        except tomllib.TOMLDecodeError:
+            value = text  # a bare word is a string
+        values[aliases.get(name, name)] = value
+    return values
+
+
+def _set_overrides(table: dict[str, Any], values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        *path, last = name.split(".")
+        place: Any = table
+        for key in path:
+            place = _item_at(place, key, name)
+        if isinstance(place, list) and last.isdigit() and int(last) < len(place):
+            place[int(last)] = value
+        elif isinstance(place, dict):
+            place[last] = value
+        else:
+            raise UsageError(f"{name}: {last!r} is not inside a table")
 
 
 def _item_at(place: Any, key: str, name: str) -> Any:
-    """What stands at `key` of a table or a list; a table that is not there yet is made."""
+    """The item of a table or a list; a missing table is added."""
     if isinstance(place, list) and key.isdigit() and int(key) < len(place):
         return place[int(key)]
     if isinstance(place, dict):
@@ -136,7 +169,7 @@ def _line_of_field(text: str, name: str, at: str) -> str:
 
 
 def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "") -> T:
-    """`value` as a `kind`, or a UsageError that names its path `at`; `where` tells the file and line of a path."""
+    """`value` as a `kind`, or a UsageError that names its path `at`; `where` gives the file and line of a path."""
     origin, choices = get_origin(kind), get_args(kind)
     if is_dataclass(kind):
         return cast(T, _build_dataclass(kind, value, where, at))
@@ -180,10 +213,9 @@ def _toml(value: Any) -> str:
         case bool():
             return "true" if value else "false"
         case str():
-            return json.dumps(value, ensure_ascii=False).replace(
-                "\x7f", "\\u007f"
-            )  # TOML escapes as JSON does, and DEL
-        case list() | tuple():
+            # TOML escapes as JSON does, and DEL.
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case list():
             return f"[{', '.join(map(_toml, value))}]"
         case float():
             return repr(value) if "." in repr(value) or "e" in repr(value) or "inf" in repr(value) else f"{value!r}.0"

@@ -121,6 +121,14 @@ def test_evaluations_cost_little():
     assert asked.train.evaluate_every == 7
 
 
+def test_fixed_fields_keep_their_values():
+    recipe = recipe_with((7, 8, 32), (9, 8, 64))
+    steps = [phase.num_steps for phase in fit_steps(recipe, 1000, [0.01, 0.01]).train.phases]
+    fixed = fit_steps(recipe, 1000, [0.01, 0.01], {"train.phases.1.num_steps"}).train.phases
+    assert [phase.num_steps for phase in fixed] == [steps[0], 9]
+    assert fit_steps(recipe, 1000, [0.01, 0.01], {"train.phases"}).train.phases == recipe.train.phases
+
+
 def test_random_batches_look_like_real_ones():
     recipe = replace(recipe_with((1, 8, 32)), encoder=TINY)
     batch = random_batch(recipe, 6, 32)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bertworks.batching.masking import MaskingConfig
 from bertworks.batching.sampling import SamplingConfig
-from bertworks.config import dump_recipe
+from bertworks.config import dump_recipe, override
 from bertworks.errors import UsageError
 from bertworks.models.config import BERT_SIZES, EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
@@ -23,7 +23,6 @@ from bertworks.training.recipe import (
     load_recipe,
     parse_recipe,
     recipe_names,
-    with_overrides,
 )
 
 MINIMAL = """
@@ -141,7 +140,7 @@ def test_single_fields_can_be_set(word: str, read):
     recipe = parse_recipe(MINIMAL, "r.toml")
     assert not read(recipe)
     assert read(parse_recipe(MINIMAL, "r.toml", [word]))
-    assert read(with_overrides(recipe, [word]))
+    assert read(override(recipe, [word]))
 
 
 def test_the_last_word_counts():

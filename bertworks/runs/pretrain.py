@@ -19,7 +19,7 @@ from bertworks.checkpoints.hf_mapping import check_representable
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.checkpoints.training_state import locked
-from bertworks.config import dump_recipe
+from bertworks.config import dump_recipe, override, parse_overrides
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
 from bertworks.io.atomic_write import refuse_nested, write_text
@@ -44,7 +44,7 @@ from bertworks.training.device import (
     total_memory,
 )
 from bertworks.training.objectives import heads_of
-from bertworks.training.recipe import Recipe, load_recipe, parse_recipe, with_overrides
+from bertworks.training.recipe import Recipe, load_recipe, parse_recipe
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 CHARACTERS_PER_TOKEN = 4.2  # for estimates before there is a vocabulary
@@ -263,9 +263,8 @@ def estimate(
     resolved = _with_vocabulary(draft.recipe, draft.vocab_size)
     measured = measure_steps(resolved, where, cast(Precision, resolved.train.precision))
     if request.budget:
-        resolved = with_overrides(
-            fit_steps(resolved, seconds_of(request.budget) * (1 - RESERVE), measured.step_seconds), overrides
-        )
+        seconds = seconds_of(request.budget) * (1 - RESERVE)
+        resolved = fit_steps(resolved, seconds, measured.step_seconds, parse_overrides(overrides))
     seconds = sum(
         phase.num_steps * cost for phase, cost in zip(resolved.train.phases, measured.step_seconds, strict=True)
     )
@@ -316,18 +315,17 @@ def _draft(request: Request, device: torch.device) -> _Draft:
 
 
 def _recipe(request: Request, device: torch.device, tokens: int, encoder: EncoderConfig | None) -> Recipe:
-    """The recipe asked for, or one that suits the budget; its precision is decided, its vocabulary is not."""
+    """The recipe of the request, or one for its budget; with its precision, without the size of its vocabulary."""
     if request.recipe:
         recipe = load_recipe(request.recipe, request.overrides)
+        precision = _precision(request.precision or recipe.train.precision, device)
     else:
-        recipe = with_overrides(choose_recipe(60, 1, tokens, encoder), request.overrides)
-    asked = request.precision or recipe.train.precision
-    precision = best_precision(device) if asked == "auto" else cast(Precision, asked)
-    if not request.recipe:
-        matmul = measure_matmul(DTYPES[precision], device)
-        recipe = with_overrides(
-            choose_recipe(seconds_of(str(request.budget)), matmul, tokens, encoder), request.overrides
+        precision = _precision(
+            request.precision or parse_overrides(request.overrides).get("train.precision", "auto"), device
         )
+        matmul = measure_matmul(DTYPES[precision], device)
+        recipe = choose_recipe(seconds_of(str(request.budget)), matmul, tokens, encoder)
+        recipe = override(recipe, request.overrides)
     try:
         recipe = replace(
             recipe,
@@ -338,6 +336,11 @@ def _recipe(request: Request, device: torch.device, tokens: int, encoder: Encode
     except ValueError as error:
         raise UsageError(str(error), where=request.init) from error
     return recipe
+
+
+def _precision(name: str, device: torch.device) -> Precision:
+    """A precision; the best of the device for "auto", and for what the recipe will refuse."""
+    return cast(Precision, name) if name in DTYPES else best_precision(device)
 
 
 class _Budget(NamedTuple):
@@ -366,9 +369,8 @@ class _Budget(NamedTuple):
                 f"making the vocabulary and the shards took the whole budget of {self.request.budget}",
                 hint="type the same again: they are kept, and the whole budget is for training",
             )
-        fitted = fit_steps(recipe, left, [seconds / self.processes for seconds in measured.step_seconds])
-        resolved = with_overrides(fitted, self.request.overrides)
-        return replace(resolved, train=replace(resolved.train, precision=recipe.train.precision))
+        step_seconds = [seconds / self.processes for seconds in measured.step_seconds]
+        return fit_steps(recipe, left, step_seconds, parse_overrides(self.request.overrides))
 
 
 def _prepare(output: Path, draft: _Draft | None, budget: _Budget, workers: int | None) -> Iterator[Event]:

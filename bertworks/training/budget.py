@@ -6,6 +6,7 @@
 
 import math
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -151,11 +152,15 @@ def _words(seconds: float) -> str:
     return f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"
 
 
-def fit_steps(recipe: Recipe, seconds: float, step_seconds: list[float]) -> Recipe:
+def fit_steps(
+    recipe: Recipe, seconds: float, step_seconds: list[float], fixed: Collection[str] = frozenset()
+) -> Recipe:
     """The recipe with as many steps as fill the time, and as many evaluations as cost little of it.
 
-    step_seconds: of one step of each phase. Phases keep their shares of the tokens; those that `choose` has left open,
-    with one step each, get those of LATER_SHARE.
+    Args:
+        step_seconds: the time of one step of each phase. Phases keep their fractions of the time; those of
+            `choose_recipe`, with one step each, get those of LATER_SHARE.
+        fixed: names of fields that keep their values, such as `train.phases.0.num_steps`.
 
     Raises:
         UsageError: a step takes longer than its phase has.
@@ -181,6 +186,10 @@ def fit_steps(recipe: Recipe, seconds: float, step_seconds: list[float]) -> Reci
             hint=f"--budget {math.ceil(1.1 * needed[number] / 60)}m; or a smaller recipe; or smaller batches: "
             f"--set train.phases.{number}.batch_size={max(1, batch_size // 8)}",
         )
+    if "train.phases" in fixed:
+        phases = asked
+    kept = [f"train.phases.{number}.num_steps" in fixed for number in range(len(asked))]
+    phases = tuple(old if keep else new for keep, old, new in zip(kept, asked, phases, strict=True))
     # A forward pass is a third of a step; the longest sequences are as many tokens again.
     token = step_seconds[0] / asked[0].batch_size / asked[0].sequence_length
     evaluation = 2 / 3 * token * recipe.train.held_out_sequences * recipe.train.held_out_length

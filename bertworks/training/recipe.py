@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, cast
 
 from bertworks.batching.masking import MaskingConfig
 from bertworks.batching.sampling import FORMATS, SamplingConfig
-from bertworks.config import dump_recipe, parse_as, read_recipe_text
+from bertworks.config import parse_as, read_recipe_text
 from bertworks.models.config import EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.optimization import OptimizerConfig
@@ -194,11 +194,6 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
 def parse_recipe(text: str, where: str, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe that a TOML text describes. `where` is its name in errors."""
     return parse_as(Recipe, text, where, overrides)
-
-
-def with_overrides(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
-    """The recipe with the `table.field=value` words put in."""
-    return parse_recipe(dump_recipe(recipe), recipe.title, overrides) if overrides else recipe
 
 
 def _folder() -> Any:
