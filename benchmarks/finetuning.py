@@ -199,7 +199,7 @@ def contend(arguments: argparse.Namespace) -> dict[str, Any]:
     """Everything that both have in common: model, rows, and how answers are scored."""
     from bertworks.checkpoints.resolve import resolve_model
     from bertworks.datasets.schema import items
-    from bertworks.evaluation.glue_data import find_glue_tasks
+    from bertworks.evaluation.glue import find_glue_tasks
 
     (task,) = arguments.tasks
     (found,) = find_glue_tasks(arguments.data / task)

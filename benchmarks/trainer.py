@@ -19,7 +19,7 @@ from transformers import AutoConfig, Trainer, TrainingArguments, set_seed
 from bertworks.batching.features import training_groups
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.schema import items
-from bertworks.evaluation.glue_data import find_glue_tasks
+from bertworks.evaluation.glue import find_glue_tasks
 from bertworks.inference.decoding import Decoder, make_featurizer
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import make_finetune_request, prepare

@@ -9,7 +9,7 @@ import pytest
 
 from bertworks.datasets.schema import items
 from bertworks.errors import BertworksError
-from bertworks.evaluation.glue_data import (
+from bertworks.evaluation.glue import (
     COLUMNS,
     GLUE,
     PUBLISHED,
@@ -186,9 +186,9 @@ def test_submissions_are_as_the_leaderboard_wants_them(tmp_path: Path):
     assert (tmp_path / "STS-B.tsv").read_text() == "index\tprediction\n0\t3.142\n1\t0.000\n2\t5.000\n"
     write_submission(tmp_path, BY_NAME["MNLI"], "test_mismatched", ["neutral"])
     assert (tmp_path / "MNLI-mm.tsv").read_text() == "index\tprediction\n0\tneutral\n"
-    with pytest.raises(BertworksError, match="row 0: 'maybe' is no label of RTE: entailment, not_entailment"):
+    with pytest.raises(BertworksError, match="row 0: 'maybe' is not a label of RTE: entailment, not_entailment"):
         write_submission(tmp_path, BY_NAME["RTE"], "test", ["maybe"])
-    with pytest.raises(BertworksError, match="MNLI test: the leaderboard wants test_matched, test_mismatched"):
+    with pytest.raises(BertworksError, match="MNLI test: the leaderboard expects test_matched, test_mismatched"):
         write_submission(tmp_path, BY_NAME["MNLI"], "test", [])
 
 

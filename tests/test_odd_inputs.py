@@ -11,11 +11,11 @@ from fine import tokenizer, write_pairs, write_reviews, write_squad
 from bertworks.batching.features import Featurizer
 from bertworks.checkpoints.task_config import TaskConfig, read_task_config
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.retrieval_collection import read_collection
 from bertworks.datasets.schema import Item
 from bertworks.datasets.values import answers_of, list_of, sorted_labels
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_sts
+from bertworks.evaluation.retrieval import read_collection
 from bertworks.inference.decoding import Decoder
 from bertworks.inference.embed import embed_file
 from bertworks.inference.predict import predict_file
@@ -258,7 +258,7 @@ def test_documents_in_pieces_and_without_numbers(tmp_path: Path) -> None:
     (tmp_path / "docs").write_text(good)
     assert read_collection(tmp_path).documents == {"a": "one two"}
     (tmp_path / "docs").write_text(good + good)
-    with pytest.raises(BertworksError, match="the docno 'a' stands twice"):
+    with pytest.raises(BertworksError, match="the docno 'a' occurs twice"):
         read_collection(tmp_path)
     (tmp_path / "docs").write_text(good + "<doc><text>three</text></doc>\n")
     with pytest.raises(BertworksError, match="a document has no docno: 'three'"):
@@ -300,7 +300,7 @@ def test_topics_of_one_number_do_not_take_each_others_place(tmp_path: Path) -> N
     (tmp_path / "topics").write_text(
         "<top><num>1</num><title>x</title></top>\n<top><num>1</num><title>y</title></top>\n"
     )
-    with pytest.raises(BertworksError, match="the num '1' stands twice"):
+    with pytest.raises(BertworksError, match="the num '1' occurs twice"):
         read_collection(tmp_path)
 
 

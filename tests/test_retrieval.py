@@ -9,9 +9,8 @@ import pytest
 from fine import BAD, GOOD
 
 from bertworks.cli.main import main
-from bertworks.datasets.retrieval_collection import read_collection
 from bertworks.errors import BertworksError
-from bertworks.evaluation.retrieval import _again, evaluate_retrieval
+from bertworks.evaluation.retrieval import _reranked, evaluate_retrieval, read_collection
 from bertworks.retrieval.ranking import top_k
 
 DOCUMENTS = {f"d{n}": f"{word} film of men and dogs" for n, word in enumerate([*GOOD, *BAD])}
@@ -75,12 +74,12 @@ def test_judgements_of_what_is_not_there_are_told(model: Path, tmp_path: Path):
     assert read_collection(folder).missing.count == before + 2
     assert any("no-document" in event.text for event in evaluate_retrieval(folder, model, device="cpu"))
     qrels.write_text(lines + "a\tb\tmuch\n")
-    with pytest.raises(BertworksError, match="no judgement"):
+    with pytest.raises(BertworksError, match="not a judgment"):
         read_collection(folder)
     qrels.write_text(lines)
     with (folder / "corpus.jsonl").open("a") as file:
         file.write((folder / "corpus.jsonl").read_text().splitlines()[0] + "\n")
-    with pytest.raises(BertworksError, match="stands twice"):
+    with pytest.raises(BertworksError, match="occurs twice"):
         read_collection(folder)
 
 
@@ -109,5 +108,5 @@ def test_figures_of_every_ranking(model: Path, tmp_path: Path, capsys: pytest.Ca
 def test_a_second_model_puts_its_order_before_the_rest(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("bertworks.evaluation.retrieval.RERANKED", 2)
     first = np.array([0.1, 3.0, 2.0, -np.inf, 0.5], np.float32)
-    (scores,) = _again(lambda query, texts: np.array([-5.0, -4.0], np.float32), ["q"], list("abcde"), iter([first]))
+    (scores,) = _reranked(lambda query, texts: np.array([-5.0, -4.0], np.float32), ["q"], list("abcde"), iter([first]))
     assert top_k(scores, 9).tolist() == [2, 1, 4, 0]

@@ -176,15 +176,15 @@ def test_jaquad_answers_itself(data_folder: Path):
 @pytest.mark.parametrize(
     ("predictions", "message"),
     [
-        ('["a"]', r"p\.json: expected one JSON object, found \['a'\]"),
+        ('["a"]', r"p\.json: expected one JSON object, not \['a'\]"),
         ('{"where": 3}', "the answer to 'where' is 3, not a string"),
         ('{"where": null}', "the answer to 'where' is None, not a string"),
         ('{"where":\n "x"', r"p\.json:2: this is not JSON"),
-        ('{"where": "x", "where": "y"}', r"p\.json: 'where' stands there twice"),
+        ('{"where": "x", "where": "y"}', r"p\.json:1: an object names 'where' twice"),
         ('{"who": "x"}', "none of the 1 answers belongs to any of the 3 questions of"),
         ("{}", "none of the 0 answers belongs"),
         ("", "this is not JSON"),
-        (b'{"where": "\xe9"}', r"p\.json:1: bytes that are not UTF-8"),
+        (b'{"where": "\xe9"}', r"p\.json:1: the line has bytes that are not UTF-8"),
     ],
 )
 def test_predictions_that_are_none(predictions: str | bytes, message: str, tmp_path: Path):

@@ -118,17 +118,7 @@ class RowReader:
             raise BertworksError(what, where=self.name, hint=hint)
 
     def _lines(self) -> Iterator[tuple[int, str]]:
-        """The numbered lines of the file; BertworksError for a line that is not UTF-8."""
-        repairs = Repairs()
-        with open_lines(self.path, self.name, repairs) as reader:
-            for numbered in reader.lines(exact=True):
-                if repairs.bad_bytes.count:
-                    raise BertworksError(
-                        "the line has bytes that are not UTF-8",
-                        where=repairs.bad_bytes.places[0],
-                        hint="convert the file: `iconv -f CP1252 -t UTF-8 FILE` (or CP932, EUC-KR, ...)",
-                    )
-                yield numbered
+        return utf8_lines(self.path, self.name)
 
     def _row(self, number: int, values: dict[str, Any]) -> Row:
         return Row(values, f"{self.name}:{number}")
@@ -247,7 +237,9 @@ class RowReader:
     def _line_rows(self) -> Iterator[Row]:
         for number, line in self._lines():
             if line.strip():
-                yield self._row(number, _json_object(_parse(line, self.name, number), f"{self.name}:{number}", line))
+                yield self._row(
+                    number, _json_object(parse_json(line, self.name, number), f"{self.name}:{number}", line)
+                )
 
     def _array_rows(self) -> Iterator[Row]:
         value = self._whole_json()
@@ -269,7 +261,7 @@ class RowReader:
             yield Row(values, f"{self.name}: question {question}")
 
     def _whole_json(self) -> Any:
-        return _parse("\n".join(line for _, line in self._lines()), self.name)
+        return parse_json("\n".join(line for _, line in self._lines()), self.name)
 
 
 def _quoted_lines(lines: Iterator[tuple[int, str]]) -> list[str]:
@@ -283,8 +275,22 @@ def _quoted_lines(lines: Iterator[tuple[int, str]]) -> list[str]:
     return sample
 
 
-def _parse(text: str, name: str, line: int = 1) -> Any:
-    """A JSON value. line: where in the file the text begins."""
+def utf8_lines(path: Path, name: str) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a file; BertworksError for a line that is not UTF-8."""
+    repairs = Repairs()
+    with open_lines(path, name, repairs) as reader:
+        for numbered in reader.lines(exact=True):
+            if repairs.bad_bytes.count:
+                raise BertworksError(
+                    "the line has bytes that are not UTF-8",
+                    where=repairs.bad_bytes.places[0],
+                    hint="convert the file: `iconv -f CP1252 -t UTF-8 FILE` (or CP932, EUC-KR, ...)",
+                )
+            yield numbered
+
+
+def parse_json(text: str, name: str, line: int = 1) -> Any:
+    """A JSON value; BertworksError if it is not JSON, or if an object names a field twice. line: where it begins."""
     try:
         return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:

@@ -1,10 +1,8 @@
-"""Figures on data that the model was not trained on: masked LM, similarity of texts, tasks, files of SQuAD
-predictions."""
+"""Evaluation on data that the model was not trained on: masked LM, similarity of texts, tasks, SQuAD predictions."""
 
-import json
 import math
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +14,7 @@ from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.infer_schema import infer_schema
-from bertworks.datasets.reader import Quoting, RowReader
+from bertworks.datasets.reader import Quoting, RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Schema, items
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.embed import Embedder, vectors_of_file
@@ -25,16 +23,9 @@ from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
 from bertworks.inference.whitening import Moments, Whitening, normalized
 from bertworks.io.atomic_write import refuse_unwritable
-from bertworks.io.text_files import IssueCounter, Repairs, nothing_there, open_lines
+from bertworks.io.text_files import IssueCounter, nothing_there
+from bertworks.metrics import squad
 from bertworks.metrics.classification import Scores, regression
-from bertworks.metrics.squad import (
-    F1Unit,
-    SquadQuestion,
-    SquadVersion,
-    evaluate_answers,
-    f1_unit_of,
-    missing_predictions,
-)
 from bertworks.models.heads import Pooling
 from bertworks.runs.finetune_job import table, write_errors
 from bertworks.runs.prepare import Documents, read_text
@@ -45,7 +36,7 @@ from bertworks.training.device import Precision, PrecisionOption, choose_device
 from bertworks.training.loop import evaluate
 from bertworks.training.objectives import BERT, PretrainingModel, figures
 
-_JUDGED_CHARACTERS = 1 << 20  # of contexts, by which the unit is told
+_SAMPLE_CHARACTERS = 1 << 20  # of contexts, from which the unit is inferred
 
 
 def evaluate_squad(
@@ -55,130 +46,98 @@ def evaluate_squad(
     na_probs: str | Path | Mapping[str, float] | None = None,
     unit: Literal["auto", "word", "character"] = "auto",
 ) -> dict[str, Any]:
-    """The figures of the official script (`learn.squad_scores.evaluate`), in per cent, and how they were counted:
-    `version` (2.0 where a question has no answer, or `na_probs` are given), `unit`, `missing_ids` (questions that
-    nobody answered: they count as wrong), `unknown_ids` (answers to no question: they count for nothing).
+    """The figures of the official script (`metrics.squad.evaluate_answers`), in percent, and how they were computed:
+    `version` (2.0 if a question has no answer, or with `na_probs`), `unit`, `missing_ids` (questions without a
+    prediction, which count as wrong), `unknown_ids` (predictions for no question, which do not count).
 
     Args:
         data: a file in the format of SQuAD, with gold answers.
         predictions: question id -> answer, "" for none; or a JSON file of that.
-        na_probs: question id -> how surely it has no answer, on any scale; or a JSON file of that.
-        unit: of F1; "auto": characters where most letters of the contexts are Japanese or Chinese, else words.
+        na_probs: question id -> confidence that it has no answer, on any scale; or a JSON file of that.
+        unit: of F1; "auto": characters if most letters of the contexts are Japanese or Chinese, else words.
 
     Raises:
-        BertworksError: the data is not SQuAD or has no gold answers; a file is not such JSON; not a single answer
-            belongs to a question.
+        BertworksError: the data is not SQuAD or has no gold answers; a file is not such JSON; no prediction belongs to
+            a question.
     """
     reader = RowReader(data)
     if reader.kind != "squad":
-        raise BertworksError(
-            "this is not in the format of SQuAD",
-            where=reader.name,
-            hint="name a file like dev-v1.1.json or dev-v2.0.json",
-        )
+        hint = "name a file like dev-v1.1.json or dev-v2.0.json"
+        raise BertworksError("this is not in the format of SQuAD", where=reader.name, hint=hint)
     questions, contexts = _questions(reader)
-    answers = _answers(predictions)
-    identities = {question.id for question in questions}
-    if not identities & answers.keys():
+    answers = _by_question(predictions, "answer to", _is_text, '{"question id": "answer", ...}, with "" for no answer')
+    known = {question.id for question in questions}
+    if not known & answers.keys():
         raise BertworksError(
             f"none of the {len(answers):,} answers belongs to any of the {len(questions):,} questions of {reader.name}",
             where=_place(predictions),
-            hint="name the predictions for this very file: an object of question ids and answers",
+            hint="name the predictions for this file: an object of question ids and answers",
         )
-    probabilities = None if na_probs is None else _probabilities(na_probs)
+    probabilities = None
+    if na_probs is not None:
+        probabilities = _by_question(na_probs, "no-answer probability of", _is_number, '{"question id": 0.25, ...}')
     answerable = all(question.answers for question in questions)
-    version: SquadVersion = "1.1" if answerable and probabilities is None else "2.0"
-    counted_in: F1Unit = f1_unit_of(contexts) if unit == "auto" else unit
-    figures = evaluate_answers(
-        questions, answers, version=version, no_answer_probabilities=probabilities, unit=counted_in
+    version: squad.SquadVersion = "1.1" if answerable and probabilities is None else "2.0"
+    f1_unit = squad.f1_unit_of(contexts) if unit == "auto" else unit
+    scores = squad.evaluate_answers(
+        questions, answers, version=version, no_answer_probabilities=probabilities, unit=f1_unit
     )
-    return figures | {
+    return scores | {
         "version": version,
-        "unit": counted_in,
-        "missing_ids": missing_predictions(questions, answers),
-        "unknown_ids": [identity for identity in answers if identity not in identities],
+        "unit": f1_unit,
+        "missing_ids": squad.missing_predictions(questions, answers),
+        "unknown_ids": [question for question in answers if question not in known],
     }
 
 
-def _questions(reader: RowReader) -> tuple[list[SquadQuestion], Iterable[str]]:
-    """The questions, and enough of the contexts to see how they are written."""
+def _questions(reader: RowReader) -> tuple[list[squad.SquadQuestion], Iterable[str]]:
+    """The questions, and a sample of the contexts."""
     questions, contexts, size = [], dict[str, None](), 0
     for values, where, _ in reader:
         if values["answers"] is None:
-            raise BertworksError(
-                f"the question {values['id']!r} has no gold answers, not even an empty list of them",
-                where=where,
-                hint="name a dev file: test files come without answers",
-            )
-        questions.append(SquadQuestion(values["id"], tuple(answer["text"] for answer in values["answers"])))
-        if size < _JUDGED_CHARACTERS and values["context"] not in contexts:
+            what = f"the question {values['id']!r} has no gold answers, not even an empty list"
+            raise BertworksError(what, where=where, hint="name a dev file: test files have no answers")
+        questions.append(squad.SquadQuestion(values["id"], tuple(answer["text"] for answer in values["answers"])))
+        if size < _SAMPLE_CHARACTERS and values["context"] not in contexts:
             contexts[values["context"]] = None
             size += len(values["context"])
     return questions, contexts
 
 
-def _answers(given: str | Path | Mapping[str, str]) -> Mapping[str, str]:
-    answers = given if isinstance(given, Mapping) else _read_object(given)
-    for identity, answer in answers.items():
-        if not isinstance(answer, str):
-            raise BertworksError(
-                f"the answer to {identity!r} is {answer!r:.60}, not a string",
-                where=_place(given),
-                hint='write one object, {"question id": "answer", ...}, with "" for no answer',
-            )
-    return answers
-
-
-def _probabilities(given: str | Path | Mapping[str, float]) -> Mapping[str, float]:
-    numbers = given if isinstance(given, Mapping) else _read_object(given)
-    for identity, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int | float) or not math.isfinite(number):
-            raise BertworksError(
-                f"the no-answer probability of {identity!r} is {number!r:.60}, not a number",
-                where=_place(given),
-                hint='write one object, {"question id": 0.25, ...}',
-            )
-    return numbers
-
-
-def _read_object(path: str | Path) -> dict[str, Any]:
-    if not Path(path).exists():
-        raise nothing_there(Path(path))
-    repairs = Repairs()
-    with open_lines(Path(path), str(path), repairs) as reader:
-        text = "\n".join(line for _, line in reader.lines())
-    if repairs.bad_bytes.count:
+def _by_question(
+    source: str | Path | Mapping[str, Any], what: str, is_valid: Callable[[Any], bool], example: str
+) -> Mapping[str, Any]:
+    """Question id -> value, from a mapping or a JSON file."""
+    values = source
+    if not isinstance(source, Mapping):
+        if not Path(source).exists():
+            raise nothing_there(Path(source))
+        values = parse_json("\n".join(line for _, line in utf8_lines(Path(source), str(source))), str(source))
+    if not isinstance(values, Mapping):
         raise BertworksError(
-            "bytes that are not UTF-8", where=repairs.bad_bytes.places[0], hint="save the file as UTF-8"
+            f"expected one JSON object, not {values!r:.60}", where=str(source), hint=f"write {example}"
         )
-    try:
-        value = json.loads(text, object_pairs_hook=_without_repetition)
-    except json.JSONDecodeError as error:
-        raise BertworksError(
-            f"this is not JSON: {error.msg}", where=f"{path}:{error.lineno}", hint="repair the file"
-        ) from error
-    except (ValueError, RecursionError) as error:
-        raise BertworksError(str(error), where=str(path), hint="repair the file") from error
-    if not isinstance(value, dict):
-        raise BertworksError(
-            f"expected one JSON object, found {value!r:.60}",
-            where=str(path),
-            hint='write {"question id": "answer", ...}',
-        )
-    return value
+    for question, value in values.items():
+        if not is_valid(value):
+            kind = "a string" if is_valid is _is_text else "a number"
+            raise BertworksError(
+                f"the {what} {question!r} is {value!r:.60}, not {kind}",
+                where=_place(source),
+                hint=f"write one object, {example}",
+            )
+    return values
 
 
-def _without_repetition(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    value: dict[str, Any] = {}
-    for name, content in pairs:
-        if name in value:
-            raise ValueError(f"{name!r} stands there twice")
-        value[name] = content
-    return value
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
-def _place(given: object) -> str | None:
-    return str(given) if isinstance(given, str | Path) else None
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _place(source: object) -> str | None:
+    return str(source) if isinstance(source, str | Path) else None
 
 
 def evaluate_mlm(
@@ -239,21 +198,21 @@ def evaluate_sts(
     learn_from: str | Path | None = None,
     device: str = "auto",
 ) -> dict[str, Any]:
-    """How well the cosine of two texts agrees with a person's score of their likeness: `rows`, and `pearson` and
-    `spearman` for vectors as they are (`none`), centred (`center`) and, where there are more texts than dimensions,
-    whitened (`whiten`).
+    """The correlation of the cosine of two texts with human scores of their similarity: `rows`, and `pearson` and
+    `spearman` for vectors as they are (`none`), centered (`center`) and, with more texts than dimensions, whitened
+    (`whiten`).
 
     Args:
         data: labelled pairs, in any format that fine-tuning reads.
-        learn_from: a file of texts from which centre and whitening are learned; None: from the texts of `data`.
+        learn_from: a file of texts from which the center and the whitening are computed; None: the texts of `data`.
 
     Raises:
-        BertworksError, UsageError: no such model; rows that are no pairs with numbers.
+        BertworksError, UsageError: no such model; rows that are not pairs with numbers.
     """
     reader = RowReader(data)
     schema, _ = infer_schema(reader, task="regression")
     if len(schema.text) != 2:
-        raise BertworksError("these rows have no two texts to be compared", where=reader.name, hint="name another file")
+        raise BertworksError("these rows have no two texts to compare", where=reader.name, hint="name another file")
     pairs = list(items(reader, schema))
     embedder = Embedder(model, pooling=pooling, device=device)
     first, second = (embedder.embed([pair.texts[place] for pair in pairs]) for place in (0, 1))
@@ -264,11 +223,11 @@ def evaluate_sts(
     def scores(kind: Whitening) -> Scores:
         ends = (first, second) if kind == "none" else map(moments.whitener(kind), (first, second))
         a, b = map(normalized, ends)
-        found = regression([float(pair.label) for pair in pairs], (a * b).sum(-1).tolist())
-        return {name: found[name] for name in ("pearson", "spearman")}
+        result = regression([float(pair.label) for pair in pairs], (a * b).sum(-1).tolist())
+        return {name: result[name] for name in ("pearson", "spearman")}
 
-    found = {"rows": len(pairs), "none": scores("none"), "center": scores("center")}
-    return found | ({"whiten": scores("whiten")} if moments.can_whiten else {})
+    result: dict[str, Any] = {"rows": len(pairs), "none": scores("none"), "center": scores("center")}
+    return result | ({"whiten": scores("whiten")} if moments.can_whiten else {})
 
 
 def evaluate_task(
@@ -283,20 +242,18 @@ def evaluate_task(
     device: str = "auto",
     precision: PrecisionOption = "auto",
 ) -> dict[str, Any]:
-    """What a fine-tuned model makes of labelled rows, best of all of rows that had no part in the training: `task`,
-    `rows`, `rows_without_text` (which are left out), `figures` (in int8 also `figures_fp32`, of single precision),
-    `table` (figures of each label, type of entity or kind of question), `mistakes` (how many) and `frequent` (their
-    commonest kinds, in words).
+    """Evaluate a fine-tuned model on labelled rows that it was not trained on: `task`, `rows`, `rows_without_text`
+    (which are left out), `figures` (in int8 also `figures_fp32`, of single precision), `table` (figures of each label,
+    type of entity or kind of question), `mistakes` (their number) and `frequent` (their most frequent kinds, in words).
 
     Args:
-        errors: a file to write every mistake to, the surest first.
-        text, label: columns; () and None: those that the model learned from, or else a guess.
+        errors: a file for all mistakes, those with the highest confidence first.
+        text, label: columns; () and None: those of the training, else inferred.
         threshold, precision: see `Predictor`.
 
     Raises:
         UsageError: no such column.
-        BertworksError: no such model, or a row that cannot be judged, with its line; a label that the model does not
-            know is one of these.
+        BertworksError: no such model; a row that cannot be evaluated, with its line, as one with an unknown label.
     """
     if errors is not None:
         refuse_unwritable(errors)
@@ -304,23 +261,23 @@ def evaluate_task(
     predictor = Predictor(source, precision=precision, threshold=threshold)
     d, reader = predictor.description, RowReader(data, quoting=quoting)
     empty = IssueCounter()
-    found = list(predictor.answers(items(reader, _labelled(reader, d, text, label), left_out=empty)))
-    if not found:
+    results = list(predictor.answers(items(reader, _labelled(reader, d, text, label), left_out=empty)))
+    if not results:
         raise BertworksError("no row has a text", where=reader.name, hint="name another file, or --text COLUMN")
-    encoded, answers = [one for one, _ in found], [answer for _, answer in found]
-    judged = [one.item for one in encoded]
-    wrong = mistakes(d, judged, answers)
+    encoded, answers = [features for features, _ in results], [answer for _, answer in results]
+    rows = [features.item for features in encoded]
+    wrong = mistakes(d, rows, answers)
     if errors is not None:
         write_errors(Path(errors), d, wrong)
     exact = {}
     if predictor.precision == "int8":
         unrounded = Predictor(source, precision="fp32", threshold=threshold)
-        exact = {"figures_fp32": compute_metrics(d, judged, [answer for _, answer in unrounded.answers(judged)])}
+        exact = {"figures_fp32": compute_metrics(d, rows, [answer for _, answer in unrounded.answers(rows)])}
     return {
         "task": d.task,
-        "rows": len(judged),
+        "rows": len(rows),
         "rows_without_text": empty.count,
-        "figures": compute_metrics(d, judged, answers),
+        "figures": compute_metrics(d, rows, answers),
         **exact,
         "table": table(d, encoded, answers),
         "mistakes": len(wrong),
@@ -329,14 +286,14 @@ def evaluate_task(
 
 
 def _labelled(reader: RowReader, d: TaskConfig, text: Sequence[str], label: str | None) -> Schema:
-    """What to read of a file: the texts as for a prediction, and labels by the names that the model has."""
+    """The schema of a prediction, with labels by the names that the model has."""
     schema = replace(schema_for(reader, d, text)[0], raw=False)
-    label = label or d.label
-    first_choice = d.first_choice or 0
-    if label is None or (d.task == "choice" and d.first_choice is None):
-        guess = infer_schema(reader, task=d.task, text=schema.text, label=label)[0]
-        label, first_choice = guess.label, guess.first_choice if d.first_choice is None else d.first_choice
+    label, first_choice = label or d.label, d.first_choice
+    if label is None or (d.task == "choice" and first_choice is None):
+        inferred, _ = infer_schema(reader, task=d.task, text=schema.text, label=label)
+        label = inferred.label
+        first_choice = inferred.first_choice if first_choice is None else first_choice
     names = d.labels
     if d.task == "spans":  # the model has a tag for the first token of each type, and one for the others
         names = tuple(name[2:] for name in d.labels if name.startswith("B-"))
-    return replace(schema, label=label, labels=names, separator=d.separator, first_choice=first_choice)
+    return replace(schema, label=label, labels=names, separator=d.separator, first_choice=first_choice or 0)

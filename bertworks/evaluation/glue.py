@@ -1,33 +1,251 @@
-"""A model fine-tuned on each task of GLUE, and the table next to published results."""
+"""GLUE (Wang et al. 2019): a model fine-tuned on each task, and the table next to published results.
+
+- `GLUE`: files, columns, labels and metrics of each task; `PUBLISHED`: results of other models
+- `find_glue_tasks`: the tasks in a folder with the layout of the official download. Samples of the large training sets
+  (`train-sample`, `heldout-from-train-sample`) are accepted and reported.
+- `evaluate_glue`: fine-tuning on all tasks, the table, the files for the leaderboard
+"""
 
 import json
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item, Schema, fitted, items, read_item
 from bertworks.datasets.values import EmptyTextError
 from bertworks.errors import BertworksError, UsageError
-from bertworks.evaluation.glue_data import (
-    COLUMNS,
-    GLUE,
-    PUBLISHED,
-    GlueTaskFiles,
-    find_glue_tasks,
-    macro_average,
-    write_submission,
-)
 from bertworks.events import Event, forward_events
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import write_text
 from bertworks.io.text_files import IssueCounter
-from bertworks.metrics.classification import confidence_interval
+from bertworks.metrics import classification
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import make_finetune_request
 from bertworks.runs.trials import plan_trials, run_trials
 
-HALVES = {"dev_matched": "MNLI-m", "dev_mismatched": "MNLI-mm"}
+_STEMS = {  # split -> file names without suffix, the best first; other splits have files of their own name
+    "train": ("train", "train-sample"),
+    "dev_mixed": ("dev-matched-and-mismatched",),  # one file, which does not tell the half of a row
+    "heldout": ("heldout-from-train-sample",),  # drawn from the training set: not an official dev set
+}
+_SUFFIXES = ("tsv", "csv", "jsonl", "parquet")
+_BINARY, _ENTAILMENT = ("0", "1"), ("entailment", "not_entailment")
+_FIRST, _SECOND = ("sentence1", "text_a"), ("sentence2", "text_b")
+
+
+class Benchmark(NamedTuple):
+    """One task of GLUE."""
+
+    name: str  # of its folder
+    text: tuple[tuple[str, ...], ...]  # the names that the column of each text has in the known layouts
+    label: tuple[str, ...] = ("label",)  # the same for the label
+    labels: tuple[str, ...] = ()  # in the official order; () for numbers
+    metrics: tuple[str, ...] = ("accuracy",)  # of `metrics.classification`; the first one counts in averages
+    splits: tuple[str, ...] = ("train", "dev", "test")  # of the official download
+    headerless: tuple[str, ...] = ()  # splits whose .tsv has no header
+
+    @property
+    def task(self) -> Literal["classification", "regression"]:
+        return "classification" if self.labels else "regression"
+
+    @property
+    def submissions(self) -> dict[str, str]:
+        """Split -> the file that the leaderboard expects."""
+        return {split: f"{self.column(split)}.tsv" for split in self.splits if split.startswith("test")}
+
+    def column(self, split: str) -> str:
+        """The column of the table for a split."""
+        return self.name + {"matched": "-m", "mismatched": "-mm"}.get(split.partition("_")[2], "")
+
+    def score(self, gold: Sequence[str | float], predicted: Sequence[str | float]) -> dict[str, float]:
+        """The metrics of the task, by name. F1 is that of "1". Raises as `metrics.classification`."""
+        if self.labels:
+            figures = classification.classification([*map(str, gold)], [*map(str, predicted)], self.labels)
+        else:
+            figures = classification.regression([*map(float, gold)], [*map(float, predicted)])
+        return {name: figures[name] for name in self.metrics}
+
+
+_MNLI_SPLITS = ("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched")
+GLUE = (
+    Benchmark("CoLA", (("sentence", "column 4"),), ("label", "column 2"), _BINARY, ("matthews_correlation",),
+              headerless=("train", "dev")),
+    Benchmark("SST-2", (("sentence",),), labels=_BINARY),
+    Benchmark("MRPC", (("#1 String", *_FIRST), ("#2 String", *_SECOND)), ("Quality", "label"), _BINARY,
+              ("f1", "accuracy")),
+    Benchmark("STS-B", (_FIRST, _SECOND), ("score", "label"), metrics=("spearman", "pearson")),
+    Benchmark("QQP", (("question1", *_FIRST), ("question2", *_SECOND)), ("is_duplicate", "label"), _BINARY,
+              ("f1", "accuracy")),
+    Benchmark("MNLI", ((*_FIRST, "premise"), (*_SECOND, "hypothesis")), ("gold_label", "label"),
+              ("entailment", "neutral", "contradiction"), splits=_MNLI_SPLITS),
+    Benchmark("QNLI", (("question", "text_a"), ("sentence", "text_b")), labels=_ENTAILMENT),
+    Benchmark("RTE", (_FIRST, _SECOND), labels=_ENTAILMENT),
+    Benchmark("WNLI", (_FIRST, _SECOND), labels=_BINARY),
+)  # fmt: skip
+
+
+class PublishedResult(NamedTuple):
+    """A published result, in percent."""
+
+    name: str
+    split: Literal["test", "dev"]
+    source: str
+    scores: Mapping[str, float]  # by `COLUMNS`; "MNLI" where the half is not stated
+    average: float | None = None  # as published, each by its own rule
+    remark: str = ""
+
+
+COLUMNS = ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE", "WNLI")
+_ONE_MNLI = ("MNLI", *COLUMNS[2:])
+_BERT_PAPER, _DISTIL_PAPER = "Devlin et al. 2019, table 1", "Sanh et al. 2019, table 1"
+_BERT_REMARK = "F1 of QQP and MRPC, Spearman of STS-B; its average counts both halves of MNLI and no WNLI"
+_UNSTATED = "which metrics of QQP, MRPC and STS-B, and which half of MNLI, is not stated"
+
+
+def _scores(figures: str, columns: Sequence[str] = COLUMNS) -> dict[str, float]:
+    return dict(zip(columns, map(float, figures.split())))
+
+
+PUBLISHED = (
+    PublishedResult("BERT-Base", "test", _BERT_PAPER, _scores("84.6 83.4 71.2 90.5 93.5 52.1 85.8 88.9 66.4"), 79.6,
+                    _BERT_REMARK),
+    PublishedResult("BERT-Large", "test", _BERT_PAPER, _scores("86.7 85.9 72.1 92.7 94.9 60.5 86.5 89.3 70.1"), 82.1,
+                    _BERT_REMARK),
+    PublishedResult("BERT-Base cased", "dev", "transformers, examples run_glue",
+                    _scores("83.91 84.10 87.49 90.66 92.32 56.53 88.48 88.85 65.70 56.34"),
+                    remark="one run of 3 epochs; F1 of QQP and MRPC, Spearman of STS-B"),
+    PublishedResult("BERT-Base", "dev", _DISTIL_PAPER,
+                    _scores("84.7 89.6 91.8 92.7 56.3 89.0 88.6 69.3 53.5", _ONE_MNLI), 79.5,
+                    f"median of 5 runs; {_UNSTATED}"),
+    PublishedResult("BERT-Large", "dev", "google-research/albert, README",
+                    _scores("86.6 91.3 92.3 93.2 60.6 90.0 88.0 70.4", _ONE_MNLI), remark=_UNSTATED),
+    PublishedResult("DistilBERT", "dev", _DISTIL_PAPER,
+                    _scores("82.1 88.5 89.2 91.3 51.3 86.9 87.5 59.9 56.3", _ONE_MNLI), 77.0,
+                    f"median of 5 runs; {_UNSTATED}"),
+)  # fmt: skip
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class GlueTaskFiles:
+    """The files of a task."""
+
+    benchmark: Benchmark
+    files: Mapping[str, Path]  # split -> file
+
+    @property
+    def sampled(self) -> bool:
+        """Whether the training set is a sample of the official one."""
+        return "train" in self.files and self.files["train"].name.split(".")[0] != "train"
+
+    @property
+    def measured_on(self) -> tuple[str, ...]:
+        """The splits to evaluate: the official dev sets; else the mixed one, else the held-out one."""
+        official = [split for split in self.benchmark.splits if split.startswith("dev")]
+        for splits in (official, ["dev_mixed"], ["heldout"]):
+            if present := tuple(split for split in splits if split in self.files):
+                return present
+        return ()
+
+    def read(self, split: str) -> tuple[RowReader, Schema]:
+        """The rows of a split and their schema; test splits have no labels.
+
+        Raises:
+            BertworksError: the split is missing, or its file lacks a column.
+        """
+        if split not in self.files:
+            raise BertworksError(
+                f"{self.benchmark.name} has no {split} here, only {', '.join(self.files) or 'nothing'}",
+                hint=f"add {' or '.join(f'{stem}.tsv' for stem in _STEMS.get(split, (split,)))} to its folder",
+            )
+        path, benchmark = self.files[split], self.benchmark
+        is_tsv = path.name.split(".")[1] == "tsv"
+        reader = RowReader(path, quoting="raw", header=split not in benchmark.headerless) if is_tsv else RowReader(path)
+        return reader, Schema(
+            task=benchmark.task,
+            text=tuple(_column(reader, names) for names in benchmark.text),
+            label=None if split.startswith("test") else _column(reader, benchmark.label),
+            labels=benchmark.labels,
+        )
+
+
+def find_glue_tasks(folder: str | Path) -> list[GlueTaskFiles]:
+    """The tasks of GLUE in a folder, in GLUE's order. The folder may be that of one task. The folder of a task may be
+    empty.
+
+    Raises:
+        BertworksError: there is no folder of any task.
+    """
+    root = Path(folder).expanduser()
+    folders = {_key(path.name): path for path in [root, *(root.iterdir() if root.is_dir() else ())] if path.is_dir()}
+    tasks = [
+        GlueTaskFiles(benchmark, _files(folders[_key(benchmark.name)], benchmark))
+        for benchmark in GLUE
+        if _key(benchmark.name) in folders
+    ]
+    if not tasks:
+        raise BertworksError(
+            f"no task of GLUE is here; the folders of its tasks are {', '.join(benchmark.name for benchmark in GLUE)}",
+            where=str(folder),
+            hint="name the folder that holds them, such as glue_data",
+        )
+    return tasks
+
+
+def _files(folder: Path, benchmark: Benchmark) -> dict[str, Path]:
+    """Split -> its best file. Every task may have a held-out set, MNLI also a mixed one."""
+    present = {tuple(path.name.split(".")[:2]): path for path in sorted(folder.iterdir()) if path.is_file()}
+    files = {}
+    for split in (*benchmark.splits, "heldout", *(["dev_mixed"] if benchmark.name == "MNLI" else [])):
+        names = [(stem, suffix) for stem in _STEMS.get(split, (split,)) for suffix in _SUFFIXES]
+        if paths := [present[name] for name in names if name in present]:
+            files[split] = paths[0]
+    return files
+
+
+def _key(name: str) -> str:
+    """Folders are called SST-2, sst2 or sst-2."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def _column(reader: RowReader, names: Sequence[str]) -> str:
+    column = next((name for name in names if name in reader.columns), None)
+    if column is None:
+        raise BertworksError(
+            f"no column is called {' or '.join(names)}; there are {', '.join(reader.columns)}",
+            where=reader.name,
+            hint="is this file of another task? Fetch it again as GLUE provides it",
+        )
+    return column
+
+
+def write_submission(folder: str | Path, benchmark: Benchmark, split: str, predictions: Sequence[str | float]) -> Path:
+    """Write the file that the leaderboard expects of a test split: `index`, `prediction`, one line for each row in the
+    order of the test file; labels by name, similarities (STS-B) within 0 and 5 with three digits.
+
+    Raises:
+        BertworksError: the leaderboard expects nothing of this split, or a label is not one of the task.
+    """
+    if split not in benchmark.submissions:
+        raise BertworksError(f"{benchmark.name} {split}: the leaderboard expects {', '.join(benchmark.submissions)}")
+    lines = ["index\tprediction"]
+    for row, prediction in enumerate(predictions):
+        if not benchmark.labels:
+            prediction = f"{min(max(float(prediction), 0.0), 5.0):.3f}"
+        elif prediction not in benchmark.labels:
+            what = f"{prediction!r} is not a label of {benchmark.name}: {', '.join(benchmark.labels)}"
+            raise BertworksError(what, where=f"row {row}")
+        lines.append(f"{row}\t{prediction}")
+    path = Path(folder) / benchmark.submissions[split]
+    write_text(path, "\n".join(lines) + "\n")
+    return path
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
 
 
 def evaluate_glue(
@@ -43,159 +261,160 @@ def evaluate_glue(
     device: str = "auto",
     precision: str | None = None,
 ) -> Iterator[Event]:
-    """Fine-tunes on every task that the folder holds, with several seeds, and writes `table.md` and `glue.json` after
-    each, at last the submission files for the leaderboard, of the best seed on dev.
+    """Fine-tune on every task in the folder with several seeds. Write `table.md` and `glue.json` after each task, and
+    its files for the leaderboard, of the seed that is best on dev.
 
-    The best state of a training is chosen on the very dev set whose score is reported, as in the paper: the table says
-    so. Stopped and called again it goes on where it was.
+    The best state of a training is chosen on the dev set whose score is reported, as in the paper; the table says so.
+    An interrupted call resumes when it is repeated.
 
     Args:
-        tasks: names of GLUE's folders; (): all that are there.
+        tasks: names of GLUE's folders; (): all in the folder.
         seed: the first of the `seeds`; None: the recipe's.
 
     Raises:
-        UsageError: a name that is no task of GLUE.
-        BertworksError: no task is there, or one of those asked for is not.
+        UsageError: a name that is not a task of GLUE.
+        BertworksError: the folder has no task, or lacks a named one.
     """
-    output, there = Path(output), _asked(find_glue_tasks(data), tasks, data)
+    output, present = Path(output), {files.benchmark.name: files for files in find_glue_tasks(data)}
+    for name in tasks:
+        if name not in (known := [benchmark.name for benchmark in GLUE]):
+            raise UsageError(f"{name!r} is no task of GLUE", hint=f"name some of {', '.join(known)}")
+        if name not in present:
+            raise BertworksError(f"the task {name} is not there", where=str(data))
     options = {"model": model, "recipe": recipe, "overrides": overrides, "precision": precision, "seed": seed}
     rows: dict[str, dict[str, Any]] = {}
-    for found in there:
-        name = found.benchmark.name
-        if "train" not in found.files or not found.measured_on:
-            yield Event("note", f"{name}: no {'dev' if 'train' in found.files else 'train'} file: left out")
+    for name in [name for name in present if not tasks or name in tasks]:
+        files = present[name]
+        if "train" not in files.files or not files.measured_on:
+            yield Event("note", f"{name}: no {'dev' if 'train' in files.files else 'train'} file: left out")
             continue
-        trials, told = yield from _trials(found, output / name, options, seeds, device)
-        rows |= _measured(found, trials, output / name, device)
-        _write(output, rows, str(model), recipe, seeds)
-        _submit(found, output, device)
-        yield Event("evaluation", f"{name}: {told}", {"task": name, "trials": trials})
+        trials, summary = yield from _trials(files, output / name, options, seeds, device)
+        rows |= _figures(files, trials, output / name, device)
+        text = table(rows, str(model), recipe, seeds)
+        content = {"model": str(model), "recipe": recipe, "seeds": seeds, "columns": rows}
+        write_text(output / "glue.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        write_text(output / "table.md", text)
+        _submit(files, output, device)
+        yield Event("evaluation", f"{name}: {summary}", {"task": name, "trials": trials})
     if not rows:
         raise BertworksError("no task has both a train and a dev file", where=str(data))
-    text = (output / "table.md").read_text(encoding="utf-8")
     yield Event("done", f"{text}\nwritten to {output}/table.md", {"output": str(output), "columns": rows})
 
 
-def _asked(there: Sequence[GlueTaskFiles], tasks: Sequence[str], data: str | Path) -> list[GlueTaskFiles]:
-    """The tasks asked for, of those that are there; all, if none is named."""
-    known, names = [benchmark.name for benchmark in GLUE], [found.benchmark.name for found in there]
-    for name in tasks:
-        if name not in known:
-            raise UsageError(f"{name!r} is no task of GLUE", hint=f"name some of {', '.join(known)}")
-        if name not in names:
-            raise BertworksError(f"the task {name} is not there", where=str(data))
-    return [found for found in there if not tasks or found.benchmark.name in tasks]
-
-
 def _trials(
-    found: GlueTaskFiles, folder: Path, options: Mapping[str, Any], seeds: int, device: str
+    files: GlueTaskFiles, folder: Path, options: Mapping[str, Any], seeds: int, device: str
 ) -> Generator[Event, None, tuple[list[dict[str, Any]], str]]:
-    """The fine-tunings of one task: what trials.json has of them, and their figures in a line."""
-    split = found.measured_on[0]
+    """The fine-tunings of one task: their entries in trials.json, and their figures in a line."""
+    split = files.measured_on[0]
+    train, schema = files.read("train")
+    dev, dev_schema = files.read(split)
+    empty = IssueCounter()  # the official train file of QQP has two such rows
+    train_items, dev_items = list(items(train, schema, left_out=empty)), list(items(dev, dev_schema, left_out=empty))
+    notes = [f"{files.benchmark.name} of GLUE: trained on {train.name}, evaluated on {dev.name}"]
+    notes += [f"rows without text are left out: {empty}"] if empty.count else []
+    labelled = LabelledData(schema, train_items, dev_items, [*notes, *train.notes, *dev.notes])
     request = make_finetune_request(
-        found.files["train"], dev=found.files[split], metric=found.benchmark.metrics[0], **options
+        files.files["train"], dev=files.files[split], metric=files.benchmark.metrics[0], **options
     )
-    trials = plan_trials(request, seeds=seeds)
-    last = yield from forward_events(run_trials(folder, trials, device=device, data=_read(found, split)))
+    events = run_trials(folder, plan_trials(request, seeds=seeds), device=device, data=labelled)
+    last = yield from forward_events(events)
     return last.fields["trials"], last.text.splitlines()[0]
 
 
-def _read(found: GlueTaskFiles, split: str) -> LabelledData:
-    train, schema = found.read("train")
-    dev, dev_schema = found.read(split)
-    notes = [f"{found.benchmark.name} of GLUE: learned from {train.name}, judged on {dev.name}"]
-    empty = IssueCounter()  # the official train file of QQP has two such rows
-    learned, judged = list(items(train, schema, left_out=empty)), list(items(dev, dev_schema, left_out=empty))
-    notes += [f"rows without text are left out: {empty}"] if empty.count else []
-    return LabelledData(schema, learned, judged, [*notes, *train.notes, *dev.notes])
-
-
-def _measured(
-    found: GlueTaskFiles, trials: Sequence[Mapping[str, Any]], folder: Path, device: str
+def _figures(
+    files: GlueTaskFiles, trials: Sequence[Mapping[str, Any]], folder: Path, device: str
 ) -> dict[str, dict[str, Any]]:
     """Columns of the table: the figures of every seed, and what they are figures of."""
-    split = found.measured_on[0]
-    about = {"split": split, "sampled": found.sampled, "train": found.files["train"].name}
+    benchmark, (split, *others) = files.benchmark, files.measured_on
+    about = {"split": split, "sampled": files.sampled, "train": files.files["train"].name}
     about |= {"seconds": [trial["seconds"] for trial in trials]}
-    name, metrics = found.benchmark.name, found.benchmark.metrics
-    columns = {HALVES.get(split, name): [_only(trial["figures"], metrics) for trial in trials]}
-    for other in found.measured_on[1:]:  # the other half of MNLI
-        reader, schema = found.read(other)
-        judged = list(items(reader, schema, left_out=IssueCounter()))
-        columns[HALVES[other]] = []
+    columns = {
+        benchmark.column(split): [{name: trial["figures"][name] for name in benchmark.metrics} for trial in trials]
+    }
+    for other in others:  # the other half of MNLI
+        reader, schema = files.read(other)
+        rows = list(items(reader, schema, left_out=IssueCounter()))
+        scores = columns[benchmark.column(other)] = []
         for trial in trials:
-            predictor = Predictor(_model_of(folder, trial), device=device)
-            given = [answer["label"] for _, answer in predictor.answers(judged)]
-            columns[HALVES[other]].append(found.benchmark.score([item.label for item in judged], given))
-    return {column: about | {"metrics": list(metrics), "seeds": figures} for column, figures in columns.items()}
+            answers = Predictor(folder / str(trial["folder"]), device=device).answers(rows)
+            scores.append(benchmark.score([row.label for row in rows], [answer["label"] for _, answer in answers]))
+    return {column: about | {"metrics": list(benchmark.metrics), "seeds": seeds} for column, seeds in columns.items()}
 
 
-def _model_of(folder: Path, trial: Mapping[str, Any]) -> Path:
-    return folder / str(trial["folder"])
-
-
-def _only(figures: Mapping[str, float], metrics: Sequence[str]) -> dict[str, float]:
-    return {name: figures[name] for name in metrics}
-
-
-def _submit(found: GlueTaskFiles, output: Path, device: str) -> None:
-    """The leaderboard's files, of the task's best model."""
-    for split in found.benchmark.submissions:
-        if split in found.files:
-            reader, schema = found.read(split)
-            predictor = Predictor(output / found.benchmark.name, device=device)
-            asked = list(_rows(reader, schema))
-            given = predictor.answers(item for item in asked if item is not None)
-            said = "label" if found.benchmark.labels else "value"
-            # Every row wants an answer: one that nothing can be read of has any.
-            anything = found.benchmark.labels[0] if found.benchmark.labels else 0.0
-            answers = [anything if item is None else next(given)[1][said] for item in asked]
-            write_submission(output / "submission", found.benchmark, split, answers)
+def _submit(files: GlueTaskFiles, output: Path, device: str) -> None:
+    """Write the files for the leaderboard, of the task's best model."""
+    benchmark = files.benchmark
+    key, default = ("label", benchmark.labels[0]) if benchmark.labels else ("value", 0.0)
+    for split in [split for split in benchmark.submissions if split in files.files]:
+        rows = list(_rows(*files.read(split)))
+        answers = Predictor(output / benchmark.name, device=device).answers(row for row in rows if row is not None)
+        # The leaderboard expects a prediction for every row: a row without text gets any.
+        predictions = [default if row is None else next(answers)[1][key] for row in rows]
+        write_submission(output / "submission", benchmark, split, predictions)
 
 
 def _rows(reader: RowReader, schema: Schema) -> Iterator[Item | None]:
     """Every row; None for one without text."""
-    fitting = fitted(schema, reader, labelled=False)
+    schema = fitted(schema, reader, labelled=False)
     for row in reader:
         try:
-            yield read_item(row, fitting, labelled=False)
+            yield read_item(row, schema, labelled=False)
         except EmptyTextError:
             yield None
 
 
-def _write(output: Path, rows: Mapping[str, Mapping[str, Any]], model: str, recipe: str, seeds: int) -> None:
-    content = {"model": model, "recipe": recipe, "seeds": seeds, "columns": rows}
-    write_text(output / "glue.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
-    write_text(output / "table.md", table(rows, model, recipe, seeds))
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def macro_average(row: Mapping[str, float]) -> tuple[float, list[str]]:
+    """The mean over tasks, and the names of the tasks without a score. A row of a table is by `COLUMNS`; MNLI counts
+    once: as "MNLI", else as the mean of those of "MNLI-m" and "MNLI-mm" that are there.
+
+    Raises:
+        BertworksError: the row is empty.
+    """
+    values, missing = [], []
+    for name in [benchmark.name for benchmark in GLUE]:
+        names = [name] if name in row else [half for half in (f"{name}-m", f"{name}-mm") if half in row]
+        if names:
+            values.append(sum(row[half] for half in names) / len(names))
+        else:
+            missing.append(name)
+    if not values:
+        raise BertworksError("no task has a score: there is nothing to average")
+    return sum(values) / len(values), missing
 
 
 def table(rows: Mapping[str, Mapping[str, Any]], model: str, recipe: str, seeds: int) -> str:
-    """Our row beside the published ones, in per cent; what is missing, sampled or measured otherwise is said below."""
+    """Our row next to the published ones, in percent. Notes name what is missing, sampled or measured otherwise."""
     columns = [name for name in (*COLUMNS, "MNLI") if name in rows or name in COLUMNS]
-    ours: dict[str, float] = {}
-    cells = {}
-    for name, row in rows.items():
-        metric = row["metrics"][0]
-        found = confidence_interval([100 * figures[metric] for figures in row["seeds"]])
-        ours[name] = found.mean
-        cells[name] = f"{found.mean:.1f}" + (f" ± {found.margin:.1f}" if found.margin is not None else "")
-    average, without = macro_average(ours)
-    lines = [f"| | split | {' | '.join(columns)} | average |", "|---|---|" + "---|" * (len(columns) + 1)]
-    shown = " | ".join(cells.get(name, "") for name in columns)
-    told = f"{average:.1f}" if not without else f"{average:.1f} of {len(GLUE) - len(without)} tasks"
-    lines.append(f"| {model}, {seeds} seed{'s' if seeds > 1 else ''} | dev | {shown} | {told} |")
-    for row_ in PUBLISHED:
-        shown = " | ".join(f"{row_.scores[name]:.1f}" if name in row_.scores else "" for name in columns)
-        lines.append(f"| {row_.name} ({row_.source}) | {row_.split} | {shown} | {row_.average or ''} |")
-    notes = [f"Recipe {recipe}; the best state of each training chosen on the dev set that is reported. "
-             "Means over seeds, ± 95 % interval of the mean."]  # fmt: skip
     metrics = {name: row["metrics"][0] for name, row in rows.items()}
-    notes.append("Figures: " + ", ".join(f"{name} {metric}" for name, metric in metrics.items()) + ".")
-    if without:
-        notes.append(f"Missing from the average: {', '.join(without)}. It does not compare with averages of all tasks.")
+    means, cells = dict[str, float](), dict[str, str]()
+    for name, row in rows.items():
+        interval = classification.confidence_interval([100 * figures[metrics[name]] for figures in row["seeds"]])
+        means[name] = interval.mean
+        cells[name] = f"{interval.mean:.1f}" + ("" if interval.margin is None else f" ± {interval.margin:.1f}")
+    average, missing = macro_average(means)
+    of_tasks = f" of {len(GLUE) - len(missing)} tasks" if missing else ""
+    shown = " | ".join(cells.get(name, "") for name in columns)
+    lines = [
+        f"| | split | {' | '.join(columns)} | average |",
+        "|---|---|" + "---|" * (len(columns) + 1),
+        f"| {model}, {seeds} seed{'s' if seeds > 1 else ''} | dev | {shown} | {average:.1f}{of_tasks} |",
+    ]
+    for result in PUBLISHED:
+        shown = " | ".join(f"{result.scores[name]:.1f}" if name in result.scores else "" for name in columns)
+        lines.append(f"| {result.name} ({result.source}) | {result.split} | {shown} | {result.average or ''} |")
+    notes = [
+        f"Recipe {recipe}; the best state of each training chosen on the dev set that is reported. "
+        "Means over seeds, ± 95 % interval of the mean.",
+        f"Figures: {', '.join(f'{name} {metric}' for name, metric in metrics.items())}.",
+    ]
+    if missing:
+        notes.append(f"Missing from the average: {', '.join(missing)}. It does not compare with averages of all tasks.")
     if sampled := [f"{name} ({row['train']})" for name, row in rows.items() if row["sampled"]]:
         notes.append(f"Trained on a sample of the official training set: {', '.join(sampled)}.")
-    if odd := [f"{n} on {row['split']}" for n, row in rows.items() if row["split"] not in ("dev", *HALVES)]:
+    if odd := [f"{name} on {row['split']}" for name, row in rows.items() if row["split"] in ("heldout", "dev_mixed")]:
         notes.append(f"Not measured on the official dev set as it is: {', '.join(odd)}.")
-    notes += [f"{row_.name} ({row_.source}): {row_.remark}." for row_ in PUBLISHED if row_.remark]
+    notes += [f"{result.name} ({result.source}): {result.remark}." for result in PUBLISHED if result.remark]
     return "\n".join([*lines, "", *notes]) + "\n"

@@ -1,20 +1,128 @@
-"""How well documents are found: by vectors, by words, by both, and with a second model that reads again."""
+"""Search evaluated on a test collection: by vectors, by words, by both, and reranked by a second model.
 
+- `read_collection`: a folder in the layout of TREC or BEIR -> documents, queries, relevance judgments
+- `evaluate_retrieval`: nDCG, average precision and recall of each ranking
+"""
+
+import re
 import tempfile
 from collections.abc import Iterator, Sequence
+from html import unescape
 from pathlib import Path
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 
-from bertworks.datasets.retrieval_collection import Collection, read_collection
+from bertworks.datasets.reader import RowReader
+from bertworks.errors import BertworksError
 from bertworks.events import Event
 from bertworks.inference.embed import AT_ONCE
+from bertworks.io.tables import as_text
+from bertworks.io.text_files import IssueCounter, Repairs, open_lines
 from bertworks.models.heads import Pooling
 from bertworks.retrieval.index import RERANKED, Index, Ranking
 from bertworks.retrieval.ranking import Reranker, Scores, average_precision, ndcg, recall, top_k
 
-_DEPTH = 1000  # documents of a ranking that are judged, as trec_eval does it
+_DEPTH = 1000  # documents of a ranking that count, as in trec_eval
+_ELEMENT = re.compile(r"<(doc|top)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
+_FIELD = re.compile(r"<(docno|num|title|text)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
+_JUDGMENT = re.compile(r"(\S+)\s+\S+\s+(\S+)\s+(-?\d+)\s*")
+_LAYOUTS = "name a folder with corpus.jsonl, queries.jsonl and qrels/test.tsv, or with TREC's <doc>, <top> and qrels"
+Grades = dict[str, dict[str, int]]  # query -> document -> grade
+
+
+class Collection(NamedTuple):
+    """Texts by id, and the grades (0: not relevant) of documents, by query.
+
+    missing: judgments of unknown queries or documents, which do not count.
+    """
+
+    documents: dict[str, str]
+    queries: dict[str, str]
+    grades: Grades
+    missing: IssueCounter
+
+
+def read_collection(folder: str | Path) -> Collection:
+    """A whole collection. If TREC's judgments number the queries by their position, as in Cranfield, the positions are
+    the ids of the queries. A title is put before its text, unless the text begins with it.
+
+    Raises:
+        BertworksError: something is missing or occurs twice, or a line is not a judgment.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise BertworksError("no such folder", where=str(folder), hint=_LAYOUTS)
+    documents, queries, judgments = (_read_beir if (folder / "corpus.jsonl").exists() else _read_trec)(folder)
+    if not documents or not queries or not judgments:
+        raise BertworksError("there are no documents, no queries, or no judgments", where=str(folder), hint=_LAYOUTS)
+    missing = IssueCounter()
+    grades: Grades = {}
+    for query, by_document in judgments.items():
+        for document, grade in by_document.items():
+            if query in queries and document in documents:
+                grades.setdefault(query, {})[document] = grade
+            else:
+                missing.add(f"query {query}, document {document}")
+    if not grades:
+        what = "no judgment is of a known query and a known document"
+        raise BertworksError(what, where=str(folder), hint=_LAYOUTS)
+    return Collection(documents, {name: queries[name] for name in grades}, grades, missing)
+
+
+def _read_beir(folder: Path) -> tuple[dict[str, str], dict[str, str], Grades]:
+    grades: Grades = {}
+    for row in RowReader(folder / "qrels" / "test.tsv", header=False):
+        query, document, grade = list(map(str, row.values.values()))[:3] if len(row.values) >= 3 else ("", "", "")
+        if grade.strip().lstrip("-").isdecimal():
+            grades.setdefault(query, {})[document] = int(grade)
+        elif grades or not grade:  # else it is the header
+            raise BertworksError("not a judgment: query, document, grade", where=row.where, hint="repair the line")
+    return _beir_texts(folder / "corpus.jsonl"), _beir_texts(folder / "queries.jsonl"), grades
+
+
+def _beir_texts(path: Path) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for row in RowReader(path):
+        name = as_text(row.values.get("_id"))
+        if not name or name in texts:
+            what = f"the _id {name!r} occurs twice" if name else "the row has no _id"
+            raise BertworksError(what, where=row.where, hint="give each row its own _id")
+        texts[name] = _titled(as_text(row.values.get("title")), as_text(row.values.get("text")))
+    return texts
+
+
+def _read_trec(folder: Path) -> tuple[dict[str, str], dict[str, str], Grades]:
+    documents, queries = dict[str, str](), dict[str, str]()
+    grades: Grades = {}
+    for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
+        with open_lines(path, str(path), Repairs()) as reader:
+            lines = [line for _, line in reader.lines()]
+        judgments = [_JUDGMENT.fullmatch(line) for line in lines if line.strip()]
+        if lines and all(judgments):
+            for query, document, grade in (match.groups() for match in judgments if match):
+                grades.setdefault(query, {})[document] = int(grade)
+            continue
+        for element in _ELEMENT.finditer("\n".join(lines)):
+            fields = dict[str, str]()
+            for name, value in _FIELD.findall(element[2]):  # a text may consist of several pieces
+                fields[name.lower()] = f"{fields.get(name.lower(), '')} {unescape(value).strip()}".strip()
+            is_document = element[1].lower() == "doc"
+            kind, key, texts = ("document", "docno", documents) if is_document else ("topic", "num", queries)
+            number = fields.get(key, "").removeprefix("Number:").strip()
+            text = _titled(fields.get("title"), fields.get("text"))
+            if not number or number in texts:
+                what = f"the {key} {number!r} occurs twice" if number else f"a {kind} has no {key}: {text[:40]!r}"
+                raise BertworksError(what, where=str(path), hint=f"give each {kind} its own number")
+            texts[number] = text
+    if not set(grades) <= set(queries) and set(grades) <= {str(n) for n in range(1, len(queries) + 1)}:
+        queries = {str(n): text for n, text in enumerate(queries.values(), 1)}
+    return documents, queries, grades
+
+
+def _titled(title: str | None, text: str | None) -> str:
+    title, text = " ".join((title or "").split()), " ".join((text or "").split())
+    return text if text.startswith(title) else f"{title} {text}".strip()
 
 
 def evaluate_retrieval(
@@ -26,60 +134,56 @@ def evaluate_retrieval(
     rerank: str | Path | None = None,
     device: str = "auto",
 ) -> Iterator[Event]:
-    """nDCG@10, mean average precision and recall over all judged queries of a test collection, for each ranking. Of
-    the event "done" the fields are `dense`, `bm25`, `hybrid` and, with `rerank`, `reranked`: figures by name.
+    """nDCG@10, mean average precision and recall over all queries of a test collection, for each ranking. The fields of
+    the event "done" are `dense`, `bm25`, `hybrid` and, with `rerank`, `reranked`: figures by name.
 
     Args:
-        data: a folder in the layout of TREC or BEIR (`rows.judged`).
+        data: a folder in the layout of TREC or BEIR (`read_collection`).
         model, pooling, max_length: see `Embedder`.
-        rerank: a model fine-tuned on pairs, which orders the first 50 of the hybrid ranking anew.
+        rerank: a model fine-tuned on pairs, which orders the first 50 of the hybrid ranking again.
 
     Raises:
         BertworksError, UsageError: no such collection or model.
     """
     collection = read_collection(data)
     if collection.missing.count:
-        told = f"judgements of what is not there, which do not count: {collection.missing}"
-        yield Event("note", told, {"missing": collection.missing.count})
-    second = None if rerank is None else Reranker(rerank, device=device)
+        text = f"judgments of unknown queries or documents, which do not count: {collection.missing}"
+        yield Event("note", text, {"missing": collection.missing.count})
+    reranker = None if rerank is None else Reranker(rerank, device=device)
     names, texts = list(collection.documents), [text or "-" for text in collection.documents.values()]
-    found: dict[str, dict[str, float]] = {}
+    queries = list(collection.queries.values())
+    figures: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         index = Index.create(Path(folder) / "i", model, pooling=pooling, max_length=max_length, device=device)
         for start in range(0, len(names), AT_ONCE):
-            portion = slice(start, start + AT_ONCE)
-            index.add(texts[portion], names[portion])
-            amount = min(start + AT_ONCE, len(names))
-            fields = {"stage": "index", "what": "documents", "amount": amount}
-            yield Event("stage", f"index: {amount:,} of {len(names):,} documents", fields)
-        queries = list(collection.queries.values())
+            stop = min(start + AT_ONCE, len(names))
+            index.add(texts[start:stop], names[start:stop])
+            fields = {"stage": "index", "what": "documents", "amount": stop}
+            yield Event("stage", f"index: {stop:,} of {len(names):,} documents", fields)
         for ranking in get_args(Ranking):
-            found[ranking] = _figures(collection, names, index.scores(queries, ranking))
-        if second is not None:
-            scores = _again(second, queries, texts, index.scores(queries, "hybrid"))
-            found["reranked"] = _figures(collection, names, scores)
+            figures[ranking] = _figures(collection, names, index.scores(queries, ranking))
+        if reranker is not None:
+            scores = _reranked(reranker, queries, texts, index.scores(queries, "hybrid"))
+            figures["reranked"] = _figures(collection, names, scores)
     text = f"{len(queries):,} queries, {len(names):,} documents"
-    yield Event("done", text, {"queries": len(queries), "documents": len(names), **found})
+    yield Event("done", text, {"queries": len(queries), "documents": len(names), **figures})
 
 
 def _figures(collection: Collection, names: Sequence[str], scores: Iterator[Scores]) -> dict[str, float]:
     rows = []
-    for grades, one in zip(collection.grades.values(), scores, strict=True):
-        ranking = [names[number] for number in top_k(one, _DEPTH)]
-        rows.append((
-            ndcg(ranking, grades, 10), average_precision(ranking, grades),
-            recall(ranking, grades, 10), recall(ranking, grades, 100),
-        ))  # fmt: skip
-    means = np.mean(rows, axis=0).tolist()
-    return dict(zip(("ndcg@10", "map", "recall@10", "recall@100"), means, strict=True))
+    for grades, of_query in zip(collection.grades.values(), scores, strict=True):
+        ranking = [names[number] for number in top_k(of_query, _DEPTH)]
+        recalls = recall(ranking, grades, 10), recall(ranking, grades, 100)
+        rows.append((ndcg(ranking, grades, 10), average_precision(ranking, grades), *recalls))
+    return dict(zip(("ndcg@10", "map", "recall@10", "recall@100"), np.mean(rows, axis=0).tolist(), strict=True))
 
 
-def _again(
-    second: Reranker, queries: Sequence[str], texts: Sequence[str], scores: Iterator[Scores]
+def _reranked(
+    reranker: Reranker, queries: Sequence[str], texts: Sequence[str], scores: Iterator[Scores]
 ) -> Iterator[Scores]:
-    """The first documents in the order of the second model, before all others, which keep theirs."""
+    """The scores with the first documents in the order of the reranker, before all others, which keep their order."""
     for query, first in zip(queries, scores, strict=True):
         numbers = top_k(first, RERANKED)
-        judged = second(query, [texts[number] for number in numbers])
-        first[numbers] = judged - judged.min(initial=0) + first[np.isfinite(first)].max(initial=0) + 1
+        again = reranker(query, [texts[number] for number in numbers])
+        first[numbers] = again - again.min(initial=0) + first[np.isfinite(first)].max(initial=0) + 1
         yield first
