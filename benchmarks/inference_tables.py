@@ -1,4 +1,4 @@
-"""What benchmarks/inference.py found, as tables of docs/performance.md."""
+"""What benchmarks/inference.py found, as tables of docs/concepts/performance.md."""
 
 from typing import Any
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-PAGE = HERE.parent / "docs" / "performance.md"
+PAGE = HERE.parent / "docs" / "concepts" / "performance.md"
+IMAGES = HERE.parent / "docs" / "images"
 TELLING = ("avx", "avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8")
 
 
@@ -83,7 +84,7 @@ def skip_without(path: Path) -> None:
 
 
 def publish(name: str, results: dict[str, Any], table: str) -> None:
-    """Writes results/NAME.json, and the table between the comments `NAME` and `/NAME` of docs/performance.md."""
+    """Writes results/NAME.json, and the table between the comments `NAME` and `/NAME` of docs/concepts/performance.md."""
     path = HERE / "results" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(results, indent=2) + "\n")

@@ -1,4 +1,4 @@
-"""Scores of fine-tunings on real data, task after task and seed after seed, for docs/results.md.
+"""Scores of fine-tunings on real data, task after task and seed after seed, for docs/concepts/results.md.
 
     python benchmarks/results.py [--only RTE MRPC ...] [--seeds 3] [--threads N] [--show] [--quick]
     python benchmarks/results.py --peer [--only ...]      the same with transformers' Trainer, where that has the task
@@ -34,7 +34,7 @@ from typing import Any
 from provenance import HERE, commit, provenance, skip_without, write_between
 from rows import EQUAL, EQUAL_ROWS, ROWS, Row
 
-PAGE = HERE.parent / "docs" / "results.md"
+PAGE = HERE.parent / "docs" / "concepts" / "results.md"
 STORE = HERE / "results" / "tasks.json"
 WORK = HERE.parent / "build" / "results"  # of the runs that are not over
 QUICK_ROWS = 32

@@ -1,4 +1,4 @@
-"""The rows of docs/results.md: what is learned, with which command, and how it is judged."""
+"""The rows of docs/concepts/results.md: what is learned, with which command, and how it is judged."""
 
 from dataclasses import dataclass, replace
 

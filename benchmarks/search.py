@@ -5,7 +5,7 @@
 Texts and vectors are made up, for only their number matters; the model that makes the vector of a query is `minilm`,
 and its time is told apart. Each time is that of a whole `Index.search` for ten documents, with rows read from disk.
 Beside it what only the nearest of vectors in memory take: in numpy, and in faiss where that is installed. All take
-turns; the table goes to docs/performance.md.
+turns; the table goes to docs/concepts/performance.md.
 """
 
 import argparse

@@ -11,7 +11,7 @@ counts. All of it in turns, round after round: machines that others share are fa
 that a ratio is one of neighbours, and its median over the rounds is told.
 
 A request is one text: the paragraphs of this project's pages, 1 to 60 words each. The table goes to
-docs/performance.md.
+docs/concepts/performance.md.
 """
 
 import argparse
@@ -297,7 +297,7 @@ class Load:
 
 
 async def load(url: str, path: str, rate: float, seconds: float) -> dict[str, Any]:
-    texts = [text for page in sorted(ROOT.glob("docs/*.md")) for text in page.read_text().split("\n") if text.strip()]
+    texts = [text for page in sorted(ROOT.glob("docs/**/*.md")) for text in page.read_text().split("\n") if text.strip()]
     draw = random.Random(0)
     bodies = [json.dumps({"inputs": " ".join(draw.choice(texts).split()[:60])}).encode() for _ in range(2000)]
     made, begin = Load(url, path, bodies), time.perf_counter()

@@ -102,7 +102,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # bertworks starts worker processes itself
     # Idle threads spin for some microseconds, then sleep. The default, endless spinning, makes a step tens of times
     # slower when another program uses one of the cores. Without spinning, small networks gain nothing from a second
-    # core (docs/diary.md).
+    # core (docs/experiments).
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     try:

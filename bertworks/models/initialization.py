@@ -6,7 +6,7 @@ From random weights a small BERT says for thousands of steps little more than ho
 knows yet where anything stands. Here the heads of the first layer begin by looking at the neighbours (in the spirit of
 Trockman and Kolter 2023, "Mimetic initialization of self-attention layers"); training is free to change that. The
 table of positions should not be trained then: sines and cosines mean the same at every length, but rows beyond the
-length of most sequences would stay behind while the others move (docs/diary.md).
+length of most sequences would stay behind while the others move (docs/experiments).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

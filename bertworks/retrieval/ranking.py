@@ -127,7 +127,7 @@ def top_k(scores: Scores, k: int) -> NDArray[np.int64]:
 
 def fuse_rankings(dense: Scores, lexical: Scores) -> Scores:
     """Reciprocal rank fusion (Cormack et al. 2009): of the first DEPTH of both, the sum of 1 / (60 + rank). It has no
-    weight that would have to be fitted; docs/diary.md has what a weighted sum of the scores gives."""
+    weight that would have to be fitted; docs/experiments has what a weighted sum of the scores gives."""
     found = np.full(len(dense), -np.inf, np.float32)
     for scores in (dense, lexical):
         numbers = top_k(scores, DEPTH)

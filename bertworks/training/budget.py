@@ -1,7 +1,7 @@
 """A budget of time -> a recipe: size, vocabulary, batch, phases and steps, from the measured speed of the machine.
 
 - `time_step`: the time of a training step
-- `SIZE_PRESETS`: what suits which amount of arithmetic, from the experiments in docs/diary.md
+- `SIZE_PRESETS`: what suits which amount of arithmetic, from the experiments in docs/experiments
 """
 
 import math
@@ -100,7 +100,7 @@ SIZE_PRESETS = (
 EFFICIENCY = 0.7  # of the matmul ceiling, before anything is measured
 EVALUATION_SHARE = 0.03  # of the time goes into held-out text
 # Of the time goes into each phase after the first. The original gives its last a tenth of the steps, which in a short
-# run is too little to learn what changes with the length (docs/diary.md).
+# run is too little to learn what changes with the length (docs/experiments).
 LATER_SHARE = 0.2
 REPETITIONS = 4  # of a text, from which on it may be learned by heart
 OVERRUN = 1.5  # times the budget that a plan may take, every phase having a step at least
