@@ -1,0 +1,108 @@
+"""The documentation is true: links resolve, commands parse, samples are read as described, guides are short."""
+
+import ast
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import bertworks
+from bertworks.cli.main import make_app
+from bertworks.datasets.infer_schema import infer_schema
+from bertworks.datasets.reader import RowReader
+from bertworks.datasets.schema import items
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+GUIDES = sorted((DOCS / "guides").glob("*.md"))
+WRITTEN = [path for path in sorted(DOCS.rglob("*.md")) if path.name not in ("commands.md", "python.md", "recipes.md")]
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + WRITTEN
+LABELLED = (DOCS / "guides" / "labelled-data.md").read_text(encoding="utf-8")
+SAMPLES = re.findall(r"^### ([^\n]+)\n`([\w.]+)`\n```\w+\n(.*?)^```$", LABELLED, re.DOTALL | re.MULTILINE)
+TASKS = dict(re.findall(r"\(#([\w-]+)\)[^|]*\| `(\w+)` \|", LABELLED))
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    """Code blocks of a page in these languages; "" is a block without a language."""
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+    return [content for language, content in found if language in languages]
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name_of)
+def test_a_guide_has_at_most_120_lines(page: Path):
+    assert page.read_text(encoding="utf-8").count("\n") <= 120
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_resolve(page: Path):
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        if "://" not in link:
+            file, _, anchor = link.partition("#")
+            target = (page.parent / file) if file else page
+            assert target.is_file(), link
+            assert not anchor or anchor in anchors(target), link
+
+
+def test_every_page_is_in_the_list_of_pages():
+    index = (DOCS / "README.md").read_text(encoding="utf-8")
+    kinds = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md") if "experiments" not in path.parts}
+    assert [page for page in sorted(kinds - {"README.md"}) if f"({page})" not in index] == []
+
+
+@pytest.mark.parametrize("page", [*GUIDES, ROOT / "README.md"], ids=name_of)
+def test_commands_parse(page: Path):
+    app = make_app()
+    lines = "".join(blocks(page, "", "bash", "text")).splitlines()
+    for line in (line.strip().removeprefix("$ ") for line in lines):
+        if line.startswith("bertworks "):
+            app.parse_args(shlex.split(line, comments=True)[1:])
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name_of)
+def test_python_examples_use_public_names(page: Path):
+    for block in blocks(page, "python"):
+        ast.parse(block)
+        names = set(re.findall(r"\b(?:bertworks|bw)\.(\w+)", block))
+        assert names <= set(bertworks.__all__)
+
+
+def test_json_of_the_http_reference_is_json():
+    examples = blocks(DOCS / "reference" / "http.md", "json")
+    assert len(examples) > 20
+    for example in examples:
+        json.loads(example)
+
+
+def test_paths_of_docs_in_the_code_exist():
+    files = [*(ROOT / "bertworks").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py"), *(ROOT / "tools").rglob("*.py")]
+    paths = {path for file in files for path in re.findall(r"\bdocs/[\w/.-]*\w", file.read_text(encoding="utf-8"))}
+    assert paths
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_there_is_a_sample_of_every_task():
+    assert set(TASKS.values()) == {"classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"}
+    assert len(SAMPLES) == len(TASKS)
+
+
+@pytest.mark.parametrize(("heading", "name", "content"), SAMPLES, ids=[sample[0] for sample in SAMPLES])
+def test_samples_have_the_task_of_the_table(heading: str, name: str, content: str, tmp_path: Path):
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    reader = RowReader(tmp_path / name)
+    schema, _ = infer_schema(reader)
+    assert schema.task == TASKS[heading.lower().replace(" ", "-")]
+    assert len(list(items(reader, schema))) >= 2
