@@ -151,7 +151,7 @@ def table(results: dict[str, Any]) -> str:
     ]
     for task, found in results["tasks"].items():
         seeds = found["figures"]["bertworks"]["score"]["count"]
-        about = f"{found['train']:,} rows to learn from, {found['dev']:,} to judge on, {seeds} seeds"
+        about = f"{found['train']:,} training rows, {found['dev']:,} dev rows, {seeds} seeds"
         lines.append(f"| **{task}**, {found['metric']}: {about} | | | | | |")
         for name, one in found["figures"].items():
             times = [one["seconds_to_score_of"][other] for other in reversed(CONTENDERS)]

@@ -34,7 +34,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from provenance import IMAGES, PAGE, process, provenance, publish, skip_without
+from provenance import IMAGES, process, provenance, publish, skip_without
 
 CONTENDERS = ("bertworks", "transformers", "transformers, our settings")
 MOMENTS = 10
@@ -53,7 +53,9 @@ def main() -> None:
     shown = table(results)
     if not arguments.quick:
         draw(results, IMAGES / "learning-curves.png")
-        publish("learning", results, f"{shown}\n\n![Held-out loss over minutes of training](../images/learning-curves.png)")
+        publish(
+            "learning", results, f"{shown}\n\n![Held-out loss over minutes of training](../images/learning-curves.png)"
+        )
     print(shown)
 
 

@@ -84,7 +84,7 @@ def skip_without(path: Path) -> None:
 
 
 def publish(name: str, results: dict[str, Any], table: str) -> None:
-    """Writes results/NAME.json, and the table between the comments `NAME` and `/NAME` of docs/concepts/performance.md."""
+    """Writes results/NAME.json, and the table NAME (between two comments) of docs/concepts/performance.md."""
     path = HERE / "results" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(results, indent=2) + "\n")

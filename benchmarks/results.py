@@ -240,7 +240,7 @@ def spread(runs: Sequence[Mapping[str, Any]], metric: str) -> str:
 
 
 def scores(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> str:
-    lines = ["| data | command | seeds | score on dev, in per cent | processor minutes |", "|---|---|---|---|---|"]
+    lines = ["| data | command | seeds | dev score, % | processor minutes |", "|---|---|---|---|---|"]
     machines, group = letters(known), ""
     for row in ROWS:
         runs = known["ours"].get(row.name)
@@ -251,7 +251,7 @@ def scores(known: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]) -> st
             lines.append(f"| **{group}** | | | | |")
         shown = ", ".join(f"{metric.replace('_', ' ')} {spread(runs, metric)}" for metric in row.metrics)
         about = "".join(f" ({runs[0][name]})" for name in ("train",) if runs[0].get(name, "").startswith("train-"))
-        about += f", judged on {runs[0]['split']}" if runs[0].get("split", "dev") != "dev" else ""
+        about += f", evaluated on {runs[0]['split']}" if runs[0].get("split", "dev") != "dev" else ""
         lines.append(f"| {row.name}{about} | `{row.command}` | {len(runs)} | {shown} | {costs(runs, machines)} |")
     if missing := [row.name for row in ROWS if row.name not in known["ours"]]:
         lines += ["", f"Not run yet: {', '.join(missing)}."]

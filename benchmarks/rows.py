@@ -46,15 +46,15 @@ ROWS = (
     glue("QNLI", "accuracy"),
     glue("RTE", "accuracy"),
     glue("WNLI", "accuracy"),
-    squad("SQuAD 1.1 (8,200 questions to learn from)"),
+    squad("SQuAD 1.1 (8,200 training questions)"),
     WNUT,
-    Row("wikigold (a tenth set aside)", "Entities", "finetune ner/wikigold/wikigold.conll.txt", ("f1",)),
+    Row("wikigold (random 10 % held out)", "Entities", "finetune ner/wikigold/wikigold.conll.txt", ("f1",)),
     Row(
-        "wikigold (a tenth of the documents set aside)", "Entities",
+        "wikigold (10 % of the documents held out)", "Entities",
         "finetune ner/wikigold/wikigold.conll.txt --group document", ("f1",),
     ),
     Row(
-        "wikigold, documents around (a tenth of the documents set aside)", "Entities",
+        "wikigold, document context (10 % of the documents held out)", "Entities",
         "finetune ner/wikigold/wikigold.conll.txt --set document_context=true", ("f1",),
     ),
     Row(
@@ -64,7 +64,9 @@ ROWS = (
     Row("CODAH", "Choices", "finetune multiple-choice/codah", ("accuracy",)),
     Row("JSTS", "Japanese", "finetune ja/jsts --model JA", ("spearman", "pearson")),
     Row("JCommonsenseQA", "Japanese", "finetune ja/jcommonsenseqa --model JA", ("accuracy",)),
-    Row("Wikipedia NER (a tenth set aside)", "Japanese", "finetune ja/ner-wikipedia/ner.json.gz --model JA", ("f1",)),
+    Row(
+        "Wikipedia NER (random 10 % held out)", "Japanese", "finetune ja/ner-wikipedia/ner.json.gz --model JA", ("f1",),
+    ),
     Row("JaQuAD", "Japanese", "finetune ja/jaquad --model JA --set epochs=1", ("f1", "exact")),
     Row(
         "NSMC", "Korean",

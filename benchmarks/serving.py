@@ -186,7 +186,7 @@ def middle(rounds: Sequence[Sequence[Row]], name: str, figure: Callable[[Row], f
 
 
 def table(rounds: Sequence[Sequence[Row]]) -> list[str]:
-    columns = ("load", "asked/s", "answered/s", "p50 ms", "p99 ms", "max ms", "429/s", "their p50, p99 ms")
+    columns = ("load", "requests/s", "answered/s", "p50 ms", "p99 ms", "max ms", "429/s", "their p50, p99 ms")
     columns += ("/health p99, max ms", "memory MB")
     head = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     return [*head, *(line(rounds, row["name"]) for row in rounds[0])]
@@ -226,7 +226,7 @@ def ratios(rounds: Sequence[Sequence[Row]]) -> list[str]:
         f"* {name}: {statistics.median(values):.2f} (rounds: {', '.join(f'{value:.2f}' for value in values)})"
         for name, values in found.items()
     ]
-    return [*lines, f"* neither answered nor told to come later: {dict(others) or 'none'}"]
+    return [*lines, f"* neither answered nor refused with 429: {dict(others) or 'none'}"]
 
 
 def said(about: dict[str, Any]) -> str:
@@ -297,7 +297,9 @@ class Load:
 
 
 async def load(url: str, path: str, rate: float, seconds: float) -> dict[str, Any]:
-    texts = [text for page in sorted(ROOT.glob("docs/**/*.md")) for text in page.read_text().split("\n") if text.strip()]
+    texts = [
+        text for page in sorted(ROOT.glob("docs/**/*.md")) for text in page.read_text().split("\n") if text.strip()
+    ]
     draw = random.Random(0)
     bodies = [json.dumps({"inputs": " ".join(draw.choice(texts).split()[:60])}).encode() for _ in range(2000)]
     made, begin = Load(url, path, bodies), time.perf_counter()

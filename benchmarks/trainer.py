@@ -1,4 +1,4 @@
-"""transformers' Trainer on the rows of docs/concepts/results.md: the same sequences and labels; its models, loop, optimiser.
+"""transformers' Trainer on the rows of docs/concepts/results.md: the same sequences, labels and settings; its own loop.
 
 Sequences are cut and labelled by bertworks (whose tokens are equal to transformers': tests), and what the network says
 of dev is read and judged by bertworks as well; so a difference is one of network, head, optimiser or loop.
