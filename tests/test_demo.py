@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bertworks.demo import tour as room
+from bertworks.demo import tour
 from bertworks.demo.corpus import DemoCorpus
 from bertworks.demo.tour import demo
 from bertworks.events import Event
@@ -19,7 +19,7 @@ AFTER = {"masked_lm_accuracy": 0.321, "next_sentence_accuracy": 0.75}
 
 @pytest.fixture
 def collected(monkeypatch) -> list[Path]:
-    """Every other room replaced by one that answers at once; the folders for which a corpus was collected."""
+    """All other modules replaced by fast ones; the folders for which a corpus was collected."""
     calls: list[Path] = []
 
     def write_demo_corpus(folder: Path) -> DemoCorpus:
@@ -59,12 +59,12 @@ def collected(monkeypatch) -> list[Path]:
         yield Event("note", f"fine-tuning {request.model} with {request.overrides[0]}")
         yield Event("done", "fine-tuned", {"score": 0.876})
 
-    monkeypatch.setattr(room, "write_demo_corpus", write_demo_corpus)
-    monkeypatch.setattr(room, "write_demo_origins", write_demo_origins)
-    monkeypatch.setattr(room, "finetune_events", finetune_events)
-    monkeypatch.setattr(room, "packaged_minilm", lambda: Path("there"))
-    monkeypatch.setattr(room, "pretrain", pretrain)
-    monkeypatch.setattr(room, "fill", fill)
+    monkeypatch.setattr(tour, "write_demo_corpus", write_demo_corpus)
+    monkeypatch.setattr(tour, "write_demo_origins", write_demo_origins)
+    monkeypatch.setattr(tour, "finetune_events", finetune_events)
+    monkeypatch.setattr(tour, "packaged_minilm", lambda: Path("there"))
+    monkeypatch.setattr(tour, "pretrain", pretrain)
+    monkeypatch.setattr(tour, "fill", fill)
     return calls
 
 
@@ -73,7 +73,7 @@ def test_it_ends_with_figures_blanks_and_the_reports(collected, tmp_path):
     events = list(demo(folder, minutes=1.5))
     assert [event.kind for event in events] == ["stage", "note", "note", "stage", "note", "done"]
     assert "1,234 words" in events[1].text
-    assert events[-2].text == f"fine-tuning minilm with {room.MINILM[0]}"
+    assert events[-2].text == f"fine-tuning minilm with {tour.MINILM[0]}"
     lines = events[-1].text.splitlines()
     assert lines[:4] == [
         "held-out text      masked tokens  next sentence",
@@ -85,7 +85,7 @@ def test_it_ends_with_figures_blanks_and_the_reports(collected, tmp_path):
     assert len(blanks) == 4 + 4
     assert blanks[-1] == "  The value of this option [MASK] on colours, and on nothing else."
     assert lines.count("      name 50%, name 50%, name 50%  (it was: decides)") == 4
-    at = lines.index("from which library is a paragraph? right on modules that were set aside:")
+    at = lines.index("from which library is a paragraph? right on held-out modules:")
     assert lines[at + 1 : at + 4] == [
         "always 'numpy'                60.0%",
         "bag of words (scikit-learn)  100.0%",
@@ -95,11 +95,11 @@ def test_it_ends_with_figures_blanks_and_the_reports(collected, tmp_path):
     assert f"         {folder / 'classifier' / 'report.html'}" in lines
 
 
-def test_without_minilm_it_goes_on_with_its_own_model(collected, tmp_path, monkeypatch):
-    monkeypatch.setattr(room, "packaged_minilm", lambda: None)
+def test_without_minilm_its_own_model_is_fine_tuned(collected, tmp_path, monkeypatch):
+    monkeypatch.setattr(tour, "packaged_minilm", lambda: None)
     events = list(demo(tmp_path / "demo", minutes=1.5))
     own = str(tmp_path / "demo" / "model")
-    assert events[-2].text == f"fine-tuning {own} with {room.OWN[0]}"
+    assert events[-2].text == f"fine-tuning {own} with {tour.OWN[0]}"
     assert f"{own}, fine-tuned" in events[-1].text
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bertworks.demo import corpus as demo_origins
-from bertworks.demo.corpus import MOST, read_demo_origins, write_demo_origins
+from bertworks.demo.corpus import MAX_ROWS, read_demo_origins, write_demo_origins
 from bertworks.errors import BertworksError
 
 LIBRARIES = {"package/alphabet": 400, "package/beta_ray": 200, "python/gamma": 100, "package/small": 2}  # modules
@@ -35,7 +35,7 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 def test_libraries_have_the_same_share_and_are_not_named(corpus: list[Path], tmp_path: Path):
     write_demo_origins(corpus, tmp_path / "out")
-    for (texts, libraries), most in zip(read_demo_origins(tmp_path / "out"), MOST.values(), strict=True):
+    for (texts, libraries), most in zip(read_demo_origins(tmp_path / "out"), MAX_ROWS.values(), strict=True):
         counts = {library: libraries.count(library) for library in libraries}
         assert counts.keys() == {"alphabet", "beta_ray", "python"}, "a small one, or a topic of the language"
         assert counts["alphabet"] == most
@@ -59,12 +59,12 @@ def test_the_same_corpus_gives_the_same_bytes(corpus: list[Path], tmp_path: Path
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
     with (tmp_path / "one" / "dev.csv").open(newline="") as file:
         libraries = [row["library"] for row in csv.DictReader(file)]
-    assert libraries != sorted(libraries), "in an order by lot"
+    assert libraries != sorted(libraries), "in random order"
 
 
 def test_one_library_is_too_few(corpus: list[Path], tmp_path: Path):
     lines = [line for path in corpus for line in path.read_text().splitlines() if "alphabet" in line or "topic" in line]
     corpus[0].write_text("\n".join(lines) + "\n")
-    with pytest.raises(BertworksError, match="1 of the installed libraries"):
+    with pytest.raises(BertworksError, match="only 1 of the installed libraries"):
         write_demo_origins(corpus[:1], tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""English text that is on the machine: a corpus and a labelled data set for the demo.
+"""English text from the installed Python: a corpus and a labelled data set for the demo.
 
 - `prose`: docstrings and README files (reStructuredText, NumPy and Google sections, Markdown) -> English sentences.
   Markup, signatures, code and tables are removed; what is uncertain is left out.
@@ -8,24 +8,22 @@
 """
 
 import ast
-import csv
 import gc
 import hashlib
 import importlib.metadata
 import inspect
-import json
 import re
 import sysconfig
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
+from bertworks.datasets.reader import RowReader
 from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError
-from bertworks.io.atomic_write import write_text
 from bertworks.io.workers import in_processes
 from bertworks.text.segmentation import split_sentences
 
@@ -47,7 +45,7 @@ _TABLE = re.compile(r"\||^\s*\+[-=+]+\+?\s*$|^\s*[=-]{2,}(\s+[=-]{2,})+\s*$")
 _INLINE = (
     (re.compile(r"!\[[^\]]*\]\([^)]*\)"), ""),  # Markdown picture
     (re.compile(r"\[([^\]]*)\]\([^)]*\)"), r"\1"),  # Markdown link
-    (re.compile(r":math:`[^`]*`"), "{}"),  # braces make the sentence fail the test of prose below
+    (re.compile(r":math:`[^`]*`"), "{}"),  # is_sentence refuses braces
     (re.compile(r":[\w:+-]+:`~[^`]*?([^`.]+)`"), r"\1"),  # role with a shortened target
     (re.compile(r":[\w:+-]+:`([^`<]+?)\s*<[^`]*`"), r"\1"),  # role with a title
     (re.compile(r":[\w:+-]+:`([^`]*)`"), r"\1"),
@@ -77,17 +75,18 @@ _FUNCTION_WORDS = frozenset(
 
 
 def prose(text: str) -> list[list[str]]:
-    """Paragraphs of `text`, each a list of whole English sentences; markup, code and fragments are gone."""
-    kept = []
+    """The paragraphs of `text`, each a list of whole English sentences, without markup, code and fragments."""
+    paragraphs = []
     for paragraph in _paragraphs(_without_blocks(text.expandtabs().splitlines())):
-        sentences = [sentence for sentence in split_sentences(_without_markup(paragraph)) if is_sentence(sentence)]
-        if sentences:
-            kept.append(sentences)
-    return kept
+        for pattern, replacement in _INLINE:
+            paragraph = pattern.sub(replacement, paragraph)
+        if sentences := [sentence for sentence in split_sentences(paragraph.strip()) if is_sentence(sentence)]:
+            paragraphs.append(sentences)
+    return paragraphs
 
 
 def is_sentence(text: str) -> bool:
-    """Whether `text` reads as an English sentence: a capital, an end, mostly plain words, and small words between."""
+    """Whether `text` looks like an English sentence: a capital, an end, mostly plain words, some function words."""
     words = text.split()
     if not 5 <= len(words) <= 80 or not re.match(r"[\"'(]?[A-Z]", text) or not re.search(r"[.!?][\"')]*$", text):
         return False
@@ -95,106 +94,78 @@ def is_sentence(text: str) -> bool:
         return False
     plain = sum(bool(_PLAIN.match(word)) for word in words)
     small = sum(word.strip("\"'(),.;:!?").lower() in _FUNCTION_WORDS for word in words)
-    letters = sum(len(word) <= 1 and word not in ("a", "A", "I", "-") for word in words)
-    return plain >= 0.9 * len(words) and small >= max(2, 0.2 * len(words)) and letters <= 1
+    symbols = sum(len(word) <= 1 and word not in ("a", "A", "I", "-") for word in words)
+    return plain >= 0.9 * len(words) and small >= max(2, 0.2 * len(words)) and symbols <= 1
 
 
 def _without_blocks(lines: list[str]) -> Iterator[str]:
     """The lines outside code, doctests, tables, fields and the sections that list parameters."""
-    skip_deeper_than: int | None = None  # inside a block that ends where the indentation comes back
+    block: int | None = None  # the indentation before a block that is skipped
     in_fence = in_dropped_section = in_doctest = False
-    for number, line in enumerate(lines):
+    for line, following in zip(lines, [*lines[1:], ""]):
         stripped = line.strip()
         indent = len(line) - len(line.lstrip())
-        following = lines[number + 1] if number + 1 < len(lines) else ""
         if stripped.startswith(("```", "~~~")):
             in_fence = not in_fence
             continue
-        if in_fence:
+        if in_fence or (stripped and block is not None and indent > block):
             continue
+        kept = ""
+        section, directive = _SECTION.match(line), _DIRECTIVE.match(line)
         if not stripped:
             in_doctest = False
             yield ""
             continue
-        if skip_deeper_than is not None:
-            if indent > skip_deeper_than:
-                continue
-            skip_deeper_than = None
+        block = None
         if _UNDERLINE.match(following) and not _UNDERLINE.match(line):
             in_dropped_section = stripped.split()[0].lower().rstrip(":") in _DROPPED_SECTIONS
             yield ""
             continue
         in_doctest = in_doctest or stripped.startswith((">>>", "In [", "$ ", "% "))
         if in_dropped_section or in_doctest or _UNDERLINE.match(line) or _TABLE.search(line) or stripped[0] in "#<@":
-            yield ""
-            continue
-        if _FIELD.match(line):
-            skip_deeper_than = indent
-            yield ""
-            continue
-        section, directive = _SECTION.match(line), _DIRECTIVE.match(line)
-        if section and section[2].lower() in _DROPPED_SECTIONS:
-            skip_deeper_than = indent
-            yield ""
-        elif directive:
-            if directive[2] in _KEPT_DIRECTIVES:
-                yield directive[1] + directive[3]
-            else:
-                skip_deeper_than = indent
-                yield ""
-        elif stripped.startswith(".."):  # a comment or a footnote's text
-            skip_deeper_than = indent
-            yield ""
+            pass
+        elif directive and directive[2] in _KEPT_DIRECTIVES:
+            kept = directive[1] + directive[3]
+        elif stripped.startswith("..") or _FIELD.match(line) or (section and section[2].lower() in _DROPPED_SECTIONS):
+            block = indent  # also comments and the texts of footnotes
         else:
-            if stripped.endswith("::"):
-                skip_deeper_than = indent
-            yield line
-            if section:
-                yield ""
+            block = indent if stripped.endswith("::") else None
+            kept = f"{line}\n" if section else line
+        yield from kept.split("\n")
 
 
 def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
-    """Hard-wrapped lines joined: a paragraph ends at a blank line, a bullet, or a change of indentation."""
+    """Hard-wrapped lines joined. A paragraph ends at a blank line, a bullet, or a change of indentation."""
     current: list[str] = []
     margin = 0
-    hanging = False  # a list item goes on in deeper lines
+    hanging = False  # a list item may continue in deeper lines
     for line in lines:
         bullet = _BULLET.match(line)
         indent = len(line) - len(line.lstrip())
-        goes_on = bool(line.strip()) and not bullet and (indent == margin or (hanging and indent > margin))
-        if current and not goes_on:
+        continues = bool(line.strip()) and not bullet and (indent == margin or (hanging and indent > margin))
+        if current and not continues:
             yield " ".join(current)
             current = []
-        if not line.strip():
-            continue
-        if not current:
-            margin, hanging = indent, bullet is not None
-        elif hanging and indent > margin:
-            margin, hanging = indent, False
-        current.append(line[bullet.end() :] if bullet else line.strip())
+        if line.strip():
+            if not current or (hanging and indent > margin):
+                margin, hanging = indent, not current and bullet is not None
+            current.append(line[bullet.end() :] if bullet else line.strip())
     if current:
         yield " ".join(current)
-
-
-def _without_markup(text: str) -> str:
-    for pattern, replacement in _INLINE:
-        text = pattern.sub(replacement, text)
-    return text.strip()
 
 
 _SKIPPED_FOLDERS = frozenset(
     "__pycache__ _vendor benchmarks idlelib lib2to3 pip setuptools site-packages test testing tests turtledemo"
     " _distutils_hack".split()
 )
-_HELD_OUT_SHARE = 20  # one document of this many
-_FEWEST_WORDS = 30  # of a document
-_LOT = 64  # files that a process reads at a time
+_HELD_OUT = 20  # one document of this many is held out
+_MIN_WORDS = 30  # of a document
+_FILES_PER_TASK = 64  # of a worker process
 _TRIPLE_QUOTED = re.compile(rb'"""(.{200,}?)"""', re.DOTALL)
 
 
-@dataclass(frozen=True)
-class DemoCorpus:
-    """Where the two parts lie (JSON lines with `id` and `text`), and how much of them there is."""
+class DemoCorpus(NamedTuple):
+    """The files of the two parts (JSON lines with `id` and `text`), and their sizes."""
 
     training: Path
     held_out: Path
@@ -211,25 +182,22 @@ def write_demo_corpus(folder: str | Path, *, workers: int = 2) -> DemoCorpus:
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    parts: dict[bool, list[str]] = {False: [], True: []}
-    words = {False: 0, True: 0}
+    training, held_out = list[dict[str, str]](), list[dict[str, str]]()
     seen: set[str] = set()
     for name, paragraphs in _documents(workers):
         text = "\n".join(_unseen(paragraphs, seen))
-        number = len(text.split())
-        if number < _FEWEST_WORDS:
-            continue
-        held_out = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % _HELD_OUT_SHARE == 0
-        parts[held_out].append(json.dumps({"id": name, "text": text}, ensure_ascii=False) + "\n")
-        words[held_out] += number
-    training, kept_aside = folder / "training.jsonl", folder / "held-out.jsonl"
-    write_text(training, "".join(parts[False]))
-    write_text(kept_aside, "".join(parts[True]))
-    return DemoCorpus(training, kept_aside, len(parts[False]), words[False], len(parts[True]), words[True])
+        if len(text.split()) >= _MIN_WORDS:
+            part = training if _hash(name, 4) % _HELD_OUT else held_out
+            part.append({"id": name, "text": text})
+    files = folder / "training.jsonl", folder / "held-out.jsonl"
+    sizes = []
+    for file, part in zip(files, (training, held_out)):
+        sizes += [write_rows(file, ("id", "text"), part), sum(len(row["text"].split()) for row in part)]
+    return DemoCorpus(*files, *sizes)
 
 
 def _unseen(paragraphs: list[list[str]], seen: set[str]) -> Iterator[str]:
-    """Paragraphs without the sentences that an earlier document, or this one, had already."""
+    """The paragraphs without the sentences that this document or an earlier one has already."""
     for sentences in paragraphs:
         fresh = []
         for sentence in sentences:
@@ -245,16 +213,13 @@ def _documents(workers: int) -> Iterator[tuple[str, list[list[str]]]]:
     """Name and paragraphs of each document, in the order of names within each kind of source."""
     standard_library = Path(sysconfig.get_path("stdlib"))
     installed = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-    modules = [
-        *_modules(standard_library, "python"),
-        *(m for root in installed for m in _modules(Path(root), "package")),
-    ]
+    modules = _modules(standard_library, "python") + [m for root in installed for m in _modules(Path(root), "package")]
     yield from _topics(standard_library / "pydoc_data" / "topics.py")
     paths = [str(path) for _, path in modules]
-    lots = (paths[n : n + _LOT] for n in range(0, len(paths), _LOT))
+    tasks = (paths[n : n + _FILES_PER_TASK] for n in range(0, len(paths), _FILES_PER_TASK))
     ended = "a process that reads Python files ended ({how})"
-    told = in_processes("bertworks.demo.corpus:lot_reader", (), lots, workers, ended=ended, hint="run it again")
-    yield from zip((name for name, _ in modules), chain.from_iterable(told), strict=True)
+    results = in_processes("bertworks.demo.corpus:module_reader", (), tasks, workers, ended=ended, hint="run it again")
+    yield from zip((name for name, _ in modules), chain.from_iterable(results), strict=True)
     for distribution in sorted(importlib.metadata.distributions(), key=lambda d: d.name.lower()):
         if "Description" in distribution.metadata:
             yield f"description/{distribution.name}", prose(distribution.metadata["Description"])
@@ -272,24 +237,24 @@ def _topics(path: Path) -> Iterator[tuple[str, list[list[str]]]]:
 
 
 def _modules(root: Path, kind: str) -> list[tuple[str, Path]]:
-    """Name and file of every module under `root` that is not a test, a copy of another package, or an installer."""
-    found = []
+    """Name and file of every module in `root` that is not a test, a copy of another package, or an installer."""
+    modules = []
     for path in root.rglob("*.py"):
-        inside = path.relative_to(root).with_suffix("").parts
-        if _SKIPPED_FOLDERS.isdisjoint(inside) and not inside[-1].startswith("test_"):
-            found.append((f"{kind}/{'.'.join(inside).removesuffix('.__init__')}", path))
-    return sorted(found)
+        parts = path.relative_to(root).with_suffix("").parts
+        if _SKIPPED_FOLDERS.isdisjoint(parts) and not parts[-1].startswith("test_"):
+            modules.append((f"{kind}/{'.'.join(parts).removesuffix('.__init__')}", path))
+    return sorted(modules)
 
 
-def lot_reader() -> Callable[[list[str]], list[list[list[str]]]]:
-    """What a worker process does: the prose of each of some source files."""
+def module_reader() -> Callable[[list[str]], list[list[list[str]]]]:
+    """The work of a worker process: the prose of some source files."""
     return lambda paths: [_module_prose(Path(path)) for path in paths]
 
 
 def _module_prose(path: Path) -> list[list[str]]:
-    """The prose of one source file; nothing where it is not Python that this interpreter reads."""
+    """The prose of one source file; none if this interpreter cannot parse it."""
     source = path.read_bytes()
-    if not _TRIPLE_QUOTED.search(source):  # fifty times quicker than parsing, and true of two files in three
+    if not _TRIPLE_QUOTED.search(source):  # fifty times faster than parsing, and two files in three have none
         return []
     gc.disable()  # a syntax tree is thousands of objects and no cycle
     try:
@@ -302,9 +267,8 @@ def _module_prose(path: Path) -> list[list[str]]:
 
 
 def _strings(tree: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
-    """Docstrings, outermost first, and long texts handed to a call at module level, as `add_docstr(abs, "...")`."""
-    documentation = ast.get_docstring(tree)
-    if documentation:
+    """Docstrings, outermost first, and long strings in calls at module level, as in `add_docstr(abs, "...")`."""
+    if documentation := ast.get_docstring(tree):
         yield documentation
     for node in tree.body:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -315,66 +279,59 @@ def _strings(tree: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFuncti
                     yield inspect.cleandoc(argument.value)
 
 
-MOST_LIBRARIES, FEWEST_ROWS = 8, 100
-WORDS = range(12, 41)  # of a paragraph: shorter ones could be from anywhere
-DEV_SHARE = 4  # one module of this many
-MOST = {"train": 200, "dev": 75}  # rows of each library
+MAX_LIBRARIES, MIN_ROWS = 8, 100
+WORDS = range(12, 41)  # of a paragraph: shorter ones could be from any library
+DEV_FRACTION = 4  # one module of this many is in dev
+MAX_ROWS = {"train": 200, "dev": 75}  # of each library
 COLUMNS = ("text", "library")
 
 
 def write_demo_origins(corpus: Sequence[Path], folder: Path) -> None:
-    """`train.csv` and `dev.csv`, with columns `text` and `library`, of the libraries with most paragraphs.
+    """Write `train.csv` and `dev.csv`, with columns `text` and `library`, of the libraries with the most paragraphs.
 
     corpus: files of `write_demo_corpus`. The same installation gives the same bytes.
 
     Raises:
-        BertworksError: the installation has too little text of two libraries.
+        BertworksError: fewer than two libraries have enough text.
     """
-    found = {library: _parts(texts) for library, texts in _texts(corpus).items()}
-    counts = {library: min(len(rows["train"]), DEV_SHARE * len(rows["dev"])) for library, rows in found.items()}
-    names = sorted((n for n in counts if counts[n] >= FEWEST_ROWS), key=lambda n: (-counts[n], n))[:MOST_LIBRARIES]
+    parts = {library: _parts(texts) for library, texts in _texts(corpus).items()}
+    counts = {library: min(len(rows["train"]), DEV_FRACTION * len(rows["dev"])) for library, rows in parts.items()}
+    names = sorted((n for n in counts if counts[n] >= MIN_ROWS), key=lambda n: (-counts[n], n))[:MAX_LIBRARIES]
     if len(names) < 2:
-        raise BertworksError(
-            f"{len(names)} of the installed libraries have enough text to be told apart",
-            hint="install numpy or scipy with their sources",
-        )
+        what = f"only {len(names)} of the installed libraries have enough text"
+        raise BertworksError(what, hint="install numpy or scipy with their sources")
     folder.mkdir(parents=True, exist_ok=True)
-    for part, most in MOST.items():
-        chosen = [(text, name) for name in names for text in found[name][part][:most]]
-        chosen.sort(key=lambda row: _number(row[0]))
-        write_rows(folder / f"{part}.csv", COLUMNS, (dict(zip(COLUMNS, row, strict=True)) for row in chosen))
+    for part, most in MAX_ROWS.items():
+        rows = [{"text": text, "library": name} for name in names for text in parts[name][part][:most]]
+        write_rows(folder / f"{part}.csv", COLUMNS, sorted(rows, key=lambda row: _hash(row["text"])))
 
 
 def read_demo_origins(folder: Path) -> list[tuple[list[str], list[str]]]:
     """Texts and libraries, of train and of dev."""
-    found = []
-    for part in MOST:
-        with (folder / f"{part}.csv").open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-        found.append(([row["text"] for row in rows], [row["library"] for row in rows]))
-    return found
+    parts = []
+    for part in MAX_ROWS:
+        rows = [row.values for row in RowReader(folder / f"{part}.csv", header=True)]
+        parts.append(([row["text"] for row in rows], [row["library"] for row in rows]))
+    return parts
 
 
 def _texts(corpus: Sequence[Path]) -> dict[str, list[tuple[str, str]]]:
-    """Library -> module and text of each paragraph that fits and names no library."""
-    found: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for path in corpus:
-        with path.open(encoding="utf-8") as file:
-            for line in file:
-                record = json.loads(line)
-                kind, _, module = record["id"].partition("/")
-                library = module.partition(".")[0] if kind == "package" else kind
-                if kind in ("package", "python"):
-                    found[library] += [(module, text) for text in record["text"].split("\n")]
-    named = re.compile("|".join(map(re.escape, sorted(_names(found)))))
+    """Library -> module and text of each paragraph of a fitting length that names no library."""
+    texts: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for record, *_ in chain.from_iterable(map(RowReader, corpus)):
+        kind, _, module = record["id"].partition("/")
+        library = module.partition(".")[0] if kind == "package" else kind
+        if kind in ("package", "python"):
+            texts[library] += [(module, text) for text in record["text"].split("\n")]
+    names = re.compile("|".join(map(re.escape, sorted(_names(texts)))))
     return {
-        library: [(m, t) for m, t in texts if len(t.split()) in WORDS and not named.search(_letters(t))]
-        for library, texts in found.items()
+        library: [(m, t) for m, t in rows if len(t.split()) in WORDS and not names.search(_letters(t))]
+        for library, rows in texts.items()
     }
 
 
-def _names(libraries: dict[str, list[tuple[str, str]]]) -> Iterator[str]:
-    """What libraries are called: as they are imported and as they are installed."""
+def _names(libraries: Iterable[str]) -> Iterator[str]:
+    """The names of libraries, as they are imported and as they are installed."""
     distributions = importlib.metadata.packages_distributions()
     for library in libraries:
         for name in (library, *distributions.get(library, ())):
@@ -388,12 +345,12 @@ def _letters(text: str) -> str:
 
 
 def _parts(texts: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    """The paragraphs of some modules to learn from, those of the others to judge on; each in an order by lot."""
+    """The paragraphs of most modules for train, those of the others for dev; both in random order."""
     parts: dict[str, list[str]] = {"train": [], "dev": []}
-    for module, text in sorted(texts, key=lambda row: _number(row[1])):
-        parts["train" if _number(module) % DEV_SHARE else "dev"].append(text)
+    for module, text in sorted(texts, key=lambda row: _hash(row[1])):
+        parts["train" if _hash(module) % DEV_FRACTION else "dev"].append(text)
     return parts
 
 
-def _number(text: str) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+def _hash(text: str, size: int = 8) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:size], "big")

@@ -158,7 +158,7 @@ def evaluate_mlm(
     Args:
         model: a folder, or the name of a model on the Hugging Face hub.
         sequence_length: of the examples, in tokens; None: 128, or as many as the model reads if that is less.
-        sequences: at most so many; 0: all that the text gives.
+        sequences: the most sequences to evaluate; 0: all of the text.
 
     Raises:
         UsageError: sequences longer than the model can read.
