@@ -1,4 +1,4 @@
-"""The README does what it says: its blocks run, its links lead somewhere, its table is what the code says."""
+"""The README is true: its blocks run, its targets exist, the sizes are those of the code."""
 
 import os
 import re
@@ -36,7 +36,7 @@ def blocks(language: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A folder with somebody's data, where `bertworks` and `python` are the ones under test."""
+    """A folder with data, where `bertworks` and `python` are the ones under test."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "test.toml").write_text(RECIPE)
     (folder / "held-out.txt").write_text("The value of a name is an object. An object has a type. " * 20)
@@ -49,19 +49,20 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], folder: Path) -> str:
+    """Run a command in the folder and return its standard output."""
     environment = os.environ | {
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
     }
-    answer = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert answer.returncode == 0, answer.stderr
-    return answer
+    process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
-def quickly(text: str) -> str:
-    """The same with runs of a few steps, which begin with the model that was made a line before."""
+def shortened(text: str) -> str:
+    """The same with runs of a few steps, and with the model pre-trained here in place of minilm."""
     assert "--budget 1h" in text or 'budget="1h"' in text or "minilm" in text
     text = text.replace("--budget 1h", "--recipe test.toml").replace('budget="1h"', 'recipe="test.toml"')
     text = text.replace('load("minilm")', 'load("mybert")')
@@ -69,19 +70,20 @@ def quickly(text: str) -> str:
     return text.replace('model="minilm"', 'model="mybert", overrides=["epochs=1"]')
 
 
-def test_blocks_run_one_after_the_other(folder: Path):
-    """The Python block about pre-training asks for the same run as the commands before it, and so finds it done."""
-    run(["bash", "-e", "-c", quickly("\n".join(blocks("bash")))], folder)
+def test_blocks_run(folder: Path):
+    """Pre-training first, since its model is used in the other blocks. In Python, it is the same, finished run."""
+    finetuning, *pretraining = blocks("bash")
+    run(["bash", "-e", "-c", shortened("\n".join([*pretraining, finetuning]))], folder)
     assert (folder / "mybert" / "model.safetensors").is_file()
     assert (folder / "scored.csv").read_text().startswith("text,predicted_label,predicted_score,")
-    pretraining, finetuning, loading = blocks("python")
-    answer = run([sys.executable, "-c", quickly(pretraining)], folder)
-    assert "masked_lm_loss" in answer.stdout
-    assert "saved" not in answer.stdout, "the run was done already"
-    answer = run([sys.executable, "-c", quickly(finetuning)], folder)
-    assert re.match(r"\[\{'label': '(pos|neg)', 'score': 0\.\d+\}\]$", answer.stdout)
+    finetuning, pretraining, loading = blocks("python")
+    output = run([sys.executable, "-c", shortened(pretraining)], folder)
+    assert "masked_lm_loss" in output
+    assert "saved" not in output, "the run was finished already"
+    output = run([sys.executable, "-c", shortened(finetuning)], folder)
+    assert re.match(r"\[\{'label': '(pos|neg)', 'score': 0\.\d+\}\]$", output)
     assert (folder / "my-reviews" / "config.json").is_file()
-    can, filled, scores, shape, predicted = run([sys.executable, "-c", quickly(loading)], folder).stdout.splitlines()
+    can, filled, scores, shape, predicted = run([sys.executable, "-c", shortened(loading)], folder).splitlines()
     assert can.startswith("('embed', 'explain', 'fill', 'score') 32 [")
     assert filled
     assert re.fullmatch(r"\[-[\d.]+, -[\d.]+\]", scores)
@@ -97,7 +99,7 @@ def test_make_targets_exist():
     assert [target for target in targets if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
 
 
-def test_the_table_is_what_the_code_says():
+def test_the_sizes_are_those_of_the_code():
     page = (ROOT / "docs" / "guides" / "pretrain.md").read_text()
     rows = re.findall(r"^\| `bert-(\w+)` \| (\d+) \| (\d+) \| (\d+) \| ([\d.]+) M \|$", page, re.MULTILINE)
     expected = [
@@ -113,9 +115,16 @@ def test_the_table_is_what_the_code_says():
     assert rows == expected
 
 
-def test_the_first_screen_has_the_example():
-    assert README.index("bw.finetune") < README.index("\n| ")
-    assert README[: README.index("</table>")].count("\n") <= 50
+def test_the_first_screen_has_an_example_its_output_and_results():
+    screen = "\n".join(README.splitlines()[:55])
+    for part in ("make demo", "make test", "bw.finetune", "accuracy", "| bertworks |"):
+        assert part in screen
+
+
+def test_the_readme_lists_every_package():
+    tree = README.split("## Packages")[1].split("```")[1]
+    packages = {path.parent.name for path in (ROOT / "bertworks").glob("*/__init__.py")}
+    assert [name for name in sorted(packages) if f"{name}/" not in tree] == []
 
 
 def test_the_readme_is_short():
