@@ -101,7 +101,7 @@ def latest_checkpoint(folder: str | Path) -> tuple[Checkpoint | None, list[Note]
 
     Raises:
         BertworksError: a checkpoint of a later version of this software, or one that the disk does not give now: they
-            must not be set aside.
+            must not be renamed.
     """
     notes: list[Note] = []
     for step, path in reversed(_checkpoints(Path(folder))):
