@@ -112,7 +112,7 @@ def test_long_runs_are_averaged_and_keep_their_extremes(tmp_path):
     write_metrics(tmp_path, [step_line(n + 1, masked_lm_loss=loss) for n, loss in enumerate(losses)])
     page = page_of(tmp_path)
     drawing = drawings(page)["Masked tokens: loss"]
-    assert len(line_of(drawing)) <= svg.MOST_POINTS
+    assert len(line_of(drawing)) <= svg.MAX_POINTS
     assert any(part.get("class") == "band" for part in drawing.iter("polygon"))
     assert len(page) < 100_000
 
@@ -121,7 +121,7 @@ def test_long_runs_are_averaged_and_keep_their_extremes(tmp_path):
 def test_groups_keep_mean_and_extremes(values):
     points = list(enumerate(values, 1))
     groups = svg.grouped(points)
-    assert len(groups) <= svg.MOST_POINTS
+    assert len(groups) <= svg.MAX_POINTS
     assert min(low for _, _, low, _ in groups) == min(values)
     assert max(high for _, _, _, high in groups) == max(values)
     assert groups[-1][0] == len(values)

@@ -260,7 +260,7 @@ def test_schemes_by_example(tags: str, scheme: Scheme, expected: str):
 
 @pytest.mark.parametrize("tag", ["X", "PER", "L-PER", "b-per", "", "B-", "O-PER"])
 def test_what_is_no_tag(tag: str):
-    with pytest.raises(BertworksError, match="is no tag"):
+    with pytest.raises(BertworksError, match="is not a tag"):
         classification.tag_spans(["O", tag])
 
 

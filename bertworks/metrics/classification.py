@@ -1,7 +1,7 @@
-"""Metrics of classification, regression, tagging and choices: gold and predicted in, named figures out.
+"""Metrics of classification, regression, tagging and choices: gold and predicted labels in, named figures out.
 
-They are those of scikit-learn, scipy and seqeval. Figures are fractions from 0 to 1, except correlations (-1 to 1) and
-errors (in the unit of the targets). A division by zero (the precision of a label that is never predicted) gives 0.
+They equal those of scikit-learn, scipy and seqeval. Figures are fractions from 0 to 1, except correlations (-1 to 1)
+and errors (in the unit of the targets). A division by zero (the precision of a label that is never predicted) gives 0.
 """
 
 import math
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TypeVar
 
 import numpy as np
@@ -22,24 +23,23 @@ Scores = dict[str, float]
 Span = tuple[int, int, str]  # start, end, type; ends are exclusive
 
 _TAG = re.compile(r"O|[BIES](-.+)?", re.DOTALL)
-_Thing = TypeVar("_Thing", bound=Hashable)
+_Label = TypeVar("_Label", bound=Hashable)
 
 
 def classification(gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> Scores:
     """`accuracy`, `macro_f1`, `matthews_correlation`; with two labels also `f1` of the second one, which GLUE calls
     positive ("1" of "0" and "1").
 
-    The macro average is over the labels that occur, in gold or predicted. Answers that are all the same correlate with
-    nothing: 0.
+    The macro average is over the labels that occur, gold or predicted. The correlation with constant predictions is 0.
 
     Args:
-        labels: all that there are, in their order.
+        labels: all labels, in their order.
 
     Raises:
-        BertworksError: no rows, not as many answers as questions, a label that is not among `labels`.
+        BertworksError: no rows, more or fewer predictions than rows, a label that is not in `labels`.
     """
     rows, columns = _numbers(gold, predicted, labels)
-    with _borrowed("scikit-learn"):
+    with _needs("scikit-learn"):
         from sklearn.metrics import matthews_corrcoef
     table = per_class(gold, predicted, labels)
     occurring = [labels[n] for n in np.union1d(rows, columns)]
@@ -52,9 +52,9 @@ def classification(gold: Sequence[str], predicted: Sequence[str], labels: Sequen
 
 
 def per_class(gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Scores]:
-    """For each label `precision`, `recall`, `f1` and `support` (how often it is right). Raises as `classification`."""
+    """For each label `precision`, `recall`, `f1` and `support` (gold rows). Raises as `classification`."""
     rows, columns = _numbers(gold, predicted, labels)
-    with _borrowed("scikit-learn"):
+    with _needs("scikit-learn"):
         from sklearn.metrics import precision_recall_fscore_support
     figures = precision_recall_fscore_support(rows, columns, labels=range(len(labels)), zero_division=0.0)
     names = ("precision", "recall", "f1", "support")
@@ -62,11 +62,11 @@ def per_class(gold: Sequence[str], predicted: Sequence[str], labels: Sequence[st
 
 
 def multilabel(gold: Sequence[Collection[str]], predicted: Sequence[Collection[str]]) -> Scores:
-    """`accuracy` (all labels of a row right, none too many), `precision`, `recall` and `micro_f1` over all labels of
+    """`accuracy` (exactly the gold labels of a row), `precision`, `recall` and `micro_f1` over all labels of
     all rows, `macro_f1`: mean over the labels that occur.
 
     Raises:
-        BertworksError: no rows, or not as many answers as questions.
+        BertworksError: no rows, or more or fewer predictions than rows.
     """
     _check_lengths(gold, predicted)
     table = _table(gold, predicted, kind=str)
@@ -76,17 +76,17 @@ def multilabel(gold: Sequence[Collection[str]], predicted: Sequence[Collection[s
         "precision": total["precision"],
         "recall": total["recall"],
         "micro_f1": total["f1"],
-        "macro_f1": math.fsum(row["f1"] for row in _per_kind(table).values()) / max(len(table), 1),
+        "macro_f1": math.fsum(_figures(*counts)["f1"] for counts in table.values()) / max(len(table), 1),
     }
 
 
 def regression(gold: Sequence[float], predicted: Sequence[float]) -> Scores:
     """`pearson` and `spearman` correlation, `rmse` (root of the mean squared error, in the unit of the targets).
 
-    Where gold or predicted are all the same there is no correlation to speak of: it is 0, not NaN.
+    If all gold or all predicted numbers are equal, the correlation is 0, not NaN.
 
     Raises:
-        BertworksError: no rows, not as many answers as questions, a number that is not finite.
+        BertworksError: no rows, more or fewer predictions than rows, a number that is not finite.
     """
     _check_lengths(gold, predicted)
     x, y = np.asarray(gold, np.float64), np.asarray(predicted, np.float64)
@@ -96,15 +96,15 @@ def regression(gold: Sequence[float], predicted: Sequence[float]) -> Scores:
     rmse = float(np.sqrt(np.square(x - y).mean()))
     if not np.ptp(x) or not np.ptp(y):
         return {"pearson": 0.0, "spearman": 0.0, "rmse": rmse}
-    with _borrowed("scipy"):
+    with _needs("scipy"):
         from scipy.stats import pearsonr, spearmanr
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # answers that are nearly the same: their correlation is still a number
+        warnings.simplefilter("ignore")  # predictions that are nearly equal still have a correlation
         return {"pearson": float(pearsonr(x, y)[0]), "spearman": float(spearmanr(x, y)[0]), "rmse": rmse}
 
 
 def choice(gold: Sequence[int], predicted: Sequence[int]) -> Scores:
-    """`accuracy`: how often the right one of several was chosen. Raises as `multilabel`."""
+    """`accuracy`: the fraction of right choices. Raises as `multilabel`."""
     _check_lengths(gold, predicted)
     return {"accuracy": sum(a == b for a, b in zip(gold, predicted)) / len(gold)}
 
@@ -117,46 +117,49 @@ def tagging(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -
         gold, predicted: the tags of each sentence.
 
     Raises:
-        BertworksError: no sentences, a sentence with more or fewer tags than words, something that is no tag.
+        BertworksError: no sentences, a sentence with more or fewer tags than words, an invalid tag.
     """
-    total = spans(*_entities(gold, predicted))
-    right = sum(a == b for one, other in zip(gold, predicted) for a, b in zip(one, other))
-    return total | {"accuracy": right / max(sum(map(len, gold)), 1)}
+    _check_lengths(gold, predicted)
+    for number, (tags, others) in enumerate(zip(gold, predicted), 1):
+        if len(tags) != len(others):
+            raise BertworksError(f"{len(others)} predicted tags for {len(tags)} words", where=f"sentence {number}")
+    right = sum(a == b for tags, others in zip(gold, predicted) for a, b in zip(tags, others))
+    scores = spans(list(map(tag_spans, gold)), list(map(tag_spans, predicted)))
+    return scores | {"accuracy": right / max(sum(map(len, gold)), 1)}
 
 
 def spans(gold: Sequence[Collection[Span]], predicted: Sequence[Collection[Span]]) -> Scores:
-    """`precision`, `recall`, `f1` of spans of characters; right is what has start, end and type of a gold one. Raises
-    as `multilabel`."""
+    """`precision`, `recall`, `f1` of character spans with the start, end and type of a gold one. Raises as
+    `multilabel`."""
     _check_lengths(gold, predicted)
-    total = _total(_table(gold, predicted, kind=_type_of))
+    total = _total(_table(gold, predicted, kind=itemgetter(2)))
     return {name: total[name] for name in ("precision", "recall", "f1")}
 
 
 def spans_per_type(gold: Sequence[Collection[Span]], predicted: Sequence[Collection[Span]]) -> dict[str, Scores]:
     """The same for each type, sorted: `precision`, `recall`, `f1`, `support`. Raises as `multilabel`."""
     _check_lengths(gold, predicted)
-    return _per_kind(_table(gold, predicted, kind=_type_of))
+    return {name: _figures(*counts) for name, counts in _table(gold, predicted, kind=itemgetter(2)).items()}
 
 
 def tag_spans(tags: Sequence[str]) -> list[Span]:
-    """The entities of one sentence as (first word, word after the last, type), by the rules of `conlleval`: they read
-    IOB1, IOB2 and BIOES are recognised, and what is no proper beginning still begins an entity.
+    """The entities of one sentence as (first word, word after the last, type), by the rules of `conlleval`: it reads
+    IOB1, IOB2 and BIOES, and an entity without a proper first tag still counts.
 
     Raises:
-        BertworksError: something is neither O nor one of B, I, E, S with a type.
+        BertworksError: a tag is neither O nor one of B, I, E, S with a type.
     """
-    if (wrong := next((tag for tag in tags if not _TAG.fullmatch(tag)), None)) is not None:
-        raise BertworksError(
-            f"{wrong!r} is no tag: a tag is O, or B-, I-, E- or S- and a type", hint="write tags in IOB1, IOB2 or BIOES"
-        )
-    with _borrowed("seqeval"):
+    if wrong := [tag for tag in tags if not _TAG.fullmatch(tag)]:
+        what = f"{wrong[0]!r} is not a tag: a tag is O, or B-, I-, E- or S- and a type"
+        raise BertworksError(what, hint="write tags in IOB1, IOB2 or BIOES")
+    with _needs("seqeval"):
         from seqeval.metrics.sequence_labeling import get_entities
     return [(start, last + 1, kind) for kind, start, last in get_entities(list(tags))]
 
 
 @dataclass(frozen=True)
 class ConfidenceInterval:
-    """What several runs (seeds, folds) say together."""
+    """The figures of several runs (seeds, folds) together."""
 
     count: int
     mean: float
@@ -171,30 +174,30 @@ def confidence_interval(values: Sequence[float]) -> ConfidenceInterval:
         BertworksError: there are no values.
     """
     if not values:
-        raise BertworksError("no runs: there is nothing to take the mean of")
+        raise BertworksError("no runs: there is nothing to average")
     count, mean = len(values), math.fsum(values) / len(values)
     if count == 1:
         return ConfidenceInterval(1, mean, None, None)
-    with _borrowed("scipy"):
+    with _needs("scipy"):
         from scipy.special import stdtrit
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
     return ConfidenceInterval(count, mean, deviation, float(stdtrit(count - 1, 0.975)) * deviation / math.sqrt(count))
 
 
 @contextmanager
-def _borrowed(distribution: str) -> Iterator[None]:
+def _needs(distribution: str) -> Iterator[None]:
     try:
         yield
     except ImportError as error:
         raise BertworksError(
-            f"this score is counted by {distribution}, which cannot be imported: {error}",
+            f"this score needs {distribution}, which cannot be imported: {error}",
             hint=f"pip install {distribution}",
         ) from error
 
 
 def _check_lengths(gold: Sequence[object], predicted: Sequence[object]) -> None:
     if len(gold) != len(predicted):
-        raise BertworksError(f"{len(predicted):,} predictions for {len(gold):,} rows: which is for which is unknown")
+        raise BertworksError(f"{len(predicted):,} predictions for {len(gold):,} rows: which is of which row is unknown")
     if not len(gold):
         raise BertworksError("no rows: there is nothing to score")
 
@@ -202,49 +205,31 @@ def _check_lengths(gold: Sequence[object], predicted: Sequence[object]) -> None:
 def _numbers(
     gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Labels as their places among `labels`."""
+    """Labels as their positions in `labels`."""
     _check_lengths(gold, predicted)
     places = {label: n for n, label in enumerate(labels)}
-    for what, given in (("gold", gold), ("predicted", predicted)):
-        if (row := next((n for n, label in enumerate(given) if label not in places), None)) is not None:
-            known = ", ".join(labels)
-            raise BertworksError(f"{what} label {given[row]!r} is none of: {known}", where=f"row {row + 1}")
+    for what, names in (("gold", gold), ("predicted", predicted)):
+        for row, label in enumerate(names, 1):
+            if label not in places:
+                raise BertworksError(f"{what} label {label!r} is none of: {', '.join(labels)}", where=f"row {row}")
     return np.array([places[label] for label in gold]), np.array([places[label] for label in predicted])
 
 
-def _entities(
-    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]
-) -> tuple[list[list[Span]], list[list[Span]]]:
-    _check_lengths(gold, predicted)
-    for number, (words, tags) in enumerate(zip(gold, predicted), 1):
-        if len(words) != len(tags):
-            raise BertworksError(f"{len(tags)} predicted tags for {len(words)} words", where=f"sentence {number}")
-    return [tag_spans(tags) for tags in gold], [tag_spans(tags) for tags in predicted]
-
-
-def _type_of(span: Span) -> str:
-    return span[2]
-
-
 def _table(
-    gold: Sequence[Collection[_Thing]], predicted: Sequence[Collection[_Thing]], kind: Callable[[_Thing], str]
+    gold: Sequence[Collection[_Label]], predicted: Sequence[Collection[_Label]], kind: Callable[[_Label], str]
 ) -> dict[str, tuple[int, int, int]]:
-    """For each kind of thing, sorted: how many are in both, are predicted, are gold."""
-    both, found, there = Counter[str](), Counter[str](), Counter[str]()
-    for right, given in zip(map(set, gold), map(set, predicted)):
-        both.update(map(kind, right & given))
-        found.update(map(kind, given))
-        there.update(map(kind, right))
-    return {name: (both[name], found[name], there[name]) for name in sorted(found | there)}
+    """The counts of each kind, sorted: right, predicted, gold."""
+    right, of_predicted, of_gold = Counter[str](), Counter[str](), Counter[str]()
+    for labels, others in zip(map(set, gold), map(set, predicted)):
+        right.update(map(kind, labels & others))
+        of_predicted.update(map(kind, others))
+        of_gold.update(map(kind, labels))
+    return {name: (right[name], of_predicted[name], of_gold[name]) for name in sorted(of_predicted | of_gold)}
 
 
-def _figures(both: int, found: int, there: int) -> Scores:
-    precision, recall = both / max(found, 1), both / max(there, 1)
-    return {"precision": precision, "recall": recall, "f1": 2 * both / max(found + there, 1), "support": float(there)}
-
-
-def _per_kind(table: dict[str, tuple[int, int, int]]) -> dict[str, Scores]:
-    return {name: _figures(*counts) for name, counts in table.items()}
+def _figures(right: int, predicted: int, gold: int) -> Scores:
+    precision, recall, f1 = right / max(predicted, 1), right / max(gold, 1), 2 * right / max(predicted + gold, 1)
+    return {"precision": precision, "recall": recall, "f1": f1, "support": float(gold)}
 
 
 def _total(table: dict[str, tuple[int, int, int]]) -> Scores:

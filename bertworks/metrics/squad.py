@@ -1,5 +1,4 @@
-"""The official metrics of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016 and 2018), equal to the official scripts to the last
-digit.
+"""The metrics of SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016 and 2018), equal to the official scripts to the last digit.
 
 Figures are percentages. Answers are compared in lower case, without punctuation, articles and extra spaces; the gold
 answer with the best score counts.
@@ -8,7 +7,7 @@ answer with the best score counts.
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from bertworks.errors import BertworksError
@@ -23,7 +22,7 @@ _NO_PUNCTUATION = dict.fromkeys(map(ord, string.punctuation))
 
 
 class SquadQuestion(NamedTuple):
-    """What is known of a question: its id and its gold answers; without answers it has none in its text."""
+    """A question and its gold answers; () if its text has no answer."""
 
     id: str
     answers: tuple[str, ...]
@@ -44,15 +43,15 @@ def evaluate_answers(
 ) -> dict[str, float]:
     """`exact` (the script of 1.1 calls it exact_match), `f1`, `total` and `missing`; for 2.0 the same but `missing` for
     questions with and without an answer (`HasAns_...`, `NoAns_...`); with no-answer probabilities also `best_exact` and
-    `best_f1`, the figures under the best threshold above which a question is left without an answer, and that threshold
-    (`best_exact_thresh`, `best_f1_thresh`). These are found on the very questions: an upper bound.
+    `best_f1`, the figures under the best threshold above which a question gets no answer, and that threshold
+    (`best_exact_thresh`, `best_f1_thresh`). It is chosen on the same questions: the figures are upper bounds.
 
     Args:
         predictions: question id -> answer; "" is no answer.
-        version: they differ in what normalizing leaves empty: 1.1 gives it an F1 of 0 and 2.0 takes it for no answer.
-        no_answer_probabilities: question id -> how surely it has no answer, on any scale; as in the official script a
-            question above 1 is left without an answer, save in the `best_` figures.
-        unit: of F1. "character" for scripts without spaces: characters that are no white space instead of words.
+        version: an answer that is empty after normalization has an F1 of 0 in 1.1, and is no answer in 2.0.
+        no_answer_probabilities: question id -> confidence that it has no answer, on any scale; as in the official
+            script a question above 1 gets no answer, except in the `best_` figures.
+        unit: of F1. "character" for scripts without spaces: characters that are not white space instead of words.
 
     A question without a prediction is wrong and counted in `missing`, also for 2.0, where the official script leaves it
     out of the total and then fails.
@@ -63,7 +62,7 @@ def evaluate_answers(
     if not questions:
         raise BertworksError("no questions: there is nothing to score")
     if twice := [name for name, times in Counter(q.id for q in questions).items() if times > 1]:
-        raise BertworksError(f"two questions have the id {twice[0]!r}: which one is answered is unknown")
+        raise BertworksError(f"two questions have the id {twice[0]!r}: which one a prediction is for is unknown")
     scores = {q.id: score_answer(q.answers, predictions.get(q.id), version=version, unit=unit) for q in questions}
     kept = dict(scores)
     for q in questions:
@@ -80,7 +79,7 @@ def evaluate_answers(
 
 
 def f1_unit_of(contexts: Iterable[str]) -> F1Unit:
-    """What F1 should count: characters where most letters are Japanese or Chinese, else words."""
+    """The unit of F1: characters if most letters are Japanese or Chinese, else words."""
     letters = east_asian = 0
     for context in contexts:
         letters += sum(map(str.isalpha, context))
@@ -96,16 +95,16 @@ def missing_predictions(questions: Iterable[SquadQuestion], predictions: Mapping
 def score_answer(
     answers: Sequence[str], prediction: str | None, *, version: SquadVersion, unit: F1Unit = "word"
 ) -> SquadScore:
-    """How good one answer is: the best agreement with any of the gold answers."""
+    """The score of one answer: the best agreement with any of the gold answers."""
     if prediction is None:
         return SquadScore(0.0, 0.0)
     golds = [normalize(answer) for answer in answers]
     if version == "2.0":
         golds = [gold for gold in golds if gold] or [""]
-    given = normalize(prediction)
+    answer = normalize(prediction)
     split: Callable[[str], list[str]] = str.split if unit == "word" else _characters
-    agreements = [_f1(split(gold), split(given), alike=version == "2.0") for gold in golds]
-    return SquadScore(float(given in golds), max(agreements, default=0.0))
+    agreements = [_f1(split(gold), split(answer), both_empty=float(version == "2.0")) for gold in golds]
+    return SquadScore(float(answer in golds), max(agreements, default=0.0))
 
 
 def normalize(answer: str) -> str:
@@ -117,23 +116,22 @@ def _characters(text: str) -> list[str]:
     return list("".join(text.split()))
 
 
-def _f1(gold: list[str], given: list[str], *, alike: bool) -> float:
-    """Of precision and recall of parts, each counted as often as it occurs. alike: nothing agrees with nothing."""
-    if not gold or not given:
-        return float(alike and gold == given)
-    common = sum((Counter(gold) & Counter(given)).values())
+def _f1(gold: list[str], answer: list[str], *, both_empty: float) -> float:
+    """F1 of parts, each counted as often as it occurs. both_empty: the value if both lists are empty."""
+    if not gold and not answer:
+        return both_empty
+    common = sum((Counter(gold) & Counter(answer)).values())
     if not common:
         return 0.0
-    precision, recall = common / len(given), common / len(gold)
+    precision, recall = common / len(answer), common / len(gold)
     return (2 * precision * recall) / (precision + recall)
 
 
-def _means(scores: Iterable[SquadScore]) -> dict[str, float]:
+def _means(scores: Collection[SquadScore]) -> dict[str, float]:
     exact = f1 = 0.0
-    total = 0
-    for one in scores:  # not sum(), which rounds otherwise since Python 3.12
-        exact, f1, total = exact + one.exact, f1 + one.f1, total + 1
-    return {"exact": 100.0 * exact / total, "f1": 100.0 * f1 / total, "total": total}
+    for score in scores:  # not sum(), which rounds differently since Python 3.12
+        exact, f1 = exact + score.exact, f1 + score.f1
+    return {"exact": 100.0 * exact / len(scores), "f1": 100.0 * f1 / len(scores), "total": len(scores)}
 
 
 def _best(
@@ -142,14 +140,14 @@ def _best(
     scores: Mapping[str, SquadScore],
     probabilities: Mapping[str, float],
 ) -> dict[str, float]:
-    """The best figures under any threshold: one question after the other is answered, the surest first."""
+    """The best figures under any threshold: questions get their answers in the order of confidence."""
     if unknown := [q.id for q in questions if q.id in predictions and q.id not in probabilities]:
         raise BertworksError(f"the question {unknown[0]!r} is answered but has no no-answer probability")
     answerable = {q.id: bool(q.answers) for q in questions}
     order = [name for name in sorted(probabilities, key=probabilities.__getitem__) if name in answerable]
     figures: dict[str, float] = {}
     for kind, name in enumerate(SquadScore._fields):
-        best = reached = float(sum(not has for has in answerable.values()))  # when nothing is answered
+        best = reached = float(sum(not has for has in answerable.values()))  # with no answers at all
         threshold = 0.0
         for question in order:
             if answerable[question]:

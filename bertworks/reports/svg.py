@@ -1,4 +1,4 @@
-"""Parts of HTML pages: frame, tables, SVG charts, formatted numbers. A page needs no network and no library."""
+"""HTML pages with tables, SVG charts and formatted numbers. A page needs no network and no library."""
 
 import hashlib
 import math
@@ -6,51 +6,13 @@ from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 460, 230, 56, 14, 8, 40  # of a chart, in CSS pixels
-MOST_ACROSS = 8  # names that are written across above their columns; more are written upright
-MOST_POINTS = 150  # of a line; more are averaged in groups, with their extremes as a band
-STYLE = """
-:root { color-scheme: light dark; --page: #fcfcfb; --ink: #1b1b1a; --soft: #62605c; --line: #e2e0da;
-  --card: #ffffff; --train: #2a6fc9; --held: #c4500b; }
-@media (prefers-color-scheme: dark) { :root { --page: #161615; --ink: #eeece6; --soft: #a5a29b; --line: #383734;
-  --card: #1f1f1d; --train: #6aa6f0; --held: #f0924f; } }
-body { margin: 0 auto; max-width: 1000px; padding: 28px 20px 60px; background: var(--page); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", "Noto Sans", sans-serif; }
-h1 { font-size: 25px; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 18px; margin: 36px 0 10px; }
-.summary { color: var(--soft); margin: 4px 0 22px; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(420px, 100%), 1fr)); gap: 16px; }
-figure { margin: 0; padding: 12px 12px 4px; background: var(--card); border: 1px solid var(--line);
-  border-radius: 8px; }
-figcaption { font-weight: 600; display: flex; gap: 14px; align-items: baseline; flex-wrap: wrap; }
-figcaption span { font-weight: 400; font-size: 13px; color: var(--soft); }
-figcaption span::before { content: ""; display: inline-block; width: 18px; height: 3px; border-radius: 2px;
-  margin-right: 6px; vertical-align: middle; background: var(--stroke); }
-svg { width: 100%; height: auto; display: block; } svg text { font-size: 12px; fill: var(--soft); }
-.train { --stroke: var(--train); } .held { --stroke: var(--held); }
-.grid { stroke: var(--line); stroke-width: 1; } .band { fill: var(--stroke); opacity: .16; }
-.path { fill: none; stroke: var(--stroke); stroke-width: 2; stroke-linejoin: round; }
-.dot { fill: var(--stroke); stroke: var(--card); stroke-width: 1.5; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: 4px 16px 4px 0; border-bottom: 1px solid var(--line); }
-th { font-weight: 600; color: var(--soft); font-size: 13px; }
-pre { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px;
-  overflow-x: auto; font: 13px/1.45 ui-monospace, Menlo, Consolas, monospace; }
-.ring { fill: none; stroke: var(--stroke); stroke-width: 1.5; } .point { fill: var(--stroke); opacity: .45; }
-.ideal { stroke: var(--soft); stroke-dasharray: 4 4; } figcaption .plain::before { display: none; }
-.heat th { border: 0; padding: 2px 10px 2px 0; white-space: nowrap; } .heat .corner { font-weight: 400; }
-.heat .narrow { text-align: center; padding: 2px; max-width: 90px; overflow: hidden; text-overflow: ellipsis; }
-.heat .tall { vertical-align: bottom; } .heat .tall span { writing-mode: vertical-rl; transform: rotate(180deg); }
-.heat td { text-align: center; min-width: 52px; padding: 7px 6px; border: 2px solid var(--page); border-radius: 4px;
-  background: color-mix(in srgb, var(--shade) calc(var(--share) * 55%), var(--card)); }
-.heat small { display: block; font-size: 11px; opacity: .75; }
-.right { --shade: var(--train); } .wrong { --shade: var(--held); }
-.words th, .words td { text-align: left; vertical-align: top; padding: 6px 16px 6px 0; min-width: 72px; }
-.words .text { min-width: 240px; white-space: pre-line; overflow-wrap: anywhere; }
-.scroll { overflow-x: auto; } .quiet { color: var(--soft); font-size: 13px; }
-"""
+_MAX_HORIZONTAL = 8  # names above columns; more names are written vertically
+MAX_POINTS = 150  # of a line; more are averaged in groups, with their extremes as a band
+STYLE = "\n" + Path(__file__).with_name("style.css").read_text(encoding="utf-8")
 
 Point = tuple[float, float]
 Show = Callable[[float], str]
@@ -61,24 +23,25 @@ class Series:
     """A line of a chart."""
 
     name: str
-    style: str  # "train" or "held", of which the latter has a dot for every point
+    style: str  # "train" or "held"; the latter has a dot at every point
     points: Sequence[Point]
-    best: Point | None = None  # is marked
+    best: Point | None = None  # the point to mark
 
 
 def page(name: str, what: str, summary: str, sections: Sequence[str], *, style: str = "", script: str = "") -> str:
     """A whole page.
 
     Args:
-        name, what: of the model, and of what was done to it; summary: a line.
+        name: of the model. what: the kind of page. summary: one line.
         sections: HTML.
-        style: CSS beyond STYLE.
-        script: JavaScript of ours, the only one that the page lets run: its hash is in the page's policy.
+        style: CSS besides STYLE.
+        script: JavaScript. The policy of the page allows this script only, by its hash.
     """
+    allowed = end = ""
+    if script:
+        allowed = f"; script-src 'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+        end = f"<script>{script}</script>\n"
     body = "\n".join(sections)
-    digest = b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    allowed = f"; script-src 'sha256-{digest}'" if script else ""
-    end = f"<script>{script}</script>\n" if script else ""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -113,32 +76,28 @@ def preformatted(title: str, text: str) -> str:
 
 
 def software(versions: Mapping[str, Any]) -> str:
-    """With what a run was begun."""
+    """The software with which a run started."""
     listed = ", ".join(f"{escape(str(package))} {escape(str(version))}" for package, version in versions.items())
-    return f'<p class="quiet">Begun with {listed}.</p>'
+    return f'<p class="quiet">Started with {listed}.</p>'
 
 
 def figures(title: str, columns: Sequence[tuple[str, str, Show]], rows: Sequence[Mapping[str, Any]]) -> str:
-    """A table of numbers. columns: name in a row, title, how it is shown; one that no row has is left out."""
+    """A table of numbers. columns: key in a row, title, format; a column that no row has is left out."""
     present = [column for column in columns if any(column[0] in row for row in rows)]
-    head = "".join(f"<th>{escape(title)}</th>" for _, title, _ in present)
-    lines = [
-        "".join(f"<td>{escape(show(row[name])) if name in row else ''}</td>" for name, _, show in present)
-        for row in rows
-    ]
-    table = f"<table>\n<tr>{head}</tr>\n" + "\n".join(f"<tr>{line}</tr>" for line in lines) + "\n</table>"
-    return section(title, f'<div class="scroll">{table}</div>')
+    lines = ["".join(f"<th>{escape(title)}</th>" for _, title, _ in present)]
+    for row in rows:
+        lines.append("".join(f"<td>{escape(show(row[key])) if key in row else ''}</td>" for key, _, show in present))
+    table = "\n".join(f"<tr>{line}</tr>" for line in lines)
+    return section(title, f'<div class="scroll"><table>\n{table}\n</table></div>')
 
 
 def words(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table of texts; the second column is the widest."""
-    head = "".join(f"<th>{escape(column)}</th>" for column in columns)
+    lines = ["".join(f"<th>{escape(column)}</th>" for column in columns)]
     classes = ["quiet", "text", *["cell"] * len(columns)]
-    lines = [
-        "".join(f'<td class="{style}">{escape(cell)}</td>' for style, cell in zip(classes, row, strict=False))
-        for row in rows
-    ]
-    table = f"<tr>{head}</tr>\n" + "\n".join(f"<tr>{line}</tr>" for line in lines)
+    for row in rows:
+        lines.append("".join(f'<td class="{style}">{escape(cell)}</td>' for style, cell in zip(classes, row)))
+    table = "\n".join(f"<tr>{line}</tr>" for line in lines)
     return f'<div class="scroll"><table class="words">\n{table}\n</table></div>'
 
 
@@ -147,36 +106,35 @@ def points(rows: list[dict[str, Any]], name: str) -> list[Point]:
 
 
 def chart(title: str, series: list[Series], show: Show, from_zero: bool) -> str:
-    """Lines over steps. The heights are those of the averaged lines: single outliers may leave the frame."""
-    means = [[(x, y) for x, y, _, _ in grouped(one.points)] for one in series]
-    values = [y for line in means for _, y in line]
-    right = max(x for line in means for x, _ in line)
-    ys = ticks(0 if from_zero else min(values), max(values), 4)
-    frame = _Frame(0, max(right, 1), ys[0], ys[-1])
-    parts = frame.axes([x for x in ticks(0, right, 5) if x <= right], ys, short, show, "steps")
-    parts += [_line(one, frame, show) for one in series]
-    legend = "".join(f'<span class="{one.style}">{escape(one.name)}</span>' for one in series if len(series) > 1)
-    description = ", ".join(f"{one.name} ends at {show(one.points[-1][1])}" for one in series)
+    """Lines over steps. The averaged lines set the limits of the axis: single outliers may leave the chart."""
+    means = [(x, y) for line in series for x, y, _, _ in grouped(line.points)]
+    right = max(x for x, _ in means)
+    ys = ticks(0 if from_zero else min(y for _, y in means), max(y for _, y in means), 4)
+    axes = _Axes(0, max(right, 1), ys[0], ys[-1])
+    parts = axes.draw([x for x in ticks(0, right, 5) if x <= right], ys, short, show, "steps")
+    parts += [_line(line, axes, show) for line in series]
+    legend = "".join(f'<span class="{line.style}">{escape(line.name)}</span>' for line in series if len(series) > 1)
+    description = ", ".join(f"{line.name} ends at {show(line.points[-1][1])}" for line in series)
     return _figure(title, legend, f"{title}: {description}", parts)
 
 
 def scatter(title: str, dots: Sequence[Point], across: str, up: str) -> str:
-    """Dots between two axes of the same numbers, with the line on which both numbers are the same."""
+    """Dots between two axes of the same numbers, with the line on which both numbers are equal."""
     values = [value for dot in dots for value in dot]
     marks = ticks(min(values), max(values), 4)
-    frame = _Frame(marks[0], marks[-1], marks[0], marks[-1])
-    parts = frame.axes(marks, marks, plain, plain, across)
-    (x1, y1), (x2, y2) = frame.place(marks[0], marks[0]), frame.place(marks[-1], marks[-1])
+    axes = _Axes(marks[0], marks[-1], marks[0], marks[-1])
+    parts = axes.draw(marks, marks, plain, plain, across)
+    (x1, y1), (x2, y2) = axes.place(marks[0], marks[0]), axes.place(marks[-1], marks[-1])
     parts.append(f'<line class="ideal" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
-    for x, y in (frame.place(*dot) for dot in dots):
+    for x, y in (axes.place(*dot) for dot in dots):
         parts.append(f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
     legend = f'<span class="plain">{escape(up)} over {escape(across)}</span>'
     return _figure(title, legend, f"{title}: {len(dots)} points", [f'<g class="train">{"".join(parts)}</g>'])
 
 
 @dataclass(frozen=True)
-class _Frame:
-    """Which numbers stand at the edges of a picture."""
+class _Axes:
+    """The numbers at the edges of a chart."""
 
     left: float
     right: float
@@ -185,15 +143,15 @@ class _Frame:
 
     def place(self, x: float, y: float) -> Point:
         across = LEFT + (WIDTH - LEFT - RIGHT) * (x - self.left) / (self.right - self.left)
-        share = (self.high - min(max(y, self.low), self.high)) / (self.high - self.low)
-        return across, TOP + (HEIGHT - TOP - BOTTOM) * share
+        fraction = (self.high - min(max(y, self.low), self.high)) / (self.high - self.low)
+        return across, TOP + (HEIGHT - TOP - BOTTOM) * fraction
 
     def text(self, x: float, y: float) -> str:
         across, down = self.place(x, y)
         return f"{across:.1f},{down:.1f}"
 
-    def axes(self, xs: Sequence[float], ys: Sequence[float], show_x: Show, show_y: Show, name: str) -> list[str]:
-        """Lines across at `ys`, numbers at both, and what is across."""
+    def draw(self, xs: Sequence[float], ys: Sequence[float], show_x: Show, show_y: Show, name: str) -> list[str]:
+        """Horizontal lines at `ys`, numbers at `xs` and `ys`, and the name of the horizontal axis."""
         parts = []
         for y in ys:
             across, down = self.text(self.left, y).split(",")
@@ -215,70 +173,59 @@ def _figure(title: str, legend: str, description: str, parts: Sequence[str]) -> 
     )
 
 
-def _line(series: Series, frame: _Frame, show: Show) -> str:
+def _line(series: Series, axes: _Axes, show: Show) -> str:
     groups = grouped(series.points)
     parts = []
     if len(groups) < len(series.points):
-        edge = [frame.text(x, high) for x, _, _, high in groups]
-        edge += [frame.text(x, low) for x, _, low, _ in reversed(groups)]
+        edge = [axes.text(x, high) for x, _, _, high in groups]
+        edge += [axes.text(x, low) for x, _, low, _ in reversed(groups)]
         parts.append(f'<polygon class="band" points="{" ".join(edge)}"/>')
-    parts.append(f'<polyline class="path" points="{" ".join(frame.text(x, y) for x, y, _, _ in groups)}"/>')
+    parts.append(f'<polyline class="path" points="{" ".join(axes.text(x, y) for x, y, _, _ in groups)}"/>')
     if series.style == "held" or len(groups) == 1:
         for x, y, _, _ in groups:
-            across, down = frame.text(x, y).split(",")
+            across, down = axes.text(x, y).split(",")
             hint = f"<title>step {x:,.0f}: {show(y)}</title>"
             parts.append(f'<circle class="dot" cx="{across}" cy="{down}" r="3.5">{hint}</circle>')
-    if series.best:
-        parts += _mark(*frame.place(*series.best), f"best: {show(series.best[1])}")
+    if series.best:  # a ring, with words that stay inside the chart
+        x, y = axes.place(*series.best)
+        text_y = y + (20 if y < TOP + 24 else -10)
+        anchor = "end" if x > WIDTH - RIGHT - 40 else "start" if x < LEFT + 40 else "middle"
+        parts.append(f'<circle class="ring" cx="{x:.1f}" cy="{y:.1f}" r="7"/>')
+        parts.append(f'<text x="{x:.1f}" y="{text_y:.1f}" text-anchor="{anchor}">best: {show(series.best[1])}</text>')
     return f'<g class="{series.style}">' + "\n".join(parts) + "</g>"
 
 
-def _mark(across: float, down: float, text: str) -> list[str]:
-    """A ring with words, which stay inside the picture."""
-    below = 20 if down < TOP + 24 else -10
-    anchor = "end" if across > WIDTH - RIGHT - 40 else "start" if across < LEFT + 40 else "middle"
-    return [
-        f'<circle class="ring" cx="{across:.1f}" cy="{down:.1f}" r="7"/>',
-        f'<text x="{across:.1f}" y="{down + below:.1f}" text-anchor="{anchor}">{text}</text>',
-    ]
-
-
 def heat(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
-    """A table of counts whose cells are the darker the greater their share of their row; what is right stands on the
-    diagonal."""
-    style = "tall" if len(names) > MOST_ACROSS else "narrow"
-    head = "".join(
-        f'<th class="{style}"><span title="{escape(name)}">{escape(_cut(name))}</span></th>' for name in names
-    )
-    lines = [f'<tr><th class="corner">right &#8595; answered &#8594;</th>{head}</tr>']
-    for row, name in enumerate(names):
-        total = max(1, sum(counts[row]))
+    """A confusion matrix. A cell is darker the larger its fraction of its row is; the diagonal is right."""
+    style = "tall" if len(names) > _MAX_HORIZONTAL else "narrow"
+    short_names = [name if len(name) <= 24 else f"{name[:23]}…" for name in names]
+    heads = [f'title="{escape(name)}">{escape(shown)}' for name, shown in zip(names, short_names)]
+    head = "".join(f'<th class="{style}"><span {name}</span></th>' for name in heads)
+    lines = [f'<tr><th class="corner">right &#8595; predicted &#8594;</th>{head}</tr>']
+    for row, of_row in enumerate(counts):
+        total = max(1, sum(of_row))
         cells = []
-        for column, count in enumerate(counts[row]):
+        for column, count in enumerate(of_row):
             style = "right" if row == column else "wrong"
-            share = f"<small>{count / total:.0%}</small>" if count else ""
-            cells.append(f'<td class="{style}" style="--share: {count / total:.3f}">{count:,}{share}</td>')
-        lines.append(f'<tr><th title="{escape(name)}">{escape(_cut(name))}</th>{"".join(cells)}</tr>')
+            percentage = f"<small>{count / total:.0%}</small>" if count else ""
+            cells.append(f'<td class="{style}" style="--share: {count / total:.3f}">{count:,}{percentage}</td>')
+        lines.append(f"<tr><th {heads[row]}</th>{''.join(cells)}</tr>")
     return '<div class="scroll"><table class="heat">\n' + "\n".join(lines) + "\n</table></div>"
 
 
-def _cut(name: str, most: int = 24) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
-
-
 def grouped(points: Sequence[Point]) -> list[tuple[float, float, float, float]]:
-    """At most MOST_POINTS of (x, mean, least, greatest), each of equally many neighbours."""
-    size = -(-len(points) // MOST_POINTS)
-    groups = [[point for _, point in group] for _, group in groupby(enumerate(points), lambda one: one[0] // size)]
+    """At most MAX_POINTS of (x, mean, minimum, maximum), each of equally many neighbors."""
+    size = -(-len(points) // MAX_POINTS)
     result = []
-    for group in groups:
+    for start in range(0, len(points), size or 1):
+        group = points[start : start + size]
         ys = [y for _, y in group]
         result.append((group[-1][0], math.fsum(ys) / len(ys), min(ys), max(ys)))
     return result
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """Round numbers about `count` steps apart that enclose both ends."""
+    """About `count` round numbers at equal distances that enclose both ends."""
     if high - low < 1e-300:
         around = abs(low) / 2 if abs(low) > 1e-300 else 1.0
         low, high = low - around, high + around
