@@ -1,6 +1,5 @@
 """Scores: equal to scikit-learn, scipy, seqeval and conlleval; defined where nothing is; loud where wrong."""
 
-import builtins
 import math
 import random
 from collections.abc import Sequence
@@ -277,20 +276,6 @@ def test_spans_are_right_as_a_whole():
         "person": {"precision": 0.5, "recall": 1.0, "f1": pytest.approx(2 / 3), "support": 1.0},
         "place": {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 2.0},
     }
-
-
-def test_what_is_borrowed_and_not_there(monkeypatch: pytest.MonkeyPatch):
-    real = builtins.__import__
-
-    def without(name: str, *rest: object) -> object:
-        if name.startswith("seqeval"):
-            raise ImportError("No module named 'seqeval'")
-        return real(name, *rest)
-
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(BertworksError, match="counted by seqeval") as caught:
-        classification.tag_spans(["O"])
-    assert caught.value.hint == "pip install seqeval"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,7 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import TypeVar
@@ -39,8 +38,8 @@ def classification(gold: Sequence[str], predicted: Sequence[str], labels: Sequen
         BertworksError: no rows, more or fewer predictions than rows, a label that is not in `labels`.
     """
     rows, columns = _numbers(gold, predicted, labels)
-    with _needs("scikit-learn"):
-        from sklearn.metrics import matthews_corrcoef
+    from sklearn.metrics import matthews_corrcoef
+
     table = per_class(gold, predicted, labels)
     occurring = [labels[n] for n in np.union1d(rows, columns)]
     scores = {
@@ -54,8 +53,8 @@ def classification(gold: Sequence[str], predicted: Sequence[str], labels: Sequen
 def per_class(gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Scores]:
     """For each label `precision`, `recall`, `f1` and `support` (gold rows). Raises as `classification`."""
     rows, columns = _numbers(gold, predicted, labels)
-    with _needs("scikit-learn"):
-        from sklearn.metrics import precision_recall_fscore_support
+    from sklearn.metrics import precision_recall_fscore_support
+
     figures = precision_recall_fscore_support(rows, columns, labels=range(len(labels)), zero_division=0.0)
     names = ("precision", "recall", "f1", "support")
     return {label: {name: float(f[n]) for name, f in zip(names, figures)} for n, label in enumerate(labels)}
@@ -96,8 +95,8 @@ def regression(gold: Sequence[float], predicted: Sequence[float]) -> Scores:
     rmse = float(np.sqrt(np.square(x - y).mean()))
     if not np.ptp(x) or not np.ptp(y):
         return {"pearson": 0.0, "spearman": 0.0, "rmse": rmse}
-    with _needs("scipy"):
-        from scipy.stats import pearsonr, spearmanr
+    from scipy.stats import pearsonr, spearmanr
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # predictions that are nearly equal still have a correlation
         return {"pearson": float(pearsonr(x, y)[0]), "spearman": float(spearmanr(x, y)[0]), "rmse": rmse}
@@ -152,8 +151,8 @@ def tag_spans(tags: Sequence[str]) -> list[Span]:
     if wrong := [tag for tag in tags if not _TAG.fullmatch(tag)]:
         what = f"{wrong[0]!r} is not a tag: a tag is O, or B-, I-, E- or S- and a type"
         raise BertworksError(what, hint="write tags in IOB1, IOB2 or BIOES")
-    with _needs("seqeval"):
-        from seqeval.metrics.sequence_labeling import get_entities
+    from seqeval.metrics.sequence_labeling import get_entities
+
     return [(start, last + 1, kind) for kind, start, last in get_entities(list(tags))]
 
 
@@ -178,21 +177,10 @@ def confidence_interval(values: Sequence[float]) -> ConfidenceInterval:
     count, mean = len(values), math.fsum(values) / len(values)
     if count == 1:
         return ConfidenceInterval(1, mean, None, None)
-    with _needs("scipy"):
-        from scipy.special import stdtrit
+    from scipy.special import stdtrit
+
     deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
     return ConfidenceInterval(count, mean, deviation, float(stdtrit(count - 1, 0.975)) * deviation / math.sqrt(count))
-
-
-@contextmanager
-def _needs(distribution: str) -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        raise BertworksError(
-            f"this score needs {distribution}, which cannot be imported: {error}",
-            hint=f"pip install {distribution}",
-        ) from error
 
 
 def _check_lengths(gold: Sequence[object], predicted: Sequence[object]) -> None:
