@@ -401,12 +401,12 @@ def test_damaged_folders(exported: Path, tmp_path: Path):
         Predictor(copied(exported, tmp_path / "cut", model_onnx=(exported / "model.onnx").read_bytes()[:5000]))
     task = json.loads((exported / "task.json").read_text())
     three = json.dumps(task | {"labels": ["a", "b", "c"]}).encode()
-    with pytest.raises(BertworksError, match="not what the task asks for"):
+    with pytest.raises(BertworksError, match="not what the task needs"):
         Predictor(copied(exported, tmp_path / "three", task_json=three))
-    with pytest.raises(BertworksError, match="not what the task asks for"):
+    with pytest.raises(BertworksError, match="not what the task needs"):
         Predictor(copied(exported, tmp_path / "qa", task_json=json.dumps(task | {"task": "qa"}).encode()))
     choice = json.dumps(task | {"task": "choice", "num_choices": 2}).encode()
-    with pytest.raises(BertworksError, match="not what the task asks for"):
+    with pytest.raises(BertworksError, match="not what the task needs"):
         Predictor(copied(exported, tmp_path / "choice", task_json=choice))
 
 
@@ -415,7 +415,10 @@ def test_a_graph_that_is_no_bert_or_reads_other_files(exported: Path, tmp_path: 
     secret = onnx.TensorProto(name="w", data_type=floats, dims=[4], data_location=onnx.TensorProto.EXTERNAL)
     (tmp_path / "secret").write_bytes(bytes(16))
     secret.external_data.add(key="location", value="../secret")
-    for tensor, message in ((secret, "cannot open"), (onnx.numpy_helper.from_array(np.zeros(4, "f"), "w"), "no BERT")):
+    for tensor, message in (
+        (secret, "cannot open"),
+        (onnx.numpy_helper.from_array(np.zeros(4, "f"), "w"), "not a BERT"),
+    ):
         graph = onnx.helper.make_graph(
             [onnx.helper.make_node("Add", ["x", "w"], ["y"])], "g", [values("x", floats, [4])],
             [values("y", floats, [4])], [tensor],

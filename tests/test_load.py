@@ -19,7 +19,7 @@ from bertworks.checkpoints.model_folder import load_model, load_state
 from bertworks.checkpoints.resolve import packaged_minilm
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.embed import Embedder
-from bertworks.inference.lazy_model import LazyModel
+from bertworks.inference.engine import LazyModel
 from bertworks.interop.load import LoadedModel
 from bertworks.models.config import EncoderConfig
 
@@ -89,7 +89,7 @@ def test_weights_are_read_and_kept_once_and_not_before_they_are_asked(
         reads.append(folder)
         return load_state(folder, config)
 
-    monkeypatch.setattr("bertworks.inference.lazy_model.load_state", counted)
+    monkeypatch.setattr("bertworks.inference.engine.load_state", counted)
     monkeypatch.setattr(
         "bertworks.models.packed_linear._prefer_mkl", lambda: True
     )  # else there are packed ones as well

@@ -129,3 +129,48 @@ def read_json_value(path: Path) -> Any:
         raise BertworksError(f"not valid JSON: {error.msg}", where=f"{path}:{error.lineno}", hint=_DAMAGED) from None
     except (RecursionError, ValueError) as error:
         raise BertworksError(f"not valid JSON: {str(error)[:100]}", where=str(path), hint=_DAMAGED) from None
+
+
+Protobuf = dict[int, list[Any]]  # number of a field -> its values: int, or bytes
+
+
+def read_protobuf(data: bytes | memoryview) -> Protobuf:
+    """The fields of a protobuf message. Those of a memoryview are views.
+
+    Raises:
+        ValueError, IndexError: the data is damaged.
+    """
+    fields: Protobuf = {}
+    at = 0
+    while at < len(data):
+        tag, at = read_varint(data, at)
+        kind = tag & 7
+        if kind == 0:
+            value: Any
+            value, at = read_varint(data, at)
+        else:
+            size = {1: 8, 5: 4}.get(kind, 0)
+            if kind == 2:
+                size, at = read_varint(data, at)
+            if (kind != 2 and not size) or at + size > len(data):
+                raise ValueError("not a protobuf message")
+            piece = data[at : at + size]
+            value, at = piece if kind == 2 else int.from_bytes(piece, "little"), at + size
+        fields.setdefault(tag >> 3, []).append(value)
+    return fields
+
+
+def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
+    """A number in groups of 7 bits, the lowest first, and the position after it.
+
+    Raises:
+        ValueError, IndexError: the data is damaged.
+    """
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+    raise ValueError("a number that does not end")

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.model_folder import Model
-from bertworks.checkpoints.storage import read_json, refuse_non_finite
+from bertworks.checkpoints.storage import Protobuf, read_json, read_protobuf, read_varint, refuse_non_finite
 from bertworks.errors import BertworksError
 from bertworks.text.tokenizer import Tokenizer
 
@@ -91,13 +91,13 @@ def read_index(prefix: Path) -> dict[str, Variable]:
     try:
         pairs = _pairs(data)
         name, value = next(pairs, ("?", b""))
-        header = _message(value)
+        header = read_protobuf(value)
         files = _number(header, 1)
         if name or not 0 < files <= _MOST_FILES or _number(header, 2):
             raise ValueError("no header, or one of a big-endian machine")
         sizes: dict[int, tuple[Path, int]] = {}
         for name, value in pairs:
-            entry = _message(value)
+            entry = read_protobuf(value)
             number = _number(entry, 3)
             if number not in sizes:
                 sizes[number] = _data_file(prefix, number, files)
@@ -119,10 +119,12 @@ def _data_file(prefix: Path, number: int, files: int) -> tuple[Path, int]:
         raise BertworksError(f"cannot be read: {error.strerror}", where=str(path), hint=hint) from None
 
 
-def _variable(name: str, entry: "_Message", path: Path, available: int) -> Variable:
+def _variable(name: str, entry: Protobuf, path: Path, available: int) -> Variable:
     if 7 in entry:
         raise ValueError(f"{name} is stored in several pieces, which is not read")
-    shape = tuple(_number(_message(size), 1) for dims in _bytes(entry, 2) for size in _bytes(_message(dims), 2))
+    shape = tuple(
+        _number(read_protobuf(size), 1) for dims in _bytes(entry, 2) for size in _bytes(read_protobuf(dims), 2)
+    )
     dtype = _DTYPES.get(_number(entry, 1))
     offset, size = _number(entry, 4), _number(entry, 5)
     if dtype is not None and (len(shape) > 8 or prod(shape) * dtype.itemsize != size):
@@ -172,9 +174,9 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise ValueError("a block that is all ends")
     at, key = 0, b""
     while at < end:
-        shared, at = _varint(block, at)
-        fresh, at = _varint(block, at)
-        size, at = _varint(block, at)
+        shared, at = read_varint(block, at)
+        fresh, at = read_varint(block, at)
+        size, at = read_varint(block, at)
         if shared > len(key) or shared + fresh > _LONGEST_NAME or at + fresh + size > end:
             raise ValueError("an entry that does not fit into its block")
         key = key[:shared] + block[at : at + fresh]
@@ -183,56 +185,22 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _block_handle(data: bytes, at: int) -> tuple[int, int, int]:
-    start, at = _varint(data, at)
-    size, at = _varint(data, at)
+    start, at = read_varint(data, at)
+    size, at = read_varint(data, at)
     return start, size, at
 
 
-# --- protobuf
-
-_Message = dict[int, list[int | bytes]]  # number of a field -> its values
+# --- fields of messages
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number in groups of 7 bits, the lowest first, and where it ends."""
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = data[at]
-        at += 1
-        value |= (byte & 127) << shift
-        if byte < 128:
-            return value, at
-    raise ValueError("a number that does not end")
-
-
-def _message(data: bytes) -> _Message:
-    fields: _Message = {}
-    at = 0
-    while at < len(data):
-        tag, at = _varint(data, at)
-        value: int | bytes
-        if tag & 7 == 0:
-            value, at = _varint(data, at)
-        else:
-            size = {1: 8, 5: 4}.get(tag & 7, 0)
-            if tag & 7 == 2:
-                size, at = _varint(data, at)
-            if (tag & 7 != 2 and not size) or at + size > len(data):
-                raise ValueError("a message that is none")
-            piece = data[at : at + size]
-            value, at = piece if tag & 7 == 2 else int.from_bytes(piece, "little"), at + size
-        fields.setdefault(tag >> 3, []).append(value)
-    return fields
-
-
-def _number(message: _Message, field: int) -> int:
+def _number(message: Protobuf, field: int) -> int:
     value = message.get(field, [0])[-1]
     if not isinstance(value, int):
         raise ValueError("a message where a number is expected")
     return value
 
 
-def _bytes(message: _Message, field: int) -> list[bytes]:
+def _bytes(message: Protobuf, field: int) -> list[bytes]:
     values = message.get(field, [])
     if not all(isinstance(value, bytes) for value in values):
         raise ValueError("a number where a message is expected")

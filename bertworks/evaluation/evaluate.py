@@ -18,7 +18,7 @@ from bertworks.datasets.reader import Quoting, RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Schema, items
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.embed import Embedder, vectors_of_file
-from bertworks.inference.lazy_model import open_model
+from bertworks.inference.engine import open_model
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
 from bertworks.inference.whitening import Moments, Whitening, normalized

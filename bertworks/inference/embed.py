@@ -28,8 +28,7 @@ from bertworks.datasets.reader import Quoting, Row, RowReader
 from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_rows
 from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
-from bertworks.inference.engine import compute_vectors, prepare_for_inference
-from bertworks.inference.lazy_model import LazyModel, open_model
+from bertworks.inference.engine import LazyModel, compute_vectors, open_model, prepare_for_inference
 from bertworks.inference.onnx_runtime import OnnxModel
 from bertworks.inference.predict import Spool, beside
 from bertworks.inference.whitening import Moments, Whitener, Whitening, normalized
@@ -171,7 +170,7 @@ def _network(
     """The network, and the precision that "auto" selected."""
     if source.exported:
         output = "last_hidden_state", source.config.hidden_size
-        return source.session("fp32" if option == "auto" else option, gives=output), "fp32"
+        return source.session(option, gives=output), "fp32"
     encoder = source.network(Encoder, "encoder", prefix="encoder.")
     ready, precision = prepare_for_inference(encoder, option)
     return with_fp16_weights(encoder, ready) if (option, precision) == ("auto", "fp32") else ready, precision

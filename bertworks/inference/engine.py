@@ -1,6 +1,14 @@
-"""Batches of examples through a network, sorted by length, with the results in the order of the input."""
+"""Opens model folders for inference, and computes batches of examples.
+
+- `LazyModel`: the networks of a model folder, over one copy of its weights
+- `prepare_for_inference`: an encoder in a precision
+- `compute_logits`, `compute_vectors`, `log_probabilities`: results in the order of the examples
+"""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -9,11 +17,17 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, ExampleGroup, collate, longest_sequence, token_budget_indices
 from bertworks.batching.masking import Example
-from bertworks.errors import UsageError
+from bertworks.checkpoints.hf_mapping import component_names
+from bertworks.checkpoints.model_folder import EXPORTED, check_components, is_exported, load_settings, load_state
+from bertworks.checkpoints.resolve import resolve_model
+from bertworks.checkpoints.sentence_transformers import weights_folder
+from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.decoding import Logits
 from bertworks.inference.onnx_runtime import OnnxModel
+from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder
 from bertworks.models.heads import Pooling, pool
+from bertworks.models.initialization import meta_device_init
 from bertworks.models.packed_linear import (
     InferenceEncoder,
     cpu_supports_int8,
@@ -22,87 +36,178 @@ from bertworks.models.packed_linear import (
     to_int8_inference,
     with_fp16_weights,
 )
-from bertworks.training.device import THREADS, InferencePrecision, Precision, PrecisionOption, best_precision
+from bertworks.training.device import (
+    THREADS,
+    InferencePrecision,
+    Precision,
+    PrecisionOption,
+    best_precision,
+    choose_device,
+)
 from bertworks.training.losses import LossStats
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.task_heads import TaskModel
 
-BATCH_TOKENS = 4096  # of a batch, padding counted
-MAX_SCORES = 1 << 24  # of words at asked places, at once
+BATCH_TOKENS = 4096  # of a batch, with padding
+MAX_SCORES = 1 << 24  # logits over the vocabulary that are computed together
+Network = TypeVar("Network", bound=nn.Module)
+
+
+class LazyModel:
+    """A model folder. Its weights are read when they are first needed, and all networks share them.
+
+    Args:
+        model: a folder of ours, of transformers, of sentence-transformers, or an exported one; `minilm`; or a hub id.
+
+    Attributes:
+        name: for messages.
+        folder: the model folder.
+        within: the folder of the weights and the tokenizer: with sentence-transformers it may be a subfolder.
+        exported: whether the model is an ONNX file.
+
+    Raises:
+        BertworksError: no such model, or files that are damaged or of another kind of model.
+    """
+
+    def __init__(self, model: str | Path, device: str = "auto"):
+        self.name, self.device = Path(model).name or str(model), device
+        self.folder = resolve_model(model)
+        self.within = weights_folder(self.folder)
+        self.config, self.tokenizer = load_settings(self.within)
+        self.exported = is_exported(self.within)
+        self._sessions: dict[Any, OnnxModel] = {}
+
+    def __str__(self) -> str:
+        return str(self.folder)
+
+    @cached_property
+    def state(self) -> dict[str, Tensor]:
+        """The parameters under our names, float32, on the device. They are copies: the file may change. Matrices are
+        stored by columns: a CPU then multiplies few rows in two thirds of the time."""
+        device, state = choose_device(self.device), load_state(self.within, self.config)
+
+        def copied(name: str, tensor: Tensor) -> Tensor:
+            if tensor.ndim != 2 or ".embeddings." in name:
+                return tensor.to(device, copy=True)
+            return tensor.t().clone(memory_format=torch.contiguous_format).to(device).t()
+
+        return {name: copied(name, state.pop(name)) for name in list(state)}
+
+    def network(self, make: Callable[[EncoderConfig], Network], *needs: str, prefix: str = "") -> Network:
+        """A network over the weights, in evaluation mode and without gradients. Its modules are its own, so that hooks
+        in them do not affect other networks; its parameters are the tensors of `state`.
+
+        Args:
+            needs: the components it is made of, such as `lm_head`.
+            prefix: of the names of its parameters.
+
+        Raises:
+            BertworksError: a component is missing, or has another shape.
+        """
+        check_components(component_names(self.state), needs, self.within)
+        with meta_device_init():
+            network = make(self.config)
+        shapes = {prefix + name: tensor.shape for name, tensor in network.state_dict().items()}
+        for name, shape in shapes.items():
+            if name not in self.state:
+                what, hint = f"this model has no {name.split('.')[0]}", "fine-tune it again: its files do not match"
+                raise BertworksError(what, where=str(self.within), hint=hint)
+            if self.state[name].shape != shape:
+                what = f"{name} is {list(self.state[name].shape)}, but the task needs {list(shape)}"
+                hint = "its task.json or config.json belongs to another model"
+                raise BertworksError(what, where=str(self.within), hint=hint)
+        network.load_state_dict({name.removeprefix(prefix): self.state[name] for name in shapes}, assign=True)
+        return network.requires_grad_(False).eval()
+
+    def session(self, precision: PrecisionOption, **options: Any) -> OnnxModel:
+        """The network of an exported model. options: see `OnnxModel`.
+
+        Raises:
+            UsageError: another device than the CPU, or another precision than fp32.
+            BertworksError: the file has other outputs.
+        """
+        if self.device == "cuda" or precision not in ("auto", "fp32"):
+            what = "an exported model is computed on the CPU, in the precision of its file"
+            raise UsageError(what, where=str(self.within))
+        key = tuple(sorted(options.items()))
+        if key not in self._sessions:
+            self._sessions[key] = OnnxModel(self.within / EXPORTED, **options)
+        return self._sessions[key]
+
+
+def open_model(model: str | Path | LazyModel, device: str) -> LazyModel:
+    """An open model. One that is open already stays on its device."""
+    return model if isinstance(model, LazyModel) else LazyModel(model, device)
 
 
 def prepare_for_inference(
-    encoder: Encoder, wanted: PrecisionOption
+    encoder: Encoder, option: PrecisionOption
 ) -> tuple[Encoder | InferenceEncoder, InferencePrecision]:
-    """An encoder that learns no more, as it answers soonest in this precision; and what "auto" has become: bf16 where
-    this hardware gains by it, else fp32.
+    """The encoder, converted to its fastest form in a precision; and the precision that "auto" selects: bf16 where the
+    hardware is faster with it, else fp32.
 
     Raises:
-        UsageError: no such precision; int8 where the hardware has no instructions for it.
+        UsageError: no such precision, or int8 on hardware without instructions for it.
     """
-    turned: dict[str, Callable[[Encoder], Encoder | InferenceEncoder]] = {
+    conversions: dict[str, Callable[[Encoder], Encoder | InferenceEncoder]] = {
         "fp32": to_fp32_inference,
         "bf16": to_bf16_inference,
-        # A few tokens in whole numbers would take twice as long as with weights in half precision, and be less exact.
+        # For a few tokens int8 would take twice as long as weights in half precision, and be less exact.
         "int8": lambda encoder: with_fp16_weights(encoder, to_int8_inference(encoder)),
     }
-    if wanted not in ("auto", *turned):
-        raise UsageError(f"the precision {wanted!r} is not known", hint=f"name auto, {', '.join(turned)}")
+    if option not in ("auto", *conversions):
+        raise UsageError(f"the precision {option!r} is not known", hint=f"use auto, {', '.join(conversions)}")
     device = next(encoder.parameters()).device
-    precision = best_precision(device) if wanted == "auto" else wanted
+    precision = best_precision(device) if option == "auto" else option
     if precision == "int8" and device.type != "cpu":
-        raise UsageError("int8 is for CPUs", hint="leave --precision out: GPUs take bf16")
+        raise UsageError("int8 is for CPUs", hint="leave --precision out: GPUs use bf16")
     if precision == "int8" and not cpu_supports_int8():
         raise UsageError("this processor has no instructions for int8 (VNNI)", hint="leave --precision out")
-    return turned[precision](encoder), precision
+    return conversions[precision](encoder), precision
 
 
 def compute_logits(
     model: TaskModel | OnnxModel, units: Sequence[ExampleGroup], precision: InferencePrecision = "fp32"
 ) -> list[Logits]:
-    """For each unit float32 [M, outputs]: the scores of everything it asks, over all its sequences in order.
-
-    The network is left as it was found; dropout is off while it computes.
-    """
-    found: list[Logits] = [np.zeros((0, model.task.outputs), np.float32)] * len(units)
+    """For each unit float32 [M, outputs]: the logits of all its predictions, over all its sequences in order. The
+    network computes without dropout; its mode is restored afterwards."""
+    results: list[Logits] = [np.zeros((0, model.task.outputs), np.float32)] * len(units)
     for numbers, _, logits in _run_batches(model, model.logits, units, precision):
-        _scatter_results(found, units, numbers, logits)
-    return found
+        _scatter_results(results, units, numbers, logits)
+    return results
 
 
 def compute_logits_and_loss(
     model: TaskModel, units: Sequence[ExampleGroup], precision: Precision = "fp32"
 ) -> tuple[list[Logits], LossStats]:
-    """The same, and how well the labels of the units are met, on average."""
-    found: list[Logits] = [np.zeros((0, model.task.outputs), np.float32)] * len(units)
+    """`compute_logits`, and the mean loss and accuracy over all labels of the units."""
+    results: list[Logits] = [np.zeros((0, model.task.outputs), np.float32)] * len(units)
     loss = correct = 0.0
     count = 0
     for numbers, batch, logits in _run_batches(model, model.logits, units, precision):
-        _scatter_results(found, units, numbers, logits)
+        _scatter_results(results, units, numbers, logits)
         tally = model.task.tally(logits, batch)
         loss, correct, count = loss + tally.loss.item(), correct + tally.correct.item(), count + model.task.count(batch)
-    return found, LossStats(loss / max(1, count), correct / max(1, count), count)
+    return results, LossStats(loss / max(1, count), correct / max(1, count), count)
 
 
 def log_probabilities(
     model: PretrainingModel, examples: Sequence[Example], precision: Precision = "fp32"
 ) -> NDArray[np.float64]:
-    """[examples]: the natural logarithm of the probability that the label of each has at its one masked place.
-
-    The model is in evaluation mode. The vocabulary is scored at asked places alone.
-    """
-    found = np.zeros(len(examples))
-    device, vocabulary = next(model.parameters()).device, model.encoder.config.vocab_size
-    lengths, most = [len(example.input_ids) for example in examples], max(1, MAX_SCORES // vocabulary)
+    """[examples]: the log-probability of the label of the one masked token of each example. The model is in evaluation
+    mode."""
+    results = np.zeros(len(examples))
+    device, at_once = next(model.parameters()).device, max(1, MAX_SCORES // model.encoder.config.vocab_size)
+    lengths = [len(example.input_ids) for example in examples]
     for part in token_budget_indices(lengths, [1] * len(examples), BATCH_TOKENS):
-        for numbers in (part[n : n + most] for n in range(0, len(part), most)):
+        for numbers in (part[n : n + at_once] for n in range(0, len(part), at_once)):
             batch = collate([examples[number] for number in numbers]).to(device)
             THREADS.adapt()
             with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-                scores = model.scores(batch).float()
-            told = scores.gather(1, batch.target.labels[:, None])[:, 0] - scores.logsumexp(-1)
-            found[numbers] = told.cpu().numpy()
-    return found
+                logits = model.scores(batch).float()
+            of_labels = logits.gather(1, batch.target.labels[:, None])[:, 0]
+            results[numbers] = (of_labels - logits.logsumexp(-1)).cpu().numpy()
+    return results
 
 
 def compute_vectors(
@@ -112,33 +217,31 @@ def compute_vectors(
     width: int,
     precision: InferencePrecision = "fp32",
 ) -> NDArray[np.float32]:
-    """float32 [units, width]: one vector for each unit, which is one sequence that asks about one token.
-
-    width: the hidden size."""
+    """float32 [units, width]: the vector of each unit, which is one sequence. width: the hidden size."""
 
     def compute(batch: Batch) -> Tensor:
-        if pooling == "cls":  # the last layer is finished for these tokens alone
-            return encoder(batch.input_ids, batch.layout, batch.token_type_ids, batch.layout.first)[-1]  # type: ignore[no-any-return]
-        return pool(encoder(batch.input_ids, batch.layout, batch.token_type_ids), batch.layout, pooling)
+        rows = batch.layout.first if pooling == "cls" else None  # the last layer is computed for these tokens only
+        states = encoder(batch.input_ids, batch.layout, batch.token_type_ids, rows)
+        return states[-1] if pooling == "cls" else pool(states, batch.layout, pooling)
 
-    found = np.zeros((len(units), width), np.float32)
+    results = np.zeros((len(units), width), np.float32)
     for numbers, _, vectors in _run_batches(encoder, compute, units, precision):
-        found[numbers] = vectors.cpu().numpy()
-    return found
+        results[numbers] = vectors.cpu().numpy()
+    return results
 
 
 def _run_batches(
     model: nn.Module, compute: Callable[[Batch], Tensor], units: Sequence[ExampleGroup], precision: InferencePrecision
 ) -> Iterator[tuple[list[int], Batch, Tensor]]:
-    """Numbers of units, their batch, and what it gives."""
+    """Yield the indices of some units, their batch, and its result."""
     training, device = model.training, next((p.device for p in model.parameters()), torch.device("cpu"))
-    if training:  # else not: for one short text, telling all modules would take a tenth of the time
+    if training:  # setting the mode of all modules would take a tenth of the time of one short text
         model.eval()
-    # A unit that predicts nothing, such as a text without words to tag, is left out.
+    # A unit without predictions, such as a text without words to tag, is left out.
     present = [n for n, unit in enumerate(units) if any(not e.targets or len(e.target.positions) for e in unit)]
     lengths, sizes = [longest_sequence(units[n]) for n in present], [len(units[n]) for n in present]
     for part in token_budget_indices(lengths, sizes, BATCH_TOKENS):
-        numbers = [present[place] for place in part]
+        numbers = [present[index] for index in part]
         batch = collate([example for number in numbers for example in units[number]]).to(device)
         THREADS.adapt()
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
@@ -148,7 +251,8 @@ def _run_batches(
         model.train()
 
 
-def _scatter_results(found: list[Logits], units: Sequence[ExampleGroup], numbers: list[int], logits: Tensor) -> None:
-    counts = [sum(len(one.target.positions) for one in units[number]) for number in numbers]
+def _scatter_results(results: list[Logits], units: Sequence[ExampleGroup], numbers: list[int], logits: Tensor) -> None:
+    """Write the rows of a batch to the results of its units."""
+    counts = [sum(len(example.target.positions) for example in units[number]) for number in numbers]
     for number, rows in zip(numbers, np.split(logits.cpu().numpy(), np.cumsum(counts)[:-1]), strict=True):
-        found[number] = rows
+        results[number] = rows

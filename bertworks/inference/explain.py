@@ -19,9 +19,8 @@ from bertworks.checkpoints.task_config import TaskConfig, has_task
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.attribution import AttributionTarget, integrated_gradients, log_odds, occlusion
 from bertworks.inference.decoding import Answer
-from bertworks.inference.engine import compute_logits
+from bertworks.inference.engine import LazyModel, compute_logits, open_model
 from bertworks.inference.explanation import Explanation
-from bertworks.inference.lazy_model import LazyModel, open_model
 from bertworks.inference.masked_lm import load_masked_lm
 from bertworks.inference.predictor import Predictor, item_of
 from bertworks.models.encoder import Encoder

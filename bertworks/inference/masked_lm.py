@@ -20,8 +20,7 @@ from bertworks.batching.features import centered_window
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target, add_special_tokens
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.engine import BATCH_TOKENS, log_probabilities
-from bertworks.inference.lazy_model import LazyModel, open_model
+from bertworks.inference.engine import BATCH_TOKENS, LazyModel, log_probabilities, open_model
 from bertworks.text.tokenizer import Encoding, Tokenizer
 from bertworks.training.device import Precision
 from bertworks.training.objectives import PretrainingModel

@@ -26,7 +26,7 @@ from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_line
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
 from bertworks.inference.decoding import Answer
-from bertworks.inference.lazy_model import open_model
+from bertworks.inference.engine import open_model
 from bertworks.inference.predictor import AT_ONCE, Columns, OutputFields, Predictor, said_in
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.device import PrecisionOption

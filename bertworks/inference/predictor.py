@@ -18,8 +18,7 @@ from bertworks.checkpoints.task_config import TaskConfig, read_task_config
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import UsageError, listed
 from bertworks.inference.decoding import Answer, Logits, is_entity_tagset, make_decoder, make_featurizer, make_task_head
-from bertworks.inference.engine import compute_logits, prepare_for_inference
-from bertworks.inference.lazy_model import LazyModel, open_model
+from bertworks.inference.engine import LazyModel, compute_logits, open_model, prepare_for_inference
 from bertworks.inference.onnx_runtime import OnnxModel
 from bertworks.models.encoder import Encoder
 from bertworks.training.device import (
@@ -243,7 +242,7 @@ def _answering(
 ) -> tuple[TaskModel | OnnxModel, InferencePrecision]:
     """What answers soonest, and what "auto" has become."""
     if source.exported:
-        return source.session("fp32" if wanted == "auto" else wanted, task=make_task_head(d)), "fp32"
+        return source.session(wanted, task=make_task_head(d)), "fp32"
     network = _network(source, d)
     if network.features is not None:  # they read the encoder themselves, in single precision
         if wanted == "int8":

@@ -22,7 +22,7 @@ from bertworks.datasets.values import ID_NAMES, label_text
 from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder, portions, row_text, text_columns
-from bertworks.inference.lazy_model import LazyModel
+from bertworks.inference.engine import LazyModel
 from bertworks.inference.whitening import normalized
 from bertworks.io.tables import find_column
 from bertworks.io.text_files import IssueCounter

@@ -20,8 +20,8 @@ from bertworks.checkpoints.task_config import TaskConfig, has_task
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.decoding import is_entity_tagset, make_decoder, sigmoid
 from bertworks.inference.embed import Embedder
+from bertworks.inference.engine import LazyModel
 from bertworks.inference.explain import explain
-from bertworks.inference.lazy_model import LazyModel
 from bertworks.inference.masked_lm import Filler
 from bertworks.inference.predictor import Predictor, item_of
 from bertworks.inference.whitening import normalized
