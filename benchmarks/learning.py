@@ -345,7 +345,7 @@ def transformers_our_settings(
 
     from bertworks.checkpoints.hf_mapping import config_to_huggingface, from_huggingface, to_huggingface
     from bertworks.runs.pretrain_job import phase_batches
-    from bertworks.training.budget import LATER_SHARE
+    from bertworks.training.budget import LATER_FRACTION
     from bertworks.training.optimization import make_optimizer
 
     c = recipe.encoder
@@ -355,7 +355,7 @@ def transformers_our_settings(
     optimizer = make_optimizer(model, recipe.optimizer)
     # As many steps as the time allows: phases share it as in `fit`, and the rate follows the clock.
     later = len(recipe.train.phases) - 1
-    borders = [1 - LATER_SHARE * (later - n) for n in range(later)]
+    borders = [1 - LATER_FRACTION * (later - n) for n in range(later)]
     endless = tuple(replace(phase, num_steps=1 << 30) for phase in recipe.train.phases)
     recipe = replace(recipe, train=replace(recipe.train, phases=endless, micro_batch_tokens=1 << 30))
 

@@ -102,7 +102,7 @@ def test_version(capsys):
         (["prepair", "a.txt"], 'Did you mean "prepare"?'),
         (["vocab", "no-such-file.txt", "-o", "b"], "no-such-file.txt"),
         (["pretrain", "a.txt", "-o", "b", "--recipe", "bert-bsae"], "bert-base"),
-        (["pretrain", "a.txt", "-o", "b", "--budget", "long"], "'long' is no budget"),
+        (["pretrain", "a.txt", "-o", "b", "--budget", "long"], "'long' is not a budget"),
     ],
 )
 def test_typing_errors_are_2_and_say_what_to_type(words, message, capsys, tmp_path, monkeypatch):

@@ -16,7 +16,7 @@ from bertworks.batching.sampling import Target, make_plan
 from bertworks.errors import BertworksError
 from bertworks.runs.pretrain_job import (
     Sections,
-    most_frequent_word,
+    most_frequent_token,
     phase_batches,
     split_documents,
     split_long_documents,
@@ -58,7 +58,7 @@ def test_a_plan_on_disk_is_the_plan(
 
 def test_a_corpus_without_a_sequence_leaves_no_plan(tokenizer: Tokenizer, tmp_path: Path):
     store, recipe = make_store(), recipe_for(tmp_path, "sampling.format=full_sentences")
-    with pytest.raises(BertworksError, match="not one sequence"):
+    with pytest.raises(BertworksError, match="too short for a single sequence"):
         phase_batches(store, np.array([], np.int64), recipe, tokenizer, tmp_path / "plans", 0, 1)
     assert list((tmp_path / "plans").iterdir()) == []
 
@@ -110,11 +110,11 @@ def test_each_seed_holds_out_other_documents():
     assert held_out[0] != held_out[1]
 
 
-def test_the_most_frequent_word_is_that_of_all_the_training_text(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
+def test_the_most_frequent_token_is_of_all_the_training_text(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("bertworks.runs.pretrain_job.CHUNK", 16)
     store = store_of([[10] * 4] * 6)
     store.tokens[:] = np.repeat([7, 9, 8, 9, 8, 8], 40)  # of each document; those of 8 are held out
     batch = collate(
         [Example(np.array([2, 4, 4, 3]), np.zeros(4, int), {"masked_lm": Target(np.array([1, 2]), np.array([9, 7]))})]
     )
-    assert most_frequent_word(store, np.array([0, 1, 3]), tokenizer, [batch]) == (TOKENS[9], 0.5)
+    assert most_frequent_token(store, np.array([0, 1, 3]), tokenizer, [batch]) == (TOKENS[9], 0.5)

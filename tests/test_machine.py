@@ -62,7 +62,7 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert device.choose_device("auto") == device.torch.device("cuda", 1)
     monkeypatch.setenv("LOCAL_RANK", "2")
-    with pytest.raises(UsageError, match="cuda:2 is asked for, and there are 2"):
+    with pytest.raises(UsageError, match="there is no cuda:2: the number of GPUs is 2"):
         device.choose_device("auto")
 
 
@@ -80,7 +80,7 @@ def test_a_thread_steps_back_and_those_that_it_starts_but_no_other():
     thread = threading.Thread(target=measured)
     thread.start()
     thread.join(10)
-    assert found == [min(19, before + device.STEP)] * 2
+    assert found == [min(19, before + device.PRIORITY_STEP)] * 2
     assert urgency() == before
 
 

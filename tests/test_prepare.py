@@ -95,7 +95,7 @@ def test_folders_that_hold_no_text_are_called_what_they_are(tmp_path):
         read_text(tmp_path / "model")
     shutil.rmtree(tmp_path / "shards")
     for folder in (tmp_path / "tok", tmp_path):
-        with pytest.raises(UsageError, match=r"tok: among the text(.|\n)*elsewhere"):
+        with pytest.raises(UsageError, match=r"tok: a folder within the input holds a tokenizer(.|\n)*move it"):
             read_text([folder])
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "text.txt").write_text("A text.")

@@ -245,8 +245,8 @@ def test_what_is_read_is_not_written_over(shards: Path, tmp_path: Path):
     [
         ({"recipe": "bert-smal"}, None, "did you mean bert-small"),
         ({"recipe": "missing.toml"}, None, "there is no recipe file"),
-        ({"budget": "5 o'clock"}, None, "is no budget"),
-        ({"budget": "1.2.3m"}, None, "is no budget"),
+        ({"budget": "5 o'clock"}, None, "is not a budget"),
+        ({"budget": "1.2.3m"}, None, "is not a budget"),
         ({"overrides": ["train.precison=fp32"]}, None, "did you mean train.precision"),
         ({"overrides": ["encoder.hidden_sise=64"]}, None, "did you mean encoder.hidden_size"),
         ({"overrides": ["train.phases.0.num_step=1"]}, None, r"did you mean train.phases\[0\].num_steps"),
@@ -256,7 +256,7 @@ def test_what_is_read_is_not_written_over(shards: Path, tmp_path: Path):
         ({"seed": -1}, None, "seed is -1"),
         ({"tokenizer": "nowhere"}, None, "nowhere"),
         ({"init": "nowhere"}, None, "no such model folder"),
-        ({"init": "a", "tokenizer": "b"}, None, "brings its own tokenizer"),
+        ({"init": "a", "tokenizer": "b"}, None, "takes the tokenizer of the model"),
         ({}, ("hidden_size = 32", "hidden_size = 33"), "does not divide"),
         ({}, ("hidden_size = 32", "hidden_size = 100_000"), "hidden_size is 100000"),
         (
@@ -407,7 +407,7 @@ def test_three_in_a_row_stop_the_run(shards: Path, whole: Path, tmp_path: Path, 
     spoil(monkeypatch, {7, 8, 9, 10})
     with pytest.raises(BertworksError, match="3 steps in a row, up to step 9") as raised:
         run(shards, tmp_path / "a", recipe)
-    assert "the checkpoint of step 5 is intact" in str(raised.value)
+    assert "the checkpoint of step 5 is finite and intact" in str(raised.value)
     assert "optimizer.learning_rate=3.3e-04" in str(raised.value)
     assert newest(tmp_path / "a").name == "step-00000005"
     monkeypatch.undo()
@@ -476,7 +476,7 @@ def test_a_run_that_goes_on_reads_its_plans(shards: Path, tmp_path: Path, monkey
             break
     events.close()
     made: list[str] = []
-    for name in ("plan_blocks", "make_plan", "held_out_batches", "most_frequent_word"):
+    for name in ("plan_blocks", "make_plan", "held_out_batches", "most_frequent_token"):
         monkeypatch.setattr(pretrain_job, name, lambda *_, _name=name, **__: made.append(_name))
     steps = pretrain([shards], tmp_path / "a", recipe=str(recipe), device="cpu")
     first = next(event for event in steps if event.kind == "step")
@@ -563,7 +563,7 @@ def test_a_model_whose_checkpoints_are_gone_is_not_begun_again(how: str, shards:
         shutil.rmtree(path) if how == "gone" else (path / "checkpoint.json").write_text("{")
     before = sha256(tmp_path / "a" / "model.safetensors")
     for _ in range(2):
-        with pytest.raises(BertworksError, match="up to step 10, and no checkpoint is left") as error:
+        with pytest.raises(BertworksError, match="at step 10, but its checkpoints are missing") as error:
             run(shards, tmp_path / "a", finished.with_name("r.toml"))
     assert "--overwrite" in error.value.hint
     assert sha256(tmp_path / "a" / "model.safetensors") == before
@@ -627,7 +627,7 @@ def test_it_goes_on_from_a_model_with_another_objective(shards: Path, finished: 
     run(shards, tmp_path / "b", recipe, init=str(finished), overrides=["sampling.format=full_sentences"])
     assert "next_sentence_loss" not in held_out(tmp_path / "b")[0]
     events = run(shards, tmp_path / "c", recipe, init=str(tmp_path / "b"))
-    assert any(event.text.endswith("has no next_sentence, pooler: begun at random") for event in events)
+    assert any(event.text.endswith("has no next_sentence, pooler: initialized at random") for event in events)
 
 
 def test_a_model_to_begin_with_must_fit(finished: Path, tmp_path: Path):
@@ -777,7 +777,7 @@ def test_precision_by_an_override(fast: None, shards: Path, tmp_path: Path):
 
 def test_too_small_a_budget(fast: None, shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("bertworks.runs.pretrain.RESERVE", 0.7)
-    with pytest.raises(BertworksError, match="finding out how fast this machine is took the whole") as raised:
+    with pytest.raises(BertworksError, match="measuring the speed of this machine took the whole") as raised:
         list(pretrain([shards], tmp_path / "a", budget="12s", device="cpu"))
     assert "a longer --budget, and --overwrite" in str(raised.value)  # the same again would end likewise
 
@@ -793,7 +793,7 @@ def test_a_budget_that_making_the_shards_took(fast: None, tmp_path: Path, monkey
     monkeypatch.setattr("bertworks.runs.pretrain.time", SimpleNamespace(perf_counter=lambda: clock[0]))
     with pytest.raises(BertworksError, match="took the whole budget") as raised:
         list(pretrain([write_corpus(tmp_path / "t.jsonl")], tmp_path / "a", budget="100s", device="cpu"))
-    assert "type the same again" in str(raised.value)
+    assert "run the same command again" in str(raised.value)
 
 
 def test_an_estimate_writes_nothing(shards: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -216,6 +216,6 @@ def test_with_every_checkpoint_damaged_it_begins_again_when_that_is_asked_for(
         (path / "checkpoint.json").write_text("")
     refused = live(tmp_path / "a", **command)
     assert refused["code"] == 1
-    assert "no checkpoint is left" in refused["said"]
+    assert "checkpoints are missing" in refused["said"]
     assert live(tmp_path / "a", **command, overwrite=True)["code"] == 0
     assert_same_run(tmp_path / "a", whole)

@@ -47,13 +47,13 @@ def test_a_shortlist_learns_what_the_whole_table_does(spoilt: int | None) -> Non
     whole = TaskModel(CONFIG, task)
     begun = {name: value.clone() for name, value in whole.state_dict().items()}
     shortlist = VocabSubset(units, CONFIG.vocab_size)
-    assert shortlist.has_witness
+    assert shortlist.has_unused
     assert len(shortlist) < CONFIG.vocab_size
     small = TaskModel(replace(CONFIG, vocab_size=len(shortlist)), task)
-    small.load_state_dict(begun | {WORDS: shortlist.taken(begun[WORDS])})
+    small.load_state_dict(begun | {WORDS: shortlist.rows(begun[WORDS])})
     expected = trained(whole, units, spoilt=spoilt)
     found = trained(small, shortlist.over(units), spoilt=spoilt)
-    found[WORDS] = shortlist.put_back(begun[WORDS], found[WORDS])
+    found[WORDS] = shortlist.merge(begun[WORDS], found[WORDS])
     assert not torch.allclose(expected[WORDS][shortlist.ids[-1]], begun[WORDS][shortlist.ids[-1]], rtol=1e-4)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7, msg=name)
@@ -69,19 +69,19 @@ def test_the_numbers_of_a_shortlist_are_those_of_the_rows() -> None:
     ]
     for unit, again in zip(units, renumbered, strict=True):
         (before,), (after,) = unit, again
-        assert torch.equal(shortlist.taken(table)[after.input_ids], table[before.input_ids])
+        assert torch.equal(shortlist.rows(table)[after.input_ids], table[before.input_ids])
         assert after._replace(input_ids=before.input_ids) == before
-    assert torch.equal(shortlist.put_back(table, shortlist.taken(table)), table)  # to the last bit
+    assert torch.equal(shortlist.merge(table, shortlist.rows(table)), table)  # to the last bit
 
 
 def test_where_texts_name_every_token_there_is_no_witness() -> None:
     (first,) = some_units(1)[0]
     everything = [first._replace(input_ids=np.arange(7))]
     shortlist = VocabSubset([everything], 7)
-    assert not shortlist.has_witness
+    assert not shortlist.has_unused
     assert shortlist.ids.tolist() == list(range(7))
     table = torch.randn(7, 3)
-    assert torch.equal(shortlist.put_back(table, 2 * table), 2 * table)
+    assert torch.equal(shortlist.merge(table, 2 * table), 2 * table)
 
 
 def test_a_row_of_zeros_tells_nothing_and_spoils_nothing() -> None:
@@ -89,4 +89,4 @@ def test_a_row_of_zeros_tells_nothing_and_spoils_nothing() -> None:
     shortlist = VocabSubset([[first._replace(input_ids=np.array([0, 2]))]], 4)
     table = torch.ones(4, 2)
     table[1] = 0
-    assert torch.equal(shortlist.put_back(table, shortlist.taken(table)), table)
+    assert torch.equal(shortlist.merge(table, shortlist.rows(table)), table)

@@ -11,7 +11,7 @@ from bertworks.errors import BertworksError, UsageError
 
 
 class Processes:
-    """The processes that torchrun started, or this one alone. The first prepares alone; then they meet."""
+    """The processes that torchrun started, or one process. The first one prepares alone; then all join a group."""
 
     def __init__(self, device: torch.device):
         self.count, rank = (
@@ -19,19 +19,17 @@ class Processes:
         )
         self.first, self.device = rank == 0, device
         if self.count > 1 and dist.is_initialized():
-            raise BertworksError(
-                "a process group is there already", hint="let the training make it: it prepares before"
-            )
+            raise BertworksError("a process group exists already", hint="let the training create it")
 
     def refuse_to_share(self, items: int) -> None:
-        """Raises UsageError where a step has fewer items than there are processes."""
+        """Raises UsageError if a step has fewer items than there are processes."""
         if items < self.count:
             raise UsageError(
                 f"a step of {items} items cannot be shared by {self.count} processes", hint="start fewer processes"
             )
 
     def meet(self) -> None:
-        """Waits for all processes, which make a group."""
+        """Waits for all processes, and creates the process group."""
         if self.count > 1:
             if self.device.type == "cuda":
                 torch.cuda.set_device(self.device)
@@ -39,7 +37,7 @@ class Processes:
             dist.init_process_group(backend, timeout=timedelta(days=1))
 
     def wait(self) -> None:
-        """Goes on when all are here."""
+        """Waits for all processes."""
         if self.count > 1:
             dist.barrier()
 
@@ -52,17 +50,17 @@ class Processes:
         if self.count > 1 and isinstance(error, RuntimeError) and _is_lost(error):
             raise BertworksError(
                 "another process of this training ended; its own message says why",
-                hint="type the same command again: it goes on from the last checkpoint",
+                hint="type the same command again: it resumes from the last checkpoint",
             ) from error
 
 
 def _is_lost(error: RuntimeError) -> bool:
-    """Does it say that a process does not answer? Only NCCL has an exception for that, gloo has words."""
+    """Whether the error means that a process does not answer. Only NCCL has an exception for it; gloo has texts."""
     return isinstance(error, dist.DistError) or "gloo" in str(error) or "Connection" in str(error)
 
 
 def refuse_many(what: str, hint: str) -> None:
-    """For what several processes cannot do together.
+    """Refuses several processes.
 
     Raises:
         UsageError: torchrun started several.

@@ -120,7 +120,7 @@ class FinetuneJob:
         torch.manual_seed(self.recipe.seed)
         network, notes = self.blank(), []
         state = dict(self.beginning.model.state)
-        state[TOKEN_EMBEDDING_KEY] = self.shortlist.taken(state[TOKEN_EMBEDDING_KEY])
+        state[TOKEN_EMBEDDING_KEY] = self.shortlist.rows(state[TOKEN_EMBEDDING_KEY])
         if self.beginning.head:
             state |= self._head_by_name(self.beginning.head)
         else:
@@ -194,7 +194,7 @@ class FinetuneJob:
     def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
         state = {name: p.detach() for name, p in network.named_parameters()}
         b = self.beginning.model
-        state[TOKEN_EMBEDDING_KEY] = self.shortlist.put_back(b.state[TOKEN_EMBEDDING_KEY], state[TOKEN_EMBEDDING_KEY])
+        state[TOKEN_EMBEDDING_KEY] = self.shortlist.merge(b.state[TOKEN_EMBEDDING_KEY], state[TOKEN_EMBEDDING_KEY])
         # The dropout of the training is not one of the model.
         save_model(
             folder,

@@ -1,4 +1,4 @@
-"""The figures of a run: as numbers, in words, and line by line in metrics.jsonl."""
+"""The figures of a run: as numbers, as text, and line by line in metrics.jsonl."""
 
 import json
 import math
@@ -16,7 +16,7 @@ from bertworks.training.objectives import OBJECTIVES
 
 
 class Metrics:
-    """metrics.jsonl: a line for each logged step, and one with `evaluation` for each look at held-out text."""
+    """metrics.jsonl: a line for each logged step, and one with `evaluation` for each evaluation."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -38,24 +38,28 @@ class Metrics:
             ) from error
 
     def sync(self) -> None:
-        """Puts on disk what has been recorded."""
+        """Flushes the file to disk."""
         with self.path.open("a") as file:
             os.fsync(file.fileno())
 
     def forget(self, after: int, evaluated: int) -> None:
-        """Drops steps `after` and evaluations after `evaluated`, for they will come again; and half a line of a killed
-        process."""
+        """Drops steps after `after` and evaluations after `evaluated`, which a resumed run repeats, and an incomplete
+        last line."""
         if not self.path.exists():
             return
-        kept = [line + "\n" for line, step, judged in self._lines() if step <= (evaluated if judged else after)]
+        kept = [
+            line + "\n"
+            for line, step, is_evaluation in self._lines()
+            if step <= (evaluated if is_evaluation else after)
+        ]
         write_text(self.path, "".join(kept))
 
     def last_step(self) -> int:
-        """0 where there is none."""
+        """The last recorded step, or 0."""
         return max((step for _, step, _ in self._lines()), default=0) if self.path.exists() else 0
 
     def _lines(self) -> Iterator[tuple[str, int, bool]]:
-        """Each line, its step, and whether it is an evaluation, up to one that is none."""
+        """Each line, its step, and whether it is an evaluation, up to the first broken line."""
         for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 content = json.loads(line)
@@ -65,7 +69,7 @@ class Metrics:
 
 
 class Stopwatch:
-    """Seconds and tokens of training since the last lap; what happens while it is paused is not counted."""
+    """Seconds and tokens of training since the last lap, without pauses."""
 
     def __init__(self) -> None:
         self.tokens, self._mark = 0, time.perf_counter()
@@ -77,7 +81,7 @@ class Stopwatch:
         self._mark += time.perf_counter() - begin
 
     def lap(self) -> tuple[float, int]:
-        """Seconds and tokens, which begin anew."""
+        """Seconds and tokens since the last lap; both restart at 0."""
         now = time.perf_counter()
         result = now - self._mark, self.tokens
         self.tokens, self._mark = 0, now
@@ -85,7 +89,7 @@ class Stopwatch:
 
 
 def finite(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """None instead of what is not finite, and what JSON therefore does not know."""
+    """The figures with None for numbers that are not finite: JSON has none."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in figures.items()}
 
 

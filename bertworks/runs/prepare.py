@@ -1,4 +1,4 @@
-"""Raw text to shards, and the machine room of long stages: work in a thread, news of it as events."""
+"""Raw text -> vocabulary and shards, in a background thread with progress as events."""
 
 import queue
 import shlex
@@ -21,11 +21,11 @@ Documents = Literal["auto", "blank_line", "file"]
 Result = TypeVar("Result")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")  # of a model folder
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
-PATIENCE = 2.0  # seconds that work may take to end when nobody listens any more
+PATIENCE = 2.0  # seconds for the work to end after the caller has stopped
 
 
-class _UnheardError(Exception):
-    """Nobody listens: the work is to end."""
+class _StoppedError(Exception):
+    """The caller has stopped iterating: end the work."""
 
 
 def read_text(
@@ -37,26 +37,26 @@ def read_text(
         UsageError: an input is a folder of shards or of a model, or holds one, or one of a tokenizer.
         BertworksError: an input names nothing that can be read.
     """
-    for one in [inputs] if isinstance(inputs, str | Path) else inputs:
-        folder = Path(one).expanduser()
+    for path in [inputs] if isinstance(inputs, str | Path) else inputs:
+        folder = Path(path).expanduser()
         if holds_shards(folder):
-            trains = f"`bertworks pretrain {shlex.quote(str(one))} -o MODEL`"
+            trains = f"`bertworks pretrain {shlex.quote(str(path))} -o MODEL`"
             hint = f"{trains} trains on it; `bertworks prepare TEXT TEXT ...` joins corpora"
-            raise UsageError("this folder holds shards, not text", where=str(one), hint=hint)
+            raise UsageError("this folder holds shards, not text", where=str(path), hint=hint)
         if (folder / "config.json").is_file() and any((folder / name).is_file() for name in _WEIGHTS):
-            hint = f"name the text; `bertworks pretrain TEXT --init {shlex.quote(str(one))}` goes on from this model"
-            raise UsageError("this folder holds a model, not text", where=str(one), hint=hint)
+            hint = f"name the text; `bertworks pretrain TEXT --init {shlex.quote(str(path))}` continues from this model"
+            raise UsageError("this folder holds a model, not text", where=str(path), hint=hint)
     reader = CorpusReader(inputs, text_column=text_column, documents=documents)
     for path in reader.files:
         if path.name == "tokenizer.json":  # shards and models have one too
-            what = "among the text lies a folder that holds none, but a tokenizer, a model or shards"
-            hint = f"move it elsewhere: `mv {shlex.quote(str(path.parent))} FOLDER`"
+            what = "a folder within the input holds a tokenizer, a model or shards, not text"
+            hint = f"move it: `mv {shlex.quote(str(path.parent))} FOLDER`"
             raise UsageError(what, where=str(path.parent), hint=hint)
     return reader
 
 
 def _refuse_in_corpus(output: Path, reader: CorpusReader) -> None:
-    """Raises UsageError: what is written must not be read as text, the next time."""
+    """Raises UsageError if the output would be read as text the next time."""
     folders = [str(folder) for folder in reader.folders]
     refuse_nested(output, [*folders, *map(str, reader.files)], folders)
 
@@ -72,21 +72,21 @@ def make_vocabulary(
     """A vocabulary from raw text, written as a tokenizer folder. The "done" event has the report's figures.
 
     Raises:
-        UsageError: there is something else than a tokenizer in the folder, or it lies within the corpus.
+        UsageError: the folder holds other files than a tokenizer, or is within the corpus.
     """
     _refuse_in_corpus(output, reader)
-    refuse_file(output)  # now: counting the words may take an hour
+    refuse_file(output)  # before the words are counted, which may take an hour
     strange = sorted(p.name for p in output.iterdir() if p.name not in TOKENIZER_FILES) if output.is_dir() else []
     if strange:
         raise UsageError(
             f"the folder holds more than a tokenizer: {', '.join(strange[:5])}",
             where=str(output),
-            hint="-o ANOTHER-FOLDER: what is there would be lost",
+            hint="-o ANOTHER-FOLDER: its content would be lost",
         )
 
-    def work(tell: Callable[[str, int], None]) -> tuple[Tokenizer, VocabularyReport]:
+    def work(report_progress: Callable[[str, int], None]) -> tuple[Tokenizer, VocabularyReport]:
         texts = (document.text for document in reader)
-        return train_vocabulary(texts, config, max_memory=max_memory, workers=workers, progress=tell)
+        return train_vocabulary(texts, config, max_memory=max_memory, workers=workers, progress=report_progress)
 
     tokenizer, report = yield from in_background("vocabulary", work)
     with replacing_folder(output) as temporary:
@@ -103,66 +103,66 @@ def make_shards(
     workers: int | None = None,
     overwrite: bool = False,
 ) -> Iterator[Event]:
-    """Shards from raw text, with what the preflight found. The "done" event has the counts.
+    """Shards from raw text, and the corpus report. The "done" event has the counts.
 
     Raises:
-        UsageError: the folder lies within the corpus.
+        UsageError: the folder is within the corpus.
     """
     _refuse_in_corpus(output, reader)
 
-    def work(tell: Callable[[str, int], None]) -> tuple[Shards, PreflightReport | None]:
+    def work(report_progress: Callable[[str, int], None]) -> tuple[Shards, PreflightReport | None]:
         def progress(characters: int) -> None:
-            tell("characters", characters)
+            report_progress("characters", characters)
 
         shards = write_shards(reader, tokenizer, output, workers=workers, overwrite=overwrite, progress=progress)
         if not shards.written_now and (output / "preflight.json").exists():
             return shards, None
-        found = corpus_report(shards, tokenizer)
-        found.save(shards.folder)
-        return shards, found
+        report = corpus_report(shards, tokenizer)
+        report.save(shards.folder)
+        return shards, report
 
-    shards, found = yield from in_background("shards", work)
+    shards, report = yield from in_background("shards", work)
     m = shards.manifest
     counts = {"documents": m.documents, "sentences": m.sentences, "tokens": m.tokens}
     text = f"{output}: {m.documents:,} documents, {m.sentences:,} sentences, {m.tokens:,} tokens"
     if shards.written_now:
         yield Event("note", str(reader.report))
     else:
-        text += ", as an earlier run of the same command left them"
-    if found:
-        yield Event("note", str(found), found.as_dict())
+        text += ", from an earlier run of the same command"
+    if report:
+        yield Event("note", str(report), report.as_dict())
     yield Event("done", text, {"folder": str(output), **counts})
 
 
 def in_background(name: str, work: Callable[[Callable[[str, int], None]], Result]) -> Generator[Event, None, Result]:
-    """Runs `work(tell)` in a thread, yields what it tells as "stage" events, and returns its result. If the caller
-    stops listening (Ctrl-C, an abandoned generator) the work ends where it next tells something: it unwinds."""
-    news: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
+    """Runs `work(report_progress)` in a thread, yields its progress as "stage" events, and returns its result. If the
+    caller stops iterating (Ctrl-C, a closed generator), the next call of `report_progress` raises and ends the work."""
+    progress: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
     outcome: list[Result] = []
     failure: list[BaseException] = []
-    unheard = threading.Event()
+    stopped = threading.Event()
 
-    def tell(what: str, amount: int) -> None:
-        if unheard.is_set():
-            raise _UnheardError
-        news.put((what, amount))
+    def report_progress(what: str, amount: int) -> None:
+        if stopped.is_set():
+            raise _StoppedError
+        progress.put((what, amount))
 
     def run() -> None:
         try:
-            outcome.append(work(tell))
+            outcome.append(work(report_progress))
         except BaseException as error:
             failure.append(error)
         finally:
-            news.put(None)
+            progress.put(None)
 
     thread = threading.Thread(target=run, daemon=True, name=name)
     thread.start()
     try:
-        while (told := news.get()) is not None:
-            what, amount = told
+        while (item := progress.get()) is not None:
+            what, amount = item
             yield Event("stage", f"{name}: {what} {amount:,}", {"stage": name, "what": what, "amount": amount})
     finally:
-        unheard.set()
+        stopped.set()
         thread.join(PATIENCE)
     if failure:
         raise failure[0]

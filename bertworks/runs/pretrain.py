@@ -1,7 +1,7 @@
-"""Raw text or shards -> a pre-trained model, in one call that can be repeated: finished work is not done again.
+"""Raw text or shards -> a pre-trained model, in one call that resumes when it is repeated.
 
 - `Request`: the arguments as a value; another request in the same folder is refused
-- `pretrain`: the run, as events; `estimate`: what it would take
+- `pretrain`: the run, as events; `estimate`: its cost
 """
 
 import hashlib
@@ -48,12 +48,12 @@ from bertworks.training.recipe import Recipe, load_recipe, parse_recipe
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 CHARACTERS_PER_TOKEN = 4.2  # for estimates before there is a vocabulary
-PACKED = {".gz": 2.8, ".zst": 3.0, ".xz": 3.6, ".bz2": 3.6, ".parquet": 2.0}  # characters per byte, about
+COMPRESSION = {".gz": 2.8, ".zst": 3.0, ".xz": 3.6, ".bz2": 3.6, ".parquet": 2.0}  # characters per byte, about
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a person asked for: the same request in the same folder goes on, another is refused."""
+    """The arguments of a run. The same request in the same folder resumes it, another one is refused."""
 
     inputs: tuple[str, ...]
     recipe: str | None = None
@@ -68,20 +68,20 @@ class Request:
 
     @property
     def is_shards(self) -> bool:
-        """Is the input a folder that `prepare` wrote, or began to write?"""
+        """Whether the input is a folder of shards, complete or not."""
         return len(self.inputs) == 1 and holds_shards(self.inputs[0])
 
     def shards_folder(self, output: Path) -> Path:
-        """Where the token ids are, or will be."""
+        """The folder of the token ids, existing or not."""
         return Path(self.inputs[0]) if self.is_shards else output / "shards"
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """What is read, and must not lie in what is written."""
+        """All input paths, which must not be in the output folder."""
         return tuple(filter(None, (*self.inputs, self.tokenizer, self.init)))
 
     def content(self) -> dict[str, Any]:
-        """The request as JSON holds it, and the hashes of what it names."""
+        """The request as JSON, with the hashes of its files."""
         content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         if self.recipe and self.recipe.endswith(".toml") and Path(self.recipe).is_file():
             content["recipe_sha256"] = hashlib.sha256(Path(self.recipe).read_bytes()).hexdigest()
@@ -90,19 +90,19 @@ class Request:
         return content
 
     def reader(self) -> CorpusReader:
-        """Of the raw text. Standard input is read into a temporary file here, and only once.
+        """The reader of the raw text. Standard input is copied to a temporary file, once.
 
         Raises:
-            BertworksError: an input names nothing that can be read.
+            BertworksError: an input cannot be read.
         """
         return read_text(self.inputs, self.text_column, self.documents)
 
 
 def corpus_tokens(corpus: CorpusReader | Shards) -> int:
-    """Of shards, their number; of raw text, a guess by the size of its files."""
+    """The tokens of shards; of raw text, an estimate from the sizes of its files."""
     if isinstance(corpus, Shards):
         return corpus.manifest.tokens
-    size = sum(path.stat().st_size * PACKED.get(path.suffix, 1.0) for path in corpus.files)
+    size = sum(path.stat().st_size * COMPRESSION.get(path.suffix, 1.0) for path in corpus.files)
     return int(size / CHARACTERS_PER_TOKEN)
 
 
@@ -118,24 +118,24 @@ def make_request(
     text_column: str | None,
     documents: Documents,
 ) -> Request:
-    """The request as typed, with paths that mean the same from every folder.
+    """The request with absolute paths.
 
     Raises:
-        UsageError: options that contradict one another, or a budget that is none.
+        UsageError: contradictory options, or an invalid budget.
     """
     if not inputs:
         raise UsageError("no input was given", hint="name files, folders, a glob in quotes, or - for standard input")
     if tokenizer and init:
-        raise UsageError("a model to begin with brings its own tokenizer", hint="give --tokenizer or --init")
+        raise UsageError("--init takes the tokenizer of the model", hint="give --tokenizer or --init, not both")
     if budget:
         seconds_of(budget)
     if recipe and recipe.endswith(".toml"):
         recipe = absolute(recipe)
     if init and not is_model_name(init):
         init = absolute(init)
-    given = [inputs] if isinstance(inputs, str | Path) else inputs
+    paths = [inputs] if isinstance(inputs, str | Path) else inputs
     return Request(
-        tuple(absolute(one) for one in given), recipe, tuple(overrides), budget or (None if recipe else "1h"),
+        tuple(absolute(path) for path in paths), recipe, tuple(overrides), budget or (None if recipe else "1h"),
         tokenizer and absolute(tokenizer), init, precision, seed, text_column, documents,
     )  # fmt: skip
 
@@ -146,17 +146,17 @@ def seconds_of(budget: str) -> float:
     parts = re.findall(r"([\d.]+)([smhd])", words[0]) if words else []
     total = sum(float(number) * UNITS[unit] for number, unit in parts)
     if not 10 <= total < 1e9:
-        raise UsageError(f"{budget!r} is no budget", hint="write a time of 10 s or more such as 30m, 2h or 1h30m")
+        raise UsageError(f"{budget!r} is not a budget", hint="give a time of 10 s or more, such as 30m, 2h or 1h30m")
     return total
 
 
-RESERVE = 0.06  # of a budget: evaluations, checkpoints, the last report
-CHECKPOINTS = 3  # at most: the last two and the best; each has the parameters and two moments
+RESERVE = 0.06  # of a budget, for evaluations, checkpoints and the report
+CHECKPOINTS = 3  # the last two and the best; each has the parameters and two moments
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will take."""
+    """The cost of a run."""
 
     title: str
     parameters: int
@@ -201,21 +201,21 @@ def pretrain(
     text_column: str | None = None,
     documents: Documents = "auto",
 ) -> Iterator[Event]:
-    """Pre-trains a BERT and yields what happens; `output` becomes a model folder.
+    """Pre-train a network and yield the events of the run; `output` becomes a model folder.
 
     Args:
         inputs: raw text (files, folders, globs), or one shards folder.
         recipe: a name or a TOML file.
-        budget: a time such as "30m" or "2h". Without a recipe everything is chosen to suit it; with one, only the
-            number of steps. With neither: one hour.
-        overrides: `table.field=value` words on top of the recipe.
-        tokenizer: a tokenizer folder; None: a vocabulary is made from the text.
-        init: a model to begin with, a folder or a name on the Hugging Face hub: its configuration and tokenizer are
-            taken.
+        budget: a time such as "30m" or "2h". Without a recipe it decides everything; with a recipe, only the number of
+            steps. With neither: one hour.
+        overrides: `table.field=value` words, applied to the recipe.
+        tokenizer: a tokenizer folder; None: a vocabulary is trained on the text.
+        init: a model to continue from, a folder or a name on the Hugging Face hub, with its configuration and
+            tokenizer.
 
     Raises:
         UsageError: the folder belongs to a run with other settings, or the request is contradictory.
-        BertworksError: the text, the disk or the training does not allow it.
+        BertworksError: the text cannot be used, the disk is full, or the training diverged.
     """
     begin = time.perf_counter()
     request = make_request(inputs, recipe, overrides, budget, tokenizer, init, precision, seed, text_column, documents)
@@ -223,8 +223,8 @@ def pretrain(
     with terminable(), Processes(where) as processes:
         refuse_nested(output, request.paths, request.inputs)
         if processes.first:
-            going_on = not overwrite and check_same_request(output, request.content())
-            draft = None if going_on and (output / "recipe.toml").exists() else _draft(request, where)
+            resumes = not overwrite and check_same_request(output, request.content())
+            draft = None if resumes and (output / "recipe.toml").exists() else _draft(request, where)
         else:
             processes.meet()
         with locked(output) if processes.first else nullcontext():
@@ -256,7 +256,7 @@ def estimate(
     text_column: str | None = None,
     documents: Documents = "auto",
 ) -> Estimate:
-    """What `pretrain` with the same arguments would take, measured with some training steps on random tokens."""
+    """The cost of `pretrain` with the same arguments, measured with a few training steps on random tokens."""
     request = make_request(inputs, recipe, overrides, budget, tokenizer, init, precision, seed, text_column, documents)
     where = choose_device(device)
     draft = _draft(request, where)
@@ -283,29 +283,30 @@ def estimate(
 
 
 class _Draft(NamedTuple):
-    """What is known before anything is made: the recipe but for its vocabulary and, under a budget, its steps."""
+    """The plan before the vocabulary and the shards exist: the recipe without the size of its vocabulary and, with a
+    budget, without its steps."""
 
     recipe: Recipe
     corpus: CorpusReader | Shards
-    tokens: int  # of the corpus, or about so many
-    tokenizer: Tokenizer | None  # None: to be made
-    vocab_size: int  # or at most so many
+    tokens: int  # of the corpus, or an estimate
+    tokenizer: Tokenizer | None  # None: to be trained
+    vocab_size: int  # or its maximum
 
 
 def _draft(request: Request, device: torch.device) -> _Draft:
-    """Whatever of a request can be wrong is found here, before a folder is touched."""
+    """Checks the whole request before any folder is changed."""
     begin = resolve_model(request.init) if request.init else None
     model = load_model(begin) if begin else None
     tokenizer = model.tokenizer if model else Tokenizer.load(request.tokenizer) if request.tokenizer else None
     corpus = Shards.open(request.inputs[0]) if request.is_shards else request.reader()
     if isinstance(corpus, Shards):
-        theirs = corpus.tokenizer()
-        if tokenizer and tokenizer.sha256 != theirs.sha256:
+        own = corpus.tokenizer()
+        if tokenizer and tokenizer.sha256 != own.sha256:
             raise BertworksError(
                 "these shards were made with another tokenizer", where=str(corpus.folder),
-                hint=f"make others: bertworks prepare TEXT --tokenizer {request.tokenizer or begin} -o OTHER",
+                hint=f"make new ones: bertworks prepare TEXT --tokenizer {request.tokenizer or begin} -o OTHER",
             )  # fmt: skip
-        tokenizer = theirs
+        tokenizer = own
     tokens = corpus_tokens(corpus)
     recipe = _recipe(request, device, tokens, model.config if model else None)
     vocab_size = tokenizer.vocab_size if tokenizer else recipe.vocabulary.size
@@ -320,9 +321,8 @@ def _recipe(request: Request, device: torch.device, tokens: int, encoder: Encode
         recipe = load_recipe(request.recipe, request.overrides)
         precision = _precision(request.precision or recipe.train.precision, device)
     else:
-        precision = _precision(
-            request.precision or parse_overrides(request.overrides).get("train.precision", "auto"), device
-        )
+        name = request.precision or parse_overrides(request.overrides).get("train.precision", "auto")
+        precision = _precision(name, device)
         matmul = measure_matmul(DTYPES[precision], device)
         recipe = choose_recipe(seconds_of(str(request.budget)), matmul, tokens, encoder)
         recipe = override(recipe, request.overrides)
@@ -344,40 +344,40 @@ def _precision(name: str, device: torch.device) -> Precision:
 
 
 class _Budget(NamedTuple):
-    """What there is to spend: time on a device, in a number of processes."""
+    """A time on a device, with a number of processes."""
 
     request: Request
     device: torch.device
     begin: float  # of the clock
     processes: int
 
-    def spent_on(self, recipe: Recipe, making: float) -> Recipe:
-        """The recipe with as many steps as fit in what is left of the time; `making`: seconds that typing the same
-        again would not take, because what was made in them stays."""
+    def fill(self, recipe: Recipe, preparation: float) -> Recipe:
+        """The recipe with the steps that fit into the rest of the time. preparation: seconds already spent on the
+        vocabulary and the shards, which are kept."""
         budget = seconds_of(str(self.request.budget))
-        # The longer the plan, the longer is measured: a machine that others share is fast and slow by turns.
+        # Measure longer for longer plans: a shared machine is fast and slow in turns.
         seconds = min(30.0, max(6.0, budget / 60))
         measured = measure_steps(recipe, self.device, cast(Precision, recipe.train.precision), seconds)
         left = budget * (1 - RESERVE) - (time.perf_counter() - self.begin)
-        if left + making < 5:
+        if left + preparation < 5:
             raise BertworksError(
-                f"finding out how fast this machine is took the whole budget of {self.request.budget}",
-                hint="a longer --budget, and --overwrite",
+                f"measuring the speed of this machine took the whole budget of {self.request.budget}",
+                hint="give a longer --budget, and --overwrite",
             )
         if left < 5:
             raise BertworksError(
                 f"making the vocabulary and the shards took the whole budget of {self.request.budget}",
-                hint="type the same again: they are kept, and the whole budget is for training",
+                hint="run the same command again: they are kept, and the whole budget is for training",
             )
         step_seconds = [seconds / self.processes for seconds in measured.step_seconds]
         return fit_steps(recipe, left, step_seconds, parse_overrides(self.request.overrides))
 
 
 def _prepare(output: Path, draft: _Draft | None, budget: _Budget, workers: int | None) -> Iterator[Event]:
-    """Everything up to the resolved recipe: vocabulary, shards, plan."""
+    """The vocabulary, the shards, and recipe.toml."""
     request = budget.request
-    if draft is None:  # that recipe is there
-        if not request.is_shards and "-" not in request.inputs:  # what came by standard input is not read twice
+    if draft is None:  # recipe.toml exists
+        if not request.is_shards and "-" not in request.inputs:  # standard input cannot be read twice
             yield from _notes(
                 make_shards(request.reader(), output / "shards", Tokenizer.load(output / "tokenizer"), workers=workers)
             )
@@ -385,10 +385,10 @@ def _prepare(output: Path, draft: _Draft | None, budget: _Budget, workers: int |
     begin = time.perf_counter()
     if isinstance(draft.corpus, CorpusReader):
         yield from _prepare_text(output, draft, draft.corpus, workers)
-    making = time.perf_counter() - begin
+    preparation = time.perf_counter() - begin
     resolved = _with_vocabulary(draft.recipe, Shards.open(request.shards_folder(output)).manifest.vocab_size)
     if request.budget:
-        resolved = budget.spent_on(resolved, making)
+        resolved = budget.fill(resolved, preparation)
     resolved = resolved.with_objectives()
     write_text(output / "recipe.toml", dump_recipe(resolved))
     yield Event("plan", _describe(resolved), {"recipe": asdict(resolved)})
@@ -400,36 +400,36 @@ def _prepare_text(output: Path, draft: _Draft, reader: CorpusReader, workers: in
     if draft.tokenizer:
         draft.tokenizer.save(folder)
     elif not (folder / "tokenizer.json").exists():
-        yield Event("stage", "making a vocabulary", {"stage": "vocabulary"})
+        yield Event("stage", "training the vocabulary", {"stage": "vocabulary"})
         yield from _notes(make_vocabulary(reader, folder, draft.recipe.vocabulary, workers=workers))
     yield Event("stage", "writing shards", {"stage": "shards"})
     yield from _notes(make_shards(reader, output / "shards", Tokenizer.load(folder), workers=workers))
 
 
 def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
-    """The recipe with as many words as the tokenizer has, unless it asks for more (a multiple of 64 is faster)."""
-    asked = recipe.encoder.vocab_size
-    if asked and asked < size:
+    """The recipe with the vocabulary size of the tokenizer, unless its own is larger (a multiple of 64 is faster)."""
+    vocab_size = recipe.encoder.vocab_size
+    if vocab_size and vocab_size < size:
         raise UsageError(
-            f"encoder.vocab_size is {asked:,}, but the vocabulary has {size:,} tokens",
+            f"encoder.vocab_size is {vocab_size:,}, but the vocabulary has {size:,} tokens",
             hint="leave it out, and set vocabulary.size",
         )
-    return replace(recipe, encoder=replace(recipe.encoder, vocab_size=asked or size))
+    return replace(recipe, encoder=replace(recipe.encoder, vocab_size=vocab_size or size))
 
 
 def _check_memory(recipe: Recipe, device: torch.device) -> None:
-    """Parameters, gradients and both moments of Adam are float32: less memory than that is too little."""
-    parameters, there = recipe.encoder.num_parameters(*heads_of(recipe.weights)), total_memory(device)
-    if 16 * parameters > there:
+    """Refuses a model whose parameters, gradients and moments of Adam, all float32, do not fit into the memory."""
+    parameters, memory = recipe.encoder.num_parameters(*heads_of(recipe.weights)), total_memory(device)
+    if 16 * parameters > memory:
         raise UsageError(
             f"a model of {parameters:,} parameters needs more than {16 * parameters / 1e9:,.1f} GB of memory to train, "
-            f"and there are {there / 1e9:,.1f} GB",
+            f"and this machine has {memory / 1e9:,.1f} GB",
             hint="choose a smaller encoder: fewer layers, or a smaller hidden size",
         )
 
 
 def _notes(events: Iterator[Event]) -> Iterator[Event]:
-    """The end of a stage is not the end of the run."""
+    """The events of a stage; its end is a note, because the run continues."""
     for event in events:
         yield replace(event, kind="note") if event.kind == "done" else event
 

@@ -1,7 +1,7 @@
-"""What a pre-training trains, and how it is evaluated.
+"""The job of a pre-training: its batches, its network, its evaluation.
 
-- shards and a recipe -> the batches of every step, and of the held-out text
-- `PretrainJob`
+- `split_documents`, `phase_batches`, `held_out_batches`: shards and a recipe -> the batches of steps and evaluations
+- `PretrainJob`: what a `TrainingRun` trains
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -44,16 +44,17 @@ from bertworks.training.loop import evaluate
 from bertworks.training.objectives import OBJECTIVES, PretrainingModel, figures
 from bertworks.training.recipe import Phase, Recipe
 
-FEWEST = 40  # equal parts of the text, of which no document is longer than one: next sentence prediction needs wrong
-# ones, and what is held out should be a small share
-HELD_OUT_SHARE, HELD_OUT_TOKENS = 0.05, 100_000
+# No document is longer than this fraction of the text: wrong sentences come from other documents, and the held-out part
+# should be small.
+MIN_SECTIONS = 40
+HELD_OUT_FRACTION, HELD_OUT_TOKENS = 0.05, 100_000
 CHUNK = 1 << 24  # tokens counted at once
 MASKS_SEED = 20181011  # of held-out masks, the same in every run; the day on which BERT was published
 
 
 @dataclass(frozen=True)
 class Sections:
-    """A store with shorter documents: the same tokens and sentences, more borders."""
+    """A store with shorter documents over the same tokens and sentences."""
 
     tokens: NDArray[Any]
     sentences: NDArray[np.int64]
@@ -61,8 +62,8 @@ class Sections:
 
 
 def split_long_documents(store: TokenStore) -> TokenStore:
-    """The store itself if no document is much of it; else one whose long documents are cut into sections."""
-    longest = max(2, (len(store.sentences) - 1) // FEWEST)
+    """The store itself, or one whose long documents are cut into sections."""
+    longest = max(2, (len(store.sentences) - 1) // MIN_SECTIONS)
     if len(store.documents) > 1 and np.diff(store.documents).max() <= longest:
         return store
     edges = [np.arange(first, last, longest) for first, last in zip(store.documents, store.documents[1:], strict=False)]
@@ -70,7 +71,7 @@ def split_long_documents(store: TokenStore) -> TokenStore:
 
 
 def split_documents(store: TokenStore, seed: int) -> tuple[Ids, Ids]:
-    """Documents to train on and documents to hold out, both ascending.
+    """Documents to train on, and held-out documents, both ascending.
 
     Raises:
         BertworksError: with fewer than four documents or sections.
@@ -79,13 +80,13 @@ def split_documents(store: TokenStore, seed: int) -> tuple[Ids, Ids]:
     if count < 4:
         raise BertworksError(
             f"there is too little text: {len(store.sentences) - 1} sentences in {count} documents",
-            hint="give at least some hundred sentences; some million words make a useful model",
+            hint="give at least a few hundred sentences; a useful model needs millions of words",
         )
     order = keyed_rng("held-out", seed).permutation(count)
     sizes = np.diff(store.sentences[store.documents])
-    wanted = min(HELD_OUT_SHARE * len(store.tokens), HELD_OUT_TOKENS)
-    order = order[np.argsort(sizes[order] > wanted, kind="stable")]  # what is more than enough alone comes last
-    held_out = 1 + int(np.searchsorted(np.cumsum(sizes[order]), wanted))
+    target = min(HELD_OUT_FRACTION * len(store.tokens), HELD_OUT_TOKENS)
+    order = order[np.argsort(sizes[order] > target, kind="stable")]  # documents above the target come last
+    held_out = 1 + int(np.searchsorted(np.cumsum(sizes[order]), target))
     held_out = min(max(held_out, 2), count - 2)
     return np.sort(order[held_out:]), np.sort(order[:held_out])
 
@@ -98,8 +99,8 @@ def make_masker(c: MaskingConfig, tokenizer: Tokenizer) -> Masker:
 def phase_batches(
     store: TokenStore, documents: Ids, recipe: Recipe, tokenizer: Tokenizer, plans: Path, rank: int, world_size: int
 ) -> Callable[[int], list[Batch]]:
-    """The micro-batches of step n of the whole run, phase after phase. Plans are kept in the folder `plans`, mapped:
-    they are a function of the arguments, and a resumed run should not wait for them."""
+    """The micro-batches of step n of the whole run, phase after phase. Plans are functions of the arguments, kept in
+    the folder `plans`, so that a resumed run need not wait for them."""
     starts = [0, *np.cumsum([phase.num_steps for phase in recipe.train.phases]).tolist()]
     of_phase = [
         _batches(store, documents, recipe, tokenizer, phase, plans / f"phase-{number}.npy", number, rank, world_size)
@@ -138,10 +139,10 @@ def _batches(
 
 
 def _write_plan(path: Path, blocks: Iterator[Plan]) -> None:
-    """An .npy file int64 [rows, columns] of blocks of rows, which are not kept in memory.
+    """An .npy file int64 [rows, columns] from blocks of rows, one in memory at a time.
 
     Raises:
-        BertworksError: there is not one row.
+        BertworksError: there is no row.
     """
     first = next(blocks)
     with replacing(path) as temporary, temporary.open("wb") as file:
@@ -151,7 +152,7 @@ def _write_plan(path: Path, blocks: Iterator[Plan]) -> None:
             file.write(block.tobytes())
             rows += len(block)
         if not rows:
-            raise BertworksError("the corpus gives not one sequence", hint="give more text")
+            raise BertworksError("the corpus is too short for a single sequence", hint="give more text")
         file.seek(0)
         _write_header(file, (rows, first.shape[1]))  # as long as the first: numpy leaves room for the number of rows
 
@@ -170,7 +171,7 @@ def held_out_batches(
     sequences: int,
     batch_size: int = 32,
 ) -> list[Batch]:
-    """Batches with fixed masks: 15 % of the tokens, 80/10/10, whatever the model was trained with, so that figures of
+    """Batches with fixed masks, 15 % of the tokens, 80/10/10, whatever the masking of the training, so that figures of
     different runs on the same text and vocabulary compare."""
     config = SamplingConfig(format=format)
     plan = make_plan(store, documents, config, sequence_length, MASKS_SEED, tokenizer.template)
@@ -180,14 +181,14 @@ def held_out_batches(
     return [collate(examples[i : i + batch_size]) for i in range(0, len(examples), batch_size)]
 
 
-def most_frequent_word(
+def most_frequent_token(
     store: TokenStore, documents: Ids, tokenizer: Tokenizer, batches: list[Batch]
 ) -> tuple[str, float]:
-    """The most frequent token of the training text (`documents`, ascending), and the share of the held-out questions
-    that it answers: what a model has to beat."""
+    """The most frequent token of the training text (`documents`, ascending), and the fraction of the held-out masked
+    tokens that it is: the baseline of a model."""
     counts = np.zeros(tokenizer.vocab_size, np.int64)
     gaps = np.flatnonzero(np.diff(documents) != 1) + 1
-    for row in np.split(documents, gaps):  # neighbours are counted together
+    for row in np.split(documents, gaps):  # neighbouring documents are counted together
         first, last = store.sentences[store.documents[[row[0], row[-1] + 1]]].tolist()
         for start in range(first, last, CHUNK):
             counts += np.bincount(store.tokens[start : min(start + CHUNK, last)], minlength=len(counts))
@@ -199,7 +200,7 @@ def most_frequent_word(
 
 @dataclass(frozen=True)
 class Corpus:
-    """What a model learns from."""
+    """The text of a training."""
 
     store: TokenStore
     tokenizer: Tokenizer
@@ -207,7 +208,7 @@ class Corpus:
 
 
 class PretrainJob:
-    """See `run.Work`."""
+    """A `TrainingJob`."""
 
     keeps: ClassVar[Literal["last", "best"]] = "last"
 
@@ -223,7 +224,7 @@ class PretrainJob:
     def blank(self) -> PretrainingModel:
         checkpointing = self.recipe.train.gradient_checkpointing
         model = PretrainingModel(self.recipe.encoder, self.recipe.weights, gradient_checkpointing=checkpointing)
-        if self.recipe.initialization != "published":  # sines and cosines mean the same at all lengths until some move
+        if self.recipe.initialization != "published":  # positions that were not trained keep their sines
             model.encoder.embeddings.get_submodule("position").requires_grad_(False)
         return model
 
@@ -235,7 +236,7 @@ class PretrainJob:
             missing, _ = model.load_state_dict({name: state[name] for name in ours if name in state}, strict=False)
             if missing:
                 heads = ", ".join(sorted({name.split(".")[0] for name in missing}))
-                notes.append(f"{self.init} has no {heads}: begun at random")
+                notes.append(f"{self.init} has no {heads}: initialized at random")
         elif self.recipe.initialization == "neighbours":
             init_local_attention(model.encoder)
         return model, notes
@@ -257,20 +258,20 @@ class PretrainJob:
         return figures[main] < best[main]
 
     def enough(self, evaluated: int, best: int) -> bool:
-        """Never before the last step: the schedule ends there."""
+        """Never: the schedule ends at the last step."""
         return False
 
     def baseline(self) -> tuple[str, dict[str, Any]]:
-        word, accuracy = most_frequent_word(self.store, self.documents, self.corpus.tokenizer, self._held_out_batches)
-        text = f"always answering {word!r} would get {accuracy:.1%} of the masked words right"
-        return text, {"token": word, "masked_lm_accuracy": accuracy}
+        token, accuracy = most_frequent_token(self.store, self.documents, self.corpus.tokenizer, self._held_out_batches)
+        text = f"always predicting {token!r} would get {accuracy:.1%} of the masked tokens right"
+        return text, {"token": token, "masked_lm_accuracy": accuracy}
 
     def flops_per_token(self, step: int) -> float:
         return self._flops_per_token(self.recipe.train.phases[self._phase(step)])
 
     def _flops_per_token(self, phase: Phase) -> float:
-        length, asked = phase.sequence_length, self.recipe.masking.rate
-        return self.recipe.encoder.flops_per_token(length, asked, finished=asked + 1 / length)
+        length, rate = phase.sequence_length, self.recipe.masking.rate
+        return self.recipe.encoder.flops_per_token(length, rate, finished=rate + 1 / length)
 
     def cost(self, steps: int) -> float:
         total, before = 0.0, 0
@@ -318,18 +319,18 @@ class PretrainJob:
     @cached_property
     def _held_out_batches(self) -> list[Batch]:
         train = self.recipe.train
-        return self._questions(train.held_out_length, train.held_out_sequences)
+        return self._evaluation_batches(train.held_out_length, train.held_out_sequences)
 
     @cached_property
     def _long_batches(self) -> list[Batch]:
-        """About as many tokens in sequences of the greatest length; none if the others are as long."""
+        """About as many tokens in sequences of the greatest length; none if the others have this length."""
         train = self.recipe.train
         if train.sequence_length <= train.held_out_length:
             return []
         sequences = train.held_out_sequences * train.held_out_length // train.sequence_length
-        return self._questions(train.sequence_length, max(1, sequences))
+        return self._evaluation_batches(train.sequence_length, max(1, sequences))
 
-    def _questions(self, sequence_length: int, sequences: int) -> list[Batch]:
+    def _evaluation_batches(self, sequence_length: int, sequences: int) -> list[Batch]:
         return held_out_batches(
             self.store,
             self.held_out,

@@ -20,22 +20,22 @@ FOLDERS = ("checkpoints", "plans", "shards", "tokenizer")
 
 
 def check_same_request(output: Path, now: Mapping[str, Any]) -> bool:
-    """Whether the folder holds this very request already; False: it is free.
+    """True if the folder holds this request already; False if it is empty.
 
     Raises:
-        UsageError: it holds another run, or what is no run at all.
+        UsageError: it holds another run, or other files.
     """
     path = output / "run.json"
     if path.exists():
-        there = _read_request(path)
-        if differing := [name for name in now if there.get(name) != now[name]]:
+        old = _read_request(path)
+        if differing := [name for name in now if old.get(name) != now[name]]:
             lines = "".join(
-                f"\n  {name}: {_show_value(there, name)} there, {_show_value(now, name)} now" for name in differing
+                f"\n  {name}: {_show_value(old, name)} there, {_show_value(now, name)} now" for name in differing
             )
             raise UsageError(
                 f"the folder holds a run with other settings:{lines}",
                 where=str(output),
-                hint="-o ANOTHER-FOLDER keeps both; --overwrite deletes the run that is there",
+                hint="-o ANOTHER-FOLDER keeps both; --overwrite deletes the present run",
             )
         return True
     strange = [p.name for p in output.iterdir() if not p.name.startswith(".")] if output.is_dir() else []
@@ -49,13 +49,13 @@ def check_same_request(output: Path, now: Mapping[str, Any]) -> bool:
 
 
 def create_run_folder(output: Path, request: Mapping[str, Any]) -> None:
-    """Writes the request down, in a folder that `refuse_other` called free or that `clear` made so."""
+    """Writes the request into a folder that is empty, or whose run was deleted."""
     write_json(output / "run.json", {"request": request, "versions": versions()})
 
 
 def delete_run(output: Path) -> bool:
-    """Deletes the run in a folder and nothing else; False: there is none. Its run.json stays until the next request
-    replaces it: what a killed process leaves can so be deleted again."""
+    """Deletes the run in a folder and no other files; False: there is no run. Its run.json stays until the next request
+    replaces it, so that the remains of a killed process can be deleted again."""
     if not (output / "run.json").exists():
         return False
     for name in FOLDERS:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: finish the step, save and exit; in time even if a step takes long."""
+"""Ctrl-C and SIGTERM: finish the step, save and exit, within seconds even if a step takes long."""
 
 import os
 import signal
@@ -13,19 +13,19 @@ from typing import ClassVar, NoReturn
 
 from bertworks.errors import BertworksError
 
-LEAVING, PATIENCE = 4.0, 1.5  # seconds: to be gone in, for all we know of the disk; that a step may still take of them
-DISK_SPEED = 250e6  # bytes a second written and synced, on a slow one
+EXIT_SECONDS, PATIENCE = 4.0, 1.5  # from the signal to the exit on a slow disk; of these, for the step to finish
+DISK_SPEED = 250e6  # bytes per second, written and synced, of a slow disk
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def patience_for(state_bytes: int) -> float:
-    """Seconds to wait for the end of a step, where so many bytes are to be saved after it."""
-    return min(PATIENCE, max(0.0, LEAVING - state_bytes / DISK_SPEED))
+    """Seconds to wait for the end of a step if `state_bytes` are saved after it."""
+    return min(PATIENCE, max(0.0, EXIT_SECONDS - state_bytes / DISK_SPEED))
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, by an exception that unwinds it: SystemExit with 143."""
+    """SIGTERM raises SystemExit(143) in the block, as Ctrl-C raises KeyboardInterrupt."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -41,36 +41,35 @@ def terminable() -> Iterator[None]:
 
 
 class StepLock:
-    """Held from the moment at which a step begins to change what is trained until the caller has taken note of that
-    step. So another thread that holds `lock` sees the state, and what is known of it, as a whole step left them."""
+    """Held from the first change of a parameter in a step until the caller has recorded the step. A thread that holds
+    `lock` sees the parameters and the records of one whole step."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.going_on = False
+        self.active = False
 
     def __enter__(self) -> None:
         self.lock.acquire()
-        self.going_on = True
+        self.active = True
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """It stays held: `noted` lets go."""
+        """It stays held until `noted`."""
 
     def noted(self) -> None:
-        """The step's number and figures are where `leave` looks for them."""
-        self.going_on = False
+        """The step is recorded: release the lock."""
+        self.active = False
         self.lock.release()
 
 
 class GracefulShutdown:
     """A context in which SIGINT and SIGTERM only set `requested`, for the loop to see after its step.
 
-    One call into a library may compute for many seconds, during which Python runs no signal handler. A thread that is
-    woken by the signal itself therefore waits for `patience` seconds, calls `leave` while it holds `updating.lock`, and
-    ends the process; unless the loop has called `take_over` by then.
+    One call into a library may compute for many seconds, in which Python runs no signal handler. A thread that the
+    signal itself wakes waits for `patience` seconds, calls `leave` while it holds `updating.lock`, and ends the
+    process, unless the loop has called `take_over` by then.
 
-    ends_process: whether the process is that of a command, and ends with the run, as `cli.main.run` says. A program of
-        somebody else's goes on: nothing ends it, the end of the step is waited for however long it takes, and Ctrl-C
-        becomes a KeyboardInterrupt.
+    ends_process: True for a command, whose process ends with the run. Another program continues: the end of the step is
+        waited for, however long it takes, and Ctrl-C becomes a KeyboardInterrupt.
     """
 
     ends_process: ClassVar[bool] = False
@@ -83,14 +82,14 @@ class GracefulShutdown:
         self._ours, self._theirs = socket.socketpair()
 
     def end(self) -> NoReturn:
-        """What was asked for, now that all is saved. The exit code is 128 + the signal's number, as shells have it."""
+        """Exit after everything is saved. The exit status is 128 + the number of the signal, as in shells."""
         if self.requested == signal.SIGINT and not self.ends_process:
             raise KeyboardInterrupt
         raise SystemExit(128 + self.requested)
 
     def take_over(self) -> None:
-        """The loop itself saves and leaves. If the thread is at it already, this waits until it ends the process."""
-        if self.updating.going_on:  # an error in the middle of a step: there is nothing to save
+        """The loop itself saves and exits. If the thread has begun to, this waits until it ends the process."""
+        if self.updating.active:  # an error within a step: there is nothing to save
             self._taken.set()
             return
         with self.updating.lock:
@@ -123,12 +122,12 @@ class GracefulShutdown:
     def _watch(self) -> None:
         with self._ours:
             while (byte := self._ours.recv(1)) and byte[0] not in SIGNALS:
-                continue  # a signal of somebody else's
+                continue  # another signal
         if not byte or self._taken.wait(self._patience):
             return
         with self.updating.lock:
             if not self._taken.is_set():
-                _step_back()
+                _lower_other_threads()
                 code = 128 + byte[0]
                 try:
                     self._leave()
@@ -140,10 +139,9 @@ class GracefulShutdown:
                 os._exit(code)
 
 
-def _step_back() -> None:
-    """The processors are for this thread: the others of this process compute what nobody will see. On Linux threads
-    have priorities of their own; elsewhere all go on alike. Not the lowest: they still need a turn to let go of the
-    interpreter's lock, however busy the machine is."""
+def _lower_other_threads() -> None:
+    """Give this thread the CPUs: what the other threads compute is not needed any more. Only Linux has priorities per
+    thread. Not the lowest priority: on a busy machine the others still need a turn to release the interpreter lock."""
     tasks, priority = Path("/proc/self/task"), max(10, os.getpriority(os.PRIO_PROCESS, 0))
     for task in tasks.iterdir() if tasks.exists() else ():
         with suppress(OSError):  # it has ended

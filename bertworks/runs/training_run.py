@@ -32,31 +32,31 @@ from bertworks.training.objectives import OBJECTIVES, TrainableModel
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
 
 EVALUATIONS, SAVE_SECONDS, MOST_LINES = 20, 120.0, 10_000
-JUDGED = ("evaluated", "evaluation", "best")  # what an evaluation leaves among the facts
+EVALUATION_FACTS = ("evaluated", "evaluation", "best")  # the facts that an evaluation changes
 STOP_AFTER = 3  # steps in a row whose loss or gradient is not finite
 
 
 class TrainingJob(Protocol):
-    """What a run trains. Everything it returns is a function of its arguments and of what it was made of: a run asks
-    again after every restart."""
+    """What a run trains. All methods are functions of their arguments and of the arguments of the constructor, so a
+    resumed run gets the same results."""
 
-    keeps: ClassVar[Literal["last", "best"]]  # of all states that were evaluated: which the model folder holds
+    keeps: ClassVar[Literal["last", "best"]]  # of all evaluated states, the one in the model folder
     seed: int
     precision: Precision
     optimizer: OptimizerConfig
     num_steps: int
-    evaluate_every: int  # steps; 0: some twenty times
+    evaluate_every: int  # steps; 0: about twenty times
     save_every: int  # steps; 0: every few minutes
 
-    def begin(self) -> tuple[nn.Module, list[str]]: ...  # the network before its first step; what is to be said of it
-    def blank(self) -> nn.Module: ...  # one for a checkpoint to fill
+    def begin(self) -> tuple[nn.Module, list[str]]: ...  # the network before its first step, and notes about it
+    def blank(self) -> nn.Module: ...  # a network that a checkpoint fills
     def batches(self, plans: Path, rank: int, world_size: int) -> Callable[[int], list[Batch]]: ...
     def evaluate(self, network: nn.Module) -> dict[str, float]: ...
     def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool: ...
-    def enough(self, evaluated: int, best: int) -> bool: ...  # steps of the last and best evaluation: is it the end?
-    def baseline(self) -> tuple[str, dict[str, Any]] | None: ...  # what knowing nothing would get, in words and figures
+    def enough(self, evaluated: int, best: int) -> bool: ...  # stop early? steps of the last and best evaluation
+    def baseline(self) -> tuple[str, dict[str, Any]] | None: ...  # a trivial prediction, as text and figures
     def flops_per_token(self, step: int) -> float: ...
-    def cost(self, steps: int) -> float: ...  # of so many steps from the first on, in any unit
+    def cost(self, steps: int) -> float: ...  # of the first `steps` steps, in any unit
     def progress(self, step: int) -> dict[str, Any]: ...  # further figures to show, such as the phase
     def describe(self, figures: Mapping[str, float]) -> str: ...
     def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None: ...  # model and card
@@ -64,58 +64,58 @@ class TrainingJob(Protocol):
 
 
 class TrainingRun:
-    """`for event in Run(...).events()` trains; stopping the iteration stops the run after its step.
+    """`for event in TrainingRun(...).events()` trains; stopping the iteration stops the run after its step.
 
-    Whatever decides what comes next is the tensors of `_state` and the values of `facts`, both of which a checkpoint
-    holds: a run that goes on from one cannot be told from a run that was never stopped.
+    The tensors of `_state` and the values of `facts` decide everything that follows, and a checkpoint holds both: a
+    resumed run equals one that was never interrupted.
     """
 
-    def __init__(self, folder: Path, work: TrainingJob, device: torch.device):
-        self.folder, self.work, self.device = folder, work, device
+    def __init__(self, folder: Path, job: TrainingJob, device: torch.device):
+        self.folder, self.job, self.device = folder, job, device
         self.memory = HeapTrimmer(device)
         self.metrics = Metrics(folder / "metrics.jsonl")
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self.checkpoint, damaged = latest_checkpoint(folder / "checkpoints")
-        # What has to be said of the beginning.
+        # Notes to print at the start.
         instead = "using the newest checkpoint before it" if self.checkpoint else "there is none before it"
         self.notes = [f"{note.path}: {note.why}; {instead}" for note in damaged]
         if self.checkpoint is None and self.metrics.last_step():
             raise BertworksError(
-                f"the run has been up to step {self.metrics.last_step():,}, and no checkpoint is left to go on from",
+                f"the run was at step {self.metrics.last_step():,}, but its checkpoints are missing",
                 where=str(folder / "checkpoints"),
-                hint="put them back; or -o ANOTHER-FOLDER keeps the model that is here, --overwrite begins again",
+                hint="put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again",
             )
         self.model = self._network()
-        # Listed once: in bf16 the network holds rounded copies for as long as it computes, and a stop may come then.
+        # Listed once: in bf16 the network holds rounded copies while it computes, and a signal may come then.
         self._parameters = dict(self.model.named_parameters())
-        self.optimizer = make_optimizer(self.model, work.optimizer)
-        self.num_steps = work.num_steps
-        self.step, self._evaluation_seconds = 0, 0.0  # of the quickest one
+        self.optimizer = make_optimizer(self.model, job.optimizer)
+        self.num_steps = job.num_steps
+        self.step, self._evaluation_seconds = 0, 0.0  # of the fastest one
         self.facts: dict[str, Any] = {
             "recipe_sha256": hashlib.sha256((folder / "recipe.toml").read_bytes()).hexdigest(),
             "tokens": 0,
             "seconds": 0.0,  # of training alone
-            "threads": None,  # that computed on the CPU: another number gives other last bits
-            "evaluated": None,  # after which step, last
+            "threads": None,  # on the CPU: another number gives other last bits
+            "evaluated": None,  # the step of the last evaluation
             "evaluation": {},  # its figures
             "best": None,  # the step and the figures of the best evaluation
-            "exported": None,  # the step after which model folder and report were brought up to date
+            "exported": None,  # the step of the model folder and the report
         }
-        # Steps left out because loss or gradient was not finite: all, the latest in a row, the most in a row.
+        # Skipped steps, whose loss or gradient was not finite: all, the last ones in a row, the most in a row.
         self.skipped = torch.zeros(3, device=device)
-        self.saved: int | None = None  # the step of the checkpoint that this process wrote or read last
-        self.evaluate_every = work.evaluate_every or max(1, -(-self.num_steps // EVALUATIONS))
-        # To ask a GPU for figures is to wait for it, so it is asked seldom.
+        self.saved: int | None = None  # the step of the last checkpoint that this process wrote or read
+        self.evaluate_every = job.evaluate_every or max(1, -(-self.num_steps // EVALUATIONS))
+        # Reading figures waits for the GPU, so it is done rarely.
         self.read_every = 10 if device.type == "cuda" else 1
         self.log_every = self.read_every * max(1, -(-self.num_steps // (MOST_LINES * self.read_every)))
 
     def _network(self) -> nn.Module:
         if self.checkpoint is None:
-            network, notes = self.work.begin()
+            network, notes = self.job.begin()
             self.notes += notes
             return network.to(self.device)
         with meta_device_init():
-            return self.work.blank().to_empty(device=self.device)
+            return self.job.blank().to_empty(device=self.device)
 
     def events(self) -> Iterator[Event]:
         """Trains to the end. Ctrl-C and SIGTERM save, then raise KeyboardInterrupt and SystemExit."""
@@ -125,7 +125,7 @@ class TrainingRun:
         patience = patience_for(size) if self.rank == 0 else 2 * PATIENCE  # the first saves; the others wait for it
         with GracefulShutdown(self._leave, patience) as interruption, THREADS.hold(self.facts["threads"]) as threads:
             if self.facts["threads"] not in (None, threads):
-                text = f"{threads} threads from now on, {self.facts['threads']} before: the last bits may differ"
+                text = f"{threads} threads, before {self.facts['threads']}: the last bits may differ"
                 yield Event("note", text)
             self.facts["threads"] = threads
             try:
@@ -137,21 +137,21 @@ class TrainingRun:
         yield self._done()
 
     def _train(self, batches: Callable[[int], list[Batch]], interruption: GracefulShutdown) -> Iterator[Event]:
-        if self._asks_for_evaluation() and self.facts["evaluated"] != self.step:
+        if self._should_evaluate() and self.facts["evaluated"] != self.step:
             yield from self._evaluate()
-        if (self.step == 0 or self._asks_for_evaluation()) and self.facts["exported"] != self.step:
+        if (self.step == 0 or self._should_evaluate()) and self.facts["exported"] != self.step:
             yield from self._save()
         if self._is_over():
             return
         steps = train(
-            self.model, self.optimizer, batches, self.work.optimizer, self.num_steps,
-            precision=self.work.precision, seed=self.work.seed, start=self.step, updating=interruption.updating,
+            self.model, self.optimizer, batches, self.job.optimizer, self.num_steps,
+            precision=self.job.precision, seed=self.job.seed, start=self.step, updating=interruption.updating,
         )  # fmt: skip
         saved, clock = time.perf_counter(), Stopwatch()
         for step in steps:
             if THREADS.training_adapts:
                 self.facts["threads"] = THREADS.adapt()
-            event = self._take_note(step, clock)
+            event = self._record(step, clock)
             interruption.updating.noted()
             if event:
                 yield event
@@ -162,7 +162,7 @@ class TrainingRun:
                 leaving = interruption.requested and not last and self.rank == 0
                 if leaving:
                     interruption.take_over()
-                elif self._asks_for_evaluation():
+                elif self._should_evaluate():
                     yield from self._evaluate()
                 if leaving or self._is_over() or self._is_due(saved):
                     yield from self._save()
@@ -172,25 +172,25 @@ class TrainingRun:
             if self._is_over():
                 return
 
-    def _asks_for_evaluation(self) -> bool:
-        if self.step == 0:  # what was drawn at random may be good by chance, and is never the best
-            return self.work.keeps == "last"
+    def _should_evaluate(self) -> bool:
+        if self.step == 0:  # a random network may be good by chance
+            return self.job.keeps == "last"
         return self.step % self.evaluate_every == 0 or self.step == self.num_steps
 
     def _is_over(self) -> bool:
         best, evaluated = self.facts["best"], self.facts["evaluated"]
-        enough = best is not None and evaluated == self.step and self.work.enough(evaluated, best["step"])
+        enough = best is not None and evaluated == self.step and self.job.enough(evaluated, best["step"])
         return self.step == self.num_steps or enough
 
     def _is_due(self, saved: float) -> bool:
-        """Is it time for a checkpoint, the last one having been written at `saved`?"""
+        """Whether a checkpoint is due; the last one was written at `saved`."""
         if self.facts["best"] and self.facts["best"]["step"] == self.step:
             return True
-        every = self.work.save_every
+        every = self.job.save_every
         return self.step % every == 0 if every else time.perf_counter() - saved > SAVE_SECONDS
 
-    def _take_note(self, step: Step, clock: Stopwatch) -> Event | None:
-        """Everything that a checkpoint after this step has to know, and what metrics.jsonl has before it."""
+    def _record(self, step: Step, clock: Stopwatch) -> Event | None:
+        """Updates the facts that a checkpoint after this step holds, and metrics.jsonl."""
         self.step = step.number
         self.facts["tokens"] += step.tokens
         total, row, most = self.skipped
@@ -214,13 +214,13 @@ class TrainingRun:
             self.metrics.forget(self.step, -1 if self.facts["evaluated"] is None else self.facts["evaluated"])
         if self.checkpoint:
             yield Event("note", f"resuming after step {self.step:,} of {self.num_steps:,}", {"resumed_step": self.step})
-            self.checkpoint = None  # its file need not stay mapped
+            self.checkpoint = None  # closes its file
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         if checkpoint.facts.get("recipe_sha256") != self.facts["recipe_sha256"]:
             raise UsageError(
                 "recipe.toml is not the one that this run began with", where=str(self.folder),
-                hint="put it back; or start another run with it: --recipe COPY-OF-IT.toml -o ANOTHER-FOLDER",
+                hint="put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER",
             )  # fmt: skip
         for name, tensor in self._state().items():
             if name not in checkpoint.tensors or checkpoint.tensors[name].shape != tensor.shape:
@@ -232,20 +232,20 @@ class TrainingRun:
         self.step, self.facts, self.saved = checkpoint.step, dict(checkpoint.facts), checkpoint.step
 
     def _batches(self) -> Callable[[int], list[Batch]]:
-        """The micro-batches of a step. The first process makes the plans; the others find them."""
+        """The micro-batches of a step. The first process writes the plans; the others read them."""
         if self.rank > 0:
             dist.barrier()
-        batches = self.work.batches(self.folder / "plans", self.rank, self.world_size)
+        batches = self.job.batches(self.folder / "plans", self.rank, self.world_size)
         if self.rank == 0 and self.world_size > 1:
             dist.barrier()
         return batches
 
     @cached_property
     def _matmul_speed(self) -> float:
-        return measure_matmul(DTYPES[self.work.precision], self.device)
+        return measure_matmul(DTYPES[self.job.precision], self.device)
 
     def _state(self) -> dict[str, Tensor]:
-        """Everything that changes, by name; the tensors themselves."""
+        """All tensors that a training changes, by name."""
         state = {f"parameter/{name}": p.data for name, p in self._parameters.items()}
         for name, p in self._parameters.items():
             state |= {f"{part}/{name}": value for part, value in self.optimizer.state[p].items()}
@@ -258,57 +258,57 @@ class TrainingRun:
             self._save_state()
 
     def _save_state(self) -> Path:
-        self.metrics.sync()  # no checkpoint without the lines before it
+        self.metrics.sync()  # the lines before a checkpoint must be on disk
         best = self.facts["best"]["step"] if self.facts["best"] else None
         path = save_checkpoint(self.folder / "checkpoints", self.step, self._state(), self.facts, best=best)
         self.saved = self.step
         return path
 
     def _save(self) -> Iterator[Event]:
-        """The model for everyone to use, the report, and last the checkpoint: where that stands, all stands."""
+        """The model, the report, and last the checkpoint: if it exists, the others do."""
         if self.rank != 0:
             return
         best = self.facts["best"]
-        if self.work.keeps == "last" or best is None or best["step"] == self.step:
-            self.work.save(self.folder, self.model, self.facts | {"step": self.step})
-        self.work.report(self.folder)
+        if self.job.keeps == "last" or best is None or best["step"] == self.step:
+            self.job.save(self.folder, self.model, self.facts | {"step": self.step})
+        self.job.report(self.folder)
         self.facts = self.facts | {"exported": self.step}
         path = self._save_state()
         yield Event("saved", f"saved {path}", {"step": self.step, "path": str(path)})
 
     def _evaluate(self) -> Iterator[Event]:
-        """The first process judges; what it found decides in all of them whether the training goes on."""
+        """The first process evaluates; its figures decide in all processes whether the training continues."""
         if self.rank == 0:
-            yield from self._judge()
+            yield from self._evaluate_here()
         if self.world_size > 1:
-            judged = [{name: self.facts[name] for name in JUDGED}]
-            dist.broadcast_object_list(judged, src=0)
-            self.facts = self.facts | judged[0]
+            facts = [{name: self.facts[name] for name in EVALUATION_FACTS}]
+            dist.broadcast_object_list(facts, src=0)
+            self.facts = self.facts | facts[0]
 
-    def _judge(self) -> Iterator[Event]:
-        if "baseline" not in self.facts and (found := self.work.baseline()):
-            text, baseline = found
+    def _evaluate_here(self) -> Iterator[Event]:
+        if "baseline" not in self.facts and (result := self.job.baseline()):
+            text, baseline = result
             self.facts = self.facts | {"baseline": baseline}
             yield Event("note", text, {"baseline": baseline})
         begin = time.perf_counter()
-        figures = self.work.evaluate(self.model)
-        took = time.perf_counter() - begin
-        self._evaluation_seconds = min(took, self._evaluation_seconds or took)  # the first one is slow, once
+        figures = self.job.evaluate(self.model)
+        seconds = time.perf_counter() - begin
+        self._evaluation_seconds = min(seconds, self._evaluation_seconds or seconds)  # the first is slow
         if not all(map(math.isfinite, figures.values())):
             raise self._diverged("the loss on held-out text is not finite")
         best = self.facts["best"]
-        if best is None or self.work.is_better(figures, best):
+        if best is None or self.job.is_better(figures, best):
             best = {"step": self.step, **figures}
         self.metrics.record({"step": self.step, "evaluation": figures})
         self.facts = self.facts | {"evaluated": self.step, "evaluation": figures, "best": best}
-        text = f"held out after step {self.step:,}: {self.work.describe(figures)}"
+        text = f"held out after step {self.step:,}: {self.job.describe(figures)}"
         yield Event("evaluation", text, {"step": self.step, **figures})
 
     def _step_event(self, step: Step, means: dict[str, LossStats], tokens_per_second: float) -> Event:
         figures = {"loss": total_loss(means, cast(TrainableModel, self.model).weights), **training_figures(means)}
         learned = finite({"step": step.number, **figures, "learning_rate": step.learning_rate})
         learned |= finite({"gradient_norm": step.grad_norm.item(), "tokens": self.facts["tokens"]})
-        flops = tokens_per_second * self.work.flops_per_token(step.number)
+        flops = tokens_per_second * self.job.flops_per_token(step.number)
         measured = {
             "tokens_per_second": tokens_per_second,
             "matmul_share": flops / self._matmul_speed / self.world_size,
@@ -317,11 +317,11 @@ class TrainingRun:
         }
         if self.rank == 0:
             self.metrics.record(learned | measured)
-        left = self.facts["seconds"] * (self.work.cost(self.num_steps) / self.work.cost(step.number) - 1)
+        left = self.facts["seconds"] * (self.job.cost(self.num_steps) / self.job.cost(step.number) - 1)
         left += self._evaluation_seconds * math.ceil((self.num_steps - step.number) / self.evaluate_every)
         shown = {
             "steps": self.num_steps,
-            **self.work.progress(step.number),
+            **self.job.progress(step.number),
             "eta_seconds": left,
             "skipped": int(self.skipped[0].item()),
         }
@@ -334,11 +334,10 @@ class TrainingRun:
     def _diverged(self, what: str) -> BertworksError:
         last = max((int(p.name[5:]) for p in (self.folder / "checkpoints").glob("step-*[0-9]")), default=0)
         return BertworksError(
-            f"{what}, up to step {self.step:,}; the parameters are finite still, and the checkpoint of step {last:,} "
-            "is intact",
+            f"{what}, up to step {self.step:,}; the checkpoint of step {last:,} is finite and intact",
             where=str(self.folder),
-            hint="lower the rate in a new folder: -o OTHER --set optimizer.learning_rate="
-            f"{self.work.optimizer.learning_rate / 3:.1e}",
+            hint="use a lower rate in a new folder: -o OTHER --set optimizer.learning_rate="
+            f"{self.job.optimizer.learning_rate / 3:.1e}",
         )
 
     def _done(self) -> Event:
@@ -346,12 +345,12 @@ class TrainingRun:
         figures |= {"seconds": self.facts["seconds"], "evaluation": self.facts["evaluation"]}
         figures |= {"best": self.facts["best"], "baseline": self.facts.get("baseline")}
         figures |= {"report": str(self.folder / "report.html")}
-        described = self.work.describe(self.facts["evaluation"])
+        described = self.job.describe(self.facts["evaluation"])
         text = f"{self.folder}: {self.step:,} steps, {self.facts['tokens']:,} tokens; {described}"
         best = self.facts["best"]
         if best and best["step"] < self.step:
-            where = f": {self.folder}/checkpoints" if self.work.keeps == "last" else f": {self.work.describe(best)}"
-            text += f"; the best was after step {best['step']:,}{where}"
+            where = f": {self.folder}/checkpoints" if self.job.keeps == "last" else f": {self.job.describe(best)}"
+            text += f"; the best one was after step {best['step']:,}{where}"
         return Event("done", text, figures)
 
 
@@ -365,5 +364,5 @@ _SHOWN: dict[str, Callable[[Any], str]] = {  # figures of a step, in the order o
 
 
 def versions() -> dict[str, str]:
-    """Of the software that computes."""
+    """The versions of the software that computes."""
     return {"bertworks": bertworks.__version__, "torch": torch.__version__, "python": platform.python_version()}

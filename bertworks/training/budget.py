@@ -30,8 +30,8 @@ from bertworks.training.recipe import Phase, Recipe, TrainConfig
 def time_step(
     objective: nn.Module, optimizer: OptimizerConfig, precision: Precision, batch: Batch, seconds: float
 ) -> tuple[float, float]:
-    """Seconds of a micro-batch and of an update: medians of at least three steps, and of as many as the time allows,
-    with the threads that a training would use. The parameters are changed."""
+    """Seconds of a micro-batch and of an update: medians of three steps or more, as the time allows, with the threads
+    that a training would use. The parameters are changed."""
     with THREADS.hold():
         return _time_step(objective, optimizer, precision, batch, seconds)
 
@@ -60,7 +60,7 @@ def _time_step(
 
 
 class _Timer:
-    """Seconds spent inside, in all. A GPU is waited for before and after."""
+    """The total time spent inside, in seconds. It waits for the GPU before and after."""
 
     def __init__(self, *, cuda: bool):
         self.seconds, self._cuda = 0.0, cuda
@@ -78,9 +78,9 @@ class _Timer:
 
 
 class SizePreset(NamedTuple):
-    """What suits an amount of arithmetic."""
+    """The best choice from an amount of arithmetic on."""
 
-    flops: float  # matrix-product operations that the budget allows, from which this is the better choice
+    flops: float  # matrix-product operations that the budget allows
     size: str
     vocab_size: int
     tokens: int  # of a step
@@ -98,53 +98,54 @@ SIZE_PRESETS = (
     SizePreset(1e20, "large", 30000, 65536, (128, 512), 3e-4, 0.02),
 )
 EFFICIENCY = 0.7  # of the matmul ceiling, before anything is measured
-EVALUATION_SHARE = 0.03  # of the time goes into held-out text
-# Of the time goes into each phase after the first. The original gives its last a tenth of the steps, which in a short
-# run is too little to learn what changes with the length (docs/experiments).
-LATER_SHARE = 0.2
-REPETITIONS = 4  # of a text, from which on it may be learned by heart
-OVERRUN = 1.5  # times the budget that a plan may take, every phase having a step at least
-PROCESS = 400 << 20  # bytes of Python and torch, without any model
+EVALUATION_FRACTION = 0.03  # of the time, for evaluations
+# Of the time, for each phase after the first. The original gives its last phase a tenth of the steps, which in a short
+# run is not enough to learn what changes with the length (docs/experiments).
+LATER_FRACTION = 0.2
+REPETITIONS = 4  # of a text, after which a large network may memorize it
+OVERRUN = 1.5  # times the budget that a plan may take, if every phase has one step
+PROCESS = 400 << 20  # bytes of Python and torch, without a model
 
 
 def size_preset_for(flops: float) -> SizePreset:
     """The best choice for an amount of arithmetic."""
-    return [rung for rung in SIZE_PRESETS if rung.flops <= flops][-1]
+    return [preset for preset in SIZE_PRESETS if preset.flops <= flops][-1]
 
 
 def choose_recipe(seconds: float, matmul: float, corpus_tokens: int, encoder: EncoderConfig | None = None) -> Recipe:
-    """A recipe for a budget, with phases of one step each: `fit` says how many.
+    """A recipe for a budget, with phases of one step each: `fit_steps` sets their numbers.
 
     Args:
         matmul: FLOP/s of the machine.
-        encoder: that of a model to begin with; None: one that suits.
+        encoder: that of a model to continue from; None: one for the budget.
     """
     flops = seconds * matmul * EFFICIENCY
-    rung = size_preset_for(flops)
-    suited = replace(BERT_SIZES[rung.size], vocab_size=rung.vocab_size, initializer_range=rung.initializer_range)
-    per_token = suited.flops_per_token(rung.lengths[0], 0.15)
-    parameters = suited.num_parameters(*PRETRAINING_HEADS)
-    # With few repetitions there is nothing to overfit, and a small network cannot learn a large text by heart.
-    by_heart = flops / per_token > REPETITIONS * corpus_tokens and 2 * parameters > corpus_tokens
-    dropout = 0.1 if by_heart else 0.0
-    longest = encoder.max_position_embeddings if encoder else max(rung.lengths)
-    lengths = sorted({min(length, longest) for length in rung.lengths})
-    phases = [Phase(num_steps=1, batch_size=max(1, rung.tokens // n), sequence_length=n) for n in lengths]
+    preset = size_preset_for(flops)
+    default = replace(BERT_SIZES[preset.size], vocab_size=preset.vocab_size, initializer_range=preset.initializer_range)
+    per_token = default.flops_per_token(preset.lengths[0], 0.15)
+    parameters = default.num_parameters(*PRETRAINING_HEADS)
+    # With few repetitions a network does not overfit, and a small network cannot memorize a large text.
+    memorizes = flops / per_token > REPETITIONS * corpus_tokens and 2 * parameters > corpus_tokens
+    dropout = 0.1 if memorizes else 0.0
+    longest = encoder.max_position_embeddings if encoder else max(preset.lengths)
+    lengths = sorted({min(length, longest) for length in preset.lengths})
+    phases = [Phase(num_steps=1, batch_size=max(1, preset.tokens // n), sequence_length=n) for n in lengths]
+    subject = f"BERT-{preset.size}" if encoder is None else "more training"
     return Recipe(
-        title=f"BERT-{rung.size} for {_words(seconds)}" if encoder is None else f"more training for {_words(seconds)}",
+        title=f"{subject} for {_words(seconds)}",
         train=TrainConfig(phases=tuple(phases)),
         encoder=replace(
-            encoder or suited,
-            vocab_size=encoder.vocab_size if encoder else 0,  # 0: as many as the tokenizer will have
+            encoder or default,
+            vocab_size=encoder.vocab_size if encoder else 0,  # 0: that of the tokenizer
             hidden_dropout=dropout,
             attention_dropout=dropout,
         ),
-        vocabulary=VocabularyConfig(size=rung.vocab_size),
+        vocabulary=VocabularyConfig(size=preset.vocab_size),
         sampling=SamplingConfig(
             format="full_sentences" if encoder and encoder.type_vocab_size < 2 else "next_sentence"
         ),
         initialization="published" if encoder else "neighbours",
-        optimizer=OptimizerConfig(learning_rate=rung.learning_rate, warmup=0.1),
+        optimizer=OptimizerConfig(learning_rate=preset.learning_rate, warmup=0.1),
     )
 
 
@@ -159,41 +160,42 @@ def fit_steps(
 
     Args:
         step_seconds: the time of one step of each phase. Phases keep their fractions of the time; those of
-            `choose_recipe`, with one step each, get those of LATER_SHARE.
+            `choose_recipe`, with one step each, get those of LATER_FRACTION.
         fixed: names of fields that keep their values, such as `train.phases.0.num_steps`.
 
     Raises:
         UsageError: a step takes longer than its phase has.
     """
-    asked = recipe.train.phases
-    if all(phase.num_steps == 1 for phase in asked):
-        later = [LATER_SHARE] * (len(asked) - 1)
-        shares = [1 - sum(later), *later]
+    old = recipe.train.phases
+    if all(phase.num_steps == 1 for phase in old):
+        later = [LATER_FRACTION] * (len(old) - 1)
+        fractions = [1 - sum(later), *later]
     else:
-        costs = [phase.num_steps * cost for phase, cost in zip(asked, step_seconds, strict=True)]
-        shares = [cost / sum(costs) for cost in costs]
+        costs = [phase.num_steps * cost for phase, cost in zip(old, step_seconds, strict=True)]
+        fractions = [cost / sum(costs) for cost in costs]
     phases = tuple(
-        replace(phase, num_steps=max(1, int(seconds * share / cost)))
-        for phase, share, cost in zip(asked, shares, step_seconds, strict=True)
+        replace(phase, num_steps=max(1, int(seconds * fraction / cost)))
+        for phase, fraction, cost in zip(old, fractions, step_seconds, strict=True)
     )
     if sum(phase.num_steps * cost for phase, cost in zip(phases, step_seconds, strict=True)) > OVERRUN * seconds:
-        needed = [cost / share for cost, share in zip(step_seconds, shares, strict=True)]  # for a step of each phase
+        # The time in which each phase has a step.
+        needed = [cost / fraction for cost, fraction in zip(step_seconds, fractions, strict=True)]
         number = needed.index(max(needed))
-        batch_size, length = asked[number].batch_size, asked[number].sequence_length
+        batch_size, length = old[number].batch_size, old[number].sequence_length
         took = _words(step_seconds[number])
         raise UsageError(
-            f"{_words(seconds)} are too little: a step of {batch_size} x {length} tokens takes {took}",
+            f"{_words(seconds)} is too little time: a step of {batch_size} x {length} tokens takes {took}",
             hint=f"--budget {math.ceil(1.1 * needed[number] / 60)}m; or a smaller recipe; or smaller batches: "
             f"--set train.phases.{number}.batch_size={max(1, batch_size // 8)}",
         )
     if "train.phases" in fixed:
-        phases = asked
-    kept = [f"train.phases.{number}.num_steps" in fixed for number in range(len(asked))]
-    phases = tuple(old if keep else new for keep, old, new in zip(kept, asked, phases, strict=True))
+        phases = old
+    kept = [f"train.phases.{number}.num_steps" in fixed for number in range(len(old))]
+    phases = tuple(a if keep else b for keep, a, b in zip(kept, old, phases, strict=True))
     # A forward pass is a third of a step; the longest sequences are as many tokens again.
-    token = step_seconds[0] / asked[0].batch_size / asked[0].sequence_length
+    token = step_seconds[0] / old[0].batch_size / old[0].sequence_length
     evaluation = 2 / 3 * token * recipe.train.held_out_sequences * recipe.train.held_out_length
-    evaluations = min(20, max(3, int(EVALUATION_SHARE * seconds / evaluation)))
+    evaluations = min(20, max(3, int(EVALUATION_FRACTION * seconds / evaluation)))
     num_steps = sum(phase.num_steps for phase in phases)
     every = -(-num_steps // evaluations)
     train_config = replace(recipe.train, phases=phases, evaluate_every=recipe.train.evaluate_every or every)
@@ -202,15 +204,15 @@ def fit_steps(
 
 @dataclass(frozen=True)
 class Measurement:
-    """Of training steps as a recipe has them, on random tokens."""
+    """The cost of a recipe's training steps, measured on random tokens."""
 
     step_seconds: list[float]  # per phase
-    memory: int  # bytes that the process, or the GPU, will hold, about
+    memory: int  # bytes of the process, or on the GPU, estimated
 
 
 def measure_steps(recipe: Recipe, device: torch.device, precision: Precision, seconds: float = 6.0) -> Measurement:
-    """Times steps of every phase for about so many seconds in all; on a slow machine on micro-batches of fewer
-    sequences than the recipe's. Memory is counted: what backward passes need of one and of two sequences."""
+    """Times steps of every phase, for about `seconds` in all; on a slow machine with fewer sequences per micro-batch
+    than the recipe's. Memory is computed from the tensors that one and two sequences keep for the backward pass."""
     disable_heap_trim()
     c, train_config = recipe.encoder, recipe.train
     model = PretrainingModel(c, recipe.weights, gradient_checkpointing=train_config.gradient_checkpointing)
@@ -234,7 +236,7 @@ def measure_steps(recipe: Recipe, device: torch.device, precision: Precision, se
 
 
 def _kept_for_backward(model: PretrainingModel, precision: Precision, batch: Batch) -> int:
-    """Bytes that a forward pass leaves behind, without the parameters."""
+    """Bytes that a forward pass keeps for the backward pass, without the parameters."""
     kept: dict[int, int] = {}
 
     def pack(x: Tensor) -> Tensor:
@@ -242,10 +244,10 @@ def _kept_for_backward(model: PretrainingModel, precision: Precision, batch: Bat
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-        tallies = MixedPrecision(model, precision)(batch)
+        losses = MixedPrecision(model, precision)(batch)
     for p in model.parameters():
         kept.pop(p.untyped_storage().data_ptr(), None)
-    del tallies  # which kept it all alive until here
+    del losses  # they kept the tensors alive
     return sum(kept.values())
 
 

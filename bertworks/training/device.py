@@ -20,16 +20,16 @@ from bertworks.errors import UsageError
 from bertworks.io.cpus import CpuMonitor, available_cpus
 from bertworks.models.layers import cpu_supports_bf16
 
-Precision = Literal["fp32", "bf16"]  # of a network that learns
-InferencePrecision = Literal[Precision, "int8"]  # of one that answers
+Precision = Literal["fp32", "bf16"]  # of a training
+InferencePrecision = Literal[Precision, "int8"]
 PrecisionOption = Literal["auto", InferencePrecision]
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
-STEP = 5  # by which a thread that only computes is less urgent than those that answer
-GROWTH = 1.5  # of the memory in use, from which on what is kept is returned
+PRIORITY_STEP = 5  # niceness of threads that compute, above that of threads that answer requests
+GROWTH = 1.5  # of the memory in use, after which unused memory is returned to the system
 ADAPT_SECONDS = 0.5  # between two looks at the load
 FIRST_SECONDS = 0.3  # of load before a training chooses its threads
 KEEP_MARGIN, RAISE_MARGIN = 0.4, 0.2  # CPUs; see `next_count`
-GAIN = 1.3  # bf16 is taken where it multiplies matrices so much faster than fp32
+GAIN = 1.3  # bf16 is chosen if its matrix products are faster than those of fp32 by this factor
 
 
 def choose_device(name: str = "auto") -> torch.device:
@@ -44,19 +44,19 @@ def choose_device(name: str = "auto") -> torch.device:
         raise UsageError(f"the device {name!r} is not known", hint="name auto, cpu, cuda or cuda:1")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if name == "cuda" else torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("PyTorch finds no GPU here", hint="leave --device out; `bertworks doctor` tells what there is")
+        raise UsageError("PyTorch finds no GPU here", hint="leave --device out; `bertworks doctor` lists the devices")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        there = torch.cuda.device_count()
-        raise UsageError(f"{device} is asked for, and there are {there} GPUs, counted from 0",
-                         hint=f"name another; under torchrun, start at most {there} processes")  # fmt: skip
+        count = torch.cuda.device_count()
+        hint = f"name another; under torchrun, start at most {count} processes"
+        raise UsageError(f"there is no {device}: the number of GPUs is {count}, counted from 0", hint=hint)
     return device
 
 
 def measure_matmul(dtype: torch.dtype, device: torch.device | str = "cpu", seconds: float = 0.3) -> float:
     """FLOP/s of a large matrix product: the ceiling that a training step is compared with.
 
-    The fastest of many products counts, for other programs on the machine can only slow one down. Sizes grow until one
-    takes a fair part of the time, so that a slow precision is found out soon.
+    The fastest of many products counts: other programs on the machine can only slow one down. Sizes grow until one
+    product takes a sixteenth of the time, so that a slow precision is measured quickly, too.
     """
     largest = 8192 if torch.device(device).type == "cuda" else 1024
     best, size, end = 0.0, 128, time.perf_counter() + seconds
@@ -82,7 +82,7 @@ def _time_product(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def _has_bfloat16() -> bool:
-    """Whether the processor itself has instructions for bf16. oneDNN, if asked, emulates them where AVX-512 is."""
+    """Whether the processor itself has instructions for bf16. oneDNN emulates them on CPUs with AVX-512."""
     is_x86 = platform.machine().lower() in ("x86_64", "amd64")
     return not is_x86 or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
@@ -108,13 +108,13 @@ class ThreadPolicy:
     """
 
     def __init__(self) -> None:
-        self._default, self._own = torch.get_num_threads(), threading.local()  # the default is also the most
+        self._default, self._own = torch.get_num_threads(), threading.local()  # the default is also the maximum
         self._monitor, self._lock = CpuMonitor(), threading.Lock()
         self._free: float | None = None  # CPUs, a running mean
         fixed = os.environ.get("OMP_NUM_THREADS", "")
         self.fixed = int(fixed) if fixed.isdigit() and int(fixed) else None
         self.training_adapts = os.environ.get("BERTWORKS_THREADS") == "auto"  # set by the command line
-        self.count = self.fixed or self._most()
+        self.count = self.fixed or self._maximum()
 
     def set(self, threads: int | Literal["auto"] | None) -> None:
         """A number fixes it. "auto": trainings adapt as well. None: nothing changes.
@@ -128,7 +128,7 @@ class ThreadPolicy:
             raise UsageError(f"{threads} threads: expected 1 or more", hint="--threads 1, or --threads auto")
         self.training_adapts = threads == "auto"
         self.fixed = None if threads == "auto" else threads
-        self.count = self.fixed or self._most()
+        self.count = self.fixed or self._maximum()
 
     def adapt(self, batches: int | None = None, *, seconds: float = ADAPT_SECONDS) -> int:
         """Sets the threads of the calling thread and returns their number.
@@ -142,7 +142,7 @@ class ThreadPolicy:
                 free = self._monitor.free_cpus()
                 if free is not None:
                     self._free = free if self._free is None else (self._free + free) / 2
-                    self.count = next_count(self.count, self._free, self._most())
+                    self.count = next_count(self.count, self._free, self._maximum())
         self._own.batches = batches or getattr(self._own, "batches", 1)
         count: int = max(1, self.count // self._own.batches)
         if torch.get_num_threads() != count:  # of the calling thread
@@ -154,7 +154,7 @@ class ThreadPolicy:
         """The number for a training, kept until its end: `count`, that of a resumed run, or one chosen by the load of
         this moment. It is not kept after `set_threads("auto")`."""
         if self.fixed is None and count is None:
-            self._monitor.free_cpus()  # what was before counts no more: worker processes of ours may have been busy
+            self._monitor.free_cpus()  # start a new interval: before, our own worker processes may have been busy
             self._free = None
             time.sleep(FIRST_SECONDS)
             self.adapt(seconds=0)
@@ -167,19 +167,19 @@ class ThreadPolicy:
         finally:
             self.fixed = None
 
-    def _most(self) -> int:
+    def _maximum(self) -> int:
         return min(available_cpus(), self._default)
 
 
-def next_count(count: int, free: float, most: int) -> int:
-    """Threads for `free` CPUs of `most`, when there were `count`. Another thread needs a CPU that is nearly free; a
+def next_count(count: int, free: float, maximum: int) -> int:
+    """Threads for `free` CPUs of `maximum`, when there were `count`. Another thread needs a CPU that is nearly free; a
     thread stays until its CPU is busy with others for a good part of the time.
 
     Two threads, of which one waits for a busy CPU, are slower than one: products share the work in equal parts.
     """
-    if count - KEEP_MARGIN <= free < count + 1 - RAISE_MARGIN and count <= most:
+    if count - KEEP_MARGIN <= free < count + 1 - RAISE_MARGIN and count <= maximum:
         return count
-    return max(1, min(most, math.floor(free + RAISE_MARGIN)))
+    return max(1, min(maximum, math.floor(free + RAISE_MARGIN)))
 
 
 THREADS = ThreadPolicy()
@@ -196,43 +196,42 @@ def set_threads(threads: int | Literal["auto"] | None) -> None:
 
 
 def lower_thread_priority() -> None:
-    """The calling thread, and those that it starts, leave the processor to the other threads of the process when these
-    want it. Elsewhere than on Linux: no effect."""
+    """The calling thread, and those that it starts, give way to the other threads of the process. Only on Linux."""
     if sys.platform == "linux":
         own = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + STEP))
+        os.setpriority(os.PRIO_PROCESS, own, min(19, os.getpriority(os.PRIO_PROCESS, own) + PRIORITY_STEP))
 
 
 def disable_heap_trim() -> None:
-    """Tells glibc to keep the memory that is freed. Once per process, before training on a CPU: otherwise every large
-    tensor is fresh memory from the kernel, whose page faults cost as much as the arithmetic. Elsewhere: no effect."""
+    """glibc keeps freed memory from now on. Call it once per process, before a training on a CPU: otherwise every large
+    tensor is new memory from the kernel, whose page faults cost as much as the arithmetic. No effect without glibc."""
     if libc := _glibc():
         libc.mallopt(-4, 0)  # M_MMAP_MAX: no allocation outside the heap
         libc.mallopt(-1, -1)  # M_TRIM_THRESHOLD: never give the heap's end back
 
 
 def trim_heap() -> None:
-    """Gives the system what is kept and not in use, at the price of page faults to come."""
+    """Returns unused memory to the system. Later allocations cause page faults."""
     if libc := _glibc():
         libc.malloc_trim(0)
 
 
 def _glibc() -> ctypes.CDLL | None:
-    """The C library, if it is that one."""
+    """The C library, if it is glibc."""
     if not hasattr(os, "confstr") or not (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc"):
         return None
     return ctypes.CDLL(None)
 
 
 def total_memory(device: torch.device | str = "cpu") -> int:
-    """Bytes that the device has."""
+    """The memory of the device in bytes."""
     if torch.device(device).type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def memory_in_use(device: torch.device | str = "cpu") -> int:
-    """Bytes: of the GPU, the most so far; of a CPU process, what is resident now."""
+    """Bytes: on a GPU the peak so far; on a CPU the resident memory of the process now."""
     if torch.device(device).type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     statm = Path("/proc/self/statm")
@@ -242,19 +241,19 @@ def memory_in_use(device: torch.device | str = "cpu") -> int:
 
 
 class HeapTrimmer:
-    """Looks at the memory of a process that keeps what is freed. Batches differ in size, so that what is kept falls
-    into pieces and grows to several times what is needed: having grown by GROWTH it is returned."""
+    """Watches the memory of a process that keeps freed memory. Batches differ in size, so kept memory is fragmented
+    and grows to several times what is needed: after a growth by GROWTH it is returned to the system."""
 
     def __init__(self, device: torch.device | str = "cpu"):
         self.device = device
-        self.settled = 0  # bytes at the first look after a return; 0: not looked yet
+        self.baseline = 0  # bytes at the first look after memory was returned; 0: not known yet
 
     def look(self) -> int:
-        """Bytes in use, to be asked now and then."""
+        """The bytes in use. Call this now and then."""
         now = memory_in_use(self.device)
-        if not self.settled:
-            self.settled = now
-        elif now > GROWTH * self.settled:
+        if not self.baseline:
+            self.baseline = now
+        elif now > GROWTH * self.baseline:
             trim_heap()
-            self.settled = 0
+            self.baseline = 0
         return now

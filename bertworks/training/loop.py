@@ -22,7 +22,7 @@ from bertworks.training.optimization import OptimizerConfig, update
 
 @dataclass(frozen=True)
 class Step:
-    """A finished step. Tensors stay on the device until somebody asks: `read()` waits for it."""
+    """A finished step. Its tensors stay on the device until `read()`, which waits for them."""
 
     number: int  # of steps done
     learning_rate: float
@@ -37,10 +37,10 @@ class Step:
 
 
 class MixedPrecision(nn.Module):
-    """An objective in a precision. In bf16 the network computes on rounded copies of its parameters. The rounding is
-    part of the graph, and so gradients arrive, accumulate and are applied in float32: the objective's own parameters
-    are the master weights. What is frozen stays as it is, and so do the head of a task, and tables, of which the rows
-    that are read are rounded."""
+    """An objective in a precision. In bf16 the network computes with rounded copies of its parameters. The rounding is
+    part of the graph, so gradients arrive, accumulate and are applied in float32: the parameters of the objective are
+    the master weights. Frozen parameters and the output layer of a task are not rounded; of an embedding matrix, the
+    rows that are read are."""
 
     def __init__(self, objective: nn.Module, precision: Precision):
         super().__init__()
@@ -69,8 +69,8 @@ def train(
     start: int = 0,
     updating: AbstractContextManager[Any] | None = None,
 ) -> Iterator[Step]:
-    """`batches(n)` are the micro-batches of step n, whoever asks and whenever: to resume is to start at another number.
-    They may be none in some of several processes, save those of step 0.
+    """`batches(n)` are the micro-batches of step n, always the same: to resume is to start at another number. In some
+    of several processes there may be none, except in step 0.
 
     The losses of a step are means over all its micro-batches and all processes of the default process group, so that
     the split shows in dropout's random numbers alone. They are multiplied by the objective's weights. `updating` is
@@ -86,19 +86,19 @@ def train(
     for step in range(start, num_steps):
         objective.train()
         torch.manual_seed(_dropout_seed(seed, step, rank))
-        mine = batches(step)
-        # Who has nothing to do computes with the others, who wait for its gradients, and counts nothing.
-        share = 1.0 if mine else 0.0
-        parts = [batch.to(device) for batch in mine or batches(0)[:1]]
-        counts, tokens = _global_counts(cast(TrainableModel, objective), parts, share, device)
+        own = batches(step)
+        # A process without a batch computes one with weight 0: the others wait for its gradients.
+        weight = 1.0 if own else 0.0
+        parts = [batch.to(device) for batch in own or batches(0)[:1]]
+        counts, tokens = _global_counts(cast(TrainableModel, objective), parts, weight, device)
         sums: dict[str, LossSum] = {}
         for number, batch in enumerate(parts):
             with _no_reduction(compute, last=number == len(parts) - 1):
-                tallies = {name: LossSum(share * t.loss, share * t.correct) for name, t in compute(batch).items()}
-                # Data parallelism averages gradients; a sum over global denominators has to be undone of that.
-                losses = [t.loss * (weights[name] * world_size / counts[name]) for name, t in tallies.items()]
+                part_sums = {name: LossSum(weight * t.loss, weight * t.correct) for name, t in compute(batch).items()}
+                # Data parallelism averages gradients; the losses are divided by global counts, so undo the average.
+                losses = [t.loss * (weights[name] * world_size / counts[name]) for name, t in part_sums.items()]
                 torch.stack(losses).sum().backward()
-            sums = add_sums([sums, {name: LossSum(t.loss.detach(), t.correct) for name, t in tallies.items()}])
+            sums = add_sums([sums, {name: LossSum(t.loss.detach(), t.correct) for name, t in part_sums.items()}])
         sums = _reduced(sums)
         grad_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         # A loss that is not finite may leave finite gradients: it spoils the norm so that the step is skipped.
@@ -112,7 +112,7 @@ def train(
 
 @torch.no_grad()
 def evaluate(objective: nn.Module, batches: Iterable[Batch], precision: Precision = "fp32") -> dict[str, LossStats]:
-    """The means over all batches, without dropout. Each process computes its share: pass it only that."""
+    """The means over all batches, without dropout. Pass each process its own part."""
     compute, device = MixedPrecision(objective, precision), next(objective.parameters()).device
     training = objective.training
     objective.eval()
@@ -135,35 +135,34 @@ def means(sums: dict[str, LossSum], counts: dict[str, int]) -> dict[str, LossSta
 
 
 def add_sums(parts: Iterable[dict[str, LossSum]]) -> dict[str, LossSum]:
-    """Sums of tallies, name by name."""
+    """The sums of loss sums, name by name."""
     total: dict[str, LossSum] = {}
     for part in parts:
-        for name, tally in part.items():
-            so_far = total.get(name)
-            total[name] = LossSum(so_far.loss + tally.loss, so_far.correct + tally.correct) if so_far else tally
+        for name, part_sum in part.items():
+            total[name] = LossSum(*map(torch.add, total[name], part_sum)) if name in total else part_sum
     return total
 
 
 def _dropout_seed(seed: int, step: int, rank: int) -> int:
-    """Dropout, too, is a function of the step. Hashed, for the CPU's generator takes only the low 32 bits of a seed."""
+    """The seed of dropout in a step. Hashed: the CPU's generator uses only the low 32 bits of a seed."""
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1)[0])
 
 
 def _no_reduction(compute: nn.Module, last: bool) -> AbstractContextManager[None]:
-    """Gradients travel once a step, with the last micro-batch."""
+    """Gradients are reduced once per step, with the last micro-batch."""
     if isinstance(compute, DistributedDataParallel) and not last:
         return cast(AbstractContextManager[None], compute.no_sync())
     return nullcontext()
 
 
 def _global_counts(
-    objective: TrainableModel, parts: Sequence[Batch], share: float, device: torch.device
+    objective: TrainableModel, parts: Sequence[Batch], weight: float, device: torch.device
 ) -> tuple[dict[str, int], int]:
     counts = dict.fromkeys(objective.counts(parts[0]), 0)
     for batch in parts:
         for name, count in objective.counts(batch).items():
-            counts[name] += int(share * count)
-    tokens = int(share * sum(len(batch.input_ids) for batch in parts))
+            counts[name] += int(weight * count)
+    tokens = int(weight * sum(len(batch.input_ids) for batch in parts))
     if dist.is_initialized() and dist.get_world_size() > 1:
         row = torch.tensor([*counts.values(), tokens], device=device)
         dist.all_reduce(row)
@@ -176,6 +175,6 @@ def _reduced(sums: dict[str, LossSum]) -> dict[str, LossSum]:
     """Sums over processes, if there are several: one small message."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return sums
-    row = torch.stack([part for tally in sums.values() for part in tally])
+    row = torch.stack([part for part_sum in sums.values() for part in part_sum])
     dist.all_reduce(row)
     return {name: LossSum(row[2 * i], row[2 * i + 1]) for i, name in enumerate(sums)}

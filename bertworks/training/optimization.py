@@ -7,20 +7,20 @@ import torch
 from torch import Tensor, nn
 
 BLOCKS = "encoder.blocks."
-LONG_AGO = 1e7  # steps after which Adam's bias corrections are 1 to the last bit
+MANY_STEPS = 1e7  # after which Adam's bias corrections are 1 to the last bit
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
     """AdamW (Loshchilov and Hutter 2019), clipping, warm-up and linear decay.
 
-    learning_rate: the highest; 0: what suits the network, where a recipe knows that (`finetuning`).
+    learning_rate: the peak; 0: a default for the width of the network (fine-tuning only).
     bias_correction: False is google-research/bert's AdamWeightDecayOptimizer.
-    warmup: share of the steps during which the rate climbs in a straight line from 0.
-    schedule: "linear" falls in a straight line from the peak to 0 at the last step. "linear_from_start" is that of
-    google-research/bert: the falling line begins at step 0, so that the rate drops a little where the warm-up ends.
+    warmup: fraction of the steps in which the rate rises linearly from 0.
+    schedule: "linear" falls from the peak to 0 at the last step. "linear_from_start" is that of google-research/bert:
+    the falling line begins at step 0, so that the rate drops a little where the warm-up ends.
     layer_decay: the rate of a layer is that of the layer above times this; heads have the full rate, the embeddings the
-    smallest (Sun et al. 2019, section 5.3.3). 1: all have the same.
+    smallest (Sun et al. 2019, section 5.3.3). 1: all have the same rate.
     """
 
     learning_rate: float = 1e-4
@@ -38,7 +38,7 @@ class OptimizerConfig:
         if not 0 <= self.learning_rate < 10:
             raise ValueError(f"learning_rate is {self.learning_rate}: expected a number above 0, and well below 10")
         if not 0 <= self.warmup <= 1:
-            raise ValueError(f"warmup is {self.warmup}: expected a share of the steps, from 0 to 1")
+            raise ValueError(f"warmup is {self.warmup}: expected a fraction of the steps, from 0 to 1")
         if not 0 < self.layer_decay <= 1:
             raise ValueError(f"layer_decay is {self.layer_decay}: expected a factor above 0, at most 1")
         for name in ("beta1", "beta2"):
@@ -56,16 +56,16 @@ class OptimizerConfig:
             return self.learning_rate * step / warmup_steps
         match self.schedule:
             case "linear":
-                share = (num_steps - step) / max(1, num_steps - warmup_steps)
+                factor = (num_steps - step) / max(1, num_steps - warmup_steps)
             case "linear_from_start":
-                share = 1 - step / num_steps
+                factor = 1 - step / num_steps
             case "constant":
-                share = 1.0
-        return self.learning_rate * share
+                factor = 1.0
+        return self.learning_rate * factor
 
 
 def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW that pulls matrices and tables towards zero, but neither biases nor norms. Fused: one pass over memory."""
+    """AdamW with weight decay on matrices and embeddings, not on biases and norms. Fused: one pass over memory."""
     config = getattr(getattr(model, "encoder", None), "config", None)
     if c.layer_decay < 1 and config is not None and config.num_groups < config.num_hidden_layers:
         raise ValueError(
@@ -74,35 +74,35 @@ def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.AdamW:
         )
     trained = [p for p in model.parameters() if p.requires_grad]
     blocks = [int(name.split(".")[2]) + 1 for name, _ in model.named_parameters() if name.startswith(BLOCKS)]
-    shares: dict[tuple[float, float], list[nn.Parameter]] = {}
+    members: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, p in model.named_parameters():
         if p.requires_grad:
-            share = c.layer_decay ** _layers_above(name, max(blocks, default=0))
-            shares.setdefault((share, c.weight_decay if p.ndim > 1 else 0.0), []).append(p)
-    groups = [{"params": members, "weight_decay": decay, "share": share} for (share, decay), members in shares.items()]
+            factor = c.layer_decay ** _layers_above(name, max(blocks, default=0))
+            members.setdefault((factor, c.weight_decay if p.ndim > 1 else 0.0), []).append(p)
+    groups = [{"params": part, "weight_decay": decay, "factor": factor} for (factor, decay), part in members.items()]
     optimizer = torch.optim.AdamW(groups, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=c.eps, fused=True)
     for p in trained:
-        # Without bias correction is the same as having begun long ago: the corrections are powers of the betas.
-        step = torch.tensor(0.0 if c.bias_correction else LONG_AGO, device=p.device)
+        # The corrections are powers of the betas: after many steps there is no correction.
+        step = torch.tensor(0.0 if c.bias_correction else MANY_STEPS, device=p.device)
         optimizer.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
     return optimizer
 
 
 def _layers_above(name: str, blocks: int) -> int:
-    """Between a parameter and the loss: 0 for those of heads, 1 for the last block's."""
+    """The number of layers between a parameter and the loss: 0 for heads, 1 for the last block."""
     if name.startswith(BLOCKS):
         return blocks - int(name.split(".")[2])
     return blocks + 1 if name.startswith("encoder.") else 0
 
 
 def update(optimizer: torch.optim.AdamW, learning_rate: float, grad_norm: Tensor, max_grad_norm: float) -> Tensor:
-    """One step, with gradients scaled down to `max_grad_norm`; nothing happens if `grad_norm` is not finite.
+    """One step, with gradients scaled down to `max_grad_norm`; nothing changes if `grad_norm` is not finite.
 
-    Both are done inside the fused kernel and ask nothing of the device. Returns 1 if the step was skipped, else 0.
+    Both are done inside the fused kernel, without waiting for the device. Returns 1 if the step was skipped, else 0.
     """
     skipped = (~grad_norm.isfinite()).float()
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate * group["share"]
+        group["lr"] = learning_rate * group["factor"]
     optimizer.found_inf = skipped  # type: ignore[attr-defined]
     if max_grad_norm:
         optimizer.grad_scale = (grad_norm / max_grad_norm).clamp_min(1.0)  # type: ignore[attr-defined]

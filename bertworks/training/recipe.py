@@ -17,7 +17,7 @@ HELD_OUT_LENGTH = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A stretch of a run: so many steps of `batch_size` sequences of at most `sequence_length` tokens. The original
+    """A part of a run: `num_steps` steps of `batch_size` sequences of at most `sequence_length` tokens. The original
     trains 9 of 10 steps at length 128 and the rest at 512 (Devlin et al. 2019, appendix A.2)."""
 
     num_steps: int
@@ -34,10 +34,9 @@ class Phase:
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """phases: one after the other, under one learning-rate schedule.
-    micro_batch_tokens: at most so many tokens are computed at once; a larger batch is accumulated. The numbers are the
-    same.
+    micro_batch_tokens: the largest number of tokens computed at once; larger batches are accumulated.
     held_out_sequences: of 128 tokens, and about as many tokens in sequences of the greatest length.
-    evaluate_every, save_every: in steps; 0: some twenty times in a run, and every few minutes.
+    evaluate_every, save_every: in steps; 0: about twenty times in a run, and every few minutes.
     """
 
     phases: tuple[Phase, ...]
@@ -65,12 +64,12 @@ class TrainConfig:
 
     @property
     def held_out_length(self) -> int:
-        """Of most held-out sequences: the same for runs of all plans, so that their figures compare."""
+        """The length of most held-out sequences: equal in all runs, so that their figures compare."""
         return min(HELD_OUT_LENGTH, self.sequence_length)
 
     @property
     def num_tokens(self) -> int:
-        """At most: short sequences have fewer."""
+        """The largest number of tokens: short sequences have fewer."""
         return sum(p.num_steps * p.batch_size * p.sequence_length for p in self.phases)
 
 
@@ -91,13 +90,13 @@ class ObjectiveConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A whole pre-training: everything that decides the numbers, except the text.
+    """A whole pre-training: everything that decides the result, except the text.
 
     objectives: what is learned; (): masked_lm, and what the format of the sequences has targets for. The first one
         chooses the best checkpoint.
-    initialization: "published": everything at random; "neighbours": the first layer begins by looking at the words
-    around (`nn.initialization`), which small budgets could not learn in their time, and the table of positions is not
-    trained.
+    initialization: "published": everything at random; "neighbours": the first layer starts with attention to the
+        neighbouring tokens (`models.initialization`), which a small budget has no time to learn, and the position
+        embeddings are not trained.
     """
 
     ALIASES: ClassVar[Mapping[str, str]] = {"sampling.pairs": "sampling.format"}  # of fields, for one release
@@ -180,7 +179,7 @@ def recipe_names() -> list[str]:
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe of a TOML file, or of a name, with the `table.field=value` words of the command line put in.
+    """The recipe of a TOML file or a name, with the `table.field=value` overrides of the command line.
 
     Raises:
         UsageError: no such recipe; unknown field, wrong type, missing or refused value: with its path.
