@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bertworks.runs.signals import LEAVING, PATIENCE, patience_for
+from bertworks.runs.signals import EXIT_SECONDS, PATIENCE, patience_for
 
 _PROGRAM = """
 import json, os, sys, threading, time
@@ -58,7 +58,7 @@ def test_patience_is_shorter_the_more_there_is_to_save() -> None:
     assert patience_for(0) == patience_for(50_000_000) == PATIENCE
     assert 0 < patience_for(750_000_000) < PATIENCE
     assert patience_for(1_200_000_000) == 0
-    assert all(patience_for(size) + size / 250e6 <= LEAVING for size in (10**6, 10**8, 10**9))
+    assert all(patience_for(size) + size / 250e6 <= EXIT_SECONDS for size in (10**6, 10**8, 10**9))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads have no priorities of their own there")
