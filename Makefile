@@ -10,7 +10,7 @@ INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet -c c
 help:
 	@echo "make demo    install, then pre-train and fine-tune on the English that comes with Python (at most 10 minutes)"
 	@echo "make test    install what the tests need, then run all but the slow ones, with branch coverage"
-	@echo "make check   format, lint, types, and the shape of the house"
+	@echo "make check   format, lint, strict types, structure"
 	@echo "make size    print the lines of code of each package"
 	@echo "make bench   run every file of benchmarks/ (long)"
 	@echo "make bench-peers  install what benchmarks/inference.py compares with, each into an environment of its own (4 GB)"

@@ -30,8 +30,8 @@ sequence_length = 32
 """
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
+def blocks(language: str, page: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +90,13 @@ def test_blocks_run(folder: Path):
     assert shape == "(2, 32)"
     assert predicted.startswith("[{'label': ")
     assert (folder / "why.html").is_file()
+
+
+def test_blocks_of_the_guide_to_text_run(folder: Path):
+    guide = (ROOT / "docs" / "guides" / "prepare-text.md").read_text(encoding="utf-8")
+    run(["bash", "-e", "-c", "\n".join(["mkdir guide", "cd guide", *blocks("bash", guide)])], folder)
+    assert (folder / "guide" / "mytok" / "vocab.txt").is_file()
+    assert (folder / "guide" / "myshards" / "manifest.json").is_file()
 
 
 def test_make_targets_exist():
