@@ -3,7 +3,8 @@
 Any other exception that reaches the command line is a bug.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -46,3 +47,17 @@ def listed(given: Iterable[_T], hint: str, what: str = "text") -> list[_T]:
     if isinstance(given, Mapping) or not isinstance(given, Iterable):
         raise UsageError(f"expected a list of {what}s, not {given!r:.60}", hint=hint)
     return list(given)
+
+
+@contextmanager
+def optional_import(feature: str, package: str) -> Iterator[None]:
+    """Around imports of a package that not every user has: if it is missing, the hint names the package to install.
+
+    Raises:
+        BertworksError: an import failed. feature: what needs the package, the subject of the message.
+    """
+    try:
+        yield
+    except ImportError as error:
+        what = f"{feature} needs a package that is not installed: {error}"
+        raise BertworksError(what, hint=f"pip install {package}") from error

@@ -362,10 +362,10 @@ def test_a_disk_that_lies_is_found_out_before_older_ones_are_deleted(tmp_path, m
 
 
 def test_a_disk_too_full_for_the_lock_is_named_with_a_way_out(tmp_path, monkeypatch):
-    def full(*arguments):
+    def full(*arguments, **keywords):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("bertworks.checkpoints.training_state.os.write", full)
+    monkeypatch.setattr("bertworks.io.atomic_write.Path.write_text", full)
     with pytest.raises(BertworksError, match="No space left") as caught, locked(tmp_path / "run"):
         pass
     monkeypatch.undo()

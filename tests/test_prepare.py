@@ -73,11 +73,11 @@ def test_what_is_written_does_not_become_text(tmp_path):
     tokenizer = Tokenizer.load(tmp_path / "tok")
     for inputs in ([tmp_path / "data"], [str(tmp_path / "da*")]):
         reader = CorpusReader(inputs)
-        with pytest.raises(UsageError, match="lies in the folder that is read"):
+        with pytest.raises(UsageError, match="lies in the input folder"):
             list(make_vocabulary(reader, tmp_path / "data" / "tok", VocabularyConfig(size=60)))
-        with pytest.raises(UsageError, match="lies in the folder that is read"):
+        with pytest.raises(UsageError, match="lies in the input folder"):
             list(make_shards(reader, tmp_path / "data" / "shards", tokenizer, overwrite=True))
-        with pytest.raises(UsageError, match="holds what is to be read"):
+        with pytest.raises(UsageError, match="the output folder contains an input"):
             list(make_shards(reader, tmp_path, tokenizer))
     assert [path.name for path in (tmp_path / "data").iterdir()] == ["text.txt"]
 

@@ -232,7 +232,7 @@ def test_a_second_process_is_refused(shards: Path, finished: Path, tmp_path: Pat
 def test_what_is_read_is_not_written_over(shards: Path, tmp_path: Path):
     recipe = write_recipe(tmp_path / "r.toml", SHORT)
     text = write_corpus(tmp_path / "texts.jsonl")
-    with pytest.raises(UsageError, match="holds what is to be read"):
+    with pytest.raises(UsageError, match="the output folder contains an input"):
         run(shards, shards.parent, recipe, overwrite=True)
     with pytest.raises(UsageError, match="lies in the folder that is read"):
         run(tmp_path, tmp_path / "a", recipe)

@@ -14,7 +14,7 @@ LIBRARIES = {  # what the modules of a package may import besides the standard l
     "errors": "",
     "events": "",
     "config": "",
-    "io": "pyarrow",
+    "io": "filelock numpy pyarrow",
     "text": "numpy pyarrow sentencepiece tokenizers",
     "datasets": "pyarrow",
     "models": "torch",

@@ -10,14 +10,12 @@ A power cut or `kill -9` at any moment leaves the checkpoints that were complete
 save removes. Only the process that holds `locked(folder)` may write there.
 """
 
-import fcntl
 import hashlib
 import json
-import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +25,7 @@ from torch import Tensor
 
 from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_tensors
 from bertworks.errors import BertworksError
-from bertworks.io.atomic_write import refuse_file, remove_leftovers, replacing_folder, sha256
+from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing_folder, sha256
 
 FORMAT = 1
 _TENSORS, _MANIFEST = "state.safetensors", "checkpoint.json"
@@ -118,47 +116,15 @@ def remove_deleted(folder: str | Path) -> None:
         shutil.rmtree(path)
 
 
-@contextmanager
-def locked(folder: str | Path) -> Iterator[None]:
-    """Hold the folder for this process alone. The kernel lets go of it when the process ends, however it ends.
-
-    A child made by `fork` while it is held holds it too, as long as it lives.
+def locked(folder: str | Path) -> AbstractContextManager[None]:
+    """Hold the run folder for this process. The system releases it when the process ends, however it ends.
 
     Raises:
         UsageError: it is a file.
         BertworksError: another process holds it (its number is in the message), or it cannot be written.
     """
-    refuse_file(Path(folder))
-    path = Path(folder) / ".lock"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+")
-    except OSError as error:
-        raise _unwritable(folder, error) from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            raise BertworksError(
-                f"process {file.read().strip()[:20] or 'unknown'} is writing to this run folder",
-                where=str(folder),
-                hint="wait for it, stop it, or choose another folder with -o",
-            ) from None
-        try:
-            file.truncate(0)
-            os.write(file.fileno(), f"{os.getpid()}\n".encode())  # not by `file`, which would try again when it closes
-        except OSError as error:
-            raise _unwritable(folder, error) from None
-        yield
-
-
-def _unwritable(folder: str | Path, error: OSError) -> BertworksError:
-    return BertworksError(
-        f"cannot be written: {error.strerror}",
-        where=str(folder),
-        hint="free space on that disk and make the folder writable, or choose another with -o",
-    )
+    busy = "process {process} is writing to this run folder"
+    return folder_lock(Path(folder), busy, "wait for it, stop it, or choose another folder with -o")
 
 
 class _DamagedError(Exception):

@@ -32,7 +32,7 @@ from bertworks.inference.engine import LazyModel, compute_vectors, open_model, p
 from bertworks.inference.onnx_runtime import OnnxModel
 from bertworks.inference.predict import Spool, beside
 from bertworks.inference.whitening import Moments, Whitener, Whitening, normalized
-from bertworks.io.atomic_write import replacing
+from bertworks.io.atomic_write import write_npy
 from bertworks.io.tables import as_text, choose_column, find_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Encoder
@@ -303,7 +303,8 @@ def embed_file(
         if whitener is not None:
             vectors = (embedder.finish(whitener(portion)) for portion in vectors)
         if kind is None:
-            _write_array(Path(output), vectors, spool.count, embedder.dimension)
+            none = np.zeros((0, embedder.dimension), "<f4")  # also a file without rows has this shape
+            write_npy(Path(output), chain([none], (block.astype("<f4") for block in vectors)))
         else:
             _write_columns(output, kind, reader, vectors)
         spool.remove()
@@ -375,14 +376,6 @@ def _whitener(embedder: Embedder, spool: Spool, kind: Whitening, path: str | Pat
             f"{embedder.dimension} dimensions", hint="--learn-from a file with more texts, or --whitening center",
         )  # fmt: skip
     return moments.whitener(kind) if moments.count else None
-
-
-def _write_array(path: Path, portions: Iterable[Vectors], count: int, dimension: int) -> None:
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        header = {"descr": "<f4", "fortran_order": False, "shape": (count, dimension)}
-        np.lib.format.write_array_header_1_0(file, header)
-        for vectors in portions:
-            file.write(vectors.astype("<f4").tobytes())
 
 
 def _write_columns(output: str | Path, kind: FileKind, reader: RowReader, portions: Iterable[Vectors]) -> None:

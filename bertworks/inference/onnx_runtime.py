@@ -1,7 +1,6 @@
 """Computes the network of an ONNX file with onnxruntime on the CPU, with the interface of our networks."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch
 from bertworks.checkpoints.storage import read_protobuf
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, optional_import
 from bertworks.models.layout import Layout
 from bertworks.training.device import THREADS
 from bertworks.training.task_heads import MultipleChoice, TaskHead
@@ -34,7 +33,7 @@ class OnnxModel(nn.Module):
 
     def __init__(self, path: Path, task: TaskHead | None = None, *, gives: tuple[str, int] | None = None):
         super().__init__()
-        with needs_extra():
+        with optional_import("an exported model", '"bertworks[export]"'):
             import onnxruntime
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads, options.inter_op_num_threads = THREADS.adapt(), 1
@@ -127,13 +126,3 @@ def _refuse_subgraphs(path: Path) -> None:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:200]
-
-
-@contextmanager
-def needs_extra() -> Iterator[None]:
-    """For imports that only exported models need."""
-    try:
-        yield
-    except ImportError as error:
-        what = f"exported models need a package that is not installed: {error}"
-        raise BertworksError(what, hint='pip install "bertworks[export]"') from error

@@ -4,17 +4,14 @@
 - `predict_file`, `answer_questions`
 """
 
-import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, Self
+from typing import Any, Self
 
 from bertworks.checkpoints.model_folder import weights_sha256
 from bertworks.checkpoints.task_config import TaskConfig
@@ -28,6 +25,7 @@ from bertworks.events import Event
 from bertworks.inference.decoding import Answer
 from bertworks.inference.engine import open_model
 from bertworks.inference.predictor import AT_ONCE, Columns, OutputFields, Predictor, said_in
+from bertworks.io.atomic_write import acquire_lock
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.device import PrecisionOption
 
@@ -55,7 +53,10 @@ class Spool:
             self.path = output.with_name(f".{output.name}.partial")
             output.parent.mkdir(parents=True, exist_ok=True)
         self.fingerprint, self.count, self.truncated = fingerprint, 0, 0
-        self._file = self._alone()
+        self._lock = acquire_lock(
+            self.path, "another process is writing the same output", "wait for it, or name another output"
+        )
+        self._file = self.path.open("a+b")
         if not self._usable():
             self._file.truncate(0)
             self._file.write(fingerprint.encode() + b"\n")
@@ -66,25 +67,7 @@ class Spool:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-
-    def _alone(self) -> BinaryIO:
-        """The file, open, which the kernel keeps for this process until that ends.
-
-        Raises:
-            BertworksError: another process answers for the same output.
-        """
-        while True:
-            file = self.path.open("a+b")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                file.close()
-                what = "another process is writing the same output"
-                raise BertworksError(what, where=str(self.path), hint="wait for it, or name another output") from None
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), self.path.stat()):
-                    return file
-            file.close()  # who had it has just finished, and removed it
+        self._lock.release()
 
     def _usable(self) -> bool:
         """Whether answers of the same kind are there; half a portion is cut off."""

@@ -22,11 +22,11 @@ from bertworks.checkpoints.sentence_transformers import refuse_nested
 from bertworks.checkpoints.task_config import TaskConfig, task_settings
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import TaskType, items
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
 from bertworks.inference.engine import BATCH_TOKENS
-from bertworks.inference.onnx_runtime import OnnxModel, needs_extra
+from bertworks.inference.onnx_runtime import OnnxModel
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.onnx_export import OPSET, Head, write_onnx
@@ -235,7 +235,7 @@ def _compared(source: _Source, exported: OnnxModel, where: str) -> float:
 
 def _quantize(path: Path, head: Head) -> None:
     """Weights of 8 bits, one scale for each column, in the place of the file."""
-    with needs_extra():
+    with optional_import("an exported model", '"bertworks[export]"'):
         from onnxruntime.quantization import QuantType, quantize_dynamic
     # Scores of words read the table of words a second time, which would have to be made floating-point at each call.
     kinds = ["MatMul"] if head == "masked_lm" else ["MatMul", "Gather"]

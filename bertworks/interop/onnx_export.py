@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from bertworks.batching.batch import Batch, BatchTarget
-from bertworks.errors import BertworksError
-from bertworks.inference.onnx_runtime import INPUTS, needs_extra
+from bertworks.errors import BertworksError, optional_import
+from bertworks.inference.onnx_runtime import INPUTS
 from bertworks.models.encoder import Encoder
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.task_heads import TaskModel
@@ -38,7 +38,7 @@ def write_onnx(path: Path, network: TaskModel | PretrainingModel | Encoder, head
     Raises:
         BertworksError: it is more than one file can hold, or another direction than both; onnx is not installed.
     """
-    with needs_extra():
+    with optional_import("an exported model", '"bertworks[export]"'):
         import onnx
     encoder = network if isinstance(network, Encoder) else network.encoder
     if encoder.config.direction != "bidirectional":
@@ -80,7 +80,7 @@ def write_onnx(path: Path, network: TaskModel | PretrainingModel | Encoder, head
 def _simplify(path: Path) -> None:
     """Constants are computed and superfluous nodes removed, in the place of the file, without operators that only
     onnxruntime knows."""
-    with needs_extra():
+    with optional_import("an exported model", '"bertworks[export]"'):
         import onnxruntime
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC

@@ -1,7 +1,11 @@
-"""Files and folders that are there whole or not at all: written aside, fsynced, renamed into place; sha256 of files.
+"""Files and folders that are complete or absent, also after `kill -9`, a power cut or a full disk.
 
-It is not a format and knows no file of ours: it only moves bytes safely. A reader sees the old content or the new one,
-also after `kill -9` or a power cut; a full disk costs nothing that was saved before.
+- `replacing`, `replacing_folder`, `write_bytes`, `write_text`, `write_json`, `write_npy`: write to a temporary name,
+  fsync, then rename
+- `remove_leftovers`: temporary files of killed processes
+- `folder_lock`, `acquire_lock`: one writer at a time
+- `refuse_unwritable`, `refuse_file`, `refuse_nested`: checks of output paths before the work begins
+- `read_small`, `refuse_many_parts`: limits for small files from untrusted sources
 """
 
 import ctypes
@@ -18,30 +22,36 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
+from typing import IO, TYPE_CHECKING, Any
+
+from filelock import BaseFileLock, FileLock, Timeout
 
 from bertworks.errors import BertworksError, UsageError
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 _COUNTER = itertools.count()
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# Libraries that write by themselves report a full disk in words only (safetensors, numpy's tofile).
+# safetensors and numpy's tofile report a full disk in words only.
 _DISK_FULL_WORDS = re.compile(r"No space left on device|os error 28\b|\d+ requested and \d+ written")
-_LEFTOVER = re.compile(r"\..+@(?P<host>[^@]*)\.(?P<process>\d+)(-(?P<began>\d+))?\.\d+\.tmp")
-_MOST_LISTS, _MOST_NAMES = 300_000, 900_000  # the largest vocabularies of BERTs have 250,000 and 500,000 words
-_LONGEST_NAME = 100  # bytes of a name that are in the name of its temporary sibling; file systems allow 255 in all
+_LEFTOVER = re.compile(r"\..+@(?P<host>[^@]*)\.(?P<process>\d+)(-(?P<start>\d+))?\.\d+\.tmp")
+_MAX_LISTS, _MAX_NAMES = 300_000, 900_000  # the largest vocabularies of BERT models have 250,000 and 500,000 tokens
+_MAX_NAME_BYTES = 100  # of a name, kept in the name of its temporary sibling; file systems allow 255
+_LOCK_SECONDS = 0.1  # to acquire a lock that a process is about to release
 _AT_CURRENT_FOLDER = -100  # AT_FDCWD
 _RENAME_EXCHANGE = 2
 
 
 def read_small(path: Path, limit: int) -> bytes:
-    """All of a file that may be a stranger's: no link to a device, no pipe, no more than `limit` bytes.
+    """The content of a regular file of at most `limit` bytes. The file may come from an untrusted source.
 
     Raises:
-        BertworksError: no such file, or one that is no regular file or too large.
+        BertworksError: the file is missing, too large, or a folder, pipe or device.
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise BertworksError("this is no file, but a folder, a pipe or a device", where=str(path))
+            raise BertworksError("this is not a file, but a folder, a pipe or a device", where=str(path))
         with path.open("rb") as file:
             content = file.read(limit + 1)
     except OSError as error:
@@ -51,11 +61,22 @@ def read_small(path: Path, limit: int) -> bytes:
     return content
 
 
-def refuse_unwritable(path: str | Path) -> None:
-    """What is to be written at the end is tried at the beginning: nothing is to be lost then.
+def refuse_many_parts(content: bytes, where: Path) -> None:
+    """Refuse JSON with so many parts that parsing it would take hundreds of megabytes: an empty list has 2 bytes in the
+    file and 80 in memory.
 
     Raises:
-        BertworksError: no file can be made there.
+        BertworksError: there are too many lists, objects or names.
+    """
+    if content.count(b"[") + content.count(b"{") > _MAX_LISTS or content.count(b":") > _MAX_NAMES:
+        raise BertworksError("too many parts for this file", where=str(where))
+
+
+def refuse_unwritable(path: str | Path) -> None:
+    """Check early that an output file can be written, so that no result is lost at the end.
+
+    Raises:
+        BertworksError: no file can be created there.
     """
     target = Path(path).expanduser()
     try:
@@ -65,82 +86,145 @@ def refuse_unwritable(path: str | Path) -> None:
         with TemporaryFile(dir=target.parent):
             pass
     except OSError as error:
-        raise BertworksError(
-            f"cannot be written: {error.strerror}", where=str(path), hint="name another place with -o"
-        ) from None
+        hint = "choose another path with -o"
+        raise BertworksError(f"cannot be written: {error.strerror}", where=str(path), hint=hint) from None
 
 
 def refuse_file(folder: Path) -> None:
-    """What becomes a folder must not be a file, nor lie below one.
+    """Check that an output folder is not a file and not inside a file.
 
     Raises:
         UsageError: it is.
     """
-    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not there.is_dir():
-        raise UsageError("there is a file of that name", where=str(there), hint="choose another folder with -o")
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        hint = "choose another folder with -o"
+        raise UsageError("there is a file of that name", where=str(existing), hint=hint)
 
 
-def refuse_nested(output: Path, paths: Iterable[str], corpora: Sequence[str] = ()) -> None:
-    """What is read must not change because of what is written.
+def refuse_nested(output: Path, inputs: Iterable[str], corpora: Sequence[str] = ()) -> None:
+    """Check that writing the output does not change an input.
 
     Raises:
-        UsageError: the folder holds what is to be read, or lies within the corpus.
+        UsageError: the output folder contains an input, or lies inside an input folder that is in `corpora`.
     """
     target = output.resolve()
-    for one in paths:
-        if not Path(one).is_absolute():  # standard input, or the name of a model
+    for name in inputs:
+        path = Path(name)
+        if not path.is_absolute():  # standard input, or the name of a model
             continue
-        path = Path(one).resolve()
+        path = path.resolve()
         if target in (path, *path.parents):
-            raise UsageError(
-                f"the output folder holds what is to be read: {one}", where=str(output), hint="-o ANOTHER-FOLDER"
-            )
-        if one in corpora and path.is_dir() and path in target.parents:
-            raise UsageError(
-                f"the output folder lies in the folder that is read, {one}: what is written would become its text",
-                where=str(output),
-                hint="-o A-FOLDER-ELSEWHERE",
-            )
+            what, hint = f"the output folder contains an input: {name}", "-o ANOTHER-FOLDER"
+            raise UsageError(what, where=str(output), hint=hint)
+        if name in corpora and path.is_dir() and path in target.parents:
+            what = f"the output folder lies in the input folder {name}: the output would become part of the text"
+            raise UsageError(what, where=str(output), hint="-o A-FOLDER-ELSEWHERE")
 
 
-def refuse_many_parts(content: bytes, where: Path) -> None:
-    """Raises BertworksError for JSON with more lists, objects or names than can be read without hundreds of
-    megabytes: an empty list is 3 bytes there, and 80 in memory."""
-    if content.count(b"[") + content.count(b"{") > _MOST_LISTS or content.count(b":") > _MOST_NAMES:
-        raise BertworksError("too many parts for this file", where=str(where))
+def acquire_lock(path: Path, busy: str, hint: str) -> BaseFileLock:
+    """Lock a file for this process, without changing its content. It is created if it does not exist and stays when the
+    lock is released. The system releases the lock when the process ends, however it ends.
+
+    Raises:
+        BertworksError: another process holds the lock. busy: the message.
+    """
+    # In most cases the lock is released where it was acquired. A generator may be closed by another thread, though.
+    lock = FileLock(path, timeout=_LOCK_SECONDS, thread_local=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise BertworksError(busy, where=str(path), hint=hint) from None
+    return lock
+
+
+@contextmanager
+def folder_lock(folder: Path, busy: str, hint: str) -> Iterator[None]:
+    """Hold a folder for this process, by a hidden file with the number of the process.
+
+    Args:
+        busy: the message if another process holds it; {process} becomes the number of that process.
+
+    Raises:
+        UsageError: the folder is a file.
+        BertworksError: another process holds it, or it cannot be written.
+    """
+    refuse_file(folder)
+    path = folder / ".lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = acquire_lock(path, busy, hint)
+    except BertworksError:
+        process = path.read_text()[:20].strip() or "unknown"
+        raise BertworksError(busy.format(process=process), where=str(folder), hint=hint) from None
+    except OSError as error:
+        raise _unwritable(folder, error) from None
+    with lock:
+        try:
+            path.write_text(f"{os.getpid()}\n")
+        except OSError as error:
+            raise _unwritable(folder, error) from None
+        yield
+
+
+def _unwritable(folder: Path, error: OSError) -> BertworksError:
+    hint = "free space on that disk and make the folder writable, or choose another folder with -o"
+    return BertworksError(f"cannot be written: {error.strerror}", where=str(folder), hint=hint)
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
-    """Write a whole file atomically; missing folders above it are made."""
+    """Write a file atomically. Missing parent folders are created."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
 
 def write_text(path: str | Path, text: str) -> None:
-    r"""Write a whole UTF-8 file atomically, newlines as they are.
+    r"""Write a UTF-8 file atomically, with its newlines unchanged.
 
-    A file name that is not UTF-8 has lone surrogates in Python. They become \udce9 and the like, which is what JSON
-    calls them too: read again, the name is the same.
+    A file name that is not UTF-8 has lone surrogates in Python. They are written as \udce9 and the like, as in JSON, so
+    that the name is the same when it is read.
     """
     write_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def write_json(path: str | Path, content: Any) -> None:
-    """Write a whole JSON file atomically, for people to read as well."""
+    """Write an indented JSON file atomically."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_npy(path: str | Path, blocks: Iterable["NDArray[Any]"]) -> None:
+    """Write an .npy file atomically from blocks of its rows, one block in memory at a time.
+
+    Args:
+        blocks: at least one, all of the same type and row shape.
+    """
+    rows = 0
+    with replacing(path) as temporary, temporary.open("wb") as file:
+        for block in blocks:
+            if not file.tell():
+                _write_npy_header(file, block, 0)
+            file.write(block.tobytes())
+            rows += len(block)
+        file.seek(0)
+        _write_npy_header(file, block, rows)  # has the same length: numpy reserves space for the number of rows
+
+
+def _write_npy_header(file: IO[bytes], block: "NDArray[Any]", rows: int) -> None:
+    from numpy.lib import format as npy
+
+    header = {"descr": npy.dtype_to_descr(block.dtype), "fortran_order": False, "shape": (rows, *block.shape[1:])}
+    npy.write_array_header_1_0(file, header)
 
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary sibling to write to; when the block ends well it takes the place of `path`, durably.
-
-    When the block fails, the temporary file is removed and whatever was at `path` stays.
+    """Yield a temporary sibling to write to. When the block ends without an error, it is fsynced and replaces `path`;
+    otherwise it is removed and `path` stays as it was.
 
     Raises:
         BertworksError: the disk is full, or the file cannot be written there.
     """
-    with _aside(path) as (target, temporary):
+    with _temporary_sibling(path) as (target, temporary):
         yield temporary
         _fsync(temporary)
         temporary.replace(target)
@@ -149,15 +233,15 @@ def replacing(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def replacing_folder(path: str | Path) -> Iterator[Path]:
-    """Yield a new temporary sibling folder to fill; when the block ends well it takes the place of `path`, durably.
+    """Yield a new temporary folder to fill. When the block ends without an error, it replaces `path`, as `replacing`.
 
-    A folder already there is exchanged with the new one in one step of the file system where it can (Linux), and then
-    deleted; elsewhere there is an instant in which it stands beside, under a temporary name.
+    On Linux, an existing folder is exchanged with the new one in one step and then deleted. Elsewhere it has another
+    name for a moment.
 
     Raises:
         BertworksError: the disk is full, or the folder cannot be written there.
     """
-    with _aside(path) as (target, temporary):
+    with _temporary_sibling(path) as (target, temporary):
         if target.exists() and not target.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "there is a file of that name", str(target))
         temporary.mkdir()
@@ -175,40 +259,44 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
 
 
 def remove_leftovers(folder: str | Path, *, name: str | None = None) -> int:
-    """Delete what killed processes of this machine left half-written in `folder`; return how many there were.
+    """Delete temporary files that killed processes of this machine left in `folder`. Return their number.
 
     Args:
-        name: only the leftovers of this file or folder; None: of all.
+        name: delete the leftovers of this file or folder only; None: all.
     """
     removed = 0
     for entry in Path(folder).glob(".*.tmp"):
         match = _LEFTOVER.fullmatch(entry.name)
-        if match is None or match["host"] != socket.gethostname() or _is_writing(int(match["process"]), match["began"]):
+        if match is None or match["host"] != socket.gethostname():
             continue
-        if name is None or entry.name.startswith(f".{_cut(name)}@"):
+        process, start = int(match["process"]), match["start"]
+        # Another process may have the same number: a later one, or one of another container.
+        if _is_alive(process) and (start is None or _start_time(process) in ("", start)):
+            continue
+        if name is None or entry.name.startswith(f".{_shorten(name)}@"):
             _remove(entry)
             removed += 1
     return removed
 
 
 def sha256(path: str | Path) -> str:
-    """The sha256 of a file's bytes in hexadecimal, read as a stream."""
+    """The sha256 of a file in hexadecimal. The file is read as a stream."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _cut(name: str) -> str:
-    return os.fsdecode(os.fsencode(name)[:_LONGEST_NAME])
+def _shorten(name: str) -> str:
+    return os.fsdecode(os.fsencode(name)[:_MAX_NAME_BYTES])
 
 
 @contextmanager
-def _aside(path: str | Path) -> Iterator[tuple[Path, Path]]:
-    """What a path names, and a sibling to write to: a name that no other process or thread uses and that
-    `remove_leftovers` recognises. When the block fails, the sibling goes, and the reason is reported plainly."""
+def _temporary_sibling(path: str | Path) -> Iterator[tuple[Path, Path]]:
+    """Yield the target of a path and a temporary sibling. No other process or thread uses its name, and
+    `remove_leftovers` recognizes it. When the block fails, the sibling is removed and the error is explained."""
     target = Path(os.path.realpath(path))
-    began = _beginning(os.getpid())
-    writer = f"{os.getpid()}-{began}" if began else str(os.getpid())
-    temporary = target.with_name(f".{_cut(target.name)}@{socket.gethostname()}.{writer}.{next(_COUNTER)}.tmp")
+    start = _start_time(os.getpid())
+    writer = f"{os.getpid()}-{start}" if start else str(os.getpid())
+    temporary = target.with_name(f".{_shorten(target.name)}@{socket.gethostname()}.{writer}.{next(_COUNTER)}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent, name=target.name)
@@ -218,26 +306,23 @@ def _aside(path: str | Path) -> Iterator[tuple[Path, Path]]:
         if (isinstance(error, OSError) and error.errno in _DISK_FULL) or _DISK_FULL_WORDS.search(str(error)):
             raise _disk_full(target) from error
         if isinstance(error, OSError) and _concerns(error, target):
-            raise BertworksError(
-                f"cannot be written: {error.strerror}",
-                where=str(target),
-                hint="choose another place, or make this one writable",
-            ) from error
+            hint = "choose another path, or make this one writable"
+            raise BertworksError(f"cannot be written: {error.strerror}", where=str(target), hint=hint) from error
         raise
 
 
 def _concerns(error: OSError, target: Path) -> bool:
-    """Whether an error is about the place we write to, and not about some file that the caller's block read."""
+    """Whether an error is about the folder of the target, not about a file that the caller reads."""
     names = [Path(os.fsdecode(name)) for name in (error.filename, error.filename2) if isinstance(name, str | bytes)]
     return any(name.parent == target.parent or name in target.parents for name in names)
 
 
 def _disk_full(target: Path) -> BertworksError:
     existing = next(folder for folder in target.parents if folder.exists())
-    free = shutil.disk_usage(existing).free
+    free = shutil.disk_usage(existing).free / 1e6
     return BertworksError(
-        f"the disk is full ({free / 1e6:.1f} MB free, or a quota or limit is reached): this was not written; "
-        "nothing that was already saved has been touched",
+        f"the disk is full ({free:.1f} MB free, or a quota or limit is reached): this was not written; files saved "
+        "before are unchanged",
         where=str(target),
         hint=f"free space on the disk of {existing} or choose an output folder elsewhere, then type the same again",
     )
@@ -252,7 +337,7 @@ def _fsync(path: Path) -> None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two names in one step (renameat2 of Linux); False where the system cannot."""
+    """Swap two names in one step (renameat2 of Linux); False if the system cannot."""
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False
@@ -261,7 +346,8 @@ def _exchange(first: Path, second: Path) -> bool:
 
 
 def _exchange_by_renames(temporary: Path, target: Path) -> None:
-    """The same in three steps. Killed in between, the former content stays, under a name that nothing ever deletes."""
+    """Swap two names in three steps. If the process is killed in between, the former content keeps a name that
+    `remove_leftovers` does not delete."""
     former = temporary.with_suffix(".former")
     target.rename(former)
     try:
@@ -272,14 +358,9 @@ def _exchange_by_renames(temporary: Path, target: Path) -> None:
     former.rename(temporary)
 
 
-def _is_writing(process: int, began: str | None) -> bool:
-    """Is the process at work that had this number and began then? Numbers come again, in containers at once."""
-    return _is_alive(process) and (began is None or _beginning(process) in ("", began))
-
-
-def _beginning(process: int) -> str:
-    """When a process began, in ticks of the machine's clock; "" where the system does not tell (it is Linux that does,
-    in proc(5), /proc/pid/stat: the 22nd field, of which the second is a name in parentheses)."""
+def _start_time(process: int) -> str:
+    """When a process started, in clock ticks of the machine (Linux, proc(5): field 22 of /proc/pid/stat, of which the
+    second is a name in parentheses). Empty if the system does not tell."""
     try:
         fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
         return fields[19].decode()
@@ -298,7 +379,7 @@ def _is_alive(process: int) -> bool:
 
 
 def _remove(path: Path) -> None:
-    with suppress(OSError):  # whatever prevents it was reported already, or is reported by the next who writes
+    with suppress(OSError):  # its cause is already reported, or will be at the next attempt to write
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:

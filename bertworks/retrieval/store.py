@@ -7,10 +7,9 @@
 """
 
 import base64
-import fcntl
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,8 @@ from numpy.typing import NDArray
 
 from bertworks.checkpoints.storage import read_json, read_tensors, write_tensors
 from bertworks.datasets.writer import as_json
-from bertworks.errors import BertworksError, UsageError
-from bertworks.io.atomic_write import refuse_file, remove_leftovers, replacing, write_text
+from bertworks.errors import BertworksError, UsageError, optional_import
+from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing, write_text
 from bertworks.retrieval.ranking import Postings, hash_of, postings
 
 MANIFEST, FORMAT = "index.json", 1
@@ -153,24 +152,14 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_text(folder / MANIFEST, json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1) + "\n")
 
 
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """While this lasts nobody else writes.
+def writing(folder: Path) -> AbstractContextManager[None]:
+    """Hold the index for this process while it writes.
 
     Raises:
         UsageError: it is a file.
-        BertworksError: somebody else does already.
+        BertworksError: another process writes to it.
     """
-    refuse_file(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise BertworksError(
-                "another process writes to this index", where=str(folder), hint="wait for it"
-            ) from None
-        yield
+    return folder_lock(folder, "another process writes to this index", "wait for it")
 
 
 def remove_strays(folder: Path, manifest: Manifest) -> None:
@@ -224,11 +213,8 @@ def write_neighbours(folder: Path, vectors: Iterable[NDArray[np.float32]], dimen
 
 
 def _faiss() -> Any:
-    try:
+    with optional_import("approximate search", '"bertworks[faiss]"'):
         import faiss
-    except ImportError as error:
-        what = f"approximate search needs what is not installed: {error}"
-        raise BertworksError(what, hint='pip install "bertworks[faiss]"') from error
     return faiss
 
 

@@ -4,12 +4,11 @@
 - `PretrainJob`: what a `TrainingRun` trains
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -33,7 +32,7 @@ from bertworks.checkpoints.model_folder import load_model, model_card, save_mode
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import dump_recipe
 from bertworks.errors import BertworksError, UsageError
-from bertworks.io.atomic_write import replacing
+from bertworks.io.atomic_write import write_npy
 from bertworks.models.initialization import init_local_attention
 from bertworks.runs.metrics_log import describe, training_figures
 from bertworks.runs.report import write_report
@@ -128,7 +127,8 @@ def _batches(
     seed = (recipe.seed << 8) + number
     length = phase.sequence_length
     if not plan_path.exists():
-        _write_plan(plan_path, plan_blocks(store, documents, recipe.sampling, length, seed, tokenizer.template))
+        blocks = plan_blocks(store, documents, recipe.sampling, length, seed, tokenizer.template)
+        write_npy(plan_path, _not_empty(blocks))
     plan = np.load(plan_path, mmap_mode="r")
     sampler = make_sampler(store, plan, recipe.sampling, length, tokenizer.template, seed)
     stream = ExampleStream(sampler, make_masker(recipe.masking, tokenizer), seed, recipe.masking.dynamic)
@@ -138,27 +138,14 @@ def _batches(
     return Batches(stream, phase.batch_size, micro_batch_size, rank, world_size)
 
 
-def _write_plan(path: Path, blocks: Iterator[Plan]) -> None:
-    """An .npy file int64 [rows, columns] from blocks of rows, one in memory at a time.
-
-    Raises:
-        BertworksError: there is no row.
-    """
-    first = next(blocks)
-    with replacing(path) as temporary, temporary.open("wb") as file:
-        rows = 0
-        _write_header(file, (rows, first.shape[1]))
-        for block in chain([first], blocks):
-            file.write(block.tobytes())
-            rows += len(block)
-        if not rows:
-            raise BertworksError("the corpus is too short for a single sequence", hint="give more text")
-        file.seek(0)
-        _write_header(file, (rows, first.shape[1]))  # as long as the first: numpy leaves room for the number of rows
-
-
-def _write_header(file: BinaryIO, shape: tuple[int, int]) -> None:
-    np.lib.format.write_array_header_1_0(file, {"descr": "<i8", "fortran_order": False, "shape": shape})
+def _not_empty(blocks: Iterable[Plan]) -> Iterator[Plan]:
+    """The blocks of a plan. Raises BertworksError if all of them together have no row."""
+    rows = 0
+    for block in blocks:
+        rows += len(block)
+        yield block
+    if not rows:
+        raise BertworksError("the corpus is too short for a single sequence", hint="give more text")
 
 
 def held_out_batches(

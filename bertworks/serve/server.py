@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.events import Event
 from bertworks.serve.endpoints import Abilities
 from bertworks.serve.job import Limits
@@ -148,7 +148,7 @@ def serve(
         raise UsageError(
             f"others can reach {host}, and there is no token", hint="set BERTWORKS_API_KEY to a long random word"
         )
-    with _needs_extra():
+    with optional_import("a server", '"bertworks[serve]"'):
         import uvicorn
 
         from bertworks.serve.application import Application
@@ -227,13 +227,3 @@ def _gc_frozen() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-@contextmanager
-def _needs_extra() -> Iterator[None]:
-    try:
-        yield
-    except ImportError as error:
-        raise BertworksError(
-            f"a server needs what is not installed: {error}", hint='pip install "bertworks[serve]"'
-        ) from error

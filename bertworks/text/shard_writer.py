@@ -6,7 +6,6 @@ continue in the next part are one, empty ones are dropped, and a corpus of one d
 """
 
 import hashlib
-import io
 import json
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -18,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.io.atomic_write import replacing
+from bertworks.io.atomic_write import replacing, sha256, write_npy
 from bertworks.io.workers import chunk_by_size, in_processes
 from bertworks.text.segmentation import cut_text, split_sentences
 from bertworks.text.tokenizer import Tokenizer
@@ -264,12 +263,10 @@ def join_parts(parts: Path, counts: Sequence[PartCounts], dtype: np.dtype[Any], 
         # Next sentence prediction needs another document to draw a wrong sentence from.
         documents = max(2, round(sentences / SECTION_SENTENCES))
         sizes = iter([(sentences + documents - 1 - np.arange(documents)) // documents])  # they differ by one at most
-    streams = {
-        "tokens.bin": (part.tokens.tobytes() for _, part in arrays()),
-        "sentences.npy": _index_bytes(sentences, (part.lengths.astype(np.int64) for _, part in arrays())),
-        "documents.npy": _index_bytes(documents, sizes),
-    }
-    files = {name: _write_stream(folder / name, blocks) for name, blocks in streams.items()}
+    _write_tokens(folder / "tokens.bin", (part.tokens for _, part in arrays()))
+    write_npy(folder / "sentences.npy", _borders(part.lengths for _, part in arrays()))
+    write_npy(folder / "documents.npy", _borders(sizes))
+    files = {name: sha256(folder / name) for name in ("tokens.bin", "sentences.npy", "documents.npy")}
     begun = sum(part.fragments - part.continues for part in counts)
     return {"documents": documents, "empty_documents": begun - found, "sections": sections, "files": files}
 
@@ -288,25 +285,18 @@ def _document_sizes(parts: Iterable[tuple[PartCounts, PartArrays]]) -> Iterator[
     yield unfinished[unfinished > 0]
 
 
-def _index_bytes(count: int, sizes: Iterable[NDArray[np.int64]]) -> Iterator[bytes]:
-    """The bytes of an .npy file of int64 [count+1]: 0 and the running sums of `sizes`."""
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<i8", "fortran_order": False, "shape": (count + 1,)})
-    yield header.getvalue()
-    end = 0
-    yield np.zeros(1, "<i8").tobytes()
+def _borders(sizes: Iterable[NDArray[Any]]) -> Iterator[NDArray[np.int64]]:
+    """int64, block by block: 0 and the running sums of the sizes."""
+    end = np.zeros(1, "<i8")
+    yield end
     for block in sizes:
         if len(block):
-            ends = end + np.cumsum(block)
-            end = int(ends[-1])
-            yield ends.astype("<i8").tobytes()
+            ends = end + np.cumsum(block, dtype="<i8")
+            end = ends[-1:]
+            yield ends
 
 
-def _write_stream(path: Path, blocks: Iterable[bytes]) -> str:
-    """Write blocks to a file, atomically; return their sha256."""
-    digest = hashlib.sha256()
+def _write_tokens(path: Path, blocks: Iterable[NDArray[Any]]) -> None:
     with replacing(path) as temporary, temporary.open("wb") as file:
         for block in blocks:
-            file.write(block)
-            digest.update(block)
-    return digest.hexdigest()
+            file.write(block.tobytes())

@@ -10,12 +10,11 @@ It holds no special tokens, no examples and no masks: those are drawn from it du
 the same for any number of workers, and an interrupted run goes on with the parts that it had written.
 """
 
-import fcntl
 import json
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError
-from bertworks.io.atomic_write import read_small, remove_leftovers, sha256, write_json, write_text
+from bertworks.io.atomic_write import folder_lock, read_small, remove_leftovers, sha256, write_json, write_text
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shard_writer import PartCounts, cut_into_parts, join_parts, token_dtype, write_parts
 from bertworks.text.tokenizer import Tokenizer
@@ -179,7 +178,8 @@ def write_shards(
     """
     folder = Path(folder)
     settings = _settings(reader, tokenizer)
-    with _locked(folder):
+    busy = "another process is writing to this folder"
+    with folder_lock(folder, busy, "wait until it is done, or choose another folder with -o"):
         _refuse_strangers(folder, overwrite)
         if overwrite:
             _clear(folder)
@@ -349,28 +349,6 @@ def _clear(folder: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep the folder for this process; the system frees it however the process ends."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("a")
-    except OSError as error:
-        raise BertworksError(
-            f"cannot be written: {error.strerror}", where=str(folder), hint="choose another folder with -o"
-        ) from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise BertworksError(
-                "another process is writing to this folder",
-                where=str(folder),
-                hint="wait until it is done, or choose another folder with -o",
-            ) from None
-        yield
 
 
 def _names(reader: CorpusReader) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Literal, get_args
 
 from tokenizers import pre_tokenizers
 
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_folder import LONGEST_WORD, SPECIAL_TOKENS, bert_pipeline, word_piece_model
 from bertworks.text.word_counts import (
@@ -240,13 +240,8 @@ def _learn(
 
 def _unigram_pieces(words: list[tuple[str, int]], alphabet: list[str], size: int) -> list[tuple[str, float]]:
     """Pieces with their log probabilities (Kudo 2018), learned by sentencepiece in one thread."""
-    try:
+    with optional_import("a unigram vocabulary", "sentencepiece"):
         import sentencepiece
-    except ImportError:
-        raise BertworksError(
-            "unigram vocabularies are learned by sentencepiece, which is not installed",
-            hint="pip install sentencepiece",
-        ) from None
     known = set(alphabet)
     model = io.BytesIO()
     with tempfile.TemporaryDirectory(prefix="bertworks-unigram-") as folder:

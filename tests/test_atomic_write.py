@@ -129,7 +129,7 @@ def test_a_full_disk_is_explained(tmp_path: Path, error: Exception) -> None:
     said = str(caught.value)
     assert str(tmp_path / "x") in said
     assert "MB free" in said
-    assert "nothing that was already saved has been touched" in said
+    assert "files saved before are unchanged" in said
     assert "free space" in said
     assert names(tmp_path) == ["x"]
     assert (tmp_path / "x").read_text() == "old"
@@ -212,7 +212,7 @@ def test_where_no_time_is_known_a_living_process_protects(tmp_path: Path, monkey
     rest = leave(tmp_path, str(os.getpid()))
     assert remove_leftovers(tmp_path) == 0
     rest.unlink()
-    monkeypatch.setattr(atomic_write, "_beginning", lambda process: "")
+    monkeypatch.setattr(atomic_write, "_start_time", lambda process: "")
     with replacing(tmp_path / "y") as mine:
         mine.write_text("z")
         leave(tmp_path, f"{os.getpid()}-7")
