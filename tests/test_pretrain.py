@@ -234,7 +234,7 @@ def test_what_is_read_is_not_written_over(shards: Path, tmp_path: Path):
     text = write_corpus(tmp_path / "texts.jsonl")
     with pytest.raises(UsageError, match="the output folder contains an input"):
         run(shards, shards.parent, recipe, overwrite=True)
-    with pytest.raises(UsageError, match="lies in the folder that is read"):
+    with pytest.raises(UsageError, match="lies in the input folder"):
         run(tmp_path, tmp_path / "a", recipe)
     assert text.exists()
     assert (shards / "manifest.json").exists()

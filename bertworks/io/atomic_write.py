@@ -62,8 +62,8 @@ def read_small(path: Path, limit: int) -> bytes:
 
 
 def refuse_many_parts(content: bytes, where: Path) -> None:
-    """Refuse JSON with so many parts that parsing it would take hundreds of megabytes: an empty list has 2 bytes in the
-    file and 80 in memory.
+    """Refuse JSON that would take hundreds of megabytes once parsed: an empty list has 2 bytes in the file and 80 in
+    memory.
 
     Raises:
         BertworksError: there are too many lists, objects or names.
