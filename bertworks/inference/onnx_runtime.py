@@ -1,6 +1,5 @@
 """Computes the network of an ONNX file with onnxruntime on the CPU, with the interface of our networks."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
