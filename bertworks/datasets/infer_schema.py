@@ -64,8 +64,8 @@ def infer_schema(
     columns = study(reader if labelled else itertools.islice(reader, _SAMPLE_ROWS), reader.columns)
     if not any(column.rows for column in columns.values()):
         raise BertworksError("there are no rows", where=reader.name, hint="name a file that holds rows")
-    schema = _by_layout(reader, columns, text, label) or _by_columns(columns, tuple(text), label, task)
-    if (task and schema.task != task) or (label and schema.label != label):
+    schema = _by_layout(reader, columns, text, label)
+    if schema is None or (task and schema.task != task) or (label and schema.label != label):
         schema = _by_columns(columns, tuple(text), label, task)
     if text or (not labelled and len(reader.columns) == 1):
         schema = replace(schema, text=tuple(text) or tuple(reader.columns))
@@ -78,15 +78,15 @@ def infer_schema(
                 hint=f"name the one with the {what} with --{what}" if others else f"add one with the {what}",
             )
     _check_texts(schema, reader.name)
-    schema = replace(
-        schema, id="id" if reader.kind == "squad" else _find_id(columns), document=group or schema.document
-    )
+    row_id = "id" if reader.kind == "squad" else _find_id(columns)
+    schema = replace(schema, id=row_id, document=group or schema.document)
     if not labelled or schema.label is None:
-        return (schema := replace(schema, label=None, separator="")), _reasons(schema, None, list(columns))
-    column = columns[schema.label]
-    schema = replace(schema, labels=_labels(reader, schema))
-    _check_labels(schema, column, reader.name, is_explicit=task is not None)
-    return schema, _reasons(schema, column, list(columns))
+        schema = replace(schema, label=None, separator="")
+    else:
+        column = columns[schema.label]
+        schema = replace(schema, labels=_labels(reader, schema))
+        _check_labels(schema, column, reader.name, is_explicit=task is not None)
+    return schema, _reasons(schema, columns)
 
 
 # --- the task ---------------------------------------------------------------------------------------------------------
@@ -121,25 +121,19 @@ def _by_columns(
         return Schema(task=task or "classification", text=text)
     column = columns[label]
     separator = _separator_of(column, is_explicit=task == "multilabel")
-    if task is None and (column.is_listed or separator):
-        task = "multilabel"
-    elif task is None:
-        task = "regression" if column.has_amounts else "classification"
-    if task != "multilabel" or column.is_listed:
-        separator = ""
-    else:
-        separator = separator or "|"
-    return Schema(task=task, text=text, label=label, separator=separator)
+    if task is None:
+        amounts: TaskType = "regression" if column.has_amounts else "classification"
+        task = "multilabel" if column.is_listed or separator else amounts
+    in_cells = task == "multilabel" and not column.is_listed
+    return Schema(task=task, text=text, label=label, separator=(separator or "|") if in_cells else "")
 
 
 def _choice(
     columns: Mapping[str, Column], text: tuple[str, ...], label: str | None, *, is_explicit: bool
 ) -> Schema | None:
     """A multiple choice, if the columns hold one, or if the task was named."""
-    if text and not is_explicit:
-        return None
     texts = text or _find_choices(columns)
-    if not texts:
+    if not texts or (text and not is_explicit):
         return None
     label = label or _find_label(columns, texts)
     last = columns[texts[-1]]
@@ -332,10 +326,11 @@ def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: boo
         raise BertworksError(f"{what} (in {schema.label!r})", where=name, hint=hint)
 
 
-def _reasons(schema: Schema, column: Column | None, names: Sequence[str]) -> list[str]:
-    """The schema in words. column: the one with the label."""
+def _reasons(schema: Schema, columns: Mapping[str, Column]) -> list[str]:
+    """The schema in words."""
     lines = [f"task: {schema.task} ({_TASKS[schema.task][0]})", f"text: {' and '.join(map(repr, schema.text))}"]
-    if column:
+    if schema.label is not None:
+        column = columns[schema.label]
         shown = ", ".join(schema.labels[:_SHOWN_LABELS]) + (", ..." if len(schema.labels) > _SHOWN_LABELS else "")
         meaning = {
             "classification": f"{len(schema.labels)} different values: {shown}",
@@ -349,8 +344,8 @@ def _reasons(schema: Schema, column: Column | None, names: Sequence[str]) -> lis
         lines.append(f"label: {schema.label!r}, {meaning[schema.task]}")
     if schema.id:
         lines.append(f"name of a row: {schema.id!r}")
-    if schema.document in names and schema.task != "tagging":
+    if schema.document in columns and schema.task != "tagging":
         lines.append(f"kept together: rows with the same {schema.document!r}")
-    if unused := [name for name in names if name not in {*schema.text, schema.label, schema.id, schema.document}]:
+    if unused := [name for name in columns if name not in (*schema.text, schema.label, schema.id, schema.document)]:
         lines.append(f"not used: {', '.join(map(repr, unused))}")
     return lines

@@ -8,6 +8,7 @@ import itertools
 import json
 import shlex
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -77,18 +78,16 @@ class RowReader:
             raise nothing_there(self.path)
         if self.path.is_dir():
             raise UsageError("this is a folder, not a file", where=self.name, hint="name one of the files in it")
-        self.quoting, self._header = quoting, header
-        self.broken = IssueCounter()
+        self.quoting, self._header, self.broken = quoting, header, IssueCounter()
         self._state = self._file_state()
+        self._lines = partial(utf8_lines, self.path, self.name)
         self.kind: Kind
         self.columns: list[str]
         self.written_columns: list[str] = []
         self._rows: Callable[[], Iterator[Row]]
         if is_parquet(self.path):
-            self.kind, self._rows = (
-                "parquet",
-                lambda: itertools.starmap(self._row, enumerate(self._parquet_values(), 1)),
-            )
+            self.kind = "parquet"
+            self._rows = lambda: itertools.starmap(self._row, enumerate(self._parquet_values(), 1))
             with open_parquet(self.path, self.name) as file:
                 self.columns = list(file.schema_arrow.names)
             self._check_names("the schema", "give the columns different names")
@@ -117,9 +116,6 @@ class RowReader:
             what, hint = "the file changed while it was read", "wait until it is complete, then try again"
             raise BertworksError(what, where=self.name, hint=hint)
 
-    def _lines(self) -> Iterator[tuple[int, str]]:
-        return utf8_lines(self.path, self.name)
-
     def _row(self, number: int, values: dict[str, Any]) -> Row:
         return Row(values, f"{self.name}:{number}")
 
@@ -133,15 +129,12 @@ class RowReader:
         if not head:
             raise BertworksError("the file is empty", where=self.name, hint="name a file that holds rows")
         if other := not_text(head):
-            what, hint = other
-            hint = hint or "name a csv, tsv, json, Parquet or CoNLL file"
-            raise BertworksError(f"this is {what}", where=self.name, hint=hint)
+            hint = other[1] or "name a csv, tsv, json, Parquet or CoNLL file"
+            raise BertworksError(f"this is {other[0]}", where=self.name, hint=hint)
         if suffix == ".conllu":
-            raise BertworksError(
-                "CoNLL-U files are treebanks: which column is the tag is unknown",
-                where=self.name,
-                hint=f"take two columns: `grep -v '^#' {shlex.quote(self.name)} | cut -f2,4 > tagged.conll`",
-            )
+            hint = f"take two columns: `grep -v '^#' {shlex.quote(self.name)} | cut -f2,4 > tagged.conll`"
+            what = "CoNLL-U files are treebanks: which column is the tag is unknown"
+            raise BertworksError(what, where=self.name, hint=hint)
         if suffix in _JSON_SUFFIXES or head.startswith((b'{"', b"[{", b"{\n", b"[\n")):
             self._recognize_json()
             return
@@ -191,12 +184,12 @@ class RowReader:
                 continue
             cells = cells or [""]
             if len(cells) != width:
-                other = "raw: quote marks are text" if quoted else "quoted: quote marks enclose cells"
-                raise BertworksError(
-                    f"{len(cells)} cells, but the first row has {width}: {cells!r:.120}",
-                    where=f"{self.name}:{number}",
-                    hint=f"repair the row; or is the table {other}? It was read as {'quoted' if quoted else 'raw'}",
-                )
+                was, other = "quoted", "raw: quote marks are text"
+                if not quoted:
+                    was, other = "raw", "quoted: quote marks enclose cells"
+                what = f"{len(cells)} cells, but the first row has {width}: {cells!r:.120}"
+                hint = f"repair the row; or is the table {other}? It was read as {was}"
+                raise BertworksError(what, where=f"{self.name}:{number}", hint=hint)
             yield self._row(number, dict(zip(self.columns, cells)))
 
     def _check_names(self, where: str, hint: str) -> None:
@@ -217,7 +210,11 @@ class RowReader:
             value = None
         whole = not isinstance(value, dict) or annotations.is_squad(value)
         if whole and annotations.is_squad(self._whole_json()):
-            self.kind, self._rows = "squad", self._squad_rows
+            self.kind = "squad"
+            self._rows = lambda: (
+                Row(values, f"{self.name}: question {question}")
+                for question, values in annotations.read_squad(self._whole_json(), self.name)
+            )
             self.columns = ["id", "title", "context", "question", "answers", "is_impossible"]
             return
         records = self._array_rows if whole else self._line_rows
@@ -229,36 +226,39 @@ class RowReader:
         if column is None:
             self.kind, self._rows = "json", records
         else:
-            self.kind, self._rows = "spans", lambda: self._span_rows(records, column)
-            self.written_columns = self.columns
+            self.kind, self.written_columns = "spans", self.columns
+            self._rows = lambda: (
+                Row(annotations.with_entities(values, column, where), where, values) for values, where, _ in records()
+            )
             sample = [row.values for row in itertools.islice(self._rows(), SAMPLE_ROWS)]
             self.columns = list(dict.fromkeys(itertools.chain.from_iterable(sample)))
 
     def _line_rows(self) -> Iterator[Row]:
         for number, line in self._lines():
             if line.strip():
-                yield self._row(
-                    number, _json_object(parse_json(line, self.name, number), f"{self.name}:{number}", line)
-                )
+                yield self._record(number, parse_json(line, self.name, number), line)
 
     def _array_rows(self) -> Iterator[Row]:
         value = self._whole_json()
         if not isinstance(value, list):
-            raise BertworksError(
-                f"the file is one JSON value, {value!r:.60}, not a list of rows",
-                where=self.name,
-                hint='write one object like {"text": "...", "label": "..."} on each line',
-            )
+            hint = 'write one object like {"text": "...", "label": "..."} on each line'
+            what = f"the file is one JSON value, {value!r:.60}, not a list of rows"
+            raise BertworksError(what, where=self.name, hint=hint)
         for number, record in enumerate(value, 1):
-            yield self._row(number, _json_object(record, f"{self.name}:{number}", repr(record)))
+            yield self._record(number, record, repr(record))
 
-    def _span_rows(self, records: Callable[[], Iterator[Row]], column: str) -> Iterator[Row]:
-        for values, where, _ in records():
-            yield Row(annotations.with_entities(values, column, where), where, values)
-
-    def _squad_rows(self) -> Iterator[Row]:
-        for question, values in annotations.read_squad(self._whole_json(), self.name):
-            yield Row(values, f"{self.name}: question {question}")
+    def _record(self, number: int, value: Any, source: str) -> Row:
+        row = self._row(number, value)
+        if not isinstance(value, dict):
+            hint = 'write it as {"text": "...", ...}'
+            raise BertworksError(f"expected a JSON object, not {value!r:.60}", where=row.where, hint=hint)
+        if "\\ud" in source.lower():  # only such an escape can be half a character
+            try:
+                json.dumps(value, ensure_ascii=False).encode()
+            except UnicodeEncodeError as error:
+                what = f"a text holds half a character, {error.object[error.start]!r}"
+                raise BertworksError(what, where=row.where, hint="repair the text") from error
+        return row
 
     def _whole_json(self) -> Any:
         return parse_json("\n".join(line for _, line in self._lines()), self.name)
@@ -281,11 +281,9 @@ def utf8_lines(path: Path, name: str) -> Iterator[tuple[int, str]]:
     with open_lines(path, name, repairs) as reader:
         for numbered in reader.lines(exact=True):
             if repairs.bad_bytes.count:
-                raise BertworksError(
-                    "the line has bytes that are not UTF-8",
-                    where=repairs.bad_bytes.places[0],
-                    hint="convert the file: `iconv -f CP1252 -t UTF-8 FILE` (or CP932, EUC-KR, ...)",
-                )
+                hint = "convert the file: `iconv -f CP1252 -t UTF-8 FILE` (or CP932, EUC-KR, ...)"
+                where = repairs.bad_bytes.places[0]
+                raise BertworksError("the line has bytes that are not UTF-8", where=where, hint=hint)
             yield numbered
 
 
@@ -308,19 +306,6 @@ def _not_json(where: str, line: str, error: json.JSONDecodeError | None = None) 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
-        keys = [key for key, _ in pairs]
-        raise ValueError(f"an object names {next(key for key in keys if keys.count(key) > 1)!r} twice")
-    return value
-
-
-def _json_object(value: Any, where: str, source: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        hint = 'write it as {"text": "...", ...}'
-        raise BertworksError(f"expected a JSON object, not {value!r:.60}", where=where, hint=hint)
-    if "\\ud" in source.lower():  # only such an escape can be half a character
-        try:
-            json.dumps(value, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:
-            what = f"a text holds half a character, {error.object[error.start]!r}"
-            raise BertworksError(what, where=where, hint="repair the text") from error
+        twice = next(key for index, (key, _) in enumerate(pairs) if key in dict(pairs[:index]))
+        raise ValueError(f"an object names {twice!r} twice")
     return value

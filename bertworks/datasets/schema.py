@@ -124,14 +124,11 @@ def read_item(row: Row, schema: Schema, *, labelled: bool = True) -> Item:
     columns = schema.text
     if schema.task == "tagging" and not schema.raw:
         texts = values.words_of(_field(row, columns[0]), columns[0], where)
-    elif schema.task == "choice" and len(columns) == 2:
-        choices = values.list_of(_field(row, columns[1])) or ()
-        texts = (
-            values.text_of(_field(row, columns[0]), columns[0], where),
-            *(values.text_of(choice, columns[1], where) for choice in choices),
-        )
     else:
-        texts = tuple(values.text_of(_field(row, column), column, where) for column in columns)
+        cells = [(_field(row, column), column) for column in columns]
+        if schema.task == "choice" and len(columns) == 2:  # the second column lists the choices
+            cells = [cells[0], *((choice, columns[1]) for choice in values.list_of(cells[1][0]) or ())]
+        texts = tuple(values.text_of(value, column, where) for value, column in cells)
     label = None
     if labelled and schema.label is not None:
         label = _label(_field(row, schema.label), schema.label, texts, schema, where)

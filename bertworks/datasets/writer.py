@@ -48,23 +48,19 @@ def write_rows(
             the file cannot be written. Then no file is left behind.
     """
     kind = kind or kind_of(path)
-    target = Path(path).expanduser()
     name = "<stdout>" if str(path) == "-" else str(path)
-    if kind == "parquet" and str(path) != "-":
+    if kind == "conll":
+        raise UsageError("CoNLL files hold words and tags, not rows", where=name, hint="use another kind")
+    if kind == "parquet":
+        if str(path) == "-":
+            raise UsageError("Parquet cannot be written to a stream", where=name, hint="name a file, or another kind")
+        target = Path(path).expanduser()
         with replacing(target) as temporary:
             return _write_parquet(temporary, _checked(target.name, columns, rows), columns, target.name)
-    match kind:
-        case "csv" | "tsv":
-            lines, extra = _table_lines(name, columns, rows, "," if kind == "csv" else "\t"), 1
-        case "jsonl":
-            lines, extra = (as_json(dict(row)) for row in rows), 0
-        case "json":
-            lines, extra = _json_array(as_json(dict(row)) for row in rows), 2
-        case "parquet":
-            raise UsageError("Parquet cannot be written to a stream", where=name, hint="name a file, or another kind")
-        case "conll":
-            raise UsageError("CoNLL files hold words and tags, not rows", where=name, hint="use another kind")
-    return write_lines(path, lines) - extra
+    if kind in ("csv", "tsv"):
+        return write_lines(path, _table_lines(name, columns, rows, "," if kind == "csv" else "\t")) - 1
+    lines = (as_json(dict(row)) for row in rows)
+    return write_lines(path, lines) if kind == "jsonl" else write_lines(path, _json_array(lines)) - 2
 
 
 def write_lines(path: str | Path, lines: Iterable[str]) -> int:
