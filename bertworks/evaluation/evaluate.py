@@ -2,7 +2,7 @@
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -36,8 +36,6 @@ from bertworks.training.device import Precision, PrecisionOption, choose_device
 from bertworks.training.loop import evaluate
 from bertworks.training.objectives import BERT, PretrainingModel, figures
 
-_SAMPLE_CHARACTERS = 1 << 20  # of contexts, from which the unit is inferred
-
 
 def evaluate_squad(
     data: str | Path,
@@ -64,8 +62,14 @@ def evaluate_squad(
     if reader.kind != "squad":
         hint = "name a file like dev-v1.1.json or dev-v2.0.json"
         raise BertworksError("this is not in the format of SQuAD", where=reader.name, hint=hint)
-    questions, contexts = _questions(reader)
-    answers = _by_question(predictions, "answer to", _is_text, '{"question id": "answer", ...}, with "" for no answer')
+    questions, contexts = [], dict[str, None]()
+    for values, where, _ in reader:
+        if values["answers"] is None:
+            what = f"the question {values['id']!r} has no gold answers, not even an empty list"
+            raise BertworksError(what, where=where, hint="name a dev file: test files have no answers")
+        questions.append(squad.SquadQuestion(values["id"], tuple(answer["text"] for answer in values["answers"])))
+        contexts[values["context"]] = None
+    answers = _by_question(predictions, str, "answer to", '{"question id": "answer", ...}, with "" for no answer')
     known = {question.id for question in questions}
     if not known & answers.keys():
         raise BertworksError(
@@ -75,7 +79,7 @@ def evaluate_squad(
         )
     probabilities = None
     if na_probs is not None:
-        probabilities = _by_question(na_probs, "no-answer probability of", _is_number, '{"question id": 0.25, ...}')
+        probabilities = _by_question(na_probs, int | float, "no-answer probability of", '{"question id": 0.25, ...}')
     answerable = all(question.answers for question in questions)
     version: squad.SquadVersion = "1.1" if answerable and probabilities is None else "2.0"
     f1_unit = squad.f1_unit_of(contexts) if unit == "auto" else unit
@@ -90,50 +94,21 @@ def evaluate_squad(
     }
 
 
-def _questions(reader: RowReader) -> tuple[list[squad.SquadQuestion], Iterable[str]]:
-    """The questions, and a sample of the contexts."""
-    questions, contexts, size = [], dict[str, None](), 0
-    for values, where, _ in reader:
-        if values["answers"] is None:
-            what = f"the question {values['id']!r} has no gold answers, not even an empty list"
-            raise BertworksError(what, where=where, hint="name a dev file: test files have no answers")
-        questions.append(squad.SquadQuestion(values["id"], tuple(answer["text"] for answer in values["answers"])))
-        if size < _SAMPLE_CHARACTERS and values["context"] not in contexts:
-            contexts[values["context"]] = None
-            size += len(values["context"])
-    return questions, contexts
-
-
-def _by_question(
-    source: str | Path | Mapping[str, Any], what: str, is_valid: Callable[[Any], bool], example: str
-) -> Mapping[str, Any]:
-    """Question id -> value, from a mapping or a JSON file."""
+def _by_question(source: str | Path | Mapping[str, Any], kind: Any, what: str, example: str) -> Mapping[str, Any]:
+    """Question id -> value, from a mapping or a JSON file. Raises BertworksError for a value that is not of this kind."""
     values = source
     if not isinstance(source, Mapping):
         if not Path(source).exists():
             raise nothing_there(Path(source))
         values = parse_json("\n".join(line for _, line in utf8_lines(Path(source), str(source))), str(source))
     if not isinstance(values, Mapping):
-        raise BertworksError(
-            f"expected one JSON object, not {values!r:.60}", where=str(source), hint=f"write {example}"
-        )
+        problem = f"expected one JSON object, not {values!r:.60}"
+        raise BertworksError(problem, where=str(source), hint=f"write {example}")
     for question, value in values.items():
-        if not is_valid(value):
-            kind = "a string" if is_valid is _is_text else "a number"
-            raise BertworksError(
-                f"the {what} {question!r} is {value!r:.60}, not {kind}",
-                where=_place(source),
-                hint=f"write one object, {example}",
-            )
+        if not isinstance(value, kind) or isinstance(value, bool) or (kind is not str and not math.isfinite(value)):
+            problem = f"the {what} {question!r} is {value!r:.60}, not {'a string' if kind is str else 'a number'}"
+            raise BertworksError(problem, where=_place(source), hint=f"write one object, {example}")
     return values
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _place(source: object) -> str | None:
