@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bertworks.diagnostics import doctor as doctor
     from bertworks.errors import BertworksError as BertworksError
     from bertworks.errors import UsageError as UsageError
-    from bertworks.evaluation.blimp import evaluate_blimp as evaluate_blimp
+    from bertworks.evaluation.evaluate import evaluate_blimp as evaluate_blimp
     from bertworks.evaluation.evaluate import evaluate_mlm as evaluate_mlm
     from bertworks.evaluation.evaluate import evaluate_squad as evaluate_squad
     from bertworks.evaluation.evaluate import evaluate_sts as evaluate_sts
@@ -72,8 +72,7 @@ _EXPORTS = {
     "checkpoints.model_folder": ["load_model", "save_model"],
     "diagnostics": ["doctor"],
     "errors": ["BertworksError", "UsageError"],
-    "evaluation.blimp": ["evaluate_blimp"],
-    "evaluation.evaluate": ["evaluate_mlm", "evaluate_squad", "evaluate_sts", "evaluate_task"],
+    "evaluation.evaluate": ["evaluate_blimp", "evaluate_mlm", "evaluate_squad", "evaluate_sts", "evaluate_task"],
     "evaluation.glue": ["evaluate_glue"],
     "evaluation.retrieval": ["evaluate_retrieval"],
     "inference.embed": ["Embedder", "embed", "embed_file"],

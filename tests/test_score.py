@@ -15,7 +15,7 @@ from fine import tokenizer, write_model
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
-from bertworks.evaluation.blimp import evaluate_blimp, is_better
+from bertworks.evaluation.evaluate import evaluate_blimp, is_better
 from bertworks.inference.masked_lm import Score, score
 
 SENTENCES = [
@@ -201,7 +201,7 @@ def test_a_sample_is_always_the_same_and_part_of_a_larger_one(model: Path, tmp_p
         seen.append(list(sentences))
         return iter([Score(text=s, score=0.0, tokens=[s], log_probabilities=[]) for s in seen[-1]])
 
-    monkeypatch.setattr("bertworks.evaluation.blimp.score", scored)
+    monkeypatch.setattr("bertworks.evaluation.evaluate.score", scored)
     for sample, pairs in ((3, 6), (3, 6), (5, 10), (0, 80), (1000, 80)):
         found = result(model, data, sample=sample)
         assert (found["pairs"], found["mean"]) == (pairs, 0)

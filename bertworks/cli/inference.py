@@ -232,7 +232,7 @@ def blimp(
     as_json: Json = False,
 ) -> None:
     """BLiMP: the fraction of pairs whose grammatical sentence has the higher score, per paradigm."""
-    from bertworks.evaluation.blimp import evaluate_blimp
+    from bertworks.evaluation.evaluate import evaluate_blimp
 
     events = evaluate_blimp(model, data, output=output, sample=sample, within_word=within_word)
     show_events(events, as_json=as_json)
