@@ -94,6 +94,12 @@ def test_paths_of_docs_in_the_code_exist():
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
+@pytest.mark.parametrize("page", [page for page in WRITTEN if "experiments" not in page.parts], ids=name_of)
+def test_modules_in_the_docs_exist(page: Path):
+    paths = re.findall(r"[`| (]((?:\w+/)+\w+\.(?:py|html|js))\b", page.read_text(encoding="utf-8"))
+    assert [path for path in paths if not any((root / path).exists() for root in (ROOT, ROOT / "bertworks"))] == []
+
+
 def test_there_is_a_sample_of_every_task():
     assert set(TASKS.values()) == {"classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"}
     assert len(SAMPLES) == len(TASKS)
