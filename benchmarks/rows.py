@@ -59,7 +59,7 @@ ROWS = (
     ),
     Row(
         "wikigold, frozen encoder", "Entities",
-        "finetune ner/wikigold/wikigold.conll.txt --recipe features --set recurrent_units=256", ("f1",),
+        "finetune ner/wikigold/wikigold.conll.txt --recipe feature_based --set lstm_units=256", ("f1",),
     ),
     Row("CODAH", "Choices", "finetune multiple-choice/codah", ("accuracy",)),
     Row("JSTS", "Japanese", "finetune ja/jsts --model JA", ("spearman", "pearson")),

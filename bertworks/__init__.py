@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from bertworks.models.layout import Layout as Layout
     from bertworks.retrieval.index import Index as Index
     from bertworks.retrieval.index import index_file as index_file
-    from bertworks.runs.check import check_file as check_file
+    from bertworks.runs.dataset_report import check_file as check_file
     from bertworks.runs.finetune import finetune as finetune
     from bertworks.runs.finetune import finetune_events as finetune_events
     from bertworks.runs.finetune import make_finetune_request as make_finetune_request

@@ -114,7 +114,7 @@ def test_every_task_is_examined_and_all_files_agree(task: str, done: Callable[[s
     assert len(errors) == result["mistakes"] > 0
     assert all(Path(row.values["where"].partition(":")[0]).name == Path(p.request.data).name for row in errors)
     card = (output / "README.md").read_text()
-    assert f"{p.survey().train:,} rows to learn from" in card
+    assert f"{p.survey().train:,} rows in train" in card
     page = (output / "report.html").read_text()
     assert "mistake" in page
     for expected_text in (str(output), "report.html", "errors.csv", f"next: bertworks predict {output} new.csv"):
@@ -293,9 +293,9 @@ def test_the_card_names_no_folder_and_has_the_figures(task: str, model: Path, do
 
 def test_the_card_names_the_dev_file_without_its_folder(model: Path, tmp_path: Path) -> None:
     output, p = begun("classification", model, tmp_path)
-    survey = replace(p.survey(), notes=["judged on /home/anna/dev.csv: 20 rows"])
+    survey = replace(p.survey(), notes=["evaluated on /home/anna/dev.csv: 20 rows"])
     card = task_card(output, p.description, p.recipe, "x", survey, {"evaluation": {}})
-    assert "Dev: judged on dev.csv: 20 rows." in card
+    assert "Dev: evaluated on dev.csv: 20 rows." in card
     assert "anna" not in card
 
 

@@ -44,9 +44,9 @@ def write_task_model(model: Path, folder: Path, task: TaskType, labels: Sequence
     """The tiny BERT with a head drawn at random."""
     config, state, t = load_model(model)
     d = TaskConfig(task=task, labels=tuple(labels or LABELS.get(task, ())), num_choices=2, max_length=64,
-                        recurrent_units=units)  # fmt: skip
+                        lstm_units=units)  # fmt: skip
     torch.manual_seed(1)
-    network = TaskModel(config, make_task_head(d), recurrent_units=units)
+    network = TaskModel(config, make_task_head(d), lstm_units=units)
     network.load_state_dict(
         {name: value for name, value in state.items() if name in network.state_dict()}, strict=False
     )

@@ -72,11 +72,11 @@ TASKS: dict[TaskType, tuple[TaskConfig, Callable[[Path], Path], str, type]] = {
 }  # fmt: skip
 
 
-def write_head(folder: Path, task: TaskType, *, recurrent_units: int = 0, config: EncoderConfig = CONFIG) -> Path:
+def write_head(folder: Path, task: TaskType, *, lstm_units: int = 0, config: EncoderConfig = CONFIG) -> Path:
     """A model folder with a head of random weights."""
-    d = replace(TASKS[task][0], max_length=LENGTH, recurrent_units=recurrent_units)
+    d = replace(TASKS[task][0], max_length=LENGTH, lstm_units=lstm_units)
     torch.manual_seed(1)
-    state = TaskModel(config, make_task_head(d), recurrent_units=recurrent_units).state_dict()
+    state = TaskModel(config, make_task_head(d), lstm_units=lstm_units).state_dict()
     save_model(folder, state, config, tokenizer(LENGTH), card="tiny", head=task_settings(d))
     d.save(folder)
     return folder
@@ -368,7 +368,7 @@ def test_a_missing_library_is_named(missing: str, classifier: Path, tmp_path: Pa
 
 
 def test_models_that_cannot_be_exported(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    write_head(tmp_path / "recurrent", "tagging", recurrent_units=8)
+    write_head(tmp_path / "recurrent", "tagging", lstm_units=8)
     with pytest.raises(BertworksError, match="LSTM"):
         run(tmp_path / "recurrent", tmp_path / "onnx")
     with pytest.raises(UsageError, match="exported one"):

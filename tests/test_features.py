@@ -15,7 +15,7 @@ from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.checkpoints.storage import read_tensors, write_tensors
-from bertworks.checkpoints.task_config import read_task_config
+from bertworks.checkpoints.task_config import TaskConfig, read_task_config
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
 from bertworks.inference.predict import predict_file
@@ -27,7 +27,7 @@ from bertworks.models.heads import BiLSTM, num_lstm_parameters
 from bertworks.models.layout import Layout
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.training import task_heads
-from bertworks.training.finetune_recipe import RECIPES
+from bertworks.training.finetune_recipe import RECIPES, load_finetune_recipe
 from bertworks.training.loop import train
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.optimization import make_optimizer
@@ -36,7 +36,7 @@ from bertworks.training.task_heads import Classification, TaskModel
 CONFIG = EncoderConfig(vocab_size=90, hidden_size=16, num_hidden_layers=5, num_attention_heads=2,
                        max_position_embeddings=40, initializer_range=0.2)  # fmt: skip
 LENGTHS = [7, 19, 3, 12, 1]
-FAST = ("recurrent_units=24", "optimizer.learning_rate=1e-2", "batch_size=8", "epochs=8", "precision=fp32")
+FAST = ("lstm_units=24", "optimizer.learning_rate=1e-2", "batch_size=8", "epochs=8", "precision=fp32")
 
 
 def examples(seed: int = 0) -> list[list[Example]]:
@@ -60,7 +60,7 @@ def batch_of(units: list[list[Example]]) -> Batch:
 
 def model(units: int = 8, config: EncoderConfig = CONFIG) -> TaskModel:
     torch.manual_seed(0)
-    return TaskModel(config, Classification(num_labels=3, pooled=False), recurrent_units=units)
+    return TaskModel(config, Classification(num_labels=3, pooled=False), lstm_units=units)
 
 
 # --- the network ------------------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ def test_what_is_remembered_is_what_would_be_computed(monkeypatch: pytest.Monkey
 def test_only_what_is_above_the_encoder_is_learned(precision: str) -> None:
     network, units = model(), examples()
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
-    c = replace(RECIPES["features"].optimizer, warmup=0.0, learning_rate=1e-2)
+    c = replace(RECIPES["feature_based"].optimizer, warmup=0.0, learning_rate=1e-2)
     steps = list(train(network, make_optimizer(network, c), lambda _: [batch_of(units)], c, 30, precision=precision))
     assert steps[-1].read()["task"].loss < 0.5 * steps[0].read()["task"].loss
     for name, p in network.named_parameters():
@@ -134,7 +134,9 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(data: Path, output: Path, start: Path, *, overrides: tuple[str, ...] = FAST, recipe: str = "features") -> Event:
+def run(
+    data: Path, output: Path, start: Path, *, overrides: tuple[str, ...] = FAST, recipe: str = "feature_based"
+) -> Event:
     request = make_finetune_request(data, model=start, recipe=recipe, overrides=overrides)
     *_, last = finetune_events(output, request, device="cpu")
     return last
@@ -145,7 +147,7 @@ def test_it_learns_is_saved_and_says_the_same_again(start: Path, tmp_path: Path)
     done = run(data, tmp_path / "out", start)
     assert done.fields["metric"] == "f1"
     assert done.fields["score"] >= 0.9
-    assert read_task_config(tmp_path / "out").recurrent_units == 24
+    assert read_task_config(tmp_path / "out").lstm_units == 24
     ours, theirs = load_model(tmp_path / "out").state, load_model(start).state
     frozen = [name for name in ours if name.startswith("encoder.")]
     assert frozen
@@ -178,7 +180,7 @@ def test_a_stopped_run_goes_on_to_the_same_bits(start: Path, tmp_path: Path) -> 
     data = write_conll(tmp_path / "names.conll", 60)
     settings = (*FAST, "epochs=4", "save_every=3")
     run(data, tmp_path / "whole", start, overrides=settings)
-    request = make_finetune_request(data, model=start, recipe="features", overrides=settings)
+    request = make_finetune_request(data, model=start, recipe="feature_based", overrides=settings)
     for limit in (5, 11):
         for event in finetune_events(tmp_path / "parts", request, device="cpu"):
             if event.kind == "step" and event.fields["step"] % limit == 0:
@@ -193,7 +195,7 @@ def test_what_does_not_fit_in_memory_is_computed_and_said(
     data = write_conll(tmp_path / "names.conll", 60)
     known = run(data, tmp_path / "known", start, overrides=(*FAST, "epochs=1"))
     monkeypatch.setattr(task_heads, "MAX_FEATURE_BYTES", 1000)
-    request = make_finetune_request(data, model=start, recipe="features", overrides=(*FAST, "epochs=1"))
+    request = make_finetune_request(data, model=start, recipe="feature_based", overrides=(*FAST, "epochs=1"))
     events = list(finetune_events(tmp_path / "asked", request, device="cpu"))
     assert any("does not fit in memory" in event.text for event in events)
     assert events[-1].fields["evaluation"]["loss"] == pytest.approx(known.fields["evaluation"]["loss"], rel=1e-3)
@@ -207,26 +209,26 @@ def test_transformers_refuses_the_folder_and_we_go_on_with_it(start: Path, tmp_p
     with pytest.raises(ValueError, match="bertworks"):
         transformers.AutoModelForTokenClassification.from_pretrained(tmp_path / "out")
     run(data, tmp_path / "more", tmp_path / "out", overrides=(*FAST, "epochs=1"))
-    with pytest.raises(BertworksError, match="24 recurrent units, the recipe asks for 0"):
+    with pytest.raises(BertworksError, match="24 LSTM units, the recipe has 0"):
         run(data, tmp_path / "plain", tmp_path / "out", overrides=("epochs=1", "precision=fp32"), recipe="stable")
     assert not (tmp_path / "plain").exists()
     request = make_finetune_request(
         data, model=tmp_path / "out", overrides=("epochs=1", "precision=fp32"), new_head=True
     )
     *_, done = finetune_events(tmp_path / "plain", request, device="cpu")
-    assert read_task_config(tmp_path / "plain").recurrent_units == 0
+    assert read_task_config(tmp_path / "plain").lstm_units == 0
     assert done.kind == "done"
 
 
 def test_a_damaged_folder_and_another_task_are_refused(start: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="recurrent_units is for tagging, spans, and the data is for classification"):
+    with pytest.raises(UsageError, match="lstm_units is for tagging, spans, and the data is for classification"):
         run(write_reviews(tmp_path / "reviews.csv"), tmp_path / "out", start)
-    with pytest.raises(UsageError, match="recurrent_units freezes the encoder"):
+    with pytest.raises(UsageError, match="lstm_units freezes the encoder"):
         run(tmp_path / "reviews.csv", tmp_path / "out", start, overrides=(*FAST, "reinitialized_layers=1"))
     assert not (tmp_path / "out").exists()
     run(write_conll(tmp_path / "names.conll", 40), tmp_path / "out", start, overrides=(*FAST, "epochs=1"))
     task = json.loads((tmp_path / "out/task.json").read_text())
-    (tmp_path / "out/task.json").write_text(json.dumps(task | {"recurrent_units": 12}))
+    (tmp_path / "out/task.json").write_text(json.dumps(task | {"lstm_units": 12}))
     with pytest.raises(BertworksError, match=r"recurrent\.lstm\.\w+ is \[96, 128\], but the task asks for \[48, 128\]"):
         Predictor(tmp_path / "out")
     (tmp_path / "out/task.json").write_text(json.dumps(task))
@@ -236,3 +238,12 @@ def test_a_damaged_folder_and_another_task_are_refused(start: Path, tmp_path: Pa
     write_tensors(weights, tensors, {"format": "pt"})
     with pytest.raises(BertworksError, match=r"incomplete: recurrent\.lstm\.bias_hh_l1 missing"):
         Predictor(tmp_path / "out")
+
+
+def test_earlier_names_open_recipes_and_folders(tmp_path: Path) -> None:
+    recipe = load_finetune_recipe("features", ["recurrent_units=5"])
+    assert recipe == load_finetune_recipe("feature_based", ["lstm_units=5"])
+    TaskConfig(task="tagging", labels=("O", "B-x"), lstm_units=7).save(tmp_path)
+    path = tmp_path / "task.json"
+    path.write_text(path.read_text().replace("lstm_units", "recurrent_units"))
+    assert read_task_config(tmp_path).lstm_units == 7

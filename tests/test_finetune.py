@@ -368,7 +368,7 @@ def test_a_dev_file_is_called_so(names: tuple[str, ...], dev: str | None, tmp_pa
     for name in names:
         write_reviews(tmp_path / name, 40)
     notes = read_data(tmp_path).notes
-    assert any(dev in note for note in notes) if dev else any("set aside by lot" in note for note in notes)
+    assert any(dev in note for note in notes) if dev else any("a random split" in note for note in notes)
 
 
 def test_hidden_files_of_a_folder_are_no_data(tmp_path: Path) -> None:

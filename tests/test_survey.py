@@ -27,9 +27,8 @@ from bertworks.batching.features import Featurizer
 from bertworks.cli.main import main
 from bertworks.datasets.schema import Item, Schema, TaskType
 from bertworks.errors import BertworksError, UsageError
-from bertworks.runs.check import check_file
 from bertworks.runs.data_splits import LabelledData
-from bertworks.runs.dataset_report import DatasetReport, Finding, Lengths, count_labels, make_dataset_report
+from bertworks.runs.dataset_report import DatasetReport, Finding, Lengths, check_file, count_labels, make_dataset_report
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 
 WRITERS = {
@@ -52,7 +51,9 @@ def looked(
         names.update([one.label] if isinstance(one.label, str) else one.label if task == "tagging" else ())
     labels = ("O", "B-person", "I-person") if task == "spans" else tuple(sorted(names))
     reading = Featurizer(t, task, labels, max_length, stride=16)
-    data = LabelledData(Schema(task=task, text=("text",), labels=labels), train, dev, ["task: this", "judged on rows"])
+    data = LabelledData(
+        Schema(task=task, text=("text",), labels=labels), train, dev, ["task: this", "evaluated on rows"]
+    )
     return make_dataset_report(data, list(reading(train)), list(reading(dev)), t, max_length)
 
 
@@ -71,14 +72,14 @@ def warnings_of(found: DatasetReport, word: str) -> list[str]:
 
 
 @pytest.mark.parametrize("task", WRITERS)
-def test_every_task_is_surveyed_by_check(task: str, tmp_path: Path) -> None:
+def test_every_task_is_reported_by_check(task: str, tmp_path: Path) -> None:
     write, name = WRITERS[task]
     found = check_file(write(tmp_path / name), model=write_model(tmp_path / "model"))
     assert found.task == task
     assert sum(found.lengths.counts) == found.train + found.dev
     assert found.notes[0].startswith(f"task: {task}")
     text = str(found)
-    assert f"{found.train:,} to learn from, {found.dev:,} to judge on" in text
+    assert f"{found.train:,} in train, {found.dev:,} in dev" in text
     assert json.loads(json.dumps(found.as_dict()))["train"] == found.train
     assert bool(found.targets) == (task == "regression")
     assert bool(found.labels) == (task != "regression")
@@ -120,7 +121,7 @@ def test_what_counts_as_a_label(task: TaskType, labels: list[Any], expected: dic
     assert count_labels([item(n, label, "text") for n, label in enumerate(labels)], task) == expected
 
 
-def test_copies_leaks_and_contradictions_are_found_with_their_places() -> None:
+def test_copies_leaks_and_conflicts_are_reported_with_their_rows() -> None:
     train = [item(1, "pos", "a good film"), item(2, "neg", "a bad film"), item(3, "pos", " A  GOOD film"),
              item(4, "pos", "a bad film")]  # fmt: skip
     dev = [item(1, "neg", "a good film", file="dev.csv"), item(2, "neg", "a poor film", file="dev.csv")]
@@ -130,7 +131,7 @@ def test_copies_leaks_and_contradictions_are_found_with_their_places() -> None:
     assert found.conflicts.rows == 2
     assert found.conflicts.places[0] == "train.csv:4 and train.csv:2: 'pos' and 'neg'"
     assert warnings_of(found, "1 rows of dev (50.0%) are in train as well (dev.csv:1 = train.csv:1)")
-    assert warnings_of(found, "nobody can get both right")
+    assert warnings_of(found, "no model can predict both")
 
 
 def test_copies_within_dev_are_no_leak() -> None:
@@ -180,7 +181,7 @@ def test_the_picture_of_lengths_has_a_bar_for_each_bin() -> None:
     bars, axis, words = lengths.lines()
     assert bars == " ▄█▁"
     assert axis.endswith("6 tokens and more")
-    assert "1 (7.7%) have more than 64 and are cut" in words
+    assert "1 (7.7%) have more than 64 and are truncated" in words
     whole = Lengths(width=2, counts=[0, 4, 8, 1], median=4, longest=7, max_length=64, too_long=0, windows=False)
     assert whole.lines()[1].endswith("8 tokens")
 
@@ -210,22 +211,22 @@ def test_marks_that_the_tokenizer_drops_are_told() -> None:
     assert not warnings_of(looked(train, train, t=keeping), "Japanese")
 
 
-def test_labels_that_cannot_be_learned_or_judged_are_named() -> None:
+def test_labels_that_cannot_be_learned_or_evaluated_are_named() -> None:
     def tags(*kinds: str) -> tuple[str, ...]:
         return tuple(f"B-{kind}" for kind in kinds)
 
     train = [item(n, tags("person", "place"), "Anna", "Paris") for n in range(20)]
     train.append(item(99, tags("rare", "place"), "good", "Oslo"))
     found = looked(train, [item(1, tags("person", "new"), "Clara", "Lima", file="dev.csv")], "tagging")
-    assert warnings_of(found, "train lacks and no model can learn: 'new'")
-    assert warnings_of(found, "fewer than 10 times in train")[0].endswith("too seldom to be learned well: 'rare'")
+    assert warnings_of(found, "labels of dev that are not in train cannot be learned: 'new'")
+    assert warnings_of(found, "fewer than 10 examples in train")[0].endswith("too few to learn well: 'rare'")
     assert warnings_of(found, "not in dev")[0].endswith("'place', 'rare'")
 
 
 def test_imbalance_names_both_ends() -> None:
     train = [item(n, "neg" if n % 10 else "pos", f"film {n}") for n in range(200)]
     found = looked(train, train[:20])
-    assert warnings_of(found, "'neg' is 9 times as frequent as 'pos': always answering 'neg' would be right in 90.0%")
+    assert warnings_of(found, "'neg' is 9 times as frequent as 'pos': always predicting 'neg' is right in 90.0%")
     even = [item(n, "neg" if n % 2 else "pos", f"film {n}") for n in range(200)]
     assert not warnings_of(looked(even, even[:20]), "times as frequent")
 
@@ -244,7 +245,7 @@ def test_all_bad_rows_are_listed_at_once(tmp_path: Path) -> None:
     path.write_text("text,label\n" + good + "fine,much\n,2\nnice,\nlovely,nan\n")
     with pytest.raises(BertworksError) as caught:
         check_file(path, **options)
-    assert "3 rows cannot be learned from" in caught.value.what
+    assert "3 rows cannot be used for training" in caught.value.what
     assert [f"bad.csv:{line}: " in caught.value.what for line in (19, 20, 21, 22, 23)] == [
         False,
         True,

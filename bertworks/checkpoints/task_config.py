@@ -31,7 +31,7 @@ class TaskConfig:
     """What a fine-tuned model does, and how it reads.
 
     labels: names of its outputs, in order; none for regression, qa and choice.
-    recurrent_units: see `learn.finetuning.FinetuneRecipe`.
+    lstm_units: see `training.finetune_recipe.FinetuneRecipe`; "recurrent_units" in folders of earlier versions.
     document: the column that tells which rows are read as one document's; None: that of a CoNLL file, or none.
     text, label: the columns that it learned from, of which a file to be predicted has the first.
     first_choice: the number by which the data calls the first choice; None: that is guessed anew.
@@ -51,7 +51,7 @@ class TaskConfig:
     max_answer: int = 30
     document_context: bool = False
     document: str | None = None
-    recurrent_units: int = 0
+    lstm_units: int = 0
     threshold: float | None = None
 
     def save(self, folder: Path) -> None:
@@ -93,7 +93,7 @@ def read_task_config(folder: Path) -> TaskConfig:
 def task_settings(description: TaskConfig, family: str = "bert") -> dict[str, Any]:
     """What config.json says of the head, and of the whole model where transformers has no such network."""
     task = description.task
-    own = {"architectures": [_OWN_CLASS], "model_type": OWN_TYPE} if description.recurrent_units else {}
+    own = {"architectures": [_OWN_CLASS], "model_type": OWN_TYPE} if description.lstm_units else {}
     labels = description.labels or (("LABEL_0",) if task in ("regression", "choice") else ("LABEL_0", "LABEL_1"))
     return {
         "architectures": [FAMILIES[family].tasks[task]],
@@ -105,12 +105,12 @@ def task_settings(description: TaskConfig, family: str = "bert") -> dict[str, An
 
 
 def check_same_task(
-    found: TaskConfig, task: TaskType, labels: Collection[str], where: str, *, recurrent_units: int = 0
+    found: TaskConfig, task: TaskType, labels: Collection[str], where: str, *, lstm_units: int = 0
 ) -> None:
     """A head that was trained for something else, or that is another network, is not taken for what is wanted.
 
     Raises:
-        BertworksError: another task, other labels, or another number of recurrent units; both are shown.
+        BertworksError: another task, other labels, or another number of LSTM units; both are shown.
     """
     if found.task != task:
         what = (
@@ -120,8 +120,8 @@ def check_same_task(
         what = (
             f"the model's labels are not those of the data:\n  model:{_listed(found.labels)}\n  data: {_listed(labels)}"
         )
-    elif found.recurrent_units != recurrent_units:
-        what = f"the model's head has {found.recurrent_units} recurrent units, the recipe asks for {recurrent_units}"
+    elif found.lstm_units != lstm_units:
+        what = f"the model's head has {found.lstm_units} LSTM units, the recipe has {lstm_units}"
     else:
         return
     raise BertworksError(what, where=where, hint="--reset-head discards the model's head and trains a new one")
@@ -142,13 +142,15 @@ def _read_ours(path: Path) -> TaskConfig:
     content = read_json(path)
     if content.pop("format", None) != FORMAT:
         raise BertworksError(f"not a description of format {FORMAT}", where=str(path), hint="upgrade bertworks")
+    if "recurrent_units" in content:
+        content["lstm_units"] = content.pop("recurrent_units")
     try:
         for name in ("labels", "text"):
             content[name] = tuple(map(str, content[name]))
         found = TaskConfig(**content)
     except (TypeError, KeyError) as error:
         raise BertworksError(f"this cannot be understood: {error}", where=str(path)) from None
-    names = ("num_choices", "max_length", "stride", "max_question", "max_answer", "recurrent_units")
+    names = ("num_choices", "max_length", "stride", "max_question", "max_answer", "lstm_units")
     sizes = [getattr(found, name) for name in names]
     kinds = {"separator": str, "label": str | None, "document": str | None, "threshold": float | int | None}
     kinds["first_choice"] = int | None

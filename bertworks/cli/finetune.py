@@ -50,7 +50,7 @@ def check(
     as_json: Json = False,
 ) -> None:
     """Report what is in labelled data before training: labels, lengths, duplicates, conflicting labels, problems."""
-    from bertworks.runs.check import check_file
+    from bertworks.runs.dataset_report import check_file
 
     options: dict[str, Any] = {
         "dev": dev, "model": model, "task": task, "label": label, "group": group, "quoting": quoting,
@@ -78,7 +78,7 @@ def finetune(
     label: Label = None,
     group: Group = None,
     recipe: Annotated[
-        str, Parameter(help="stable, paper, features (an LSTM on a frozen BERT), or a .toml file.")
+        str, Parameter(help="stable, paper, feature_based (an LSTM on a frozen BERT), or a .toml file.")
     ] = "stable",
     settings: Settings = None,
     metric: Annotated[str | None, Parameter(help="The metric that selects the best checkpoint.")] = None,

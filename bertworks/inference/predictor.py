@@ -232,9 +232,7 @@ class Predictor:
 
 def _network(source: LazyModel, d: TaskConfig) -> TaskModel:
     head = "span" if d.task == "qa" else "classifier"
-    return source.network(
-        lambda config: TaskModel(config, make_task_head(d), recurrent_units=d.recurrent_units), "encoder", head
-    )
+    return source.network(lambda config: TaskModel(config, make_task_head(d), lstm_units=d.lstm_units), "encoder", head)
 
 
 def _answering(

@@ -239,7 +239,7 @@ def _head(
     last = "span" if task.task == "qa" else "classifier"
     outputs = len(state[f"{last}.bias"]) if last in parts else 0
     expected = 2 if task.task == "qa" else len(task.labels) or 1
-    if outputs != expected or bool(task.recurrent_units) != ("recurrent" in parts):
+    if outputs != expected or bool(task.lstm_units) != ("recurrent" in parts):
         raise BertworksError(
             f"the head of these weights ({', '.join(sorted(parts & _HEADS))}, {outputs} outputs) does not fit "
             f"{task.task} with {expected} outputs in config.json",

@@ -1,5 +1,7 @@
-"""What a person should know of labelled data before a model learns from it: labels, lengths, copies, contradictions,
-and whether the tokenizer knows its language. It counts and advises, and changes nothing.
+"""Reports on labelled data before a training: labels, lengths, copies, conflicting labels, fit of the vocabulary.
+
+- `make_dataset_report`: items and what the network reads of them -> `DatasetReport`
+- `check_file`: the report on a file, without a training
 """
 
 import hashlib
@@ -7,8 +9,9 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,30 +19,40 @@ from numpy.typing import NDArray
 
 from bertworks.batching.batch import longest_sequence
 from bertworks.batching.features import NO_TOKEN, Features
-from bertworks.datasets.schema import Item, TaskType
-from bertworks.inference.decoding import is_entity_tagset
+from bertworks.checkpoints.hf_mapping import config_from_huggingface
+from bertworks.checkpoints.resolve import resolve_model
+from bertworks.checkpoints.sentence_transformers import weights_folder
+from bertworks.checkpoints.storage import read_json
+from bertworks.datasets.infer_schema import infer_schema
+from bertworks.datasets.reader import Quoting, RowReader
+from bertworks.datasets.schema import Item, TaskType, read_item
+from bertworks.datasets.values import EmptyTextError
+from bertworks.errors import BertworksError, UsageError
+from bertworks.inference.decoding import is_entity_tagset, make_featurizer
 from bertworks.metrics.classification import tag_spans
-from bertworks.runs.data_splits import LabelledData
+from bertworks.runs.data_splits import LabelledData, describe_task, read_data
 from bertworks.text.tokenizer import Tokenizer
+from bertworks.training.finetune_recipe import default_max_length, load_finetune_recipe
 
 BARS, BLOCKS = 32, "▁▂▃▄▅▆▇█"
-NAMED = 2  # places and words that stand for all
+NUM_EXAMPLES = 2  # rows and words that are named
 SHOWN_LABELS = 8
-SAMPLE = 500  # texts in which unknown words are looked for
-RARE = 10  # examples of a label, below which little can be learned
+SAMPLE = 500  # texts that are searched for unknown words
+RARE = 10  # examples of a label; with fewer, little can be learned
 FEW_DEV, FEW_TRAIN = 200, 100
-MANY_COPIES, MANY_LONG = 0.01, 0.05  # shares
-UNBALANCED = 5  # times that one label is as frequent as another
-MANY_UNKNOWN, MANY_PIECES = 0.005, 2.0  # as in `text.preflight`
-_UNITS: dict[TaskType, str] = {
+MANY_COPIES, MANY_LONG = 0.01, 0.05  # fractions of the rows
+UNBALANCED = 5  # ratio of the most to the least frequent label
+MANY_UNKNOWN, MANY_PIECES = 0.005, 2.0  # as in `text.corpus_report`
+LISTED = 20  # rows with errors that are shown
+_COUNTED: dict[TaskType, str] = {  # what the numbers of labels count, if not rows
     "tagging": "entities in train", "spans": "entities in train", "qa": "questions in train",
-    "choice": "rows in train, by the place of the right choice",
+    "choice": "rows in train, by the position of the right choice",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Rows that something was found of, and some of their places in words."""
+    """A number of rows, and examples of them in words."""
 
     rows: int = 0
     places: list[str] = field(default_factory=list)
@@ -50,10 +63,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of all rows, those that are cut off counted.
+    """Lengths of all rows in tokens, before truncation.
 
-    counts: rows in bins of `width` tokens, the first from 0; the last bin has all that are longer.
-    too_long: rows that are longer than max_length; `windows`: they are read in pieces, and not cut.
+    counts: rows in bins of `width` tokens, the first from 0; the last bin has all longer rows.
+    too_long: rows longer than max_length; `windows`: they are read in windows, and not truncated.
     """
 
     width: int
@@ -65,31 +78,31 @@ class Lengths:
     windows: bool
 
     def lines(self) -> list[str]:
-        """A picture, its axis, and words."""
+        """A histogram, its axis, and a sentence."""
         most, rows = max(self.counts), sum(self.counts)
         bars = "".join(BLOCKS[math.ceil(n / most * len(BLOCKS)) - 1] if n else " " for n in self.counts)
         last = self.width * len(self.counts)
         end = f"{last} tokens" if self.longest < last else f"{last - self.width} tokens and more"
         text = f"half of the rows have up to {self.median:,} tokens, the longest has {self.longest:,}"
         if self.too_long:
-            done = "read in pieces" if self.windows else "cut"
-            text += (
-                f"; {self.too_long:,} ({self.too_long / rows:.1%}) have more than {self.max_length:,} and are {done}"
-            )
+            treatment = "read in windows" if self.windows else "truncated"
+            fraction = self.too_long / rows
+            text += f"; {self.too_long:,} ({fraction:.1%}) have more than {self.max_length:,} and are {treatment}"
         return [bars, f"0{end:>{max(len(bars) - 1, len(end) + 1)}}", text]
 
 
 @dataclass(frozen=True)
 class DatasetReport:
-    """What was found. `str()` is for people, `as_dict()` for JSON.
+    """A report on labelled data. `str()` is for people, `as_dict()` for JSON.
 
-    labels: how often each is there in train and in dev, the most frequent first; of entities, their types.
+    labels: how often each occurs in train and in dev, the most frequent first; of entities, their types.
     unit: what is counted there; "": rows.
-    targets: of a regression: `least`, `mean`, `greatest`, `deviation` in train.
-    copies: rows of train whose text stood in train before; leaked: rows of dev whose text is in train; conflicts: rows
-        whose text stood before with another label. Spaces make no difference, nor does case where the model sees none.
-    unknown: share of the tokens that are [UNK]; unknown_words: some of the words behind it.
-    pieces: tokens of a word.
+    targets: of a regression: `min`, `mean`, `max`, `deviation` in train.
+    copies: rows of train with the text of an earlier row; leaked: rows of dev whose text is in train; conflicts: rows
+        with the text of an earlier row and another label. Spaces make no difference, nor does case if the model is
+        uncased.
+    unknown: fraction of the tokens that are [UNK]; unknown_words: some of the words that cause them.
+    pieces: tokens per word.
     """
 
     task: TaskType
@@ -112,39 +125,38 @@ class DatasetReport:
         return asdict(self)
 
     def __str__(self) -> str:
-        rows = [("rows", f"{self.train:,} to learn from, {self.dev:,} to judge on"), *self._labels()]
+        rows = [("rows", f"{self.train:,} in train, {self.dev:,} in dev"), *self._label_lines()]
         rows += [("lengths" if not n else "", line) for n, line in enumerate(self.lengths.lines())]
         words = f", such as {', '.join(self.unknown_words)}" if self.unknown_words else ""
-        rows.append(("vocabulary", f"{self.pieces:.2f} tokens for a word; {self.unknown:.2%} of them [UNK]{words}"))
-        found = {"in train": self.copies, "of dev in train": self.leaked, "with different labels": self.conflicts}
-        same = [f"{one.rows:,} {name}: {one}" for name, one in found.items() if one.rows] or ["none"]
+        rows.append(("vocabulary", f"{self.pieces:.2f} tokens per word; {self.unknown:.2%} of them [UNK]{words}"))
+        findings = {"in train": self.copies, "of dev in train": self.leaked, "with different labels": self.conflicts}
+        same = [f"{rows.rows:,} {name}: {rows}" for name, rows in findings.items() if rows.rows] or ["none"]
         rows += [("" if n else "same texts", line) for n, line in enumerate(same)]
-        named = [_named(note) for note in self.notes]
-        return "\n".join(
-            [f"{name:<11}  {value}" for name, value in (*named, *rows)]
-            + [f"warning: {warning}" for warning in self.warnings]
-        )
+        notes = []
+        for note in self.notes:  # "label: 'stars'" is a value with a name, other notes are sentences
+            name, _, value = note.partition(": ")
+            notes.append((name, value) if value and len(name) <= 11 else ("note", note))
+        lines = [f"{name:<11}  {value}" for name, value in (*notes, *rows)]
+        return "\n".join(lines + [f"warning: {warning}" for warning in self.warnings])
 
-    def _labels(self) -> list[tuple[str, str]]:
-        if self.targets:
-            t = self.targets
-            return [("numbers", f"{t['least']:g} to {t['greatest']:g}, on average {t['mean']:.4g}")]
-        most = list(self.labels.items())[:SHOWN_LABELS]
-        total, width = sum(n for n, _ in self.labels.values()), max((_width(name) for name, _ in most), default=0)
-        shown = [
-            f"{name[:30]}{' ' * (width - _width(name))}  {n:>7,}  {n / max(1, total):6.1%}" for name, (n, _) in most
-        ]
-        if others := len(self.labels) - len(most):
+    def _label_lines(self) -> list[tuple[str, str]]:
+        if t := self.targets:
+            return [("numbers", f"{t['min']:g} to {t['max']:g}, on average {t['mean']:.4g}")]
+        shown = list(self.labels.items())[:SHOWN_LABELS]
+        total, width = sum(n for n, _ in self.labels.values()), max((_width(name) for name, _ in shown), default=0)
+        lines = [f"{total:,} {self.unit}"] if self.unit else []
+        for name, (n, _) in shown:
+            lines.append(f"{name[:30]}{' ' * (width - _width(name))}  {n:>7,}  {n / max(1, total):6.1%}")
+        if others := len(self.labels) - len(shown):
             name, (n, _) = list(self.labels.items())[-1]
-            shown.append(f"and {others:,} others, the rarest {name!r} with {n:,}")
-        head = [f"{total:,} {self.unit}"] if self.unit else []
-        return [("" if n else "labels", line) for n, line in enumerate(head + shown)]
+            lines.append(f"and {others:,} others, the rarest {name!r} with {n:,}")
+        return [("" if n else "labels", line) for n, line in enumerate(lines)]
 
 
 def make_dataset_report(
     data: LabelledData, train: Sequence[Features], dev: Sequence[Features], tokenizer: Tokenizer, max_length: int
 ) -> DatasetReport:
-    """Looks through all that will be learned from and judged on.
+    """The report on training and dev data.
 
     Args:
         train, dev: what the network reads of the items of `data`, in their order.
@@ -152,19 +164,18 @@ def make_dataset_report(
     """
     task = data.schema.task
     both = [*train, *dev]
-    counted, judged = count_labels(data.train, task), count_labels(data.dev, task)
-    names = sorted({*counted, *judged}, key=lambda name: (-counted[name], name))
+    in_train, in_dev = count_labels(data.train, task), count_labels(data.dev, task)
+    names = sorted({*in_train, *in_dev}, key=lambda name: (-in_train[name], name))
+    words = task == "tagging" and not is_entity_tagset(data.schema.labels)
     unknown, pieces = _vocabulary(both, tokenizer)
-    copies, leaked, conflicts = _same(data, tokenizer.lowercase)
-    found = DatasetReport(
+    copies, leaked, conflicts = _same_texts(data, tokenizer.lowercase)
+    report = DatasetReport(
         task=task,
         notes=list(data.notes),
         train=len(data.train),
         dev=len(data.dev),
-        labels={name: (counted[name], judged[name]) for name in names},
-        unit="words in train"
-        if task == "tagging" and not is_entity_tagset(data.schema.labels)
-        else _UNITS.get(task, ""),
+        labels={name: (in_train[name], in_dev[name]) for name in names},
+        unit="words in train" if words else _COUNTED.get(task, ""),
         targets=_targets(data.train) if task == "regression" else {},
         lengths=_lengths(both, task, tokenizer, max_length),
         copies=copies,
@@ -176,13 +187,77 @@ def make_dataset_report(
         warnings=[],
     )
     texts = [" ".join(item.texts) for item in (*data.train[:SAMPLE], *data.dev[:SAMPLE])]
-    found.warnings.extend([*tokenizer.notes, *_warnings(found), *_language_warnings(found, texts, tokenizer)])
-    return found
+    report.warnings.extend([*tokenizer.notes, *_warnings(report), *_language_warnings(report, texts, tokenizer)])
+    return report
+
+
+def check_file(
+    data: str | Path,
+    *,
+    dev: str | Path | None = None,
+    model: str | Path = "minilm",
+    task: TaskType | None = None,
+    text: Sequence[str] = (),
+    label: str | None = None,
+    group: str | None = None,
+    quoting: Quoting = "auto",
+) -> DatasetReport:
+    """Reads the data as `finetune` does and reports on it. Nothing is written.
+
+    Args:
+        data, dev, task, text, label, group, quoting: see `runs.data_splits.read_data`.
+        model: its tokenizer counts the tokens, its length is the limit.
+
+    Raises:
+        UsageError: no such file or column.
+        BertworksError: no such model, or rows that cannot be used for training: all of them, with their lines.
+    """
+    folder = weights_folder(resolve_model(model))
+    tokenizer, settings = Tokenizer.load(folder), folder / "config.json"
+    max_positions = config_from_huggingface(read_json(settings), where=str(settings)).max_position_embeddings
+    try:
+        labelled = read_data(data, dev=dev, task=task, text=text, label=label, group=group, quoting=quoting)
+    except UsageError:
+        raise
+    except BertworksError as error:
+        if not Path(data).is_file():
+            raise
+        raise _all_row_errors(error, RowReader(data, quoting=quoting), task, text, label) from error
+    recipe = load_finetune_recipe("stable")
+    description = describe_task(labelled, replace(recipe, max_length=default_max_length(recipe, max_positions)))
+    featurize = make_featurizer(description, tokenizer)
+    train, held_out = list(featurize(labelled.train)), list(featurize(labelled.dev))
+    return make_dataset_report(labelled, train, held_out, tokenizer, description.max_length)
+
+
+def _all_row_errors(
+    first: BertworksError, reader: RowReader, task: TaskType | None, text: Sequence[str], label: str | None
+) -> BertworksError:
+    """One error that lists all rows with errors; the first error itself if it is not about rows."""
+    errors: list[BertworksError] = []
+    try:
+        schema, _ = infer_schema(reader, task=task, text=text, label=label)
+        for row in reader:
+            try:
+                read_item(row, schema)
+            except EmptyTextError:
+                continue  # rows without text are left out of a training
+            except BertworksError as error:
+                errors.append(error)
+    except BertworksError:
+        return first
+    if len(errors) < 2:
+        return first
+    lines = [f"  {error.where}: {error.what}" for error in errors[:LISTED]]
+    lines += [f"  and {len(errors) - LISTED:,} others"] if len(errors) > LISTED else []
+    hints = list(dict.fromkeys(error.hint for error in errors if error.hint))
+    what = "\n".join([f"{len(errors):,} rows cannot be used for training", *lines])
+    return BertworksError(what, where=reader.name, hint="; ".join(hints[:3]))
 
 
 def count_labels(items: Iterable[Item], task: TaskType) -> Counter[str]:
-    """How often each label is there; of tagging and spans, entities of each type; words of each tag where the tags are
-    not of entities."""
+    """How often each label occurs. Tagging and spans: entities of each type, or words of each tag if the tags do not
+    mark entities."""
     labels = [item.label for item in items]
     match task:
         case "classification":
@@ -203,184 +278,159 @@ def count_labels(items: Iterable[Item], task: TaskType) -> Counter[str]:
             return Counter(str(number + 1) for number in labels)
 
 
-def _named(note: str) -> tuple[str, str]:
-    """ "label: 'stars'" is a value with a name, other notes are sentences."""
-    name, _, value = note.partition(": ")
-    return (name, value) if value and len(name) <= 11 else ("note", note)
-
-
 def _width(name: str) -> int:
-    """Columns that a label takes on a screen: Chinese, Japanese and Korean characters take two."""
+    """Columns of a label on a screen: Chinese, Japanese and Korean characters take two."""
     return sum(1 + (unicodedata.east_asian_width(character) in "WF") for character in name[:30])
 
 
 def _targets(items: Sequence[Item]) -> dict[str, float]:
     x = np.array([item.label for item in items], np.float64)
-    return {"least": float(x.min()), "mean": float(x.mean()), "greatest": float(x.max()), "deviation": float(x.std())}
+    return {"min": float(x.min()), "mean": float(x.mean()), "max": float(x.max()), "deviation": float(x.std())}
 
 
-# --- lengths ----------------------------------------------------------------------------------------------------------
-
-
-def _lengths(encoded: Sequence[Features], task: TaskType, tokenizer: Tokenizer, max_length: int) -> Lengths:
+def _lengths(features: Sequence[Features], task: TaskType, tokenizer: Tokenizer, max_length: int) -> Lengths:
     windows = task in ("tagging", "spans", "qa")
-    lengths = np.array([_length(one, task, tokenizer) for one in encoded])
-    shown = int(np.quantile(lengths, 0.99)) + 1
-    width = max(1, math.ceil(shown / BARS))
-    bins = np.bincount(np.minimum(lengths // width, math.ceil(shown / width)))
-    too_long = sum((len(one.unit) > 1) if windows else (one.num_truncated > 0) for one in encoded)
-    median, most = int(np.median(lengths)), int(lengths.max())
-    return Lengths(width, bins.tolist(), median, most, max_length, too_long, windows)
+    lengths = np.array([_length(item, task, tokenizer) for item in features])
+    limit = int(np.quantile(lengths, 0.99)) + 1
+    width = max(1, math.ceil(limit / BARS))
+    bins = np.bincount(np.minimum(lengths // width, math.ceil(limit / width)))
+    too_long = sum((len(item.unit) > 1) if windows else (item.num_truncated > 0) for item in features)
+    return Lengths(
+        width, bins.tolist(), int(np.median(lengths)), int(lengths.max()), max_length, too_long, windows
+    )  # fmt: skip
 
 
-def _length(one: Features, task: TaskType, tokenizer: Tokenizer) -> int:
-    """Tokens of an item, special ones counted, had it been read in one piece."""
-    if task == "choice":  # its num_truncated is that of all choices together
-        prompt, *choices = map(len, tokenizer.ids(one.item.texts))
+def _length(features: Features, task: TaskType, tokenizer: Tokenizer) -> int:
+    """Tokens of an item in one sequence, with special tokens, before truncation."""
+    if task == "choice":  # num_truncated is the sum over all choices
+        prompt, *choices = map(len, tokenizer.ids(features.item.texts))
         return prompt + max(choices) + 3
-    if len(one.unit) == 1:
-        return longest_sequence(one.unit) + one.num_truncated
+    if len(features.unit) == 1:
+        return longest_sequence(features.unit) + features.num_truncated
     if task == "tagging":
-        return sum(map(len, tokenizer.ids(one.item.texts))) + 2
-    others = (one.places[: len(one.unit[0].input_ids)] == NO_TOKEN).sum() if task == "qa" else 2
-    return len(one.offsets) + int(others)
+        return sum(map(len, tokenizer.ids(features.item.texts))) + 2
+    others = (features.places[: len(features.unit[0].input_ids)] == NO_TOKEN).sum() if task == "qa" else 2
+    return len(features.offsets) + int(others)
 
 
-# --- texts that are the same ------------------------------------------------------------------------------------------
-
-
-def _same(data: LabelledData, lowercase: bool) -> tuple[Finding, Finding, Finding]:
-    """Copies within train; rows of dev that are in train; rows that contradict one before."""
-    first: dict[bytes, Item] = {}
+def _same_texts(data: LabelledData, lowercase: bool) -> tuple[Finding, Finding, Finding]:
+    """Copies within train; rows of dev that are in train; rows with the text of an earlier one and another label."""
+    task = data.schema.task
+    earlier: dict[bytes, Item] = {}
     copies, leaked, conflicts = list[str](), list[str](), list[str]()
-    for part, found in ((data.train, copies), (data.dev, leaked)):
+    for part, places in ((data.train, copies), (data.dev, leaked)):
         for item in part:
-            key = _key(item, lowercase)
-            before = first.get(key) if part is data.dev else first.setdefault(key, item)
-            if before is None or before is item:
+            key = _text_hash(item, lowercase)
+            same = earlier.get(key) if part is data.dev else earlier.setdefault(key, item)
+            if same is None or same is item:
                 continue
-            found.append(f"{_place(item)} = {_place(before)}")
-            if data.schema.task != "qa" and _said(item, data) != _said(
-                before, data
-            ):  # a question may have several right answers
-                labels = ""
-                if data.schema.task in ("classification", "regression"):
-                    labels = f": {item.label!r} and {before.label!r}"
-                conflicts.append(f"{_place(item)} and {_place(before)}{labels}")
-    copied, leaking, contradicting = (Finding(len(places), places[:NAMED]) for places in (copies, leaked, conflicts))
-    return copied, leaking, contradicting
+            places.append(f"{_row_name(item)} = {_row_name(same)}")
+            # A question may have several right answers. The order of several labels means nothing.
+            labels = [frozenset(x.label) if task in ("multilabel", "spans") else x.label for x in (item, same)]
+            if task != "qa" and labels[0] != labels[1]:
+                shown = f": {item.label!r} and {same.label!r}" if task in ("classification", "regression") else ""
+                conflicts.append(f"{_row_name(item)} and {_row_name(same)}{shown}")
+    copied, leaking, conflicting = (Finding(len(rows), rows[:NUM_EXAMPLES]) for rows in (copies, leaked, conflicts))
+    return copied, leaking, conflicting
 
 
-def _said(item: Item, data: LabelledData) -> Any:
-    """The label; several in no order."""
-    return frozenset(item.label) if data.schema.task in ("multilabel", "spans") else item.label
-
-
-def _place(item: Item) -> str:
+def _row_name(item: Item) -> str:
     """File and row, without the folders."""
     return item.where.rpartition("/")[2]
 
 
-def _key(item: Item, lowercase: bool) -> bytes:
+def _text_hash(item: Item, lowercase: bool) -> bytes:
     texts = "\0".join(" ".join(text.split()) for text in item.texts)
     return hashlib.blake2b((texts.lower() if lowercase else texts).encode("utf-8", "replace"), digest_size=16).digest()
 
 
-# --- the vocabulary ---------------------------------------------------------------------------------------------------
-
-
-def _vocabulary(encoded: Sequence[Features], tokenizer: Tokenizer) -> tuple[float, float]:
-    """Share of [UNK] among the tokens, and tokens for a word."""
+def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> tuple[float, float]:
+    """Fraction of [UNK] among the tokens, and tokens per word."""
     counts = np.zeros(tokenizer.vocab_size, np.int64)
-    for one in encoded:
-        for example in one.unit:
-            np.add.at(counts, example.input_ids, 1)
+    for example in chain.from_iterable(item.unit for item in features):
+        np.add.at(counts, example.input_ids, 1)
     counts[sorted(tokenizer.special_ids - {tokenizer.unk_id})] = 0
     words: NDArray[np.int64] = counts[tokenizer.starts_word]
     total = int(counts.sum())
     return int(counts[tokenizer.unk_id]) / max(1, total), total / max(1, int(words.sum()))
 
 
-def _unknown_words(encoded: Sequence[Features], tokenizer: Tokenizer) -> list[str]:
-    """The most frequent of them in a sample of the rows that have any."""
-    having = (one for one in encoded if any((example.input_ids == tokenizer.unk_id).any() for example in one.unit))
+def _unknown_words(features: Sequence[Features], tokenizer: Tokenizer) -> list[str]:
+    """The most frequent ones in a sample of the rows with unknown tokens."""
+    rows = (item for item in features if any((example.input_ids == tokenizer.unk_id).any() for example in item.unit))
     words: Counter[str] = Counter()
-    for _, one in zip(range(SAMPLE), having, strict=False):
-        words.update(tokenizer.unknown(one.item.texts))
-    return [word for word, _ in words.most_common(NAMED)]
+    for _, item in zip(range(SAMPLE), rows, strict=False):
+        words.update(tokenizer.unknown(item.item.texts))
+    return [word for word, _ in words.most_common(NUM_EXAMPLES)]
 
 
-# --- what will go wrong -----------------------------------------------------------------------------------------------
-
-
-def _warnings(found: DatasetReport) -> list[str]:
+def _warnings(report: DatasetReport) -> list[str]:
     """The worst first."""
     warnings = []
-    if found.leaked.rows:
+    if report.leaked.rows:
         warnings.append(
-            f"{found.leaked.rows:,} rows of dev ({found.leaked.rows / found.dev:.1%}) are in train as well "
-            f"({found.leaked.places[0]}): the scores will be too good; remove the copies"
+            f"{report.leaked.rows:,} rows of dev ({report.leaked.rows / report.dev:.1%}) are in train as well "
+            f"({report.leaked.places[0]}): the scores will be too good; remove the copies"
         )
-    if found.conflicts.rows:
+    if report.conflicts.rows:
         warnings.append(
-            f"{found.conflicts.rows:,} rows have the text of another row and a different label "
-            f"({found.conflicts.places[0]}): nobody can get both right"
+            f"{report.conflicts.rows:,} rows have the text of another row and a different label "
+            f"({report.conflicts.places[0]}): no model can predict both"
         )
-    if found.copies.rows > MANY_COPIES * found.train:
-        warnings.append(f"{found.copies.rows:,} rows of train are copies of others ({found.copies.places[0]})")
-    warnings += _label_warnings(found)
-    lengths = found.lengths
+    if report.copies.rows > MANY_COPIES * report.train:
+        warnings.append(f"{report.copies.rows:,} rows of train are copies of others ({report.copies.places[0]})")
+    warnings += _label_warnings(report)
+    lengths = report.lengths
     if not lengths.windows and lengths.too_long > MANY_LONG * sum(lengths.counts):
         warnings.append(
             f"{lengths.too_long / sum(lengths.counts):.0%} of the rows lose their end: the model reads "
-            f"{lengths.max_length} tokens; is what matters at the beginning?"
+            f"{lengths.max_length} tokens; put what matters at the beginning"
         )
-    if found.train < FEW_TRAIN:
-        warnings.append(f"few rows to learn from ({found.train}): another seed will give quite another score")
-    if found.dev < FEW_DEV:
-        warnings.append(f"few rows to judge on ({found.dev}): a share is off by up to {1 / math.sqrt(found.dev):.0%}")
+    if report.train < FEW_TRAIN:
+        warnings.append(f"few training rows ({report.train}): scores differ much between seeds")
+    if report.dev < FEW_DEV:
+        warnings.append(f"few dev rows ({report.dev}): a score is off by up to {1 / math.sqrt(report.dev):.0%}")
     return warnings
 
 
-def _label_warnings(found: DatasetReport) -> list[str]:
-    if found.task == "regression":
+def _label_warnings(report: DatasetReport) -> list[str]:
+    if report.task == "regression":
         return []
     warnings = []
-    if missing := [name for name, (train, dev) in found.labels.items() if dev and not train]:
-        warnings.append(f"dev has what train lacks and no model can learn: {_some(missing)}")
-    if rare := [name for name, (train, _) in found.labels.items() if 0 < train < RARE]:
-        warnings.append(f"fewer than {RARE} times in train, too seldom to be learned well: {_some(rare)}")
-    if unjudged := [name for name, (train, dev) in found.labels.items() if train and not dev]:
-        warnings.append(f"not in dev, so that nobody will know how well it is learned: {_some(unjudged)}")
-    counts = [(n, name) for name, (n, _) in found.labels.items() if n]
-    if found.task == "classification" and len(counts) > 1 and counts[0][0] >= UNBALANCED * counts[-1][0]:
-        (most, frequent), (least, seldom) = counts[0], counts[-1]
+    if missing := [name for name, (train, dev) in report.labels.items() if dev and not train]:
+        warnings.append(f"labels of dev that are not in train cannot be learned: {_some(missing)}")
+    if rare := [name for name, (train, _) in report.labels.items() if 0 < train < RARE]:
+        warnings.append(f"labels with fewer than {RARE} examples in train, too few to learn well: {_some(rare)}")
+    if not_in_dev := [name for name, (train, dev) in report.labels.items() if train and not dev]:
+        warnings.append(f"labels that are not in dev cannot be evaluated: {_some(not_in_dev)}")
+    counts = [(n, name) for name, (n, _) in report.labels.items() if n]
+    if report.task == "classification" and len(counts) > 1 and counts[0][0] >= UNBALANCED * counts[-1][0]:
+        (most, frequent), (least, rarest) = counts[0], counts[-1]
         warnings.append(
-            f"{frequent!r} is {most / least:.0f} times as frequent as {seldom!r}: always answering {frequent!r} would "
-            f"be right in {most / found.train:.1%}; look at macro F1, and try --set class_weights=balanced"
+            f"{frequent!r} is {most / least:.0f} times as frequent as {rarest!r}: always predicting {frequent!r} is "
+            f"right in {most / report.train:.1%}; look at macro F1, and try --set class_weights=balanced"
         )
     return warnings
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(map(repr, names[:SHOWN_LABELS])) + (
-        f" and {len(names) - SHOWN_LABELS:,} others" if len(names) > SHOWN_LABELS else ""
-    )
+    others = f" and {len(names) - SHOWN_LABELS:,} others" if len(names) > SHOWN_LABELS else ""
+    return ", ".join(map(repr, names[:SHOWN_LABELS])) + others
 
 
-def _language_warnings(found: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
-    """What the tokenizer does to this language."""
+def _language_warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
+    """Problems of the tokenizer with the language of the texts."""
     warnings = []
-    if found.unknown > MANY_UNKNOWN or found.pieces > MANY_PIECES:
+    if report.unknown > MANY_UNKNOWN or report.pieces > MANY_PIECES:
         warnings.append(
-            f"the model's vocabulary does not fit these texts ({found.pieces:.1f} tokens for a word, "
-            f"{found.unknown:.1%} unknown): is the model for another language? Name one for yours with --model"
+            f"the model's vocabulary does not fit these texts ({report.pieces:.1f} tokens per word, "
+            f"{report.unknown:.1%} unknown): name a model for their language with --model"
         )
-    capitals = sum(text != text.lower() for text in texts)
-    if tokenizer.lowercase and found.task in ("tagging", "spans") and capitals > len(texts) / 2:
-        warnings.append("the model does not see capitals, by which names are told: a cased one finds more of them")
-    marked = next((c for c in "".join(texts) if "ぁ" <= c <= "ヿ" and len(unicodedata.normalize("NFD", c)) > 1), "")
-    bare = unicodedata.normalize("NFD", marked)[:1]
-    if marked and tokenizer.ids([marked]) == tokenizer.ids([bare]):
-        warnings.append(f"the model reads {marked} as {bare}: it was not made for Japanese")
+    with_capitals = sum(text != text.lower() for text in texts)
+    if tokenizer.lowercase and report.task in ("tagging", "spans") and with_capitals > len(texts) / 2:
+        warnings.append("the model is uncased, and capitals help to find names: try a cased model")
+    voiced = next((c for c in "".join(texts) if "ぁ" <= c <= "ヿ" and len(unicodedata.normalize("NFD", c)) > 1), "")
+    plain = unicodedata.normalize("NFD", voiced)[:1]
+    if voiced and tokenizer.ids([voiced]) == tokenizer.ids([plain]):
+        warnings.append(f"the model reads {voiced} as {plain}: it is not for Japanese")
     return warnings

@@ -9,7 +9,6 @@ import json
 import shutil
 import tempfile
 import weakref
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -28,13 +27,13 @@ from bertworks.checkpoints.training_state import locked
 from bertworks.config import dump_recipe, parse_as
 from bertworks.datasets.reader import Quoting
 from bertworks.datasets.schema import TaskType
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import UsageError
 from bertworks.events import Event, duration, forward_events
 from bertworks.inference.decoding import make_featurizer
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import refuse_nested, sha256, write_text
 from bertworks.models.initialization import meta_device_init
-from bertworks.runs.data_splits import LabelledData, files_of, read_data
+from bertworks.runs.data_splits import LabelledData, describe_task, find_files, read_data
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
 from bertworks.runs.distributed import Processes
 from bertworks.runs.finetune_job import FinalEvaluation, FinetuneJob, InitialModel
@@ -46,7 +45,6 @@ from bertworks.runs.training_run import TrainingRun
 from bertworks.training.budget import time_step
 from bertworks.training.device import Precision, best_precision, choose_device, disable_heap_trim
 from bertworks.training.finetune_recipe import (
-    RECIPES,
     FinetuneRecipe,
     default_max_length,
     load_finetune_recipe,
@@ -93,10 +91,6 @@ def _tokens(units: Sequence[ExampleGroup]) -> int:
 
 
 FINISHED = "finished.json"  # what the last event said; a folder that has it is done
-_ONLY: dict[str, tuple[TaskType, ...]] = {  # settings that mean nothing elsewhere
-    "recurrent_units": ("tagging", "spans"), "document_context": ("tagging",),
-    "class_weights": ("classification", "tagging", "spans"), "label_smoothing": ("classification", "tagging", "spans"),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -130,7 +124,7 @@ class FinetuneRequest:
         content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         read = {"data": self.data, "dev": self.dev, "recipe": self.recipe if self.recipe.endswith(".toml") else None}
         for name, path in ((name, Path(path)) for name, path in read.items() if path is not None):
-            files = list(filter(None, files_of(path, None))) if path.is_dir() else [path]
+            files = list(filter(None, find_files(path, None))) if path.is_dir() else [path]
             if files := [file for file in files if file.is_file()]:
                 content[f"{name}_sha256"] = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
         return content
@@ -229,54 +223,10 @@ def prepare(
     head = None
     if not request.new_head and not {"classifier.weight", "span.weight"}.isdisjoint(model.state):
         head = read_task_config(folder)
-        check_same_task(
-            head, description.task, description.labels, request.model, recurrent_units=description.recurrent_units
-        )
+        check_same_task(head, description.task, description.labels, request.model, lstm_units=description.lstm_units)
     beginning = InitialModel(request.model, model, head)
     return Prepared(
         request, resolve_recipe(recipe, len(units), model.config), data, description, beginning, units, train, dev
-    )
-
-
-def describe_task(data: LabelledData, recipe: FinetuneRecipe) -> TaskConfig:
-    """What the model will do, in terms of the data."""
-    schema, labels, choices = data.schema, data.schema.labels, 0
-    for name, tasks in _ONLY.items():
-        if getattr(recipe, name) != getattr(RECIPES["stable"], name) and schema.task not in tasks:
-            hint = "use another recipe: stable, paper" if name == "recurrent_units" else "leave it out"
-            raise UsageError(f"{name} is for {', '.join(tasks)}, and the data is for {schema.task}", hint=hint)
-    if recipe.document_context and schema.document is None:
-        raise UsageError(
-            "document_context: the data does not say which sentences are of one document",
-            hint="part documents by -DOCSTART- lines, or name their column: --group COLUMN; or leave it out",
-        )
-    if schema.task == "spans":
-        labels = ("O", *(f"{part}-{kind}" for kind in labels for part in "BI"))
-    if schema.task == "choice":
-        counts = Counter(len(item.texts) - 1 for item in (*data.train, *data.dev))
-        choices = counts.most_common(1)[0][0]
-        if odd := next((item for item in (*data.train, *data.dev) if len(item.texts) - 1 != choices), None):
-            raise BertworksError(
-                f"{len(odd.texts) - 1} choices, where most rows have {choices}", where=odd.where,
-                hint="give every row as many choices",
-            )  # fmt: skip
-    without_answer = schema.task == "qa" and any(not item.label for item in (*data.train, *data.dev))
-    return TaskConfig(
-        task=schema.task,
-        labels=labels,
-        text=schema.text,
-        label=schema.label,
-        separator=schema.separator,
-        num_choices=choices,
-        first_choice=schema.first_choice if schema.task == "choice" else None,
-        max_length=recipe.max_length,
-        stride=recipe.stride,
-        max_question=recipe.max_question,
-        max_answer=recipe.max_answer,
-        document_context=recipe.document_context,
-        document=schema.document if recipe.document_context else None,
-        recurrent_units=recipe.recurrent_units,
-        threshold=0.0 if without_answer else None,
     )
 
 
@@ -320,7 +270,7 @@ def _finished(output: Path) -> Event:
 
 def _plan(p: Prepared, work: FinetuneJob, seconds: float) -> str:
     steps = work.train_batches.steps_per_epoch
-    units = p.recipe.recurrent_units
+    units = p.recipe.lstm_units
     how = f" in the frozen encoder, {units} units in the LSTM above" if units else ""
     early = f"; ends early after {p.recipe.patience} evaluations without gain" if p.recipe.patience else ""
     return (

@@ -107,7 +107,7 @@ class FinetuneJob:
     def network(self) -> TaskModel:
         """One of this kind, with everything at random."""
         task = make_task_head(self.description, self.units, self.recipe)
-        return TaskModel(self.config, task, recurrent_units=self.recipe.recurrent_units)
+        return TaskModel(self.config, task, lstm_units=self.recipe.lstm_units)
 
     def blank(self) -> TaskModel:
         network = self.network()
@@ -176,7 +176,7 @@ class FinetuneJob:
         return None
 
     def flops_per_token(self, step: int) -> float:
-        c, units, length = self.config, self.recipe.recurrent_units, self._mean_length
+        c, units, length = self.config, self.recipe.lstm_units, self._mean_length
         if units:  # of the LSTM alone: what the encoder says is computed once
             return 6.0 * num_lstm_parameters(frozen_features_size(c), units)
         everything = self.description.task == "qa"
@@ -295,7 +295,7 @@ class FinalEvaluation:
         """The one in the folder, with the weights of the best state."""
         d = self.description
         model = load_model(self.folder, needs={"encoder", "span" if d.task == "qa" else "classifier"})
-        network = TaskModel(model.config, make_task_head(d), recurrent_units=d.recurrent_units)
+        network = TaskModel(model.config, make_task_head(d), lstm_units=d.lstm_units)
         network.load_state_dict({name: model.state[name] for name in network.state_dict()})
         return network.to(device).eval()
 

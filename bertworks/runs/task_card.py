@@ -53,7 +53,7 @@ def task_card(
     began = model_name if is_model_name(model_name) else Path(model_name).name
     columns = " and ".join(f"`{_cell(column)}`" for column in d.text) or "its text"
     return f"""---
-library_name: {"bertworks" if d.recurrent_units else "transformers"}
+library_name: {"bertworks" if d.lstm_units else "transformers"}
 pipeline_tag: {_PIPELINES[d.task]}
 {_front(model_name, facts["evaluation"])}tags: [bert, bertworks, {d.task}]
 ---
@@ -100,8 +100,8 @@ def _quality(survey: DatasetReport, figures: Mapping[str, float]) -> str:
         for name, title in NAMES.items()
         if name in figures
     }
-    told = next((note for note in survey.notes if note.startswith("judged on")), "judged on rows set aside")
-    told = re.sub("judged on .*/", "judged on ", told)  # folders are nobody's business
+    told = next((note for note in survey.notes if note.startswith("evaluated on")), "evaluated on held-out rows")
+    told = re.sub("evaluated on .*/", "evaluated on ", told)  # without the folders
     return f"""{_rows(("On dev", ""), rows)}
 Dev: {told}.
 Its rows also decided which state of the training was kept: on texts from elsewhere expect somewhat less.
@@ -110,7 +110,7 @@ Its rows also decided which state of the training was kept: on texts from elsewh
 
 def _data(survey: DatasetReport) -> str:
     labels = {name: f"{train:,} | {dev:,}" for name, (train, dev) in list(survey.labels.items())[:MOST_LABELS]}
-    parts = [f"{survey.train:,} rows to learn from, {survey.dev:,} to judge on.\n"]
+    parts = [f"{survey.train:,} rows in train, {survey.dev:,} in dev.\n"]
     if labels:
         parts.append(_rows(("Label", "in train | in dev"), labels))
     return "\n".join(parts) + "".join(f"\n- {warning}" for warning in survey.warnings) + "\n"
@@ -123,7 +123,7 @@ def _beyond(d: TaskConfig) -> str:
 def _usage(d: TaskConfig) -> str:
     example = '{"text": "A text", "text_pair": "and another"}' if len(d.text) == 2 else '"A text"'
     command = "```\nbertworks predict . new.csv -o scored.csv\n```\n\nThe dot stands for the path of this folder.\n"
-    if d.recurrent_units:
+    if d.lstm_units:
         return f"{command}transformers has no such network, and refuses this folder.\n"
     if d.task in _ASKS:
         code = f"from transformers import pipeline\n\n{_ASKS[d.task].replace('{example}', example)}"

@@ -204,24 +204,22 @@ class MultipleChoice:
 class TaskModel(nn.Module):
     """An encoder with the head of a task.
 
-    recurrent_units: the encoder is frozen, and its last layers are read, as they are, by a two-layer bidirectional LSTM
+    lstm_units: the encoder is frozen, and its last layers are read, as they are, by a two-layer bidirectional LSTM
         with so many units (section 5.3, the feature-based approach); 0: there is none, and the encoder is learned.
     """
 
-    def __init__(
-        self, c: EncoderConfig, task: TaskHead, *, recurrent_units: int = 0, gradient_checkpointing: bool = False
-    ):
+    def __init__(self, c: EncoderConfig, task: TaskHead, *, lstm_units: int = 0, gradient_checkpointing: bool = False):
         super().__init__()
         self.task, self.dropout, self.weights = task, c.hidden_dropout, {"task": 1.0}
         self.encoder = Encoder(c, gradient_checkpointing)
         self.pooler = Pooler(c) if task.pooled else None
         self.features: FrozenFeatures | None = None
         self.recurrent: BiLSTM | None = None
-        if recurrent_units:
+        if lstm_units:
             self.encoder.requires_grad_(False)
             self.features = FrozenFeatures(self.encoder)
-            self.recurrent = BiLSTM(frozen_features_size(c), recurrent_units)
-        layer = OutputLayer(2 * recurrent_units or c.hidden_size, task.outputs)
+            self.recurrent = BiLSTM(frozen_features_size(c), lstm_units)
+        layer = OutputLayer(2 * lstm_units or c.hidden_size, task.outputs)
         initialize(layer, c)
         self.classifier = layer if task.head == "classifier" else None
         self.span = layer if task.head == "span" else None
