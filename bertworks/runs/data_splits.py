@@ -232,7 +232,9 @@ def _drop_unused_labels(all_items: Sequence[Item], schema: Schema, name: str) ->
         what = (
             f"all rows with a text have the same label, {labels[0]!r}" if labels else "no row with a text has a label"
         )
-        raise BertworksError(f"all rows with a text {what} (in {schema.label!r})", where=name, hint="add rows with another label")
+        raise BertworksError(
+            f"all rows with a text {what} (in {schema.label!r})", where=name, hint="add rows with another label"
+        )
     return replace(schema, labels=labels)
 
 
