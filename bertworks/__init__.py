@@ -88,7 +88,7 @@ _EXPORTS = {
     "models.encoder": ["Encoder"],
     "models.layout": ["Layout"],
     "retrieval.index": ["Index", "index_file"],
-    "runs.check": ["check_file"],
+    "runs.dataset_report": ["check_file"],
     "runs.finetune": ["finetune", "finetune_events", "make_finetune_request"],
     "runs.pretrain": ["estimate", "pretrain"],
     "runs.trials": ["plan_trials", "run_trials"],

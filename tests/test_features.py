@@ -229,7 +229,7 @@ def test_a_damaged_folder_and_another_task_are_refused(start: Path, tmp_path: Pa
     run(write_conll(tmp_path / "names.conll", 40), tmp_path / "out", start, overrides=(*FAST, "epochs=1"))
     task = json.loads((tmp_path / "out/task.json").read_text())
     (tmp_path / "out/task.json").write_text(json.dumps(task | {"lstm_units": 12}))
-    with pytest.raises(BertworksError, match=r"recurrent\.lstm\.\w+ is \[96, 128\], but the task asks for \[48, 128\]"):
+    with pytest.raises(BertworksError, match=r"recurrent\.lstm\.\w+ is \[96, 128\], but the task needs \[48, 128\]"):
         Predictor(tmp_path / "out")
     (tmp_path / "out/task.json").write_text(json.dumps(task))
     weights = tmp_path / "out/model.safetensors"
