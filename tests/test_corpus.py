@@ -197,7 +197,7 @@ def test_every_format_and_compression_gives_the_same_documents(tmp_path: Path) -
     assert reader.report.columns == {"text": 9}
     assert reader.report.documents == 60
     assert reader.report.characters == sum(map(len, expected)) * 12
-    assert reader.report.troubles() == []
+    assert reader.report.issues() == []
 
 
 def test_documents_say_where_they_begin(tmp_path: Path) -> None:
@@ -614,4 +614,4 @@ def test_real_corpora_are_understood(data_folder: Path) -> None:
     japanese = CorpusReader([data_folder / "text" / "ja-aozora-5m-chars.jsonl.gz"])
     assert sum(1 for _ in japanese) == 359
     assert japanese.report.wrapped_documents == 0
-    assert japanese.report.troubles() == []
+    assert japanese.report.issues() == []

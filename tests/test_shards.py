@@ -144,10 +144,10 @@ def test_other_settings_are_refused_and_overwrite_replaces(
     assert "-o" in str(caught.value.hint)
     assert "--overwrite" in str(caught.value.hint)
     more = write_corpus(tmp_path / "more.jsonl", make_documents(10))
-    with pytest.raises(BertworksError, match=r"bytes: \d+ there, \d+ asked"):
+    with pytest.raises(BertworksError, match=r"bytes: \d+, now \d+"):
         write_shards(more, tokenizer, folder, workers=1)
     same_files = CorpusReader(reader.files, text_column="text")
-    with pytest.raises(BertworksError, match="text_column: None there, text asked"):
+    with pytest.raises(BertworksError, match="text_column: None, now text"):
         write_shards(same_files, tokenizer, folder, workers=1)
     assert hashes(folder) == before
     replaced = write_shards(more, other, folder, workers=1, overwrite=True)
@@ -176,7 +176,7 @@ def test_a_copied_corpus_is_the_same_corpus(
         assert not write_shards(CorpusReader([inputs]), tokenizer, shards, workers=1).written_now
     assert hashes(shards) == before
     (tmp_path / "copy" / "b.jsonl").rename(tmp_path / "copy" / "c.jsonl")
-    with pytest.raises(BertworksError, match=r"content_sha256: .* there, .* asked"):
+    with pytest.raises(BertworksError, match=r"content_sha256: .*, now .*"):
         write_shards(CorpusReader([tmp_path / "copy"]), tokenizer, shards, workers=1)
 
 
@@ -246,9 +246,7 @@ def test_a_corpus_that_changes_meanwhile_is_an_error(
 
 
 @pytest.mark.parametrize("plan", ["", "[]", "7", "{}"])
-def test_a_garbled_plan_is_no_plan_of_ours(
-    plan: str, reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
+def test_a_damaged_plan_is_not_ours(plan: str, reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path) -> None:
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / "plan.json").write_text(plan)
     with pytest.raises(BertworksError, match=r"holds no shards: plan\.json"):
@@ -273,7 +271,7 @@ def test_overwrite_deletes_shards_and_nothing_else(reader: CorpusReader, tokeniz
         write_shards(reader, tokenizer, shards, workers=1, overwrite=True)
     assert before.items() < hashes(shards).items()
     (shards / "thesis.txt").unlink()
-    (shards / "manifest.json").write_text("{")  # garbled: still told by what lies beside it
+    (shards / "manifest.json").write_text("{")  # damaged: the other files still identify the folder
     write_shards(reader, tokenizer, shards, workers=1, overwrite=True)
     assert hashes(shards) == before
 
@@ -421,18 +419,18 @@ def test_damage_is_found(reader: CorpusReader, tokenizer: Tokenizer, tmp_path: P
         assert caught.value.where
         path.write_bytes(whole)
 
-    check("tokens.bin", lambda data: data[:-10], "bytes where")
+    check("tokens.bin", lambda data: data[:-10], "bytes instead of")
     check("sentences.npy", lambda data: data[:-10], "damaged")
     check("documents.npy", lambda data: data[:20], "damaged")
-    check("documents.npy", lambda data: (folder / "sentences.npy").read_bytes(), "do not fit")
-    check("manifest.json", lambda data: data[: len(data) // 2], "garbled")
-    check("manifest.json", lambda data: b"[]", "garbled")
+    check("documents.npy", lambda data: (folder / "sentences.npy").read_bytes(), "do not match")
+    check("manifest.json", lambda data: data[: len(data) // 2], "damaged")
+    check("manifest.json", lambda data: b"[]", "damaged")
     check("manifest.json", lambda data: data.replace(b'"format": 1', b'"format": 99', 1), "format 99")
     check("tokens.bin", lambda data: bytes([data[0] ^ 1]) + data[1:], "sha256", verify=True)
     check("tokenizer/tokenizer.json", lambda data: data.replace(b'"dog"', b'"dot"'), "not the tokenizer")
     check("tokenizer/vocab.txt", lambda data: data + b"x\n", "sha256", verify=True)
     (folder / "tokens.bin").unlink()
-    with pytest.raises(BertworksError, match="0 bytes where"):
+    with pytest.raises(BertworksError, match="0 bytes instead of"):
         Shards.open(folder)
     with pytest.raises(BertworksError, match="not a shards folder") as caught:
         Shards.open(tmp_path / "nowhere")

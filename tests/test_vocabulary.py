@@ -1,4 +1,4 @@
-"""Vocabularies: the same bytes whatever the way, honest figures, and nothing learned wrongly."""
+"""Vocabularies: the same bytes whatever the way, honest figures, exact counts."""
 
 import gzip
 import json
@@ -18,10 +18,10 @@ from bertworks.text import word_counts, wordpiece
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.text.word_counts import Splitter, WordCounts, count_words
-from bertworks.text.wordpiece import MergeLearner, characters_of, learn_word_pieces
+from bertworks.text.wordpiece import MergeLearner, characters_of, train_word_pieces
 
 BERT = '{"type":"BertNormalizer","clean_text":true,"handle_chinese_chars":true,"strip_accents":%s,"lowercase":true}'
-SPLITTER = Splitter(BERT % "false", '{"type":"BertPreTokenizer"}', 100, "lower-cased")
+SPLITTER = Splitter(BERT % "false", '{"type":"BertPreTokenizer"}', 100, True)
 BYTES = Splitter(
     '{"type":"Sequence","normalizers":[%s,{"type":"Strip","strip_left":true,"strip_right":true},'
     '{"type":"Replace","pattern":{"Regex":" {2,}"},"content":" "}]}' % (BERT % "false"),
@@ -56,7 +56,7 @@ def files_of(tokenizer, folder):
 @given(TEXTS)
 @pytest.mark.parametrize("splitter", [SPLITTER, BYTES], ids=["wordpiece", "bpe"])
 def test_counts_are_those_of_the_whole_text(splitter, texts):
-    expected = Counter(word for text in texts for word in splitter.words(text) if len(word) <= splitter.longest)
+    expected = Counter(word for text in texts for word in splitter.words(text) if len(word) <= splitter.max_length)
     assert splitter.count(texts) == expected
 
 
@@ -88,7 +88,7 @@ def test_hundreds_of_runs_are_merged_on_the_way():
 def test_no_room_for_temporary_files_is_an_error_of_ours():
     with WordCounts(max_memory=1) as counts:
         counts._folder.cleanup()
-        with pytest.raises(BertworksError, match="cannot be put aside"):
+        with pytest.raises(BertworksError, match="cannot be written"):
             counts.add({"word": 1})
 
 
@@ -164,7 +164,7 @@ def test_scores_differ_where_they_should():
     words = [("xe", 50), ("ye", 60), ("ze", 60), ("e", 1), ("qu", 45)]
     alphabet = sorted({form for word, _ in words for form in characters_of(word)})
     first = {
-        score: learn_word_pieces(words, alphabet, len(alphabet) + 1, score=score, min_frequency=2)[-1]
+        score: train_word_pieces(words, alphabet, len(alphabet) + 1, score=score, min_frequency=2)[-1]
         for score in ("frequency", "likelihood")
     }
     assert first == {"frequency": "ye", "likelihood": "qu"}
@@ -173,9 +173,9 @@ def test_scores_differ_where_they_should():
 def test_stepping_stones_are_dropped():
     words = [("abcdef", 100), ("xy", 3), ("zw", 2)]
     alphabet = sorted({form for word, _ in words for form in characters_of(word)})
-    pieces = learn_word_pieces(words, alphabet, len(alphabet) + 6, score="frequency", min_frequency=2)
+    pieces = train_word_pieces(words, alphabet, len(alphabet) + 6, score="frequency", min_frequency=2)
     assert set(pieces[len(alphabet) :]) >= {"abcdef", "xy"}
-    few = learn_word_pieces(words, alphabet, len(alphabet) + 5, score="frequency", min_frequency=2)
+    few = train_word_pieces(words, alphabet, len(alphabet) + 5, score="frequency", min_frequency=2)
     assert few[len(alphabet) :][-1] == "xy", "a fifth more than 5 is 6; a stepping stone of abcdef went"
 
 
@@ -274,9 +274,9 @@ def test_accents_stripped_late_are_as_if_stripped_at_once(algorithm):
 def test_report_tells_the_truth():
     texts = ["ab cd"] * 3000 + ["ef gh 中"] * 3000 + [f"{number} zz" for number in range(3000)]
     made, report = train_vocabulary(texts, VocabularyConfig(size=60, character_coverage=0.5))
-    held_back = list(word_counts.Sample(texts))
-    assert report.words == sum(SPLITTER.count(held_back).values())
-    assert report.unique_words == len(SPLITTER.count(held_back))
+    training = list(word_counts.Sample(texts))
+    assert report.words == sum(SPLITTER.count(training).values())
+    assert report.unique_words == len(SPLITTER.count(training))
     sample = word_counts.Sample(texts)
     list(sample)
     ids = made.ids(sample.texts)
@@ -284,14 +284,14 @@ def test_report_tells_the_truth():
     assert 0 < report.character_coverage <= 1
 
 
-def test_documents_held_back_do_not_depend_on_order():
+def test_held_out_documents_do_not_depend_on_order():
     texts = [f"document number {number}" * 20 for number in range(1000)]
-    learned_from = set(word_counts.Sample(texts))
-    assert 5 < len(texts) - len(learned_from) < 40
-    assert set(word_counts.Sample(reversed(texts))) == learned_from
+    training = set(word_counts.Sample(texts))
+    assert 5 < len(texts) - len(training) < 40
+    assert set(word_counts.Sample(reversed(texts))) == training
 
 
-def test_a_tiny_corpus_is_never_all_held_back():
+def test_a_tiny_corpus_is_never_all_held_out():
     text = next(f"words {number}" for number in range(10_000) if not list(word_counts.Sample([f"words {number}"])))
     made, report = train_vocabulary([text], VocabularyConfig(size=50, min_frequency=1))
     assert "words" in made.tokens
@@ -317,7 +317,7 @@ def test_size_that_does_not_hold_the_alphabet_names_the_least(algorithm):
 
 
 def test_memory_that_holds_few_words_is_said(monkeypatch):
-    monkeypatch.setattr(word_counts, "_FEWEST_WORDS", 10)
+    monkeypatch.setattr(word_counts, "_MIN_WORDS", 10)
     _, report = train_vocabulary(invented(), VocabularyConfig(size=100), max_memory=10)
     assert any("10 most frequent" in note for note in report.notes)
 

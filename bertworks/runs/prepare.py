@@ -12,7 +12,7 @@ from bertworks.errors import UsageError
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
 from bertworks.text.corpus import CorpusReader
-from bertworks.text.corpus_report import PreflightReport, corpus_report
+from bertworks.text.corpus_report import CorpusStatistics, corpus_report
 from bertworks.text.shards import Shards, holds_shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.vocabulary import VocabularyConfig, VocabularyReport, train_vocabulary
@@ -110,7 +110,7 @@ def make_shards(
     """
     _refuse_in_corpus(output, reader)
 
-    def work(report_progress: Callable[[str, int], None]) -> tuple[Shards, PreflightReport | None]:
+    def work(report_progress: Callable[[str, int], None]) -> tuple[Shards, CorpusStatistics | None]:
         def progress(characters: int) -> None:
             report_progress("characters", characters)
 

@@ -1,7 +1,6 @@
-"""Files -> documents: finds what the inputs name, reads every format, joins wrapped lines, names all trouble.
+"""Files -> documents: finds the files of the inputs, reads every format, joins wrapped lines, counts all issues.
 
-It does not split sentences and keeps no text: documents stream by, in an order that depends on nothing but the files'
-names, and memory does not grow with the corpus.
+Documents are streamed in an order that depends on the file names only. Memory does not grow with the corpus.
 """
 
 import glob
@@ -30,35 +29,34 @@ class Document(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """Which files a corpus has, as they stand there now; none is opened for it."""
+    """The files of a corpus, by their names, sizes and times only."""
 
     files: int
     bytes: int
-    stamp: str  # sha256 of paths, sizes and times of change. The same: the same text. Another: perhaps a copy of it
+    stamp: str  # sha256 of paths, sizes and times of change; of a copy it differs
 
 
 class CorpusReader:
-    """The documents of files, folders, globs and "-" (standard input), in a fixed order, as often as one iterates.
+    """The documents of files, folders, globs and "-" (standard input), in a fixed order. It can be iterated repeatedly.
 
-    Files come sorted by their path relative to the input that named them, in whatever order the inputs were typed.
+    Files are sorted by their path relative to the input, independent of the order of the inputs.
 
     Args:
-        inputs: what to read. In folders: .txt .jsonl .csv .tsv .parquet, their other usual suffixes (.text .ndjson .tab
-            .pq ...) and files without one (WikiExtractor), also
-            .gz .zst .xz .bz2. Names that begin with "_", other suffixes, links to folders, pipes and devices are left
-            out, and counted; hidden ones, which begin with ".", are not looked at.
-        text_column: the column or field that holds the text; None: guessed for each file, and reported.
-        documents: what ends a document in plain text; "auto": judged for each file by its first megabyte, and reported.
+        inputs: the paths. Of folders: .txt .jsonl .csv .tsv .parquet, their other usual suffixes (.text .ndjson .tab
+            .pq ...), files without a suffix (WikiExtractor), also with .gz .zst .xz .bz2. Names with a leading "_", other
+            suffixes, links to folders, pipes and devices are skipped and counted. Hidden files are ignored.
+        text_column: the column or field of the text; None: inferred per file, and reported.
+        documents: the end of a document in plain text; "auto": inferred from the first megabyte of each file, and
+            reported.
 
     Attributes:
-        files: what was found.
-        folders: those that were looked through.
-        text_column, documents: as they were asked for.
-        report: of the last full pass; all zero before.
+        files: all files.
+        folders: all input folders.
+        report: of the last complete pass.
 
     Raises:
-        BertworksError: an input names nothing that can be read; while iterating: a damaged file, a file without text
-            column, or no document at all.
+        BertworksError: an input has nothing to read; while iterating: a damaged file, a file without a text column, no
+            document at all.
     """
 
     def __init__(
@@ -72,16 +70,14 @@ class CorpusReader:
         self.folders: list[Path] = []
         self._skipped = IssueCounter()
         self._names: dict[Path, str] = {}
-        found: dict[Path, str] = {}  # file -> path relative to its input
-        for one in [inputs] if isinstance(inputs, str | Path) else inputs:
-            for path, relative in self._find(one).items():
-                found[path] = min(relative, found.get(path, relative))
-        if not found:
-            raise UsageError(
-                "no input was given", hint="name files, folders, a glob in quotes, or - for standard input"
-            )
-        self.files = sorted(found, key=lambda path: (found[path], path))
-        self._relative = found
+        self._relative: dict[Path, str] = {}  # file -> path relative to its input
+        for item in [inputs] if isinstance(inputs, str | Path) else inputs:
+            for path, relative in self._find(item).items():
+                self._relative[path] = min(relative, self._relative.get(path, relative))
+        if not self._relative:
+            hint = "name files, folders, a glob in quotes, or - for standard input"
+            raise UsageError("no input was given", hint=hint)
+        self.files = sorted(self._relative, key=lambda path: (self._relative[path], path))
         self.report = CorpusReport()
 
     def __iter__(self) -> Iterator[Document]:
@@ -91,14 +87,14 @@ class CorpusReader:
             yield from self._read(path, report)
         if not report.documents:
             raise BertworksError(
-                "\n  ".join(["no text was found", *report.troubles()]),
+                "\n  ".join(["no text was found", *report.issues()]),
                 where=self._names[self.files[0]] + (" ..." if len(self.files) > 1 else ""),
                 hint="name files that hold text",
             )
         self.report = report
 
     def identity(self) -> Identity:
-        """What can be known of the corpus at once.
+        """The identity of the corpus without reading it.
 
         Raises:
             BertworksError: a file is gone.
@@ -114,9 +110,7 @@ class CorpusReader:
         return Identity(len(self.files), size, digest.hexdigest())
 
     def content_sha256(self) -> str:
-        """Of the bytes of all files and their paths relative to the inputs: a copy elsewhere has the same.
-
-        All of them are read for it, many times as fast as documents are."""
+        """The sha256 of all files and of their paths relative to the inputs. A copy of the files has the same."""
         digest = hashlib.sha256()
         for path in self.files:
             digest.update(f"{self._relative[path]} {sha256(path)}\n".encode("utf-8", "surrogateescape"))
@@ -140,64 +134,64 @@ class CorpusReader:
                 report.characters += len(piece)
                 yield Document(piece, source)
 
-    def _find(self, one: str | Path) -> dict[Path, str]:
-        """The files that one input names, with their paths relative to it."""
-        path, piped = rereadable(one, self)
-        if piped:
-            self._names[path] = piped
+    def _find(self, item: str | Path) -> dict[Path, str]:
+        """The files of an input, with their paths relative to it."""
+        path, pipe_name = rereadable(item, self)
+        if pipe_name:
+            self._names[path] = pipe_name
             return {path: ""}
         if path.is_dir():
-            found = self._walk(path)
+            files = self._walk(path)
         elif path.exists():
-            found = {path: path.name}
+            files = {path: path.name}
         else:
-            found = {}
+            files = {}
             matches = [Path(match) for match in glob.glob(str(path), recursive=True)]  # noqa: PTH207 - it may be absolute
             if not matches:
                 raise _nothing_there(path)
             for match in matches:
                 if match.is_dir():
-                    found |= self._walk(match)
+                    files |= self._walk(match)
                 elif _is_special(match):
                     self._skipped.add(f"{match} ({_SPECIAL})")
                 else:
-                    found[match] = match.name
-        if not found:
+                    files[match] = match.name
+        if not files:
             raise BertworksError(
                 f"the folder has no file to read; skipped: {self._skipped}",
                 where=str(path),
                 hint=f"put files there that end in {', '.join(SUFFIXES)}, or name a file of another kind itself",
             )
-        resolved = {file.resolve(): relative for file, relative in found.items()}
-        self._names |= {file.resolve(): str(file) for file in found}
+        resolved = {file.resolve(): relative for file, relative in files.items()}
+        self._names |= {file.resolve(): str(file) for file in files}
         return resolved
 
     def _walk(self, folder: Path) -> dict[Path, str]:
-        found = {}
+        files = {}
         self.folders.append(folder.resolve())
-        for parent, folders, files in os.walk(folder, onerror=_raise_unreadable):
-            folders[:] = self._without_left_out(parent, folders)
-            for name in self._without_left_out(parent, files):
+        for parent, folders, names in os.walk(folder, onerror=_raise_unreadable):
+            folders[:] = self._select(parent, folders)
+            for name in self._select(parent, names):
                 path = Path(parent) / name
-                found[path] = path.relative_to(folder).as_posix()
-        return found
+                files[path] = path.relative_to(folder).as_posix()
+        return files
 
-    def _without_left_out(self, parent: str, names: list[str]) -> list[str]:
-        """What is read of a folder's entries; the others, but for hidden ones, are counted with the reason."""
+    def _select(self, parent: str, names: list[str]) -> list[str]:
+        """The entries of a folder to read. Others, except hidden ones, are counted with the reason."""
         kept = []
         for name in names:
             path = Path(parent) / name
             if name.startswith("."):
                 continue
-            if why := _why_left_out(path):
-                self._skipped.add(f"{path} ({why})")
+            if reason := _skip_reason(path):
+                self._skipped.add(f"{path} ({reason})")
             else:
                 kept.append(name)
         return kept
 
 
-def _why_left_out(path: Path) -> str:
-    """Why something that was found in a folder is not read; empty: it is."""
+def _skip_reason(path: Path) -> str:
+    """Why an entry of a folder is not read; empty: it is read."""
     if path.name.startswith("_"):
         return "its name begins with _"
     if path.is_dir():
@@ -209,12 +203,12 @@ def _why_left_out(path: Path) -> str:
 
 
 def _is_special(path: Path) -> bool:
-    """Is there no file, but something that may keep a reader waiting for ever?"""
+    """Whether the path is a pipe or a device, which could block a reader forever."""
     return not path.is_file() and path.exists()
 
 
 def _is_wiki_part(name: str) -> bool:
-    """WikiExtractor's `wiki_00`, also compressed; `Path` would see no suffix in it, but one in `AA.wiki_00`."""
+    """Whether a name is a compressed file without another suffix, as `wiki_00.bz2` of WikiExtractor."""
     return Path(name).suffix in COMPRESSIONS and "." not in Path(name).stem
 
 
@@ -233,7 +227,7 @@ def _nothing_there(path: Path) -> UsageError:
 
 
 def _clean(text: str, source: str, report: CorpusReport) -> str:
-    """Without NUL, lone surrogates and line ends other than "\\n"; JSON and Parquet can bring them in unseen."""
+    """Remove NUL, lone surrogates and line ends other than "\\n", which JSON and Parquet may hold."""
     if "\0" in text:
         report.null_characters.add(source)
         text = text.replace("\0", "")

@@ -1,6 +1,6 @@
-"""What may cause trouble in a corpus: duplicates, unknown words, lengths, casing.
+"""Report on finished shards: duplicates, unknown words, lengths, casing, with warnings.
 
-It reads finished shards in one pass and in bounded memory, and changes nothing.
+Shards are read once, in bounded memory.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,40 +19,40 @@ from bertworks.text.tokenizer_folder import count_cased
 _BLOCK_TOKENS = 1 << 20
 _BLOCK_SENTENCES = 1 << 18
 _ODD = np.uint64(0x9E3779B97F4A7C15)
-_MOST_HASHES = 1 << 21  # kept to find duplicates (48 MB); beyond, a sample by hash, which counts all copies of a text
+_MAX_HASHES = 1 << 21  # to find duplicates (48 MB); of more texts a sample by hash is kept, with all copies
 _SHOWN = 5
 _SHOWN_TOKENS = 40
 _SHOWN_CHARACTERS = 40
 _BAR = 30  # characters
-_MANY_UNKNOWN = 0.005  # published vocabularies give under 0.1 % on their own language
+_MANY_UNKNOWN = 0.005  # published vocabularies have below 0.1 % in their own language
 _MANY_DUPLICATE_SENTENCES = 0.2
 _MANY_DUPLICATE_DOCUMENTS = 0.02
-_MANY_PIECES = 2.0  # tokens per word; English through a good 30k vocabulary: 1.1 to 1.3
-_FEW_USES = 100  # of a token of the vocabulary, on average
+_MANY_PIECES = 2.0  # tokens per word; English with a good 30k vocabulary: 1.1 to 1.3
+_FEW_USES = 100  # of a token on average
 _CASING_UNKNOWN = 0.0005
 
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Copies beyond the first; estimates where the corpus is too large for all to be looked at."""
+    """Copies after the first. For a large corpus they are estimated from a sample."""
 
     number: int
     share: float
-    most_repeated: dict[str, int]  # text -> how often it stands in the corpus
-    looked_at: float  # share of distinct texts that was looked at; 1: exact
+    most_repeated: dict[str, int]  # text -> number in the corpus
+    looked_at: float  # fraction of distinct texts in the sample; 1: exact
 
 
 @dataclass(frozen=True)
-class PreflightReport:
-    """Figures, and warnings in words. `str()` is for people, `as_dict()` for JSON."""
+class CorpusStatistics:
+    """Figures and warnings. `str()` is text, `as_dict()` is for JSON."""
 
     documents: int
     sentences: int
     tokens: int
-    tokens_per_word: float  # a word: a stretch of letters or one punctuation mark, as the tokenizer cuts them
+    tokens_per_word: float  # a word: letters up to a space, or a punctuation mark, as the tokenizer splits them
     unknown_share: float  # of all tokens
     unknown_words: dict[str, int]  # the most frequent, in a sample
-    unknown_cured_by_lowercase: float  # share of those in the sample that the vocabulary knows in lower case
+    unknown_cured_by_lowercase: float  # fraction of those in the sample that are known in lower case
     sentence_lengths: dict[str, int]  # "8-15" tokens -> sentences
     document_lengths: dict[str, int]  # "256-511" tokens -> documents
     single_sentence_documents: int
@@ -80,21 +80,21 @@ class PreflightReport:
         return "\n".join(lines + [f"warning: {warning}" for warning in self.warnings])
 
 
-def corpus_report(shards: Shards, tokenizer: Tokenizer | None = None) -> PreflightReport:
-    """Look through shards once.
+def corpus_report(shards: Shards, tokenizer: Tokenizer | None = None) -> CorpusStatistics:
+    """Compute the report of shards.
 
     Args:
-        tokenizer: that of the shards; None: loaded from their folder.
+        tokenizer: of the shards; None: load it from their folder.
     """
     tokenizer = tokenizer or shards.tokenizer()
     sentence_hashes, document_hashes = _HashSample(), _HashSample()
     sentence_lengths, document_lengths = np.zeros(64, np.int64), np.zeros(64, np.int64)
     words = single = 0
-    for first, last in _cut(shards.documents, _BLOCK_SENTENCES):
+    for first, last in _ranges(shards.documents, _BLOCK_SENTENCES):
         borders = np.asarray(shards.documents[first : last + 1])
         starts = np.asarray(shards.sentences[borders[0] : borders[-1] + 1])
         hashes = np.empty(len(starts) - 1, np.uint64)
-        for low, high in _cut(starts, _BLOCK_TOKENS):
+        for low, high in _ranges(starts, _BLOCK_TOKENS):
             tokens = np.asarray(shards.tokens[starts[low] : starts[high]])
             words += int(tokenizer.starts_word[tokens].sum())
             hashes[low:high] = _hash_rows(tokens, starts[low : high + 1] - starts[low])
@@ -104,7 +104,7 @@ def corpus_report(shards: Shards, tokenizer: Tokenizer | None = None) -> Preflig
         sentence_hashes.add(hashes, int(borders[0]))
         document_hashes.add(_hash_rows(hashes, borders - borders[0]), first)
     manifest = shards.manifest
-    report = PreflightReport(
+    report = CorpusStatistics(
         documents=manifest.documents,
         sentences=manifest.sentences,
         tokens=manifest.tokens,
@@ -124,8 +124,8 @@ def corpus_report(shards: Shards, tokenizer: Tokenizer | None = None) -> Preflig
     return replace(report, warnings=_warnings(report, shards, tokenizer))
 
 
-def _cut(borders: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
-    """Stretches of rows, row i being borders[i]:borders[i+1], that are at most `most` long together (or one row)."""
+def _ranges(borders: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
+    """Ranges of rows that are at most `most` long together, or a single row. Row i is borders[i]:borders[i+1]."""
     first = 0
     while first < len(borders) - 1:
         last = max(int(np.searchsorted(borders, borders[first] + most, side="right")) - 1, first + 1)
@@ -134,7 +134,7 @@ def _cut(borders: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
 
 
 def _hash_rows(values: NDArray[Any], borders: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """A 64-bit hash of each row values[borders[i]:borders[i+1]]; no row is empty."""
+    """A 64-bit hash of each row values[borders[i]:borders[i+1]]. No row is empty."""
     lengths = np.diff(borders)
     places = (np.arange(len(values)) - np.repeat(borders[:-1], lengths)).astype(np.uint64)
     mixed = _mix(_mix(values.astype(np.uint64)) + places * _ODD)
@@ -150,14 +150,14 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 class _HashSample:
-    """Counts equal rows by their hashes; of too many distinct ones it keeps those that end in zeros, in all copies."""
+    """Counts equal rows by their hashes. Of too many hashes, it keeps those that end in zero bits."""
 
-    def __init__(self, most: int = _MOST_HASHES):
+    def __init__(self, most: int = _MAX_HASHES):
         self._most = most
         self._level = 0  # low bits that must be zero
         self._total = 0
         self._hashes = np.zeros(0, np.uint64)
-        self._rows = np.zeros(0, np.int64)  # where a hash first came
+        self._rows = np.zeros(0, np.int64)  # first row of each hash
         self._counts = np.zeros(0, np.int64)
 
     def add(self, hashes: NDArray[np.uint64], first_row: int) -> None:
@@ -168,7 +168,7 @@ class _HashSample:
         self._counts = np.concatenate([self._counts, np.ones(len(kept), np.int64)])
         if len(self._hashes) > self._most:
             self._merge()
-            while len(self._hashes) > self._most // 2:  # half, so that sorting stays rare
+            while len(self._hashes) > self._most // 2:  # half, so that sorting is rare
                 self._level += 1
                 self._keep(self._wanted(self._hashes))
 
@@ -179,7 +179,7 @@ class _HashSample:
         self._hashes, self._rows, self._counts = self._hashes[which], self._rows[which], self._counts[which]
 
     def _merge(self) -> None:
-        """One entry for each distinct hash."""
+        """Merge equal hashes."""
         distinct, firsts, owners = np.unique(self._hashes, return_index=True, return_inverse=True)
         counts = np.zeros(len(distinct), np.int64)
         np.add.at(counts, owners, self._counts)
@@ -187,7 +187,7 @@ class _HashSample:
         self._counts = counts
 
     def duplicates(self, text_of: Callable[[int], str]) -> Duplicates:
-        """Copies among the rows seen; `text_of` makes a row readable."""
+        """The copies among all rows. text_of: the text of a row."""
         self._merge()
         looked_at = int(self._counts.sum())
         copies = looked_at - len(self._hashes)
@@ -205,7 +205,7 @@ def _text(shards: Shards, tokenizer: Tokenizer, first: int, last: int) -> str:
 
 
 def _by_doubling(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64 [64]: how many lengths are 1, 2-3, 4-7, ..."""
+    """int64 [64]: the number of lengths of 1, 2-3, 4-7, ..."""
     exponents = np.frexp(lengths.astype(np.float64))[1] - 1
     return np.bincount(exponents, minlength=64)
 
@@ -216,75 +216,77 @@ def _named(counts: NDArray[np.int64]) -> dict[str, int]:
 
 
 def _cured_by_lowercase(words: dict[str, int], tokenizer: Tokenizer) -> float:
-    """Of the occurrences of unknown words, the share that has no [UNK] when written in lower case."""
+    """Fraction of the occurrences of unknown words that are known in lower case."""
     capitals = [word for word in words if word != word.lower()]
     ids = tokenizer.ids([word.lower() for word in capitals])
-    cured = sum(words[word] for word, found in zip(capitals, ids) if tokenizer.unk_id not in found)
+    cured = sum(words[word] for word, tokens in zip(capitals, ids) if tokenizer.unk_id not in tokens)
     return cured / max(sum(words.values()), 1)
 
 
-def _warnings(report: PreflightReport, shards: Shards, tokenizer: Tokenizer) -> list[str]:
-    """What will go wrong and what to do about it, the worst first."""
-    found = [*tokenizer.notes, *_vocabulary_warnings(report, tokenizer)]
+def _warnings(report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer) -> list[str]:
+    """Problems to expect and what to do, the worst first."""
+    warnings = [*tokenizer.notes, *_vocabulary_warnings(report, tokenizer)]
     documents, sentences = report.duplicate_documents, report.duplicate_sentences
     if documents.share > _MANY_DUPLICATE_DOCUMENTS:
-        found.append(
-            f"{documents.share:.1%} of the documents are copies of others: the model will learn them by heart, and "
+        warnings.append(
+            f"{documents.share:.1%} of the documents are copies of others: the model will memorize them, and "
             "held-out documents may be among them; remove copies from the corpus"
         )
     if sentences.share > _MANY_DUPLICATE_SENTENCES:
-        found.append(
+        warnings.append(
             f"{sentences.share:.1%} of the sentences are copies of others, such as "
-            f"{next(iter(sentences.most_repeated), '')!r}: remove menus, headers and other lines that come with every "
+            f"{next(iter(sentences.most_repeated), '')!r}: remove menus, headers and other lines that are on every "
             "page"
         )
     if shards.manifest.sections:
-        found.append(
+        warnings.append(
             "the corpus is one document, which was cut into sections so that next sentence prediction has others to "
-            "draw from; separate documents by blank lines for real borders"
+            "draw from; separate documents by blank lines"
         )
     if report.single_sentence_documents > report.documents // 2:
-        found.append(
+        warnings.append(
             f"{report.single_sentence_documents:,} documents have a single sentence, and next sentence "
-            "prediction needs two: join what belongs together into documents, or pre-train with masked words alone"
+            "prediction needs two: join related sentences into documents, or pre-train without it"
         )
     most = min(tokenizer.model_max_length, 512)
     long = sum(count for name, count in report.sentence_lengths.items() if int(name.split("-")[0]) >= most)
     if long > report.sentences // 1000:
-        found.append(
+        warnings.append(
             f"{long:,} sentences are longer than {most} tokens and will be cut: is the text without full stops and "
             "line ends, or in a language without word borders for this vocabulary?"
         )
-    return found
+    return warnings
 
 
-def _vocabulary_warnings(report: PreflightReport, tokenizer: Tokenizer) -> list[str]:
-    found = []
+def _vocabulary_warnings(report: CorpusStatistics, tokenizer: Tokenizer) -> list[str]:
+    warnings = []
     if report.unknown_share > _MANY_UNKNOWN:
-        found.append(
+        warnings.append(
             f"{report.unknown_share:.1%} of the tokens are [UNK]{_examples(report.unknown_words)}: the vocabulary does "
             "not fit this text; train one on it with `bertworks vocab`"
         )
     if report.unknown_share > _CASING_UNKNOWN and report.unknown_cured_by_lowercase > 0.5 and not tokenizer.lowercase:
         share = f"{report.unknown_cured_by_lowercase:.0%} of the unknown words are known in lower case: "
         if count_cased(tokenizer.tokens) <= len(tokenizer.tokens) // 100:
-            found.append(
+            warnings.append(
                 share + "the vocabulary is uncased but the tokenizer keeps capitals; set do_lower_case to true in its "
                 "tokenizer_config.json (and lowercase in tokenizer.json)"
             )
         else:
-            found.append(share + "much of the text is in capitals that the cased vocabulary lacks; use an uncased one")
+            warnings.append(
+                share + "much of the text is in capitals that the cased vocabulary lacks; use an uncased one"
+            )
     if report.tokens_per_word > _MANY_PIECES:
-        found.append(
+        warnings.append(
             f"a word takes {report.tokens_per_word:.1f} tokens on average: the vocabulary is of another language or "
             "field, or too small; train one with `bertworks vocab`"
         )
     if report.tokens < _FEW_USES * tokenizer.vocab_size:
-        found.append(
+        warnings.append(
             f"{report.tokens:,} tokens are few for a vocabulary of {tokenizer.vocab_size:,}: many tokens will hardly "
             f"be seen; a vocabulary of about {max(report.tokens // _FEW_USES, 1000):,} fits better"
         )
-    return found
+    return warnings
 
 
 def _examples(words: dict[str, int]) -> str:

@@ -1,6 +1,6 @@
-"""One file of any supported format -> raw documents: plain text, JSON lines, CSV, TSV, Parquet, WikiExtractor output.
+"""Reads a file of a corpus: plain text, JSON lines, CSV, TSV, Parquet, output of WikiExtractor.
 
-The format follows from the file name where that is clear, else from the content.
+The format is that of the file name if it is known, else of the content.
 """
 
 import html
@@ -36,49 +36,47 @@ from bertworks.io.text_files import (
 from bertworks.text.segmentation import margin_of, separation
 
 _BAD_BYTES = "lines with bytes that are not UTF-8 (replaced by \N{REPLACEMENT CHARACTER})"
-_MANY_BAD_LINES = 100  # from here on the whole file is rather in another encoding
-LARGEST_DOCUMENT = 1 << 22  # characters; a longer one goes on as another document, so that memory stays flat
+_MANY_BAD_LINES = 100  # more suggest that the file has another encoding
+LARGEST_DOCUMENT = 1 << 22  # characters; longer documents are divided, to bound memory
 SUFFIXES = {
     **dict.fromkeys((".txt", ".text"), "text"),
     **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines", ".json"), "json"),
     **dict.fromkeys((".csv", ".tsv", ".tab"), "table"),
     **dict.fromkeys((".parquet", ".pq"), "parquet"),
 }
-_JUDGED_CHARACTERS = 1 << 20  # of the first records, by which the text column is chosen
-_JUDGED_RECORDS = 100
-_JUDGED_LINES = 1000  # lines from which a file is refused for malformed ones before its end
-_OWN_MARGIN = 30  # lines from which a document's margin is measured in itself and not taken from its file
+_SAMPLE_CHARACTERS = 1 << 20  # of the first records, from which the text column is inferred
+_SAMPLE_RECORDS = 100
+_MIN_LINES = 1000  # before a file with malformed lines is refused before its end
+_OWN_MARGIN = 30  # lines of a document that has its own margin, not that of its file
 
 
 class RawDocument(NamedTuple):
-    """A document as it stands in a file."""
+    """A document with its lines as in the file."""
 
-    line: int  # where it begins, from 1; for Parquet the row
+    line: int  # its first line, from 1; of Parquet the row
     lines: list[str]
     margin: int | None  # the right margin if its lines are hard-wrapped
 
 
 @dataclass(kw_only=True)
 class CorpusReport(Repairs):
-    """What a full pass over the files of a corpus met. `str()` of it is for people, several lines."""
+    """Counts and issues of a pass over a corpus. `str()` gives several lines of text."""
 
-    malformed: IssueCounter = field(
-        default_factory=IssueCounter
-    )  # lines that are not JSON, rows with too few or many cells
+    malformed: IssueCounter = field(default_factory=IssueCounter)  # lines that are no JSON, rows of another width
     cut_documents: IssueCounter = field(default_factory=IssueCounter)  # longer than LARGEST_DOCUMENT
     empty_files: IssueCounter = field(default_factory=IssueCounter)
-    skipped_files: IssueCounter = field(default_factory=IssueCounter)  # of a kind that is not read
+    skipped_files: IssueCounter = field(default_factory=IssueCounter)  # of another format
     columns: dict[str, int] = field(default_factory=dict)  # text column -> number of files
-    separations: dict[str, int] = field(default_factory=dict)  # how documents were told apart -> number of files
+    separations: dict[str, int] = field(default_factory=dict)  # separation of documents -> number of files
     files: int = 0
     documents: int = 0
     characters: int = 0
     empty_documents: IssueCounter = field(default_factory=IssueCounter)
     wrapped_documents: int = 0  # whose hard-wrapped lines were joined
 
-    def troubles(self) -> list[str]:
-        """One line for each kind of trouble that was met, with how often and where first."""
-        named = {
+    def issues(self) -> list[str]:
+        """A line for each kind of issue, with its number and first places."""
+        counters = {
             "files skipped": self.skipped_files,
             "empty files": self.empty_files,
             "empty documents": self.empty_documents,
@@ -87,7 +85,7 @@ class CorpusReport(Repairs):
             "places with NUL characters (dropped)": self.null_characters,
             f"documents longer than {LARGEST_DOCUMENT:,} characters (cut)": self.cut_documents,
         }
-        lines = [f"{what}: {tally}" for what, tally in named.items() if tally.count]
+        lines = [f"{name}: {counter}" for name, counter in counters.items() if counter.count]
         if self.bad_bytes.count >= _MANY_BAD_LINES:
             lines.append("  another encoding? `iconv -f CP932 -t UTF-8 FILE` (or EUC-KR, CP1252, ...) converts it")
         return lines
@@ -101,20 +99,21 @@ class CorpusReport(Repairs):
         lines += [f"plain text: {how} ({count:,} files)" for how, count in sorted(self.separations.items())]
         if self.wrapped_documents:
             lines.append(f"hard-wrapped lines joined in {self.wrapped_documents:,} documents")
-        return "\n".join(lines + self.troubles())
+        return "\n".join(lines + self.issues())
 
 
 @dataclass
 class FileReader:
-    """The documents of one file of a corpus, streaming; iterated once.
+    """The documents of a file, as a stream. It is iterated once.
 
-    name: what the file is called in messages; its suffix tells the format.
-    report: is added to while reading.
-    text_column, documents: as for `CorpusReader`.
+    Args:
+        name: of the file in messages. Its suffix is that of the format.
+        report: is updated while reading.
+        text_column, documents: as for `CorpusReader`.
 
     Raises:
-        BertworksError: while iterating: the file is damaged or cannot be read, too many of its lines are malformed, or
-            it has no text column.
+        BertworksError: while iterating: the file is damaged or unreadable, too many lines are malformed, or there is no
+            text column.
     """
 
     path: Path
@@ -124,7 +123,7 @@ class FileReader:
     documents: Literal["auto", "blank_line", "file"]
     _good: int = 0
     _bad: int = 0
-    _first_bad: tuple[int, str] = (0, "")  # line, and what is wrong with it
+    _first_bad: tuple[int, str] = (0, "")  # line and problem
 
     def __iter__(self) -> Iterator[RawDocument]:
         if is_parquet(self.path):
@@ -135,20 +134,14 @@ class FileReader:
                 self.report.empty_files.add(self.name)
                 return
             kind = self._kind(reader)
-            match kind:
-                case "text":
-                    yield from self._text(reader)
-                case "wiki":
-                    yield from self._wiki(reader)
-                case "json":
-                    yield from self._json(reader)
-                case "table":
-                    yield from self._table(reader)
-                case _:
-                    self.report.skipped_files.add(f"{self.name} ({kind})")
+            readers = {"text": self._text, "wiki": self._wiki, "json": self._json, "table": self._table}
+            if kind in readers:
+                yield from readers[kind](reader)
+            else:
+                self.report.skipped_files.add(f"{self.name} ({kind})")
 
     def _kind(self, reader: LineReader) -> str:
-        """text, wiki, json or table; anything else is the reason why the file is not read."""
+        """text, wiki, json or table, or the reason why the file is not read."""
         head = reader.head.lstrip()
         if head.startswith(b"<doc "):
             return "wiki"
@@ -157,7 +150,7 @@ class FileReader:
             unpack = COMPRESSIONS.get(Path(self.name).suffix, ("", ""))[1].replace("-t", "-d")
             return f"a compressed Parquet file; unpack it{f': `{unpack} FILE`' if unpack else ''}"
         if known == "parquet":
-            return "not a Parquet file, whatever its name says"
+            return "not a Parquet file, in spite of its name"
         if other := not_text(reader.head):
             return "; ".join(filter(None, other))
         if known == "json" and head.startswith(b"["):
@@ -169,7 +162,7 @@ class FileReader:
     def _text(self, reader: LineReader) -> Iterator[RawDocument]:
         sample = reader.sample()
         margin = margin_of(sample)
-        ends, reason = (self.documents, "as asked") if self.documents != "auto" else separation(sample, margin)
+        ends, reason = (self.documents, "as set") if self.documents != "auto" else separation(sample, margin)
         how = f"{'a blank line ends a document' if ends == 'blank_line' else 'each file is a document'} ({reason})"
         self.report.separations[how] = self.report.separations.get(how, 0) + 1
         lines: list[str] = []
@@ -221,7 +214,7 @@ class FileReader:
         column = ""
         if objects:
             keys = dict.fromkeys(itertools.chain(*objects))
-            column = self._chosen({key: [record.get(key) for record in objects] for key in keys})
+            column = self._text_column({key: [record.get(key) for record in objects] for key in keys})
         for number, record in rest:
             value = record if isinstance(record, str) else record.get(column)
             text = as_text(value)
@@ -229,7 +222,7 @@ class FileReader:
                 self._malformed(number, f"{column!r} holds {type(value).__name__}, not text")
             else:
                 yield _record(number, text)
-        self._judge()
+        self._refuse_malformed()
 
     def _json_values(self, reader: LineReader) -> Iterator[tuple[int, Any]]:
         for number, line in reader.lines():
@@ -260,7 +253,7 @@ class FileReader:
             first = first[1:]
         else:
             header = [f"column {index}" for index in range(1, len(header) + 1)]
-        column = self._chosen(
+        column = self._text_column(
             {key: [row[index] for _, row in first if index < len(row)] for index, key in enumerate(header)}
         )
         index = header.index(column)
@@ -270,15 +263,15 @@ class FileReader:
                 yield _record(line, row[index])
             else:
                 self._malformed(line, f"{len(row)} cells where the first row has {len(header)}")
-        self._judge()
+        self._refuse_malformed()
 
     def _parquet(self) -> Iterator[RawDocument]:
         with open_parquet(self.path, self.name) as file:
-            readable = [one.name for one in file.schema_arrow if _is_text_type(one.type)]
-            others = [one.name for one in file.schema_arrow if one.name not in readable]
-            beginning = next(file.iter_batches(batch_size=_JUDGED_RECORDS, columns=readable), None)
+            readable = [column.name for column in file.schema_arrow if _is_text_type(column.type)]
+            others = [name for name in file.schema_arrow.names if name not in readable]
+            beginning = next(file.iter_batches(batch_size=_SAMPLE_RECORDS, columns=readable), None)
             columns = beginning.to_pydict() if beginning is not None and readable else {}
-            column = self._chosen({**dict.fromkeys(others, ()), **columns})
+            column = self._text_column({**dict.fromkeys(others, ()), **columns})
             row = 1
             for batch in file.iter_batches(batch_size=256, columns=[column]):
                 self.report.bytes += batch.nbytes
@@ -286,27 +279,27 @@ class FileReader:
                     yield _record(row, as_text(value) or "")
                     row += 1
 
-    def _chosen(self, columns: Mapping[str, Sequence[object]]) -> str:
-        """The column that holds the text, reported."""
+    def _text_column(self, columns: Mapping[str, Sequence[object]]) -> str:
+        """The column of the text; it is also reported."""
         column = choose_column(columns, self.name, self.text_column)
         self.report.columns[column] = self.report.columns.get(column, 0) + 1
         return column
 
-    def _malformed(self, line: int, why: str) -> None:
-        """Counted and named; of a long file, the judgement need not wait for its end."""
+    def _malformed(self, line: int, problem: str) -> None:
+        """Count a malformed line. A long file may be refused before its end."""
         self._bad += 1
-        self._first_bad = self._first_bad if self._first_bad[0] else (line, why)
+        self._first_bad = self._first_bad if self._first_bad[0] else (line, problem)
         self.report.malformed.add(f"{self.name}:{line}")
-        if self._bad + self._good >= _JUDGED_LINES:
-            self._judge()
+        if self._bad + self._good >= _MIN_LINES:
+            self._refuse_malformed()
 
-    def _judge(self) -> None:
-        """Raises BertworksError if more than one line and more than one in a hundred, or all of them, are malformed."""
+    def _refuse_malformed(self) -> None:
+        """Raises BertworksError if all lines are malformed, or more than one line and more than 1 %."""
         if self._bad <= (1 + self._good // 100 if self._good else 0):
             return
-        line, why = self._first_bad
+        line, problem = self._first_bad
         raise BertworksError(
-            f"{self._bad:,} malformed lines and only {self._good:,} good ones so far; the first: {why}",
+            f"{self._bad:,} malformed lines and only {self._good:,} good ones so far; the first: {problem}",
             where=f"{self.name}:{line}",
             hint=f"look at it with `sed -n {line}p {shlex.quote(self.name)}`, repair the file or leave it out",
         )
@@ -321,9 +314,9 @@ def _is_text_type(kind: Any) -> bool:
 
 
 def _peek(records: Iterator[tuple[int, Any]]) -> tuple[list[tuple[int, Any]], Iterator[tuple[int, Any]]]:
-    """The first records, by which the columns are judged, and all of them."""
+    """The first records, from which the columns are inferred, and an iterator over all records."""
     first, size = list[tuple[int, Any]](), 0
-    while size < _JUDGED_CHARACTERS and len(first) < _JUDGED_RECORDS:
+    while size < _SAMPLE_CHARACTERS and len(first) < _SAMPLE_RECORDS:
         record = next(records, None)
         if record is None:
             break

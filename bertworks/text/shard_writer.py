@@ -1,8 +1,8 @@
-"""Documents -> numbered parts of bounded size -> one file of token ids per part -> one row of ids, in bounded memory.
+"""Documents -> numbered parts -> a file of token ids per part -> the data files of a shards folder, in bounded memory.
 
-This makes `shards` parallel and resumable. What is in a part depends on the documents alone, not on the number of
-workers, and the file of a part holds the sha256 of its text. Documents are completed when parts are joined: those that
-continue in the next part are one, empty ones are dropped, and a corpus of one document becomes sections.
+Parts make `shards` parallel and resumable. The content of a part depends on the documents only, not on the number of
+workers, and the file of a part holds the sha256 of its text. Documents are completed when parts are joined: a document
+may continue in the next part, empty documents are dropped, and a corpus of one document is divided into sections.
 """
 
 import hashlib
@@ -23,32 +23,33 @@ from bertworks.text.segmentation import cut_text, split_sentences
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.word_cache import Arrays, WordCache, flat_arrays
 
-PIECE_CHARACTERS = 1 << 18  # a longer document is cut at a line end or a space: a 100 MB line is no special case
+DATA_FILES = ("tokens.bin", "sentences.npy", "documents.npy")
+PIECE_CHARACTERS = 1 << 18  # longer documents are divided at a line end or a space, so that lines may have any length
 SECTION_SENTENCES = 100
-_BATCH_CHARACTERS = 1 << 19  # given to the tokenizer at once
-_SAMPLED_SENTENCES = 16  # sentences with [UNK] whose words are looked at, per part
-_LOOKED_AT = 1 << 12  # characters of such a sentence
+_BATCH_CHARACTERS = 1 << 19  # given to the tokenizer at a time
+_SAMPLED_SENTENCES = 16  # per part: sentences with [UNK] whose unknown words are kept as examples
+_SAMPLED_CHARACTERS = 1 << 12  # of such a sentence
 _WORD_CHARACTERS = 40  # of a word kept as an example
 
 
 class Part(NamedTuple):
-    """A stretch of the corpus in reading order."""
+    """A section of the corpus."""
 
     number: int
     pieces: list[bytes]  # UTF-8
-    begins: list[bool]  # whether piece i begins a document; otherwise it continues the one before
+    begins: list[bool]  # whether piece i begins a document or continues one
     characters: int
     sha256: str  # of all of the above
 
 
 @dataclass
 class PartCounts:
-    """What a part's file holds; its first line is this, as JSON."""
+    """The first line of the file of a part, as JSON."""
 
     input_sha256: str
     tokenizer_sha256: str
     characters: int
-    continues: bool  # whether fragment 0 continues the last document of the part before
+    continues: bool  # whether fragment 0 continues the last document of the previous part
     tokens: int = 0
     sentences: int = 0
     fragments: int = 0  # documents, or parts of documents
@@ -70,14 +71,14 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
 
 
 def cut_into_parts(documents: Iterable[str], part_characters: int) -> Iterator[Part]:
-    """Group documents, in order, into parts of at least `part_characters`; the last may be smaller."""
+    """Group documents, in order, into parts of at least `part_characters`; the last may be shorter."""
     number, characters = 0, 0
     pieces: list[bytes] = []
     begins: list[bool] = []
     for document in documents:
-        for place, piece in enumerate(cut_text(document, PIECE_CHARACTERS, "\n", " ")):
+        for i, piece in enumerate(cut_text(document, PIECE_CHARACTERS, "\n", " ")):
             pieces.append(piece.encode("utf-8", "surrogatepass"))
-            begins.append(place == 0)
+            begins.append(i == 0)
             characters += len(piece)
             if characters >= part_characters:
                 yield _part(number, pieces, begins, characters)
@@ -96,33 +97,32 @@ def _part(number: int, pieces: list[bytes], begins: list[bool], characters: int)
 def write_parts(
     parts: Iterable[Part], tokenizer_folder: Path, folder: Path, workers: int | None
 ) -> Generator[PartCounts, None, None]:
-    """Write the parts that are not there yet and yield the counts of all, in order.
+    """Write the parts that do not exist yet; yield the counts of all, in order.
 
     Args:
-        workers: processes; None: one per processor; 1: none but this one.
+        workers: processes; None: one per CPU; 1: this process only.
 
     Raises:
-        BertworksError: a worker was killed, or could not write. The parts written so far stay and are found again.
+        BertworksError: a worker was killed, or could not write. The parts written before are kept.
     """
-    made = in_processes(
+    results = in_processes(
         "bertworks.text.shard_writer:PartWriter",
         [str(tokenizer_folder), str(folder)],
         map(tuple, parts),
         workers,
         ended="a worker process ended while it made part {number} ({how})",
-        hint="type the same again: it goes on with the parts that are written; fewer --workers need less memory",
+        hint="type the same again: it resumes after the finished parts; fewer --workers need less memory",
     )
-    with closing(made):
-        for counts in made:
-            yield PartCounts(**counts)
+    with closing(results):
+        yield from (PartCounts(**counts) for counts in results)
 
 
 class PartWriter:
-    """Turns parts into files. Make one in each process: it remembers words.
+    """Writes parts as files. One per process: it caches words.
 
     Args:
         tokenizer_folder: a folder written by `Tokenizer.save`.
-        folder: where part files go.
+        folder: of the part files.
     """
 
     def __init__(self, tokenizer_folder: str | Path, folder: str | Path):
@@ -138,12 +138,12 @@ class PartWriter:
         self._folder = Path(folder)
 
     def __call__(self, part: tuple[Any, ...]) -> dict[str, Any]:
-        """The counts of a part, as plain values both (`workers`), written unless an earlier run left it whole."""
-        found = Part(*part)
-        return asdict(find_part(self._folder, found, self._tokenizer.sha256) or self.write(found))
+        """Write a part unless a complete file exists. Part and counts are plain values, as `workers` needs them."""
+        named = Part(*part)
+        return asdict(find_part(self._folder, named, self._tokenizer.sha256) or self.write(named))
 
     def write(self, part: Part) -> PartCounts:
-        """Split, encode and write one part; atomically."""
+        """Split, encode and write one part."""
         counts = PartCounts(part.sha256, self._tokenizer.sha256, part.characters, continues=not part.begins[0])
         sentences, fragments = _sentences(part)
         tokens: list[NDArray[Any]] = []
@@ -153,9 +153,9 @@ class PartWriter:
             ids, lengths_of_batch = self._encode(batch)
             tokens.append(ids.astype(self._dtype))
             lengths.append(lengths_of_batch)
-            self._note_unknown(batch, ids, lengths_of_batch, counts, words)
+            self._count_unknown(batch, ids, lengths_of_batch, counts, words)
         all_lengths = np.concatenate([np.zeros(0, np.int64), *lengths])
-        # A sentence of control characters alone has no token: it is left out, and its document has one sentence less.
+        # A sentence of control characters only has no tokens and is left out.
         owners = np.repeat(np.arange(len(fragments)), fragments)[all_lengths > 0]
         arrays = PartArrays(
             np.concatenate([np.zeros(0, self._dtype), *tokens]),
@@ -168,39 +168,35 @@ class PartWriter:
         _write_file(part_path(self._folder, part.number), counts, arrays)
         return counts
 
-    def _note_unknown(
+    def _count_unknown(
         self, batch: list[str], ids: NDArray[Any], lengths: NDArray[np.int64], counts: PartCounts, words: Counter[str]
     ) -> None:
-        """Count the [UNK]s, and in a few sentences find the words that they stand for."""
+        """Count [UNK] tokens; collect the words that they stand for, in a few sentences."""
         sampled = _SAMPLED_SENTENCES if not counts.unknown_tokens else 0
         counts.unknown_tokens += int((ids == self._tokenizer.unk_id).sum())
         if not sampled or not counts.unknown_tokens:
             return
-        rows = _rows_with(self._tokenizer.unk_id, ids, lengths)[:sampled]
-        found = self._tokenizer.unknown([batch[row][:_LOOKED_AT] for row in rows])
-        words.update(word[:_WORD_CHARACTERS] for word in found)
-
-
-def _rows_with(number: int, ids: NDArray[Any], lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The rows, of `lengths` ids each, in which `number` occurs."""
-    return np.unique(np.searchsorted(np.cumsum(lengths), np.flatnonzero(ids == number), side="right"))
+        positions = np.flatnonzero(ids == self._tokenizer.unk_id)
+        rows = np.unique(np.searchsorted(np.cumsum(lengths), positions, side="right"))[:sampled]
+        unknown = self._tokenizer.unknown([batch[row][:_SAMPLED_CHARACTERS] for row in rows])
+        words.update(word[:_WORD_CHARACTERS] for word in unknown)
 
 
 def _sentences(part: Part) -> tuple[list[str], list[int]]:
-    """All sentences of a part, and how many each document, or part of one, has."""
+    """All sentences of a part, and their number in each fragment."""
     sentences: list[str] = []
     fragments: list[int] = []
     for piece, begins in zip(part.pieces, part.begins):
-        found = split_sentences(piece.decode("utf-8", "replace"))
-        sentences += found
+        new = split_sentences(piece.decode("utf-8", "replace"))
+        sentences += new
         if begins or not fragments:
             fragments.append(0)
-        fragments[-1] += len(found)
+        fragments[-1] += len(new)
     return sentences, fragments
 
 
 def part_path(folder: Path, number: int) -> Path:
-    """Where part `number` stands; a thousand to a folder, so that no folder becomes slow."""
+    """The file of a part. A folder holds a thousand, as larger folders are slow."""
     return folder / f"{number // 1000:04d}" / f"{number % 1000:03d}.part"
 
 
@@ -213,7 +209,7 @@ def _write_file(path: Path, counts: PartCounts, arrays: PartArrays) -> None:
 
 
 def find_part(folder: Path, part: Part, tokenizer_sha256: str) -> PartCounts | None:
-    """What the file of this part holds, if an earlier run left a whole one made from the same text and tokenizer."""
+    """The counts of an existing file of this part, if it is complete and of the same text and tokenizer."""
     path = part_path(folder, part.number)
     if not path.is_file():
         return None
@@ -222,12 +218,12 @@ def find_part(folder: Path, part: Part, tokenizer_sha256: str) -> PartCounts | N
             counts = PartCounts(**json.loads(file.readline()))
         except (ValueError, TypeError):
             return None
-        right = (counts.input_sha256, counts.tokenizer_sha256) == (part.sha256, tokenizer_sha256)
-        return counts if right and hashlib.sha256(file.read()).hexdigest() == counts.payload_sha256 else None
+        same = (counts.input_sha256, counts.tokenizer_sha256) == (part.sha256, tokenizer_sha256)
+        return counts if same and hashlib.sha256(file.read()).hexdigest() == counts.payload_sha256 else None
 
 
 def read_part(folder: Path, number: int, counts: PartCounts, dtype: np.dtype[Any]) -> PartArrays:
-    """The arrays of a part that `find_part` or `PartWriter.write` vouches for, mapped from its file."""
+    """The arrays of a complete part, mapped from its file."""
     content = np.memmap(part_path(folder, number), np.uint8, mode="r")
     sizes = counts.tokens * dtype.itemsize, counts.sentences * 4, counts.fragments * 4
     first, second, third = (len(content) - sum(sizes[i:]) for i in range(3))
@@ -238,13 +234,9 @@ def read_part(folder: Path, number: int, counts: PartCounts, dtype: np.dtype[Any
     )
 
 
-# --- part files -> the three files of a shards folder, as streams -----------------------------------------------------
-
-
 def join_parts(parts: Path, counts: Sequence[PartCounts], dtype: np.dtype[Any], folder: Path) -> dict[str, Any]:
-    """Write tokens.bin, sentences.npy and documents.npy into `folder`, each atomically. Returns what a manifest says of
-    them: `documents`, `empty_documents`, `sections` (whether the documents are sections of the only one), and `files`,
-    the sha256 by name.
+    """Write the data files into `folder`, each atomically. Returns these fields of a manifest: `documents`,
+    `empty_documents`, `sections` and `files`.
 
     Args:
         parts: the folder of the part files.
@@ -256,23 +248,23 @@ def join_parts(parts: Path, counts: Sequence[PartCounts], dtype: np.dtype[Any], 
             yield part, read_part(parts, number, part, dtype)
 
     sentences = sum(part.sentences for part in counts)
-    found = documents = sum(map(len, _document_sizes(arrays())))
+    non_empty = documents = sum(map(len, _document_sizes(arrays())))
     sections = documents == 1 and sentences > 1
     sizes = _document_sizes(arrays())
     if sections:
-        # Next sentence prediction needs another document to draw a wrong sentence from.
+        # Next sentence prediction draws wrong sentences from other documents.
         documents = max(2, round(sentences / SECTION_SENTENCES))
         sizes = iter([(sentences + documents - 1 - np.arange(documents)) // documents])  # they differ by one at most
     _write_tokens(folder / "tokens.bin", (part.tokens for _, part in arrays()))
     write_npy(folder / "sentences.npy", _borders(part.lengths for _, part in arrays()))
     write_npy(folder / "documents.npy", _borders(sizes))
-    files = {name: sha256(folder / name) for name in ("tokens.bin", "sentences.npy", "documents.npy")}
+    files = {name: sha256(folder / name) for name in DATA_FILES}
     begun = sum(part.fragments - part.continues for part in counts)
-    return {"documents": documents, "empty_documents": begun - found, "sections": sections, "files": files}
+    return {"documents": documents, "empty_documents": begun - non_empty, "sections": sections, "files": files}
 
 
 def _document_sizes(parts: Iterable[tuple[PartCounts, PartArrays]]) -> Iterator[NDArray[np.int64]]:
-    """Sentences of each document, block by block; a document may go on from part to part, and empty ones drop out."""
+    """Sentences of each document, one block per part. A document may continue in the next; empty ones are dropped."""
     unfinished = np.zeros(1, np.int64)
     for counts, arrays in parts:
         sizes = arrays.fragments.astype(np.int64)

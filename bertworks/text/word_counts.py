@@ -1,12 +1,16 @@
-"""Documents -> how often each word comes, exactly, in bounded memory and with as many processes as wanted; and what the
-words say of the text: its characters and scripts.
+"""Counts the words of documents.
 
-A word is what the tokenizer's own normaliser and pre-tokeniser make of the text. No vocabulary is learned here. The
-counts depend on neither the order of documents, nor the number of processes, nor how often memory ran out on the way.
+- `Splitter`: texts to words, by the normalizer and pre-tokenizer of a tokenizer
+- `WordCounts`, `count_words`: exact counts in bounded memory, with any number of processes
+- `Sample`: held-out documents
+- `WordStatistics`, `script_fraction`, `strip_accents`: characters and scripts of the counted words
+
+The counts do not depend on the order of the documents, on the number of processes or on the memory.
 """
 
 import heapq
 import itertools
+import json
 import re
 import tempfile
 import zlib
@@ -25,45 +29,43 @@ from tokenizers import decoders, normalizers, pre_tokenizers
 from bertworks.errors import BertworksError
 from bertworks.io.workers import chunk_by_size, in_processes
 
-_BATCH = 4_000_000  # characters counted at a time
-_RUNS = 64  # sorted files merged at a time
-_ENTRY = 160  # bytes that Python takes for a counted word, besides its characters
-_HELD_OUT = 64  # one document in so many is not learned from but measured on
-_MEASURED = 2_000_000  # characters measured on, at most
-_WORD_MEMORY = 1500  # bytes that a word takes while it is learned from
-_FEWEST_WORDS = 100_000  # learned from, if there are so many, however little memory is allowed
-_SPARE_ALPHABET = 50  # rare characters get in until the alphabet takes this part (one in so many) of the vocabulary
+_BATCH = 4_000_000  # characters
+_RUNS = 64  # sorted files that are merged at a time
+_ENTRY = 160  # bytes of a counted word in Python, without its characters
+_HELD_OUT = 64  # one of this number of documents is held out
+_MAX_SAMPLE = 2_000_000  # characters of held-out text; of training text, a tenth
+_WORD_MEMORY = 1500  # bytes of a word during training
+_MIN_WORDS = 100_000  # used for training even if memory is short
+_SPARE_ALPHABET = 50  # rare characters are added until the alphabet is 1/50 of the vocabulary
 _NEWLINES = re.compile("[\n\r\t]")
 
 
 @dataclass(frozen=True)
 class Splitter:
-    """How a text becomes words: the two parts of a tokenizer.json, as the library writes them.
+    """Splits texts into words.
 
     Args:
-        normalizer: the `normalizer` part.
-        pre_tokenizer: the `pre_tokenizer` part.
-        longest: characters; longer words are not counted.
-        plain: whether a chunk of ASCII letters and digits is one word as it is: "as it is" or "lower-cased", or None
-            when it may not be.
+        normalizer, pre_tokenizer: these parts of a tokenizer.json.
+        max_length: characters; longer words are not counted.
+        lowercase_ascii: for a chunk of ASCII letters and digits: True: it is one word in lower case; False: one word as
+            it is; None: the tokenizer decides.
     """
 
     normalizer: str
     pre_tokenizer: str
-    longest: int
-    plain: str | None
+    max_length: int
+    lowercase_ascii: bool | None
 
     @cached_property
     def _parts(self) -> tuple[Any, Any]:
-        empty = (
-            '{"version":"1.0","added_tokens":[],"model":{"type":"WordPiece","vocab":{"[UNK]":0},"unk_token":"[UNK]",'
-        )
-        empty += '"continuing_subword_prefix":"##","max_input_chars_per_word":100},"normalizer":%s,"pre_tokenizer":%s}'
-        library = tokenizers.Tokenizer.from_str(empty % (self.normalizer, self.pre_tokenizer))
+        model = {"type": "WordPiece", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]", "max_input_chars_per_word": 100}
+        content = {"version": "1.0", "added_tokens": [], "model": model | {"continuing_subword_prefix": "##"}}
+        content |= {"normalizer": json.loads(self.normalizer), "pre_tokenizer": json.loads(self.pre_tokenizer)}
+        library = tokenizers.Tokenizer.from_str(json.dumps(content))
         return library.normalizer, library.pre_tokenizer
 
     def words(self, chunk: str) -> list[str]:
-        """The words of a stretch of text without spaces, or of a whole text."""
+        """The words of a text without spaces, or of any text."""
         normalizer, pre_tokenizer = self._parts
         try:
             normal = normalizer.normalize_str(chunk)
@@ -72,31 +74,31 @@ class Splitter:
         return [word for word, _ in pre_tokenizer.pre_tokenize_str(normal)]
 
     def count(self, texts: Iterable[str]) -> dict[str, int]:
-        """How often each word comes in texts. Each different stretch between two spaces is looked at once."""
+        """The number of each word in texts. Each different chunk between two spaces is split once."""
         chunks: Counter[str] = Counter()
         for text in texts:
             chunks.update(_NEWLINES.sub(" ", text).split(" "))
         del chunks[""]
         counts: dict[str, int] = {}
         for chunk, number in chunks.items():
-            if self.plain and chunk.isascii() and chunk.isalnum():
-                words = [chunk.lower() if self.plain == "lower-cased" else chunk]
+            if self.lowercase_ascii is not None and chunk.isascii() and chunk.isalnum():
+                words = [chunk.lower() if self.lowercase_ascii else chunk]
             else:
                 words = self.words(chunk)
             for word in words:
-                if len(word) <= self.longest:
+                if len(word) <= self.max_length:
                     counts[word] = counts.get(word, 0) + number
         return counts
 
 
 class WordCounts:
-    """Word -> count in bounded memory: what is too much goes to sorted temporary files, merged when read.
+    """Word -> count in bounded memory: further counts go to sorted temporary files, which are merged when read.
 
-    Iterating gives (word, count) in the order of code points, as often as one likes. Use it as a context manager: the
-    files go when it closes.
+    Iterating gives (word, count) in the order of code points, any number of times. It is a context manager, which
+    deletes the files.
 
     Args:
-        max_memory: bytes that the counts may take.
+        max_memory: bytes for the counts.
     """
 
     def __init__(self, max_memory: int):
@@ -114,7 +116,7 @@ class WordCounts:
         self._folder.cleanup()
 
     def add(self, counts: Mapping[str, int]) -> None:
-        """Add counts to what is there."""
+        """Add counts."""
         for word, number in counts.items():
             known = self._counts.get(word)
             if known is None:
@@ -146,11 +148,11 @@ class WordCounts:
             with path.open("w", encoding="utf-8", newline="") as file:
                 file.writelines(f"{word}\t{number}\n" for word, number in items)
         except OSError as error:
-            raise BertworksError(
-                f"word counts cannot be put aside: {error.strerror}",
-                where=str(path.parent),
-                hint="allow more memory, or let TMPDIR name a folder with more room",
-            ) from error
+            what, hint = (
+                f"word counts cannot be written: {error.strerror}",
+                "set TMPDIR to a folder with more free space",
+            )
+            raise BertworksError(what, where=str(path.parent), hint=f"allow more memory, or {hint}") from error
         self._runs.append(path)
 
 
@@ -162,16 +164,16 @@ def count_words(
     workers: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Count the words of all documents, holding a few million characters of text at a time.
+    """Count the words of all documents, with a few million characters of text in memory.
 
     Args:
-        workers: processes; None: as many as there are cores. 1 works in this one, as does a corpus of one batch.
+        workers: processes; None: one per CPU; 1: this process only, as for a corpus of one batch.
         progress: called with the number of characters counted so far.
 
     Raises:
         BertworksError: a process was killed.
     """
-    batches = chunk_by_size(map(str, documents), _BATCH)  # plain ones: numpy's go through no pipe
+    batches = chunk_by_size(map(str, documents), _BATCH)  # numpy strings cannot be sent to a process
     first = list(itertools.islice(batches, 2))
     counted = in_processes(
         "bertworks.text.word_counts:counter",
@@ -191,13 +193,13 @@ def count_words(
 
 
 def counter(splitter: dict[str, Any]) -> Callable[[list[str]], tuple[dict[str, int], int]]:
-    """What each process does: texts -> their words with counts, and the number of their characters."""
+    """The function of a worker: texts -> counts of their words, and the number of characters."""
     count = Splitter(**splitter).count
     return lambda texts: (count(texts), sum(map(len, texts)))
 
 
 def _summed(sources: list[Iterable[tuple[str, int]]]) -> Iterator[tuple[str, int]]:
-    """Merge sources that are sorted by word; the counts of one word are added."""
+    """Merge sources sorted by word; counts of the same word are added."""
     for word, items in itertools.groupby(heapq.merge(*sources), key=itemgetter(0)):
         yield word, sum(number for _, number in items)
 
@@ -209,51 +211,49 @@ def _read_run(path: Path) -> Iterator[tuple[str, int]]:
             yield word, int(number)
 
 
-# --- what the words say of the text -----------------------------------------------------------------------------------
-
-
 class Sample:
-    """Documents that go by, without one in 64, drawn by its content and kept to measure on."""
+    """Iterates over the documents that are not held out; keeps a sample of each kind.
+
+    Attributes:
+        documents: the number of documents so far.
+        held_out, training: the beginning of the held-out and of the other documents.
+    """
 
     def __init__(self, documents: Iterable[str]):
-        self._all = documents
+        self._source = documents
         self.documents = 0
-        self.held_back: list[str] = []
-        self.learned_from: list[str] = []
-        self._room = {id(self.held_back): _MEASURED, id(self.learned_from): _MEASURED // 10}
+        self.held_out: list[str] = []
+        self.training: list[str] = []
+        self._room = {True: _MAX_SAMPLE, False: _MAX_SAMPLE // 10}  # by whether the text is held out
 
     def __iter__(self) -> Iterator[str]:
-        for text in self._all:
+        for text in self._source:
             self.documents += 1
             drawn = zlib.crc32(text.encode("utf-8", "surrogatepass")) % _HELD_OUT == 0
-            if drawn and len(text) <= _MEASURED // 20:  # a book is too much to lose
-                self._keep(self.held_back, text)
-            else:
-                self._keep(self.learned_from, text)
+            held_out = drawn and len(text) <= _MAX_SAMPLE // 20  # a book is too much to lose
+            if (room := self._room[held_out]) > 0:
+                (self.held_out if held_out else self.training).append(text[:room])
+                self._room[held_out] -= len(text)
+            if not held_out:
                 yield text
 
-    def _keep(self, texts: list[str], text: str) -> None:
-        if (room := self._room[id(texts)]) > 0:
-            texts.append(text[:room])
-            self._room[id(texts)] -= len(text)
-
     @property
-    def enough(self) -> bool:
-        """Whether what was held back tells something."""
-        return sum(map(len, self.held_back)) >= 10_000
+    def is_large(self) -> bool:
+        """Whether enough text is held out for meaningful rates."""
+        return sum(map(len, self.held_out)) >= 10_000
 
     @property
     def texts(self) -> list[str]:
-        return self.held_back if self.enough else self.learned_from or self.held_back
+        return self.held_out if self.is_large else self.training or self.held_out
 
 
 @dataclass(frozen=True)
 class WordStatistics:
-    """What the counted words say."""
+    """The words and characters of a text."""
 
-    words: list[tuple[str, int]]  # the most frequent first, those of one count by code points
+    words: list[tuple[str, int]]  # by falling count, then by code points
     characters: Counter[str]
-    inside: frozenset[str]  # characters that come inside words, not only at their begin
+    inside: frozenset[str]  # characters that occur after the first character of a word
     num_words: int
     num_unique: int
 
@@ -263,7 +263,7 @@ class WordStatistics:
         inside: set[str] = set()
         num_words = num_unique = 0
 
-        def noticed() -> Iterator[tuple[str, int]]:
+        def counted() -> Iterator[tuple[str, int]]:
             nonlocal num_words, num_unique
             for word, count in counts:
                 num_words += count
@@ -273,22 +273,22 @@ class WordStatistics:
                     characters[character] += count
                 yield word, count
 
-        limit = max(_FEWEST_WORDS, max_memory // _WORD_MEMORY)
-        words = heapq.nsmallest(limit, noticed(), key=lambda item: (-item[1], item[0]))
+        limit = max(_MIN_WORDS, max_memory // _WORD_MEMORY)
+        words = heapq.nsmallest(limit, counted(), key=lambda item: (-item[1], item[0]))
         if num_unique > limit:
-            notes.append(f"memory allows to learn from the {limit:,} most frequent of {num_unique:,} different words")
+            notes.append(f"memory allows training on the {limit:,} most frequent of {num_unique:,} different words")
         return cls(words, characters, frozenset(inside), num_words, num_unique)
 
     def alphabet(self, coverage: float, size: int, *, marked: bool) -> list[str]:
-        """The most frequent characters that make up `coverage` of the text, and more while they take little of `size`.
+        """The most frequent characters that cover `coverage` of the text, and more while they are few for `size`.
 
         Args:
-            marked: with a `##` form of each character that comes inside words.
+            marked: with a `##` form of each character that occurs inside words.
         """
-        wanted, covered = coverage * self.characters.total(), 0
+        target, covered = coverage * self.characters.total(), 0
         alphabet: set[str] = set()
         for character, count in sorted(self.characters.items(), key=lambda item: (-item[1], item[0])):
-            if covered >= wanted and len(alphabet) >= size // _SPARE_ALPHABET:
+            if covered >= target and len(alphabet) >= size // _SPARE_ALPHABET:
                 break
             covered += count
             alphabet.add(character)
@@ -297,12 +297,12 @@ class WordStatistics:
         return sorted(alphabet, key=lambda form: (form.startswith("##") and len(form) > 2, form))
 
     def coverage(self, alphabet: Iterable[str]) -> float:
-        """Share of the characters of the text that are in the alphabet."""
+        """Fraction of the characters of the text that are in the alphabet."""
         return sum(self.characters[form] for form in alphabet if len(form) == 1) / self.characters.total()
 
 
-def script_share(counts: WordCounts, *, as_bytes: bool) -> float:
-    """Share of kana and Hangul among all characters. as_bytes: the words are written in stand-ins (`_plain`)."""
+def script_fraction(counts: WordCounts, *, as_bytes: bool) -> float:
+    """Fraction of kana and Hangul among all characters. as_bytes: words are in byte-level characters."""
     total = script = 0
     for word, count in counts:
         plain = _plain(word, as_bytes)
@@ -312,9 +312,9 @@ def script_share(counts: WordCounts, *, as_bytes: bool) -> float:
 
 
 def strip_accents(counts: WordCounts, into: WordCounts, *, as_bytes: bool) -> None:
-    """Add the counts as if accents had been stripped before counting. as_bytes: the words are written in stand-ins."""
+    """Add the counts as if accents had been stripped before counting. as_bytes: words are in byte-level characters."""
     strip = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
-    marks = pre_tokenizers.BertPreTokenizer()  # decomposing can set some free: U+2260 becomes "=" and an accent
+    marks = pre_tokenizers.BertPreTokenizer()  # decomposed characters may split: U+2260 becomes "=" and an accent
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     for word, count in counts:
         plain = _plain(word, as_bytes)
@@ -327,5 +327,5 @@ def strip_accents(counts: WordCounts, into: WordCounts, *, as_bytes: bool) -> No
 
 
 def _plain(word: str, as_bytes: bool) -> str:
-    """A word as it was written: byte-level words are made of stand-ins for bytes."""
+    """A word in plain characters. Byte-level words have one character per byte."""
     return str(decoders.ByteLevel().decode([word])) if as_bytes else word

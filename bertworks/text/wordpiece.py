@@ -1,6 +1,6 @@
-"""Words with counts -> the pieces worth having, by merging neighbours: WordPiece (and BPE, with the other score).
+"""Trains WordPiece and BPE vocabularies: words with counts -> pieces, by merging neighbours.
 
-It knows neither texts nor tokenizers: symbols are numbers with a written form, and the caller says how two forms join.
+Symbols are numbers with a written form. The caller defines how two forms are joined.
 """
 
 import heapq
@@ -10,25 +10,24 @@ from itertools import pairwise
 from typing import Literal
 
 Score = Literal["likelihood", "frequency"]
-_DRIFT = 0.98  # all scores are computed anew when the text has shrunk to this share of its symbols
+_DRIFT = 0.98  # scores are recomputed when the number of symbols has fallen to this fraction
 
 
 class MergeLearner:
-    """Merges the best pair of neighbouring symbols, again and again, with counts kept up to date.
+    """Merges the best pair of neighbouring symbols repeatedly and updates the counts.
 
-    "frequency" takes the pair that comes most often (Sennrich et al. 2016: BPE). "likelihood" takes the pair whose
-    merging raises the likelihood of the text under a unigram model most (Schuster and Nakajima 2012: WordPiece), to
-    first order n_ab * log(n_ab * N / (n_a * n_b)), n being counts and N all symbols. A merge changes n_a, n_b and N,
-    and so the score of pairs that it does not touch; these catch up when N has shrunk by 2 %. Ties go to the pair of
-    older symbols.
+    "frequency" merges the most frequent pair (BPE, Sennrich et al. 2016). "likelihood" merges the pair that raises the
+    likelihood of the text under a unigram model most (WordPiece, Schuster and Nakajima 2012), to first order
+    n_ab * log(n_ab * N / (n_a * n_b)) for counts n and N symbols. A merge changes n_a, n_b and N, and so the scores
+    of other pairs; these are recomputed when N has fallen by 2 %. Of equal pairs, that of the older symbols is merged.
 
     Args:
         words: the symbols of each word.
-        counts: how often each word comes.
+        counts: of each word.
         forms: the written form of each symbol.
-        join: the written form of two merged symbols; two ways to one form give one symbol.
-        score: what is best.
-        min_frequency: pairs that come more seldom are never merged.
+        join: the written form of two merged symbols; equal forms are one symbol.
+        score: the criterion.
+        min_frequency: less frequent pairs are not merged.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class MergeLearner:
         self._rebuild()
 
     def step(self) -> bool:
-        """Merge the best pair; False when no pair is worth it any more."""
+        """Merge the best pair; False if there is none."""
         if self._by_likelihood and self._total < _DRIFT * self._total_at_rebuild:
             self._rebuild()
         while self._heap:
@@ -76,7 +75,7 @@ class MergeLearner:
         return False
 
     def _score(self, pair: tuple[int, int]) -> float | None:
-        """Minus the gain of merging a pair; None when it is not to be merged."""
+        """Minus the gain of merging a pair; None if it must not be merged."""
         count = self._pair_counts.get(pair, 0)
         if count < self._min_frequency:
             return None
@@ -101,21 +100,21 @@ class MergeLearner:
             self.forms.append(form)
             self._symbol_counts.append(0)
         self.merges.append((self.forms[first], self.forms[second]))
-        grown: set[tuple[int, int]] = set()
+        new_pairs: set[tuple[int, int]] = set()
         replaced = 0
         for place in self._where.pop(pair):
-            replaced += self._merge_in_word(place, first, second, merged, grown)
+            replaced += self._merge_in_word(place, first, second, merged, new_pairs)
         del self._pair_counts[pair]
         self._symbol_counts[first] -= replaced
         self._symbol_counts[second] -= replaced
         self._symbol_counts[merged] += replaced
         self._total -= replaced
-        for changed in grown:
-            if (score := self._score(changed)) is not None:
-                heapq.heappush(self._heap, (score, changed))
+        for new_pair in new_pairs:
+            if (score := self._score(new_pair)) is not None:
+                heapq.heappush(self._heap, (score, new_pair))
 
-    def _merge_in_word(self, place: int, first: int, second: int, merged: int, grown: set[tuple[int, int]]) -> int:
-        """Replace the pair in one word, and note the pairs that it makes. Returns the count of what was replaced."""
+    def _merge_in_word(self, place: int, first: int, second: int, merged: int, new_pairs: set[tuple[int, int]]) -> int:
+        """Replace a pair in one word and collect the new pairs. Returns the count of replaced pairs."""
         word, count = self._words[place], self._counts[place]
         pair_counts = self._pair_counts
         replaced, position = 0, -1
@@ -138,12 +137,12 @@ class MergeLearner:
             for pair in neighbours:
                 pair_counts[pair] = pair_counts.get(pair, 0) + count
                 self._where.setdefault(pair, []).append(place)
-                grown.add(pair)
+                new_pairs.add(pair)
             word[position : position + 2] = [merged]
             replaced += count
 
 
-def learn_word_pieces(
+def train_word_pieces(
     words: Sequence[tuple[str, int]],
     alphabet: Sequence[str],
     size: int,
@@ -152,16 +151,16 @@ def learn_word_pieces(
     min_frequency: int,
     progress: Callable[[int], None] | None = None,
 ) -> list[str]:
-    """A WordPiece vocabulary without special tokens: the alphabet, then pieces in the order in which they were found.
+    """A WordPiece vocabulary without special tokens: the alphabet, then pieces in the order of their merges.
 
-    A fifth more is merged than asked for; then those that the tokenizer, which always takes the longest piece, uses
-    least are dropped. Mere stepping stones ("##ewsp") leave their places to words.
+    A fifth more pieces than needed are merged. Then the pieces that the tokenizer, which takes the longest match, uses
+    least are dropped: intermediate pieces ("##ewsp") make room for words.
 
     Args:
-        words: (word, count), in an order that does not depend on chance.
-        alphabet: characters, `##` ones for inside words. A word with other characters teaches nothing.
-        size: tokens at most.
-        progress: called with the number of pieces found so far.
+        words: (word, count), in a reproducible order.
+        alphabet: characters, with `##` inside words. Words with other characters are not used.
+        size: maximal number of tokens.
+        progress: called with the number of pieces so far.
     """
     numbers = {form: number for number, form in enumerate(alphabet)}
     known = [(word, count) for word, count in words if all(form in numbers for form in characters_of(word))]
@@ -178,7 +177,7 @@ def learn_word_pieces(
     return [form for form in learner.forms if form in kept]
 
 
-def learn_byte_pairs(
+def train_byte_pairs(
     words: Sequence[tuple[str, int]],
     alphabet: Sequence[str],
     size: int,
@@ -186,7 +185,7 @@ def learn_byte_pairs(
     min_frequency: int,
     progress: Callable[[int], None] | None = None,
 ) -> tuple[list[str], list[tuple[str, str]]]:
-    """A BPE vocabulary without special tokens, and its merges in order. Arguments as for `learn_word_pieces`."""
+    """A BPE vocabulary without special tokens, and its merges in order. Arguments as for `train_word_pieces`."""
     numbers = {form: number for number, form in enumerate(alphabet)}
     learner = MergeLearner(
         [[numbers[character] for character in word] for word, _ in words],
@@ -212,8 +211,8 @@ def _merge_until(learner: MergeLearner, size: int, progress: Callable[[int], Non
 
 
 def _most_used(words: Sequence[tuple[str, int]], pieces: set[str], alphabet: set[str], size: int) -> set[str]:
-    """Drop the least used pieces, half of what is too much at a time, because each one's text falls to others."""
-    cuts = [_longest_first(word, pieces) for word, _ in words]
+    """Drop the least used pieces, half of the excess at a time, because others are then used more often."""
+    cuts = [_longest_match(word, pieces) for word, _ in words]
     while (excess := len(pieces) - size) > 0:
         uses = dict.fromkeys(pieces, 0)
         for cut, (_, count) in zip(cuts, words):
@@ -224,12 +223,12 @@ def _most_used(words: Sequence[tuple[str, int]], pieces: set[str], alphabet: set
         pieces = pieces - dropped
         for place, cut in enumerate(cuts):
             if not dropped.isdisjoint(cut):
-                cuts[place] = _longest_first(words[place][0], pieces)
+                cuts[place] = _longest_match(words[place][0], pieces)
     return pieces
 
 
-def _longest_first(word: str, pieces: set[str]) -> list[str]:
-    """The pieces of a word as WordPiece takes them; all its characters are pieces."""
+def _longest_match(word: str, pieces: set[str]) -> list[str]:
+    """The pieces of a word by longest match. All its characters are pieces."""
     cut, begin, prefix = [], 0, ""
     while begin < len(word):
         end = len(word)

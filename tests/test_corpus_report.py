@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bertworks.text import corpus_report as preflight_module
+from bertworks.text import corpus_report as corpus_report_module
 from bertworks.text.corpus import CorpusReader
-from bertworks.text.corpus_report import PreflightReport, corpus_report
+from bertworks.text.corpus_report import CorpusStatistics, corpus_report
 from bertworks.text.shards import Shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
 
@@ -66,8 +66,8 @@ def copies(rows: list[tuple[int, ...]]) -> int:
 def test_figures_are_those_of_brute_force(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight_module, "_BLOCK_SENTENCES", 7)
-    monkeypatch.setattr(preflight_module, "_BLOCK_TOKENS", 30)
+    monkeypatch.setattr(corpus_report_module, "_BLOCK_SENTENCES", 7)
+    monkeypatch.setattr(corpus_report_module, "_BLOCK_TOKENS", 30)
     documents = make_documents(60)
     documents += documents[:5] + ["The cat sat.\n" * 3 + "日本."] * 2 + ["A dog."] * 9
     shards = make_shards(tmp_path, documents, tokenizer)
@@ -90,8 +90,8 @@ def test_figures_are_those_of_brute_force(
 
 
 def test_bars_are_named_by_their_lengths() -> None:
-    counts = preflight_module._by_doubling(np.array([1, 2, 3, 4, 7, 8, 511, 512]))
-    assert preflight_module._named(counts) == {
+    counts = corpus_report_module._by_doubling(np.array([1, 2, 3, 4, 7, 8, 511, 512]))
+    assert corpus_report_module._named(counts) == {
         "1": 1, "2-3": 2, "4-7": 2, "8-15": 1, "16-31": 0, "32-63": 0, "64-127": 0, "128-255": 0, "256-511": 1,
         "512-1023": 1,
     }  # fmt: skip
@@ -100,7 +100,7 @@ def test_bars_are_named_by_their_lengths() -> None:
 def test_hashes_tell_order_length_and_borders_apart() -> None:
     values = np.array([1, 2, 2, 1, 1, 2, 1, 2, 0, 0, 0, 1, 2])
     borders = np.array([0, 2, 4, 6, 9, 10, 11, 13])  # 12 21 12 120 0 0 12
-    hashes = preflight_module._hash_rows(values, borders).tolist()
+    hashes = corpus_report_module._hash_rows(values, borders).tolist()
     assert hashes[0] == hashes[2] == hashes[6]
     assert hashes[4] == hashes[5]
     assert len(set(hashes)) == 4
@@ -108,20 +108,20 @@ def test_hashes_tell_order_length_and_borders_apart() -> None:
 
 def test_a_text_repeated_without_end_takes_no_memory() -> None:
     """A menu line that is half of the corpus: room for 2,000 hashes, 100,000 rows, 1,000 of them distinct."""
-    sample = preflight_module._HashSample(most=2000)
-    hashes = preflight_module._hash_rows(np.arange(1000), np.arange(1001))
+    sample = corpus_report_module._HashSample(most=2000)
+    hashes = corpus_report_module._hash_rows(np.arange(1000), np.arange(1001))
     stream = np.concatenate([np.full(50_000, hashes[7]), np.tile(hashes, 50)])
     for start in range(0, len(stream), 1000):
         sample.add(stream[start : start + 1000], start)
         assert len(sample._hashes) <= 2000
     found = sample.duplicates(str)
-    assert found == preflight_module.Duplicates(99_000, 0.99, found.most_repeated, 1.0)
+    assert found == corpus_report_module.Duplicates(99_000, 0.99, found.most_repeated, 1.0)
     assert next(iter(found.most_repeated.items())) == ("0", 50_050)
 
 
 def test_estimates_are_near_the_truth() -> None:
-    sample = preflight_module._HashSample(most=4000)
-    hashes = preflight_module._hash_rows(np.arange(50_000), np.arange(50_001))
+    sample = corpus_report_module._HashSample(most=4000)
+    hashes = corpus_report_module._hash_rows(np.arange(50_000), np.arange(50_001))
     sample.add(np.concatenate([hashes, hashes[:25_000]]), 0)
     found = sample.duplicates(str)
     assert found.looked_at < 0.1
@@ -135,7 +135,7 @@ def test_a_clean_corpus_gets_no_warning(tokenizer: Tokenizer, tmp_path: Path) ->
     assert report.warnings == []
 
 
-def warnings_of(report: PreflightReport, word: str) -> list[str]:
+def warnings_of(report: CorpusStatistics, word: str) -> list[str]:
     return [warning for warning in report.warnings if word in warning]
 
 
