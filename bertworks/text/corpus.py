@@ -43,8 +43,8 @@ class CorpusReader:
 
     Args:
         inputs: the paths. Of folders: .txt .jsonl .csv .tsv .parquet, their other usual suffixes (.text .ndjson .tab
-            .pq ...), files without a suffix (WikiExtractor), also with .gz .zst .xz .bz2. Names with a leading "_", other
-            suffixes, links to folders, pipes and devices are skipped and counted. Hidden files are ignored.
+            .pq ...), files without a suffix (WikiExtractor), also with .gz .zst .xz .bz2. Names with a leading "_",
+            other suffixes, links to folders, pipes and devices are skipped and counted. Hidden files are ignored.
         text_column: the column or field of the text; None: inferred per file, and reported.
         documents: the end of a document in plain text; "auto": inferred from the first megabyte of each file, and
             reported.
