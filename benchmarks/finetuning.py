@@ -227,7 +227,7 @@ Learning = Callable[[Watch], None]  # everything that counts; what was called be
 def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: int, quick: bool) -> Learning:
     import torch
 
-    from bertworks.inference.decoding import make_decoder
+    from bertworks.inference.decoding import Decoder
     from bertworks.inference.engine import compute_logits_and_loss
     from bertworks.runs.data_splits import LabelledData
     from bertworks.runs.finetune import make_finetune_request, prepare
@@ -256,7 +256,7 @@ def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: i
 
         def answers() -> list[str]:
             said, _ = compute_logits_and_loss(network, [encoded.unit for encoded in work.dev], work.precision)
-            decoding = make_decoder(p.description)
+            decoding = Decoder(p.description)
             return [decoding(encoded, of_one)["label"] for encoded, of_one in zip(work.dev, said, strict=True)]
 
         for step in steps:

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from provenance import provenance, publish
 
-from bertworks.inference.embed import AT_ONCE
+from bertworks.inference.predictor import AT_ONCE
 from bertworks.inference.whitening import normalized
 from bertworks.retrieval.index import Index
 from bertworks.retrieval.ranking import hash_of, postings

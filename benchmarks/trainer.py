@@ -7,6 +7,7 @@ of dev is read and judged by bertworks as well; so a difference is one of networ
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +141,7 @@ def rectangle(examples: Sequence[Any]) -> dict[str, torch.Tensor]:
 def answers(model: Any, p: Any) -> list[Any]:
     """To the whole of dev, asked sorted by length."""
     task = p.description.task
-    decoding = Decoder(task, p.description.labels, max_answer=p.recipe.max_answer)
+    decoding = Decoder(replace(p.description, threshold=None))
     dev = list(make_featurizer(p.description, p.beginning.model.tokenizer)(p.data.dev))
     places = [(n, k) for n, one in enumerate(dev) for k in range(len(one.unit))]
     places.sort(key=lambda place: len(dev[place[0]].unit[place[1]].input_ids))

@@ -160,7 +160,7 @@ def test_marks_belong_to_what_they_stand_on() -> None:
     logits = np.zeros((len(encoded.offsets), 3), np.float32)
     logits[:, 0] = 1
     logits[1] = (0, 9, 0)
-    (entity,) = Decoder("spans", labels)(encoded, logits)["entities"]
+    (entity,) = Decoder(TaskConfig(task="spans", labels=labels))(encoded, logits)["entities"]
     assert (entity["text"], entity["start"], entity["end"]) == ("Anna\u0301", 5, 10)
     (tagged,) = Featurizer(tokenizer(), "tagging", labels, 64)([Item((text,), None, "a:1", raw=True)])
     assert [text[a:b] for a, b in tagged.offsets.tolist()] == ["with", "Anna\u0301", "film"]

@@ -15,6 +15,7 @@ from bertworks.batching.features import (
     tokens_in_span,
     training_groups,
 )
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import Item
 from bertworks.inference.decoding import Decoder, best_spans
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
@@ -133,7 +134,7 @@ def test_no_answer_is_said_above_the_threshold(threshold: float | None, given: b
     logits = np.zeros((len(found.unit[0].input_ids), 2), np.float32)
     logits[0] = 3.5  # both of [CLS]: 7
     logits[found.places.tolist().index(3)] = 2.5  # Oslo: 5
-    answer = Decoder("qa", threshold=threshold)(found, logits)
+    answer = Decoder(TaskConfig(task="qa", threshold=threshold))(found, logits)
     assert answer["no_answer_margin"] == 2
     assert answer["answer"] == ("Oslo" if given else "")
     nothing = 0 if threshold is None else np.exp(7 - 5) * answer["n_best"][0]["score"]
@@ -145,7 +146,7 @@ def test_an_answer_that_stands_twice_is_given_once() -> None:
     found = encoded("Oslo was Oslo", max_length=24)
     logits = np.zeros((len(found.unit[0].input_ids), 2), np.float32)
     logits[[found.places.tolist().index(word) for word in (0, 2)]] = 2.5
-    texts = [one["text"] for one in Decoder("qa")(found, logits)["n_best"]]
+    texts = [one["text"] for one in Decoder(TaskConfig(task="qa"))(found, logits)["n_best"]]
     assert texts[0] == "Oslo"
     assert len(set(texts)) == len(texts)
 
@@ -169,5 +170,5 @@ def test_no_answer_begins_with_the_space_that_some_tokenizers_count_to_a_word() 
     count = sum(len(example.input_ids) for example in encoded.unit)
     for seed in range(50):
         logits = np.random.default_rng(seed).normal(size=(count, 2)).astype(np.float32)
-        answer = Decoder("qa")(encoded, logits)
+        answer = Decoder(TaskConfig(task="qa"))(encoded, logits)
         assert answer["answer"].strip() == answer["answer"] == context[answer["start"] : answer["end"]] != ""

@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +23,7 @@ from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
 from bertworks.inference.decoding import is_entity_tagset, tag_runs
-from bertworks.inference.predict import Spool, predict_file
+from bertworks.inference.predict import partial_results, predict_file
 from bertworks.inference.predictor import Predictor
 from bertworks.metrics import classification
 from bertworks.metrics.classification import tag_spans
@@ -314,27 +315,29 @@ def test_documents_are_not_divided_between_portions_nor_by_a_stop(
                 break
     assert counts == [6, 12]
     with (tmp_path / ".parts.jsonl.partial").open("a") as file:
-        file.write('{"predicted_tags": [], "truncated_tokens": 0}\n')  # of a portion that was never finished
+        file.write('[{"predicted_tags": [], "truncated_tokens": 0}')  # of a portion that was interrupted
     events = list(predict_file(tmp_path / "out", data, tmp_path / "parts.jsonl", device="cpu"))
     assert next(e for e in events if "resumed_row" in e.fields).fields["resumed_row"] == 12
     assert (tmp_path / "parts.jsonl").read_text() == (tmp_path / "whole.jsonl").read_text()
 
 
-def test_a_spool_keeps_whole_portions_of_the_same_kind(tmp_path: Path) -> None:
-    with Spool(tmp_path / "out.csv", "abc") as spool:
-        spool.add([{"truncated_tokens": 0}, {"truncated_tokens": 2}])
-        spool.add([{"truncated_tokens": 1}])
-        assert (spool.count, spool.truncated) == (3, 2)
+def test_partial_results_are_those_of_the_same_job(tmp_path: Path) -> None:
+    path = tmp_path / ".out.csv.partial"
+
+    def stopped(fingerprint: str, line: bytes) -> bytes:
+        with suppress(KeyboardInterrupt), partial_results(tmp_path / "out.csv", fingerprint) as file:
+            content = file.read()
+            file.write(line)
+            raise KeyboardInterrupt
+        return content
+
+    assert [stopped("abc", b"1\n"), stopped("abc", b"2\n"), stopped("abc", b"3")] == [b"", b"1\n", b"1\n2\n"]
+    assert [stopped("other", b"4\n"), stopped("other", b"5\n")] == [b"", b"4\n"]
+    with partial_results(tmp_path / "out.csv", "other") as file:
         with pytest.raises(BertworksError, match="another process is writing the same output"):
-            Spool(tmp_path / "out.csv", "abc")
-    content = spool.path.read_bytes()
-    spool.path.write_bytes(content[:-3])
-    with Spool(tmp_path / "out.csv", "abc") as again:
-        assert (again.count, again.truncated, [row["truncated_tokens"] for row in again.read()]) == (2, 1, [0, 2])
-    with Spool(tmp_path / "out.csv", "other") as other:
-        assert other.count == 0
-        other.remove()
-        assert not other.path.exists()
+            stopped("other", b"")
+        assert file.read() == b"4\n5\n"
+    assert not path.exists()
 
 
 # --- thresholds -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import numpy as np
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError
 from bertworks.events import Event
-from bertworks.inference.embed import AT_ONCE
+from bertworks.inference.predictor import AT_ONCE
 from bertworks.io.tables import as_text
 from bertworks.io.text_files import IssueCounter, Repairs, open_lines
 from bertworks.models.heads import Pooling

@@ -1,4 +1,4 @@
-"""Logits -> labels with probabilities, tags, entities, and answers with their characters in the text."""
+"""Logits -> labels with probabilities, tags, entities, and answers with their positions in the text."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer
 from bertworks.checkpoints.task_config import TaskConfig
-from bertworks.datasets.schema import TaskType
 from bertworks.text.tokenizer import Tokenizer, with_marks
 from bertworks.training.finetune_recipe import FinetuneRecipe
 from bertworks.training.task_heads import (
@@ -25,120 +24,107 @@ from bertworks.training.task_heads import (
 
 Answer = dict[str, Any]
 Logits = NDArray[np.float32]
-NOWHERE = 1e9  # a margin, in logits, where there is nothing that could be an answer
+NOWHERE = 1e9  # the margin of "no answer" if no span can be an answer
 NUM_BEST_SPANS = 20  # starts and ends that are combined, and answers that are kept
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """`decoding(encoded, logits)` is the answer to an item; logits float32 [M, outputs], for all that it asks.
+    """`decoder(features, logits)` is the prediction for an item; logits: float32 [M, outputs], all of the item."""
 
-    labels: names of the outputs.
-    threshold: multilabel: the probability from which a label is given. qa: how much likelier than the best answer
-        "there is none" may be, in logits, for the answer still to be given; None: there is always an answer.
-    max_answer: tokens of an answer (qa).
-    """
+    config: TaskConfig
 
-    task: TaskType
-    labels: tuple[str, ...] = ()
-    threshold: float | None = None
-    max_answer: int = 30
-
-    def __call__(self, encoded: Features, logits: Logits) -> Answer:
-        match self.task:
+    def __call__(self, features: Features, logits: Logits) -> Answer:
+        labels = self.config.labels
+        match self.config.task:
             case "classification":
                 p = softmax(logits[0])
-                return {"label": self.labels[int(p.argmax())], "score": float(p.max()), "scores": self._named(p)}
+                return {"label": labels[int(p.argmax())], "score": float(p.max()), "scores": self._by_label(p)}
             case "multilabel":
-                p = sigmoid(logits[0])
-                least = 0.5 if self.threshold is None else self.threshold
-                given = [n for n in np.argsort(-p, kind="stable") if p[n] >= least]
-                return {"labels": [self.labels[n] for n in given], "scores": self._named(p)}
+                p, threshold = sigmoid(logits[0]), self.config.threshold
+                best = [n for n in np.argsort(-p, kind="stable") if p[n] >= (0.5 if threshold is None else threshold)]
+                return {"labels": [labels[n] for n in best], "scores": self._by_label(p)}
             case "regression":
                 return {"value": float(logits[0, 0])}
             case "choice":
                 p = softmax(logits[:, 0])
                 return {"choice": int(p.argmax()), "score": float(p.max()), "scores": p.tolist()}
             case "tagging":
-                return self._tags(encoded, logits)
+                return self._tags(features, logits)
             case "spans":
-                return self._entities(encoded, logits)
+                return self._entities(features, logits)
             case "qa":
-                return self._span(encoded, logits)
+                return self._answer(features, logits)
 
-    def _named(self, p: NDArray[np.float64]) -> dict[str, float]:
-        return dict(zip(self.labels, p.tolist(), strict=True))
+    def _by_label(self, p: NDArray[np.float64]) -> dict[str, float]:
+        return dict(zip(self.config.labels, p.tolist(), strict=True))
 
-    def _in_order(self, encoded: Features, logits: Logits) -> tuple[list[str], NDArray[np.float64]]:
+    def _best_tags(self, features: Features, logits: Logits) -> tuple[list[str], NDArray[np.float64]]:
         """The best label of every word or token, and its probability."""
         p = softmax(logits)
         best, score = np.empty(len(p), np.int64), np.empty(len(p))
-        best[encoded.places], score[encoded.places] = p.argmax(-1), p.max(-1)
-        return [self.labels[n] for n in best], score
+        best[features.places], score[features.places] = p.argmax(-1), p.max(-1)
+        return [self.config.labels[n] for n in best], score
 
-    def _tags(self, encoded: Features, logits: Logits) -> Answer:
-        tags, scores = self._in_order(encoded, logits)
+    def _tags(self, features: Features, logits: Logits) -> Answer:
+        tags, scores = self._best_tags(features, logits)
         answer: Answer = {"tags": tags, "scores": scores.tolist()}
-        if not encoded.item.raw:
+        if not features.item.raw:
             return answer
-        text = encoded.item.texts[0]
-        answer["words"] = [text[start:end] for start, end in encoded.offsets.tolist()]
-        return answer | (self._entities(encoded, logits) if is_entity_tagset(self.labels) else {})
+        text = features.item.texts[0]
+        answer["words"] = [text[start:end] for start, end in features.offsets.tolist()]
+        return answer | (self._entities(features, logits) if is_entity_tagset(self.config.labels) else {})
 
-    def _entities(self, encoded: Features, logits: Logits) -> Answer:
-        tags, scores = self._in_order(encoded, logits)
-        text, entities = encoded.item.texts[0], []
+    def _entities(self, features: Features, logits: Logits) -> Answer:
+        tags, scores = self._best_tags(features, logits)
+        text, entities = features.item.texts[0], []
         for kind, first, last in tag_runs(tags):
-            start, end = _strip_span(text, encoded.offsets[first, 0], encoded.offsets[last - 1, 1])
-            if start == end:
-                continue
-            score = float(scores[first:last].mean())
-            entities.append({"start": start, "end": end, "type": kind, "text": text[start:end], "score": score})
+            start, end = _strip_span(text, features.offsets[first, 0], features.offsets[last - 1, 1])
+            if start < end:
+                score = float(scores[first:last].mean())
+                entities.append({"start": start, "end": end, "type": kind, "text": text[start:end], "score": score})
         return {"entities": entities}
 
-    def _span(self, encoded: Features, logits: Logits) -> Answer:
-        """The best answers over all windows, by the sum of the scores of their first and last token; and how much
-        likelier it is that there is none (google-research/bert `run_squad.py`, `write_predictions`)."""
-        found: list[tuple[float, int, int]] = []
-        nothing, start, context = NOWHERE, 0, encoded.item.texts[1]
-        for example in encoded.unit:
+    def _answer(self, features: Features, logits: Logits) -> Answer:
+        """The best answers over all windows, by the sum of the logits of their first and last token; and the margin by
+        which "no answer" is better (google-research/bert `run_squad.py`, `write_predictions`). With a threshold, there
+        is no answer if the margin exceeds it."""
+        spans: list[tuple[float, int, int]] = []
+        no_answer, start, context = NOWHERE, 0, features.item.texts[1]
+        for example in features.unit:
             end = start + len(example.input_ids)
             part = slice(start, end)
-            found += best_spans(logits[part], encoded.places[part], encoded.own[part], self.max_answer)
-            nothing, start = min(nothing, float(logits[start].sum())), end
-        found.sort(reverse=True)
-        best: list[Answer] = []
-        for score, first, last in found:
-            a, b = _strip_span(context, encoded.offsets[first, 0], encoded.offsets[last, 1])
-            text = context[a:b]
-            if text and all(text != other["text"] for other in best):
-                best.append({"text": text, "start": a, "end": b, "logit": score})
-            if len(best) == NUM_BEST_SPANS:
-                break
-        margin = nothing - best[0]["logit"] if best else NOWHERE
-        given = best[:1] if self.threshold is None or margin <= self.threshold else []
-        alone = [one["logit"] for one in best] + ([] if self.threshold is None else [nothing])
-        p = softmax(np.array(alone)) if alone else np.zeros(1)
-        for one, probability in zip(best, p.tolist(), strict=False):
-            one["score"] = probability
-            del one["logit"]
-        answer = given[0] if given else {"text": "", "start": -1, "end": -1, "score": float(p[-1])}
+            spans += best_spans(logits[part], features.places[part], features.own[part], self.config.max_answer)
+            no_answer, start = min(no_answer, float(logits[start].sum())), end
+        best: dict[str, Answer] = {}  # by text
+        for score, first, last in sorted(spans, reverse=True):
+            a, b = _strip_span(context, features.offsets[first, 0], features.offsets[last, 1])
+            if a < b and len(best) < NUM_BEST_SPANS:
+                best.setdefault(context[a:b], {"text": context[a:b], "start": a, "end": b, "score": score})
+        answers, threshold = list(best.values()), self.config.threshold
+        margin = no_answer - answers[0]["score"] if answers else NOWHERE
+        scores = [answer["score"] for answer in answers] + ([] if threshold is None else [no_answer])
+        p = softmax(np.array(scores)).tolist() if scores else [0.0]
+        for answer, probability in zip(answers, p, strict=False):
+            answer["score"] = probability
+        is_given = answers and (threshold is None or margin <= threshold)
+        answer = answers[0] if is_given else {"text": "", "start": -1, "end": -1, "score": p[-1]}
         return {"answer": answer["text"], **{name: answer[name] for name in ("start", "end", "score")},
-                "no_answer_margin": float(margin), "n_best": best}  # fmt: skip
+                "no_answer_margin": float(margin), "n_best": answers}  # fmt: skip
 
 
 def _strip_span(text: str, start: int, end: int) -> tuple[int, int]:
-    """From `start` to `end`, without white space around it, which some tokenizers count to a word, or take for one."""
-    found = text[start:end]
-    first = int(end) - len(found.lstrip())
-    return first, max(first, with_marks(text, int(start) + len(found.rstrip())))
+    """A span without white space around it, which some tokenizers include in a word."""
+    span = text[start:end]
+    first = int(end) - len(span.lstrip())
+    return first, max(first, with_marks(text, int(start) + len(span.rstrip())))
 
 
 def best_spans(
     logits: Logits, places: NDArray[np.int64], own: NDArray[np.bool_], max_answer: int
 ) -> list[tuple[float, int, int]]:
-    """Score, first and last token of the best answers in one window: of its N_BEST best starts and ends those that are
-    in order, short enough and, the start, in its best context."""
+    """Score, first and last token of the best answers in a window: pairs of its NUM_BEST_SPANS best starts and ends
+    that are in order and short enough. A start must have its best context in this window."""
     starts = np.flatnonzero(own & (places >= 0))
     ends = np.flatnonzero(places >= 0)
     starts = starts[np.argsort(-logits[starts, 0], kind="stable")[:NUM_BEST_SPANS]]
@@ -151,24 +137,23 @@ def best_spans(
 
 
 def is_entity_tagset(labels: Iterable[str]) -> bool:
-    """Whether these are tags of entities, in IOB1, IOB2 or BIOES, and not, say, parts of speech."""
+    """Whether the labels are tags of entities in IOB1, IOB2 or BIOES; parts of speech are not."""
     return all(re.fullmatch(r"O|[BIES](-.+)?", label, re.DOTALL) for label in labels)
 
 
 def tag_runs(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Type, begin and end of each entity, for tags in IOB1, IOB2 or BIOES, by the rules of conlleval: what continues
-    nothing begins an entity."""
-    found: list[tuple[str, int, int]] = []
-    for place, tag in enumerate(tags):
+    """Type, start and end of each entity, for tags in IOB1, IOB2 or BIOES, by the rules of conlleval: a tag that
+    continues no entity begins one."""
+    entities: list[tuple[str, int, int]] = []
+    for n, tag in enumerate(tags):
         if tag == "O":
             continue
-        kind, before = tag[2:], found[-1] if found else None
-        follows = tag[0] in "IE" and place > 0 and tags[place - 1][0] in "BI"
-        if follows and before and before[0] == kind and before[2] == place:
-            found[-1] = kind, before[1], place + 1
+        kind, (last_kind, start, end) = tag[2:], entities[-1] if entities else ("", 0, 0)
+        if tag[0] in "IE" and n > 0 and tags[n - 1][0] in "BI" and (last_kind, end) == (kind, n):
+            entities[-1] = kind, start, n + 1
         else:
-            found.append((kind, place, place + 1))
-    return found
+            entities.append((kind, n, n + 1))
+    return entities
 
 
 def softmax(x: NDArray[np.floating]) -> NDArray[np.float64]:
@@ -178,23 +163,23 @@ def softmax(x: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def sigmoid(x: NDArray[np.floating]) -> NDArray[np.float64]:
-    """A probability for each."""
+    """The probability of each logit alone."""
     return np.asarray(1 / (1 + np.exp(-x.astype(np.float64))))
 
 
 def make_task_head(d: TaskConfig, units: Sequence[ExampleGroup] = (), recipe: FinetuneRecipe | None = None) -> TaskHead:
-    """The head and the loss of a task; what depends on the data in training comes from `units`."""
+    """The head and the loss of a task. In training, `units` give the weights of classes and the scale of values."""
     smoothing = recipe.label_smoothing if recipe else 0.0
     match d.task:
         case "classification" | "tagging" | "spans":
-            balanced = recipe is not None and recipe.class_weights == "balanced"
-            weights = balanced_weights(units, len(d.labels)) if balanced else ()
+            is_balanced = recipe is not None and recipe.class_weights == "balanced"
+            weights = balanced_weights(units, len(d.labels)) if is_balanced else ()
             pooled = d.task == "classification"
             return Classification(num_labels=len(d.labels), pooled=pooled, weights=weights, smoothing=smoothing)
         case "multilabel":
             return MultiLabel(num_labels=len(d.labels))
         case "regression":
-            targets = [float(one.target.labels[0]) for unit in units for one in unit] or [0.0, 1.0]
+            targets = [float(example.target.labels[0]) for unit in units for example in unit] or [0.0, 1.0]
             return Regression(mean=float(np.mean(targets)), deviation=float(np.std(targets)) or 1.0)
         case "qa":
             return SpanExtraction()
@@ -204,15 +189,11 @@ def make_task_head(d: TaskConfig, units: Sequence[ExampleGroup] = (), recipe: Fi
 
 def balanced_weights(units: Sequence[ExampleGroup], count: int) -> tuple[float, ...]:
     """n / (labels * n_of_label), as in scikit-learn; 1 for a label that never occurs."""
-    seen = np.bincount(np.concatenate([one.target.labels for unit in units for one in unit]), minlength=count)
-    return tuple(float(seen.sum() / (count * n)) if n else 1.0 for n in seen)
+    labels = np.concatenate([example.target.labels for unit in units for example in unit])
+    counts = np.bincount(labels, minlength=count)
+    return tuple(float(counts.sum() / (count * n)) if n else 1.0 for n in counts)
 
 
 def make_featurizer(d: TaskConfig, tokenizer: Tokenizer) -> Featurizer:
-    """How a model that does this reads its items."""
+    """The featurizer of a task."""
     return Featurizer(tokenizer, d.task, d.labels, d.max_length, d.stride, d.max_question, d.document_context)
-
-
-def make_decoder(d: TaskConfig) -> Decoder:
-    """How the network's numbers are read."""
-    return Decoder(d.task, d.labels, d.threshold, d.max_answer)

@@ -5,17 +5,14 @@
 - `embed_file`: a file of texts to a file of vectors, which can be resumed
 """
 
-import base64
-import hashlib
 import itertools
-import json
-import shutil
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, get_args
+from typing import IO, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +27,8 @@ from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
 from bertworks.inference.engine import LazyModel, compute_vectors, open_model, prepare_for_inference
 from bertworks.inference.onnx_runtime import OnnxModel
-from bertworks.inference.predict import Spool, beside
+from bertworks.inference.predict import data_fingerprint, done_event, partial_results
+from bertworks.inference.predictor import AT_ONCE, copy_files, empty_folder
 from bertworks.inference.whitening import Moments, Whitener, Whitening, normalized
 from bertworks.io.atomic_write import write_npy
 from bertworks.io.tables import as_text, choose_column, find_column
@@ -41,7 +39,6 @@ from bertworks.models.packed_linear import InferenceEncoder, with_fp16_weights
 from bertworks.training.device import InferencePrecision, PrecisionOption, disable_heap_trim
 
 Vectors = NDArray[np.float32]
-AT_ONCE = 2048  # texts that are sorted by length and embedded together
 _SAMPLE_ROWS = 100  # to infer the column of the text from
 
 
@@ -113,8 +110,8 @@ class Embedder:
 
     def portion(self, texts: Sequence[str], prompt: str | None = None) -> tuple[Vectors, list[int]]:
         """The vectors of texts that fit in memory; and the number of truncated tokens of each."""
-        units, cut = self.units(texts, prompt)
-        return self.finish(self.raw(units)), cut
+        units, truncated = self.units(texts, prompt)
+        return self.finish(self.raw(units)), truncated
 
     def units(self, texts: Sequence[str], prompt: str | None = None) -> tuple[list[ExampleGroup], list[int]]:
         """The input of the network for each text; and the number of truncated tokens of each.
@@ -146,22 +143,15 @@ class Embedder:
             UsageError: the folder is not empty.
             BertworksError: sentence-transformers lacks this pooling.
         """
-        target = Path(folder)
-        if target.exists() and any(target.iterdir()):
-            raise UsageError("the folder is not empty", where=str(target), hint="use another folder")
+        target = empty_folder(folder)
         write_sentence_transformer(target, self.settings, self.dimension)
-        for path in sorted(self.folder.iterdir()):
-            if path.is_file() and not path.name.startswith(".") and not (target / path.name).exists():
-                shutil.copyfile(path, target / path.name)
+        copy_files(self.folder, target)
 
     @property
     def fingerprint(self) -> dict[str, Any]:
         """Everything that the vectors depend on, except the text."""
-        return {
-            "weights_sha256": weights_sha256(self.folder),
-            "tokenizer_sha256": self.tokenizer.sha256,
-            **asdict(self.settings),
-        }
+        hashes = {"weights_sha256": weights_sha256(self.folder), "tokenizer_sha256": self.tokenizer.sha256}
+        return hashes | asdict(self.settings)
 
 
 def _network(
@@ -248,8 +238,7 @@ def vectors_of_file(embedder: Embedder, path: str | Path) -> Iterator[Vectors]:
         yield embedder.portion([text for text in texts if text])[0]
 
 
-_COLUMN = "embedding"
-_COMPARED = 64  # texts whose vectors are also computed in fp32
+_COMPARED = 64  # texts that are also embedded in fp32
 
 
 def embed_file(
@@ -280,38 +269,67 @@ def embed_file(
     Raises:
         BertworksError, UsageError: no such model or column, an unreadable row, an unknown kind of output.
     """
-    is_array = str(output).endswith(".npy")
-    kind = None if is_array else _vector_kind(output)
+    kind = None if str(output).endswith(".npy") else _vector_kind(output)
     make = partial(Embedder, open_model(model, device), pooling=pooling, normalize=normalize, max_length=max_length)
     embedder = make(precision=precision)
     reader = RowReader(data, quoting=quoting)
     refuse_same(reader, output)
     columns = text_columns(reader, text)
     yield Event("note", f"text: {', '.join(columns)}; {embedder.settings.pooling} of {embedder.dimension} dimensions")
-    with Spool(beside(output), _fingerprint(embedder, reader, columns)) as spool:
-        if spool.count:
-            yield Event("note", f"resumed after {spool.count:,} rows", {"resumed_row": spool.count})
+    fingerprint = data_fingerprint(reader, model=embedder.fingerprint, columns=columns, precision=embedder.precision)
+    with partial_results(output, fingerprint) as file:
+        results = _Results(file, embedder.dimension)
+        if results.count:
+            yield Event("note", f"resumed after {results.count:,} rows", {"resumed_row": results.count})
         empty = IssueCounter()
         if embedder.precision == "int8":
-            yield _cost(embedder, make(precision="fp32"), reader, columns)
-        yield from _fill(spool, embedder, reader, columns, empty)
+            yield _compare(embedder, make(precision="fp32"), reader, columns)
+        yield from _embed_rest(results, embedder, reader, columns, empty)
         yield from (Event("note", note) for note in reader.notes)
         if empty.count:
             yield Event("note", f"rows without text get the vector of an empty text: {empty}", {"empty": empty.count})
-        whitener = _whitener(embedder, spool, whitening, learn_from)
-        vectors = _stored(spool, embedder.dimension)
+        whitener = _whitener(embedder, results, whitening, learn_from)
+        vectors = (portion["vector"] for portion in results.portions())
         if whitener is not None:
             vectors = (embedder.finish(whitener(portion)) for portion in vectors)
         if kind is None:
-            none = np.zeros((0, embedder.dimension), "<f4")  # also a file without rows has this shape
-            write_npy(Path(output), chain([none], (block.astype("<f4") for block in vectors)))
+            no_rows = np.zeros((0, embedder.dimension), "<f4")  # the shape of a file without rows
+            write_npy(Path(output), chain([no_rows], (block.astype("<f4") for block in vectors)))
         else:
             _write_columns(output, kind, reader, vectors)
-        spool.remove()
-        note = f"; {spool.truncated:,} texts were truncated" if spool.truncated else ""
-        fields = {"output": str(output), "rows": spool.count, "truncated": spool.truncated}
-        fields["dimension"] = embedder.dimension
-        yield Event("done", f"{output}: {spool.count:,} vectors of {embedder.dimension}{note}", fields)
+        truncated = sum(int(portion["is_truncated"].sum()) for portion in results.portions())
+    vectors_of = f"vectors of {embedder.dimension}"
+    yield done_event(output, vectors_of, results.count, truncated, dimension=embedder.dimension)
+
+
+class _Results:
+    """The results so far, in a file of fixed-size records. Incomplete portions are removed, so that they are embedded
+    again as a whole, with equal results.
+
+    count: the number of rows.
+    """
+
+    def __init__(self, file: IO[bytes], dimension: int):
+        self.file, self._start = file, file.tell()
+        self._kind = np.dtype([("vector", "<f4", (dimension,)), ("is_truncated", "?"), ("is_empty", "?")])
+        size = os.fstat(file.fileno()).st_size - self._start
+        self.count = size // self._kind.itemsize // AT_ONCE * AT_ONCE
+        file.truncate(self._start + self.count * self._kind.itemsize)
+
+    def add(self, vectors: Vectors, truncated: Sequence[int], texts: Sequence[str]) -> None:
+        """Append the results of a portion."""
+        portion = np.empty(len(texts), self._kind)
+        portion["vector"], portion["is_truncated"] = vectors, np.array(truncated) > 0
+        portion["is_empty"] = [not text for text in texts]
+        self.file.write(portion.tobytes())
+        self.file.flush()
+        self.count += len(texts)
+
+    def portions(self) -> Iterator[NDArray[Any]]:
+        """All records, AT_ONCE at a time."""
+        self.file.seek(self._start)
+        while data := self.file.read(AT_ONCE * self._kind.itemsize):
+            yield np.frombuffer(data, self._kind)
 
 
 def _vector_kind(output: str | Path) -> FileKind:
@@ -326,10 +344,10 @@ def _vector_kind(output: str | Path) -> FileKind:
     return kind
 
 
-def _cost(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequence[str]) -> Event:
+def _compare(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequence[str]) -> Event:
     """The difference of the first vectors to those in fp32."""
-    first = (row_text(row, columns, IssueCounter()) for row in islice(reader, _COMPARED))
-    texts = [text for text in first if text]
+    rows = (row_text(row, columns, IssueCounter()) for row in islice(reader, _COMPARED))
+    texts = [text for text in rows if text]
     a, b = (normalized(embedder.embed(texts)) for embedder in (ours, exact))
     cosines = (a * b).sum(1) if texts else np.ones(1)
     least, mean = float(cosines.min()), float(cosines.mean())
@@ -337,37 +355,25 @@ def _cost(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequence[
     return Event("note", f"{ours.precision}: {text}", {"least_cosine": least, "mean_cosine": mean})
 
 
-def _fill(
-    spool: Spool, embedder: Embedder, reader: RowReader, columns: Sequence[str], empty: IssueCounter
+def _embed_rest(
+    results: _Results, embedder: Embedder, reader: RowReader, columns: Sequence[str], empty: IssueCounter
 ) -> Iterator[Event]:
-    """Embed the rows that are not in the spool."""
+    """Append the vectors of the rows that have none."""
     rest = iter(reader)
-    for row in islice(rest, spool.count):  # for the count of empty rows
+    for row in islice(rest, results.count):  # for the count of empty rows
         row_text(row, columns, empty)
     for rows in portions(rest):
         texts = [row_text(row, columns, empty) for row in rows]
-        vectors, cut = embedder.portion(texts)
-        spool.add([
-            {"vector": base64.b64encode(vector.tobytes()).decode(), "truncated_tokens": n, "empty": not text}
-            for vector, n, text in zip(vectors, cut, texts, strict=True)
-        ])  # fmt: skip
-        amount = {"stage": "embed", "what": "rows", "amount": spool.count}
-        yield Event("stage", f"embed: {spool.count:,} rows", amount)
+        results.add(*embedder.portion(texts), texts)
+        fields = {"stage": "embed", "what": "rows", "amount": results.count}
+        yield Event("stage", f"embed: {results.count:,} rows", fields)
 
 
-def _stored(spool: Spool, dimension: int, *, of_texts: bool = False) -> Iterator[Vectors]:
-    """The vectors of a spool, in portions. of_texts: without those of empty rows."""
-    stored = (entry for entry in spool.read() if not (of_texts and entry["empty"]))
-    while group := list(islice(stored, AT_ONCE)):
-        raw = b"".join(base64.b64decode(entry["vector"]) for entry in group)
-        yield np.frombuffer(raw, np.float32).reshape(-1, dimension)
-
-
-def _whitener(embedder: Embedder, spool: Spool, kind: Whitening, path: str | Path | None) -> Whitener | None:
+def _whitener(embedder: Embedder, results: _Results, kind: Whitening, path: str | Path | None) -> Whitener | None:
     if kind == "none":
         return None
     moments = Moments(embedder.dimension)
-    own = _stored(spool, embedder.dimension, of_texts=True)
+    own = (portion["vector"][~portion["is_empty"]] for portion in results.portions())
     for vectors in own if path is None else vectors_of_file(embedder, path):
         moments.add(vectors)
     if kind == "whiten" and moments.count and not moments.can_whiten:
@@ -379,7 +385,7 @@ def _whitener(embedder: Embedder, spool: Spool, kind: Whitening, path: str | Pat
 
 
 def _write_columns(output: str | Path, kind: FileKind, reader: RowReader, portions: Iterable[Vectors]) -> None:
-    column = _COLUMN
+    column = "embedding"
     while column in reader.written_columns:
         column += "_"
     single = chain.from_iterable(portions)
@@ -394,14 +400,3 @@ def _write_columns(output: str | Path, kind: FileKind, reader: RowReader, portio
             yield {**written, column: vector}
 
     write_rows(output, [*reader.written_columns, column], rows(), kind=kind)
-
-
-def _fingerprint(embedder: Embedder, reader: RowReader, columns: Sequence[str]) -> str:
-    state = reader.path.stat()
-    content = {
-        "model": embedder.fingerprint,
-        "data": [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, reader.quoting],
-        "columns": list(columns),
-        "precision": embedder.precision,
-    }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

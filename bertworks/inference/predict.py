@@ -1,19 +1,19 @@
-"""Predictions for files of any size, in their order.
+"""The predictions of a fine-tuned model for files of any size, in the order of their rows.
 
-- `Spool`: predictions on disk until all are there, so that an interrupted prediction resumes
+- `partial_results`: results on disk, so that an interrupted job resumes
 - `predict_file`, `answer_questions`
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, Self
+from tempfile import TemporaryFile
+from typing import IO, Any
 
-from bertworks.checkpoints.model_folder import weights_sha256
 from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import Quoting, RowReader
@@ -24,95 +24,50 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
 from bertworks.inference.decoding import Answer
 from bertworks.inference.engine import open_model
-from bertworks.inference.predictor import AT_ONCE, Columns, OutputFields, Predictor, said_in
+from bertworks.inference.predictor import AT_ONCE, OutputFields, Predictor, without_scores
 from bertworks.io.atomic_write import acquire_lock
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.device import PrecisionOption
 
-_END = b"end of portion\n"
+_COMPARED = 64  # rows that are also predicted in fp32
 
 
-class Spool:
-    """Answers, one JSON line each, in portions. What a killed process wrote of a portion is forgotten: the portion is
-    answered again as a whole, and so just as it would have been. While it is open no other process can open it.
+@contextmanager
+def partial_results(output: str | Path, fingerprint: str) -> Iterator[IO[bytes]]:
+    """The results that an interrupted job for the same output has computed: a file next to the output, open to be read
+    and continued, after its first line. It is deleted at the end of the block, and kept after an error.
 
     Args:
-        output: the file beside which it is kept; None: nothing is to be kept.
-        fingerprint: of all that the answers depend on; the first line says it, and another one begins anew.
+        output: "-": a temporary file.
+        fingerprint: of everything that the results depend on. A file with another fingerprint is emptied.
 
-    Attributes:
-        count: of the answers that are there.
-        truncated: how many of them are to texts that were cut.
+    Raises:
+        BertworksError: another process writes the same output.
     """
-
-    def __init__(self, output: Path | None, fingerprint: str):
-        if output is None:
-            self._scratch = TemporaryDirectory()
-            self.path = Path(self._scratch.name) / "answers.partial"
-        else:
-            self.path = output.with_name(f".{output.name}.partial")
-            output.parent.mkdir(parents=True, exist_ok=True)
-        self.fingerprint, self.count, self.truncated = fingerprint, 0, 0
-        self._lock = acquire_lock(
-            self.path, "another process is writing the same output", "wait for it, or name another output"
-        )
-        self._file = self.path.open("a+b")
-        if not self._usable():
-            self._file.truncate(0)
-            self._file.write(fingerprint.encode() + b"\n")
-            self._file.flush()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-        self._lock.release()
-
-    def _usable(self) -> bool:
-        """Whether answers of the same kind are there; half a portion is cut off."""
-        file = self._file
+    target = Path(output).expanduser()
+    path = None if str(output) == "-" else target.with_name(f".{target.name}.partial")
+    with ExitStack() as stack:
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            hint = "wait for it, or use another output"
+            stack.callback(acquire_lock(path, "another process is writing the same output", hint).release)
+        file = stack.enter_context(path.open("a+b") if path else TemporaryFile())
         file.seek(0)
-        if file.readline().decode("utf-8", "replace").rstrip("\n") != self.fingerprint:
-            return False
-        good, count, truncated = file.tell(), 0, 0
-        for line in iter(file.readline, b""):
-            if line == _END:
-                good, self.count, self.truncated = file.tell(), count, truncated
-            elif line.endswith(b"\n"):
-                count += 1
-                truncated += json.loads(line)["truncated_tokens"] > 0
-        file.truncate(good)
-        return True
-
-    def add(self, portion: Sequence[Mapping[str, Any]]) -> None:
-        """Keeps a portion of answers."""
-        for result in portion:
-            self._file.write((json.dumps(result, ensure_ascii=False) + "\n").encode())
-        self._file.write(_END)
-        self._file.flush()
-        self.count += len(portion)
-        self.truncated += sum(result["truncated_tokens"] > 0 for result in portion)
-
-    def read(self) -> Iterator[dict[str, Any]]:
-        """All answers, in their order."""
-        with self.path.open("rb") as file:
-            next(file)
-            for line in file:
-                if line != _END:
-                    yield json.loads(line)
-
-    def remove(self) -> None:
-        """Deletes it: the answers are where they belong."""
-        self.path.unlink(missing_ok=True)
+        header = fingerprint.encode() + b"\n"
+        if file.readline() != header:
+            file.truncate(0)
+            file.write(header)
+            file.flush()
+        yield file
+        if path is not None:
+            path.unlink()
 
 
-def beside(output: str | Path) -> Path | None:
-    """The output, as a spool wants it."""
-    return None if str(output) == "-" else Path(output).expanduser()
-
-
-_COMPARED = 64  # rows, whose answers in single precision are found as well
+def data_fingerprint(reader: RowReader, **content: Any) -> str:
+    """A hash of a data file and of everything else that its results depend on."""
+    state = reader.path.stat()
+    data = [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, reader.quoting]
+    return hashlib.sha256(json.dumps({"data": data, **content}, sort_keys=True).encode()).hexdigest()
 
 
 def predict_file(
@@ -129,80 +84,118 @@ def predict_file(
     quoting: Quoting = "auto",
     kind: FileKind | None = None,
 ) -> Iterator[Event]:
-    """Answers to every row of a file, beside its own columns, in its order. Stopped and called again it goes on where
-    it was; the output appears when it is whole.
+    """Write the prediction for every row of a file next to the columns of the row, in order. Call it again to resume
+    after an interruption. The output appears when it is complete.
 
     Args:
-        data, output: files; "-" is standard input and output. The output's suffix tells its format. CoNLL, for tags:
-            the lines of the file that was read, where it is one, with a further cell; else words and their tags.
-        text: the columns to read; (): those that the model learned from, or else a guess.
-        top_k, probabilities: see `Predictor.predict`.
+        data, output: files; "-" is standard input and output. The suffix of the output gives its format. CoNLL, for
+            tags: the lines of the data with a further column, if that is CoNLL, else words and their tags.
+        text: the columns of the text; (): those of the training, else inferred.
+        top_k, probabilities, threshold: see `Predictor`.
 
     Raises:
-        BertworksError, UsageError: no such model or column; a row that cannot be answered, with its line.
+        BertworksError, UsageError: no such model or column; a row that cannot be predicted, with its line.
     """
     kind = kind or kind_of(output)
     source = open_model(model, device)
     predictor = Predictor(source, precision=precision, threshold=threshold)
     d = predictor.description
     if kind == "conll" and d.task != "tagging":
-        raise UsageError(f"CoNLL columns are for tags, and this model is for {d.task}", hint="write another kind")
+        raise UsageError(f"CoNLL columns are for tags, and this model is for {d.task}", hint="use another format")
     reader = RowReader(data, quoting=quoting)
     refuse_same(reader, output)
     schema, notes = schema_for(reader, d, text)
     yield from (Event("note", note) for note in notes)
-    shown = OutputFields.of_task(d, top_k, probabilities, schema.raw)
-    columns = Columns(shown, reader.written_columns if kind != "conll" else [], d.first_choice or 0)
-    with Spool(beside(output), _fingerprint(predictor, reader, columns, schema)) as spool:
-        if spool.count:
-            yield Event("note", f"going on after {spool.count:,} rows", {"resumed_row": spool.count})
+    fields = OutputFields.of_task(d, top_k, probabilities, schema.raw)
+    if kind != "conll":
+        fields.refuse_taken(reader.written_columns)
+    fingerprint = data_fingerprint(reader, model=predictor.fingerprint, schema=asdict(schema), fields=asdict(fields))
+    with partial_results(output, fingerprint) as file:
+        if count := _drop_incomplete(file):
+            yield Event("note", f"resumed after {count:,} rows", {"resumed_row": count})
         if predictor.precision == "int8":
             exact = Predictor(source, precision="fp32", threshold=threshold)
-            first = islice(_asked(reader, schema, d, columns), _COMPARED)
-            yield _cost(predictor, exact, [item for item in first if item])
+            yield _compare(predictor, exact, list(filter(None, islice(_items(reader, schema, d, fields), _COMPARED))))
         empty = IssueCounter()
-        yield from _fill(spool, predictor, columns, _asked(reader, schema, d, columns, empty))
+        yield from _predict_rest(file, count, predictor, fields, _items(reader, schema, d, fields, empty))
         yield from (Event("note", note) for note in reader.notes)
         if empty.count:
-            yield Event("note", f"rows without text, and therefore without answer: {empty}", {"empty": empty.count})
+            yield Event("note", f"rows without text have no prediction: {empty}", {"empty": empty.count})
         if kind == "conll":
-            write_lines(output, _tagged(reader, schema, spool))
+            write_lines(output, _tagged_lines(reader, schema, _results(file)))
         else:
-            write_rows(output, [*reader.written_columns, *columns.names], _told(reader, spool), kind=kind)
-        spool.remove()
-        cut = f"; {spool.truncated:,} were too long and were cut" if spool.truncated else ""
-        fields = {"output": str(output), "rows": spool.count, "truncated": spool.truncated}
-        yield Event("done", f"{output}: {spool.count:,} rows{cut}", fields)
+            merged = ({**(row.written or row.values), **r} for row, r in zip(reader, _results(file), strict=True))
+            write_rows(output, [*reader.written_columns, *fields.names], merged, kind=kind)
+        rows, truncated = _totals(file)
+    yield done_event(output, "rows", rows, truncated)
 
 
-def _cost(ours: Predictor, exact: Predictor, asked: Sequence[Item]) -> Event:
-    """How many answers are other ones than in single precision."""
-    said = [[answer for _, answer in predictor.answers(asked)] for predictor in (ours, exact)]
+def done_event(output: str | Path, what: str, rows: int, truncated: int, **fields: Any) -> Event:
+    """The last event of a job that writes results of rows."""
+    note = f"; {truncated:,} texts were truncated" if truncated else ""
+    fields = {"output": str(output), "rows": rows, "truncated": truncated, **fields}
+    return Event("done", f"{output}: {rows:,} {what}{note}", fields)
+
+
+def _drop_incomplete(file: IO[bytes]) -> int:
+    """The number of rows that have results. Each line holds a portion; an incomplete one is removed, so that the
+    portion is predicted again as a whole, with equal results."""
+    end, count = file.tell(), 0
+    for line in file:
+        if line.endswith(b"\n"):
+            end, count = end + len(line), count + len(json.loads(line))
+    file.truncate(end)
+    return count
+
+
+def _results(file: IO[bytes]) -> Iterator[dict[str, Any]]:
+    """The new columns of all rows."""
+    file.seek(0)
+    file.readline()
+    for line in file:
+        yield from json.loads(line)
+
+
+def _totals(file: IO[bytes]) -> tuple[int, int]:
+    """The number of rows, and that of truncated texts."""
+    rows = truncated = 0
+    for result in _results(file):
+        rows, truncated = rows + 1, truncated + (result["truncated_tokens"] > 0)
+    return rows, truncated
+
+
+def _predict_rest(
+    file: IO[bytes], count: int, predictor: Predictor, fields: OutputFields, rows: Iterator[Item | None]
+) -> Iterator[Event]:
+    """Append the results of all rows but the first `count`."""
+    for portion in _portions(islice(rows, count, None), predictor.description.document_context):
+        predictions = predictor.answers(item for item in portion if item is not None)
+        results = [fields.empty_columns if item is None else fields.columns(*next(predictions)) for item in portion]
+        file.write(json.dumps(results, ensure_ascii=False).encode() + b"\n")
+        file.flush()
+        count += len(portion)
+        yield Event("stage", f"predict: {count:,} rows", {"stage": "predict", "what": "rows", "amount": count})
+
+
+def _compare(ours: Predictor, exact: Predictor, rows: Sequence[Item]) -> Event:
+    """How many predictions differ from those in fp32."""
+    a, b = ([answer for _, answer in predictor.answers(rows)] for predictor in (ours, exact))
     if ours.description.task == "regression":
-        largest = max((abs(a["value"] - b["value"]) for a, b in zip(*said, strict=True)), default=0.0)
-        told, fields = f"the first {len(asked)} values differ by up to {largest:.3f} from", {"largest": largest}
+        largest = max((abs(x["value"] - y["value"]) for x, y in zip(a, b, strict=True)), default=0.0)
+        text, fields = f"the first {len(rows)} values differ by up to {largest:.3f}", {"largest": largest}
     else:
-        others = sum(said_in(a) != said_in(b) for a, b in zip(*said, strict=True))
-        told, fields = f"{others} of the first {len(asked)} answers are other ones than", {"others": others}
-    return Event("note", f"{ours.precision}: {told} in fp32", fields | {"compared": len(asked)})
+        others = sum(without_scores(x) != without_scores(y) for x, y in zip(a, b, strict=True))
+        text, fields = f"{others} of the first {len(rows)} predictions differ", {"others": others}
+    return Event("note", f"{ours.precision}: {text} from fp32", fields | {"compared": len(rows)})
 
 
-def _fill(spool: Spool, predictor: Predictor, columns: Columns, asked: Iterator[Item | None]) -> Iterator[Event]:
-    """Answers what is not in the spool."""
-    for portion in _portions(islice(asked, spool.count, None), predictor.description.document_context):
-        answers = predictor.answers(item for item in portion if item is not None)
-        spool.add([columns.nothing if item is None else columns.of(*next(answers)) for item in portion])
-        amount = {"stage": "predict", "what": "rows", "amount": spool.count}
-        yield Event("stage", f"predict: {spool.count:,} rows", amount)
-
-
-def _portions(asked: Iterator[Item | None], whole_documents: bool) -> Iterator[list[Item | None]]:
-    """AT_ONCE rows each; with `whole_documents` more, up to the end of a document, which is read as a whole."""
+def _portions(rows: Iterator[Item | None], whole_documents: bool) -> Iterator[list[Item | None]]:
+    """Lists of AT_ONCE rows. With `whole_documents` they end at the end of a document, which is read as a whole."""
     portion: list[Item | None] = []
-    for item in asked:
-        before = portion[-1] if portion else None
-        together = whole_documents and item and before and item.document and item.document == before.document
-        if len(portion) >= AT_ONCE and not together:
+    for item in rows:
+        last = portion[-1] if portion else None
+        is_same = whole_documents and item and last and item.document and item.document == last.document
+        if len(portion) >= AT_ONCE and not is_same:
             yield portion
             portion = []
         portion.append(item)
@@ -210,23 +203,19 @@ def _portions(asked: Iterator[Item | None], whole_documents: bool) -> Iterator[l
         yield portion
 
 
-def _told(reader: RowReader, spool: Spool) -> Iterator[dict[str, Any]]:
-    """The rows that were read, with their answers."""
-    return ({**(row.written or row.values), **told} for row, told in zip(reader, spool.read(), strict=True))
-
-
-def _tagged(reader: RowReader, schema: Schema, spool: Spool) -> Iterator[str]:
-    """The lines of a CoNLL file of answers: those of the file that was read, where it is one, with a further cell."""
+def _tagged_lines(reader: RowReader, schema: Schema, results: Iterator[dict[str, Any]]) -> Iterator[str]:
+    """The lines of a CoNLL file with predicted tags."""
     if reader.kind == "conll":
-        yield from reader.with_tags(tag for result in spool.read() for tag in result["predicted_tags"])
+        yield from reader.with_tags(tag for result in results for tag in result["predicted_tags"])
         return
-    fitting = fitted(schema, reader, labelled=False)
-    for row, result in zip(reader, spool.read(), strict=True):
+    schema = fitted(schema, reader, labelled=False)
+    for row, result in zip(reader, results, strict=True):
         tags = result["predicted_tags"] or []
-        words = result["predicted_words"] if schema.raw else tags and read_item(row, fitting, labelled=False).texts
+        words = result["predicted_words"] if schema.raw else tags and read_item(row, schema, labelled=False).texts
         for word, tag in zip(words or [], tags, strict=True):
             if "\t" in word or "\n" in word:
-                raise BertworksError(f"the word {word!r} does not fit in a line", where=row.where, hint="write .jsonl")
+                what = f"the word {word!r} does not fit in a line"
+                raise BertworksError(what, where=row.where, hint="write .jsonl")
             yield f"{word}\t{tag}"
         yield ""
 
@@ -234,35 +223,34 @@ def _tagged(reader: RowReader, schema: Schema, spool: Spool) -> Iterator[str]:
 def answer_questions(
     data: str | Path, model: str | Path, *, device: str = "auto", precision: PrecisionOption = "auto"
 ) -> Iterator[tuple[str, Answer]]:
-    """Question id and answer, in the order of the file; see `learn.answers.Decoding` for what an answer holds.
+    """The id of each question in a SQuAD file and its answer (`Decoder`), in order.
 
     Raises:
-        BertworksError: the data is not SQuAD, or the model was not fine-tuned for it.
+        BertworksError: the data is not SQuAD, or the model was not fine-tuned on questions.
     """
     predictor = Predictor(model, device=device, precision=precision)
     if predictor.description.task != "qa":
         raise BertworksError(
             f"this model was fine-tuned for {predictor.description.task}, not for answering questions",
-            where=str(model),
-            hint="fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER",
-        )
+            where=str(model), hint="fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER",
+        )  # fmt: skip
     reader = RowReader(data)
     schema, _ = schema_for(reader, predictor.description, ("question", "context"))
-    for encoded, answer in predictor.answers(items(reader, schema, labelled=False)):
-        yield encoded.item.id, answer
+    for features, answer in predictor.answers(items(reader, schema, labelled=False)):
+        yield features.item.id, answer
 
 
-def _asked(
-    reader: RowReader, schema: Schema, d: TaskConfig, columns: Columns, empty: IssueCounter | None = None
+def _items(
+    reader: RowReader, schema: Schema, d: TaskConfig, fields: OutputFields, empty: IssueCounter | None = None
 ) -> Iterator[Item | None]:
-    """A row of the file as an item; None for one without text, which is counted in `empty`.
+    """Each row as an item; None for a row without text, which is counted in `empty`.
 
     Raises:
-        BertworksError: a row has another number of choices, or a field that is to be written.
+        BertworksError: another number of choices, or a field with the name of a new column.
     """
     schema = fitted(schema, reader, labelled=False)
     for row in reader:
-        columns.refuse_taken(row.written or row.values, row.where)
+        fields.refuse_taken(row.written or row.values, row.where)
         try:
             item = read_item(row, schema, labelled=False)
         except EmptyTextError:
@@ -271,45 +259,30 @@ def _asked(
             yield None
             continue
         if d.task == "choice" and d.num_choices and len(item.texts) != d.num_choices + 1:
-            raise BertworksError(
-                f"{len(item.texts) - 1} choices, and the model knows {d.num_choices}", where=row.where,
-                hint="give every row as many choices as the data had that it learned from",
-            )  # fmt: skip
+            what = f"{len(item.texts) - 1} choices, but the model was trained with {d.num_choices}"
+            raise BertworksError(what, where=row.where, hint=f"give every row {d.num_choices} choices")
         yield item
 
 
 def schema_for(reader: RowReader, d: TaskConfig, text: Sequence[str]) -> tuple[Schema, list[str]]:
-    """What to read of a file: the columns asked for, those that the model learned from, or a guess."""
-    wanted = tuple(text) or (d.text if all(name in reader.columns for name in d.text) else ())
-    schema, notes = infer_schema(reader, task=d.task, text=wanted, labelled=False)
+    """What to read of a file: the columns `text`, else those of the training, else inferred ones; and notes on what was
+    inferred."""
+    names = tuple(text) or (d.text if all(name in reader.columns for name in d.text) else ())
+    schema, notes = infer_schema(reader, task=d.task, text=names, labelled=False)
     if d.text and d.task in ("classification", "multilabel", "regression") and len(schema.text) != len(d.text):
-        one_or_two = "one text" if len(d.text) == 1 else "two texts"
-        learned, found = (", ".join(map(repr, names)) for names in (d.text, schema.text))
+        count = "one text" if len(d.text) == 1 else "two texts"
+        trained, here = (", ".join(map(repr, columns)) for columns in (d.text, schema.text))
         raise UsageError(
-            f"the model reads {one_or_two} ({learned}), and here would be read: {found}", where=reader.name,
+            f"the model reads {count} ({trained}), and the columns of the text here are: {here}", where=reader.name,
             hint="name the columns: " + " ".join(f"--text {word}" for word in ("FIRST", "SECOND")[: len(d.text)]),
         )  # fmt: skip
     document = d.document if d.document in reader.columns else schema.document
     raw = d.task == "tagging" and _holds_texts(reader, schema.text[0], d)
-    return replace(schema, label=None, labels=d.labels, document=document, raw=raw), [] if wanted else notes
+    return replace(schema, label=None, labels=d.labels, document=document, raw=raw), [] if names else notes
 
 
 def _holds_texts(reader: RowReader, column: str, d: TaskConfig) -> bool:
-    """Whether a column holds texts, and not words: it is the only one of a file without lists, or the model did not
-    learn from a column of that name."""
+    """Whether a column holds texts instead of words: strings, not lists, in the only column of a file, or in a column
+    that is not one of the training."""
     first = next((row.values[column] for row in reader if row.values.get(column)), None)
     return isinstance(first, str) and not first.startswith("[") and (len(reader.columns) == 1 or column not in d.text)
-
-
-def _fingerprint(predictor: Predictor, reader: RowReader, columns: Columns, schema: Schema) -> str:
-    """What the answers depend on."""
-    state = reader.path.stat()
-    content = {
-        "model": [weights_sha256(predictor.folder), predictor.tokenizer.sha256],
-        "data": [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, reader.quoting],
-        "task": asdict(predictor.description),
-        "schema": asdict(schema),
-        "shown": asdict(columns.shown),
-        "precision": predictor.precision,
-    }
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

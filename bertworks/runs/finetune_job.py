@@ -24,7 +24,7 @@ from bertworks.config import parse_as
 from bertworks.datasets.schema import Item
 from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError
-from bertworks.inference.decoding import Answer, Logits, make_decoder, make_task_head
+from bertworks.inference.decoding import Answer, Decoder, Logits, make_task_head
 from bertworks.inference.engine import compute_logits, compute_logits_and_loss
 from bertworks.io.atomic_write import sha256, write_text
 from bertworks.metrics import classification, squad
@@ -161,7 +161,7 @@ class FinetuneJob:
     def evaluate(self, network: nn.Module) -> dict[str, float]:
         assert isinstance(network, TaskModel)
         self._last, mean = compute_logits_and_loss(network, [encoded.unit for encoded in self.dev], self.precision)
-        decoding = make_decoder(self.description)
+        decoding = Decoder(self.description)
         answers = [decoding(e, rows) for e, rows in zip(self.dev, self._last, strict=True)]
         return {"loss": mean.loss, **compute_metrics(self.description, [e.item for e in self.dev], answers)}
 
@@ -265,7 +265,7 @@ class FinalEvaluation:
         items = [one.item for one in self.dev]
 
         def judged(d: TaskConfig) -> tuple[list[Answer], dict[str, float]]:
-            decoding = make_decoder(d)
+            decoding = Decoder(d)
             answers = [decoding(one, rows) for one, rows in zip(self.dev, logits, strict=True)]
             return answers, compute_metrics(d, items, answers)
 

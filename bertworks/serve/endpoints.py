@@ -18,7 +18,7 @@ import bertworks
 from bertworks.batching.features import Features
 from bertworks.checkpoints.task_config import TaskConfig, has_task
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.decoding import is_entity_tagset, make_decoder, sigmoid
+from bertworks.inference.decoding import Decoder, is_entity_tagset, sigmoid
 from bertworks.inference.embed import Embedder
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.explain import explain
@@ -142,7 +142,7 @@ class AskFinetuned:
 
     def __init__(self, model: LazyModel, precision: PrecisionOption = "auto"):
         self._predictor = Predictor(model, precision=precision)
-        self._decoding = make_decoder(self._predictor.description)
+        self._decoding = Decoder(self._predictor.description)
         d = self._predictor.description
         self.reranker = Reranker(self._predictor) if fits_pairs(d) else None
         self.asks: dict[str, Ask] = {}
