@@ -40,22 +40,15 @@ def load_masked_lm(model: str | Path | LazyModel, device: str = "auto") -> tuple
     """A masked language model in evaluation mode.
 
     Raises:
-        BertworksError: no such model, or no masked LM head.
+        BertworksError: no such model, or one without masked LM head or mask token.
     """
     source = open_model(model, device)
-    check_mask_token(source)
-    return source.network(
-        partial(PretrainingModel, objectives={"masked_lm": 1.0}), "encoder", "lm_head"
-    ), source.tokenizer
-
-
-def check_mask_token(source: LazyModel) -> None:
-    """Raises BertworksError for a tokenizer without a mask token."""
     if source.tokenizer.mask_id < 0:
-        raise BertworksError(
-            "this model has no mask token: it was not trained to predict masked tokens", where=str(source),
-            hint="use a masked language model, such as BERT or RoBERTa",
-        )  # fmt: skip
+        hint = "use a masked language model, such as BERT or RoBERTa"
+        what = "this model has no mask token: it was not trained to predict masked tokens"
+        raise BertworksError(what, where=str(source), hint=hint)
+    make = partial(PretrainingModel, objectives={"masked_lm": 1.0})
+    return source.network(make, "encoder", "lm_head"), source.tokenizer
 
 
 class MaskedText(NamedTuple):
@@ -95,9 +88,8 @@ class Filler:
         Raises:
             BertworksError: the text has no mask.
         """
-        read = self.read(text)
-        (likeliest,) = self.likeliest([read], k)
-        return self.answer(read, likeliest, k)
+        masked = self.read(text)
+        return self.fillings(masked, *self.top_tokens([masked], k), k)
 
     def read(self, text: str) -> MaskedText:
         """Tokenize a text.
@@ -114,42 +106,44 @@ class Filler:
         masks = np.flatnonzero(ids == t.mask_id)
         if not len(masks):
             mask = t.special_tokens["mask_token"]
-            raise BertworksError(f"there is no {mask} in {_short(text)!r}", hint=f"put {mask} in place of a word")
+            short = text if len(text) <= 60 else text[:57] + "..."
+            raise BertworksError(f"there is no {mask} in {short!r}", hint=f"put {mask} in place of a word")
         return MaskedText(text, ids, masks, encoding, list(self._windows(ids, masks)))
 
     @torch.no_grad()
-    def likeliest(self, texts: Sequence[MaskedText], k: int) -> list[Tensor]:
+    def top_tokens(self, texts: Sequence[MaskedText], k: int) -> list[Tensor]:
         """For each text float32 [masks, 2, k]: the k highest probabilities and their tokens. Texts are computed in
         batches sorted by length. Tokens of the model that the tokenizer lacks are left out."""
         windows = [window for text in texts for window in text.windows]
         results = [torch.zeros(0)] * len(windows)
         for part in token_budget_indices([len(tokens) + 2 for tokens, _ in windows], [1] * len(windows), BATCH_TOKENS):
-            examples = [self._example(*windows[number]) for number in part]
+            inputs = [windows[number] for number in part]
+            examples = [_example(ids, masks, np.zeros_like(masks), self.tokenizer) for ids, masks in inputs]
             batch = collate(examples).to(self._device)
-            words = self._scores(batch).float().softmax(-1)[:, : self.tokenizer.vocab_size]
-            best = words.topk(min(k, words.shape[1]))
+            probabilities = self._scores(batch).float().softmax(-1)[:, : self.tokenizer.vocab_size]
+            best = probabilities.topk(min(k, probabilities.shape[1]))
             rows = torch.stack([best.values, best.indices.float()], 1).cpu()
-            for number, row in zip(part, rows.split([len(e.target.positions) for e in examples]), strict=True):
+            for number, row in zip(part, rows.split([len(masks) for _, masks in inputs]), strict=True):
                 results[number] = row
         rest = iter(results)
         return [torch.cat(list(islice(rest, len(text.windows)))) for text in texts]
 
-    def answer(self, read: MaskedText, likeliest: Tensor, k: int) -> list[list[Filling]]:
-        """The most probable tokens as text."""
-        t, (text, ids, masks, encoding, _) = self.tokenizer, read
-        return [
-            [
-                Filling(
-                    score=score,
-                    token=token,
-                    token_str=t.decode([token], skip_special_tokens=False),
-                    sequence=self._decoded(ids, position, token),
-                    text=self._replaced(text, encoding.offsets[position + len(t.template.prefix)], token),
-                )
-                for score, token in zip(values[:k], map(int, tokens[:k]), strict=True)
-            ]
-            for position, (values, tokens) in zip(masks.tolist(), likeliest.tolist(), strict=True)
-        ]
+    def fillings(self, masked: MaskedText, top_tokens: Tensor, k: int) -> list[list[Filling]]:
+        """The k most probable tokens of each mask, as text. top_tokens: see the method."""
+        t = self.tokenizer
+        results = []
+        for position, (scores, tokens) in zip(masked.masks.tolist(), top_tokens.tolist(), strict=True):
+            begin, end = masked.encoding.offsets[position + len(t.template.prefix)]
+            mask, ids, fillings = masked.text[begin:end], masked.ids.tolist(), []  # a space may belong to the mask
+            for score, token in zip(scores[:k], map(int, tokens[:k]), strict=True):
+                ids[position] = token
+                word = t.decode([token], skip_special_tokens=False)
+                piece = mask.replace(t.special_tokens["mask_token"], word.strip().removeprefix("##"))
+                sequence = t.decode(ids, skip_special_tokens=False)
+                text = masked.text[:begin] + piece + masked.text[end:]
+                fillings.append(Filling(score=score, token=token, token_str=word, sequence=sequence, text=text))
+            results.append(fillings)
+        return results
 
     def _windows(self, ids: Ids, masks: Ids) -> Iterator[tuple[Ids, Ids]]:
         """The windows of `MaskedText`."""
@@ -158,23 +152,8 @@ class Filler:
             yield ids, masks
             return
         for number, mask in enumerate(masks.tolist()):
-            start = _start(mask, room, len(ids))
+            start = min(max(0, mask - room // 2), len(ids) - room)
             yield ids[start : start + room], masks[number : number + 1] - start
-
-    def _example(self, tokens: Ids, masks: Ids) -> Example:
-        return _example(tokens, masks, np.zeros_like(masks), self.tokenizer)
-
-    def _decoded(self, ids: Ids, position: int, token: int) -> str:
-        filled = ids.copy()
-        filled[position] = token
-        return self.tokenizer.decode(filled.tolist(), skip_special_tokens=False)
-
-    def _replaced(self, text: str, place: tuple[int, int], token: int) -> str:
-        """The text with a token in place of the mask at `place` (first character and end)."""
-        begin, end = place
-        word = self.tokenizer.decode([token], skip_special_tokens=False).strip().removeprefix("##")
-        mask = self.tokenizer.special_tokens["mask_token"]
-        return text[:begin] + text[begin:end].replace(mask, word) + text[end:]  # a space may belong to the mask
 
 
 def fill(model: str | Path, texts: Iterable[str], k: int = 5) -> Iterator[list[list[Filling]]]:
@@ -189,14 +168,6 @@ def fill(model: str | Path, texts: Iterable[str], k: int = 5) -> Iterator[list[l
     filler = Filler(model)
     for text in texts:
         yield filler(text, k)
-
-
-def _start(position: int, room: int, length: int) -> int:
-    return int(min(max(0, position - room // 2), length - room))
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 AT_ONCE = 256  # sentences that are tokenized together

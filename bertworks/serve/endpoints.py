@@ -128,13 +128,13 @@ class AskPretrained:
         costs = [sum(one.costs) for one in asked]
 
         def answer(rows: Sequence[Any]) -> Any:
-            found = [filler.answer(one, row, k) for one, row in zip(asked, rows, strict=True)]
+            found = [filler.fillings(one, row, k) for one, row in zip(asked, rows, strict=True)]
             return found[0] if isinstance(request["inputs"], str) else found
 
         return InferenceJob(answer, asked, costs, self._likeliest)
 
     def _likeliest(self, asked: Sequence[Any]) -> list[Any]:
-        return self._filler.likeliest(asked, MOST_FILLINGS)
+        return self._filler.top_tokens(asked, MOST_FILLINGS)
 
 
 class AskFinetuned:
