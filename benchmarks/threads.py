@@ -24,11 +24,14 @@ from bertworks.training.device import THREADS, disable_heap_trim
 from bertworks.training.loop import train
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
+from bertworks.training.recipe import Phase, Recipe, TrainConfig
 seconds = float(sys.argv[1])
 disable_heap_trim()
 torch.manual_seed(0)
 model, c = PretrainingModel(BERT_MINI), OptimizerConfig(learning_rate=1e-4)
-batches = [random_batch(BERT_MINI, 16, 128, 0.15, True)]
+phase = Phase(num_steps=1, batch_size=16, sequence_length=128)
+recipe = Recipe(title="threads", train=TrainConfig(phases=(phase,)), encoder=BERT_MINI)
+batches = [random_batch(recipe, 16, 128)]
 with THREADS.hold():
     start, tokens, counts = None, 0, []
     for step in train(model, make_optimizer(model, c), lambda n: batches, c, 10**6, precision="bf16"):
