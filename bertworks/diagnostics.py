@@ -20,7 +20,7 @@ import torch
 
 import bertworks
 from bertworks.errors import BertworksError
-from bertworks.io.cpus import allowed_cpus, cpu_quota, group_folders, read_system_file
+from bertworks.io.processes import allowed_cpus, cpu_quota, group_folders, read_system_file
 from bertworks.models.config import EncoderConfig
 from bertworks.models.packed_linear import cpu_supports_int8
 from bertworks.runs.pretrain_job import held_out_batches

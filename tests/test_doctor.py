@@ -11,7 +11,7 @@ from bertworks import diagnostics
 from bertworks.cli.main import main
 from bertworks.diagnostics import Check
 from bertworks.errors import BertworksError
-from bertworks.io import cpus
+from bertworks.io import processes
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_a_model_that_does_not_learn_is_no_success(monkeypatch):
 )
 def test_memory_limits_of_control_groups(files, limit, monkeypatch):
     files["/proc/self/cgroup"] = "0::/a\n3:memory:/b\n"
-    for module in (cpus, diagnostics):
+    for module in (processes, diagnostics):
         monkeypatch.setattr(module, "read_system_file", lambda path: files.get(str(path), ""))
     assert diagnostics._memory_limit() == limit
 

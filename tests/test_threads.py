@@ -12,15 +12,15 @@ import torch
 
 from bertworks.cli.main import main
 from bertworks.errors import UsageError
-from bertworks.io import cpus
-from bertworks.io.cpus import CpuMonitor, available_cpus, cpu_quota
+from bertworks.io import processes
+from bertworks.io.processes import CpuMonitor, available_cpus, cpu_quota
 from bertworks.training import device
 from bertworks.training.device import ThreadPolicy, next_count
 
 
 def system(monkeypatch: pytest.MonkeyPatch, files: dict[str, str], allowed: set[int] | None = None) -> None:
-    monkeypatch.setattr(cpus, "read_system_file", lambda path: files.get(str(path), ""))
-    monkeypatch.setattr(cpus, "allowed_cpus", lambda: allowed or {0, 1, 2, 3})
+    monkeypatch.setattr(processes, "read_system_file", lambda path: files.get(str(path), ""))
+    monkeypatch.setattr(processes, "allowed_cpus", lambda: allowed or {0, 1, 2, 3})
 
 
 @pytest.mark.parametrize(

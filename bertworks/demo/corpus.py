@@ -24,7 +24,7 @@ from typing import NamedTuple
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError
-from bertworks.io.workers import in_processes
+from bertworks.io.processes import in_processes
 from bertworks.text.segmentation import split_sentences
 
 _DROPPED_SECTIONS = frozenset(

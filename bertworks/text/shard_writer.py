@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.io.atomic_write import replacing, sha256, write_npy
-from bertworks.io.workers import chunk_by_size, in_processes
+from bertworks.io.processes import chunk_by_size, in_processes
 from bertworks.text.segmentation import cut_text, split_sentences
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.word_cache import Arrays, WordCache, flat_arrays

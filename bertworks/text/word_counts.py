@@ -27,7 +27,7 @@ import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers
 
 from bertworks.errors import BertworksError
-from bertworks.io.workers import chunk_by_size, in_processes
+from bertworks.io.processes import chunk_by_size, in_processes
 
 _BATCH = 4_000_000  # characters
 _RUNS = 64  # sorted files that are merged at a time

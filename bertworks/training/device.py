@@ -17,7 +17,7 @@ from typing import Literal
 import torch
 
 from bertworks.errors import UsageError
-from bertworks.io.cpus import CpuMonitor, available_cpus
+from bertworks.io.processes import CpuMonitor, available_cpus
 from bertworks.models.layers import cpu_supports_bf16
 
 Precision = Literal["fp32", "bf16"]  # of a training

@@ -1,0 +1,252 @@
+"""CPUs that this process may use, and work in several processes.
+
+- `available_cpus`: the limit by affinity and by the CPU quota of a control group (`docker --cpus`)
+- `CpuMonitor`: free CPUs, measured between two calls
+- `in_processes`: results in the order of the inputs, and an error if a worker dies
+
+Workers are child processes that read from standard input, not `multiprocessing`: they need no
+`if __name__ == "__main__"` in the script of the user, Ctrl-C does not reach them, and they end with their parent.
+Values are passed as `marshal` writes them.
+"""
+
+import json
+import marshal
+import math
+import os
+import queue
+import subprocess
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib import import_module
+from pathlib import Path
+from typing import IO, Any
+
+from bertworks.errors import BertworksError
+
+_READ_AHEAD = 2  # inputs that wait for a worker
+
+
+def allowed_cpus() -> set[int]:
+    """Numbers of the CPUs that the affinity of this process allows."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def cpu_quota() -> float | None:
+    """CPUs that the control groups of this process may use per second of time; None: no limit is set."""
+    limits = []
+    for folder in group_folders("cpu"):
+        values = read_system_file(folder / "cpu.max").split() or [
+            read_system_file(folder / "cpu.cfs_quota_us").strip(),
+            read_system_file(folder / "cpu.cfs_period_us").strip(),
+        ]
+        if len(values) == 2 and all(value.isdigit() for value in values) and int(values[1]):
+            limits.append(int(values[0]) / int(values[1]))
+    return min(limits, default=None)
+
+
+def available_cpus() -> int:
+    """CPUs that this process may keep busy, at least 1: the number of the affinity, or a smaller quota, rounded up. Two
+    threads use a quota of 1.5 CPUs fully, one does not."""
+    allowed, quota = len(allowed_cpus()), cpu_quota()
+    return max(1, min(allowed, math.ceil(quota)) if quota else allowed)
+
+
+class CpuMonitor:
+    """Measures the CPUs that are free for this process: those that it uses itself, and those that are idle."""
+
+    def __init__(self) -> None:
+        self._last = self._sample()
+
+    def elapsed(self) -> float:
+        """Seconds since the last measurement."""
+        return time.monotonic() - self._last[0]
+
+    def free_cpus(self) -> float | None:
+        """Free CPUs on average since the last call, or since the monitor was made. None: the system does not tell."""
+        before, now = self._last, self._sample()
+        self._last = now
+        seconds, ticks = now[0] - before[0], now[3] - before[3]
+        if seconds <= 0 or ticks <= 0:
+            return None
+        idle = (now[2] - before[2]) / ticks * len(allowed_cpus())
+        return min(float(len(allowed_cpus())), idle + (now[1] - before[1]) / seconds)
+
+    @staticmethod
+    def _sample() -> tuple[float, float, int, int]:
+        """Time, CPU seconds of this process, idle ticks and all ticks of the allowed CPUs."""
+        idle = total = 0
+        names = {f"cpu{number}" for number in allowed_cpus()}
+        for line in read_system_file(Path("/proc/stat")).splitlines():
+            name, *values = line.split()
+            if name in names:
+                ticks = [int(value) for value in values[:8]]  # user nice system idle iowait irq softirq steal
+                idle += sum(ticks[3:5])
+                total += sum(ticks)
+        return time.monotonic(), time.process_time(), idle, total
+
+
+def group_folders(controller: str) -> list[Path]:
+    """Folders of the control groups that this process is in, for version 1 or 2, from its own to the root."""
+    root, folders = Path("/sys/fs/cgroup"), []
+    for line in read_system_file(Path("/proc/self/cgroup")).splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        base = root / controllers if controllers else root
+        group = base / path.lstrip("/")
+        folders += [group, *(parent for parent in group.parents if parent.is_relative_to(base))]
+    return folders
+
+
+def read_system_file(path: str | Path) -> str:
+    """The text of a small system file; empty if it does not exist."""
+    try:
+        return Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def chunk_by_size(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
+    """Lists of texts of at least this number of characters; the last may be shorter."""
+    chunk: list[str] = []
+    size = 0
+    for text in texts:
+        chunk.append(text)
+        size += len(text)
+        if size >= characters:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def in_processes(
+    maker: str, settings: Sequence[Any], inputs: Iterable[Any], workers: int | None, *, ended: str, hint: str
+) -> Generator[Any, None, None]:
+    """Yield the result of each input, in order.
+
+    Args:
+        maker: "module:name" of a function. Each process calls it with the settings; it returns the function from
+            input to result.
+        settings: values that JSON can hold.
+        inputs: texts, bytes, numbers, or tuples, lists and dicts of these, as the results.
+        workers: processes; None: one per CPU; 1: this process only.
+        ended, hint: the error when a worker dies. {number} becomes the number of the input, {how} the exit status.
+
+    Raises:
+        BertworksError: a worker was killed, or raised this error.
+    """
+    workers = workers or available_cpus()
+    if workers == 1:
+        yield from map(_make(maker, settings), inputs)
+        return
+    pending: deque[Future[Any]] = deque()
+    pool = _Pool(workers, json.dumps([maker, settings]), ended, hint)
+    try:
+        for number, value in enumerate(inputs):
+            pending.append(pool.submit(number, value))
+            while len(pending) > workers + _READ_AHEAD or (pending and pending[0].done()):
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+    finally:
+        pool.stop()
+
+
+def _make(maker: str, settings: Sequence[Any]) -> Callable[[Any], Any]:
+    module, name = maker.split(":")
+    work: Callable[[Any], Any] = getattr(import_module(module), name)(*settings)
+    return work
+
+
+class _Pool:
+    """Worker processes, with a thread for each that waits for it. They start when there is work."""
+
+    def __init__(self, workers: int, work: str, ended: str, hint: str):
+        self._workers, self._work, self._ended, self._hint = workers, work, ended, hint
+        self._threads = ThreadPoolExecutor(workers)
+        self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+        self._all: list[subprocess.Popen[bytes]] = []
+
+    def submit(self, number: int, value: Any) -> Future[Any]:
+        if len(self._all) < self._workers:
+            self._start()
+        return self._threads.submit(self._run, number, value)
+
+    def _start(self) -> None:
+        command = [sys.executable, "-c", "from bertworks.io.processes import serve; serve()", self._work]
+        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(sys.path)}
+        worker = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+        )
+        self._all.append(worker)
+        self._idle.put(worker)
+
+    def _run(self, number: int, value: Any) -> Any:
+        worker = self._idle.get()
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        try:
+            _send(worker.stdin, value)
+            result, error, bug = _receive(worker.stdout)
+        except (OSError, EOFError):  # a broken pipe
+            code = worker.wait()
+            how = f"killed by signal {-code}, perhaps for lack of memory" if code < 0 else f"exit code {code}"
+            raise BertworksError(self._ended.format(number=number, how=how), hint=self._hint) from None
+        finally:  # also when it died: the next input must not wait forever
+            self._idle.put(worker)
+        if error:
+            what, where, hint = error
+            raise BertworksError(what, where=where, hint=hint)
+        if bug:
+            raise RuntimeError(f"in a worker process:\n{bug}")
+        return result
+
+    def stop(self) -> None:
+        """Kill the processes; unfinished results are lost."""
+        for worker in self._all:
+            worker.kill()
+        self._threads.shutdown(cancel_futures=True)
+        for worker in self._all:
+            worker.communicate()
+
+
+def _send(pipe: IO[bytes], value: Any) -> None:
+    content = marshal.dumps(value)
+    pipe.write(len(content).to_bytes(8, "big") + content)
+    pipe.flush()
+
+
+def _receive(pipe: IO[bytes]) -> Any:
+    """Raises EOFError if the other process has ended."""
+    size = pipe.read(8)
+    if len(size) < 8:
+        raise EOFError
+    return marshal.loads(pipe.read(int.from_bytes(size, "big")))  # EOFError if it is incomplete
+
+
+def serve() -> None:
+    """The loop of a worker process: reads inputs from standard input and writes results until the input ends."""
+    output = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # prints of libraries must not mix with the results
+    work: Callable[[Any], Any] | None = None
+    while True:
+        try:
+            value = _receive(sys.stdin.buffer)
+        except EOFError:
+            return
+        result, error, bug = None, None, ""
+        try:
+            work = work or _make(*json.loads(sys.argv[1]))
+            result = work(value)
+        except BertworksError as raised:
+            error = (raised.what, raised.where, raised.hint)
+        except Exception:
+            bug = traceback.format_exc()
+        _send(output, (result, error, bug))
