@@ -219,11 +219,11 @@ class Bench:
 
     def summary(self, name: str, runs: dict[str, Any], ceiling: float) -> dict[str, Any]:
         """Medians of each contender in each column, and how many times as fast bertworks is."""
-        from bertworks.checkpoints.model_folder import load_settings
+        from bertworks.checkpoints.model_folder import ModelFolder
 
         work = self.works[name]
         lengths = self.lengths(work.texts)
-        config, _ = load_settings(work.model)
+        config = ModelFolder(work.model).config
         flops = config.flops_per_token(round(sum(n * n for n in lengths) / sum(lengths)), 0, training=False)
         about = {"title": work.title, "texts": len(lengths), "tokens": sum(lengths), "longest": max(lengths)}
         found: dict[str, Any] = {}

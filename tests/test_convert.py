@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bertworks.checkpoints.model_folder import load_model, save_model
-from bertworks.checkpoints.task_config import TaskConfig, read_task_config, task_settings
+from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
+from bertworks.checkpoints.task_config import TaskConfig, task_settings
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.predictor import Predictor
@@ -295,7 +295,7 @@ def test_a_folder_of_ours_keeps_its_task(tmp_path, tokenizer):
     task.save(tmp_path / "a")
     list(convert(tmp_path / "a", tmp_path / "b"))
     assert contents(tmp_path / "b") == contents(tmp_path / "a")
-    assert read_task_config(tmp_path / "b") == task
+    assert ModelFolder(tmp_path / "b").task_config == task
 
 
 @pytest.fixture
@@ -387,10 +387,10 @@ def test_an_unnamed_head_is_refused(tmp_path):
         list(convert(folder, tmp_path / "ours"))
     settings_changed(folder, id2label=..., label2id=..., num_labels=3)  # as in old files
     list(convert(folder, tmp_path / "ours"))
-    assert read_task_config(tmp_path / "ours").labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert ModelFolder(tmp_path / "ours").task_config.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
     settings_changed(folder, id2label=None)
     list(convert(folder, tmp_path / "again"))
-    assert read_task_config(tmp_path / "again").labels == ("LABEL_0", "LABEL_1", "LABEL_2")
+    assert ModelFolder(tmp_path / "again").task_config.labels == ("LABEL_0", "LABEL_1", "LABEL_2")
 
 
 def test_nothing_is_written_over_or_half(tmp_path):

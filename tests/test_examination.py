@@ -22,8 +22,9 @@ from fine import (
     write_squad,
 )
 
+from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.batching.features import Featurizer
-from bertworks.checkpoints.task_config import TaskConfig, read_task_config
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.config import dump_recipe
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item
@@ -192,7 +193,7 @@ def test_what_is_not_written_to_the_end_is_done_again(
 
 def test_the_best_threshold_is_stored_in_the_model(done: Callable[[str], Examined]) -> None:
     output, p, figures, _ = done("qa")
-    assert read_task_config(output).threshold == figures["threshold"]
+    assert ModelFolder(output).task_config.threshold == figures["threshold"]
     assert figures["f1"] == pytest.approx(figures["best_f1"])
     for threshold in (-50.0, 0.0, 50.0):
         other = Predictor(output, device="cpu", threshold=threshold)

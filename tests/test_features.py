@@ -13,9 +13,9 @@ from fine import PEOPLE, tokenizer, write_conll, write_reviews, write_spans
 from bertworks.batching.batch import Batch, collate
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
-from bertworks.checkpoints.model_folder import load_model, save_model
+from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
 from bertworks.checkpoints.storage import read_tensors, write_tensors
-from bertworks.checkpoints.task_config import TaskConfig, read_task_config
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
 from bertworks.inference.predict import predict_file
@@ -147,7 +147,7 @@ def test_it_learns_is_saved_and_says_the_same_again(start: Path, tmp_path: Path)
     done = run(data, tmp_path / "out", start)
     assert done.fields["metric"] == "f1"
     assert done.fields["score"] >= 0.9
-    assert read_task_config(tmp_path / "out").lstm_units == 24
+    assert ModelFolder(tmp_path / "out").task_config.lstm_units == 24
     ours, theirs = load_model(tmp_path / "out").state, load_model(start).state
     frozen = [name for name in ours if name.startswith("encoder.")]
     assert frozen
@@ -216,7 +216,7 @@ def test_transformers_refuses_the_folder_and_we_go_on_with_it(start: Path, tmp_p
         data, model=tmp_path / "out", overrides=("epochs=1", "precision=fp32"), new_head=True
     )
     *_, done = finetune_events(tmp_path / "plain", request, device="cpu")
-    assert read_task_config(tmp_path / "plain").lstm_units == 0
+    assert ModelFolder(tmp_path / "plain").task_config.lstm_units == 0
     assert done.kind == "done"
 
 
@@ -246,4 +246,4 @@ def test_earlier_names_open_recipes_and_folders(tmp_path: Path) -> None:
     TaskConfig(task="tagging", labels=("O", "B-x"), lstm_units=7).save(tmp_path)
     path = tmp_path / "task.json"
     path.write_text(path.read_text().replace("lstm_units", "recurrent_units"))
-    assert read_task_config(tmp_path).lstm_units == 7
+    assert ModelFolder(tmp_path).task_config.lstm_units == 7

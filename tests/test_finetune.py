@@ -28,9 +28,8 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
-from bertworks.checkpoints.model_folder import load_model
+from bertworks.checkpoints.model_folder import ModelFolder, load_model
 from bertworks.checkpoints.storage import read_tensors, write_tensors
-from bertworks.checkpoints.task_config import read_task_config
 from bertworks.config import dump_recipe
 from bertworks.datasets.schema import Item, Schema
 from bertworks.datasets.writer import write_rows
@@ -96,7 +95,7 @@ def classifier(trained: Trained) -> Path:
 def test_every_task_is_guessed_learned_and_predicted(task: str, trained: Trained, tmp_path: Path) -> None:
     _, name, metric, least = TASKS[task]
     folder, done = trained(task)
-    assert read_task_config(folder).task == task
+    assert ModelFolder(folder).task_config.task == task
     assert done.fields["metric"] == metric
     assert done.fields["score"] >= least, done.fields["figures"]
     figures = json.loads((folder / "result.json").read_text())["figures"]
@@ -175,7 +174,7 @@ def test_other_labels_and_tasks_are_refused_and_a_new_head_is_not(classifier: Pa
     with pytest.raises(BertworksError, match="fine-tuned for classification"):
         run(write_conll(tmp_path / "names.conll"), tmp_path / "second", classifier)
     run(tmp_path / "other.csv", tmp_path / "second", classifier, overrides=(*FAST, "epochs=1"), new_head=True)
-    assert read_task_config(tmp_path / "second").labels == ("bad", "good")
+    assert ModelFolder(tmp_path / "second").task_config.labels == ("bad", "good")
 
 
 def test_a_head_goes_on_by_the_names_of_its_labels(classifier: Path, tmp_path: Path) -> None:

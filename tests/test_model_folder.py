@@ -177,7 +177,7 @@ def test_an_index_cannot_lead_out_of_its_folder(folder, file):
     write_tensors(folder.parent / "secret.safetensors", {"x": torch.ones(1)}, {})
     places["bert.pooler.dense.bias"] = file
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
-    with pytest.raises(BertworksError, match=r"is not the name of a safetensors file beside it|cannot be read"):
+    with pytest.raises(BertworksError, match=r"is not the name of a safetensors file in this folder|cannot be read"):
         load_model(folder)
 
 

@@ -1,36 +1,129 @@
 """A model folder: config.json, model.safetensors, tokenizer files and README.md, as Hugging Face's tools expect them.
 
-It builds no network. Folders may come from strangers: nothing in them is executed, and pickles are never opened.
+- `ModelFolder`: a folder, each of its files read once
+- `load_model`, `save_model`: a `Model` in memory
+- `load_state`, `read_weights`: the weights, under our names and under those in the file
+
+Folders may be hostile: nothing in them is executed, and pickles are never opened.
 """
 
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
-from bertworks.checkpoints.sentence_transformers import weights_folder
+from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings, read_sentence_transformer
 from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_tensors
-from bertworks.errors import BertworksError
+from bertworks.checkpoints.task_config import FILE, TaskConfig, has_task, read_task_json, task_from_settings
+from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import replacing, sha256, write_text
-from bertworks.models.config import PRETRAINING_HEADS, EncoderConfig
+from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
 
 WEIGHTS = "model.safetensors"
-EXPORTED = "model.onnx"  # in the place of the weights, in a folder that `doors.export` wrote
+EXPORTED = "model.onnx"  # instead of the weights, in a folder of `export`
 _INDEX = "model.safetensors.index.json"
 
 
 class Model(NamedTuple):
-    """What a model folder holds."""
+    """The content of a model folder."""
 
     config: EncoderConfig
-    state: dict[str, Tensor]  # float32, under our names; `foreign.parts_of(state)` says which parts there are
+    state: dict[str, Tensor]  # float32, under our names; `hf_mapping.component_names(state)` lists the components
     tokenizer: Tokenizer
+
+
+class ModelFolder:
+    """A model folder. Each of its files is read once, when it is first needed.
+
+    Attributes:
+        folder: the model folder.
+        within: the folder of config.json, weights and tokenizer: with sentence-transformers it may be a subfolder.
+
+    Raises:
+        BertworksError: no such folder, or damaged files.
+    """
+
+    def __init__(self, folder: str | Path):
+        self.folder = self.within = Path(folder)
+        if not self.folder.is_dir():
+            raise BertworksError("no such model folder", where=str(folder), hint="make one with `bertworks pretrain`")
+        self._vectors: SentenceTransformerSettings | BertworksError
+        try:
+            self.within, self._vectors, self.unwritten = read_sentence_transformer(self.folder)
+        except BertworksError as error:  # other uses of the model do not need these settings
+            if not (self.folder / "config.json").exists():
+                raise
+            self._vectors, self.unwritten = error, ()
+
+    @property
+    def vectors(self) -> SentenceTransformerSettings:
+        """How texts become vectors.
+
+        Raises:
+            BertworksError: in a way that bertworks does not compute.
+        """
+        if isinstance(self._vectors, BertworksError):
+            raise self._vectors
+        return self._vectors
+
+    @property
+    def exported(self) -> bool:
+        """Whether the model is an ONNX file, and nothing else."""
+        return (self.within / EXPORTED).is_file() and not any(
+            (self.within / name).exists() for name in (WEIGHTS, _INDEX)
+        )
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """The content of config.json."""
+        return read_json(self.within / "config.json")
+
+    @cached_property
+    def config(self) -> EncoderConfig:
+        return hf_mapping.config_from_huggingface(self.settings, where=str(self.within / "config.json"))
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        tokenizer = Tokenizer.load(self.within)
+        _check_vocabulary(tokenizer, self.config, self.within)
+        return tokenizer
+
+    @property
+    def has_task(self) -> bool:
+        """Whether the model was fine-tuned for a task of bertworks."""
+        return (self.within / FILE).exists() or has_task(self.settings)
+
+    @cached_property
+    def task_config(self) -> TaskConfig:
+        """The task of a fine-tuned model.
+
+        Raises:
+            BertworksError: the model has no head of a task, or the description is damaged.
+        """
+        if (self.within / FILE).exists():
+            return read_task_json(self.within / FILE)
+        return task_from_settings(self.settings, self.within / "config.json")
+
+    def load(self, *, needs: Collection[str] = ()) -> Model:
+        """The whole model in memory. See `load_model`."""
+        state = load_state(self.within, self.config)
+        check_components(hf_mapping.component_names(state), needs, self.within)
+        return Model(self.config, state, self.tokenizer)
+
+    def refuse_nested(self) -> None:
+        """Raises UsageError if the weights are in a subfolder."""
+        if self.within != self.folder:
+            hint = f"bertworks convert {shlex.quote(str(self.folder))} -o ANOTHER-FOLDER, and name that one"
+            what = "the weights are in a subfolder, as in old models of sentence-transformers"
+            raise UsageError(what, where=str(self.folder), hint=hint)
 
 
 def save_model(
@@ -42,17 +135,17 @@ def save_model(
     card: str,
     head: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write the folder, making it if need be. Each file is replaced atomically; other files in it stay.
+    """Write the files of a model folder. Each is replaced atomically; other files in the folder stay.
 
-    The weights come after all that is needed to read them, so that a folder with weights is a whole one.
+    The weights are written after the files that they need: a folder with weights is complete.
 
     Args:
-        state: parameters under our names: an encoder, and the heads that there are.
-        card: the text of README.md (`model_card`).
-        head: what config.json says of the head of a fine-tuned model (`task.settings_of`): its class and its labels.
+        state: parameters of an encoder and of heads, under our names.
+        card: the text of README.md.
+        head: settings of the head of a fine-tuned model in config.json (`task_settings`): its class and its labels.
 
     Raises:
-        BertworksError: weights that are not finite, do not fit the configuration or the tokenizer; a full disk.
+        BertworksError: weights that are not finite, or do not fit the configuration or the tokenizer; a full disk.
     """
     folder = Path(folder)
     architecture = str(head["architectures"][0]) if head else None
@@ -73,7 +166,7 @@ def save_settings(
     *,
     head: Mapping[str, Any] | None = None,
 ) -> None:
-    """All of a model folder but weights and card: config.json and the tokenizer files. names: of the parameters."""
+    """Write config.json and the tokenizer files. names: of the parameters."""
     architectures = [hf_mapping.architecture_of(names, config.family)] if head is None else head["architectures"]
     settings = hf_mapping.config_to_huggingface(config, architectures=architectures, pad_token_id=tokenizer.pad_id)
     settings |= head or {}
@@ -81,47 +174,23 @@ def save_settings(
     tokenizer.save(folder, has_types=config.type_vocab_size > 1)
 
 
-def load_settings(folder: Path) -> tuple[EncoderConfig, Tokenizer]:
-    """What `save_settings` wrote.
-
-    Raises:
-        BertworksError: files missing, damaged or hostile; not a BERT.
-    """
-    path = folder / "config.json"
-    config = hf_mapping.config_from_huggingface(read_json(path), where=str(path))
-    tokenizer = Tokenizer.load(folder)
-    _check_vocabulary(tokenizer, config, folder)
-    return config, tokenizer
-
-
 def load_model(folder: str | Path, *, needs: Collection[str] = ()) -> Model:
-    """Read a folder written by `save_model`, by Hugging Face's BERT, of the body alone or with any head, or by
-    sentence-transformers.
+    """Read a model folder of bertworks, of transformers with any head, or of sentence-transformers.
 
     Args:
-        needs: parts that the caller cannot do without, such as `masked_lm`.
+        needs: components that the caller needs, such as `lm_head`.
 
     Raises:
-        BertworksError: files missing, damaged or hostile; not a BERT; a part in `needs` is absent.
+        BertworksError: files missing, damaged or hostile; an unsupported network; a component of `needs` is missing.
     """
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise BertworksError("no such model folder", where=str(folder), hint="make one with `bertworks pretrain`")
-    folder = weights_folder(folder)
-    path = folder / "config.json"
-    config = hf_mapping.config_from_huggingface(read_json(path), where=str(path))
-    state = load_state(folder, config)
-    check_components(hf_mapping.component_names(state), needs, folder)
-    tokenizer = Tokenizer.load(folder)
-    _check_vocabulary(tokenizer, config, folder)
-    return Model(config, state, tokenizer)
+    return ModelFolder(folder).load(needs=needs)
 
 
 def load_state(folder: Path, config: EncoderConfig) -> dict[str, Tensor]:
-    """The weights of a model folder as `Model.state` has them.
+    """The weights as in `Model.state`. folder: that of config.json.
 
     Raises:
-        BertworksError: files missing, damaged or hostile; not a BERT of this configuration.
+        BertworksError: files missing, damaged or hostile; weights that do not fit the configuration.
     """
     weights, where = read_weights(folder), str(folder / WEIGHTS)
     state = {name: value.float() for name, value in hf_mapping.from_huggingface(weights, config, where=where).items()}
@@ -129,21 +198,21 @@ def load_state(folder: Path, config: EncoderConfig) -> dict[str, Tensor]:
     return state
 
 
-def check_components(parts: Collection[str], needs: Collection[str], folder: Path) -> None:
-    """Raises BertworksError where a model has not the parts that are needed."""
-    if absent := sorted(set(needs) - set(parts)):
+def check_components(components: Collection[str], needs: Collection[str], folder: Path) -> None:
+    """Raises BertworksError if a model lacks a component in `needs`."""
+    if missing := sorted(set(needs) - set(components)):
         raise BertworksError(
-            f"this model has no {' and no '.join(absent)} (it has {', '.join(sorted(parts))})",
+            f"this model has no {' and no '.join(missing)} (it has {', '.join(sorted(components))})",
             where=str(folder),
             hint="use a folder that `bertworks pretrain` made, or one saved as BertForPreTraining",
         )
 
 
 def weights_sha256(folder: str | Path) -> str:
-    """Of the weights of a model folder, or of what was exported: two folders that agree in it hold the same network."""
+    """The sha256 of the weights in a folder, or of its ONNX file. Equal hashes: the same network."""
     folder = Path(folder)
-    found = [sha256(path) for path in sorted(folder.glob("model*.safetensors")) or [folder / EXPORTED]]
-    return found[0] if len(found) == 1 else hashlib.sha256("".join(found).encode()).hexdigest()
+    hashes = [sha256(path) for path in sorted(folder.glob("model*.safetensors")) or [folder / EXPORTED]]
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
 def model_card(
@@ -238,20 +307,15 @@ def _check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, folder: Path)
             f"the tokenizer has {tokenizer.vocab_size:,} tokens, the model only {config.vocab_size:,}: "
             "they do not belong together",
             where=str(folder),
-            hint="put the tokenizer files beside the model that it was trained with",
+            hint="use the tokenizer that the model was trained with",
         )
 
 
-def is_exported(folder: Path) -> bool:
-    """Whether the model of a folder is an ONNX file, and nothing else."""
-    return (folder / EXPORTED).is_file() and not any((folder / name).exists() for name in (WEIGHTS, _INDEX))
-
-
 def read_weights(folder: Path) -> dict[str, Tensor]:
-    """All tensors under the names in the file, or in the several files that an index names.
+    """All tensors, under the names in the file, or in the files of an index.
 
     Raises:
-        BertworksError: no such file, or one that is damaged or hostile; only a pickle.
+        BertworksError: no such file, or a damaged or hostile one; only a pickle.
     """
     if (folder / WEIGHTS).exists():
         return read_tensors(folder / WEIGHTS)
@@ -266,31 +330,33 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
             f"AutoTokenizer as T, {_class_of(folder)} as M; f, to = '{folder}', '{folder}-safe'; "
             'M.from_pretrained(f).save_pretrained(to); T.from_pretrained(f).save_pretrained(to)"',
         )
-    if is_exported(folder):
+    if (folder / EXPORTED).is_file():
         raise BertworksError(
-            f"only {EXPORTED}: an exported model, which gives what was exported and can do nothing else",
+            f"only {EXPORTED}: an exported model has no weights that can be read",
             where=str(folder),
-            hint="name the folder that it was exported from",
+            hint="use the folder that it was exported from",
         )
     raise BertworksError(f"there is no {WEIGHTS}", where=str(folder), hint="choose a folder that holds a model")
 
 
 def _class_of(folder: Path) -> str:
-    """What transformers calls the network of a folder. With another class it would leave the head out."""
-    named = read_json(folder / "config.json").get("architectures") if (folder / "config.json").exists() else None
-    name = named[0] if isinstance(named, list) and len(named) == 1 else None
+    """The class of the network in transformers. Another class would drop the head."""
+    names = read_json(folder / "config.json").get("architectures") if (folder / "config.json").exists() else None
+    name = names[0] if isinstance(names, list) and len(names) == 1 else None
     return name if isinstance(name, str) and re.fullmatch(r"[A-Z]\w+For\w+|[A-Z]\w+Model", name) else "AutoModel"
 
 
 def _read_sharded(folder: Path, index: Path) -> dict[str, Tensor]:
-    places = read_json(index).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(file, str) for file in places.values()):
+    files = read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
         raise BertworksError("weight_map is missing or not a table of file names", where=str(index))
     tensors: dict[str, Tensor] = {}
-    for file in sorted(set(places.values())):
+    for file in sorted(set(files.values())):
         if Path(file).name != file or not file.endswith(".safetensors"):
-            raise BertworksError(f"{file[:100]!r} is not the name of a safetensors file beside it", where=str(index))
+            raise BertworksError(
+                f"{file[:100]!r} is not the name of a safetensors file in this folder", where=str(index)
+            )
         tensors |= read_tensors(folder / file)
-    if strays := set(places) ^ set(tensors):
+    if strays := set(files) ^ set(tensors):
         raise BertworksError(f"the index and its files disagree about {sorted(strays)[0]}", where=str(index))
     return tensors

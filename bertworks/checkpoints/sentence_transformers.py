@@ -1,39 +1,37 @@
 """The files of sentence-transformers: pooling, maximum length, prompts.
 
-Both layouts are read; the older one, which every version reads, is written. A folder without such files gives the mean,
-as in sentence-transformers. What cannot be computed is refused, not left out.
+- `read_sentence_transformer`: reads both layouts. Without such files: the mean, as in sentence-transformers.
+- `write_sentence_transformer`: writes the older layout, which every version reads.
 """
 
 import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, NamedTuple, cast, get_args
 
 from bertworks.checkpoints.storage import read_json, read_json_value
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import write_text
 from bertworks.models.heads import Pooling
 
-MODEL_FILE = "config_sentence_transformers.json"  # of the whole: prompts, and what else it says
+MODEL_FILE = "config_sentence_transformers.json"  # of the whole model: prompts and similarity
 _MODULES, _TRANSFORMER = "modules.json", "sentence_bert_config.json"
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 _OLD_POOLINGS = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
-_UNDERSTOOD = {"max_seq_length", "do_lower_case", "word_embedding_dimension", "embedding_dimension"}
-_UNKNOWN = "use a model whose modules are Transformer, Pooling (mean, cls or max) and Normalize"
+_WRITTEN = {"max_seq_length", "do_lower_case", "word_embedding_dimension", "embedding_dimension"}
+_SUPPORTED = "use a model whose modules are Transformer, Pooling (mean, cls or max) and Normalize"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SentenceTransformerSettings:
     """How a text becomes a vector.
 
-    max_length: tokens that are read; None: as many as the tokenizer says.
-    lowercase: texts are lower-cased before the tokenizer sees them.
-    prompts: what is put before a text, by name.
-    default_prompt: the name of the one that is used when none is named.
-    similarity: how its vectors are meant to be compared: cosine, dot, euclidean or manhattan. Kept for others; we
-        compare by cosine.
+    max_length: the most tokens that are read; None: the maximum of the tokenizer.
+    lowercase: lowercase texts before tokenization.
+    prompts: prefixes of texts, by name.
+    default_prompt: the name of the prompt that is used by default.
+    similarity: cosine, dot, euclidean or manhattan. Kept for other programs; bertworks uses the cosine.
     """
 
     pooling: Pooling = "mean"
@@ -45,38 +43,54 @@ class SentenceTransformerSettings:
     similarity: str = "cosine"
 
     def prompt(self, *names: str) -> str:
-        """The first of these that the model has, or else its default one, or else nothing."""
-        wanted = [*names, *([self.default_prompt] if self.default_prompt and not names else [])]
-        return next((self.prompts[name] for name in wanted if name in self.prompts), "")
+        """The first of these prompts that the model has; without names, the default prompt; "" if there is none."""
+        candidates = names or ((self.default_prompt,) if self.default_prompt else ())
+        return next((self.prompts[name] for name in candidates if name in self.prompts), "")
 
 
-def read_sentence_transformer(folder: str | Path) -> tuple[Path, SentenceTransformerSettings]:
-    """The folder with weights and tokenizer, which may lie within, and the settings.
+class SentenceTransformer(NamedTuple):
+    """What the files of sentence-transformers say.
+
+    weights_folder: of the network and the tokenizer: the model folder, or a subfolder.
+    unwritten: settings that `write_sentence_transformer` does not write, as "file: names".
+    """
+
+    weights_folder: Path
+    settings: SentenceTransformerSettings
+    unwritten: tuple[str, ...] = ()
+
+
+def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
+    """Read the settings of a folder, each file once. A folder without such files has the defaults.
 
     Raises:
-        BertworksError: a module that is not computed here, or files that make no sense.
+        BertworksError: a module that bertworks does not compute, or damaged files.
     """
     folder = Path(folder)
     modules = _modules(folder)
     if modules is None:
-        return folder, SentenceTransformerSettings()
+        return SentenceTransformer(folder, SentenceTransformerSettings())
     kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
     if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
         raise BertworksError(
-            f"the vectors of this model are made by {', '.join(kinds)[:200] or 'nothing'}",
+            f"unsupported modules of sentence-transformers: {', '.join(kinds)[:200] or 'none'}",
             where=str(folder / _MODULES),
-            hint=_UNKNOWN,
+            hint=_SUPPORTED,
         )
-    inner = _inside(folder, modules[0])
-    transformer = read_json(inner / _TRANSFORMER) if (inner / _TRANSFORMER).exists() else {}
+    inner, pooling, *normalize = [_subfolder(folder, module) for module in modules]
+    paths = [inner / _TRANSFORMER, *(path / "config.json" for path in (pooling, *normalize) if path != folder)]
+    contents = {path: read_json(path) for path in paths if path.is_file()}
+    transformer = contents.get(inner / _TRANSFORMER, {})
     length = transformer.get("max_seq_length")
     if length is not None and (type(length) is not int or length < 3):
         raise BertworksError(
             f"max_seq_length is {length!r:.40}", where=str(inner / _TRANSFORMER), hint="write 3 or more"
         )
-    prompts, default, similarity = _of_the_whole(folder / MODEL_FILE)
-    return inner, SentenceTransformerSettings(
-        pooling=_pooling(_inside(folder, modules[1]) / "config.json", prompted=any(prompts.values())),
+    prompts, default, similarity = _prompts_and_similarity(folder / MODEL_FILE)
+    pooling_path = pooling / "config.json"
+    pooling_settings = contents[pooling_path] if pooling_path in contents else read_json(pooling_path)
+    settings = SentenceTransformerSettings(
+        pooling=_pooling(pooling_settings, pooling_path, prompted=any(prompts.values())),
         normalize="Normalize" in kinds,
         max_length=length,
         lowercase=transformer.get("do_lower_case") is True,
@@ -84,79 +98,49 @@ def read_sentence_transformer(folder: str | Path) -> tuple[Path, SentenceTransfo
         default_prompt=default,
         similarity=similarity,
     )
-
-
-def weights_folder(folder: Path) -> Path:
-    """Where weights and tokenizer of a model folder lie: with sentence-transformers this may be a folder within.
-
-    Raises:
-        BertworksError: files that make no sense.
-    """
-    try:
-        return read_sentence_transformer(folder)[0]
-    except BertworksError:  # its vectors are made in a way that we do not know: `embedder` will say so
-        if not (folder / "config.json").exists():
-            raise
-        return folder
-
-
-def refuse_nested(folder: Path) -> None:
-    """Raises UsageError where weights lie in a folder within."""
-    if weights_folder(folder) != folder:
-        hint = f"bertworks convert {shlex.quote(str(folder))} -o ANOTHER-FOLDER, and name that one"
-        raise UsageError("its weights lie in a folder within, as sentence-transformers once had them",
-                         where=str(folder), hint=hint)  # fmt: skip
+    unwritten = []
+    for path, content in contents.items():
+        names = sorted(name for name, value in content.items() if not _is_written(name, value))
+        unwritten += [f"{path.relative_to(folder).as_posix()}: {', '.join(names)}"] * bool(names)
+    return SentenceTransformer(inner, settings, tuple(unwritten))
 
 
 def write_sentence_transformer(folder: str | Path, settings: SentenceTransformerSettings, hidden_size: int) -> None:
-    """Makes a model folder one that sentence-transformers opens, and reads as we do.
+    """Add the files with which sentence-transformers computes the same vectors.
 
     Raises:
-        BertworksError: the pooling is none of its own.
+        BertworksError: sentence-transformers lacks the pooling.
     """
     folder = Path(folder)
     if settings.pooling not in _OLD_POOLINGS:
         raise BertworksError(f"sentence-transformers has no pooling {settings.pooling!r}", hint="take mean, cls or max")
-    for name, content in _contents(settings, hidden_size).items():
+    for name, content in _file_contents(settings, hidden_size).items():
         write_text(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def module_files(folder: str | Path) -> list[str]:
-    """The files of a sentence-transformers folder that say how its vectors are made, weights of later modules among
-    them, by their names within it. Of another folder, none.
+    """Names of the settings and weights of the modules in a sentence-transformers folder; none in other folders.
 
     Raises:
-        BertworksError: files that make no sense, or a module whose weights are a pickle.
+        BertworksError: damaged files, or a module whose weights are a pickle.
     """
     folder = Path(folder)
     modules = _modules(folder)
     names = [_MODULES, _TRANSFORMER, MODEL_FILE] if modules else []
     for module in (modules or [])[1:]:
-        inside = _inside(folder, module)
+        inside = _subfolder(folder, module)
         if (inside / "pytorch_model.bin").exists() and not (inside / "model.safetensors").exists():
             raise BertworksError("the weights of a module are a pickle, which is not read", where=str(inside))
         names += [f"{inside.name}/{name}" for name in ("config.json", "model.safetensors") if inside != folder]
     return [name for name in names if (folder / name).is_file()]
 
 
-def unwritten_settings(folder: str | Path) -> list[str]:
-    """Of a folder that `read_sentence` reads: settings that `write_sentence` has no place for, "file: names"."""
-    folder = Path(folder)
-    others = [folder / name for name in module_files(folder) if name.endswith("/config.json")]
-    found = []
-    for path in [read_sentence_transformer(folder)[0] / _TRANSFORMER, *others]:
-        content = read_json(path) if path.is_file() else {}
-        lost = sorted(name for name, value in content.items() if not _is_understood(name, value))
-        found += [f"{path.relative_to(folder).as_posix()}: {', '.join(lost)}"] * bool(lost)
-    return found
+def _is_written(name: str, value: object) -> bool:
+    return name in _WRITTEN or name.startswith("pooling_mode") or (name == "include_prompt" and value is True)
 
 
-def _is_understood(name: str, value: object) -> bool:
-    return name in _UNDERSTOOD or name.startswith("pooling_mode") or (name == "include_prompt" and value is True)
-
-
-def _contents(settings: SentenceTransformerSettings, hidden_size: int) -> dict[str, Any]:
-    """The files that say all this, in the older layout: what is in them."""
+def _file_contents(settings: SentenceTransformerSettings, hidden_size: int) -> dict[str, Any]:
+    """The content of each file, in the older layout."""
     names = ["Transformer", "Pooling", *(["Normalize"] if settings.normalize else [])]
     modules = [
         {"idx": n, "name": str(n), "path": f"{n}_{name}" if n else "", "type": f"sentence_transformers.models.{name}"}
@@ -171,9 +155,9 @@ def _contents(settings: SentenceTransformerSettings, hidden_size: int) -> dict[s
             "default_prompt_name": settings.default_prompt,
             "similarity_fn_name": settings.similarity,
         },
-        _MODULES: modules,  # the last one: with it the others are read
+        _MODULES: modules,  # last: readers start from it
     }
-    # A folder without content would be lost on the way.
+    # Git and the hub keep no empty folders.
     return {"2_Normalize/config.json": {}} | files if settings.normalize else files
 
 
@@ -186,36 +170,38 @@ def _modules(folder: Path) -> list[dict[str, Any]] | None:
     return modules
 
 
-def _inside(folder: Path, module: Mapping[str, Any]) -> Path:
+def _subfolder(folder: Path, module: Mapping[str, Any]) -> Path:
     path = module.get("path")
     if not isinstance(path, str) or Path(path).name != path or path == "..":
-        raise BertworksError(f"{path!r:.100} is not the name of a folder beside it", where=str(folder / _MODULES))
+        raise BertworksError(f"{path!r:.100} is not the name of a subfolder", where=str(folder / _MODULES))
     return folder / path
 
 
-def _pooling(path: Path, *, prompted: bool) -> Pooling:
-    content = read_json(path)
-    wanted = content.get("pooling_mode")
-    if wanted is None:
-        chosen = [name.removeprefix("pooling_mode_") for name, value in content.items()
-                  if name.startswith("pooling_mode_") and value]  # fmt: skip
-        names = {theirs: ours for ours, theirs in _OLD_POOLINGS.items()}
-        wanted = [names.get(name, name) for name in chosen] or ["mean"]
-    modes = wanted if isinstance(wanted, list) else [wanted]
+def _pooling(content: Mapping[str, Any], path: Path, *, prompted: bool) -> Pooling:
+    modes = content.get("pooling_mode")
+    if modes is None:
+        names = {f"pooling_mode_{theirs}": ours for ours, theirs in _OLD_POOLINGS.items()}
+        old = [name for name, value in content.items() if name.startswith("pooling_mode_") and value]
+        modes = [names.get(name, name) for name in old] or ["mean"]
+    modes = modes if isinstance(modes, list) else [modes]
     if len(modes) != 1 or modes[0] not in get_args(Pooling):
-        raise BertworksError(f"pooling by {', '.join(map(str, modes))[:100]}", where=str(path), hint=_UNKNOWN)
+        raise BertworksError(f"pooling by {', '.join(map(str, modes))[:100]}", where=str(path), hint=_SUPPORTED)
     if prompted and content.get("include_prompt") is False:
-        raise BertworksError("pooling leaves out the tokens of the prompt", where=str(path), hint="use another model")
+        raise BertworksError(
+            "pooling without the tokens of the prompt is not supported", where=str(path), hint="use another model"
+        )
     return cast(Pooling, modes[0])
 
 
-def _of_the_whole(path: Path) -> tuple[dict[str, str], str | None, str]:
-    """Prompts, the name of the default one, and how vectors are compared."""
+def _prompts_and_similarity(path: Path) -> tuple[dict[str, str], str | None, str]:
+    """Prompts, the name of the default prompt, and the similarity."""
     content = read_json(path) if path.exists() else {}
     prompts, default = content.get("prompts") or {}, content.get("default_prompt_name")
-    good = isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values())
-    if not good or not (default is None or (isinstance(default, str) and default in prompts)):
-        raise BertworksError("prompts are texts by name, and the default one is among them", where=str(path))
+    is_table = isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values())
+    if not is_table or not (default is None or (isinstance(default, str) and default in prompts)):
+        raise BertworksError(
+            "expected prompts as a table of texts, and default_prompt_name as one of their names", where=str(path)
+        )
     similarity = content.get("similarity_fn_name") or "cosine"
     if similarity not in _SIMILARITIES:
         raise BertworksError(

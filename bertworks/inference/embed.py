@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.checkpoints.model_folder import weights_sha256
-from bertworks.checkpoints.sentence_transformers import read_sentence_transformer, write_sentence_transformer
+from bertworks.checkpoints.sentence_transformers import write_sentence_transformer
 from bertworks.datasets.reader import Quoting, Row, RowReader
 from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_rows
 from bertworks.errors import BertworksError, UsageError, listed
@@ -76,7 +76,7 @@ class Embedder:
         if pooling is not None and pooling not in get_args(Pooling):
             raise UsageError(f"there is no pooling {pooling!r}", hint=f"use one of {', '.join(get_args(Pooling))}")
         source = open_model(model, device)
-        self.folder, settings = read_sentence_transformer(source.folder)
+        self.folder, settings = source.within, source.vectors
         self.tokenizer, longest = source.tokenizer, source.config.max_position_embeddings
         self._network, self.precision = _network(source, precision)
         if max_length is not None and not 3 <= max_length <= longest:

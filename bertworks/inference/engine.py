@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch, ExampleGroup, collate, longest_sequence, token_budget_indices
 from bertworks.batching.masking import Example
 from bertworks.checkpoints.hf_mapping import component_names
-from bertworks.checkpoints.model_folder import EXPORTED, check_components, is_exported, load_settings, load_state
+from bertworks.checkpoints.model_folder import EXPORTED, ModelFolder, check_components, load_state
 from bertworks.checkpoints.resolve import resolve_model
-from bertworks.checkpoints.sentence_transformers import weights_folder
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.decoding import Logits
 from bertworks.inference.onnx_runtime import OnnxModel
@@ -53,17 +52,14 @@ MAX_SCORES = 1 << 24  # logits over the vocabulary that are computed together
 Network = TypeVar("Network", bound=nn.Module)
 
 
-class LazyModel:
-    """A model folder. Its weights are read when they are first needed, and all networks share them.
+class LazyModel(ModelFolder):
+    """A model folder of which networks are made. Its weights are read when they are first needed, and all networks share them.
 
     Args:
         model: a folder of ours, of transformers, of sentence-transformers, or an exported one; `minilm`; or a hub id.
 
     Attributes:
         name: for messages.
-        folder: the model folder.
-        within: the folder of the weights and the tokenizer: with sentence-transformers it may be a subfolder.
-        exported: whether the model is an ONNX file.
 
     Raises:
         BertworksError: no such model, or files that are damaged or of another kind of model.
@@ -71,10 +67,8 @@ class LazyModel:
 
     def __init__(self, model: str | Path, device: str = "auto"):
         self.name, self.device = Path(model).name or str(model), device
-        self.folder = resolve_model(model)
-        self.within = weights_folder(self.folder)
-        self.config, self.tokenizer = load_settings(self.within)
-        self.exported = is_exported(self.within)
+        super().__init__(resolve_model(model))
+        _ = self.tokenizer  # refuses damaged settings here
         self._sessions: dict[Any, OnnxModel] = {}
 
     def __str__(self) -> str:

@@ -15,7 +15,7 @@ from bertworks.batching.features import Features
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target
 from bertworks.checkpoints.hf_mapping import component_names
-from bertworks.checkpoints.task_config import TaskConfig, has_task
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.attribution import AttributionTarget, integrated_gradients, log_odds, occlusion
 from bertworks.inference.decoding import Answer
@@ -78,7 +78,7 @@ def explain(
     if baseline not in ("mask", "pad"):
         raise UsageError(f"the baseline {baseline!r} is not known", hint="use mask or pad")
     source = open_model(model, device)
-    predict = _finetuned if has_task(source.within) else _pretrained
+    predict = _finetuned if source.has_task else _pretrained
     p = predict(source, texts, target)
     example, t = p.output.example, source.tokenizer
     batch = collate([example]).to(p.encoder.embeddings.token.weight.device)

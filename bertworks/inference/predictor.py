@@ -15,7 +15,7 @@ from typing import Any, cast
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer
 from bertworks.checkpoints.model_folder import weights_sha256
-from bertworks.checkpoints.task_config import TaskConfig, read_task_config
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import UsageError, listed
 from bertworks.inference.decoding import Answer, Decoder, Logits, is_entity_tagset, make_featurizer, make_task_head
@@ -159,7 +159,7 @@ class Predictor:
     ):
         source = open_model(model, device)
         self.folder, self.tokenizer = source.within, source.tokenizer
-        d = read_task_config(self.folder)
+        d = source.task_config
         _check_threshold(d.task, threshold)
         changes = {"threshold": threshold, "max_length": max_length}
         self.description = replace(d, **{name: value for name, value in changes.items() if value is not None})  # type: ignore[arg-type]

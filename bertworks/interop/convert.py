@@ -13,18 +13,15 @@ from typing import Any
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
-from bertworks.checkpoints.model_folder import Model, load_model, read_weights, save_model
+from bertworks.checkpoints.model_folder import Model, ModelFolder, read_weights, save_model
 from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, is_model_name, resolve_model
 from bertworks.checkpoints.sentence_transformers import (
     MODEL_FILE,
     SentenceTransformerSettings,
     module_files,
-    read_sentence_transformer,
-    unwritten_settings,
     write_sentence_transformer,
 )
-from bertworks.checkpoints.storage import read_json
-from bertworks.checkpoints.task_config import FILE, TaskConfig, read_task_config, task_settings
+from bertworks.checkpoints.task_config import FILE, TaskConfig, task_settings
 from bertworks.checkpoints.tensorflow import Gelu, find_checkpoint, load_checkpoint
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
@@ -155,10 +152,10 @@ def _write(name: str, output: Path, read: Callable[[], _Source]) -> Iterator[Eve
 
 
 def _read_folder(folder: Path) -> _Source:
-    inner, sentence, kept_files, notes = _read_sentence_transformer(folder)
-    model = load_model(inner)
-    settings = read_json(inner / "config.json")
-    head, task = _head(inner, settings, model.state)
+    source = ModelFolder(folder)
+    inner, settings, model = source.within, source.settings, source.load()
+    sentence, kept_files, notes = _sentence_transformer(source)
+    head, task = _head(source, model.state)
     kept, dropped = hf_mapping.settings_to_keep(settings, head=bool(hf_mapping.component_names(model.state) & _HEADS))
     was = settings.get("architectures")
     if was and was != head["architectures"]:
@@ -185,21 +182,19 @@ def _read_folder(folder: Path) -> _Source:
     return _Source(model, kept | head, [*notes, *model.tokenizer.notes], copied, task, sentence)
 
 
-def _read_sentence_transformer(folder: Path) -> tuple[Path, SentenceTransformerSettings | None, list[str], list[str]]:
-    """Folder of the network; how its vectors are made, if bertworks can make them; names of files to copy; notes."""
+def _sentence_transformer(source: ModelFolder) -> tuple[SentenceTransformerSettings | None, list[str], list[str]]:
+    """How vectors are made, if bertworks can make them; names of files to copy; notes."""
     try:
-        files = module_files(folder)
+        files = module_files(source.folder)
     except BertworksError as error:
-        return folder, None, [], [f"the settings of its vectors are left out: {error.what}"]
+        return None, [], [f"the settings of its vectors are left out: {error.what}"]
     if not files:
-        return folder, None, [], []
+        return None, [], []
     try:
-        inner, settings = read_sentence_transformer(folder)
-        notes = [f"left out of {name}" for name in unwritten_settings(folder)]
+        return source.vectors, [MODEL_FILE], [f"left out of {name}" for name in source.unwritten]
     except BertworksError as error:
         note = f"copied, although bertworks does not make such vectors ({error.what}): {', '.join(files)}"
-        return folder, None, files, [note]
-    return inner, settings, [MODEL_FILE], notes
+        return None, files, [note]
 
 
 def _unread_names(folder: Path, known: Collection[str]) -> list[str]:
@@ -218,24 +213,23 @@ def _is_shard(entry: Path) -> bool:
     return entry.match("model-*.safetensors")
 
 
-def _head(
-    folder: Path, settings: Mapping[str, Any], state: Mapping[str, Tensor]
-) -> tuple[dict[str, Any], TaskConfig | None]:
+def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], TaskConfig | None]:
     """Settings of config.json for the head; the task of a bertworks folder.
 
     Raises:
         BertworksError: config.json does not name the head of these weights, or another one.
     """
+    folder, settings, family = source.within, source.settings, source.config.family
     parts = hf_mapping.component_names(state)
     if not parts & _HEADS:
-        return {"architectures": [hf_mapping.architecture_of(state, _family(settings))]}, None
+        return {"architectures": [hf_mapping.architecture_of(state, family)]}, None
     if not (folder / FILE).exists() and not settings.get("architectures"):
         raise BertworksError(
             f"these weights have a head ({', '.join(sorted(parts & _HEADS))}), but config.json does not name its class",
             where=str(folder),
             hint='add its class, such as "architectures": ["BertForSequenceClassification"]',
         )
-    task = read_task_config(folder)
+    task = source.task_config
     last = "span" if task.task == "qa" else "classifier"
     outputs = len(state[f"{last}.bias"]) if last in parts else 0
     expected = 2 if task.task == "qa" else len(task.labels) or 1
@@ -246,7 +240,7 @@ def _head(
             where=str(folder),
             hint="use the config.json that was saved with these weights",
         )
-    head = task_settings(task, _family(settings))
+    head = task_settings(task, family)
     if (folder / FILE).exists():
         return head, task
     if settings.get("id2label"):  # also for tasks without labels: other programs show them
@@ -257,12 +251,6 @@ def _head(
     head.pop("problem_type", None)  # with one label, its default differs between readers
     problem = settings.get("problem_type")
     return head | ({"problem_type": problem} if problem else {}), None
-
-
-def _family(settings: Mapping[str, Any]) -> str:
-    """The family of a config.json; networks of our own have BERT's names."""
-    kind = str(settings.get("model_type", "bert"))
-    return kind if kind in hf_mapping.FAMILIES else "bert"
 
 
 def _card(name: str, source: str, model: Model, head: Mapping[str, Any], notes: Collection[str]) -> str:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -16,26 +17,22 @@ from bertworks.batching.batch import Batch, collate, token_budget_batches
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
 from bertworks.checkpoints.hf_mapping import component_names
-from bertworks.checkpoints.model_folder import EXPORTED, is_exported, load_model, save_settings
-from bertworks.checkpoints.resolve import resolve_model
-from bertworks.checkpoints.sentence_transformers import refuse_nested
+from bertworks.checkpoints.model_folder import EXPORTED, save_settings
 from bertworks.checkpoints.task_config import TaskConfig, task_settings
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import TaskType, items
 from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
-from bertworks.inference.engine import BATCH_TOKENS
+from bertworks.inference.engine import BATCH_TOKENS, LazyModel
 from bertworks.inference.onnx_runtime import OnnxModel
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.onnx_export import OPSET, Head, write_onnx
 from bertworks.io.atomic_write import refuse_file, replacing_folder, write_text
 from bertworks.io.text_files import IssueCounter
-from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder
 from bertworks.runs.task_metrics import format_metrics
-from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.task_heads import TaskModel
 
@@ -50,21 +47,18 @@ _HEADS: dict[TaskType, Head] = {
 _POOLING = (  # what says how an encoder's states become the vector of a text
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
 )  # fmt: skip
-Answering = Callable[[Batch], Tensor]
+Logits = Callable[[Batch], Tensor]
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A model of ours, opened. predictor: of a fine-tuned one."""
+    """The model to export. predictor: of a fine-tuned model."""
 
     name: str
-    folder: Path
+    model: LazyModel
     head: Head
-    config: EncoderConfig
-    state: dict[str, Tensor]
-    tokenizer: Tokenizer
     network: TaskModel | PretrainingModel | Encoder
-    ours: Answering
+    logits: Logits
     predictor: Predictor | None = None
 
     @property
@@ -99,7 +93,7 @@ def export(
     refuse_file(target)
     if target.exists() and any(target.iterdir()):
         raise UsageError("the folder is not empty", where=str(target), hint="name another one")
-    source = _opened(model, encoder_only=encoder)
+    source = _open(model, encoder_only=encoder)
     if data is not None and source.predictor is None:
         raise UsageError("this model has no head of a task that data could judge", where=str(data), hint="leave it out")
     found: dict[str, Any] = {"output": str(target), "format": format, "int8": int8}
@@ -114,13 +108,15 @@ def _made(
 ) -> Iterator[Event]:
     """Fills the folder; what is found out is added to `found`."""
     path = folder / EXPORTED
-    head = task_settings(source.description, source.config.family) if source.description else None
-    save_settings(folder, source.state, source.config, source.tokenizer, head=head)
+    head = task_settings(source.description, source.model.config.family) if source.description else None
+    prefix = "encoder." if source.head == "encoder" else ""
+    names = [f"{prefix}{name}" for name, _ in source.network.named_parameters()]
+    save_settings(folder, names, source.model.config, source.model.tokenizer, head=head)
     if source.description:
         source.description.save(folder)
     for name in _POOLING if source.head == "encoder" else ():
-        if (source.folder / name).is_file():
-            write_text(folder / name, (source.folder / name).read_text(encoding="utf-8"))
+        if (source.model.folder / name).is_file():
+            write_text(folder / name, (source.model.folder / name).read_text(encoding="utf-8"))
     write_onnx(path, source.network, source.head)
     theirs = OnnxModel(path)
     found["largest_difference"] = _compared(source, theirs, found["output"])
@@ -130,60 +126,60 @@ def _made(
     if int8:
         _quantize(path, source.head)
         theirs = OnnxModel(path)
-        found["cost"] = cost = _cost(source.ours, theirs.logits, batches)
+        found["cost"] = cost = _cost(source.logits, theirs.logits, batches)
         yield Event("note", f"int8: numbers differ by up to {cost['largest']:.3f}, by {cost['mean']:.4f} on average, "
                     f"and have a standard deviation of {cost['deviation']:.3f}", cost)  # fmt: skip
-    before, took = _timed((source.ours, theirs.logits), batches)
+    before, took = _timed((source.logits, theirs.logits), batches)
     found |= {"seconds": took, "seconds_ours": before}
     count = sum(batch.layout.num_sequences for batch in batches)
     yield Event("note", f"speed: {count} sequences take {took:.3f} s, by torch {before:.3f} s: "
                 f"{before / took:.2f} times as fast")  # fmt: skip
     if data is not None:
-        for name, model in (("figures_ours", source.folder), ("figures", folder)):
+        for name, model in (("figures_ours", source.model.folder), ("figures", folder)):
             found[name] = evaluate_task(model, data, device="cpu", precision="fp32")["figures"]
         yield Event("note", f"{data}: {format_metrics(found['figures'])}; "
                     f"before the export {format_metrics(found['figures_ours'])}")  # fmt: skip
     write_text(folder / "README.md", _readme(source, theirs, found))
 
 
-def _opened(model: str | Path, *, encoder_only: bool) -> _Source:
-    name, folder = Path(model).resolve().name, resolve_model(model)
-    if is_exported(folder):
-        raise UsageError("this model is an exported one", where=str(folder), hint="name the one that it was made of")
-    refuse_nested(folder)
-    config, state, tokenizer = load_model(folder)
-    parts = component_names(state)
-    if "recurrent" in parts and not encoder_only:
+def _open(model: str | Path, *, encoder_only: bool) -> _Source:
+    """The network to export.
+
+    Raises:
+        UsageError: an exported model, or weights in a subfolder.
+        BertworksError: a network that ONNX programs cannot run.
+    """
+    source = LazyModel(model, "cpu")
+    if source.exported:
+        raise UsageError("this model is an exported one", where=str(source), hint="use the model that it was made from")
+    source.refuse_nested()
+    components = component_names(source.state)
+    if "recurrent" in components and not encoder_only:
         raise BertworksError(
-            "the head of this model is an LSTM over several layers (the recipe `features`): no program that reads "
-            "exported BERTs knows such a network",
-            where=str(folder),
-            hint="export one that was fine-tuned with another recipe; or only its hidden states: --encoder",
+            "the head of this model is an LSTM over several layers (the recipe `features`): programs for exported "
+            "models do not support it",
+            where=str(source),
+            hint="export a model that was fine-tuned with another recipe; or only the hidden states: --encoder",
         )
-    if not encoder_only and parts & {"classifier", "span"}:
-        predictor = Predictor(folder, device="cpu", precision="fp32")
+    name = Path(model).resolve().name
+    if not encoder_only and components & {"classifier", "span"}:
+        predictor = Predictor(source, precision="fp32")
         network = predictor.network
         assert network is not None
-        head = _HEADS[predictor.description.task]
-        state = network.state_dict()
-        return _Source(name, folder, head, config, state, tokenizer, network, network.logits, predictor)
-    if not encoder_only and "lm_head" in parts:
-        pretrained = PretrainingModel(config, {"masked_lm": 1.0}).eval()
-        state = {key: state[key] for key, _ in pretrained.named_parameters()}
-        pretrained.load_state_dict(state)
-        return _Source(name, folder, "masked_lm", config, state, tokenizer, pretrained, pretrained.scores)
-    body = Encoder(config).eval()
-    state = {f"encoder.{key}": state[f"encoder.{key}"] for key, _ in body.named_parameters()}
-    body.load_state_dict({key.removeprefix("encoder."): value for key, value in state.items()})
+        return _Source(name, source, _HEADS[predictor.description.task], network, network.logits, predictor)
+    if not encoder_only and "lm_head" in components:
+        pretrained = source.network(partial(PretrainingModel, objectives={"masked_lm": 1.0}), "encoder", "lm_head")
+        return _Source(name, source, "masked_lm", pretrained, pretrained.scores)
+    encoder = source.network(Encoder, "encoder", prefix="encoder.")
 
     def states(batch: Batch) -> Tensor:
-        return body(batch.input_ids, batch.layout, batch.token_type_ids)[-1][batch.target.positions]  # type: ignore[no-any-return]
+        return encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1][batch.target.positions]  # type: ignore[no-any-return]
 
-    return _Source(name, folder, "encoder", config, state, tokenizer, body, states)
+    return _Source(name, source, "encoder", encoder, states)
 
 
 def _longest(source: _Source, length: int) -> int:
-    return min(length, source.config.max_position_embeddings)
+    return min(length, source.model.config.max_position_embeddings)
 
 
 def _drawn(source: _Source, draw: np.random.Generator, sequences: int, length: int) -> Batch:
@@ -193,7 +189,7 @@ def _drawn(source: _Source, draw: np.random.Generator, sequences: int, length: i
     for n in [longest, *draw.integers(max(1, longest // 4), longest + 1, sequences - 1)]:
         positions = np.zeros(1, np.int64) if source.head in ("sequence", "choice") else np.arange(n)
         target = Target(positions, np.zeros(len(positions), np.int64))
-        ids, kinds = draw.integers(0, source.config.vocab_size, n), np.sort(draw.integers(0, 2, n))
+        ids, kinds = draw.integers(0, source.model.config.vocab_size, n), np.sort(draw.integers(0, 2, n))
         examples.append(Example(ids, kinds, {"masked_lm" if source.head == "masked_lm" else "task": target}))
     return collate(examples)
 
@@ -222,7 +218,7 @@ def _compared(source: _Source, exported: OnnxModel, where: str) -> float:
     draw, worst = np.random.default_rng(0), 0.0
     for shape in _SHAPES:
         batch = _drawn(source, draw, *shape)
-        ours, theirs = source.ours(batch), exported.logits(batch)
+        ours, theirs = source.logits(batch), exported.logits(batch)
         difference = float((ours - theirs).abs().max())
         if not difference <= LARGEST_DIFFERENCE * max(1.0, float(ours.abs().max()) / 100):
             raise BertworksError(
@@ -246,7 +242,7 @@ def _quantize(path: Path, head: Head) -> None:
 
 
 @torch.no_grad()
-def _cost(ours: Answering, theirs: Answering, batches: Sequence[Batch]) -> dict[str, float]:
+def _cost(ours: Logits, theirs: Logits, batches: Sequence[Batch]) -> dict[str, float]:
     """Differences of the numbers, and how much ours vary."""
     expected = torch.cat([ours(batch).flatten() for batch in batches])
     off = (expected - torch.cat([theirs(batch).flatten() for batch in batches])).abs()
@@ -254,7 +250,7 @@ def _cost(ours: Answering, theirs: Answering, batches: Sequence[Batch]) -> dict[
 
 
 @torch.no_grad()
-def _timed(answering: Sequence[Answering], batches: Sequence[Batch]) -> list[float]:
+def _timed(answering: Sequence[Logits], batches: Sequence[Batch]) -> list[float]:
     """Seconds that each needs for all batches: the best of several rounds, taken in turn."""
     best = [float("inf")] * len(answering)
     for _ in range(_ROUNDS):

@@ -7,8 +7,6 @@ from typing import Any, Literal, TypeVar
 
 from bertworks.checkpoints.hf_mapping import architecture_of, components_in_file
 from bertworks.checkpoints.model_folder import read_weights
-from bertworks.checkpoints.storage import read_json
-from bertworks.checkpoints.task_config import has_task
 from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.inference.decoding import Answer
 from bertworks.inference.embed import Embedder, Vectors
@@ -54,13 +52,13 @@ class LoadedModel:
     @cached_property
     def can(self) -> tuple[Ability, ...]:
         """Which of its methods have an answer: "embed", "explain", "fill", "score", "predict"."""
-        within = self._opened.within
-        predicts: list[Ability] = ["predict"] if has_task(within) else []
+        predicts: list[Ability] = ["predict"] if self._opened.has_task else []
         if self._opened.exported:
-            named = read_json(within / "config.json").get("architectures")
-            fills = named == [architecture_of(["encoder.", "lm_head."], self.config.family)]
+            fills = self._opened.settings.get("architectures") == [
+                architecture_of(["encoder.", "lm_head."], self.config.family)
+            ]
             return tuple(predicts or (["fill"] if fills else ["embed"]))
-        fills = "lm_head" in components_in_file(read_weights(within), self.config.family)
+        fills = "lm_head" in components_in_file(read_weights(self._opened.within), self.config.family)
         return ("embed", "explain", *(("fill", "score") if fills else ()), *predicts)
 
     def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors:

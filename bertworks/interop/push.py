@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bertworks.checkpoints.model_folder import load_model
+from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import MODEL_DOCUMENTS
-from bertworks.checkpoints.sentence_transformers import refuse_nested
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
 
@@ -51,8 +50,9 @@ def push(
         raise UsageError(str(error).splitlines()[0], where=repository, hint="give owner/name") from None
     if "/" not in repository:
         raise UsageError("the repository has no owner", where=repository, hint=f"give owner/{repository}")
-    load_model(folder)
-    refuse_nested(folder)
+    model = ModelFolder(folder)
+    model.load()
+    model.refuse_nested()
     files, others = _list_files(folder)
     card, notes = _complete_card(folder / _CARD, repository, licence)
     files[_CARD] = len(card.encode())

@@ -19,10 +19,8 @@ from numpy.typing import NDArray
 
 from bertworks.batching.batch import longest_sequence
 from bertworks.batching.features import NO_TOKEN, Features
-from bertworks.checkpoints.hf_mapping import config_from_huggingface
+from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import resolve_model
-from bertworks.checkpoints.sentence_transformers import weights_folder
-from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import Quoting, RowReader
 from bertworks.datasets.schema import Item, TaskType, read_item
@@ -212,9 +210,8 @@ def check_file(
         UsageError: no such file or column.
         BertworksError: no such model, or rows that cannot be used for training: all of them, with their lines.
     """
-    folder = weights_folder(resolve_model(model))
-    tokenizer, settings = Tokenizer.load(folder), folder / "config.json"
-    max_positions = config_from_huggingface(read_json(settings), where=str(settings)).max_position_embeddings
+    folder = ModelFolder(resolve_model(model))
+    tokenizer, max_positions = folder.tokenizer, folder.config.max_position_embeddings
     try:
         labelled = read_data(data, dev=dev, task=task, text=text, label=label, group=group, quoting=quoting)
     except UsageError:

@@ -20,9 +20,9 @@ from torch import nn
 
 from bertworks.batching.batch import ExampleGroup, collate
 from bertworks.batching.features import Features, training_groups
-from bertworks.checkpoints.model_folder import load_model
+from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import resolve_model
-from bertworks.checkpoints.task_config import TaskConfig, check_same_task, read_task_config
+from bertworks.checkpoints.task_config import TaskConfig, check_same_task
 from bertworks.checkpoints.training_state import locked
 from bertworks.config import dump_recipe, parse_as
 from bertworks.datasets.reader import Quoting
@@ -201,8 +201,8 @@ def prepare(
     metric = request.metric
     if request.task and request.task != "tagging":  # whose labels are not known yet
         metric_of(request.task, metric)
-    folder = resolve_model(request.model)
-    model = load_model(folder, needs={"encoder"})
+    folder = ModelFolder(resolve_model(request.model))
+    model = folder.load(needs={"encoder"})
     data = data or read_data(
         request.data, dev=request.dev, task=request.task, text=request.text, label=request.label, group=request.group,
         quoting=request.quoting, fold=None if request.fold is None else (request.fold, request.folds),
@@ -222,7 +222,7 @@ def prepare(
     units = [unit for encoded in train for unit in training_groups(encoded, description.task)]
     head = None
     if not request.new_head and not {"classifier.weight", "span.weight"}.isdisjoint(model.state):
-        head = read_task_config(folder)
+        head = folder.task_config
         check_same_task(head, description.task, description.labels, request.model, lstm_units=description.lstm_units)
     beginning = InitialModel(request.model, model, head)
     return Prepared(

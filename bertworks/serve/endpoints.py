@@ -16,7 +16,7 @@ import numpy as np
 
 import bertworks
 from bertworks.batching.features import Features
-from bertworks.checkpoints.task_config import TaskConfig, has_task
+from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.decoding import Decoder, is_entity_tagset, sigmoid
 from bertworks.inference.embed import Embedder
@@ -306,7 +306,7 @@ class Abilities:
         self.limits, self._model = limits or Limits(), LazyModel(model, device)
         self.name, self.tokenizer = self._model.name, self._model.tokenizer
         self.on_cpu = choose_device(device).type == "cpu"
-        finetuned = has_task(self._model.within)
+        finetuned = self._model.has_task
         speaker = (AskFinetuned if finetuned else AskPretrained)(self._model, precision)
         self.asks, self.info = speaker.asks, speaker.info
         if index is not None:
