@@ -22,8 +22,8 @@ from fine import (
     write_squad,
 )
 
-from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.batching.features import Featurizer
+from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.config import dump_recipe
 from bertworks.datasets.reader import RowReader

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save, save_file
 
-from bertworks.checkpoints.model_folder import load_model, model_card, save_model
+from bertworks.checkpoints.model_card import pretraining_card
+from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.checkpoints.storage import read_json, read_tensors, write_tensors
 from bertworks.errors import BertworksError
 from bertworks.models.config import PRETRAINING_HEADS, EncoderConfig
@@ -340,7 +341,7 @@ def test_reading_a_large_file_does_not_load_it(tmp_path):
 
 
 def test_the_card_says_what_it_was_given():
-    card = model_card(
+    card = pretraining_card(
         CONFIG,
         name="my\nbert",
         recipe='title = "mine" # ```',
@@ -363,7 +364,7 @@ def test_the_card_says_what_it_was_given():
 
 
 def test_a_card_without_figures_says_so():
-    card = model_card(CONFIG, name="x", recipe="", steps=0, tokens=0, corpus={}, held_out={}, versions={})
+    card = pretraining_card(CONFIG, name="x", recipe="", steps=0, tokens=0, corpus={}, held_out={}, versions={})
     assert "No held-out text was evaluated." in card
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from fine import tokenizer, write_pairs, write_reviews, write_squad
 
-from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.batching.features import Featurizer
+from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item
@@ -308,4 +308,4 @@ def test_topics_of_one_number_do_not_take_each_others_place(tmp_path: Path) -> N
 def test_windows_that_never_advance_are_refused(tmp_path: Path) -> None:
     TaskConfig(task="qa", stride=0).save(tmp_path)
     with pytest.raises(BertworksError, match="not written by fine-tuning"):
-        ModelFolder(tmp_path).task_config
+        _ = ModelFolder(tmp_path).task_config

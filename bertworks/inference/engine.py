@@ -53,7 +53,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 class LazyModel(ModelFolder):
-    """A model folder of which networks are made. Its weights are read when they are first needed, and all networks share them.
+    """A model folder whose networks share one copy of the weights. They are read when they are first needed.
 
     Args:
         model: a folder of ours, of transformers, of sentence-transformers, or an exported one; `minilm`; or a hub id.

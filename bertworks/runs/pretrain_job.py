@@ -28,7 +28,8 @@ from bertworks.batching.sampling import (
     make_sampler,
     plan_blocks,
 )
-from bertworks.checkpoints.model_folder import load_model, model_card, save_model
+from bertworks.checkpoints.model_card import pretraining_card
+from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import dump_recipe
 from bertworks.errors import BertworksError, UsageError
@@ -275,7 +276,7 @@ class PretrainJob:
         return describe(figures)
 
     def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
-        card = model_card(
+        card = pretraining_card(
             self.recipe.encoder,
             name=folder.resolve().name,
             recipe=dump_recipe(self.recipe),
