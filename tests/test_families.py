@@ -5,6 +5,7 @@ Tiny random networks; every parameter is perturbed, biases and norms included: z
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
+from bertworks.batching.batch import Batch, BatchTarget
 from bertworks.checkpoints.hf_mapping import (
     FAMILIES,
     UNUSED_POSITIONS,
@@ -152,6 +154,46 @@ def test_heads_of_tasks(family: str, kind: str):
     else:
         expected = output.logits.view(logits.shape)
     assert (logits - expected).abs().max() <= 2e-5
+
+
+@pytest.mark.parametrize(("family", "kind"), [head for head in HEADS if head[1] != "QuestionAnswering"])
+def test_dropout_of_heads_is_where_transformers_has_it(family: str, kind: str, monkeypatch: pytest.MonkeyPatch):
+    """With a dropout that scales instead of zeroing, the outputs in training agree only if the places agree."""
+
+    def scale(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        return x * (1 - p) if training else x
+
+    theirs = theirs_of(family, f"For{kind}").train()
+    theirs.base_model.eval()
+    for module in theirs.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.3
+    config, state = ours_of(theirs)
+    labels = {"SequenceClassification": 3, "TokenClassification": 2}
+    task = (
+        MultipleChoice(num_choices=3)
+        if kind == "MultipleChoice"
+        else Classification(num_labels=labels[kind], pooled=kind == "SequenceClassification")
+    )
+    model = TaskModel(replace(config, hidden_dropout=0.3), task).train()
+    model.encoder.eval()
+    model.load_state_dict({n: v for n, v in state.items() if n != UNUSED_POSITIONS}, strict=False)
+    ids, layout = torch.randint(5, 90, (sum(LENGTHS),)), Layout.of(LENGTHS)
+    rows, mask = padded(ids, theirs.config.pad_token_id or 0)
+    inputs = {"input_ids": rows, "attention_mask": mask}
+    if kind == "MultipleChoice":
+        inputs = {name: value[None] for name, value in inputs.items()}
+    positions = torch.arange(len(ids)) if model.pooler is None else model.pooler.tokens(layout).long()
+    types = None if config.type_vocab_size == 0 else torch.zeros_like(ids)
+    batch = Batch(ids, layout, types, {"task": BatchTarget(positions, positions)})
+    with torch.no_grad():
+        plain = model.eval().logits(batch)
+        model.train().encoder.eval()
+        monkeypatch.setattr("torch.nn.functional.dropout", scale)
+        ours, expected = model.logits(batch), theirs(**inputs).logits
+    expected = expected[mask.bool()] if kind == "TokenClassification" else expected.view(ours.shape)
+    assert (ours - expected).abs().max() <= 2e-5
+    assert (ours - plain).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize(("family", "kind"), [

@@ -48,6 +48,7 @@ class EncoderConfig:
     lm_head: "transform": dense, activation, norm, tied embeddings, bias; "bias": tied embeddings and bias; "plain":
         tied embeddings alone.
     pooler: which token stands for a sequence, and the activation of the dense layer over it. "last" has no such layer.
+    pooler_dropout: in fine-tuning for whole texts, dropout also before the dense layer of the pooler (RoBERTa).
     family: the name table of its files (checkpoints/families).
 
     Raises:
@@ -75,6 +76,7 @@ class EncoderConfig:
     initializer_range: float = 0.02
     lm_head: LMHeadKind = "transform"
     pooler: PoolerKind = "first_tanh"
+    pooler_dropout: bool = False
     family: str = "bert"
 
     def __post_init__(self) -> None:
@@ -181,7 +183,9 @@ BERT_SIZES: dict[str, EncoderConfig] = {  # Devlin et al. 2019; Turc et al. 2019
     "large": BERT_LARGE,
 }
 # Liu et al. 2019; Sanh et al. 2019; Radford et al. 2019
-ROBERTA_BASE = replace(BERT_BASE, vocab_size=50265, type_vocab_size=1, layer_norm_eps=1e-5, family="roberta")
+ROBERTA_BASE = replace(
+    BERT_BASE, vocab_size=50265, type_vocab_size=1, layer_norm_eps=1e-5, pooler_dropout=True, family="roberta"
+)
 DISTILBERT_BASE = replace(BERT_BASE, num_hidden_layers=6, type_vocab_size=0, pooler="first_relu", family="distilbert")
 GPT2_SMALL = EncoderConfig(
     vocab_size=50257, max_position_embeddings=1024, type_vocab_size=0, direction="left_to_right", norm_first=True,

@@ -213,6 +213,7 @@ class TaskModel(nn.Module):
         self.task, self.dropout, self.weights = task, c.hidden_dropout, {"task": 1.0}
         self.encoder = Encoder(c, gradient_checkpointing)
         self.pooler = Pooler(c) if task.pooled else None
+        self.pooler_dropout = c.hidden_dropout if c.pooler_dropout and not isinstance(task, MultipleChoice) else 0.0
         self.features: FrozenFeatures | None = None
         self.recurrent: BiLSTM | None = None
         if lstm_units:
@@ -238,7 +239,8 @@ class TaskModel(nn.Module):
         if self.span is not None:  # without dropout, as in google-research/bert `run_squad.py`
             return self.span(x)  # type: ignore[no-any-return]
         assert self.classifier is not None
-        x = x if self.pooler is None else self.pooler(x)
+        if self.pooler is not None:
+            x = self.pooler(F.dropout(x, self.pooler_dropout, self.training))
         return self.classifier(F.dropout(x, self.dropout, self.training))  # type: ignore[no-any-return]
 
     def _states(self, batch: Batch) -> Tensor:

@@ -27,6 +27,7 @@ FAMILY = Family(
         "max_position_embeddings": ("max_position_embeddings", 512),
         "type_vocab_size": ("type_vocab_size", 2),
     },
+    fixed={"pooler_dropout": True},
     required={"position_embedding_type": "absolute", "is_decoder": False},
     written=WRITTEN,
     pretraining={frozenset({"lm_head"}): "RobertaForMaskedLM", frozenset(): "RobertaModel"},
