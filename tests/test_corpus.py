@@ -551,7 +551,7 @@ def test_no_room_for_standard_input_names_the_place(tmp_path: Path, monkeypatch:
     program = "from bertworks.text.corpus import CorpusReader; CorpusReader(['-'])"
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     ran = subprocess.run([sys.executable, "-c", limit + program], input=b"words " * 1000, capture_output=True)
-    assert f"BertworksError: {tmp_path}: what is read from a pipe cannot be put aside".encode() in ran.stderr
+    assert f"BertworksError: {tmp_path}: the input of a pipe cannot be copied to a file".encode() in ran.stderr
     assert b"TMPDIR" in ran.stderr
     assert list(tmp_path.iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""Tables in files: delimiters, quotes, where rows begin; Parquet files; which column holds the text."""
+"""Tables in files: delimiters, quotes and headers; Parquet files; the column of the text."""
 
 import csv
 import difflib
@@ -16,8 +16,8 @@ TEXT_NAMES = (
     *("sentence", "sentences", "raw_text", "raw_content", "plain_text", "maintext", "story", "abstract", "review"),
     *("comment", "本文", "テキスト", "본문", "텍스트"),
 )
-_SHORTEST_TEXT = 20  # characters on average below which a column is not taken for text by itself
-_LONGEST_CELL = 1 << 26  # characters; what is longer comes of a quote mark that is never closed
+_MIN_TEXT = 20  # characters on average of a column that is inferred to be text
+_LONGEST_CELL = 1 << 26  # characters; longer cells come from a quote mark that is never closed
 _UNCLOSED = re.compile("end of data|field limit")
 _QUOTED_CELL = re.compile(r'"((?:[^"]+|"")*+)"(?=[\t\n]|\Z)')
 _UNFINISHED_CELL = re.compile(r'"(?:[^"]+|"")*+\Z')
@@ -25,19 +25,19 @@ _PLAIN_CELL = re.compile(r'[^"\t\n]*+(?=[\t\n]|\Z)')
 
 
 def delimiter_of(sample: Sequence[str]) -> str:
-    """Which of , ; tab | parts the cells: the one that stands most often in the first line."""
+    """The delimiter among , ; tab |: the most frequent in the first line."""
     header = next((line for line in sample if line.strip()), "")
     return max(",;\t|", key=header.count)
 
 
 def quotes_matter(lines: Sequence[str]) -> bool:
-    r"""Whether quote marks enclose cells of a tab-separated table, or are just quote marks, as mostly in TSV.
+    r"""Whether quote marks enclose cells of a tab-separated table, or belong to the text, as in most TSV files.
 
-    They enclose cells where each quote mark belongs to a well-formed quoted cell, and where that is no accident: rows
-    would be uneven otherwise, or a cell needs its quotes, or all cells of the first row have them.
+    They enclose cells if each quote mark belongs to a well-formed quoted cell, and if rows would have different widths
+    without them, or a cell needs its quotes, or all cells of the first row have them.
 
     Args:
-        lines: the beginning of the table, or of a part of it that begins with a row.
+        lines: the first lines of a table, or lines that begin with a row.
     """
     text = "\n".join(lines)
     if '"' not in text:
@@ -59,16 +59,16 @@ def quotes_matter(lines: Sequence[str]) -> bool:
 def split_rows(
     lines: Iterable[tuple[int, str]], delimiter: str, *, quoted: bool, name: str, strict: bool = False
 ) -> Iterator[tuple[int, list[str]]]:
-    """Yield (number of the line where the row begins, its cells); no cells for a blank line.
+    """Yield (number of the first line of a row, its cells); a blank line has no cells.
 
     Args:
         lines: numbered lines without "\\n".
         quoted: whether quote marks enclose cells.
         name: of the file, for messages.
-        strict: whether a quote mark in a wrong place is an error, and not just a quote mark.
+        strict: a quote mark in a wrong place is an error, not text.
 
     Raises:
-        BertworksError: a quote mark is never closed, or followed by something else than the next cell.
+        BertworksError: a quote mark is not closed, or not followed by the next cell.
     """
     if not quoted:
         for number, line in lines:
@@ -91,11 +91,11 @@ def split_rows(
 def rejoin_broken_rows(
     rows: Iterable[tuple[int, list[str]]], width: int, broken: IssueCounter, name: str
 ) -> Iterator[tuple[int, list[str]]]:
-    r"""The rows, with those whole again of which a cell holds the end of a line: two lines with too few cells each
-    that, joined by "\n", have `width` of them. Any other row is passed on as it is.
+    r"""Join rows that a newline inside a cell has divided: two lines with too few cells that have `width` cells when
+    joined by "\n". Other rows are unchanged.
 
     Args:
-        broken: where such rows begin is added to it.
+        broken: counts such rows.
         name: of the file, for `broken`.
     """
     before: tuple[int, list[str]] | None = None
@@ -115,17 +115,17 @@ def rejoin_broken_rows(
         yield before
 
 
-def _not_a_table(where: str, why: str) -> BertworksError:
-    if "new-line character" in why:
+def _not_a_table(where: str, problem: str) -> BertworksError:
+    if "new-line character" in problem:
         what, hint = "a line ends in a carriage return alone", "convert the file: `tr '\\r' '\\n' < OLD > NEW`"
     else:
-        what = "a quote mark is opened here and never closed" if _UNCLOSED.search(why) else why
+        what = "a quote mark is opened here and never closed" if _UNCLOSED.search(problem) else problem
         hint = 'look for a quote mark too many; inside quotes it is written twice: "He said ""no"", and left."'
     return BertworksError(f"not a table: {what}", where=where, hint=hint)
 
 
 def is_parquet(path: Path) -> bool:
-    """Whether a file is Parquet, by its first bytes; False also where it cannot be read."""
+    """Whether a file is Parquet, by its first bytes. False if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"PAR1"
@@ -154,11 +154,8 @@ def open_parquet(path: Path, name: str) -> Iterator[Any]:
         ) from error
 
 
-# --- columns ---------------------------------------------------------------------------------------------------------
-
-
 def as_text(value: object) -> str | None:
-    """A cell as text: missing is empty, a list of texts is lines; None for anything else."""
+    """A cell as text: empty if it is missing, lines for a list of texts, None for other types."""
     if isinstance(value, str):
         return value
     if value is None:
@@ -169,19 +166,22 @@ def as_text(value: object) -> str | None:
 
 
 def choose_column(
-    columns: Mapping[str, Sequence[object]], name: str, wanted: str | None, option: str = "--text-column"
+    columns: Mapping[str, Sequence[object]], name: str, column: str | None, option: str = "--text-column"
 ) -> str:
-    """Choose the column that holds the text: the given one, else by name, else the one with the longest texts.
-    option: with which it is named, for messages."""
-    if wanted is not None:
-        return find_column(list(columns), name, wanted, option)
+    """Choose the column of the text: `column`, else by name, else the one with the longest texts.
+
+    Args:
+        option: of the command line, for messages.
+    """
+    if column is not None:
+        return find_column(list(columns), name, column, option)
     listed = ", ".join(columns) or "none"
     lengths = {key: _mean_length(values) for key, values in columns.items()}
     by_name = {key.strip().lower(): key for key in reversed(list(columns)) if lengths[key]}
     if chosen := next((by_name[candidate] for candidate in TEXT_NAMES if candidate in by_name), None):
         return chosen
     longest = max(lengths, key=lambda key: lengths[key], default=None)
-    if longest is None or lengths[longest] < _SHORTEST_TEXT:
+    if longest is None or lengths[longest] < _MIN_TEXT:
         raise BertworksError(
             f"no column looks like text; the columns are: {listed}",
             where=name,
@@ -190,22 +190,22 @@ def choose_column(
     return longest
 
 
-def find_column(columns: Sequence[str], name: str, wanted: str, option: str) -> str:
-    """The column with a given name.
+def find_column(columns: Sequence[str], name: str, column: str, option: str) -> str:
+    """Check that a column exists.
 
     Args:
         name: of the file, for messages.
-        option: with which columns are named, for messages.
+        option: of the command line, for messages.
 
     Raises:
-        UsageError: there is none of that name; it says which there are, and which one was perhaps meant.
+        UsageError: there is no such column. The message lists all columns and suggests the closest.
     """
-    if wanted in columns:
-        return wanted
-    close = difflib.get_close_matches(wanted.lower(), [key.lower() for key in columns], 1)
+    if column in columns:
+        return column
+    close = difflib.get_close_matches(column.lower(), [key.lower() for key in columns], 1)
     meant = next((key for key in columns if [key.lower()] == close), None)
     raise UsageError(
-        f"there is no column {wanted!r}; the columns are: {', '.join(columns) or 'none'}",
+        f"there is no column {column!r}; the columns are: {', '.join(columns) or 'none'}",
         where=name,
         hint=f"did you mean {option} {meant}?" if meant else f"name one of them with {option}",
     )
@@ -217,7 +217,7 @@ def _mean_length(values: Iterable[object]) -> float:
 
 
 def is_header(row: list[str]) -> bool:
-    """Whether a table's first row names the columns: short, distinct, no sentences, no numbers."""
+    """Whether the first row of a table names the columns: short and distinct, no sentences, no numbers."""
     return len(set(row)) == len(row) and all(
         cell.strip() and len(cell) <= 64 and not cell.strip().endswith((".", "?", "!", "。")) and not _is_number(cell)
         for cell in row

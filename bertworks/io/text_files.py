@@ -1,6 +1,6 @@
-"""One file, compressed or not, UTF-8 or UTF-16, as lines of clean text; what had to be repaired is counted and named.
+"""Reads a file as lines of clean text: compressed or not, UTF-8 or UTF-16. Repairs are counted and reported.
 
-It knows nothing of documents or formats: only bytes, encodings and line ends. Memory does not grow with the file.
+Memory does not grow with the file.
 """
 
 import bz2
@@ -26,23 +26,23 @@ from bertworks.errors import BertworksError, UsageError
 
 BLOCK_SIZE = 1 << 20  # bytes read at a time, and the size of the sample from which the format is inferred
 LONGEST_PIECE = 1 << 22  # bytes; a longer line of plain text is cut at a space, so that memory stays flat
-STDIN = "<stdin>"  # what messages call standard input; the command line also while its parser is at work
+STDIN = "<stdin>"  # standard input in messages and in the parser of the command line
 _NAMED_PLACES = 5
 
-COMPRESSIONS = {  # by suffix: the first bytes of such a file, and what tells whether it is whole
+COMPRESSIONS = {  # by suffix: the first bytes of a file, and the command that checks it
     ".gz": (b"\x1f\x8b", "gzip -t"),
     ".zst": (b"\x28\xb5\x2f\xfd", "zstd -t"),
     ".xz": (b"\xfd7zXZ\0", "xz -t"),
     ".bz2": (b"BZh", "bzip2 -t"),
 }
-_SKIPPABLE = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5f: a frame without text, with which .zst files may begin too
-_BYTE_ORDER_MARKS = (  # the four-byte marks first: the one of UTF-32 begins with the one of UTF-16
+_SKIPPABLE = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5f: a frame without text at the start of a .zst file
+_BYTE_ORDER_MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
-_OTHER_FORMATS = {  # by the first bytes of a file: what it is, and how its text comes out
+_OTHER_FORMATS = {  # by the first bytes of a file: its format, and how to extract its text
     b"%PDF-": ("a PDF", "`pdftotext FILE` makes text of it"),
     b"PK\x03\x04": ("a zip archive, as files of Excel and Word are", "save it as text or as .csv (UTF-8), or unzip it"),
     b"\xd0\xcf\x11\xe0": ("a file of an old Office program", "save it as text or as .csv (UTF-8)"),
@@ -51,7 +51,7 @@ _OTHER_FORMATS = {  # by the first bytes of a file: what it is, and how its text
 
 @dataclass
 class IssueCounter:
-    """How often something was met, and where the first few times ("path:line")."""
+    """The number of issues of one kind, and the first places ("path:line")."""
 
     count: int = 0
     places: list[str] = field(default_factory=list)
@@ -68,22 +68,18 @@ class IssueCounter:
 
 @dataclass(kw_only=True)
 class Repairs:
-    """What reading met in bytes."""
+    """Bytes that were read, and repairs of them."""
 
     bytes: int = 0  # read, after decompression
-    bad_bytes: IssueCounter = field(
-        default_factory=IssueCounter
-    )  # lines with bytes that are not UTF-8, replaced by U+FFFD
-    null_characters: IssueCounter = field(
-        default_factory=IssueCounter
-    )  # blocks of about 1 MB with NUL characters, which are dropped
+    bad_bytes: IssueCounter = field(default_factory=IssueCounter)  # lines that are not UTF-8: replaced by U+FFFD
+    null_characters: IssueCounter = field(default_factory=IssueCounter)  # blocks of about 1 MB with NUL: dropped
 
 
 class LineReader:
-    """The lines of one open file. Made by `open_lines`; iterated once.
+    """The lines of an open file, from `open_lines`. They can be iterated once.
 
     Attributes:
-        head: up to 1 MB of the file's beginning, decompressed, as UTF-8 without byte order mark.
+        head: the first 1 MB, decompressed, as UTF-8 without a byte order mark.
     """
 
     def __init__(self, stream: IO[bytes], name: str, repairs: Repairs):
@@ -102,7 +98,7 @@ class LineReader:
         r"""Yield (line number from 1, line without its end). "\r\n" and "\r" end lines too, NUL is dropped.
 
         Args:
-            longest: bytes after which a line is cut at a space and goes on as another one with the same number.
+            longest: bytes; a longer line is divided at a space into lines of the same number.
             exact: only "\n" ends lines, "\r" and NUL stay.
         """
         number = 1
@@ -122,7 +118,7 @@ class LineReader:
             number += len(lines) - (not ends_with_newline)
 
     def _blocks(self, longest: int | None) -> Iterator[bytes]:
-        """Bytes in portions that end with a line, unless the line is longer than `longest` or the file ends."""
+        """Blocks of bytes that end with a line, unless the line is longer than `longest` or the file ends."""
         pending, size = [self.head], len(self.head)
         while True:
             data = pending.pop()
@@ -154,21 +150,21 @@ class LineReader:
         return data.removeprefix(codecs.BOM_UTF8)
 
     def _read(self) -> bytes:
-        """The next portion as UTF-8; empty at the end of the file."""
+        """The next block as UTF-8; empty at the end of the file."""
         try:
             data = self._stream.read(BLOCK_SIZE)
         except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
             check = next((command for end, (_, command) in COMPRESSIONS.items() if self._name.endswith(end)), "file")
             raise BertworksError(
-                f"the file is damaged or was cut off: {error}",
+                f"the file is damaged or incomplete: {error}",
                 where=self._name,
-                hint=f"fetch it again (`{check} {shlex.quote(self._name)}` tells whether it is whole), or leave it out",
+                hint=f"fetch it again (`{check} {shlex.quote(self._name)}` checks it), or leave it out",
             ) from error
         self._repairs.bytes += len(data)
         return self._transcode(data) if self._decoder else data
 
     def _transcode(self, data: bytes) -> bytes:
-        """UTF-16 to UTF-8. What cannot be decoded becomes bytes that are not UTF-8, so that it is counted as such."""
+        """UTF-16 or UTF-32 to UTF-8. Errors become bytes that are not UTF-8, and are counted as such."""
         assert self._decoder is not None
         try:
             return self._decoder.decode(data, final=not data).encode("utf-8", "surrogatepass")
@@ -189,14 +185,14 @@ class LineReader:
 
 @contextmanager
 def open_lines(path: Path, name: str, repairs: Repairs) -> Iterator[LineReader]:
-    """Open a file for reading its lines; the compression is inferred from its first bytes, not from its name.
+    """Open a file to read its lines. The compression is inferred from its first bytes, not from its name.
 
     Args:
-        name: what it is called in messages.
-        repairs: is added to while reading.
+        name: of the file in messages.
+        repairs: is updated while reading.
 
     Raises:
-        BertworksError: the file cannot be opened; later, while reading: it is damaged or was cut off.
+        BertworksError: the file cannot be opened; while reading: it is damaged or incomplete.
     """
     try:
         stream = _decompressed(path)
@@ -209,12 +205,12 @@ def open_lines(path: Path, name: str, repairs: Repairs) -> Iterator[LineReader]:
 
 
 def rereadable(path: str | Path, owner: object) -> tuple[Path, str | None]:
-    """Where to read as often as one likes, and how messages call a pipe, or "-" for standard input; None for a file.
+    """A path that can be read repeatedly, and the name of a pipe or standard input ("-") in messages; None for a file.
 
-    What can be read only once is copied to a temporary file that is gone when `owner` is.
+    A pipe is copied to a temporary file, which is deleted with `owner`.
 
     Raises:
-        BertworksError: there is no room for the copy.
+        BertworksError: there is no space for the copy.
     """
     if str(path) == "-":
         return _spooled(sys.stdin.buffer, owner), STDIN
@@ -229,30 +225,29 @@ def _spooled(stream: IO[bytes], owner: object) -> Path:
     try:
         with tempfile.NamedTemporaryFile(prefix="bertworks-stdin-", delete=False) as file:
             path = Path(file.name).resolve()
-            # Only the process that made it deletes it: workers are copies of this one.
+            # Forked workers must not delete it.
             weakref.finalize(owner, _delete_if_owner, path, os.getpid())
             shutil.copyfileobj(stream, file, BLOCK_SIZE)
     except OSError as error:
         raise BertworksError(
-            f"what is read from a pipe cannot be put aside: {error.strerror}",
+            f"the input of a pipe cannot be copied to a file: {error.strerror}",
             where=tempfile.tempdir,
-            hint="let TMPDIR name a folder with more room, or save the text in a file and name that",
+            hint="set TMPDIR to a folder with more free space, or save the text in a file and name that",
         ) from error
     return path
 
 
 def format_suffix(name: str) -> str:
-    """The suffix that tells the format, in lower case: ".jsonl" for "a.JSONL.gz"; empty if there is none."""
+    """The suffix of the format, in lower case: ".jsonl" for "a.JSONL.gz"; empty if there is none."""
     path = Path(name.lower())
     return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
 
 
 def not_text(head: bytes) -> tuple[str, str] | None:
-    """What a file is, by its first bytes, that is not text in any encoding that is read, and what to do with it,
-    if that is known; None: it looks like text."""
-    for first, what_and_fix in _OTHER_FORMATS.items():
+    """The format of a file that is not text, by its first bytes, and what to do with it, or ""; None: it is text."""
+    for first, format_and_hint in _OTHER_FORMATS.items():
         if head.startswith(first):
-            return what_and_fix
+            return format_and_hint
     if head[257:262] == b"ustar" or _is_old_tar(head):
         return "a tar archive", "`tar xf FILE -C FOLDER` unpacks it; then name the folder"
     head = head[:8192]
@@ -263,14 +258,14 @@ def not_text(head: bytes) -> tuple[str, str] | None:
 
 
 def _is_old_tar(head: bytes) -> bool:
-    """Whether a header without a name of its format, as of Unix V7, has its own sum of bytes, written in octal digits
-    and counted as spaces."""
+    """Whether the bytes are a tar header of Unix V7: it has no name, but the sum of its bytes in octal digits, which
+    count as spaces."""
     written, counted = head[148:156].strip(b" \0"), head[:148] + b" " * 8 + head[156:512]
     return written != b"" and written.strip(b"01234567") == b"" and int(written, 8) == sum(counted)
 
 
 def nothing_there(path: Path) -> UsageError:
-    """The error for a path that names nothing, with the neighbour that was perhaps meant."""
+    """The error for a path that does not exist, with the closest name in its folder."""
     if str(path) == STDIN:
         return UsageError("standard input is not read here", hint="write it to a file, and name that")
     folder = path.parent
@@ -312,10 +307,10 @@ def _unify_line_ends(text: str) -> str:
 
 
 def _cut_position(data: bytes) -> int:
-    """Where to cut an endless line: after the last space or Japanese full stop, else before the last character."""
+    """Where to divide a long line: after the last space or Japanese full stop, else before the last character."""
     for mark in (b" ", "。".encode(), "　".encode(), b"\r", b"\t"):
-        if (found := data.rfind(mark, len(data) // 2)) >= 0:
-            return found + len(mark)
+        if (position := data.rfind(mark, len(data) // 2)) >= 0:
+            return position + len(mark)
     cut = len(data) - 1
     while cut > len(data) - 4 and data[cut] & 0xC0 == 0x80:  # a continuation byte of UTF-8
         cut -= 1

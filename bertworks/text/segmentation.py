@@ -1,13 +1,10 @@
-"""Lines back into paragraphs: which line breaks mean something and which only ended the line of a page. And
-where text that is too long is cut.
+"""Joins wrapped lines to paragraphs, and splits text into sentences, by rules for all languages.
 
-A hard-wrapped line is recognised by what wrapping does: it breaks where the next word would not have fitted before the
-right margin. Verse, headings, lists and tables break earlier, so they stay apart. Nothing here reads files.
-
-The text of a document -> its sentences, by rules that look at characters: one function for every language.
-
-It is not a statistical model and needs no training: it errs on the side of too few cuts (after an abbreviation that may
-also end a sentence, say), because a pair of sentences made of three is as good an example, and half a sentence is not.
+- `margin_of`, `separation`, `paragraphs`: the line breaks with a meaning. A hard-wrapped line breaks where the next
+  word would not fit before the right margin; verse, headings, lists and tables break earlier and stay apart.
+- `split_sentences`: the sentences of a document. Rules about characters, without training. In doubt they do not split:
+  three sentences as a pair are a good example, half a sentence is not.
+- `cut_text`: pieces of limited length
 """
 
 import re
@@ -23,30 +20,30 @@ _NO_SPACE = re.compile(r"[\u2e80-\ua4cf\uf900-\ufaff\ufe30-\ufe4f\uff01-\uff9f\U
 _ENDS_SENTENCE = re.compile(r"""[.!?…。．！？｡][\s"'”’»)\]）」』】*_]*$""")
 _LIST_ITEM = re.compile(r"[*•‣◦▪■●・○◆+]\s|\d{1,3}[.)]\s|[(（][\da-zA-Z一-十]{1,3}[)）]|[①-⑳]|[|>#]")
 _TABLE_GAP = re.compile(r"\S(?: {3}|\t|\.{6}|(?: \.){4}|…{3})")
-_GAPS = ("   ", "\t", "......", ". . .", "………")  # one of these stands in every such gap: quicker to look for
+_GAPS = ("   ", "\t", "......", ". . .", "………")  # parts of every such gap, which are faster to find
 _HYPHENS = ("-", "\u2010", "\u00ad")
 _WORD_BROKEN = re.compile(r"([^\W\d_]+)([-\u2010\u00ad])$")
 _FIRST_LETTERS = re.compile(r"[^\W\d_]+")
 _WORDS = re.compile(r"[^\W\d_]+(?:[-‐][^\W\d_]+)*")
 
-_NARROWEST, _WIDEST = 30, 132  # columns between which a right margin is believed
-_MOST_LINES = 10_000  # more than these do not change the judgement
-_FEWEST_BREAKS = 4  # line breaks inside paragraphs below which a margin is not guessed
+_NARROWEST, _WIDEST = 30, 132  # columns of a plausible right margin
+_MAX_LINES = 10_000  # are read to find the margin
+_MIN_BREAKS = 4  # line breaks inside paragraphs, to infer a margin
 
 
 def margin_of(lines: Sequence[str]) -> int | None:
     """The right margin (columns; Japanese and Korean characters take two) if the lines are hard-wrapped, else None.
 
-    Believed when most breaks inside a paragraph stand where the next word did not fit any more, and most of those cut
-    through a sentence.
+    Lines are hard-wrapped if most breaks inside a paragraph are where the next word did not fit, and most of these are
+    inside a sentence.
     """
-    lines = lines[:_MOST_LINES]
+    lines = lines[:_MAX_LINES]
     lengths = [len(line) for line in lines if line]
     if sum(length > 2 * _WIDEST for length in lengths) > 0.02 * len(lengths):
-        return None  # most text is not wrapped: this is the quick way to see it
+        return None  # a fast check: most text is not wrapped
     widths = [_width(line.strip()) for line in lines]
     filled = sorted(width for width in widths if width)
-    if len(filled) <= _FEWEST_BREAKS:
+    if len(filled) <= _MIN_BREAKS:
         return None
     margin = filled[int(len(filled) * 0.98)]
     if not _NARROWEST <= margin <= _WIDEST:
@@ -62,13 +59,13 @@ def margin_of(lines: Sequence[str]) -> int | None:
             if not _ENDS_SENTENCE.search(line[-8:]):
                 through += 1
                 capital += following[:1].isupper()
-    if breaks < _FEWEST_BREAKS or tight < 0.5 * breaks or through < 0.5 * tight or capital > 0.5 * through:
+    if breaks < _MIN_BREAKS or tight < 0.5 * breaks or through < 0.5 * tight or capital > 0.5 * through:
         return None
     return margin
 
 
 def separation(lines: Sequence[str], margin: int | None) -> tuple[Literal["blank_line", "file"], str]:
-    """What ends a document in a plain text file of which these lines are a sample, and why, in words.
+    """What ends a document in a plain text file, from a sample of its lines, and the reason in words.
 
     Blank lines stand between documents where each has several unwrapped lines (a sentence or a paragraph per line, as
     in the original BERT's input); where they stand around nearly every line, between wrapped paragraphs or between
@@ -97,20 +94,20 @@ def separation(lines: Sequence[str], margin: int | None) -> tuple[Literal["blank
 
 
 def paragraphs(lines: Sequence[str], margin: int | None) -> list[str]:
-    """The lines without the empty ones, stripped; with a margin, lines that were one paragraph are one again."""
+    """The stripped lines without empty ones; with a margin, the lines of a paragraph are joined."""
     if margin is None:
         return [stripped for line in lines if (stripped := line.strip())]
     return _Joiner(lines, margin).paragraphs()
 
 
 def cut_text(text: str, longest: int, *marks: str) -> Iterator[str]:
-    """A text in pieces of at most `longest` characters that make it up again: each ends after the last of the first
-    mark that stands in its second half, or anywhere."""
+    """Consecutive pieces of at most `longest` characters. A piece ends after the first of the marks that occurs in its
+    second half, at the last occurrence; else anywhere."""
     start = 0
     while len(text) - start > longest:
         end = start + longest
-        found = (text.rfind(mark, start + longest // 2, end) + 1 for mark in marks)
-        cut = next(filter(None, found), end)
+        ends = (text.rfind(mark, start + longest // 2, end) + 1 for mark in marks)
+        cut = next(filter(None, ends), end)
         yield text[start:cut]
         start = cut
     yield text[start:]
@@ -122,7 +119,7 @@ class _Joiner:
 
     def paragraphs(self) -> list[str]:
         done: list[str] = []
-        parts: list[str] = []  # of the paragraph that is growing
+        parts: list[str] = []  # of the current paragraph
         previous = ""
         for line in self._lines:
             if parts and self._continues(previous, line):
@@ -137,7 +134,7 @@ class _Joiner:
         return done
 
     def _continues(self, line: str, following: str) -> bool:
-        """Whether the break between two lines, of which the first is not empty, only ended a line of the page."""
+        """Whether two lines, the first of which is not empty, belong to one paragraph."""
         start, end = following.strip(), line.strip()
         width = _width(end)
         if not start or width > 1.3 * self._margin or (not start[0].isalpha() and _LIST_ITEM.match(start)):
@@ -165,9 +162,9 @@ class _Joiner:
             parts.append(" " + following)
 
     def _is_one_word(self, first: str, hyphen: str, rest: str) -> bool:
-        """Whether the hyphen at a line's end came from the page ("consid-eration"), not from the word ("short-sword").
+        """Whether a hyphen at the end of a line belongs to the page ("consid-eration"), not the word ("short-sword").
 
-        The rest of the text is the dictionary: the form that stands elsewhere in it is the right one.
+        The form that occurs elsewhere in the text is the right one.
         """
         if hyphen == "\u00ad":
             return True
@@ -181,16 +178,16 @@ class _Joiner:
     @cached_property
     def _vocabulary(self) -> set[str]:
         words: set[str] = set()
-        broken = False  # halves of a broken word are no evidence for being words
+        broken = False  # the halves of a broken word do not count as words
         for line in self._lines:
-            found = _WORDS.findall(line.lower())
+            new = _WORDS.findall(line.lower())
             first, broken = broken, line.rstrip().endswith(_HYPHENS)
-            words.update(found[first : len(found) - broken])
+            words.update(new[first : len(new) - broken])
         return words
 
 
 def _is_full(width: int, following: str, margin: int) -> bool:
-    """Whether the first word of the next line did not fit; wrapping by hand is allowed to be ragged by a tenth."""
+    """Whether the first word of the next line did not fit; lines that are wrapped by hand may be a tenth shorter."""
     room = margin * 0.9 - width
     if room < 2:
         return True
@@ -211,23 +208,22 @@ def _indentation(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
-LONGEST_SENTENCE = 4000  # characters; what is longer (tables, text without stops) is cut at white space
-_LONGEST_QUOTE = 300  # characters; longer Japanese quotes are cut inside
+LONGEST_SENTENCE = 4000  # characters; longer ones (tables, text without full stops) are divided at white space
+_LONGEST_QUOTE = 300  # characters; longer Japanese quotes are split inside
 
 _CLOSERS = r"\"'”’»›)\]}*_」』）】〉》〕］｝"
 _OPENERS = "\"'“‘«‹„‚([{¿¡*_-–—「『（【〈《〔［｛・"
-# A line's end, or a stop with the marks after it, and white space. It matches wherever its first character does, and
-# the search goes on behind it, so that it never goes over the same characters twice; one class at the front is three
-# times as fast as two.
+# A line end, or a stop with the marks after it, and white space. It matches wherever its first character does, so that
+# no character is read twice. One class at the front is three times as fast as two.
 _STOP = re.compile(rf"[\n.!?…।؟۔。！？｡．](?:(?<=\n)|[.!?…。！？｡．{_CLOSERS}]*(?:\[\d{{1,3}}\])*)\s*")
 _HALF_WIDTH = ".!?…।؟۔"
 _WORD = re.compile(r"[^\W\d_]+")
 _JOINTS = re.compile(r"[-–—/(\[\"'“‘«„]+")  # before an abbreviation: Minneapolis-St. Paul, (ca. 1900)
 _ACRONYM = re.compile(r"(?:[^\W\d_]{1,2}\.)+[^\W\d_]{1,2}|Ph\.D|Sc\.D|Ed\.D|Pharm\.D")
 _ENUMERATOR = re.compile(r"\d{1,3}|[IVXLC]{1,6}|[ivx]{1,5}|\d{1,3}(?:\.\d{1,3})+")
-# Where a Korean sentence goes on after a quote that ended with a stop: “…….” 라고 말했다.
+# A Korean sentence continues after a quote that ends with a stop: “…….” 라고 말했다.
 _QUOTATIVE = re.compile(r"(?:이?라[고며는던]|이?란|하[고며는였]|이?었|였|했|고|며|[은는이가을를와과도의로])(?![.!?])")
-# Where a Japanese sentence goes on after a quote that ended with a stop: 「……。」と言った。
+# A Japanese sentence continues after a quote that ends with a stop: 「……。」と言った。
 _CONTINUATION = re.compile(r"[とがはにをもので、，などやへ]|って|から|まで|だけ|より|か[、。]|[)）」』】〉》〕］]")
 
 
@@ -242,7 +238,7 @@ _TITLES = _words(
     Pfc Smt Ste Sta Bl Skt MR MRS DR e.g i.e E.g I.e eg ie cf Cf viz vs Vs bzw z.B d.h u.a usw p.ex Nr Abb vgl Ud
     Uds"""
 )
-# The end of a sentence only where a word follows that begins sentences and is no name.
+# The end of a sentence only before a word that begins sentences and is not a name.
 _ABBREVIATIONS = _words(
     """Inc Ltd Co Corp Cos Bros Mfg etc Etc Jr Sr Esq St Sts Ave Blvd Rd Sq Dept Univ Assn Assoc Inst Natl Intl Govt
     al ed eds trans vol vols Vol Vols fig figs Fig Figs pp chap Chap approx ca ft lb lbs oz sq est incl excl misc
@@ -250,7 +246,7 @@ _ABBREVIATIONS = _words(
     Pa Tenn Tex Va Vt Wis Ariz Ala Ark Colo Mass Neb Nev Ore Wash Rs Cie resp dgl ggf env Ph Op Lib Cod Gal Cor
     Deut Matt"""
 )
-# Followed by a number they are abbreviations, otherwise perhaps words.
+# Abbreviations before a number, otherwise perhaps words.
 _BEFORE_NUMBERS = _words(
     """No Nos no nos p pp P Pp c ca art Art Arts sec Sec Secs ch Ch pt Pt Pts op ver v V par para Para paras app App
     cat Cat ser Ser eq Eq Eqs ex Ex bk Bk col n r b d fl m s f § Nr nr tel Tel ext Ext min max Ps Pss Jer Ecc Ep"""
@@ -269,12 +265,12 @@ _GERMAN_ORDINALS = _words(
 
 
 def split_sentences(text: str) -> list[str]:
-    """Cut a document into sentences, stripped of white space around them and never empty.
+    """Split a document into sentences, stripped and not empty.
 
-    Joined again they hold every character of the text but white space, in order. A line's end always ends a sentence,
-    so headings stand alone; sentences longer than LONGEST_SENTENCE are cut at white space. Time is linear.
+    Together they hold every character of the text except white space, in order. The end of a line always ends a
+    sentence, so headings are separate. Sentences longer than LONGEST_SENTENCE are divided at white space. Linear time.
     """
-    text = text.strip()  # so that no sentence begins with white space: each match takes what follows it
+    text = text.strip()  # no sentence begins with white space: each match includes the space after it
     sentences = []
     start = position = 0
     while match := _STOP.search(text, position):
@@ -284,7 +280,7 @@ def split_sentences(text: str) -> list[str]:
         if mark == "\n":
             pass
         elif stop - start < 2 and not text[start:stop].isalnum() and "\n" not in text[stop:end]:
-            continue  # no sentence of punctuation alone: it begins the next one
+            continue  # punctuation alone is not a sentence: it begins the next one
         elif not (_ends_half_width if mark in _HALF_WIDTH else _ends_full_width)(text, start, stop, end):
             continue
         if sentence := text[start:end].strip():
@@ -300,7 +296,7 @@ def split_sentences(text: str) -> list[str]:
 
 
 def _ends_half_width(text: str, start: int, stop: int, end: int) -> bool:
-    """Whether a sentence that begins at `start` ends with the stop in `text[stop:end]`, white space included."""
+    """Whether a sentence from `start` ends with the stop in `text[stop:end]`, which includes white space."""
     if end == len(text):
         return True
     following = text[end]
@@ -322,7 +318,7 @@ def _ends_half_width(text: str, start: int, stop: int, end: int) -> bool:
 
 
 def _is_abbreviation(text: str, start: int, stop: int, end: int, following: str) -> bool:
-    """Whether the full stop at `stop` belongs to the word before it only.
+    """Whether the full stop at `stop` belongs to an abbreviation.
 
     Args:
         following: the first letter or digit after the white space.
@@ -330,7 +326,7 @@ def _is_abbreviation(text: str, start: int, stop: int, end: int, following: str)
     begin = max(text.rfind(" ", max(start, stop - 24), stop) + 1, start)
     word = text[begin:stop]
     if begin == start:
-        word = word.rsplit(None, 1)[-1] if word else ""  # other white space may stand before it
+        word = word.rsplit(None, 1)[-1] if word else ""  # after other white space
         if _ENUMERATOR.fullmatch(word):
             return True
     if not word.isalnum():
@@ -350,7 +346,7 @@ def _is_abbreviation(text: str, start: int, stop: int, end: int, following: str)
 
 
 def _ends_without_space(text: str, stop: int, end: int) -> bool:
-    """Stops that no space follows: Korean and Japanese sentences typed without one, not decimals or addresses."""
+    """Whether a stop without a space ends a sentence: in Korean and Japanese, not in decimals or addresses."""
     before, after = text[stop - 1] if stop else "", text[end]
     if _is_hangul(before) and _is_hangul(after):
         return stop >= 2 and _is_hangul(text[stop - 2]) and before in "다요죠까네라지군음임" and text[stop] != "…"
@@ -381,7 +377,7 @@ def _is_inside_quote(text: str, start: int, end: int) -> bool:
 
 
 def _first_letter(text: str, position: int) -> str:
-    """The first character of the line from `position` on that is not an opening mark; at most a few are skipped."""
+    """The first character from `position` that is not an opening mark, among the next five of the line."""
     for character in text[position : position + 5].partition("\n")[0]:
         if character not in _OPENERS and not character.isspace():
             return character
@@ -389,7 +385,7 @@ def _first_letter(text: str, position: int) -> str:
 
 
 def _next_word(text: str, position: int) -> str:
-    """The first word of the line from `position` on, if it begins soon."""
+    """The first word from `position`, within 20 characters of the line."""
     match = _WORD.search(text[position : position + 20].partition("\n")[0])
     return match[0] if match else ""
 
