@@ -89,7 +89,8 @@ class Filler:
             BertworksError: the text has no mask.
         """
         masked = self.read(text)
-        return self.fillings(masked, *self.top_tokens([masked], k), k)
+        (top_tokens,) = self.top_tokens([masked], k)
+        return self.fillings(masked, top_tokens, k)
 
     def read(self, text: str) -> MaskedText:
         """Tokenize a text.
