@@ -24,8 +24,7 @@ from bertworks.datasets.schema import TaskType
 from bertworks.errors import UsageError
 from bertworks.inference.attribution import TOLERANCE, log_odds
 from bertworks.inference.decoding import make_task_head
-from bertworks.inference.explain import explain
-from bertworks.inference.explanation import MAPS, NOT_ATTRIBUTION, Explanation
+from bertworks.inference.explain import MAPS, NOT_ATTRIBUTION, Explanation, explain
 from bertworks.models.encoder import Encoder
 from bertworks.models.layout import Layout
 from bertworks.training.task_heads import TaskModel
@@ -325,7 +324,7 @@ def test_the_numbers_of_the_maps(found: Explanation):
 
 
 def test_a_page_of_a_long_text_stays_small(found: Explanation, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bertworks.inference.explanation.MOST_CELLS", 4 * 25)
+    monkeypatch.setattr("bertworks.inference.explain.MOST_CELLS", 4 * 25)
     html = found.html()
     assert shown(html)["tokens"] == list(found.tokens[:5])
     assert "The first 5 of" in Page(html).said

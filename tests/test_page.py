@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from test_explain import ATTACK, write_task_model
 
-from bertworks.inference.explanation import MAPS, NOT_ATTRIBUTION, SIMILARITY
+from bertworks.inference.explain import MAPS, NOT_ATTRIBUTION, SIMILARITY
 from bertworks.retrieval.index import Index
 from bertworks.serve.application import PAGE
 

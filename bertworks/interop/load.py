@@ -11,8 +11,7 @@ from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.inference.decoding import Answer
 from bertworks.inference.embed import Embedder, Vectors
 from bertworks.inference.engine import LazyModel
-from bertworks.inference.explain import explain
-from bertworks.inference.explanation import Explanation
+from bertworks.inference.explain import Explanation, explain
 from bertworks.inference.masked_lm import Filler, Filling, Score, scores_of
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.convert import convert

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.explanation import MAPS
+from bertworks.inference.explain import MAPS
 from bertworks.serve.access import AccessMiddleware, ServerMetrics, error_body
 from bertworks.serve.batching import Batcher, OverloadedError
 from bertworks.serve.endpoints import Abilities
