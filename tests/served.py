@@ -23,8 +23,8 @@ from bertworks.checkpoints.task_config import TaskConfig, task_settings
 from bertworks.inference.decoding import make_task_head
 from bertworks.models.config import EncoderConfig
 from bertworks.serve.application import Application
+from bertworks.serve.batching import Limits
 from bertworks.serve.endpoints import Abilities
-from bertworks.serve.job import Limits
 from bertworks.training.device import PrecisionOption
 from bertworks.training.task_heads import TaskModel
 

@@ -150,7 +150,7 @@ def test_masked_lm_is_evaluated_and_served(folder: Path, tmp_path: Path):
     abilities = Abilities(folder, device="cpu", precision="fp32")
     mask = load(folder, device="cpu").tokenizer.special_tokens["mask_token"]
     assert abilities.info["mask_token"] == mask
-    assert {"embed", "fill"} <= set(abilities.asks)
+    assert {"embed", "fill"} <= set(abilities.endpoints)
 
 
 def test_gpt2_is_a_body_and_refuses_masks(tmp_path: Path):

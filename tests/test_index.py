@@ -374,7 +374,7 @@ def test_an_index_that_was_made_anew_for_another_model_takes_no_vectors_of_the_f
     first = Index.create(tmp_path / "idx", model, device="cpu")
     assert first.embedder.dimension == 32
     Index.create(tmp_path / "idx", model, pooling="cls", device="cpu")  # nothing was in it
-    with pytest.raises(BertworksError, match="made this index anew"):
+    with pytest.raises(BertworksError, match="made this index again"):
         first.add(["good film"])
     assert len(Index(tmp_path / "idx", device="cpu")) == 0
 

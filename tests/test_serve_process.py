@@ -205,7 +205,7 @@ def test_a_log_that_nobody_reads_holds_up_nobody(model: Path):
 
 def test_lines_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch):
     read, write = os.pipe()
-    monkeypatch.setattr("bertworks.serve.server.MOST", 5)
+    monkeypatch.setattr("bertworks.serve.server.MAX_LINES", 5)
     monkeypatch.setattr("bertworks.serve.server.PAUSE", 0.2)
     with os.fdopen(read) as reader, os.fdopen(write, "w") as writer:
         monkeypatch.setattr(sys, "stderr", writer)

@@ -27,7 +27,7 @@ from bertworks.retrieval.index import Index, index_file
 from bertworks.retrieval.ranking import Reranker
 from bertworks.serve.access import AccessMiddleware, ServerMetrics
 from bertworks.serve.application import Application
-from bertworks.serve.job import Limits
+from bertworks.serve.batching import Limits
 from bertworks.training.device import THREADS, Precision
 
 TEXTS = ["good film", "sad dogs in this town", "Anna lives in Oslo .", "😀 the men"]
@@ -123,7 +123,7 @@ def test_a_server_holds_each_weight_once(kind: str, models: dict[str, Path], tmp
     }  # fmt: skip
     before = storages()
     with Local(models[kind], index=index) as local:
-        abilities = set(requests) & set(local.abilities.asks)
+        abilities = set(requests) & set(local.abilities.endpoints)
         assert len(abilities) == (4 if kind == "words" else 3)
         for _ in range(2):
             assert all(local.post(f"/{name}", requests[name]).status_code == 200 for name in abilities)
@@ -424,7 +424,7 @@ def test_a_body_that_does_not_say_how_long_it_is(words: Local):
 
 def test_an_error_of_the_network_is_of_one_request(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
     with Local(models["classification"]) as local:
-        speaker = local.abilities.asks["predict"].__self__  # type: ignore[attr-defined]
+        speaker = local.abilities.endpoints["predict"].__self__  # type: ignore[attr-defined]
         compute, bad = speaker._logits, len("bad".split()) + 2
 
         def failing(units: Any) -> Any:
@@ -442,7 +442,7 @@ def test_an_error_of_the_network_is_of_one_request(models: dict[str, Path], monk
 def test_nothing_is_computed_for_who_went_away(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
     with Local(models["classification"]) as local:
         batcher = local.application._batchers["network"]
-        speaker = local.abilities.asks["predict"].__self__  # type: ignore[attr-defined]
+        speaker = local.abilities.endpoints["predict"].__self__  # type: ignore[attr-defined]
         held, go, compute = threading.Event(), threading.Event(), speaker._logits
 
         def slow(units: Any) -> Any:
@@ -539,15 +539,15 @@ def test_what_is_large_is_read_one_by_one_and_refused_in_time(models: dict[str, 
 
     with Local(models["words"]) as local:
         application = local.application
-        question = application._question
+        make_job = application._job
 
         def slow(name: str, body: bytes) -> Any:
             if len(body) > 1 << 16:
                 started.append(threading.current_thread().name)
                 go.wait(10)
-            return question(name, body)
+            return make_job(name, body)
 
-        monkeypatch.setattr(application, "_question", slow)
+        monkeypatch.setattr(application, "_job", slow)
         monkeypatch.setattr(application, "_pace", 1e4)
         first, second, small = asyncio.run(asked(application))
         assert (first.status_code, small.status_code) == (200, 200)

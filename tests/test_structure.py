@@ -44,8 +44,7 @@ ALSO = {  # what single modules may import
     "metrics.classification": "scipy seqeval sklearn",
     "retrieval.store": "faiss",
     "serve.access": "prometheus_client",
-    "serve.application": "prometheus_client starlette",
-    "serve.connections": "httptools uvicorn",
+    "serve.application": "prometheus_client starlette uvicorn",
     "serve.server": "uvicorn",
 }
 MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_MODULES = 450, 60, 127

@@ -131,7 +131,7 @@ def serve(
     GET /info lists what the model can do. Logs are JSON lines on standard error. SIGTERM and Ctrl-C finish the requests
     in flight first.
     """
-    from bertworks.serve.job import Limits
+    from bertworks.serve.batching import Limits
     from bertworks.serve.server import serve as run
 
     for event in run(

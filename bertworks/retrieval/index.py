@@ -28,37 +28,38 @@ from bertworks.io.tables import find_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.heads import Pooling
 from bertworks.retrieval.ranking import DEPTH, Reranker, Scores, bm25, fuse_rankings, top_k
-from bertworks.retrieval.store import MANIFEST, NAMED, Manifest, Stored, read_manifest, write_manifest, writing
+from bertworks.retrieval.store import MANIFEST, NAMED, Manifest, Sources, Stored, read_manifest, write_manifest, writing
 
 Ranking = Literal["hybrid", "dense", "bm25"]
-RERANKED = 50  # of the first hits, at least, are read by a second model
-_FEWEST = 128  # candidates of approximate search
-_SCORES = 1 << 24  # that are in memory at a time
+RERANKED = 50  # minimum number of hits that are reranked
+_MIN_CANDIDATES = 128  # of approximate search
+_MAX_SCORES = 1 << 24  # in memory
+_ID_NAMES = (*ID_NAMES, "_id", "docno", "doc_id")
 
 
 class Hit(TypedDict):
-    """A document that was found."""
+    """A document as a search result."""
 
     id: str
-    score: float  # cosine; BM25, without upper bound; hybrid: by ranks, at most 2/61; or what a second model says
+    score: float  # cosine; BM25, without upper bound; hybrid: by ranks, at most 2/61; or the score of the reranker
     text: str
     fields: dict[str, Any]  # the other columns of its row
 
 
 class Index:
-    """A folder of documents and their vectors, opened. Vectors are of length 1, so that their product is the cosine.
-    What another process adds is seen when the folder is opened again.
+    """Documents and their vectors, in a folder. Vectors have length 1: their inner product is the cosine. Changes by
+    other processes are visible after the folder is opened again.
 
     Args:
-        model: where the model is now, or the open model; None: where it was when the index was made.
+        model: the path of the model if it has moved, or the open model; None: the path stored in the index.
 
     Attributes:
-        stored: the documents as they lie on disk (`Stored`).
-        manifest: what the index says of itself.
+        stored: the documents on disk (`Stored`).
+        manifest: the state of the index.
 
     Raises:
-        BertworksError: no index there, or a damaged one. When it is asked for vectors: the model is not there, or is
-            another one than that which made the index.
+        BertworksError: the index is missing or damaged. When vectors are computed: the model is missing, or is not the
+            one that made the index.
     """
 
     def __init__(self, folder: str | Path, *, model: str | Path | LazyModel | None = None, device: str = "auto"):
@@ -84,15 +85,15 @@ class Index:
             UsageError: the folder is not empty.
         """
         folder = Path(folder)
-        _refuse_full(folder)  # before the model is read
+        _refuse_documents(folder)  # before the model is read
         embedder = Embedder(model, pooling=pooling, max_length=max_length, device=device)
         name = str(model) if is_model_name(model) else str(Path(model).resolve())
         with writing(folder):
-            before = _refuse_full(folder)  # another process may have been sooner
-            made = Manifest(model=name, fingerprint=embedder.fingerprint, dimension=embedder.dimension)
-            if before is not None:  # what had a number, and is gone, does not come back as something else
-                made = replace(made, next_segment=before.next_segment, next_row=before.next_row)
-            write_manifest(folder, made)
+            previous = _refuse_documents(folder)  # another process may have been faster
+            manifest = Manifest(model=name, fingerprint=embedder.fingerprint, dimension=embedder.dimension)
+            if previous is not None:  # numbers are never used again
+                manifest = replace(manifest, next_segment=previous.next_segment, next_row=previous.next_row)
+            write_manifest(folder, manifest)
         return cls(folder, model=model, device=device)
 
     def __len__(self) -> int:
@@ -108,20 +109,20 @@ class Index:
         ids: Sequence[str] | None = None,
         fields: Sequence[Mapping[str, Any]] | None = None,
     ) -> int:
-        """Adds documents, all or none; how many that are there were replaced, because they had the same id.
+        """Add documents, all or none. The number of documents with the same ids that they replace.
 
         Args:
-            ids: None: numbers that were never used.
-            fields: what is kept beside each text, as JSON can say it.
+            ids: None: new numbers.
+            fields: JSON values stored with each text.
 
         Raises:
             UsageError: a text is empty, or there are more or fewer ids or fields than texts.
-            BertworksError: another process writes, or the model is another one.
+            BertworksError: another process writes to the index, or the model does not match.
         """
         texts = listed(texts, "add([text])")
         count = len(texts)
-        if any(given is not None and len(given) != count for given in (ids, fields)):
-            raise UsageError(f"there are {count} texts, and not as many ids or fields")
+        if any(values is not None and len(values) != count for values in (ids, fields)):
+            raise UsageError(f"the number of texts, {count}, is not the number of ids or fields")
         if wrong := [text for text in texts if not isinstance(text, str)]:
             raise UsageError(f"{wrong[0]!r:.60} is no text", hint="give strings")
         if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
@@ -130,20 +131,20 @@ class Index:
             json.dumps(list(map(dict, fields or ())), allow_nan=False)
         except (TypeError, ValueError) as error:
             raise UsageError(
-                f"fields hold what JSON cannot say: {error}", hint="use None for what is missing"
+                f"fields hold a value that is not JSON: {error}", hint="use None if it is missing"
             ) from None
         with self.stored.changing():
             return self.append(texts, ids, fields) if count else 0
 
     def delete(self, ids: Iterable[str]) -> int:
-        """Deletes documents, as far as they are there, and says how many were. Their texts stay on disk until
+        """Delete the documents with these ids. The number of deleted documents; their texts stay on disk until
         `compact`."""
-        gone = list(map(str, listed(ids, "delete([id])", "id")))
+        names = list(map(str, listed(ids, "delete([id])", "id")))
         with self.stored.changing():
-            return self.stored.delete(gone)
+            return self.stored.delete(names)
 
     def compact(self) -> None:
-        """Writes the index anew: deleted documents are gone from the disk, and many small segments become few."""
+        """Write the index again: remove deleted documents from disk and merge small segments."""
         with self.stored.changing():
             self.stored.compact()
 
@@ -160,31 +161,31 @@ class Index:
 
         Args:
             ranking: "dense" by the cosine of vectors, "bm25" by words, "hybrid" by the ranks in both.
-            rerank: a model that was fine-tuned on pairs of texts; it reads the query with each of the first
-                max(k, 50) documents and puts these in a new order.
-            approximate: vectors by the graph of `build_graph`: soon among millions, and some are missed.
+            rerank: a model that was fine-tuned on pairs of texts; it scores the query with each of the first
+                max(k, 50) documents and reorders them.
+            approximate: use the graph of `build_graph`: fast with millions of vectors, and misses some.
 
         Raises:
-            UsageError: k is not positive; the second model does not read pairs; there is no graph.
-            BertworksError: the model is not there, or is another one.
+            UsageError: k is not positive; the reranker does not score pairs; there is no graph.
+            BertworksError: the model is missing, or is not the one that made the index.
         """
         if k < 1:
             raise UsageError(f"k is {k}: expected 1 or more")
         if ranking not in get_args(Ranking):
             raise UsageError(f"the ranking {ranking!r} is not known", hint=f"name {', '.join(get_args(Ranking))}")
-        second = Reranker(rerank, device=self._device) if isinstance(rerank, str | Path) else rerank
-        candidates = max(4 * k, _FEWEST if ranking == "dense" else DEPTH) if approximate else None
+        reranker = Reranker(rerank, device=self._device) if isinstance(rerank, str | Path) else rerank
+        candidates = max(4 * k, _MIN_CANDIDATES if ranking == "dense" else DEPTH) if approximate else None
         (scores,) = self.scores([query], ranking, candidates)
-        numbers = top_k(scores, k if second is None else max(k, RERANKED))
+        numbers = top_k(scores, k if reranker is None else max(k, RERANKED))
         rows, final = list(self.stored.rows(numbers)), scores[numbers]
-        if second is not None:
-            final = second(query, [row["text"] for row in rows])
-        hits = ((rows[place], float(final[place])) for place in top_k(final, k))
+        if reranker is not None:
+            final = reranker(query, [row["text"] for row in rows])
+        hits = ((rows[number], float(final[number])) for number in top_k(final, k))
         return [Hit(id=row["id"], score=score, text=row["text"], fields=row["fields"]) for row, score in hits]
 
     def build_graph(self) -> float:
-        """Makes the graph for approximate search of all documents that are there; later ones are searched exactly until
-        it is made again. The share of the ten nearest of 100 documents that it finds.
+        """Build the graph for approximate search of all documents. Later documents are searched exactly until it is
+        built again. The result is its recall: the fraction of the ten nearest neighbours of 100 documents it finds.
 
         Raises:
             UsageError: there are no documents.
@@ -193,21 +194,21 @@ class Index:
         with self.stored.changing():
             self.stored.build_graph()
         parts = [segment.vectors for segment in self.stored.segments.values()]
-        some = parts[0][:: max(1, len(parts[0]) // 100)][:100]
-        scores, (_, found) = np.concatenate([some @ part.T for part in parts], axis=1), self.stored.graph(some, 11)
-        truth = (set(top_k(one, 11).tolist()) for one in scores)
-        return float(np.mean([len(one & set(other)) / len(one) for one, other in zip(truth, found.tolist())]))
+        sample = parts[0][:: max(1, len(parts[0]) // 100)][:100]
+        scores, (_, numbers) = np.concatenate([sample @ part.T for part in parts], 1), self.stored.nearest(sample, 11)
+        nearest = (set(top_k(row, 11).tolist()) for row in scores)
+        return float(np.mean([len(exact & set(row)) / len(exact) for exact, row in zip(nearest, numbers.tolist())]))
 
     def scores(
         self, queries: Sequence[str], ranking: Ranking = "hybrid", candidates: int | None = None
     ) -> Iterator[Scores]:
-        """For each query float32 [documents, deleted ones too]: -inf for what is no hit. candidates: of the graph, as
-        many as have a vector's score; None: all."""
+        """For each query float32 [documents, including deleted ones]: -inf if a document is no hit. candidates: number
+        of documents that the graph scores; None: all documents have a vector score."""
         segments = self.stored.segments.values()
-        parts, alive = [one.postings for one in segments], [one.alive for one in segments]
-        at_once = max(1, _SCORES // max(1, self.stored.edges[-1]))
-        for start in range(0, len(queries), at_once):
-            group = queries[start : start + at_once]
+        parts, alive = [segment.postings for segment in segments], [segment.alive for segment in segments]
+        size = max(1, _MAX_SCORES // max(1, self.stored.edges[-1]))
+        for start in range(0, len(queries), size):
+            group = queries[start : start + size]
             dense = self._dense(group, candidates) if ranking != "bm25" else np.zeros((len(group), 0), np.float32)
             for query, cosines in zip(group, dense, strict=True):
                 if ranking == "dense":
@@ -217,92 +218,83 @@ class Index:
                     words = bm25(query, parts, alive)
                 except IndexError:
                     raise BertworksError(
-                        "words stand in documents that are not there", where=str(self.folder), hint="make it again"
+                        "words are in documents that do not exist", where=str(self.folder), hint="make it again"
                     ) from None
                 yield words if ranking == "bm25" else fuse_rankings(cosines, words)
 
     @cached_property
     def embedder(self) -> Embedder:
         """The model, which must be the one that made the index."""
-        self._made_for = wanted = self.manifest.fingerprint
-        made_by = self.manifest.model
-        found = Embedder(
-            self._model or resolve_model(made_by, fetch=False),  # which may be a stranger's index
-            pooling=wanted.get("pooling"), normalize=wanted.get("normalize"), max_length=wanted.get("max_length"),
+        self._embedder_fingerprint = expected = self.manifest.fingerprint
+        name = self.manifest.model
+        embedder = Embedder(
+            self._model or resolve_model(name, fetch=False),  # the index may come from an untrusted source
+            pooling=expected.get("pooling"), normalize=expected.get("normalize"), max_length=expected.get("max_length"),
             device=self._device,
         )  # fmt: skip
-        differing = [name for name, value in found.fingerprint.items() if wanted.get(name) != value]
+        differing = [key for key, value in embedder.fingerprint.items() if expected.get(key) != value]
         if differing:
             raise BertworksError(
-                f"this index was made by another model than {self._model or made_by}: {differing[0]} "
+                f"this index was made by another model than {self._model or name}: {differing[0]} "
                 "is not the same, and vectors of two models cannot be compared",
                 where=str(self.folder),
-                hint=f"give the model that made it, {made_by}; or make the index again",
+                hint=f"give the model that made it, {name}; or make the index again",
             )
-        return found
+        return embedder
 
     def append(
         self,
         texts: Sequence[str],
         ids: Sequence[str] | None,
         fields: Sequence[Mapping[str, Any]] | None,
-        sources: Mapping[str, tuple[int, bool]] | None = None,
+        sources: Sources | None = None,
     ) -> int:
-        """`add` without its checks, within `stored.changing`. Of documents with one id the last one counts. sources:
-        see `Stored.add`."""
+        """`add` without its checks, within `stored.changing`. Of documents with the same id the last one is kept.
+        sources: see `Stored.add`."""
         first = self.manifest.next_row
         names = [str(first + n) for n in range(len(texts))] if ids is None else list(map(str, ids))
-        last = {name: place for place, name in enumerate(names)}
-        kept = sorted(last.values())
+        kept = sorted({name: number for number, name in enumerate(names)}.values())
         embedder = self.embedder
-        if self._made_for != self.manifest.fingerprint:
-            raise BertworksError(
-                "another process has made this index anew, for another model", where=str(self.folder),
-                hint="open it again",
-            )  # fmt: skip
+        if self._embedder_fingerprint != self.manifest.fingerprint:
+            what = "another process has made this index again, for another model"
+            raise BertworksError(what, where=str(self.folder), hint="open it again")
         prompt = embedder.settings.prompt("document", "passage", "corpus")
-        vectors = normalized(embedder.embed([texts[place] for place in kept], prompt=prompt))
-        rows: list[dict[str, Any]] = [
-            {"id": names[place], "text": texts[place], "fields": dict(fields[place]) if fields else {}}
-            for place in kept
-        ]
+        vectors = normalized(embedder.embed([texts[n] for n in kept], prompt=prompt))
+        rows = [{"id": names[n], "text": texts[n], "fields": dict(fields[n]) if fields else {}} for n in kept]
         replaced = self.stored.add(rows, vectors, first + len(texts), sources)
         return replaced + len(texts) - len(kept)
 
     def _dense(self, queries: Sequence[str], candidates: int | None) -> Scores:
         """Cosines [queries, documents]."""
-        asked = normalized(self.embedder.embed(queries, prompt=self.embedder.settings.prompt("query")))
+        vectors = normalized(self.embedder.embed(queries, prompt=self.embedder.settings.prompt("query")))
         edges, segments = self.stored.edges, self.stored.segments.values()
         scores = np.full((len(queries), edges[-1]), -np.inf, np.float32)
         covered = 0 if candidates is None else edges[len(self.manifest.neighbours)]
         if candidates is not None:
             deleted = sum(int((~segment.alive).sum()) for segment in segments)
-            cosines, numbers = self.stored.graph(asked, min(covered, candidates + deleted))
-            for row, values, places in zip(scores, cosines, numbers, strict=True):
-                row[places[places >= 0]] = values[places >= 0]
+            cosines, numbers = self.stored.nearest(vectors, min(covered, candidates + deleted))
+            for row, values, columns in zip(scores, cosines, numbers, strict=True):
+                row[columns[columns >= 0]] = values[columns >= 0]
         for segment, (start, end) in zip(segments, pairwise(edges), strict=True):
-            if start >= covered:  # numpy's threads would wait for more to do, on the cores that the next query needs
-                scores[:, start:end] = (torch.from_numpy(asked) @ torch.from_numpy(segment.vectors).T).numpy()
+            if start >= covered:  # by torch: numpy's threads keep spinning on the cores that the next query needs
+                scores[:, start:end] = (torch.from_numpy(vectors) @ torch.from_numpy(segment.vectors).T).numpy()
             if segment.deleted:
                 scores[:, start:end][:, ~segment.alive] = -np.inf
         return scores
 
 
-def _refuse_full(folder: Path) -> Manifest | None:
-    """Raises UsageError where something is in a folder that is to become an index. What an index there, in which
-    nothing is, says of itself."""
-    there = [path.name for path in folder.iterdir() if path.name[0] != "."] if folder.is_dir() else []
-    # What was killed while the first documents came leaves a part of a segment that nobody names.
-    strange = [name for name in there if name != MANIFEST and not (MANIFEST in there and name.startswith("segment-"))]
-    if MANIFEST in there and not strange and not (found := read_manifest(folder)).segments:
-        return found
-    if there:
-        what = "there is an index already" if MANIFEST in there else f"the folder is not empty: {strange[0]}"
+def _refuse_documents(folder: Path) -> Manifest | None:
+    """Refuse a folder for a new index, unless it is empty or holds an index without documents, whose manifest is the
+    result."""
+    names = [path.name for path in folder.iterdir() if path.name[0] != "."] if folder.is_dir() else []
+    # A process that was killed during the first documents leaves segments that the manifest does not name.
+    other = [name for name in names if name != MANIFEST and not (MANIFEST in names and name.startswith("segment-"))]
+    if MANIFEST in names and not other and not (manifest := read_manifest(folder)).segments:
+        return manifest
+    if names:
+        what = "there is an index already" if MANIFEST in names else f"the folder is not empty: {other[0]}"
         raise UsageError(what, where=str(folder), hint="name another folder")
     return None
-
-
-_ID_NAMES = (*ID_NAMES, "_id", "docno", "doc_id")
 
 
 def index_file(
@@ -317,45 +309,48 @@ def index_file(
     device: str = "auto",
     quoting: Quoting = "auto",
 ) -> Iterator[Event]:
-    """The rows of a file as documents of an index, which is made if there is none. Stopped and called again it goes on
-    where it was; a file that is in the index already is not read again.
+    """Add the rows of a file to an index, and create the index if it is missing. Call it again to resume; a file that
+    is in the index already is not read again.
 
     Args:
-        documents: any file of rows, or of lines; "-" is standard input.
-        model: None: that of the index; `minilm` for a new one.
-        text: columns, joined by a space; (): guessed. The other columns are kept beside it.
-        identity: the column with a name for each row; None: a column that is called so, or else numbers. A document
-            takes the place of one with the same name.
+        documents: any file of rows or lines; "-" is standard input.
+        model: None: the model of the index; `minilm` for a new index.
+        text: columns, joined by a space; (): inferred. The other columns are stored with the text.
+        identity: the column with the id of each row; None: a column with a usual name, else numbers. A document
+            replaces one with the same id.
         pooling, max_length: of a new index, see `Embedder`.
 
     Raises:
-        BertworksError, UsageError: no such model or column; a row without name; an index of another model.
+        BertworksError, UsageError: no such model or column; a row without id; an index of another model.
     """
     folder = Path(folder)
     reader = RowReader(documents, quoting=quoting)
     columns = text_columns(reader, text)
-    named = _identity(reader, identity, columns)
-    index = _opened(folder, model, pooling, max_length, device)
-    yield from _how(index, columns, named)
-    source, empty, replaced = _fingerprint(reader, columns, named), IssueCounter(), 0
+    id_column = _id_column(reader, identity, columns)
+    index = _open_or_create(folder, model, pooling, max_length, device)
+    id_note = id_column or "a number; a file that has changed is added again as a whole"
+    yield Event("note", f"text: {', '.join(columns)}; id: {id_note}")
+    if (similarity := index.embedder.settings.similarity) != "cosine":
+        yield Event("note", f"the model's vectors are meant to be compared by {similarity}; an index takes the cosine")
+    source, empty, replaced = _fingerprint(reader, columns, id_column), IssueCounter(), 0
     with index.stored.changing():
-        done, whole = index.manifest.sources.get(source, (0, False))
-        if whole:
+        done, complete = index.manifest.sources.get(source, (0, False))
+        if complete:
             yield _done(index, f"{reader.name} is in the index already", replaced)
             return
         if done:
-            yield Event("note", f"going on after {done:,} rows", {"resumed_row": done})
+            yield Event("note", f"resuming after {done:,} rows", {"resumed_row": done})
         rest = iter(reader)
-        for row in islice(rest, done):  # counted as if nobody had stopped
+        for row in islice(rest, done):  # count empty rows as in an uninterrupted call
             row_text(row, columns, empty)
         for rows in portions(rest):
             texts = [row_text(row, columns, empty) for row in rows]
-            kept = [(row, one) for row, one in zip(rows, texts, strict=True) if one]
+            kept = [(row, text) for row, text in zip(rows, texts, strict=True) if text]
             done += len(rows)
-            ids = None if named is None else [_name(row, named) for row, _ in kept]
-            fields = [{k: v for k, v in row.values.items() if k not in (named, *columns)} for row, _ in kept]
+            ids = None if id_column is None else [_row_id(row, id_column) for row, _ in kept]
+            fields = [{k: v for k, v in row.values.items() if k not in (id_column, *columns)} for row, _ in kept]
             if kept:
-                replaced += index.append([one for _, one in kept], ids, fields, {source: (done, False)})
+                replaced += index.append([text for _, text in kept], ids, fields, {source: (done, False)})
             yield Event("stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done})
         index.stored.note_sources({source: (done, True)})
     yield from (Event("note", note) for note in reader.notes)
@@ -364,54 +359,46 @@ def index_file(
     yield _done(index, f"{done:,} rows of {reader.name}", replaced)
 
 
-def _opened(
+def _open_or_create(
     folder: Path, model: str | Path | None, pooling: Pooling | None, max_length: int | None, device: str
 ) -> Index:
-    """The index of a folder, which must be as it is wanted, or a new one."""
-    there = read_manifest(folder) if (folder / MANIFEST).exists() else None
-    if there is not None and there.segments:
+    """The index in a folder, whose settings must match, or a new one."""
+    manifest = read_manifest(folder) if (folder / MANIFEST).exists() else None
+    if manifest is not None and manifest.segments:
         index = Index(folder, model=model, device=device)
-        asked = {"pooling": pooling, "max_length": max_length}
-        for name, value in asked.items():
-            if value not in (None, given := there.fingerprint.get(name)):
-                raise UsageError(f"the index has {name} {given}, not {value}", where=str(folder), hint="leave it out")
-        _ = index.embedder  # whatever is against the model is said before anything is read
+        for name, value in (("pooling", pooling), ("max_length", max_length)):
+            if value not in (None, stored := manifest.fingerprint.get(name)):
+                raise UsageError(f"the index has {name} {stored}, not {value}", where=str(folder), hint="leave it out")
+        _ = index.embedder  # report a wrong model before rows are read
         return index
-    if there is not None and model is None:  # it was emptied, or never filled, and stays what it is
-        model, found = there.model, there.fingerprint
-        pooling, max_length = pooling or found.get("pooling"), max_length or found.get("max_length")
+    if manifest is not None and model is None:  # an index without documents keeps its settings
+        model, settings = manifest.model, manifest.fingerprint
+        pooling, max_length = pooling or settings.get("pooling"), max_length or settings.get("max_length")
     return Index.create(folder, model or "minilm", pooling=pooling, max_length=max_length, device=device)
 
 
-def _how(index: Index, columns: Sequence[str], named: str | None) -> Iterator[Event]:
-    """What is read, and how it is compared, if that may surprise."""
-    numbered = "a number; a file that has changed is added whole once more"
-    yield Event("note", f"text: {', '.join(columns)}; id: {named or numbered}")
-    if (meant := index.embedder.settings.similarity) != "cosine":
-        yield Event("note", f"the model's vectors are meant to be compared by {meant}; an index takes the cosine")
-
-
 def _done(index: Index, what: str, replaced: int) -> Event:
-    more = f"; {replaced:,} took the place of others with their id" if replaced else ""
+    more = f"; {replaced:,} replaced documents with the same id" if replaced else ""
     fields = {"index": str(index.folder), "documents": len(index), "replaced": replaced}
     return Event("done", f"{index.folder}: {what}{more}; {len(index):,} documents", fields)
 
 
-def _identity(reader: RowReader, wanted: str | None, columns: Sequence[str]) -> str | None:
-    if wanted is not None:
-        return find_column(reader.columns, reader.name, wanted, "--id")
-    there = {name.strip().lower(): name for name in reversed(reader.columns) if name not in columns}
-    return next((there[name] for name in _ID_NAMES if name in there), None)
+def _id_column(reader: RowReader, name: str | None, text_columns: Sequence[str]) -> str | None:
+    if name is not None:
+        return find_column(reader.columns, reader.name, name, "--id")
+    others = {column.strip().lower(): column for column in reversed(reader.columns) if column not in text_columns}
+    return next((others[usual] for usual in _ID_NAMES if usual in others), None)
 
 
-def _name(row: Row, column: str) -> str:
+def _row_id(row: Row, column: str) -> str:
     name = label_text(row.values.get(column))
     if name is None:
         raise BertworksError(f"the row has no {column!r}", where=row.where, hint="write one, or name another with --id")
     return name
 
 
-def _fingerprint(reader: RowReader, columns: Sequence[str], named: str | None) -> str:
+def _fingerprint(reader: RowReader, columns: Sequence[str], id_column: str | None) -> str:
     state = reader.path.stat()
     content: list[Any] = [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, reader.quoting]
-    return NAMED * (named is not None) + hashlib.sha256(json.dumps([*content, *columns, named]).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps([*content, *columns, id_column]).encode()).hexdigest()
+    return digest if id_column is None else NAMED + digest

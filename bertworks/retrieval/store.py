@@ -3,12 +3,12 @@
 - segments, which are written once, and a manifest that names them and the deleted rows. A change is a new manifest,
   renamed into place at the end: an interrupted change leaves the index as it was.
 - an optional HNSW graph of the vectors (Malkov and Yashunin 2018) by faiss: approximate search
-- the documents and vectors, read by place, added and deleted by one process at a time
+- the documents and vectors, read by number, added and deleted by one process at a time
 """
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,74 +24,77 @@ from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing, write_text
 from bertworks.retrieval.ranking import Postings, hash_of, postings
 
-MANIFEST, FORMAT = "index.json", 1
-NAMED = "named:"  # before the fingerprint of a source whose rows have names
+MANIFEST, HNSW_FILE, FORMAT = "index.json", "neighbours.faiss", 1
+NAMED = "named:"  # prefix of the fingerprint of a source whose rows have ids
 _DAMAGED = "make the index again"
+_COMPACT_ROWS = 1 << 16  # rows of a segment that `compact` writes
+_HNSW_LINKS, _HNSW_WIDTH = 32, 128  # links of each vector; minimum number of candidates during a search
+
+Sources = Mapping[str, tuple[int, bool]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """All that an index is.
+    """The state of an index.
 
-    model: as it was named. fingerprint: all that its vectors depend on (`Embedder.fingerprint`).
-    segments: name -> base64 of a bit for each row, 1 where it is deleted.
-    sources: files that were read into it: fingerprint -> how many rows were taken, and whether these were all.
+    model: path or name of the model. fingerprint: all that the vectors depend on (`Embedder.fingerprint`).
+    segments: name -> base64 of a bit for each row, 1 if the row is deleted.
+    sources: fingerprint of an indexed file -> number of rows that were read, and whether these are all.
     next_segment, next_row: numbers that were never used.
-    neighbours: the segments, the first ones, of whose vectors there is a graph (`neighbours`).
+    neighbours: the first segments, whose vectors are in the HNSW graph.
     """
 
     model: str
     fingerprint: Mapping[str, Any]
     dimension: int
     segments: Mapping[str, str] = field(default_factory=dict)
-    sources: Mapping[str, tuple[int, bool]] = field(default_factory=dict)
+    sources: Sources = field(default_factory=dict)
     next_segment: int = 1
     next_row: int = 1
     neighbours: Sequence[str] = ()
 
 
-def drop_named_sources(sources: Mapping[str, tuple[int, bool]]) -> dict[str, tuple[int, bool]]:
-    """Those that stay read when documents were replaced or deleted: of others, whose rows have names, some may be gone.
-    To read these again adds nothing twice."""
-    return {name: state for name, state in sources.items() if not name.startswith(NAMED)}
-
-
 class Segment:
     """Some rows of an index: `vectors` float32 [n, dimension] of length 1, `keys` int64 [n] (`hash_of` their ids),
-    `postings` of their texts, `alive` bool [n], `deleted` as the manifest has it."""
+    `postings` of their texts, `alive` bool [n], `deleted` as in the manifest."""
 
     def __init__(self, folder: Path, name: str, deleted: str, dimension: int):
         self.deleted, self._path = deleted, folder / f"{name}.jsonl"
         path = folder / f"{name}.safetensors"
         tensors = {key: tensor.numpy() for key, tensor in read_tensors(path).items()}
         try:
-            # Mapped, as the tensors are: what is open stays readable when another process compacts the index.
+            # Memory-mapped: an open index stays readable while another process compacts it.
             self._lines = np.memmap(self._path, np.uint8, "r")
             self.vectors, self.keys, self._offsets = (tensors[key] for key in ("vectors", "keys", "offsets"))
-            self.postings = Postings(**{key: tensors[f"postings.{key}"] for key in Postings._fields})
+            self.postings = p = Postings(**{key: tensors[f"postings.{key}"] for key in Postings._fields})
             n = len(self.keys)
             bits = np.unpackbits(np.frombuffer(base64.b64decode(deleted), np.uint8))
             self.alive = ~bits[:n].astype(bool) if deleted else np.ones(n, bool)
-            whole = self.vectors.shape == (n, dimension) and len(self.alive) == n and self._offsets.shape == (n + 1,)
-            whole = whole and len(self.postings.lengths) == n and len(self.postings.texts) == len(self.postings.counts)
-            whole = whole and len(self.postings.starts) == len(self.postings.words) + 1
-            kinds = {self.vectors.dtype.char, self.keys.dtype.char, self._offsets.dtype.char}
-            whole = whole and kinds == {"f", "l"} and {one.dtype.kind for one in self.postings} == {"i"}
+            is_valid = (
+                self.vectors.shape == (n, dimension) and self._offsets.shape == (n + 1,)
+                and len(self.alive) == len(p.lengths) == n
+                and len(p.texts) == len(p.counts) and len(p.starts) == len(p.words) + 1
+                and {array.dtype.char for array in (self.vectors, self.keys, self._offsets)} == {"f", "l"}
+                and {array.dtype.kind for array in p} == {"i"}
+            )  # fmt: skip
         except (OSError, KeyError, TypeError, ValueError):
-            whole = False
-        if not whole:
-            raise BertworksError("this is no segment of such an index", where=str(path), hint=_DAMAGED)
+            is_valid = False
+        if not is_valid:
+            raise BertworksError("this is no segment of an index", where=str(path), hint=_DAMAGED)
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def without(self, keys: NDArray[np.int64]) -> tuple[str, int]:
-        """What the manifest says when these are deleted as well, and how many that are."""
-        gone = self.alive & np.isin(self.keys, keys)
-        return base64.b64encode(np.packbits(~self.alive | gone).tobytes()).decode(), int(gone.sum())
+        """The deleted rows, encoded for the manifest, if the rows with these keys are deleted too, and how many these
+        are."""
+        removed = self.alive & np.isin(self.keys, keys)
+        count = int(removed.sum())
+        bits = np.packbits(~self.alive | removed).tobytes()
+        return base64.b64encode(bits).decode() if count else self.deleted, count
 
     def rows(self, numbers: Sequence[int] | NDArray[np.int64]) -> Iterator[dict[str, Any]]:
-        """What these rows hold."""
+        """The rows with these numbers."""
         for number in numbers:
             line = self._lines[self._offsets[number] : self._offsets[number + 1]].tobytes()
             try:
@@ -110,7 +113,7 @@ def write_segment(
     keys: NDArray[np.int64],
     words: Postings,
 ) -> None:
-    """Writes a segment, which no manifest names yet. rows: with `id`, `text` and `fields`."""
+    """Write a segment that no manifest names yet. rows: with `id`, `text` and `fields`."""
     lines = [f"{as_json(row)}\n".encode(errors="surrogatepass") for row in rows]
     with replacing(folder / f"{name}.jsonl") as temporary, temporary.open("wb") as file:
         file.writelines(lines)
@@ -125,7 +128,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of an index.
 
     Raises:
-        BertworksError: there is none, or one that makes no sense.
+        BertworksError: it is missing or damaged.
     """
     path = folder / MANIFEST
     if not path.exists():
@@ -134,21 +137,23 @@ def read_manifest(folder: Path) -> Manifest:
     if content.pop("format", None) != FORMAT:
         raise BertworksError("an index of another version", where=str(path), hint=_DAMAGED)
     try:
-        found = Manifest(**content)
-        strange = [name for name in found.segments if not name.isascii() or not name.replace("-", "").isalnum()]
-        kinds = all(type(number) is int for number in (found.dimension, found.next_row, found.next_segment))
-        if strange or not kinds or not isinstance(found.model, str) or not isinstance(found.segments, dict):
+        m = Manifest(**content)
+        is_valid = (
+            all(type(number) is int for number in (m.dimension, m.next_row, m.next_segment))
+            and isinstance(m.model, str) and isinstance(m.segments, dict)
+            and all(name.isascii() and name.replace("-", "").isalnum() for name in m.segments)
+            and list(m.segments)[: len(m.neighbours)] == list(m.neighbours)
+        )  # fmt: skip
+        if not is_valid:
             raise ValueError
-        if list(found.segments)[: len(found.neighbours)] != list(found.neighbours):
-            raise ValueError
-        sources = {name: (int(rows), bool(whole)) for name, (rows, whole) in found.sources.items()}
-        return replace(found, fingerprint=dict(found.fingerprint), sources=sources)
+        sources = {name: (int(rows), bool(complete)) for name, (rows, complete) in m.sources.items()}
+        return replace(m, fingerprint=dict(m.fingerprint), sources=sources)
     except (TypeError, ValueError, AttributeError):
-        raise BertworksError("the manifest of the index makes no sense", where=str(path), hint=_DAMAGED) from None
+        raise BertworksError("the manifest of the index is damaged", where=str(path), hint=_DAMAGED) from None
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """From now on the index is this."""
+    """Replace the manifest: the change is complete."""
     write_text(folder / MANIFEST, json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1) + "\n")
 
 
@@ -162,54 +167,12 @@ def writing(folder: Path) -> AbstractContextManager[None]:
     return folder_lock(folder, "another process writes to this index", "wait for it")
 
 
-def remove_strays(folder: Path, manifest: Manifest) -> None:
-    """Deletes segments that the manifest does not name, and what killed processes left half-written."""
+def _remove_strays(folder: Path, manifest: Manifest) -> None:
+    """Delete segments that the manifest does not name, and temporary files of killed processes."""
     remove_leftovers(folder)
     for path in folder.glob("segment-*"):
         if path.stem not in manifest.segments:
             path.unlink()
-
-
-HNSW_FILE = "neighbours.faiss"
-_LINKS, _WIDTH = 32, 128  # of each vector; the least number of candidates that are kept on the way
-
-
-class Neighbours:
-    """The graph that `write_neighbours` wrote in a folder, of `count` vectors.
-
-    Raises:
-        BertworksError: no such file, or one of other vectors; faiss is not installed.
-    """
-
-    def __init__(self, folder: Path, count: int, dimension: int):
-        faiss, path = _faiss(), folder / HNSW_FILE
-        try:
-            found = faiss.read_index(str(path)) if path.is_file() else None
-        except RuntimeError:
-            found = None
-        if not isinstance(found, faiss.IndexHNSWFlat) or (found.ntotal, found.d) != (count, dimension):
-            hint = f"make it again: bertworks index -o {folder} --approximate"
-            raise BertworksError("this is no graph of these documents", where=str(path), hint=hint)
-        self._graph: Any = found
-
-    def __call__(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Inner products and numbers [queries, k] of the nearest vectors; -1 where there are fewer."""
-        self._graph.hnsw.efSearch = max(_WIDTH, k)
-        return self._graph.search(queries, k)  # type: ignore[no-any-return]
-
-
-def write_neighbours(folder: Path, vectors: Iterable[NDArray[np.float32]], dimension: int) -> None:
-    """Writes the graph of all these vectors, which holds them as well.
-
-    Raises:
-        BertworksError: faiss is not installed; the disk is full.
-    """
-    faiss = _faiss()
-    graph = faiss.IndexHNSWFlat(dimension, _LINKS, faiss.METRIC_INNER_PRODUCT)
-    for part in vectors:
-        graph.add(np.ascontiguousarray(part))
-    with replacing(folder / HNSW_FILE) as temporary:
-        faiss.write_index(graph, str(temporary))
 
 
 def _faiss() -> Any:
@@ -218,141 +181,156 @@ def _faiss() -> Any:
     return faiss
 
 
-_ROWS = 1 << 16  # of a segment that is made of many
-
-
 class Stored:
-    """What another process adds is seen when the folder is opened again.
+    """The documents of an index. Changes by other processes are visible after it is opened again.
 
     Attributes:
-        manifest: what the index says of itself.
+        manifest: the state of the index.
         segments: by name, in the order of the documents.
 
     Raises:
-        BertworksError: no index there, or a damaged one.
+        BertworksError: the index is missing or damaged.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
         self.segments: dict[str, Segment] = {}
-        self._walked: tuple[Sequence[str], Neighbours] | None = None
+        self._graph: tuple[Sequence[str], Any] | None = None
         manifest = read_manifest(folder)
         try:
             self._open(manifest)
         except BertworksError:
-            if (now := read_manifest(folder)) == manifest:
+            if (current := read_manifest(folder)) == manifest:
                 raise
-            self._open(now)  # another process compacted it meanwhile
+            self._open(current)  # another process has compacted it
 
     def __len__(self) -> int:
         return sum(int(segment.alive.sum()) for segment in self.segments.values())
 
     @property
     def edges(self) -> list[int]:
-        """Where the documents of each segment begin, deleted ones counted; and their number."""
+        """The number of the first document of each segment (deleted documents count), and the total."""
         return np.cumsum([0, *map(len, self.segments.values())]).tolist()  # type: ignore[no-any-return]
 
     def rows(self, numbers: NDArray[np.int64]) -> Iterator[dict[str, Any]]:
-        """`id`, `text` and `fields` of documents by their place."""
+        """`id`, `text` and `fields` of documents by their number."""
         segments, edges = list(self.segments.values()), self.edges
         for number in numbers:
             segment = int(np.searchsorted(edges, number, side="right")) - 1
             yield from segments[segment].rows([int(number - edges[segment])])
 
-    @property
-    def graph(self) -> Neighbours:
-        """That which `build_graph` made.
+    def nearest(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        """Inner products and numbers [queries, k] of the nearest vectors by the graph; -1 pads missing numbers.
 
         Raises:
-            UsageError: there is none.
-            BertworksError: faiss is not installed.
+            UsageError: there is no graph.
+            BertworksError: the graph is damaged or of other documents, or faiss is not installed.
         """
-        covered = self.manifest.neighbours
+        covered, hint = self.manifest.neighbours, f"bertworks index -o {self.folder} --approximate"
         if not covered:
-            hint = f"bertworks index -o {self.folder} --approximate"
             raise UsageError("there is no graph for approximate search", where=str(self.folder), hint=hint)
-        if self._walked is None or self._walked[0] != covered:
-            count = sum(len(self.segments[name]) for name in covered)
-            self._walked = covered, Neighbours(self.folder, count, self.manifest.dimension)
-        return self._walked[1]
+        if self._graph is None or self._graph[0] != covered:
+            faiss, path = _faiss(), self.folder / HNSW_FILE
+            try:
+                graph = faiss.read_index(str(path)) if path.is_file() else None
+            except RuntimeError:
+                graph = None
+            shape = sum(len(self.segments[name]) for name in covered), self.manifest.dimension
+            if not isinstance(graph, faiss.IndexHNSWFlat) or (graph.ntotal, graph.d) != shape:
+                what = "this is no graph of these documents"
+                raise BertworksError(what, where=str(path), hint=f"make it again: {hint}")
+            self._graph = covered, graph
+        graph = self._graph[1]
+        graph.hnsw.efSearch = max(_HNSW_WIDTH, k)
+        return graph.search(queries, k)  # type: ignore[no-any-return]
 
     # --- changes
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """While this lasts the index is ours, and is what it is on disk; outside of it nothing may be changed."""
+        """Lock the index, and read its current state. Every change happens inside."""
         with writing(self.folder):
             self._open(read_manifest(self.folder))
-            remove_strays(self.folder, self.manifest)
+            _remove_strays(self.folder, self.manifest)
             yield
 
     def add(
-        self,
-        rows: Sequence[dict[str, Any]],
-        vectors: NDArray[np.float32],
-        next_row: int,
-        sources: Mapping[str, tuple[int, bool]] | None = None,
+        self, rows: Sequence[dict[str, Any]], vectors: NDArray[np.float32], next_row: int, sources: Sources | None
     ) -> int:
-        """Adds documents, each with another id; how many with these ids there were, which are deleted.
+        """Add documents with distinct ids. The number of documents with these ids that they replace.
 
         Args:
-            next_row: what the manifest says from then on.
-            sources: what it says besides of files that were read; others, if any was replaced, as `forgotten` has it.
+            next_row, sources: new values of the manifest.
         """
-        segments, replaced = self._without([row["id"] for row in rows])
-        before = drop_named_sources(self.manifest.sources) if replaced else self.manifest.sources
-        manifest = replace(self.manifest, segments=segments, next_row=next_row, sources={**before, **(sources or {})})
-        self._commit(self._written(manifest, rows, vectors))
+        manifest, replaced = self._without([row["id"] for row in rows])
+        manifest = replace(manifest, next_row=next_row, sources={**manifest.sources, **(sources or {})})
+        self._commit(self._with_segment(manifest, rows, vectors))
         return replaced
 
-    def note_sources(self, sources: Mapping[str, tuple[int, bool]]) -> None:
-        """What the manifest says from then on of these files."""
+    def note_sources(self, sources: Sources) -> None:
+        """Update the sources in the manifest."""
         self._commit(replace(self.manifest, sources={**self.manifest.sources, **sources}))
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Deletes documents, as far as they are there, and says how many were."""
-        segments, count = self._without(ids)
-        sources = drop_named_sources(self.manifest.sources) if count else self.manifest.sources
-        self._commit(replace(self.manifest, segments=segments, sources=sources))
+        """Delete the documents with these ids. The number of deleted documents."""
+        manifest, count = self._without(ids)
+        if count:
+            self._commit(manifest)
         return count
 
     def compact(self) -> None:
-        """Writes all anew, without what was deleted, in few segments."""
+        """Write all documents that are not deleted to few new segments."""
         manifest = replace(self.manifest, segments={}, neighbours=())
         rows: list[dict[str, Any]] = []
         vectors: list[NDArray[np.float32]] = []
         for segment in self.segments.values():
             rows += segment.rows(np.flatnonzero(segment.alive))
             vectors.append(segment.vectors[segment.alive])
-            if len(rows) >= _ROWS:
-                manifest, rows, vectors = self._written(manifest, rows, np.concatenate(vectors)), [], []
+            if len(rows) >= _COMPACT_ROWS:
+                manifest, rows, vectors = self._with_segment(manifest, rows, np.concatenate(vectors)), [], []
         if rows:
-            manifest = self._written(manifest, rows, np.concatenate(vectors))
+            manifest = self._with_segment(manifest, rows, np.concatenate(vectors))
         self._commit(manifest)
-        remove_strays(self.folder, manifest)
+        _remove_strays(self.folder, manifest)
         (self.folder / HNSW_FILE).unlink(missing_ok=True)
 
     def build_graph(self) -> None:
-        """Makes the graph of near vectors, of all documents that are there."""
+        """Write the HNSW graph of all documents.
+
+        Raises:
+            UsageError: there are no documents.
+            BertworksError: faiss is not installed, or the disk is full.
+        """
         if not self.segments:
             raise UsageError("there are no documents yet", where=str(self.folder), hint="add some first")
-        vectors = [segment.vectors for segment in self.segments.values()]
-        write_neighbours(self.folder, vectors, self.manifest.dimension)
+        faiss = _faiss()
+        graph = faiss.IndexHNSWFlat(self.manifest.dimension, _HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
+        for segment in self.segments.values():
+            graph.add(np.ascontiguousarray(segment.vectors))
+        with replacing(self.folder / HNSW_FILE) as temporary:
+            faiss.write_index(graph, str(temporary))
         self._commit(replace(self.manifest, neighbours=tuple(self.segments)))
 
-    def _written(self, manifest: Manifest, rows: Sequence[dict[str, Any]], vectors: NDArray[np.float32]) -> Manifest:
-        """The manifest with a segment more, which is on disk."""
+    def _with_segment(
+        self, manifest: Manifest, rows: Sequence[dict[str, Any]], vectors: NDArray[np.float32]
+    ) -> Manifest:
+        """Write a segment. The manifest with it."""
         name = f"segment-{manifest.next_segment:06d}"
         keys = np.array([hash_of(row["id"]) for row in rows], np.int64)
         write_segment(self.folder, name, rows, vectors, keys, postings(row["text"] for row in rows))
         return replace(manifest, segments={**manifest.segments, name: ""}, next_segment=manifest.next_segment + 1)
 
-    def _without(self, ids: Sequence[str]) -> tuple[dict[str, str], int]:
-        """Segments, as the manifest has them, in which these are deleted; and how many that are."""
-        keys = np.array([hash_of(one) for one in ids], np.int64)
-        found = {name: segment.without(keys) for name, segment in self.segments.items()}
-        deleted = {name: self.segments[name].deleted if not count else bits for name, (bits, count) in found.items()}
-        return deleted, sum(count for _, count in found.values())
+    def _without(self, ids: Sequence[str]) -> tuple[Manifest, int]:
+        """The manifest without the documents with these ids, and their number."""
+        keys = np.array([hash_of(name) for name in ids], np.int64)
+        results = {name: segment.without(keys) for name, segment in self.segments.items()}
+        count = sum(number for _, number in results.values())
+        if not count:
+            return self.manifest, 0
+        segments = {name: deleted for name, (deleted, _) in results.items()}
+        # Files whose rows have ids may be indexed again after a deletion: this adds no row twice.
+        sources = {name: state for name, state in self.manifest.sources.items() if not name.startswith(NAMED)}
+        return replace(self.manifest, segments=segments, sources=sources), count
 
     def _commit(self, manifest: Manifest) -> None:
         write_manifest(self.folder, manifest)

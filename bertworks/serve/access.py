@@ -13,10 +13,10 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 
 from bertworks.serve.batching import Batcher, OverloadedError
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
 Header = tuple[bytes, bytes]
 
 POLICY = (
@@ -34,11 +34,11 @@ HEADERS = [
 HEADER_BYTES = 16_384
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 65536)
-_QUIET = ("/health", "/metrics")  # asked every few seconds, and not worth a line
+_QUIET = ("/health", "/metrics")  # polled every few seconds: only their errors are logged
 
 
 class ServerMetrics:
-    """What Prometheus reads, under the names that Text Embeddings Inference gave them."""
+    """Metrics for Prometheus, with the names of Text Embeddings Inference (TEI)."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -55,57 +55,58 @@ class ServerMetrics:
         self.active = Gauge("te_request_active", "Requests in the server", registry=r)
 
     def watch(self, name: str, batcher: Batcher) -> None:
-        """The length of a queue, asked when it is read."""
-        queue = Gauge(f"te_queue_{name}", "What waits or is computed, in tokens", registry=self.registry)
+        """Report the length of a queue."""
+        queue = Gauge(f"te_queue_{name}", "Cost of what waits or is computed, in tokens", registry=self.registry)
         queue.set_function(lambda: batcher.cost)
 
     def text(self) -> bytes:
-        """As Prometheus reads them. Its library adds a suffix to the names of what is counted, TEI does not."""
+        """All metrics in the format of Prometheus. Its library appends `_total` to the names of counters, TEI does
+        not."""
         return re.sub(rb"\b(te_request_\w+?)_total\b", rb"\1", generate_latest(self.registry))
 
     def batch(self, units: int, cost: int, seconds: float) -> None:
-        """A batch was computed."""
+        """Count a computed batch."""
         self.batch_size.observe(units)
         self.batch_tokens.observe(cost)
         self.inference.observe(seconds)
 
 
 class AccessMiddleware:
-    """An application behind a gate.
+    """An application with access control.
 
     Args:
-        token: that all but `public` paths ask for; "": there is none, and then only its own page may ask.
-        hosts: names by which a server without a token may be called.
-        most: requests at once.
-        full: what to tell whoever asks a path where too much waits, which is done before anything is read: the less
-            that takes, the more is answered.
-        stopping: whether the server is about to end.
+        token: required for all paths but `public`; "": no token, and only the server's own page may send requests.
+        hosts: host names of a server without a token.
+        max_requests: at the same time.
+        full: path -> the error to report if too much is waiting. It is called before the body is read: a cheap refusal
+            leaves more time for answers.
+        stopping: whether the server is shutting down.
     """
 
     def __init__(
         self,
         app: App,
-        figures: ServerMetrics,
+        metrics: ServerMetrics,
         *,
         token: str = "",
         hosts: Collection[str] = (),
         public: Collection[str] = (),
         paths: Collection[str] = (),
-        most: int = 512,
+        max_requests: int = 512,
         full: Callable[[str], OverloadedError | None] = lambda path: None,
         stopping: Callable[[], bool] = lambda: False,
     ):
-        self._app, self._figures, self._token, self._hosts = app, figures, token.encode(), hosts
-        self._needs_token, self._public, self._paths = bool(token), public, paths
-        self._most, self._full, self._stopping, self._active = most, full, stopping, 0
+        self._app, self._metrics, self._token, self._hosts = app, metrics, token.encode(), hosts
+        self._public, self._paths = public, paths
+        self._max_requests, self._full, self._stopping, self._active = max_requests, full, stopping, 0
         self._log = logging.getLogger("bertworks.serve")
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         begin, status, size = time.perf_counter(), 500, 0
 
-        async def answer(message: MutableMapping[str, Any]) -> None:
+        async def answer(message: Message) -> None:
             nonlocal status, size
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -114,59 +115,60 @@ class AccessMiddleware:
             await send(message)
 
         self._active += 1
-        self._figures.active.set(self._active)
+        self._metrics.active.set(self._active)
         try:
             if refusal := self._refusal(scope):
-                await refuse(answer, scope["path"], *refusal)
+                await _refuse(answer, scope["path"], *refusal)
             else:
                 await self._app(scope, receive, answer)
         finally:
             self._active -= 1
-            self._figures.active.set(self._active)
-            self._note(scope, status, size, time.perf_counter() - begin)
+            self._metrics.active.set(self._active)
+            self._record(scope, status, size, time.perf_counter() - begin)
 
-    def _refusal(self, scope: Scope) -> tuple[int, str, str, *tuple[Header, ...]] | None:
+    def _refusal(self, scope: Message) -> tuple[int, str, str, *tuple[Header, ...]] | None:
         headers = dict(scope["headers"])
         size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) for k, v in scope["headers"])
         if size > HEADER_BYTES:
             return 431, "Validation", f"the head has {size:,} bytes: expected {HEADER_BYTES:,} at most"
         if self._stopping():
             return 503, "Unhealthy", "the server is stopping"
-        if self._needs_token:
-            scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
-            known = hmac.compare_digest(given, self._token) and scheme.lower() == b"bearer"
-            if scope["path"] not in self._public and not known:
+        if self._token:
+            scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+            is_authorized = hmac.compare_digest(token, self._token) and scheme.lower() == b"bearer"
+            if scope["path"] not in self._public and not is_authorized:
                 what = "expected the header Authorization: Bearer TOKEN"
                 return 401, "Unauthorized", what, (b"www-authenticate", b"Bearer")
         else:
             host = headers.get(b"host", b"").decode("latin-1")
-            if _name(host) not in self._hosts:
+            if _host_name(host) not in self._hosts:
                 return 403, "Forbidden", f"this server is not called {host[:100]!r}"
             origin = headers.get(b"origin")
             if origin is not None and origin.decode("latin-1").partition("://")[2] != host:
-                return 403, "Forbidden", "a page of another server asks; give this one a token to allow that"
+                return 403, "Forbidden", "the request comes from a page of another server; set a token to allow that"
         if scope["method"] != "POST":
             return None
-        if self._active > self._most:
-            what = f"{self._most} requests are in work: ask again later"
+        if self._active > self._max_requests:
+            what = f"{self._max_requests} requests are in work: try again later"
             return 429, "Overloaded", what, (b"retry-after", b"1")
         if error := self._full(scope["path"]):
             return 429, "Overloaded", f"{error.what} ({error.hint})", (b"retry-after", str(error.seconds).encode())
         return None
 
-    def _note(self, scope: Scope, status: int, size: int, seconds: float) -> None:
+    def _record(self, scope: Message, status: int, size: int, seconds: float) -> None:
+        """Count a request, and log it."""
         path = scope["path"] if scope["path"] in self._paths else "other"
-        self._figures.count.labels(path).inc()
-        (self._figures.success.labels(path) if status < 400 else self._figures.failure.labels(str(status))).inc()
-        self._figures.duration.observe(seconds)
+        self._metrics.count.labels(path).inc()
+        (self._metrics.success.labels(path) if status < 400 else self._metrics.failure.labels(str(status))).inc()
+        self._metrics.duration.observe(seconds)
         if path not in _QUIET or status >= 400:
             fields = {"method": scope["method"], "path": scope["path"][:200], "status": status,
                       "milliseconds": round(1000 * seconds, 1), "bytes": size}  # fmt: skip
             self._log.info("request", extra={"fields": fields})
 
 
-def _name(host: str) -> str:
-    """A Host without its port."""
+def _host_name(host: str) -> str:
+    """The header Host without the port."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:
@@ -174,14 +176,13 @@ def _name(host: str) -> str:
 
 
 def error_body(path: str, kind: str, what: str) -> dict[str, Any]:
-    """An error as the clients of a path read it."""
+    """An error in the format that the clients of a path expect."""
     if path.startswith("/v1/"):
         return {"error": {"message": what, "type": kind, "param": None, "code": None}}
     return {"error": what, "error_type": kind}
 
 
-async def refuse(send: Send, path: str, status: int, kind: str, what: str, *more: Header) -> None:
-    """Sends an error without asking the application."""
+async def _refuse(send: Send, path: str, status: int, kind: str, what: str, *more: Header) -> None:
     body = json.dumps(error_body(path, kind, what)).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()), *more]
     await send({"type": "http.response.start", "status": status, "headers": headers})

@@ -1,4 +1,8 @@
-"""The application of a server: paths, bodies, errors, the files of the page. It needs the extra `serve`."""
+"""The HTTP side of the server. It needs the extra `serve`.
+
+- `Application`: paths, bodies, errors, the files of the page
+- `Connection`: a connection with limits on the size and time of a request head
+"""
 
 import asyncio
 import json
@@ -17,40 +21,43 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.explain import MAPS
 from bertworks.serve.access import AccessMiddleware, ServerMetrics, error_body
-from bertworks.serve.batching import Batcher, OverloadedError
+from bertworks.serve.batching import Batcher, InferenceJob, OverloadedError, RequestTooLargeError
 from bertworks.serve.endpoints import Abilities
-from bertworks.serve.job import InferenceJob, Limits, RequestTooLargeError
 from bertworks.serve.openapi import ALL_PATHS, check, document, paths_of, requests_of
 from bertworks.training.device import THREADS, HeapTrimmer
 
 PAGE = Path(__file__).with_name("page")
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
          ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}  # fmt: skip
-MOST_WORKERS = 4  # batches that are computed at once: a batch is often too small for all threads
-READERS = 2  # threads that read requests and write answers; one more reads what is
-LARGE = 1 << 16  # bytes of a body, and more: lest others wait behind it
-PACE = 1e6  # bytes per second that are read of these, before it is measured
-BODY_SECONDS = 10.0  # in which a body has to come
+MAX_WORKERS = 4  # batches computed at the same time: one batch is often too small for all threads
+READERS = 2  # threads that parse requests and write answers; one more thread parses large requests
+LARGE = 1 << 16  # bytes of a large body, which gets a thread of its own so that others need not wait
+INITIAL_PACE = 1e6  # bytes of large bodies parsed per second, until it is measured
+BODY_SECONDS = 10.0  # to receive a body
 STUCK_SECONDS = 60.0  # of one batch
-BYTES = 64_000_000  # of all bodies in the server
-EXPLANATIONS_PATIENCE = 5.0
-GONE = 499  # the status that the log has of requests whose clients did not wait, as nginx calls it
+BYTES = 64_000_000  # of all bodies that are being received
+EXPLAIN_PATIENCE = 5.0
+CLIENT_CLOSED = 499  # logged status of requests whose clients closed the connection, as in nginx
+HEAD_SECONDS = 10.0  # to receive the head of a request
+HEAD_BYTES = 65_536  # kept of a head; AccessMiddleware accepts less, and reports why
+_LOG = logging.getLogger("bertworks.serve")
 _KINDS = {404: "NotFound", 405: "NotAllowed", 503: "Unhealthy"}  # others: Validation
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 class Application:
-    """Everything but a port: `asgi` is what is served.
+    """The server without its port. `asgi` is the ASGI application.
 
     Args:
-        token: that is asked for; "": none.
-        hosts: names of the server, beside those of this machine; they matter where there is no token.
-        stopping: whether it is about to end.
+        token: required by all requests; "": none.
+        hosts: names of the server, in addition to those of this machine; used only without a token.
+        stopping: whether the server is shutting down.
     """
 
     def __init__(
@@ -61,94 +68,89 @@ class Application:
         hosts: Collection[str] = (),
         stopping: Callable[[], bool] = lambda: False,
     ):
-        self._abilities, self._limits, self._figures = abilities, abilities.limits, ServerMetrics()
+        self._abilities, self._limits, self._metrics = abilities, abilities.limits, ServerMetrics()
         self._schemas = requests_of(abilities.info, abilities.limits)
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
-        self._large, self._large_bytes, self._pace = ThreadPoolExecutor(1, thread_name_prefix="large"), 0, PACE
-        patience, self._bytes, self._memory = self._limits.patience, 0, HeapTrimmer()
-        workers = min(MOST_WORKERS, THREADS.adapt()) if abilities.on_cpu else 1
+        self._large, self._large_bytes, self._pace = ThreadPoolExecutor(1, thread_name_prefix="large"), 0, INITIAL_PACE
+        self._bytes, self._heap = 0, HeapTrimmer()
+        patience, sharing = self._limits.patience, THREADS.adapt
+        workers = min(MAX_WORKERS, THREADS.adapt()) if abilities.on_cpu else 1
+        network = Batcher(
+            self._limits.batch_tokens, patience=patience, observe=self._observe, workers=workers, sharing=sharing
+        )
         self._batchers = {
-            "network": Batcher(
-                self._limits.batch_tokens,
-                patience=patience,
-                observe=self._observe,
-                workers=workers,
-                sharing=THREADS.adapt,
-            ),
-            "search": Batcher(8, patience=patience, sharing=THREADS.adapt),
-            "explain": Batcher(1, patience=EXPLANATIONS_PATIENCE, sharing=THREADS.adapt),
+            "network": network,
+            "search": Batcher(8, patience=patience, sharing=sharing),
+            "explain": Batcher(1, patience=EXPLAIN_PATIENCE, sharing=sharing),
         }
         for name, batcher in self._batchers.items():
-            self._figures.watch(name, batcher)
-        computing = self._schemas.keys() - {"tokenize", "decode"}
-        self._asked = {path: self._batcher(name) for name in computing for path in paths_of(name)}
-        described = document(abilities.info, abilities.limits, token=bool(token))
+            self._metrics.watch(name, batcher)
+        self._batcher_of = {name: self._batchers.get(name, network) for name in self._schemas}
+        self._paths = {
+            path: batcher for name, batcher in self._batcher_of.items() if name not in ("tokenize", "decode")
+            for path in paths_of(name)
+        }  # fmt: skip
+        openapi = document(abilities.info, abilities.limits, token=bool(token))
         model = {"id": abilities.name, "object": "model", "created": 0, "owned_by": "bertworks"}
-        files = [*PAGE.iterdir(), *MAPS.iterdir()]
-        page = {"/" if path.name == "index.html" else f"/{path.name}": _file(path) for path in files}
+        page = {"/" if path.name == "index.html" else f"/{path.name}": _file(path)
+                for path in (*PAGE.iterdir(), *MAPS.iterdir())}  # fmt: skip
         routes = [
             *(Route(path, self._endpoint(n), methods=["POST"]) for n in self._schemas for path in paths_of(n)),
-            *(self._absent(path) for path in ALL_PATHS if path not in described["paths"]),
-            Route("/info", _constant(abilities.info | _facts(self._limits))),
-            Route("/openapi.json", _constant(described)),
+            *(self._not_offered(path) for path in ALL_PATHS if path not in openapi["paths"]),
+            Route("/info", _constant(abilities.info | self._server_info())),
+            Route("/openapi.json", _constant(openapi)),
             Route("/v1/models", _constant({"object": "list", "data": [model]})),
             Route("/health", self._health),
-            Route("/metrics", self._metrics),
+            Route("/metrics", self._prometheus),
             *(Route(path, endpoint) for path, endpoint in page.items()),
         ]
-        handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _fault}
+        handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _internal_error}
         self.asgi = AccessMiddleware(
-            Starlette(routes=routes, exception_handlers=handlers), self._figures, token=token,
+            Starlette(routes=routes, exception_handlers=handlers), self._metrics, token=token,
             hosts={"localhost", "127.0.0.1", "::1", *hosts}, public={*page, "/health"},
-            paths={route.path for route in routes}, most=self._limits.requests, full=self._full, stopping=stopping,
+            paths={route.path for route in routes}, max_requests=self._limits.requests, full=self._full,
+            stopping=stopping,
         )  # fmt: skip
 
     def close(self) -> None:
-        """What was asked is computed, and nothing more."""
+        """Accept no more jobs. Accepted jobs are still computed."""
         for batcher in self._batchers.values():
             batcher.close()
         for readers in (self._readers, self._large):
             readers.shutdown(wait=False)
 
     def _observe(self, units: int, cost: int, seconds: float) -> None:
-        """In the thread that computes, after each batch."""
-        self._figures.batch(units, cost, seconds)
-        self._memory.look()
-
-    def _batcher(self, name: str) -> Batcher:
-        return self._batchers.get(name, self._batchers["network"])
+        """Called after each batch, in the thread that computed it."""
+        self._metrics.batch(units, cost, seconds)
+        self._heap.look()
 
     def _full(self, path: str) -> OverloadedError | None:
-        """What to tell whoever asks there, where a question more would wait too long."""
-        batcher = self._asked.get(path)
+        """The error for a new request on a path, if it would wait too long."""
+        batcher = self._paths.get(path)
         return batcher.overloaded if batcher is not None and batcher.full else None
 
     def _endpoint(self, name: str) -> Endpoint:
-        batcher = self._batcher(name)
-
         async def endpoint(request: Request) -> Response:
-            loop, path = asyncio.get_running_loop(), request.url.path
             try:
-                body = await self._body(request)
-                question = await self._read(name, body)
-                rows = await self._rows(batcher, question, request)
-                content = await loop.run_in_executor(self._readers, _written, question, rows)
+                job = await self._parse(name, await self._body(request))
+                results = await self._results(self._batcher_of[name], job, request)
+                content = await asyncio.get_running_loop().run_in_executor(self._readers, _encode_answer, job, results)
             except BertworksError as error:
-                return _refusal(path, error)
-            except asyncio.CancelledError:  # the time to drain is over
+                return _error_response(request.url.path, error)
+            except asyncio.CancelledError:  # the time to finish open requests is over
                 raise HTTPException(503, "the server is stopping") from None
             return Response(content, media_type="application/json")
 
         return endpoint
 
     async def _body(self, request: Request) -> bytes:
-        most = self._limits.body_bytes
+        limit = self._limits.body_bytes
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise HTTPException(415, "expected the header Content-Type: application/json")
-        told = request.headers.get("content-length", "")
-        size = int(told) if told.isdecimal() else most
-        if size > most:
-            raise HTTPException(413, f"the body has {size:,} bytes: expected {most:,} at most")
+        content_length = request.headers.get("content-length", "")
+        size = int(content_length) if content_length.isdecimal() else limit
+        if size > limit:
+            raise HTTPException(413, f"the body has {size:,} bytes: expected {limit:,} at most")
         if self._bytes + size > BYTES:
             raise OverloadedError
         self._bytes += size
@@ -157,126 +159,132 @@ class Application:
                 body = bytearray()
                 async for part in request.stream():
                     body += part
-                    if len(body) > most:
-                        raise HTTPException(413, f"the body has more than {most:,} bytes")
+                    if len(body) > limit:
+                        raise HTTPException(413, f"the body has more than {limit:,} bytes")
         except TimeoutError:
             raise HTTPException(408, f"the body did not come within {BODY_SECONDS:.0f} seconds") from None
         except ClientDisconnect:
-            raise HTTPException(400, "the body ended too soon") from None
+            raise HTTPException(400, "the body is incomplete") from None
         finally:
             self._bytes -= size
         return bytes(body)
 
-    async def _read(self, name: str, body: bytes) -> InferenceJob:
-        """What a body asks. Large ones are read one by one, and refused where those before them take too long."""
+    async def _parse(self, name: str, body: bytes) -> InferenceJob:
+        """The job of a request. Large bodies are parsed one at a time, and refused if those before take too long."""
         loop, size = asyncio.get_running_loop(), len(body)
         if size < LARGE:
-            return await loop.run_in_executor(self._readers, self._question, name, body)
+            return await loop.run_in_executor(self._readers, self._job, name, body)
         if (seconds := self._large_bytes / self._pace) > self._limits.patience:
             raise OverloadedError(seconds)
         self._large_bytes += size
         try:
-            return await loop.run_in_executor(self._large, self._paced, name, body)
+            return await loop.run_in_executor(self._large, self._large_job, name, body)
         finally:
             self._large_bytes -= size
 
-    def _paced(self, name: str, body: bytes) -> InferenceJob:
+    def _large_job(self, name: str, body: bytes) -> InferenceJob:
+        """`_job`, which also measures the pace."""
         begin = time.perf_counter()
         try:
-            return self._question(name, body)
+            return self._job(name, body)
         finally:
             self._pace += 0.3 * (len(body) / max(1e-3, time.perf_counter() - begin) - self._pace)
 
-    def _question(self, name: str, body: bytes) -> InferenceJob:
-        """In a thread that reads."""
+    def _job(self, name: str, body: bytes) -> InferenceJob:
+        """Called in a thread of the readers."""
         begin = time.perf_counter()
         try:
-            value = json.loads(body.decode("utf-8"), parse_constant=_no_number)
+            value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
             raise _NoJSONError(f"the body is no JSON in UTF-8: {what[:200]}") from None
-        question = self._abilities.asks[name](check(value, self._schemas[name]))
-        tokens = sum(question.costs)
+        job = self._abilities.endpoints[name](check(value, self._schemas[name]))
+        tokens = sum(job.costs)
         if name != "explain":
-            self._abilities.within(tokens)
-        self._figures.tokens.observe(tokens)
-        self._figures.tokenization.observe(time.perf_counter() - begin)
-        return question
+            self._abilities.check_tokens(tokens)
+        self._metrics.tokens.observe(tokens)
+        self._metrics.tokenization.observe(time.perf_counter() - begin)
+        return job
 
-    async def _rows(self, batcher: Batcher, question: InferenceJob, request: Request) -> list[Any]:
-        """What is computed for a question, as long as somebody waits for it."""
-        future = batcher.submit(question.compute, question.units, question.costs)
-        gone = asyncio.ensure_future(_gone(request))
-        gone.add_done_callback(lambda _: future.cancel())  # nothing happens if it is done
+    async def _results(self, batcher: Batcher, job: InferenceJob, request: Request) -> list[Any]:
+        """The results of a job. It is cancelled when the client closes the connection."""
+        future = batcher.submit(job.compute, job.units, job.costs)
+        closed = asyncio.ensure_future(_wait_until_closed(request))
+        closed.add_done_callback(lambda _: future.cancel())  # no effect on a finished future
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            if gone.done():
-                raise HTTPException(GONE, "nobody waits for the answer") from None
+            if closed.done():
+                raise HTTPException(CLIENT_CLOSED, "the client has closed the connection") from None
             raise
         except BertworksError:
             raise
         except Exception as error:
-            logging.getLogger("bertworks.serve").exception("the computation failed")
+            _LOG.exception("the computation failed")
             raise BertworksError("the computation failed; the server's log says how") from error
         finally:
-            gone.cancel()
+            closed.cancel()
 
     async def _health(self, _: Request) -> Response:
-        now = time.monotonic()
         since = [batcher.busy_since for batcher in self._batchers.values() if batcher.busy_since is not None]
-        if since and now - min(since) > STUCK_SECONDS:
-            raise HTTPException(503, f"a computation has been going on for {now - min(since):.0f} seconds")
+        seconds = time.monotonic() - min(since) if since else 0
+        if seconds > STUCK_SECONDS:
+            raise HTTPException(503, f"a computation has been going on for {seconds:.0f} seconds")
         if not all(batcher.alive for batcher in self._batchers.values()):
-            raise HTTPException(503, "nobody computes any more")
+            raise HTTPException(503, "a computing thread has ended")
         return _json({"status": "ok"})
 
-    async def _metrics(self, _: Request) -> Response:
-        return Response(self._figures.text(), media_type=CONTENT_TYPE_LATEST)
+    async def _prometheus(self, _: Request) -> Response:
+        return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
-    def _absent(self, path: str) -> Route:
-        """A path of other models: asked for, it says what this one offers."""
-        i = self._abilities.info
-        what = f"this server's model ({i['task']}) does not offer {path}; it offers {', '.join(i['abilities'])}"
+    def _not_offered(self, path: str) -> Route:
+        """A path of other models. Its answer names what this model offers."""
+        info = self._abilities.info
+        offered = ", ".join(info["abilities"])
+        what = f"this server's model ({info['task']}) does not offer {path}; it offers {offered}"
+        return Route(path, _constant(error_body(path, "Backend", what), 424), methods=["POST"])
 
-        async def endpoint(request: Request) -> Response:
-            return _json(error_body(request.url.path, "Backend", what), 424)
+    def _server_info(self) -> dict[str, Any]:
+        """The server's part of /info."""
+        return {
+            "max_concurrent_requests": self._limits.requests,
+            "max_batch_tokens": self._limits.batch_tokens,
+            "max_client_batch_size": self._limits.texts,
+            "auto_truncate": True,
+            "tokenization_workers": READERS,
+            "limits": asdict(self._limits),
+        }
 
-        return Route(path, endpoint, methods=["POST"])
 
-
-async def _gone(request: Request) -> None:
-    """Until the client of a request whose body was read has closed its connection."""
+async def _wait_until_closed(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 class _NoJSONError(UsageError):
-    """A body that cannot even be read."""
+    """The body is not JSON."""
 
 
-def _no_number(name: str) -> None:
+def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no number of JSON")
 
 
-def _written(question: InferenceJob, rows: list[Any]) -> bytes:
-    """In a thread that writes. A list is written item by item, for the encoder lets no other thread run."""
+def _encode_answer(job: InferenceJob, results: list[Any]) -> bytes:
+    """Called in a thread of the readers. A list is encoded item by item: the encoder lets no other thread run."""
     try:
-        return _encoded(question.answer(rows))
-    except ValueError as error:  # NaN, which no network should give, and no JSON can say
+        return _encode(job.answer(results))
+    except ValueError as error:  # NaN, which a network should not give, is not JSON
         raise BertworksError(f"the answer cannot be written: {error}") from None
 
 
-def _encoded(value: Any) -> bytes:
+def _encode(value: Any) -> bytes:
     if isinstance(value, dict):
-        return b"{" + b",".join(_dumped(name) + b":" + _encoded(one) for name, one in value.items()) + b"}"
-    if isinstance(value, list):
-        return b"[" + b",".join(map(_dumped, value)) + b"]"
-    return _dumped(value)
+        return b"{" + b",".join(_dumps(name) + b":" + _encode(item) for name, item in value.items()) + b"}"
+    return b"[" + b",".join(map(_dumps, value)) + b"]" if isinstance(value, list) else _dumps(value)
 
 
-def _dumped(value: Any) -> bytes:
-    if isinstance(value, np.ndarray):  # a vector of float32, which nine digits tell exactly
+def _dumps(value: Any) -> bytes:
+    if isinstance(value, np.ndarray):  # a vector of float32, exact with nine digits
         if not np.isfinite(value).all():
             raise ValueError("a vector is not finite")
         return b"[" + b",".join([b"%.9g"] * len(value)) % tuple(value.tolist()) + b"]"
@@ -284,22 +292,16 @@ def _dumped(value: Any) -> bytes:
 
 
 def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(_dumped(value), status, headers, "application/json")
+    return Response(_dumps(value), status, headers, "application/json")
 
 
-def _refusal(path: str, error: BertworksError) -> Response:
-    """An error of ours as a response."""
-    match error:
-        case OverloadedError():
-            status, kind, headers = 429, "Overloaded", {"retry-after": str(error.seconds)}
-        case _NoJSONError():
-            status, kind, headers = 400, "Validation", {}
-        case RequestTooLargeError():
-            status, kind, headers = 413, "Validation", {}
-        case UsageError():
-            status, kind, headers = 422, "Validation", {}
-        case _:
-            status, kind, headers = 424, "Backend", {}
+def _error_response(path: str, error: BertworksError) -> Response:
+    status, kind, headers = 424, "Backend", dict[str, str]()
+    if isinstance(error, OverloadedError):
+        status, kind, headers = 429, "Overloaded", {"retry-after": str(error.seconds)}
+    elif isinstance(error, UsageError):
+        kind = "Validation"
+        status = {_NoJSONError: 400, RequestTooLargeError: 413}.get(type(error), 422)
     what = error.what + (f" ({error.hint})" if error.hint else "")
     return _json(error_body(path, kind, what), status, headers)
 
@@ -309,36 +311,92 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     return _json(error_body(request.url.path, kind, str(error.detail)), error.status_code, error.headers)
 
 
-async def _fault(request: Request, error: Exception) -> Response:
-    logging.getLogger("bertworks.serve").error("a fault of bertworks", exc_info=error)
-    return _json(error_body(request.url.path, "Backend", "a fault of bertworks; the server's log says which"), 500)
+async def _internal_error(request: Request, error: Exception) -> Response:
+    _LOG.error("an error in bertworks", exc_info=error)
+    return _json(error_body(request.url.path, "Backend", "an error in bertworks; see the server's log"), 500)
 
 
-def _constant(value: Any) -> Endpoint:
-    content = _dumped(value)
-
-    async def endpoint(_: Request) -> Response:
-        return Response(content, media_type="application/json")
-
-    return endpoint
+def _constant(value: Any, status: int = 200) -> Endpoint:
+    return _static(_dumps(value), "application/json", status)
 
 
 def _file(path: Path) -> Endpoint:
-    content = path.read_bytes()
+    return _static(path.read_bytes(), TYPES.get(path.suffix, "application/octet-stream"))
 
+
+def _static(content: bytes, media_type: str, status: int = 200) -> Endpoint:
     async def endpoint(_: Request) -> Response:
-        return Response(content, media_type=TYPES.get(path.suffix, "application/octet-stream"))
+        return Response(content, status, media_type=media_type)
 
     return endpoint
 
 
-def _facts(limits: Limits) -> dict[str, Any]:
-    """What /info says of the server."""
-    return {
-        "max_concurrent_requests": limits.requests,
-        "max_batch_tokens": limits.batch_tokens,
-        "max_client_batch_size": limits.texts,
-        "auto_truncate": True,
-        "tokenization_workers": READERS,
-        "limits": asdict(limits),
-    }
+class Connection(HttpToolsProtocol):
+    """A connection that is closed if the head of a request does not arrive in HEAD_SECONDS, counted from its first byte
+    or from the start of the connection; if the rest of a body that is not read does not; and if the lines before or
+    after a body are too long."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _in_request = _in_body = False
+    _requests = _head_bytes = _unparsed_bytes = 0  # finished requests; bytes of this head; bytes not parsed yet
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._start_timer()
+
+    def data_received(self, data: bytes) -> None:
+        requests, self._unparsed_bytes = self._requests, self._unparsed_bytes + len(data)
+        super().data_received(data)
+        if self._unparsed_bytes > HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("A line is too long.")
+        is_unread_body = self._in_body and self.cycle.response_complete
+        is_head = not self._in_body and (self._in_request or self._requests == requests)  # or blank lines
+        if is_unread_body or is_head:
+            self._start_timer()
+        else:
+            self._stop_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def on_message_begin(self) -> None:
+        self._in_request, self._in_body, self._head_bytes = True, False, 0
+        super().on_message_begin()
+
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value))
+        if not self._in_body:  # uvicorn would take a line after the body for a header
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._in_body = True
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._unparsed_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._in_request = self._in_body = False
+        self._requests, self._unparsed_bytes = self._requests + 1, 0
+        super().on_message_complete()
+
+    def _count(self, size: int) -> None:
+        """Raises ValueError if the head is too long: the parser answers with status 400."""
+        self._head_bytes, self._unparsed_bytes = self._head_bytes + size, 0
+        if self._head_bytes > HEAD_BYTES:
+            raise ValueError
+
+    def _start_timer(self) -> None:
+        if self._timer is None:
+            self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

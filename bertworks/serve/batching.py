@@ -1,4 +1,8 @@
-"""Many small jobs -> batches, in threads. A job gets a future; it is refused if its result would take too long."""
+"""Many small jobs -> batches, in threads.
+
+- `InferenceJob`: what a request computes; `Limits`: of requests and of the server
+- `Batcher`: a job gets a future; it is refused if its result would take too long
+"""
 
 import threading
 import time
@@ -6,30 +10,60 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, UsageError
 from bertworks.training.device import lower_thread_priority
 
-Compute = Callable[[Sequence[Any]], Sequence[Any]]  # for each unit what the network says of it, whatever the others are
-SPEED_MEMORY = 0.8  # share of the old speed in the new one, after each batch
-SMALL_BATCH = 256  # cost of a batch while little waits: who comes meanwhile waits for all of it
-BATCH_SHARE = 0.25  # of what waits, for all threads together: the more waits, the more the work as such counts
-LONGEST_WAIT = 5.0  # times the patience after which a question that nobody got to is given back
-LARGE_WAIT = 4.0  # times the patience that all that waits may take when a question larger than a batch comes
+Compute = Callable[[Sequence[Any]], Sequence[Any]]  # units -> a result for each, whatever the other units are
+SPEED_MEMORY = 0.8  # weight of the old speed in the moving average, after each batch
+SMALL_BATCH = 256  # cost of a batch while little waits: a request that arrives meanwhile waits for all of it
+BATCH_FRACTION = 0.25  # of what waits, for all threads together: under load, throughput counts more
+LONGEST_WAIT = 5.0  # times the patience after which a job that no batch has taken is refused
+LARGE_WAIT = 4.0  # times the patience that may wait in total when a job larger than a batch arrives
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of one request; and of the server: `batch_tokens` are computed together, up to `requests` are accepted at
+    the same time, and none that would have to wait for more than `patience` seconds."""
+
+    body_bytes: int = 2_000_000
+    texts: int = 2048
+    tokens: int = 65_536  # of all its texts, in all windows
+    k: int = 100  # results of one query
+    explained_tokens: int = 128
+    batch_tokens: int = 4096
+    requests: int = 512
+    patience: float = 2.0
+
+
+class RequestTooLargeError(UsageError):
+    """A request is larger than the limits allow."""
 
 
 class OverloadedError(BertworksError):
-    """More is waiting than can be answered soon.
+    """More is waiting than can be computed soon.
 
     Attributes:
-        seconds: after which it may be otherwise, 1 at least.
+        seconds: after which a client may try again, at least 1.
     """
 
     def __init__(self, seconds: float = 1):
-        super().__init__("more is asked than can be answered soon", hint="ask again later")
+        super().__init__("the server has more requests than it can answer soon", hint="try again later")
         self.seconds = max(1, round(seconds))
+
+
+@dataclass(frozen=True)
+class InferenceJob:
+    """What a request computes. `compute(units)` gives a result for each unit; units of other jobs may be in the same
+    call. `answer(results)` is a JSON value, or a list of vectors. `costs`: of each unit, in tokens; 1 without a
+    network."""
+
+    answer: Callable[[Sequence[Any]], Any]
+    units: Sequence[Any] = ()
+    costs: Sequence[int] = ()
+    compute: Compute = list
 
 
 @dataclass(eq=False)
@@ -38,29 +72,27 @@ class _PendingJob:
     units: Sequence[Any]
     costs: Sequence[int]
     since: float
-    taken: int = 0  # units that are in a batch, or were in one
-    found: dict[int, Any] = field(default_factory=dict)  # by the place of the unit: batches end in any order
-    over: bool = False  # it has its answer, or its error
+    taken: int = 0  # units that are, or were, in a batch
+    results: dict[int, Any] = field(default_factory=dict)  # unit number -> result: batches end in any order
+    finished: bool = False  # with results or an error
     future: "Future[list[Any]]" = field(default_factory=Future)
 
 
-_Part = tuple[_PendingJob, int, int]  # units of a question: the first, and the one behind the last
+_Part = tuple[_PendingJob, int, int]  # units of a job: the first, and the end
 
 
 class Batcher:
-    """`submit` puts a question to its end; threads take from all that wait, in turn, as many units as a batch may
-    have, so that a small question need not wait for a large one. Units of one batch have equal `compute`, which several
-    threads call at once. If it fails the questions of the batch are computed each on its own, and the error is that of
-    whom it belongs to.
+    """Computes jobs in threads. Each thread takes units from all waiting jobs, in turn, until the batch is full: a
+    small job need not wait for a large one. All units of a batch have equal `compute`, which several threads may call
+    at the same time. If a batch fails, its jobs are computed one by one: only the job that causes the error gets it.
 
     Args:
-        batch_cost: at most, of the units of a batch, in tokens or whatever costs are given in; one unit may be more.
-            Less while little waits.
-        patience: seconds after which a question should be answered: more than can be done in that time does not wait
-            here. How much that is, is learned from the batches.
-        observe: is told units, cost and seconds of each batch, in the thread that computed it.
-        workers: threads, each with a batch of its own.
-        sharing: is told before each batch, in the thread that will compute it, how many are computed at once.
+        batch_cost: maximum cost of a batch; a single unit may cost more. Batches are smaller while little waits.
+        patience: seconds in which a job should be finished. A job that would take longer is refused. The speed is
+            measured with the batches.
+        observe: called with units, cost and seconds of each batch, in the thread that computed it.
+        workers: number of threads, each with its own batch.
+        sharing: called before each batch, in its thread, with the number of batches computed at the same time.
     """
 
     def __init__(
@@ -73,10 +105,10 @@ class Batcher:
         sharing: Callable[[int], object] = lambda batches: None,
     ):
         self.batch_cost, self.patience, self._observe, self._sharing = batch_cost, patience, observe, sharing
-        self.speed = batch_cost / patience  # cost in a second; this, until the first batch
+        self.speed = batch_cost / patience  # cost per second; this value until the first batch
         self.cost = 0  # of all that waits or is computed
-        self.load = 0  # the same, but of each question at most a batch: for more nobody has to wait
-        self._busy = dict[threading.Thread, float]()  # since when
+        self.load = 0  # the same, but at most a batch of each job: no job has to wait for more
+        self._busy = dict[threading.Thread, float]()  # thread -> start of its batch
         self._waiting: deque[_PendingJob] = deque()
         self._changed, self._open = threading.Condition(), True
         self._threads = [threading.Thread(target=self._work, daemon=True, name="batcher") for _ in range(workers)]
@@ -85,60 +117,60 @@ class Batcher:
 
     @property
     def full(self) -> bool:
-        """Whether a further question would have to wait too long."""
+        """Whether another job would have to wait too long."""
         return self.load > self.speed * self.patience
 
     @property
     def overloaded(self) -> OverloadedError:
-        """What to tell whom there is no place for."""
+        """The error of a job that is refused now."""
         return OverloadedError(self.load / self.speed - self.patience)
 
     @property
     def alive(self) -> bool:
-        """Whether everybody is there who computes."""
+        """Whether all threads are running."""
         return all(thread.is_alive() for thread in self._threads) or not self._open
 
     @property
     def busy_since(self) -> float | None:
-        """When the oldest batch began that is computed now."""
+        """The start of the oldest batch that is being computed."""
         return min(list(self._busy.values()), default=None)
 
     def submit(self, compute: Compute, units: Sequence[Any], costs: Sequence[int]) -> "Future[list[Any]]":
-        """The future of what `compute` gives for the units, in their order. Who cancels it makes room for others.
+        """The future of the results of the units, in order. Cancel it to make room for others.
 
         Raises:
             OverloadedError: too much is waiting, or the batcher is closed.
         """
-        question = _PendingJob(compute, units, costs, time.monotonic())
+        job = _PendingJob(compute, units, costs, time.monotonic())
         if not units:
-            question.future.set_result([])
-            return question.future
+            job.future.set_result([])
+            return job.future
         cost = sum(costs)
         with self._changed:
-            late = cost > self.batch_cost and self.cost > LARGE_WAIT * self.patience * self.speed
-            if self.full or late or not self._open:
+            is_late = cost > self.batch_cost and self.cost > LARGE_WAIT * self.patience * self.speed
+            if self.full or is_late or not self._open:
                 raise self.overloaded
             self.cost += cost
             self.load += min(cost, self.batch_cost)
-            self._waiting.append(question)
+            self._waiting.append(job)
             self._changed.notify()
-        question.future.add_done_callback(lambda future: self._forget(question) if future.cancelled() else None)
-        return question.future
+        job.future.add_done_callback(lambda future: self._drop(job, self.overloaded) if future.cancelled() else None)
+        return job.future
 
     def close(self) -> None:
-        """Nothing more is taken; what waits is answered."""
+        """Refuse new jobs. Waiting jobs are still computed."""
         with self._changed:
             self._open = False
             self._changed.notify_all()
 
     def _work(self) -> None:
-        lower_thread_priority()  # or who only asks for the time of day waits until a product is done
+        lower_thread_priority()  # or short requests wait until a matrix product is finished
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting or not self._open)
                 if not self._waiting:
                     return
-                parts = self._next()
+                parts = self._next_batch()
                 if not parts:
                     continue
                 self._busy[threading.current_thread()] = time.monotonic()
@@ -147,101 +179,94 @@ class Batcher:
                     self._changed.notify()
                     batches += 1
             self._sharing(batches)
-            self._answer(parts, batches)
+            self._compute_batch(parts, batches)
 
-    def _next(self) -> list[_Part]:
-        """Of every question that waits, in turn, a unit more, until the batch is full."""
+    def _next_batch(self) -> list[_Part]:
+        """One more unit of each waiting job, in turn, until the batch is full."""
         now, counts = time.monotonic(), dict[_PendingJob, int]()
-        budget = min(self.batch_cost, max(SMALL_BATCH, BATCH_SHARE * self.load / len(self._threads)))
+        budget = min(self.batch_cost, max(SMALL_BATCH, BATCH_FRACTION * self.load / len(self._threads)))
         compute = self._waiting[0].compute
-        rest: deque[_PendingJob] = deque()
+        others: deque[_PendingJob] = deque()
         while self._waiting:
-            one = self._waiting.popleft()
-            if not one.taken and now - one.since > LONGEST_WAIT * self.patience:
-                self._give_back(one, self.overloaded)
+            job = self._waiting.popleft()
+            if not job.taken and now - job.since > LONGEST_WAIT * self.patience:
+                self._drop(job, self.overloaded)
                 continue
-            cost = one.costs[one.taken]
-            same = one.compute == compute  # not `is`: a method is another object each time it is asked for
-            if not same or (cost > budget and counts):
-                rest.append(one)
-                if same:
+            cost = job.costs[job.taken]
+            is_same = job.compute == compute  # not `is`: each access to a method creates a new object
+            if not is_same or (cost > budget and counts):
+                others.append(job)
+                if is_same:
                     break  # it is the first of the next batch
                 continue
             budget -= cost
-            counts[one] = counts.get(one, 0) + 1
-            one.taken += 1
-            if one.taken < len(one.units):
-                self._waiting.append(one)
-        self._waiting.extendleft(reversed(rest))
-        return [(one, one.taken - count, one.taken) for one, count in counts.items()]
+            counts[job] = counts.get(job, 0) + 1
+            job.taken += 1
+            if job.taken < len(job.units):
+                self._waiting.append(job)
+        self._waiting.extendleft(reversed(others))
+        return [(job, job.taken - count, job.taken) for job, count in counts.items()]
 
-    def _answer(self, parts: list[_Part], batches: int) -> None:
+    def _compute_batch(self, parts: list[_Part], batches: int) -> None:
         begin = time.monotonic()
-        units = [unit for one, first, end in parts for unit in one.units[first:end]]
-        cost, failure, rows = sum(sum(one.costs[first:end]) for one, first, end in parts), None, list[Any]()
+        units = [unit for job, first, end in parts for unit in job.units[first:end]]
+        cost = sum(sum(job.costs[first:end]) for job, first, end in parts)
+        results: Sequence[Any] | Exception
         try:
-            rows = list(_computed(parts[0][0].compute, units))
+            results = _compute(parts[0][0].compute, units)
         except Exception as error:
-            failure = error
+            results = error
         seconds = time.monotonic() - begin
-        with self._changed:  # before anybody is answered, who may ask at once for more
+        with self._changed:  # before the answers: a client may send its next request at once
             self.cost -= cost
-            speed = batches * cost / max(seconds, 1e-6)  # of all, while so many compute
+            speed = batches * cost / max(seconds, 1e-6)  # of all threads that compute
             self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * speed
         self._observe(len(units), cost, seconds)
-        if failure is not None:
-            self._answer_alone(parts, failure)
-        else:
-            each = iter(rows)
-            for one, first, end in parts:
-                self._found(one, first, list(islice(each, end - first)))
+        start = 0
+        for job, first, end in parts:
+            if not isinstance(results, Exception):
+                self._add_results(job, first, results[start : start + end - first])
+            elif len(parts) == 1:
+                self._drop(job, results)
+            else:
+                try:
+                    self._add_results(job, first, _compute(job.compute, job.units[first:end]))
+                except Exception as error:
+                    self._drop(job, error)
+            start += end - first
         del self._busy[threading.current_thread()]
 
-    def _answer_alone(self, parts: list[_Part], error: Exception) -> None:
-        for one, first, end in parts:
-            if len(parts) > 1:
-                try:
-                    self._found(one, first, _computed(one.compute, one.units[first:end]))
-                    continue
-                except Exception as its_own:
-                    error = its_own
-            with self._changed:
-                self._give_back(one, error)
-
-    def _found(self, one: _PendingJob, first: int, rows: Sequence[Any]) -> None:
+    def _add_results(self, job: _PendingJob, first: int, results: Sequence[Any]) -> None:
         with self._changed:
-            one.found.update(enumerate(rows, first))
-            if one.over or len(one.found) < len(one.units):
+            job.results.update(enumerate(results, first))
+            if job.finished or len(job.results) < len(job.units):
                 return
-            one.over = True
-            self.load -= min(sum(one.costs), self.batch_cost)
-        if one.future.set_running_or_notify_cancel():
-            one.future.set_result([one.found[place] for place in range(len(one.units))])
+            job.finished = True
+            self.load -= min(sum(job.costs), self.batch_cost)
+        if job.future.set_running_or_notify_cancel():
+            job.future.set_result([job.results[number] for number in range(len(job.units))])
 
-    def _forget(self, one: _PendingJob) -> None:
+    def _drop(self, job: _PendingJob, error: Exception) -> None:
+        """End a job with an error, and remove its units that are in no batch yet."""
         with self._changed:
-            self._give_back(one, self.overloaded)  # which nobody sees
-
-    def _give_back(self, one: _PendingJob, error: Exception) -> None:
-        """A question that is not answered is out of the way, with all units that are in no batch yet."""
-        if one.over:
-            return
-        one.over = True
-        self.cost -= sum(one.costs[one.taken :])
-        self.load -= min(sum(one.costs), self.batch_cost)
-        if one in self._waiting:
-            self._waiting.remove(one)
-        if one.future.set_running_or_notify_cancel():
-            one.future.set_exception(error)
+            if job.finished:
+                return
+            job.finished = True
+            self.cost -= sum(job.costs[job.taken :])
+            self.load -= min(sum(job.costs), self.batch_cost)
+            if job in self._waiting:
+                self._waiting.remove(job)
+            if job.future.set_running_or_notify_cancel():
+                job.future.set_exception(error)
 
 
-def _computed(compute: Compute, units: Sequence[Any]) -> Sequence[Any]:
+def _compute(compute: Compute, units: Sequence[Any]) -> Sequence[Any]:
     try:
-        rows = compute(units)
+        results = compute(units)
     except Exception:
         raise
     except BaseException as error:  # a panic of a library in another language
         raise RuntimeError(repr(error)) from error
-    if len(rows) != len(units):
-        raise RuntimeError(f"{len(rows)} answers to {len(units)} units")
-    return rows
+    if len(results) != len(units):
+        raise RuntimeError(f"{len(results)} answers to {len(units)} units")
+    return results

@@ -1,18 +1,19 @@
 """Requests -> jobs, by the names of the server's paths. No HTTP, no threads.
 
-- pre-trained models: vectors, cosines, tokens for masks, with the values of Text Embeddings Inference and OpenAI
-- fine-tuned models: labels, ranks, entities, answers, with the values of Text Embeddings Inference and of Hugging
-  Face's pipelines
-- `Abilities`: all of them for one model
+- pre-trained models: vectors, cosines, tokens for masks, in the formats of Text Embeddings Inference (TEI) and OpenAI
+- fine-tuned models: labels, ranks, entities, answers, in the formats of TEI and of Hugging Face's pipelines
+- `Abilities`: all endpoints of one model
 """
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 import bertworks
 from bertworks.batching.features import Features
@@ -27,245 +28,254 @@ from bertworks.inference.predictor import Predictor, item_of
 from bertworks.inference.whitening import normalized
 from bertworks.retrieval.index import Index
 from bertworks.retrieval.ranking import Reranker, fits_pairs
-from bertworks.serve.job import (
-    DTYPES,
-    Ask,
-    InferenceJob,
-    Limits,
-    Request,
-    RequestTooLargeError,
-    Rows,
-    first_of,
-    prompt_of,
-    refuse_cut,
-    texts_of,
-)
+from bertworks.serve.batching import InferenceJob, Limits, RequestTooLargeError
 from bertworks.training.device import PrecisionOption, choose_device
 
-MOST_FILLINGS = 100  # of a mask
+Request = Mapping[str, Any]
+Endpoint = Callable[[Request], InferenceJob]
+Rows = NDArray[np.float32]
+MAX_FILLINGS = 100  # of a mask
+DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}  # the names of TEI
 
 
-class AskPretrained:
-    """What a model that was not fine-tuned can be asked."""
+def _list_of(inputs: Any) -> list[Any]:
+    return inputs if isinstance(inputs, list) else [inputs]
+
+
+def _prompt(request: Request, prompts: Mapping[str, str]) -> str | None:
+    name = request.get("prompt_name")
+    if name is not None and name not in prompts:
+        available = f"it has {', '.join(prompts)}" if prompts else "it has none"
+        raise UsageError(f"the model has no prompt {name!r:.60}: {available}")
+    return None if name is None else prompts[name]
+
+
+def _refuse_truncated(request: Request, truncated: Sequence[int]) -> None:
+    """truncated: number of tokens that do not fit, of each text."""
+    number = next((n for n, count in enumerate(truncated) if count), None)
+    if request.get("truncate") is False and number is not None:
+        what = f"text {number} is {truncated[number]} tokens too long"
+        raise RequestTooLargeError(what, hint='shorten it, or send it with "truncate"')
+
+
+def _only_first(job: InferenceJob) -> InferenceJob:
+    """The answer is the first item, not a list."""
+    return replace(job, answer=lambda rows: job.answer(rows)[0])
+
+
+class PretrainedEndpoints:
+    """The endpoints of a model that is not fine-tuned."""
 
     def __init__(self, model: LazyModel, precision: PrecisionOption = "auto"):
-        self._name, self.asks = model.name, dict[str, Ask]()
-        why: list[BertworksError] = []  # an exported model gives one of the two
+        self._name, self.endpoints = model.name, dict[str, Endpoint]()
+        errors: list[BertworksError] = []  # an exported model has one of the two abilities
         self.info: dict[str, Any] = {"labels": [], "reads": "text", "prompts": {}, "dimension": None}
+        pooling = None
         try:
             self._filler = Filler(model)
-            self.asks["fill"] = self.fill
+            self.endpoints["fill"] = self.fill
             self.info["max_input_length"] = self._filler.longest
         except BertworksError as error:
-            why.append(error)
+            errors.append(error)
         try:
             self._embedder = e = Embedder(model, precision=precision)
-            self.asks |= {"embed": self.embed, "similarity": self.similarity, "embeddings": self.embeddings}
-            self.info |= {
-                "max_input_length": e.settings.max_length,
-                "prompts": dict(e.settings.prompts),
-                "dimension": e.dimension,
-                "model_dtype": DTYPES[e.precision],
-            }
+            pooling = e.settings.pooling
+            self.endpoints |= {"embed": self.embed, "similarity": self.similarity, "embeddings": self.embeddings}
+            self.info |= {"max_input_length": e.settings.max_length, "prompts": dict(e.settings.prompts),
+                          "dimension": e.dimension, "model_dtype": DTYPES[e.precision]}  # fmt: skip
         except BertworksError as error:
-            why.append(error)
-        if not self.asks:
-            raise why[-1]
-        pooling = self._embedder.settings.pooling if "embed" in self.asks else None
+            errors.append(error)
+        if not self.endpoints:
+            raise errors[-1]
         self.info |= {"model_type": {"embedding": {"pooling": pooling}},
-                      "task": "masked-lm" if "fill" in self.asks else "embedding"}  # fmt: skip
+                      "task": "masked-lm" if "fill" in self.endpoints else "embedding"}  # fmt: skip
 
-    def _read(self, texts: list[str], request: Request) -> tuple[list[Any], list[int]]:
-        """Units and how many tokens each has."""
-        name = request.get("prompt_name")
-        prompt = None if name is None else prompt_of(request, self._embedder.settings.prompts)
-        units, cut = self._embedder.units(texts, prompt)
-        refuse_cut(request, cut)
-        return units, [len(unit[0].input_ids) for unit in units]
+    def _job(self, texts: list[str], request: Request, answer: Callable[[Rows, int], Any]) -> InferenceJob:
+        """answer: raw vectors [texts, dimension] and the number of tokens -> the answer."""
+        units, truncated = self._embedder.units(texts, _prompt(request, self._embedder.settings.prompts))
+        _refuse_truncated(request, truncated)
+        costs = [len(unit[0].input_ids) for unit in units]
+        return InferenceJob(lambda rows: answer(np.stack(rows), sum(costs)), units, costs, self._raw_vectors)
 
-    def _raw(self, units: Sequence[Any]) -> list[Rows]:
+    def _raw_vectors(self, units: Sequence[Any]) -> list[Rows]:
         return list(self._embedder.raw(units))
 
-    def _vectors(self, rows: Sequence[Rows], dimensions: int | None, normalize: bool = True) -> Rows:
-        found = np.stack(rows)[:, :dimensions]
-        return normalized(found) if normalize else found
-
     def embed(self, request: Request) -> InferenceJob:
-        units, costs = self._read(texts_of(request["inputs"]), request)
-        wanted = request["dimensions"], request["normalize"]
-        return InferenceJob(lambda rows: list(self._vectors(rows, *wanted)), units, costs, self._raw)
+        def answer(raw: Rows, _: int) -> list[Rows]:
+            vectors = raw[:, : request["dimensions"]]
+            return list(normalized(vectors) if request["normalize"] else vectors)
+
+        return self._job(_list_of(request["inputs"]), request, answer)
 
     def similarity(self, request: Request) -> InferenceJob:
         texts = [request["inputs"]["source_sentence"], *request["inputs"]["sentences"]]
-        given = {name: value for name, value in (request["parameters"] or {}).items() if value is not None}
-        units, costs = self._read(texts, {**request, **given})  # TEI has them there, but nowhere else
+        # TEI reads these settings from `parameters` here, unlike in other paths.
+        parameters = {name: value for name, value in (request["parameters"] or {}).items() if value is not None}
 
-        def answer(rows: Sequence[Rows]) -> Any:
-            first, others = np.split(self._vectors(rows, None), [1])
-            return (others @ first[0]).tolist()
+        def answer(raw: Rows, _: int) -> Any:
+            vectors = normalized(raw)
+            return (vectors[1:] @ vectors[0]).tolist()
 
-        return InferenceJob(answer, units, costs, self._raw)
+        return self._job(texts, {**request, **parameters}, answer)
 
     def embeddings(self, request: Request) -> InferenceJob:
-        units, costs = self._read(texts_of(request["input"]), request)
-
-        def answer(rows: Sequence[Rows]) -> Any:
-            vectors = self._vectors(rows, request["dimensions"]).astype("<f4")
-            coded = request["encoding_format"] == "base64"
-            shown = [base64.b64encode(v.tobytes()).decode() for v in vectors] if coded else vectors.tolist()
-            data = [{"object": "embedding", "index": n, "embedding": one} for n, one in enumerate(shown)]
-            usage = {"prompt_tokens": sum(costs), "total_tokens": sum(costs)}
+        def answer(raw: Rows, tokens: int) -> Any:
+            vectors = normalized(raw[:, : request["dimensions"]]).astype("<f4")
+            if request["encoding_format"] == "base64":
+                values = [base64.b64encode(vector.tobytes()).decode() for vector in vectors]
+            else:
+                values = vectors.tolist()
+            data = [{"object": "embedding", "index": n, "embedding": value} for n, value in enumerate(values)]
+            usage = {"prompt_tokens": tokens, "total_tokens": tokens}
             return {"object": "list", "data": data, "model": self._name, "usage": usage}
 
-        return InferenceJob(answer, units, costs, self._raw)
+        return self._job(_list_of(request["input"]), request, answer)
 
     def fill(self, request: Request) -> InferenceJob:
-        k, filler = request["top_k"], self._filler
+        filler, k = self._filler, request["top_k"]
         try:
-            asked = [filler.read(text) for text in texts_of(request["inputs"])]
-        except BertworksError as error:  # one has no mask
+            queries = [filler.read(text) for text in _list_of(request["inputs"])]
+        except BertworksError as error:  # a text without a mask
             raise UsageError(error.what, hint=error.hint) from None
-        costs = [sum(one.costs) for one in asked]
 
         def answer(rows: Sequence[Any]) -> Any:
-            found = [filler.fillings(one, row, k) for one, row in zip(asked, rows, strict=True)]
-            return found[0] if isinstance(request["inputs"], str) else found
+            return [filler.fillings(query, row, k) for query, row in zip(queries, rows, strict=True)]
 
-        return InferenceJob(answer, asked, costs, self._likeliest)
+        job = InferenceJob(answer, queries, [sum(query.costs) for query in queries], self._fillings)
+        return job if isinstance(request["inputs"], list) else _only_first(job)
 
-    def _likeliest(self, asked: Sequence[Any]) -> list[Any]:
-        return self._filler.top_tokens(asked, MOST_FILLINGS)
+    def _fillings(self, queries: Sequence[Any]) -> list[Any]:
+        return self._filler.top_tokens(queries, MAX_FILLINGS)
 
 
-class AskFinetuned:
-    """What a fine-tuned model can be asked."""
+class FinetunedEndpoints:
+    """The endpoints of a fine-tuned model."""
 
     def __init__(self, model: LazyModel, precision: PrecisionOption = "auto"):
         self._predictor = Predictor(model, precision=precision)
-        self._decoding = Decoder(self._predictor.description)
-        d = self._predictor.description
-        self.reranker = Reranker(self._predictor) if fits_pairs(d) else None
-        self.asks: dict[str, Ask] = {}
-        match d.task:
-            case "tagging" | "spans":
-                self.asks["ner"] = self.ner
-            case "qa":
-                self.asks["qa"] = self.qa
-            case _:
-                self.asks["predict"] = self.predict
+        self._config = c = self._predictor.description
+        self._decode = Decoder(c)
+        self.reranker = Reranker(self._predictor) if fits_pairs(c) else None
+        by_task: dict[str, tuple[str, Endpoint]] = {
+            "tagging": ("ner", self.ner), "spans": ("ner", self.ner), "qa": ("qa", self.qa)
+        }  # fmt: skip
+        self.endpoints: dict[str, Endpoint] = dict([by_task.get(c.task, ("predict", self.predict))])
         if self.reranker is not None:
-            self.asks["rerank"] = self.rerank
-        names = d.labels or (("LABEL_0",) if d.task == "regression" else ())
-        table = {"id2label": {str(n): name for n, name in enumerate(names)},
-                 "label2id": {name: n for n, name in enumerate(names)}}  # fmt: skip
+            self.endpoints["rerank"] = self.rerank
+        names = c.labels or (("LABEL_0",) if c.task == "regression" else ())
+        label_names = {"id2label": {str(n): name for n, name in enumerate(names)},
+                       "label2id": {name: n for n, name in enumerate(names)}}  # fmt: skip
         self.info: dict[str, Any] = {
             "model_dtype": DTYPES[self._predictor.precision],
-            "model_type": {"reranker" if self.reranker is not None else "classifier": table},
-            "max_input_length": d.max_length,
-            "task": d.task,
-            "labels": list(d.labels),
-            "reads": _reads(d),
+            "model_type": {"reranker" if self.reranker is not None else "classifier": label_names},
+            "max_input_length": c.max_length,
+            "task": c.task,
+            "labels": list(c.labels),
+            "reads": _input_kind(c),
             "prompts": {},
             "dimension": None,
         }
 
-    def _question(self, asked: Sequence[Any], request: Request, said: Callable[[Features, Rows], Any]) -> InferenceJob:
-        """said: an item and its logits -> the value of it."""
-        items = [item_of(one, number, self._predictor.description) for number, one in enumerate(asked)]
-        reading = self._predictor.reading
-        encoded = [one for item in items for one in reading([item])]
-        refuse_cut(request, [one.num_truncated for one in encoded])
-        # Windows of a long text are units of their own, so that it need not be computed in one go.
-        together = self._predictor.description.task == "choice"
-        parts = [[one.unit] if together else [[window] for window in one.unit] for one in encoded]
+    def _job(self, inputs: Sequence[Any], request: Request, decode: Callable[[Features, Rows], Any]) -> InferenceJob:
+        """decode: an item and its logits -> its answer."""
+        items = [item_of(value, number, self._config) for number, value in enumerate(inputs)]
+        featurize = self._predictor.reading
+        features = [item_features for item in items for item_features in featurize([item])]
+        _refuse_truncated(request, [f.num_truncated for f in features])
+        # Windows of a long text are separate units: they may be in several batches.
+        is_choice = self._config.task == "choice"
+        parts = [[f.unit] if is_choice else [[window] for window in f.unit] for f in features]
         units = [unit for part in parts for unit in part]
         edges = list(pairwise(accumulate(map(len, parts), initial=0)))
 
         def answer(rows: Sequence[Rows]) -> Any:
-            own = (np.concatenate(rows[first:end]) for first, end in edges)
-            return [said(one, logits) for one, logits in zip(encoded, own, strict=True)]
+            logits = (np.concatenate(rows[first:end]) for first, end in edges)
+            return [decode(*pair) for pair in zip(features, logits, strict=True)]
 
-        return InferenceJob(answer, units, [sum(len(one.input_ids) for one in unit) for unit in units], self._logits)
+        costs = [sum(len(example.input_ids) for example in unit) for unit in units]
+        return InferenceJob(answer, units, costs, self._logits)
 
     def _logits(self, units: Sequence[Any]) -> list[Rows]:
         return self._predictor.logits(units)
 
     def predict(self, request: Request) -> InferenceJob:
-        """TEI: a text; a list is one pair, here also a prompt with its choices; a list of lists is many items."""
-        given = request["inputs"]
-        many = isinstance(given, list) and isinstance(given[0], list)
-        found = self._question(
-            [one[0] if isinstance(one, list) and len(one) == 1 else one for one in (given if many else [given])],
-            request,
-            lambda encoded, logits: self._labels(encoded, logits, request["raw_scores"]),
-        )
-        return found if many else first_of(found)
+        """In TEI a string is a text, a list is a pair (here also a prompt with its choices), a list of lists is a list
+        of items."""
+        inputs = request["inputs"]
+        is_batch = isinstance(inputs, list) and isinstance(inputs[0], list)
+        items = [v[0] if isinstance(v, list) and len(v) == 1 else v for v in (inputs if is_batch else [inputs])]
+        job = self._job(items, request, lambda *pair: self._label_scores(*pair, raw=request["raw_scores"]))
+        return job if is_batch else _only_first(job)
 
-    def _labels(self, encoded: Features, logits: Rows, raw: bool) -> list[dict[str, Any]]:
-        d, answer = self._predictor.description, self._decoding(encoded, logits)
-        if d.task == "regression":
+    def _label_scores(self, features: Features, logits: Rows, *, raw: bool) -> list[dict[str, Any]]:
+        task, answer = self._config.task, self._decode(features, logits)
+        if task == "regression":
             return [{"score": answer["value"], "label": "LABEL_0"}]
-        choice = d.task == "choice"
-        names = encoded.item.texts[1:] if choice else d.labels
-        chances = answer["scores"] if choice else [answer["scores"][label] for label in names]
-        scores = (logits[:, 0] if choice else logits[0]).tolist() if raw else chances
-        items: list[dict[str, Any]] = [{"score": s, "label": name} for s, name in zip(scores, names, strict=True)]
+        if task == "choice":
+            names, scores, raw_scores = features.item.texts[1:], answer["scores"], logits[:, 0]
+        else:
+            names = self._config.labels
+            scores, raw_scores = [answer["scores"][label] for label in names], logits[0]
+        items: list[dict[str, Any]] = [
+            {"score": score, "label": name}
+            for score, name in zip(raw_scores.tolist() if raw else scores, names, strict=True)
+        ]
         for number, item in enumerate(items):
-            if choice:
+            if task == "choice":
                 item["index"] = number
-            if d.task == "multilabel":
+            if task == "multilabel":
                 item["given"] = item["label"] in answer["labels"]
         return sorted(items, key=lambda item: -item["score"])
 
     def rerank(self, request: Request) -> InferenceJob:
-        texts, labels = request["texts"], self._predictor.description.labels
+        texts, labels = request["texts"], self._config.labels
 
-        def score(encoded: Features, logits: Rows) -> float:
-            number = logits[0, 1:] - logits[0, :1] if labels else logits[0]
-            return float(number[0] if request["raw_scores"] else sigmoid(number)[0])
+        def score(_: Features, logits: Rows) -> float:
+            value = logits[0, 1:] - logits[0, :1] if labels else logits[0]
+            return float(value[0] if request["raw_scores"] else sigmoid(value)[0])
 
-        found = self._question([(request["query"], text) for text in texts], request, score)
+        job = self._job([(request["query"], text) for text in texts], request, score)
 
         def answer(rows: Sequence[Rows]) -> Any:
-            scores = found.answer(rows)
+            scores = job.answer(rows)
             order = sorted(range(len(texts)), key=lambda n: -scores[n])
-            shown = [{"text": texts[n]} if request["return_text"] else {} for n in order]
-            return [{"index": n, "score": scores[n], **more} for n, more in zip(order, shown, strict=True)]
+            items: list[dict[str, Any]] = [{"index": n, "score": scores[n]} for n in order]
+            return [item | {"text": texts[item["index"]]} for item in items] if request["return_text"] else items
 
-        return InferenceJob(answer, found.units, found.costs, found.compute)
+        return replace(job, answer=answer)
 
     def ner(self, request: Request) -> InferenceJob:
-        found = self._question(texts_of(request["inputs"]), request, self._entities)
-        return found if isinstance(request["inputs"], list) else first_of(found)
+        job = self._job(_list_of(request["inputs"]), request, self._entities)
+        return job if isinstance(request["inputs"], list) else _only_first(job)
 
-    def _entities(self, encoded: Features, logits: Rows) -> list[dict[str, Any]]:
-        answer, text = self._decoding(encoded, logits), encoded.item.texts[0]
-        if is_entity_tagset(self._predictor.description.labels):
-            found = [(one["type"], one["score"], one["start"], one["end"]) for one in answer["entities"]]
+    def _entities(self, features: Features, logits: Rows) -> list[dict[str, Any]]:
+        answer, text = self._decode(features, logits), features.item.texts[0]
+        if is_entity_tagset(self._config.labels):
+            entities = [(e["type"], e["score"], e["start"], e["end"]) for e in answer["entities"]]
         else:
-            places = encoded.offsets.tolist()
-            found = [(tag, p, *at) for tag, p, at in zip(answer["tags"], answer["scores"], places, strict=True)]
-        names = ("entity_group", "score", "start", "end")
-        return [{**dict(zip(names, one, strict=True)), "word": text[one[2] : one[3]]} for one in found]
+            spans = zip(answer["tags"], answer["scores"], features.offsets.tolist(), strict=True)
+            entities = [(tag, score, start, end) for tag, score, (start, end) in spans]
+        return [
+            {"entity_group": group, "score": score, "start": start, "end": end, "word": text[start:end]}
+            for group, score, start, end in entities
+        ]
 
     def qa(self, request: Request) -> InferenceJob:
-        many, k = isinstance(request["inputs"], list), request["top_k"]
+        def decode(features: Features, logits: Rows) -> dict[str, Any]:
+            answer, k = self._decode(features, logits), request["top_k"]
+            best = {name: answer[name] for name in ("answer", "score", "start", "end")}
+            n_best = [{**other, "answer": other["text"]} for other in answer["n_best"][:k]]
+            for other in n_best:
+                del other["text"]
+            return {**best, "n_best": n_best} if k > 1 else best
 
-        def said(encoded: Features, logits: Rows) -> dict[str, Any]:
-            answer = self._decoding(encoded, logits)
-            best = [{**one, "answer": one["text"]} for one in answer["n_best"][:k]]
-            for one in best:
-                del one["text"]
-            given = {name: answer[name] for name in ("answer", "score", "start", "end")}
-            return {**given, "n_best": best} if k > 1 else given
-
-        asked = request["inputs"] if many else [request["inputs"]]
-        found = self._question([(one["question"], one["context"]) for one in asked], request, said)
-        return found if many else first_of(found)
+        inputs = [(question["question"], question["context"]) for question in _list_of(request["inputs"])]
+        job = self._job(inputs, request, decode)
+        return job if isinstance(request["inputs"], list) else _only_first(job)
 
 
-def _reads(d: TaskConfig) -> str:
-    match d.task:
+def _input_kind(c: TaskConfig) -> str:
+    match c.task:
         case "qa":
             return "question"
         case "choice":
@@ -273,21 +283,21 @@ def _reads(d: TaskConfig) -> str:
         case "tagging" | "spans":
             return "text"
         case _:
-            return {1: "text", 2: "pair"}.get(len(d.text), "text or pair") if not d.separator else "text"
+            return {1: "text", 2: "pair"}.get(len(c.text), "text or pair") if not c.separator else "text"
 
 
 class Abilities:
-    """All that a model, and an index, can be asked.
+    """All endpoints of a model and an index.
 
     Args:
         model: a folder, pre-trained, fine-tuned, exported or of sentence-transformers; `minilm`; a hub id.
-        index: the folder of an index, in which documents are found by the model that made it.
-        precision: of vectors as `Embedder` has it, of predictions as `Predictor`.
+        index: the folder of an index, searched with the model that made it.
+        precision: of vectors as in `Embedder`, of predictions as in `Predictor`.
 
     Attributes:
-        on_cpu: whether it computes there.
-        asks: by name, what makes a question of a request; it raises UsageError where the request cannot be met.
-        info: what `GET /info` says of the model.
+        on_cpu: whether the device is the CPU.
+        endpoints: name -> a function from a request to a job. It raises UsageError if the request cannot be met.
+        info: the model's part of `GET /info`.
 
     Raises:
         BertworksError: no such model or index.
@@ -306,65 +316,64 @@ class Abilities:
         self.limits, self._model = limits or Limits(), LazyModel(model, device)
         self.name, self.tokenizer = self._model.name, self._model.tokenizer
         self.on_cpu = choose_device(device).type == "cpu"
-        finetuned = self._model.has_task
-        speaker = (AskFinetuned if finetuned else AskPretrained)(self._model, precision)
-        self.asks, self.info = speaker.asks, speaker.info
+        finetuned = FinetunedEndpoints(self._model, precision) if self._model.has_task else None
+        network = finetuned or PretrainedEndpoints(self._model, precision)
+        self.endpoints, self.info = network.endpoints, network.info
         if index is not None:
-            self._add_search(Path(index), speaker, device)
+            # A fine-tuned model reranks; the index opens the model that made it.
+            opened = Index(index, model=None if finetuned else self._model, device=device)
+            self._add_search(opened, finetuned.reranker if finetuned else None)
         if not self._model.exported:
-            self.asks["explain"] = self.explain
-        self.asks |= {"tokenize": self.tokenize, "decode": self.decode}
+            self.endpoints["explain"] = self.explain
+        self.endpoints |= {"tokenize": self.tokenize, "decode": self.decode}
         self.info = {"model_id": self.name, "model_sha": None, "model_dtype": "float32", "index": None,
-                     "mask_token": self.tokenizer.special_tokens["mask_token"], "abilities": list(self.asks),
+                     "mask_token": self.tokenizer.special_tokens["mask_token"], "abilities": list(self.endpoints),
                      "vocabulary": self.tokenizer.vocab_size,
                      "version": bertworks.__version__, **self.info}  # fmt: skip
 
-    def _add_search(self, folder: Path, speaker: AskPretrained | AskFinetuned, device: str) -> None:
-        index = Index(folder, model=self._model if isinstance(speaker, AskPretrained) else None, device=device)
-        index.embedder  # noqa: B018  the wrong model is told of at once
-        second = speaker.reranker if isinstance(speaker, AskFinetuned) else None
-        facts = {"documents": len(index), "model": index.manifest.model, "rerank": second is not None}
-        self.info["index"] = {**facts, "rankings": ["hybrid", "dense", "bm25"]}
+    def _add_search(self, index: Index, reranker: Reranker | None) -> None:
+        index.embedder  # noqa: B018  report a wrong model at once
+        self.info["index"] = {"documents": len(index), "model": index.manifest.model, "rerank": reranker is not None,
+                              "rankings": ["hybrid", "dense", "bm25"]}  # fmt: skip
 
-        def compute(asked: Sequence[Request]) -> list[Any]:
+        def compute(queries: Sequence[Request]) -> list[Any]:
             return [
-                index.search(a["query"], a["k"], ranking=a["ranking"], rerank=second if a["rerank"] else None)
-                for a in asked
+                index.search(q["query"], q["k"], ranking=q["ranking"], rerank=reranker if q["rerank"] else None)
+                for q in queries
             ]
 
         def search(request: Request) -> InferenceJob:
-            if request["rerank"] and second is None:
-                raise UsageError("this server's model cannot read again what was found", hint='leave "rerank" out')
+            if request["rerank"] and reranker is None:
+                raise UsageError("this server's model cannot rerank documents", hint='leave "rerank" out')
             return InferenceJob(lambda rows: rows[0], [request], [1], compute)
 
-        self.asks["search"] = search
+        self.endpoints["search"] = search
 
     def explain(self, request: Request) -> InferenceJob:
-        texts = texts_of(request["inputs"])
-        self.within(sum(map(len, self.tokenizer.ids(texts))), self.limits.explained_tokens)
+        texts = _list_of(request["inputs"])
+        self.check_tokens(sum(map(len, self.tokenizer.ids(texts))), self.limits.explained_tokens)
         return InferenceJob(lambda rows: rows[0], [(texts, request)], [1], self._explanations)
 
-    def _explanations(self, asked: Sequence[tuple[list[str], Request]]) -> list[dict[str, Any]]:
-        return [self._explanation(texts, request) for texts, request in asked]
+    def _explanations(self, units: Sequence[tuple[list[str], Request]]) -> list[dict[str, Any]]:
+        return [self._explanation(texts, request) for texts, request in units]
 
     def _explanation(self, texts: list[str], request: Request) -> dict[str, Any]:
-        found = explain(self._model, *texts, target=request["target"], baseline=request["baseline"])
-        nothing = dict.fromkeys(("gradients", "completeness_error", "steps", "occlusion", "attention", "similarity"))
-        maps = found.maps() if request["maps"] else {}
-        size = {"layers": len(found.attention), "heads": len(found.attention[0])}
-        return {**nothing, **found.as_dict(), "model": self.name, "tokens": found.tokens, "spans": found.spans,
-                **size, **maps}  # fmt: skip
+        e = explain(self._model, *texts, target=request["target"], baseline=request["baseline"])
+        absent = dict.fromkeys(("gradients", "completeness_error", "steps", "occlusion", "attention", "similarity"))
+        maps = e.maps() if request["maps"] else {}
+        size = {"layers": len(e.attention), "heads": len(e.attention[0])}
+        return {**absent, **e.as_dict(), "model": self.name, "tokens": e.tokens, "spans": e.spans, **size, **maps}
 
     def tokenize(self, request: Request) -> InferenceJob:
-        t, prompt = self.tokenizer, prompt_of(request, self.info.get("prompts", ()))
-        encodings = t.encode_batch([prompt + text for text in texts_of(request["inputs"])])
-        self.within(sum(len(one.ids) for one in encodings))
+        t, prompt = self.tokenizer, _prompt(request, self.info.get("prompts", {})) or ""
+        encodings = t.encode_batch([prompt + text for text in _list_of(request["inputs"])])
+        self.check_tokens(sum(len(encoding.ids) for encoding in encodings))
         tokens = [
             [
                 {"id": n, "text": t.tokens[n], "special": n in t.special_ids,
-                 "start": None if added else place[0], "stop": None if added else place[1]}
-                for n, place, added in zip(e.ids, e.offsets, e.special_tokens_mask, strict=True)
-                if request["add_special_tokens"] or not added
+                 "start": None if is_added else span[0], "stop": None if is_added else span[1]}
+                for n, span, is_added in zip(e.ids, e.offsets, e.special_tokens_mask, strict=True)
+                if request["add_special_tokens"] or not is_added
             ]
             for e in encodings
         ]  # fmt: skip
@@ -375,8 +384,8 @@ class Abilities:
         texts = [self.tokenizer.decode(ids, skip_special_tokens=request["skip_special_tokens"]) for ids in many]
         return InferenceJob(lambda _: texts)
 
-    def within(self, tokens: int, most: int | None = None) -> None:
-        """Raises TooMuchError where a request has more tokens than it may."""
-        most = self.limits.tokens if most is None else most
-        if tokens > most:
-            raise RequestTooLargeError(f"{tokens:,} tokens: expected {most:,} at most", hint="send less at once")
+    def check_tokens(self, tokens: int, limit: int | None = None) -> None:
+        """Raises RequestTooLargeError if a request has too many tokens."""
+        limit = self.limits.tokens if limit is None else limit
+        if tokens > limit:
+            raise RequestTooLargeError(f"{tokens:,} tokens: expected {limit:,} at most", hint="send less at once")

@@ -1,6 +1,6 @@
-"""The process of a server for one model: its port, its end, and its log.
+"""The process of a server for one model: port, shutdown and log.
 
-The log is JSON lines on standard error, written by a thread, so that no request waits for it.
+The log is JSON lines on standard error, written by a thread: no request waits for it.
 """
 
 import gc
@@ -23,23 +23,31 @@ from typing import Any
 
 from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.events import Event
+from bertworks.serve.batching import Limits
 from bertworks.serve.endpoints import Abilities
-from bertworks.serve.job import Limits
 from bertworks.training.device import PrecisionOption
 
-MOST = 10_000  # lines that wait; more of them are lost, and counted
-PAUSE = 0.05  # seconds in which lines come together: a thread that is woken by each of them would hold up the others
-RETRY = 0.5  # seconds, after a write that failed
-_AT_ONCE = 100  # lines
-PATIENCE = 1.0  # seconds, at the end, for who does not read
+MAX_LINES = 10_000  # that wait; further lines are dropped and counted
+PAUSE = 0.05  # seconds to collect lines: waking the thread for each line would slow down the other threads
+RETRY = 0.5  # seconds, after a failed write
+FLUSH_SECONDS = 1.0  # at the end, if the log is read slowly
+_LINES_PER_WRITE = 100
+IDLE_SECONDS = 75  # before an idle connection is closed: longer than in proxies (60), which else may use a connection
+# that is being closed
+MAX_FILES = 1 << 16  # open at the same time: more than the accepted requests
+DRAIN_SECONDS = 8  # to answer accepted requests after SIGTERM
+_SETTINGS: dict[str, Any] = {  # of uvicorn
+    "ws": "none", "lifespan": "off", "loop": "auto", "log_config": None, "access_log": False, "server_header": False,
+    "proxy_headers": False, "timeout_keep_alive": IDLE_SECONDS, "timeout_graceful_shutdown": DRAIN_SECONDS,
+}  # fmt: skip
 
 
-class _Lines(logging.Formatter):
+class _JSONFormatter(logging.Formatter):
     """One JSON object for each record."""
 
     def format(self, record: logging.LogRecord) -> str:
-        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        line = {"time": at, "level": record.levelname.lower(), "message": record.getMessage()}
+        time_ = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": time_, "level": record.levelname.lower(), "message": record.getMessage()}
         line |= getattr(record, "fields", {})
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
@@ -47,76 +55,67 @@ class _Lines(logging.Formatter):
 
 
 class LogHandler(logging.Handler):
-    """Keeps lines until they are written. Where a reader is too slow for MOST of them, later ones are lost, and the
-    next line says how many."""
+    """Queues lines until a thread has written them. If MAX_LINES wait, further lines are dropped, and the next line
+    reports their number."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.setFormatter(_Lines())
+        self.setFormatter(_JSONFormatter())
         self._lines: deque[str] = deque()
-        self._lost = 0
-        self._some = threading.Event()
+        self._dropped = 0
+        self._has_lines = threading.Event()
         try:
             self._descriptor = sys.stderr.fileno()
-        except (AttributeError, OSError):  # a stand-in, such as a notebook's
+        except (AttributeError, OSError):  # a replacement without a descriptor, as in notebooks
             self._descriptor = 2
         threading.Thread(target=self._write, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Without waiting."""
-        if len(self._lines) >= MOST:
-            self._lost += 1
+        """Queue a line without waiting."""
+        if len(self._lines) >= MAX_LINES:
+            self._dropped += 1
             return
-        if self._lost:
-            lost, self._lost = self._lost, 0
-            said = {"levelname": "WARNING", "msg": "lines of the log were lost", "fields": {"lost": lost}}
-            self._lines.append(self.format(logging.makeLogRecord(said)))
+        if self._dropped:
+            dropped, self._dropped = self._dropped, 0
+            warning = {"levelname": "WARNING", "msg": "lines of the log were lost", "fields": {"lost": dropped}}
+            self._lines.append(self.format(logging.makeLogRecord(warning)))
         try:
             self._lines.append(self.format(record))
         except Exception:
-            self.handleError(record)  # as the handlers of the library do: no request fails for its log
-        self._some.set()
+            self.handleError(record)  # as in handlers of the standard library: no request fails because of its log
+        self._has_lines.set()
 
     def flush(self) -> None:
-        """Waits until all is written, for PATIENCE at most."""
-        end = time.monotonic() + PATIENCE
+        """Wait until all lines are written, for at most FLUSH_SECONDS."""
+        end = time.monotonic() + FLUSH_SECONDS
         while self._lines and time.monotonic() < end:
             time.sleep(PAUSE / 5)
 
     def _write(self) -> None:
-        """Past the buffer of `sys.stderr`, which would be locked at the end of the process, should nobody read."""
-        while self._some.wait():
+        """Write to the descriptor: the lock of `sys.stderr` would block the end of the process if the log is not
+        read."""
+        while self._has_lines.wait():
             time.sleep(PAUSE)
-            self._some.clear()
-            while count := min(len(self._lines), _AT_ONCE):
+            self._has_lines.clear()
+            while count := min(len(self._lines), _LINES_PER_WRITE):
                 content = "".join(self._lines[number] + "\n" for number in range(count)).encode()
                 while content:
                     try:
                         content = content[os.write(self._descriptor, content) :]
-                    except OSError:  # a full disk, or nobody there: lines wait, as for a slow reader
+                    except OSError:  # a full disk or a closed pipe: lines wait, as for a slow reader
                         time.sleep(RETRY)
                 for _ in range(count):
                     self._lines.popleft()
 
 
 def json_log() -> logging.Logger:
-    """The log of a server, and of uvicorn. No text that was asked about is in it."""
+    """The log of the server and of uvicorn. It holds no text of a request."""
     handler = LogHandler()
     for name in ("uvicorn", "bertworks.serve"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(logging.INFO)
     return logging.getLogger("bertworks.serve")
-
-
-IDLE_SECONDS = 75  # of a connection on which nothing more is asked: longer than proxies keep one (60), lest they ask
-# on one that is just being closed
-MOST_FILES = 1 << 16  # open at once: more than requests that are let in
-DRAIN_SECONDS = 8  # in which what was asked is answered after SIGTERM
-_SETTINGS: dict[str, Any] = {  # of uvicorn
-    "ws": "none", "lifespan": "off", "loop": "auto", "log_config": None, "access_log": False, "server_header": False,
-    "proxy_headers": False, "timeout_keep_alive": IDLE_SECONDS, "timeout_graceful_shutdown": DRAIN_SECONDS,
-}  # fmt: skip
 
 
 def serve(
@@ -130,45 +129,43 @@ def serve(
     precision: PrecisionOption = "auto",
     limits: Limits | None = None,
 ) -> Iterator[Event]:
-    """A server for a model, until SIGTERM or Ctrl-C: then what was asked is answered, and nothing more is taken. The
-    first event says where it is, the last that it has ended.
+    """Serve a model until SIGTERM or Ctrl-C. Then accepted requests are answered, and new ones are refused. The first
+    event holds the address, the last reports the end.
 
     Args:
         model: a folder, pre-trained, fine-tuned, exported or of sentence-transformers; `minilm`; a hub id.
-        host, port: where; port 0: any free one.
-        index: the folder of an index, to be searched.
+        host, port: the address; port 0: any free port.
+        index: the folder of an index to search.
         precision: see `Abilities`.
-        token: that every request has to bear; it must be there where other machines can reach the server.
+        token: required in every request; necessary if other machines can reach the server.
 
     Raises:
-        BertworksError: no such model or index, the port is taken, or the extra `serve` is not installed.
-        UsageError: no token for a server that others can reach.
+        BertworksError: no such model or index, the port is in use, or the extra `serve` is not installed.
+        UsageError: no token for a server that other machines can reach.
     """
-    if not token and not _only_here(host):
-        raise UsageError(
-            f"others can reach {host}, and there is no token", hint="set BERTWORKS_API_KEY to a long random word"
-        )
+    if not token and not _is_local(host):
+        what = f"other machines can reach {host}, and there is no token"
+        raise UsageError(what, hint="set BERTWORKS_API_KEY to a long random word")
     with optional_import("a server", '"bertworks[serve]"'):
         import uvicorn
 
-        from bertworks.serve.application import Application
-        from bertworks.serve.connections import Connection
-    with bound(host, port) as listening:  # before the model is read: a port that is not free is told of at once
+        from bertworks.serve.application import Application, Connection
+    with bound(host, port) as listening:  # before the model is read: report a used port at once
         abilities = Abilities(model, index=index, device=device, precision=precision, limits=limits)
         application = Application(abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit)
         server, log = uvicorn.Server(uvicorn.Config(application.asgi, http=Connection, **_SETTINGS)), json_log()
         _raise_fd_limit()
-        at = listening.getsockname()
-        url = f"http://[{at[0]}]:{at[1]}/" if ":" in at[0] else f"http://{at[0]}:{at[1]}/"
+        name, number = listening.getsockname()[:2]
+        url = f"http://[{name}]:{number}/" if ":" in name else f"http://{name}:{number}/"
         yield Event("note", f"{abilities.name} at {url}", {"url": url, "abilities": abilities.info["abilities"]})
-        with _stoppable(), _gc_frozen():
+        with _signals_ignored_after_shutdown(), _gc_frozen():
             server.run(sockets=[listening])
     application.close()
     log.info("stopped")
     yield Event("done", "stopped", {"requests": server.server_state.total_requests})
 
 
-def _only_here(host: str) -> bool:
+def _is_local(host: str) -> bool:
     if host == "localhost":
         return True
     try:
@@ -178,10 +175,10 @@ def _only_here(host: str) -> bool:
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """What listens there.
+    """A listening socket.
 
     Raises:
-        BertworksError: it cannot.
+        BertworksError: the address cannot be used.
     """
     name = host.strip("[]")
     family = socket.AF_INET6 if ":" in name else socket.AF_INET
@@ -189,23 +186,23 @@ def bound(host: str, port: int) -> socket.socket:
         listening = socket.create_server((name, port), family=family, backlog=2048)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise BertworksError(f"cannot serve there: {reason}", where=f"{host}:{port}", hint="--port 0") from None
-    # Connections inherit it; asyncio sets it only for sockets that it made. Without it the body of an answer would wait
-    # until the client has acknowledged the head, which it puts off for 40 ms.
+        raise BertworksError(f"cannot listen: {reason}", where=f"{host}:{port}", hint="--port 0") from None
+    # Connections inherit it; asyncio sets it only for its own sockets. Without it the body of an answer would wait
+    # until the client has acknowledged the head, which may take 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
 
 
 def _raise_fd_limit() -> None:
-    """Every connection is one."""
-    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_FILES if most == resource.RLIM_INFINITY else min(most, MOST_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, wanted), most))
+    """Every connection is an open file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
 
 
 @contextmanager
-def _stoppable() -> Iterator[None]:
-    """uvicorn, having stopped, sends itself the signal again for whoever waits for it: here that is nobody."""
+def _signals_ignored_after_shutdown() -> Iterator[None]:
+    """uvicorn raises the signal again after its shutdown. Here the shutdown is all that is needed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -219,8 +216,8 @@ def _stoppable() -> Iterator[None]:
 
 @contextmanager
 def _gc_frozen() -> Iterator[None]:
-    """What is there now, some 300,000 objects of libraries and model, is not searched for garbage, which would hold all
-    threads for a sixth of a second."""
+    """Exclude the present objects, some 300,000 of libraries and model, from garbage collection, which would stop all
+    threads for 0.17 seconds."""
     gc.collect()
     gc.freeze()
     try:

@@ -1,6 +1,6 @@
 "use strict";
-// The page of `bertworks serve`: what the served model offers, asked and shown. Text only ever becomes text; nothing is
-// loaded but what this server gives.
+// The page of `bertworks serve`: a form for each ability of the model, and its answers. Text from the model is shown as
+// text, never as markup. All files come from this server.
 
 const $ = name => document.getElementById(name);
 const percent = p => `${(100 * p).toFixed(1)}%`;
@@ -271,9 +271,9 @@ const TASKS = { classification: "one label for a text", multilabel: "labels for 
   choice: "one of several choices", "masked-lm": "words in the place of blanks", embedding: "vectors of texts" };
 const READS = { pair: ["First text", "Second text"], "text or pair": ["Text", "Second text, if there is one"],
   question: ["Question", "Passage"], choices: ["Beginning", "Choices, one a line"] };
-const TARGETS = { classification: "Another label than its answer", multilabel: "Another label than the likeliest",
+const TARGETS = { classification: "Another label than its answer", multilabel: "Another label than the most probable",
   tagging: "Another word than the first that has a tag", spans: "Another word than the first that is an entity",
-  "masked-lm": "Another word than the likeliest" };
+  "masked-lm": "Another word than the most probable" };
 const IN_ORDER = ["choice", "tagging", "spans"];  // whose answers stand in the order of the text, and not of merit
 const RANKINGS = { hybrid: "meaning and words", dense: "meaning", bm25: "words" };
 
