@@ -174,7 +174,7 @@ def _attention_exp2(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, out: Tensor) 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float) -> Tensor:
     """q [B, heads, L, d], k and v [B, heads, K, d] -> [B, heads, L, d].
 
-    mask: bool [B, 1, L or 1, K], True where a token is read; without gradients also a number that is added to the
+    mask: bool [B or 1, 1, L or 1, K], True where a token is read; without gradients also a number that is added to the
         scores.
     p: fraction of the attention probabilities that is dropped.
     """
@@ -205,7 +205,7 @@ def softmax_(scores: Tensor) -> Tensor:
 
 class _AttentionFunction(torch.autograd.Function):
     """softmax(q k' / sqrt(d) + bias) v with dropout, for q [N, L, d], k and v [N, K, d], N = B * heads, bias
-    [B, 1, L or 1, K]. Autograd would keep and read the largest tensors of the step, the [N, L, K] scores, several times
+    [B or 1, 1, L or 1, K]. Autograd would keep and read the largest tensors of the step, the [N, L, K] scores, several times
     more than is needed."""
 
     @staticmethod

@@ -117,8 +117,11 @@ class Layout:
 
     @cached_property
     def visible(self) -> Tensor | None:
-        """bool [B, 1, max_seqlen or 1, keys]: which tokens of the rectangle, after those of the memory, a token reads;
-        a place without a token reads them all. None: every place reads every place."""
+        """bool [B or 1, 1, max_seqlen or 1, keys]: which tokens of the rectangle, after those of the memory, a token
+        reads; a place without a token reads at least one. None: every place reads every place."""
+        if self.is_causal and self.memory is None:  # one mask for all: padding comes after every token
+            places = torch.arange(self.max_seqlen, device=self.cu_seqlens.device)
+            return (places[None, :] <= places[:, None])[None, None]
         if self.is_uniform and self.rank is None and (self.memory is None or self.memory.is_uniform):
             return None
         mask = self.present[:, None, None]
