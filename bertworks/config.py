@@ -62,7 +62,7 @@ def override(recipe: T, overrides: Sequence[str]) -> T:
         return recipe
     table = _as_table(asdict(recipe))  # type: ignore[call-overload]
     _set_overrides(table, parse_overrides(overrides, getattr(recipe, "ALIASES", {})))
-    return build(type(recipe), table, lambda _: getattr(recipe, "title", "--set"))
+    return build(type(recipe), table, lambda _: "--set")
 
 
 def dump_recipe(recipe: Any) -> str:

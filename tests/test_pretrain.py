@@ -297,6 +297,16 @@ def test_a_vocabulary_larger_than_the_text_gives(tmp_path: Path):
     assert model.config.vocab_size == model.tokenizer.vocab_size < 5000
 
 
+def test_a_family_that_needs_its_own_tokenizer_is_refused_at_once(tmp_path: Path):
+    (tmp_path / "t.txt").write_text("A sentence. Another one.\n" * 50)
+    recipe = write_recipe(tmp_path / "r.toml")
+    overrides = ["encoder.family=roberta", "encoder.type_vocab_size=1", "sampling.format=full_sentences"]
+    with pytest.raises(BertworksError, match="padding token has id 0") as raised:
+        run(tmp_path / "t.txt", tmp_path / "a", recipe, overrides=[*overrides, "encoder.layer_norm_eps=1e-5"])
+    assert "--tokenizer FOLDER" in str(raised.value)
+    assert not (tmp_path / "a").exists()
+
+
 def test_no_text(tmp_path: Path):
     (tmp_path / "t.txt").write_text("\n \n")
     with pytest.raises(BertworksError, match="no text"):

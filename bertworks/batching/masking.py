@@ -13,10 +13,13 @@ from bertworks.batching.sampling import Ids, Target, TokenSequence
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingConfig:
-    """rate: fraction of all tokens, [CLS] and [SEP] counted, that is predicted; exactly, not on average.
+    """Which tokens are predicted, and what the network sees in their place.
+
+    rate: fraction of all tokens, special tokens counted, that is predicted; exactly, not on average.
     max_predictions: largest number of them (`max_predictions_per_seq`; 20 at length 128 in the original); 0: no limit.
-    mask, random: fractions of the predicted tokens that become [MASK], or any token; the others stay as they are.
-    unit: what is chosen at once. "span": words in a row, `spans[k]` being the probability of k + 1 of them.
+    mask, random: fractions of the predicted tokens that become [MASK], or any token; the others stay unchanged.
+    unit: what is chosen at once: a token, a whole word, or a span of words.
+    spans: with unit "span", the probabilities of 1, 2, ... words in a row.
     dynamic: new masks in every epoch (Liu et al. 2019), or the same for each copy, as if written to disk.
     """
 
@@ -30,9 +33,9 @@ class MaskingConfig:
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
-            raise ValueError(f"rate is {self.rate}: expected a share above 0, at most 1")
+            raise ValueError(f"rate is {self.rate}: expected a fraction above 0, at most 1")
         if self.mask < 0 or self.random < 0 or self.mask + self.random > 1:
-            raise ValueError(f"mask {self.mask} and random {self.random}: expected shares that sum to at most 1")
+            raise ValueError(f"mask {self.mask} and random {self.random}: expected fractions that sum to at most 1")
         if self.max_predictions < 0:
             raise ValueError(f"max_predictions is {self.max_predictions}: expected a number of tokens, or 0")
         if not self.spans or min(self.spans) < 0 or sum(self.spans) <= 0:

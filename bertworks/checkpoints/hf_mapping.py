@@ -190,9 +190,9 @@ def is_of_optimizer(name: str) -> bool:
     return _OPTIMIZER.fullmatch(name) is not None
 
 
-def check_representable(config: EncoderConfig) -> None:
-    """Raises BertworksError for a network that the files of its family cannot describe: transformers would read another
-    one without a word."""
+def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
+    """Raises BertworksError for a network that the files of its family cannot describe, which transformers would read
+    as another one. pad_token_id: of its tokenizer; RoBERTa counts positions from it."""
     family = FAMILIES.get(config.family)
     if family is None:
         raise BertworksError(f"family is {config.family!r}: expected one of {', '.join(FAMILIES)}")
@@ -203,6 +203,12 @@ def check_representable(config: EncoderConfig) -> None:
                 f"encoder.{name} is {getattr(config, name)!r}: files of {family.model_type} can only hold {value!r}",
                 hint=f"leave encoder.{name} out",
             )
+    if family.unused_positions and pad_token_id != family.unused_positions - 1:
+        raise BertworksError(
+            f"the padding token has id {pad_token_id}: in {family.model_type} positions are counted from it, so it "
+            f"must be {family.unused_positions - 1}",
+            hint=f"use the tokenizer of a {family.model_type} model: --tokenizer FOLDER",
+        )
 
 
 def config_to_huggingface(
@@ -217,14 +223,8 @@ def config_to_huggingface(
     Raises:
         BertworksError: see `check_representable`; a padding token from which positions would be counted otherwise.
     """
-    check_representable(config)
+    check_representable(config, pad_token_id)
     family = FAMILIES[config.family]
-    if family.unused_positions and pad_token_id != family.unused_positions - 1:
-        raise BertworksError(
-            f"the padding token has id {pad_token_id}: in {family.model_type} positions are counted from it, so it "
-            f"must be {family.unused_positions - 1}",
-            hint="use the tokenizer of the model",
-        )
     settings = {theirs: getattr(config, ours) for ours, (theirs, _) in family.settings.items()}
     activations = {ours: theirs for theirs, ours in reversed(GELUS.items())}
     settings |= {family.settings["intermediate_size"][0]: config.ffn_size}

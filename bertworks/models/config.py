@@ -31,10 +31,14 @@ PoolerKind = Literal["first_tanh", "first_gelu", "first_relu", "last_tanh", "las
 class EncoderConfig:
     """The shape of a network. The defaults are those of BERT-Base (Devlin et al. 2019, section 3).
 
-    vocab_size: 0: the size of the tokenizer.
+    vocab_size: tokens; 0: those of the tokenizer.
+    hidden_size: width of the hidden states; a multiple of num_attention_heads.
+    num_hidden_layers: blocks that a token passes.
+    num_attention_heads: of every layer.
     intermediate_size: width of the feed-forward layers; 0: 4 * hidden_size.
     embedding_size: width of the embedding tables; 0: hidden_size. If it differs, a linear layer projects to hidden_size
         (ALBERT, ELECTRA).
+    max_position_embeddings: the longest sequence.
     num_hidden_groups: blocks with parameters of their own; layer i uses block i * groups // layers; 0:
         num_hidden_layers (ALBERT: 1).
     position_embedding_type: "learned", or "sinusoidal" (Vaswani et al. 2017, section 3.5).
@@ -45,6 +49,8 @@ class EncoderConfig:
     embedding_scale: token embeddings times sqrt(hidden_size) (Vaswani et al. 2017, section 3.4).
     hidden_act: "gelu" is the exact function, "gelu_tanh" its approximation in Google's released code.
     hidden_dropout, attention_dropout: probabilities of zeroing.
+    layer_norm_eps: added to the variance.
+    initializer_range: standard deviation of the initial matrices and embeddings.
     lm_head: "transform": dense, activation, norm, tied embeddings, bias; "bias": tied embeddings and bias; "plain":
         tied embeddings alone.
     pooler: which token stands for a sequence, and the activation of the dense layer over it. "last" has no such layer.

@@ -310,7 +310,7 @@ def _draft(request: Request, device: torch.device) -> _Draft:
     tokens = corpus_tokens(corpus)
     recipe = _recipe(request, device, tokens, model.config if model else None)
     vocab_size = tokenizer.vocab_size if tokenizer else recipe.vocabulary.size
-    check_representable(recipe.encoder)
+    check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else 0)  # 0: in vocabularies trained here
     _check_memory(_with_vocabulary(recipe, vocab_size), device)
     return _Draft(recipe, corpus, tokens, tokenizer, vocab_size)
 

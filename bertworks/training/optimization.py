@@ -19,6 +19,10 @@ class OptimizerConfig:
     warmup: fraction of the steps in which the rate rises linearly from 0.
     schedule: "linear" falls from the peak to 0 at the last step. "linear_from_start" is that of google-research/bert:
     the falling line begins at step 0, so that the rate drops a little where the warm-up ends.
+    weight_decay: of matrices and embeddings, not of biases and norms.
+    beta1, beta2: decay rates of the moments.
+    eps: added to the root of the second moment.
+    max_grad_norm: gradients are scaled down to this norm, of all parameters together; 0: no clipping.
     layer_decay: the rate of a layer is that of the layer above times this; heads have the full rate, the embeddings the
     smallest (Sun et al. 2019, section 5.3.3). 1: all have the same rate.
     """
@@ -31,7 +35,7 @@ class OptimizerConfig:
     beta2: float = 0.999
     eps: float = 1e-6
     bias_correction: bool = True
-    max_grad_norm: float = 1.0  # of all gradients together; 0: no clipping
+    max_grad_norm: float = 1.0
     layer_decay: float = 1.0
 
     def __post_init__(self) -> None:

@@ -17,8 +17,13 @@ HELD_OUT_LENGTH = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A part of a run: `num_steps` steps of `batch_size` sequences of at most `sequence_length` tokens. The original
-    trains 9 of 10 steps at length 128 and the rest at 512 (Devlin et al. 2019, appendix A.2)."""
+    """A part of a run. The original trains 9 of 10 steps at length 128 and the rest at 512 (Devlin et al. 2019,
+    appendix A.2).
+
+    num_steps: updates of the parameters.
+    batch_size: sequences in a step.
+    sequence_length: the largest number of tokens of a sequence, special tokens included.
+    """
 
     num_steps: int
     batch_size: int
@@ -33,8 +38,12 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
-    """phases: one after the other, under one learning-rate schedule.
+    """The steps of a run, and how they are computed.
+
+    phases: one after the other, under one learning-rate schedule.
     micro_batch_tokens: the largest number of tokens computed at once; larger batches are accumulated.
+    precision: of the network; "auto": bf16 where the hardware is faster with it.
+    gradient_checkpointing: compute each block again in the backward pass: less memory, a third more arithmetic.
     held_out_sequences: of 128 tokens, and about as many tokens in sequences of the greatest length.
     evaluate_every, save_every: in steps; 0: about twenty times in a run, and every few minutes.
     """
@@ -78,7 +87,11 @@ ObjectiveKind = Literal["masked_lm", "next_sentence"]
 
 @dataclass(frozen=True, kw_only=True)
 class ObjectiveConfig:
-    """An objective and the weight of its loss in the sum (`training.objectives.OBJECTIVES`)."""
+    """An objective (`training.objectives.OBJECTIVES`).
+
+    kind: "masked_lm" (predict masked tokens) or "next_sentence" (does segment B follow segment A?).
+    weight: the factor of its loss in the sum.
+    """
 
     kind: ObjectiveKind
     weight: float = 1.0
@@ -92,11 +105,13 @@ class ObjectiveConfig:
 class Recipe:
     """A whole pre-training: everything that decides the result, except the text.
 
+    title: a name for people.
     objectives: what is learned; (): masked_lm, and what the format of the sequences has targets for. The first one
         chooses the best checkpoint.
     initialization: "published": everything at random; "neighbours": the first layer starts with attention to the
         neighbouring tokens (`models.initialization`), which a small budget has no time to learn, and the position
         embeddings are not trained.
+    seed: of all random numbers.
     """
 
     ALIASES: ClassVar[Mapping[str, str]] = {"sampling.pairs": "sampling.format"}  # of fields, for one release
