@@ -205,8 +205,8 @@ def softmax_(scores: Tensor) -> Tensor:
 
 class _AttentionFunction(torch.autograd.Function):
     """softmax(q k' / sqrt(d) + bias) v with dropout, for q [N, L, d], k and v [N, K, d], N = B * heads, bias
-    [B or 1, 1, L or 1, K]. Autograd would keep and read the largest tensors of the step, the [N, L, K] scores, several times
-    more than is needed."""
+    [B or 1, 1, L or 1, K]. Autograd would keep and read the largest tensors of the step, the [N, L, K] scores, several
+    times more than is needed."""
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropped: int) -> Tensor:  # type: ignore[no-untyped-def]
