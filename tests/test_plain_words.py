@@ -20,7 +20,6 @@ FORBIDDEN = re.compile(
     rf"(?<![a-z])(?:{'|'.join(word.replace('-', ' ') for word in WORDS)}|{PHRASES})(?![a-z])", re.IGNORECASE
 )
 PENDING = {  # packages that still use these words: this list only gets shorter
-    *"interop".split(),
     *"runs text training".split(),
 }
 PENDING_DOCS = {"python.md", "recipes.md"}  # of docs/reference: from docstrings

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
+from bertworks.checkpoints.model_card import render_card, render_code
 from bertworks.checkpoints.model_folder import Model, ModelFolder, read_weights, save_model
 from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, is_model_name, resolve_model
 from bertworks.checkpoints.sentence_transformers import (
@@ -256,29 +257,18 @@ def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[dict[str, A
 def _card(name: str, source: str, model: Model, head: Mapping[str, Any], notes: Collection[str]) -> str:
     """README.md for a source without one."""
     c, kind = model.config, head["architectures"][0]
-    remarks = "".join(f"- {note}\n" for note in notes) or "- nothing was left out\n"
-    return f"""---
-library_name: {"bertworks" if head.get("model_type") == hf_mapping.OWN_TYPE else "transformers"}
-tags: [bert, bertworks]
----
-
-# {" ".join(name.split())}
-
+    text = f"""
 {kind}, converted with bertworks from `{" ".join(source.split())}`. The weights are those of the source.
 See the source for its training data, its quality and its license.
 
 It has {c.num_hidden_layers} layers, hidden size {c.hidden_size}, {c.num_attention_heads} heads, a vocabulary of
-{c.vocab_size:,}, and reads at most {c.max_position_embeddings} tokens at once.
-
-## Use
-
-```python
+{c.vocab_size:,}, and reads at most {c.max_position_embeddings} tokens at once."""
+    python = f"""
 from transformers import AutoTokenizer, {kind}
 
 tokenizer = AutoTokenizer.from_pretrained(".")  # the path of this folder
-model = {kind}.from_pretrained(".")
-```
-
-## Notes of the conversion
-
-{remarks}"""
+model = {kind}.from_pretrained(".")"""
+    remarks = "\n".join(f"- {note}" for note in notes or ["nothing was left out"])
+    library = "bertworks" if head.get("model_type") == hf_mapping.OWN_TYPE else "transformers"
+    sections = {"Use": render_code("python", python), "Notes of the conversion": remarks}
+    return render_card(name, text, sections, hub={"library_name": library, "tags": "[bert, bertworks]"})

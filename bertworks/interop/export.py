@@ -17,6 +17,7 @@ from bertworks.batching.batch import Batch, collate, token_budget_batches
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Target
 from bertworks.checkpoints.hf_mapping import component_names
+from bertworks.checkpoints.model_card import render_card
 from bertworks.checkpoints.model_folder import EXPORTED, save_settings
 from bertworks.checkpoints.task_config import TaskConfig, task_settings
 from bertworks.datasets.reader import RowReader
@@ -38,13 +39,13 @@ from bertworks.training.task_heads import TaskModel
 
 LARGEST_DIFFERENCE = 1e-4  # in logits; of numbers beyond 100, as a regression may give, a millionth
 _SHAPES = ((1, 1), (1, 2), (1, 16), (2, 7), (3, 33), (8, 64), (5, 128), (2, 512))  # sequences, tokens of the longest
-_USUAL = ((1, 20), (16, 48), (4, 200))  # the same, of what is timed where there are no data
-_ROWS, _ROUNDS = 256, 3  # of the data that are timed; of the timing
+_USUAL = ((1, 20), (16, 48), (4, 200))  # the same, for timing without data
+_ROWS, _ROUNDS = 256, 3  # rows of the data that are timed; rounds of the timing
 _HEADS: dict[TaskType, Head] = {
     "classification": "sequence", "multilabel": "sequence", "regression": "sequence", "tagging": "tokens",
     "spans": "tokens", "qa": "span", "choice": "choice",
 }  # fmt: skip
-_POOLING = (  # what says how an encoder's states become the vector of a text
+_POOLING = (  # settings of vectors
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
 )  # fmt: skip
 Logits = Callable[[Batch], Tensor]
@@ -75,19 +76,19 @@ def export(
     int8: bool = False,
     data: str | Path | None = None,
 ) -> Iterator[Event]:
-    """Writes a folder with the model as one ONNX file, and with what is needed to use it; `Predictor` and
-    `predict_file` take that folder as well. Before it appears, the file is compared with the model.
+    """Export a model to a folder with one ONNX file, config and tokenizer; `Predictor` and `predict_file` read it.
+    The file is compared with the model before the folder appears.
 
     Args:
         model: fine-tuned, pre-trained (its masked LM is exported) or an encoder alone.
-        encoder: only the hidden states, of a model that has a head as well.
-        int8: weights of 8 bits, and matrix products of whole numbers: smaller and faster; what it costs is said.
-        data: labelled rows, on which both are scored, timed and compared.
+        encoder: export only the hidden states, without the head.
+        int8: 8-bit weights and matrix products: smaller and faster; the differences are reported.
+        data: labelled rows to evaluate and time both models on.
 
     Raises:
-        UsageError: something is in the way; data for a model that has no head of a task.
-        BertworksError: no such model, or one that ONNX has no place for; what was written answers otherwise; onnx or
-            onnxruntime is not installed.
+        UsageError: the output exists; data for a model without the head of a task.
+        BertworksError: no such model, or an unsupported one; the file differs from the model; onnx or onnxruntime is
+            not installed.
     """
     target = Path(output)
     refuse_file(target)
@@ -95,18 +96,18 @@ def export(
         raise UsageError("the folder is not empty", where=str(target), hint="name another one")
     source = _open(model, encoder_only=encoder)
     if data is not None and source.predictor is None:
-        raise UsageError("this model has no head of a task that data could judge", where=str(data), hint="leave it out")
-    found: dict[str, Any] = {"output": str(target), "format": format, "int8": int8}
+        raise UsageError("this model has no head of a task to evaluate on data", where=str(data), hint="leave it out")
+    results: dict[str, Any] = {"output": str(target), "format": format, "int8": int8}
     with replacing_folder(target) as folder:
-        yield from _made(source, folder, found, int8=int8, data=data)
-    found["bytes"] = (target / EXPORTED).stat().st_size
-    yield Event("done", f"{target / EXPORTED}: {found['bytes'] / 1e6:,.1f} MB", found)
+        yield from _export(source, folder, results, int8=int8, data=data)
+    results["bytes"] = (target / EXPORTED).stat().st_size
+    yield Event("done", f"{target / EXPORTED}: {results['bytes'] / 1e6:,.1f} MB", results)
 
 
-def _made(
-    source: _Source, folder: Path, found: dict[str, Any], *, int8: bool, data: str | Path | None
+def _export(
+    source: _Source, folder: Path, results: dict[str, Any], *, int8: bool, data: str | Path | None
 ) -> Iterator[Event]:
-    """Fills the folder; what is found out is added to `found`."""
+    """Fills the folder; adds to `results`."""
     path = folder / EXPORTED
     head = task_settings(source.description, source.model.config.family) if source.description else None
     prefix = "encoder." if source.head == "encoder" else ""
@@ -119,27 +120,27 @@ def _made(
             write_text(folder / name, (source.model.folder / name).read_text(encoding="utf-8"))
     write_onnx(path, source.network, source.head)
     theirs = OnnxModel(path)
-    found["largest_difference"] = _compared(source, theirs, found["output"])
-    yield Event("note", f"onnxruntime says the same on {len(_SHAPES)} shapes, from 1 x 1 to 2 x "
-                f"{_longest(source, 512)}: differences up to {found['largest_difference']:.1e}")  # fmt: skip
+    results["largest_difference"] = _compared(source, theirs, results["output"])
+    yield Event("note", f"onnxruntime agrees on {len(_SHAPES)} shapes, from 1 x 1 to 2 x "
+                f"{_longest(source, 512)}: differences up to {results['largest_difference']:.1e}")  # fmt: skip
     batches = _batches(source, data)
     if int8:
         _quantize(path, source.head)
         theirs = OnnxModel(path)
-        found["cost"] = cost = _cost(source.logits, theirs.logits, batches)
-        yield Event("note", f"int8: numbers differ by up to {cost['largest']:.3f}, by {cost['mean']:.4f} on average, "
+        results["cost"] = cost = _cost(source.logits, theirs.logits, batches)
+        yield Event("note", f"int8: outputs differ by up to {cost['largest']:.3f}, by {cost['mean']:.4f} on average, "
                     f"and have a standard deviation of {cost['deviation']:.3f}", cost)  # fmt: skip
     before, took = _timed((source.logits, theirs.logits), batches)
-    found |= {"seconds": took, "seconds_ours": before}
+    results |= {"seconds": took, "seconds_ours": before}
     count = sum(batch.layout.num_sequences for batch in batches)
     yield Event("note", f"speed: {count} sequences take {took:.3f} s, by torch {before:.3f} s: "
                 f"{before / took:.2f} times as fast")  # fmt: skip
     if data is not None:
         for name, model in (("figures_ours", source.model.folder), ("figures", folder)):
-            found[name] = evaluate_task(model, data, device="cpu", precision="fp32")["figures"]
-        yield Event("note", f"{data}: {format_metrics(found['figures'])}; "
-                    f"before the export {format_metrics(found['figures_ours'])}")  # fmt: skip
-    write_text(folder / "README.md", _readme(source, theirs, found))
+            results[name] = evaluate_task(model, data, device="cpu", precision="fp32")["figures"]
+        yield Event("note", f"{data}: {format_metrics(results['figures'])}; "
+                    f"before the export {format_metrics(results['figures_ours'])}")  # fmt: skip
+    write_text(folder / "README.md", _card(source, theirs, results))
 
 
 def _open(model: str | Path, *, encoder_only: bool) -> _Source:
@@ -183,7 +184,7 @@ def _longest(source: _Source, length: int) -> int:
 
 
 def _drawn(source: _Source, draw: np.random.Generator, sequences: int, length: int) -> Batch:
-    """Sequences of any tokens: one of the length, the others shorter. Asked is what the head answers."""
+    """Random sequences: one of the length, the others shorter. The targets are those of the head."""
     longest = _longest(source, length)
     examples = []
     for n in [longest, *draw.integers(max(1, longest // 4), longest + 1, sequences - 1)]:
@@ -195,7 +196,7 @@ def _drawn(source: _Source, draw: np.random.Generator, sequences: int, length: i
 
 
 def _batches(source: _Source, data: str | Path | None) -> list[Batch]:
-    """What is timed: rows of the data, read as the model reads them; or sequences as long as texts are."""
+    """The batches to time: rows of the data, or random sequences of usual lengths."""
     if data is None or source.predictor is None:
         draw = np.random.default_rng(0)
         return [_drawn(source, draw, sequences, length) for sequences, length in _USUAL]
@@ -230,10 +231,10 @@ def _compared(source: _Source, exported: OnnxModel, where: str) -> float:
 
 
 def _quantize(path: Path, head: Head) -> None:
-    """Weights of 8 bits, one scale for each column, in the place of the file."""
+    """Replace the weights of the file by 8-bit weights, with one scale per column."""
     with optional_import("an exported model", '"bertworks[export]"'):
         from onnxruntime.quantization import QuantType, quantize_dynamic
-    # Scores of words read the table of words a second time, which would have to be made floating-point at each call.
+    # The LM head reads the embedding matrix too: a quantized Gather would be converted back at each call.
     kinds = ["MatMul"] if head == "masked_lm" else ["MatMul", "Gather"]
     small = path.with_suffix(".int8")
     # One bit less: products of two of them overflow on processors without instructions for 8 bits (AVX2).
@@ -243,7 +244,7 @@ def _quantize(path: Path, head: Head) -> None:
 
 @torch.no_grad()
 def _cost(ours: Logits, theirs: Logits, batches: Sequence[Batch]) -> dict[str, float]:
-    """Differences of the numbers, and how much ours vary."""
+    """Differences of the outputs, and the standard deviation of ours."""
     expected = torch.cat([ours(batch).flatten() for batch in batches])
     off = (expected - torch.cat([theirs(batch).flatten() for batch in batches])).abs()
     return {"largest": float(off.max()), "mean": float(off.mean()), "deviation": float(expected.std())}
@@ -251,7 +252,7 @@ def _cost(ours: Logits, theirs: Logits, batches: Sequence[Batch]) -> dict[str, f
 
 @torch.no_grad()
 def _timed(answering: Sequence[Logits], batches: Sequence[Batch]) -> list[float]:
-    """Seconds that each needs for all batches: the best of several rounds, taken in turn."""
+    """Seconds of each for all batches: the best of several interleaved rounds."""
     best = [float("inf")] * len(answering)
     for _ in range(_ROUNDS):
         for number, answer in enumerate(answering):
@@ -262,17 +263,16 @@ def _timed(answering: Sequence[Logits], batches: Sequence[Batch]) -> list[float]
     return best
 
 
-def _readme(source: _Source, exported: OnnxModel, found: dict[str, Any]) -> str:
-    what = f"a BERT fine-tuned for {source.description.task}" if source.description else "a BERT"
+def _card(source: _Source, exported: OnnxModel, results: dict[str, Any]) -> str:
+    kind = f"a BERT fine-tuned for {source.description.task}" if source.description else "a BERT"
     outputs = " and ".join(f"`{value.name}` {value.shape}" for value in exported.session.get_outputs())
-    cost = found.get("cost")
-    rounded = f" Weights of 8 bits then made them differ by up to {cost['largest']:.3f}." if cost else ""
-    return f"""# {source.name}, as ONNX
+    cost = results.get("cost")
+    quantized = f" With 8-bit weights they differ by up to {cost['largest']:.3f}." if cost else ""
+    text = f"""
+`{EXPORTED}` is {kind}, opset {OPSET}, exported by bertworks {bertworks.__version__}. Inputs: `input_ids`,
+`attention_mask` (1: a token, 0: padding) and `token_type_ids`, int64 {exported.session.get_inputs()[0].shape}. Outputs:
+{outputs}, float32. In onnxruntime they differ by at most {results["largest_difference"]:.1e}
+from those of bertworks.{quantized}
 
-`{EXPORTED}` is {what}, opset {OPSET}, exported by bertworks {bertworks.__version__}. It turns `input_ids`,
-`attention_mask` (1: a token, 0: padding) and `token_type_ids`, int64 {exported.session.get_inputs()[0].shape}, into
-{outputs}, float32. In onnxruntime these differ by at most {found["largest_difference"]:.1e}
-from what bertworks computes.{rounded}
-
-The tokenizer is beside it. If the model has the head of a task, `bertworks predict` reads this folder.
-"""
+The tokenizer is in this folder. `bertworks predict` reads the folder if the model has the head of a task."""
+    return render_card(f"{source.name}, as ONNX", text, {}, hub={})

@@ -20,17 +20,16 @@ from bertworks.training.device import Precision, PrecisionOption
 Ability = Literal["embed", "explain", "fill", "score", "predict"]
 _WHY: dict[Ability, tuple[str, str]] = {  # what is missing, and what to do instead
     "embed": ("its hidden states were not exported", "export it again with --encoder, or load what it was made of"),
-    "explain": ("nobody can look into an exported model", "load the model that it was exported from"),
-    "fill": ("it has no head for masked words", "load one that was pre-trained, such as bertworks.pretrain makes"),
-    "score": ("it has no head for masked words", "load one that was pre-trained, such as bertworks.pretrain makes"),
+    "explain": ("an exported model gives no attributions", "load the model that it was exported from"),
+    "fill": ("it has no masked LM head", "load a pre-trained model, such as one of bertworks.pretrain"),
+    "score": ("it has no masked LM head", "load a pre-trained model, such as one of bertworks.pretrain"),
     "predict": ("it was not fine-tuned for a task", "fine-tune it: bertworks.finetune(DATA, model=...)"),
 }
 _T = TypeVar("_T")
 
 
 class LoadedModel:
-    """A model that `load` opened. Its weights are read when something is first asked of them, and stay, once for all
-    that is asked.
+    """A model that `load` opened. Its weights are read when they are first needed. All methods share one copy.
 
     Attributes:
         folder: where it lies.
@@ -39,7 +38,7 @@ class LoadedModel:
     """
 
     def __init__(self, model: str | Path, *, device: str = "auto", precision: PrecisionOption = "auto"):
-        self._opened, self._asked = LazyModel(model, device), precision
+        self._opened, self._option = LazyModel(model, device), precision
         self._precision: Precision = "bf16" if precision == "bf16" else "fp32"
         self.folder, self.config, self.tokenizer = self._opened.folder, self._opened.config, self._opened.tokenizer
 
@@ -50,7 +49,7 @@ class LoadedModel:
 
     @cached_property
     def can(self) -> tuple[Ability, ...]:
-        """Which of its methods have an answer: "embed", "explain", "fill", "score", "predict"."""
+        """The methods that this model supports: "embed", "explain", "fill", "score", "predict"."""
         predicts: list[Ability] = ["predict"] if self._opened.has_task else []
         if self._opened.exported:
             fills = self._opened.settings.get("architectures") == [
@@ -79,7 +78,7 @@ class LoadedModel:
 
         Raises:
             UsageError: one text and no list; k is not positive.
-            BertworksError: a text without a mask; the model has no head for masked words.
+            BertworksError: a text without a mask; the model has no masked LM head.
         """
         texts = self._check("fill", texts)
         if k < 1:
@@ -91,7 +90,7 @@ class LoadedModel:
 
         Raises:
             UsageError: one sentence and no list.
-            BertworksError: an empty sentence; the model has no head for masked words.
+            BertworksError: an empty sentence; the model has no masked LM head.
         """
         sentences = self._check("score", sentences)
         network, tokenizer = self._filler.model, self._filler.tokenizer
@@ -127,23 +126,21 @@ class LoadedModel:
         for _ in convert(self.folder, folder):
             pass
 
-    def _check(self, asked: Ability, texts: Iterable[_T]) -> list[_T]:
-        if asked not in self.can:
-            why, instead = _WHY[asked]
-            if asked in ("fill", "score") and self._opened.exported:
-                why = (
-                    "scores of masked words were not exported"
-                    if asked == "fill"
-                    else "an exported model scores nothing"
-                )
+    def _check(self, ability: Ability, texts: Iterable[_T]) -> list[_T]:
+        if ability not in self.can:
+            why, instead = _WHY[ability]
+            if ability in ("fill", "score") and self._opened.exported:
+                why = "its masked LM head was not exported" if ability == "fill" else "an exported model cannot score"
             raise BertworksError(
-                f"this model cannot {asked}: {why}; it can {', '.join(self.can)}", where=str(self.folder), hint=instead
+                f"this model cannot {ability}: {why}; it can {', '.join(self.can)}",
+                where=str(self.folder),
+                hint=instead,
             )
-        return listed(texts, f"{asked}([text])[0]")
+        return listed(texts, f"{ability}([text])[0]")
 
     @cached_property
     def _embedder(self) -> Embedder:
-        return Embedder(self._opened, precision=self._asked)
+        return Embedder(self._opened, precision=self._option)
 
     @cached_property
     def _filler(self) -> Filler:
@@ -151,18 +148,18 @@ class LoadedModel:
 
     @cached_property
     def _predictor(self) -> Predictor:
-        return Predictor(self._opened, precision=self._asked)
+        return Predictor(self._opened, precision=self._option)
 
 
 def load(model: str | Path, *, device: str = "auto", precision: PrecisionOption = "auto") -> LoadedModel:
     """A model as one object, for whatever it can do: `fill`, `score`, `embed`, `predict`, `explain`, `tokenizer`,
-    `config`. What it cannot do, it says when it is asked, and what to do instead; `can` lists what it can.
+    `config`. `can` lists what it can do; errors name the alternative.
 
     Args:
         model: a folder of ours, of transformers, of sentence-transformers, or an exported one; `minilm`; or a hub id.
         device: "auto", "cpu" or "cuda".
         precision: "fp32", "bf16", "int8" or "auto": for vectors as `Embedder` has it, for predictions as `Predictor`;
-            fills and explanations are in fp32, scores in bf16 if that is asked for.
+            fills and explanations are in fp32, scores in bf16 if `precision` is bf16.
 
     Raises:
         BertworksError: no such model, or files that are damaged or not of a BERT.

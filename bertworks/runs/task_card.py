@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from bertworks.checkpoints.model_card import render_card, render_cell, render_code, render_table
 from bertworks.checkpoints.resolve import is_model_name
 from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.config import dump_recipe
@@ -32,6 +33,9 @@ _ASKS: Mapping[TaskType, str] = {  # lines of Python, in transformers
     "tagging": 'ask = pipeline("token-classification", model=".", aggregation_strategy="first")\nask("Some words.")',
     "spans": 'ask = pipeline("token-classification", model=".", aggregation_strategy="simple")\nask("Some words.")',
 }
+_LIMITS = """
+The model repeats the errors and prejudices of its training data. It answers any text with one of its labels or with a
+part of that text, even if the text has nothing to do with the task. Its probabilities are not calibrated."""
 _CLASSES = {"qa": "AutoModelForQuestionAnswering", "choice": "AutoModelForMultipleChoice"}
 
 
@@ -43,55 +47,37 @@ def task_card(
     survey: DatasetReport,
     facts: Mapping[str, Any],
 ) -> str:
-    """The text of README.md: what the model does, what it learned from, how good it is, how to use it.
+    """The card of a fine-tuned model.
 
     Args:
-        model_name: what it began as, as it was typed.
-        facts: `evaluation`, its figures on dev.
+        model_name: the model that was fine-tuned, as in the command.
+        facts: `evaluation`: metrics on dev.
     """
     task = next((note[6:] for note in survey.notes if note.startswith("task: ")), d.task)
-    began = model_name if is_model_name(model_name) else Path(model_name).name
-    columns = " and ".join(f"`{_cell(column)}`" for column in d.text) or "its text"
-    return f"""---
-library_name: {"bertworks" if d.lstm_units else "transformers"}
-pipeline_tag: {_PIPELINES[d.task]}
-{_front(model_name, facts["evaluation"])}tags: [bert, bertworks, {d.task}]
----
-
-# {" ".join(folder.resolve().name.split())}
-
-A BERT for {task}, fine-tuned with bertworks from `{_cell(began)}`.
-It reads {columns} and at most {d.max_length} tokens at once{_beyond(d)}.
-
-## Quality
-
-{_quality(survey, facts["evaluation"])}
-## Data
-
-{_data(survey)}
-## Use
-
-{_usage(d)}
-## Limits
-
-It has learned from these rows, with their errors and prejudices, and answers any text whatever with one of its labels
-or with a piece of that text: also texts of which it knows nothing. How sure it says it is has not been calibrated.
-
-## Recipe
-
-```toml
-{dump_recipe(recipe).strip().replace("```", "'''")}
-```
-
-{_rows(("Package", ""), versions())}"""
+    base = model_name if is_model_name(model_name) else Path(model_name).name
+    columns = " and ".join(f"`{render_cell(column)}`" for column in d.text) or "its text"
+    longer = "read in windows" if d.task in ("tagging", "spans", "qa") else "truncated"
+    text = f"""
+A BERT for {task}, fine-tuned with bertworks from `{render_cell(base)}`.
+It reads {columns} and at most {d.max_length} tokens at once; longer texts are {longer}."""
+    sections = {
+        "Quality": _quality(survey, facts["evaluation"]),
+        "Data": _data(survey),
+        "Use": _usage(d),
+        "Limits": _LIMITS,
+        "Recipe": render_code("toml", dump_recipe(recipe)),
+        "Software": render_table(("Package", ""), versions()),
+    }
+    return render_card(folder.resolve().name, text, sections, hub=_hub_fields(d, model_name, facts["evaluation"]))
 
 
-def _front(model_name: str, figures: Mapping[str, float]) -> str:
-    """Lines that the hub reads: what it began as, where that is a name the hub knows, and which figures there are."""
+def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) -> dict[str, str]:
     base = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}.get(model_name, model_name)
-    lines = f"base_model: {base}\n" if is_model_name(model_name) and "/" in base else ""
     metrics = list(dict.fromkeys(_METRICS[name] for name in figures if name in _METRICS))
-    return lines + (f"metrics: [{', '.join(metrics)}]\n" if metrics else "")
+    fields = {"library_name": "bertworks" if d.lstm_units else "transformers", "pipeline_tag": _PIPELINES[d.task]}
+    fields |= {"base_model": base} if is_model_name(model_name) and "/" in base else {}
+    fields |= {"metrics": f"[{', '.join(metrics)}]"} if metrics else {}
+    return fields | {"tags": f"[bert, bertworks, {d.task}]"}
 
 
 def _quality(survey: DatasetReport, figures: Mapping[str, float]) -> str:
@@ -100,48 +86,32 @@ def _quality(survey: DatasetReport, figures: Mapping[str, float]) -> str:
         for name, title in NAMES.items()
         if name in figures
     }
-    told = next((note for note in survey.notes if note.startswith("evaluated on")), "evaluated on held-out rows")
-    told = re.sub("evaluated on .*/", "evaluated on ", told)  # without the folders
-    return f"""{_rows(("On dev", ""), rows)}
-Dev: {told}.
-Its rows also decided which state of the training was kept: on texts from elsewhere expect somewhat less.
+    note = next((note for note in survey.notes if note.startswith("evaluated on")), "evaluated on held-out rows")
+    note = re.sub("evaluated on .*/", "evaluated on ", note)  # without the folders
+    return f"""{render_table(("On dev", ""), rows)}
+Dev: {note}.
+These rows also selected the checkpoint: expect slightly lower figures on other texts.
 """
 
 
 def _data(survey: DatasetReport) -> str:
-    labels = {name: f"{train:,} | {dev:,}" for name, (train, dev) in list(survey.labels.items())[:MOST_LABELS]}
-    parts = [f"{survey.train:,} rows in train, {survey.dev:,} in dev.\n"]
-    if labels:
-        parts.append(_rows(("Label", "in train | in dev"), labels))
-    return "\n".join(parts) + "".join(f"\n- {warning}" for warning in survey.warnings) + "\n"
-
-
-def _beyond(d: TaskConfig) -> str:
-    return "; longer texts are read in pieces" if d.task in ("tagging", "spans", "qa") else "; longer texts are cut"
+    labels = dict(list(survey.labels.items())[:MOST_LABELS])
+    table = render_table(("Label", "in train", "in dev"), labels) if labels else ""
+    warnings = "".join(f"\n- {warning}" for warning in survey.warnings)
+    return f"{survey.train:,} rows in train, {survey.dev:,} in dev.\n\n{table}{warnings}"
 
 
 def _usage(d: TaskConfig) -> str:
     example = '{"text": "A text", "text_pair": "and another"}' if len(d.text) == 2 else '"A text"'
-    command = "```\nbertworks predict . new.csv -o scored.csv\n```\n\nThe dot stands for the path of this folder.\n"
+    command = f"{render_code('', 'bertworks predict . new.csv -o scored.csv')}\nThe dot is the path of this folder.\n"
     if d.lstm_units:
-        return f"{command}transformers has no such network, and refuses this folder.\n"
+        return f"{command}\ntransformers has no such network, and refuses this folder."
     if d.task in _ASKS:
         code = f"from transformers import pipeline\n\n{_ASKS[d.task].replace('{example}', example)}"
     else:
-        one = _CLASSES[d.task]
+        name = _CLASSES[d.task]
         code = (
-            f"from transformers import {one}, AutoTokenizer\n\n"
-            f'model = {one}.from_pretrained(".")\ntokenizer = AutoTokenizer.from_pretrained(".")'
+            f"from transformers import {name}, AutoTokenizer\n\n"
+            f'model = {name}.from_pretrained(".")\ntokenizer = AutoTokenizer.from_pretrained(".")'
         )
-    return f"{command}\n```python\n{code}\n```\n"
-
-
-def _rows(head: tuple[str, str], rows: Mapping[str, str]) -> str:
-    """A table; the second column may be several, parted by bars."""
-    bars = head[1].count("|")
-    lines = [f"| {head[0]} | {head[1]} |", "|---|---|" + "---|" * bars]
-    return "\n".join([*lines, *(f"| {_cell(name)} | {value} |" for name, value in rows.items())]) + "\n"
-
-
-def _cell(text: str) -> str:
-    return " ".join(text.replace("|", "\\|").split())
+    return f"{command}\n{render_code('python', code)}"
