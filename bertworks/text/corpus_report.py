@@ -162,7 +162,7 @@ class _HashSample:
 
     def add(self, hashes: NDArray[np.uint64], first_row: int) -> None:
         self._total += len(hashes)
-        kept = np.flatnonzero(self._wanted(hashes))
+        kept = np.flatnonzero(self._in_sample(hashes))
         self._hashes = np.concatenate([self._hashes, hashes[kept]])
         self._rows = np.concatenate([self._rows, first_row + kept])
         self._counts = np.concatenate([self._counts, np.ones(len(kept), np.int64)])
@@ -170,9 +170,9 @@ class _HashSample:
             self._merge()
             while len(self._hashes) > self._most // 2:  # half, so that sorting is rare
                 self._level += 1
-                self._keep(self._wanted(self._hashes))
+                self._keep(self._in_sample(self._hashes))
 
-    def _wanted(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    def _in_sample(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
         return np.asarray(hashes & np.uint64((1 << self._level) - 1) == 0, np.bool_)
 
     def _keep(self, which: NDArray[Any]) -> None:

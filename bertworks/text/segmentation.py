@@ -10,6 +10,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import Literal
 
 # Written as escapes: some of these characters turn into others when a file is normalised.
@@ -227,41 +228,19 @@ _QUOTATIVE = re.compile(r"(?:이?라[고며는던]|이?란|하[고며는였]|이
 _CONTINUATION = re.compile(r"[とがはにをもので、，などやへ]|って|から|まで|だけ|より|か[、。]|[)）」』】〉》〕］]")
 
 
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
+def _read_words() -> dict[str, frozenset[str]]:
+    """The lists of sentence_words.txt by their names."""
+    text = (Path(__file__).parent / "sentence_words.txt").read_text(encoding="utf-8")
+    paragraphs = [re.sub("#.*", "", paragraph).split() for paragraph in text.split("\n\n")]
+    return {words[0].rstrip(":"): frozenset(words[1:]) for words in paragraphs}
 
 
-# Never the end of a sentence.
-_TITLES = _words(
-    """Mr Mrs Ms Mx Dr Drs Prof Gen Gens Col Lt Capt Cpt Sgt Maj Brig Cmdr Cdr Cpl Pvt Adm Rev Revd Hon Pres Gov Sen
-    Rep Supt Insp Messrs Mme Mmes Mlle Mlles MM Sra Srta Dra Sig Dott Hr Frl Herr Mgr Msgr Fr Br Bro Mt Ft Cols
-    Pfc Smt Ste Sta Bl Skt MR MRS DR e.g i.e E.g I.e eg ie cf Cf viz vs Vs bzw z.B d.h u.a usw p.ex Nr Abb vgl Ud
-    Uds"""
-)
-# The end of a sentence only before a word that begins sentences and is not a name.
-_ABBREVIATIONS = _words(
-    """Inc Ltd Co Corp Cos Bros Mfg etc Etc Jr Sr Esq St Sts Ave Blvd Rd Sq Dept Univ Assn Assoc Inst Natl Intl Govt
-    al ed eds trans vol vols Vol Vols fig figs Fig Figs pp chap Chap approx ca ft lb lbs oz sq est incl excl misc
-    orig spp subsp var cv Jan Feb Mar Apr Jun Jul Aug Sep Sept Oct Nov Dec Calif Conn Fla Ga Ky Md Mich Minn Okla
-    Pa Tenn Tex Va Vt Wis Ariz Ala Ark Colo Mass Neb Nev Ore Wash Rs Cie resp dgl ggf env Ph Op Lib Cod Gal Cor
-    Deut Matt"""
-)
-# Abbreviations before a number, otherwise perhaps words.
-_BEFORE_NUMBERS = _words(
-    """No Nos no nos p pp P Pp c ca art Art Arts sec Sec Secs ch Ch pt Pt Pts op ver v V par para Para paras app App
-    cat Cat ser Ser eq Eq Eqs ex Ex bk Bk col n r b d fl m s f § Nr nr tel Tel ext Ext min max Ps Pss Jer Ecc Ep"""
-)
-_STARTERS = _words(
-    """The It He She They We You I This That These Those There Here In On At By For From With As After Before During
-    Since While When Where What Who Why How If But And Or Yet However Although Though Because Its His Her Their
-    Our Some Many Most Several Both Each Other Another Such Also Then Thus Therefore Furthermore Moreover Later
-    Now Once Under Until Unlike According Despite Not One Two To Of Nor Hence Instead Is Are Was Were Did Do Does
-    Der Die Das Er Sie Es Im Ein Eine Und Aber Wir Ich Le Les Il Elle Une En El Los Una"""
-)
-_GERMAN_ORDINALS = _words(
-    """Januar Jänner Februar März April Mai Juni Juli August September Oktober November Dezember Jahrhundert
-    Jahrhunderts Jahrhunderten Jh Klasse Auflage Bundesliga Liga Weltkrieg"""
-)
+_WORD_LISTS = _read_words()
+_TITLES = _WORD_LISTS["titles"]
+_ABBREVIATIONS = _WORD_LISTS["abbreviations"]
+_BEFORE_NUMBERS = _WORD_LISTS["before_numbers"]
+_STARTERS = _WORD_LISTS["starters"]
+_GERMAN_ORDINALS = _WORD_LISTS["german_ordinals"]
 
 
 def split_sentences(text: str) -> list[str]:
