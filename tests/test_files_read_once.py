@@ -29,7 +29,8 @@ sys.addaudithook(_hook)
 def counted_reads(folder: Path) -> Iterator[dict[str, int]]:
     """How often each file of the folder is opened in this block."""
     global _opened
-    _opened, reads = Counter(), {}
+    reads: dict[str, int] = {}
+    _opened = Counter()
     try:
         yield reads
     finally:
@@ -71,7 +72,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 )
 def test_a_command_reads_each_file_once(
     command: str, model: str, options: list[str], folders: dict[str, Path], tmp_path: Path
-):
+) -> None:
     folder, data = folders[model], folders["data"]
     with counted_reads(folder) as reads:
         if command == "load":

@@ -1,4 +1,4 @@
-"""The two tables of foreign names: reversible, complete, and deaf to whatever does not fit."""
+"""The name tables: reversible and complete; what does not fit is refused."""
 
 import json
 import math
