@@ -438,7 +438,7 @@ def test_the_last_layers_begin_anew_and_the_first_do_not(model: Path, tmp_path: 
     learned = {name: value + 0.5 for name, value in work.beginning.model.state.items()}
     work.beginning = replace(work.beginning, model=work.beginning.model._replace(state=learned))
     begun = work.begin()[0].state_dict()
-    learned[TOKEN_EMBEDDING_KEY] = work.shortlist.taken(learned[TOKEN_EMBEDDING_KEY])
+    learned[TOKEN_EMBEDDING_KEY] = work.shortlist.rows(learned[TOKEN_EMBEDDING_KEY])
     kept = {name for name, value in begun.items() if name in learned and torch.equal(value, learned[name])}
     again = {name for name in begun if name.startswith(("encoder.blocks.1.", "pooler."))}
     assert kept == {name for name in begun if name.startswith("encoder.")} - again
