@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.text.tokenizer_folder import SPECIAL_TOKENS, bert_pipeline, word_piece_model
+from bertworks.text.tokenizer_pipeline import SPECIAL_TOKENS, bert_pipeline, word_piece_model
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]
@@ -122,7 +122,7 @@ def test_a_lone_surrogate_is_a_bad_character_and_no_crash(tokenizer):
 
 def test_what_is_no_text_is_refused(tokenizer):
     for wrong in (None, 3, b"a"):
-        with pytest.raises(UsageError, match="is no text"):
+        with pytest.raises(UsageError, match="is not a text"):
             tokenizer.ids(["a", wrong])
 
 
@@ -218,7 +218,7 @@ def test_pickle_for_worker_processes(tokenizer):
 def test_vocabulary_alone_has_its_casing_guessed_and_said(tmp_path):
     lower = Tokenizer.load(write_vocabulary(tmp_path / "lower", [*SPECIALS, *LETTERS]))
     assert lower.lowercase
-    assert "casing guessed" in lower.notes[0]
+    assert "casing inferred" in lower.notes[0]
     assert tokens_of(lower, "Á") == ["a"]
     upper = Tokenizer.load(write_vocabulary(tmp_path / "upper", [*SPECIALS, *LETTERS, "The", "A"]))
     assert not upper.lowercase

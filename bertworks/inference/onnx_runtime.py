@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch
-from bertworks.checkpoints.storage import read_protobuf
 from bertworks.errors import BertworksError, optional_import
+from bertworks.io.protobuf import read_protobuf
 from bertworks.models.layout import Layout
 from bertworks.training.device import THREADS
 from bertworks.training.task_heads import MultipleChoice, TaskHead

@@ -27,10 +27,10 @@ from bertworks.checkpoints.tensorflow import Gelu, find_checkpoint, load_checkpo
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
 from bertworks.io.atomic_write import replacing_folder
+from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
 _READ = {  # files that are read, or that repeat what is in those
-    "config.json", "model.safetensors", "model.safetensors.index.json", "tokenizer.json", "tokenizer_config.json",
-    "vocab.txt", "special_tokens_map.json", "added_tokens.json", FILE,
+    "config.json", "model.safetensors", "model.safetensors.index.json", FILE, *TOKENIZER_FILES,
 }  # fmt: skip
 _HEADS = {"classifier", "span", "recurrent"}
 

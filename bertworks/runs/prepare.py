@@ -15,12 +15,12 @@ from bertworks.text.corpus import CorpusReader
 from bertworks.text.corpus_report import CorpusStatistics, corpus_report
 from bertworks.text.shards import Shards, holds_shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 from bertworks.text.vocabulary import VocabularyConfig, VocabularyReport, train_vocabulary
 
 Documents = Literal["auto", "blank_line", "file"]
 Result = TypeVar("Result")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")  # of a model folder
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
 PATIENCE = 2.0  # seconds for the work to end after the caller has stopped
 
 

@@ -10,10 +10,11 @@ from typing import Any
 from bertworks.errors import UsageError
 from bertworks.io.atomic_write import write_json
 from bertworks.runs.training_run import versions
+from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
 FILES = (  # of a run folder, besides run.json
-    "recipe.toml", "metrics.jsonl", "report.html", "config.json", "model.safetensors", "README.md", "vocab.txt",
-    "special_tokens_map.json", "task.json", "tokenizer_config.json", "tokenizer.json",
+    "recipe.toml", "metrics.jsonl", "report.html", "config.json", "model.safetensors", "README.md", "task.json",
+    *TOKENIZER_FILES,
     "data.json", "result.json", "errors.csv", "finished.json", "trials.json",
 )  # fmt: skip
 FOLDERS = ("checkpoints", "plans", "shards", "tokenizer")

@@ -16,10 +16,11 @@ from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.distributed import refuse_many
 from bertworks.runs.finetune import FinetuneRequest, finetune_events
 from bertworks.runs.run_folder import check_same_request, create_run_folder, delete_run
+from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 from bertworks.training.finetune_recipe import PAPER_GRID
 
 MODEL_FILES = (
-    "config.json", "task.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt",
+    "config.json", "task.json", *TOKENIZER_FILES,
     "README.md", "report.html", "errors.csv", "result.json", "recipe.toml", "model.safetensors",
 )  # fmt: skip
 

@@ -1,21 +1,23 @@
 """Text <-> token ids, with offsets and word ids; Hugging Face tokenizer folders in and out.
 
-It is one class over the `tokenizers` library and gives the ids that transformers' BertTokenizerFast gives for the same
-folder. It is not a trainer: `vocabulary` makes the vocabulary.
+- `Tokenizer`: one class over the `tokenizers` library, with the ids that transformers gives for the same folder.
+- `Encoding`: a text, or a pair of texts, as the network reads it.
+- `Template`: the special tokens around the texts.
+- `truncated_lengths`: how much of a pair fits.
 
-Two ways in, because text is not always trusted. `encode` and `encode_batch` do as transformers does: "[MASK]" typed in
-the text is the mask. `ids`, for corpora, reads the same characters as mere characters, so that no document can smuggle
-a separator or a mask into the training data.
+Text is not always trusted, so there are two ways in. `encode` and `encode_batch` do as transformers does: "[MASK]" in
+the text is the mask token. `ids`, for corpora, reads the same characters as plain characters, so that no document can
+put a separator or a mask into the training data.
 
-A word longer than 100 characters becomes one [UNK], as in transformers (google-research/bert draws the line at 200);
-so does a word of which a single piece is missing.
+WordPiece: a word longer than 100 characters becomes one [UNK], as in transformers (google-research/bert: 200), and so
+does a word with a piece that is not in the vocabulary.
 """
 
 import hashlib
 import json
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeVar
@@ -25,45 +27,48 @@ import tokenizers
 from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.io.atomic_write import write_json, write_text
-from bertworks.text.tokenizer_folder import (
-    DEFAULT_LENGTH,
-    SPECIAL_TOKENS,
-    TokenizerFolder,
-    count_cased,
-    read_folder,
-    read_vocabulary,
-)
+from bertworks.io.atomic_write import write_bytes, write_json, write_text
+from bertworks.text.tokenizer_folder import DEFAULT_LENGTH, TokenizerFolder, count_cased, read_folder, read_vocabulary
+from bertworks.text.tokenizer_pipeline import SPECIAL_TOKENS, spell_special_tokens
 
 Result = TypeVar("Result")
 
 
 class Encoding(NamedTuple):
-    """A text as the network reads it: [CLS] text [SEP], or [CLS] text [SEP] pair [SEP]. All lists have one length."""
+    """A text as the network reads it, with the special tokens of its template. All lists have one length."""
 
     ids: list[int]
-    type_ids: list[int]  # 0 for the text and its [CLS] and [SEP], 1 for the pair
-    offsets: list[tuple[int, int]]  # characters of the text (or pair) it comes from; (0, 0) for [CLS] and [SEP]
-    word_ids: list[int | None]  # running number of its word, from 0 in text and pair; None for [CLS] and [SEP]
-    special_tokens_mask: list[int]  # 1 for [CLS] and [SEP]
+    type_ids: list[int]  # BERT: 0 for the text and its [CLS] and [SEP], 1 for the pair
+    offsets: list[tuple[int, int]]  # characters of the text or pair; (0, 0) for tokens of the template
+    word_ids: list[int | None]  # number of the word, from 0 in text and in pair; None for tokens of the template
+    special_tokens_mask: list[int]  # 1 for tokens of the template
     num_truncated: int  # tokens that did not fit and were cut off
 
 
 class Template(NamedTuple):
-    """The special tokens around the segments of a sequence, as ids: BERT's [CLS] A [SEP] B [SEP] is ([CLS],), ([SEP],),
-    ([SEP],); RoBERTa has two </s> between, GPT-2 has none at all."""
+    """The ids of the special tokens around the segments of a sequence.
+
+    BERT's [CLS] A [SEP] B [SEP] is ([CLS],), ([SEP],), ([SEP],). RoBERTa has two </s> between, GPT-2 has no tokens.
+    """
 
     prefix: tuple[int, ...]
     between: tuple[int, ...]
     suffix: tuple[int, ...]
 
     def num_special(self, segments: int = 1) -> int:
-        """Special tokens of a sequence with this number of segments."""
+        """Number of special tokens in a sequence of `segments` segments."""
         return len(self.prefix) + (segments - 1) * len(self.between) + len(self.suffix)
 
     def inner(self, count: int) -> slice:
-        """The tokens of the only segment, in a sequence of `count` tokens."""
+        """Where the tokens of the only segment are, in a sequence of `count` tokens."""
         return slice(len(self.prefix), count - len(self.suffix))
+
+
+def truncated_lengths(first: int, second: int, room: int) -> tuple[int, int]:
+    """How many tokens of each of two segments are kept so that `room` tokens suffice: the longer one loses tokens from
+    its end, of two equal ones the second (google-research/bert, `_truncate_seq_pair`)."""
+    kept = min(first, max(room - second, (room + 1) // 2))
+    return kept, min(second, room - kept)
 
 
 class Tokenizer:
@@ -71,9 +76,11 @@ class Tokenizer:
 
     Args:
         serialized: the text of a tokenizer.json; truncation and padding in it are dropped.
-        special_tokens: pad_token, unk_token, cls_token, sep_token, mask_token: how they are written here.
-        model_max_length: tokens that the network can read, written into the saved folder.
-        notes: what a person should know about how it was read (a guess, a doubt).
+        special_tokens: the spelling of pad_token, unk_token, cls_token, sep_token, mask_token. The usual spellings are
+            found by themselves.
+        model_max_length: the largest number of tokens of a text, for the saved folder.
+        notes: assumptions and doubts that users should know.
+        files: further files of the saved folder, such as spiece.model.
 
     Raises:
         BertworksError: not a tokenizer, a WordPiece one without the five special tokens, or ids that are not 0..n-1.
@@ -86,29 +93,31 @@ class Tokenizer:
         special_tokens: dict[str, str] | None = None,
         model_max_length: int = DEFAULT_LENGTH,
         notes: Iterable[str] = (),
+        files: Mapping[str, bytes] | None = None,
     ):
-        self.special_tokens = dict(special_tokens or SPECIAL_TOKENS)
         self.model_max_length = model_max_length
         self.notes = tuple(notes)
+        self.files = dict(files or {})
         self._library = _guarded(lambda: tokenizers.Tokenizer.from_str(serialized), "not a tokenizer")
-        # First of all: the library counts up to the greatest id when it writes itself down.
+        # Comes first: to_str() of the library counts up to the largest id.
         self.tokens = _tokens_in_order(self._library.get_vocab(with_added_tokens=True))
         self.vocab_size = len(self.tokens)
         self._library.no_truncation()
         self._library.no_padding()
-        # The same without the finish that puts special tokens around (and must be done once, after cutting).
-        self._unfinished = tokenizers.Tokenizer.from_str(self._library.to_str())
-        self._unfinished.post_processor = None
-        # The same without recognising special tokens in the text: what a corpus says is only text.
+        # The same without the template, which is applied once, after truncation.
+        self._plain = tokenizers.Tokenizer.from_str(self._library.to_str())
+        self._plain.post_processor = None
+        # The same without special tokens in the text: a corpus is only text.
         self._literal = tokenizers.Tokenizer.from_str(self._library.to_str())
         self._literal.encode_special_tokens = True
         self._description: dict[str, Any] = json.loads(self._library.to_str())
         numbers = {token: number for number, token in enumerate(self.tokens)}
-        missing = [token for token in self.special_tokens.values() if token not in numbers]
+        names = special_tokens or {}
+        self.special_tokens = spell_special_tokens(names, numbers)
+        missing = [token for name, token in (SPECIAL_TOKENS | names).items() if name not in self.special_tokens]
         if missing and self._description["model"]["type"] == "WordPiece":
             raise BertworksError(f"the vocabulary lacks {', '.join(missing)}", hint="add it, one token per line")
-        # Other kinds may lack any of them: what needs a token that is not there is refused then. -1: none.
-        self.special_tokens = {name: token for name, token in self.special_tokens.items() if token in numbers}
+        # Other kinds may lack any of them (-1). What needs such a token is refused.
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (
             numbers.get(self.special_tokens.get(name, ""), -1) for name in SPECIAL_TOKENS
         )
@@ -119,76 +128,79 @@ class Tokenizer:
 
     @cached_property
     def template(self) -> Template:
-        """The special tokens around one text and between two, as the tokenizer itself puts them."""
+        """The special tokens around one text and between two, as the post-processor puts them."""
         for text in ("a", "1", "あ", ".", "é"):
-            first, second = self._run(self._unfinished.encode_batch, [text, text])
+            first, second = self._run(self._plain.encode_batch, [text, text])
             if first.ids:
                 break
         else:
             raise BertworksError("the tokenizer has no token for a simple text, so its special tokens are not known")
         pair = self._library.post_process(first, second)
-        places = [[n for n, of in enumerate(pair.sequence_ids) if of == number] for number in (0, 1)]
-        ids = pair.ids
-        return Template(
-            tuple(ids[: places[0][0]]), tuple(ids[places[0][-1] + 1 : places[1][0]]), tuple(ids[places[1][-1] + 1 :])
-        )
+        ids = tuple(pair.ids)
+        a, b = ([n for n, sequence in enumerate(pair.sequence_ids) if sequence == number] for number in (0, 1))
+        return Template(ids[: a[0]], ids[a[-1] + 1 : b[0]], ids[b[-1] + 1 :])
 
     def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[Any, ...]]:
-        make = partial(Tokenizer, special_tokens=self.special_tokens, model_max_length=self.model_max_length)
-        return partial(make, notes=self.notes), (self._library.to_str(),)
+        settings = {"special_tokens": self.special_tokens, "model_max_length": self.model_max_length}
+        return partial(Tokenizer, **settings, notes=self.notes, files=self.files), (self._library.to_str(),)
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """Read a Hugging Face tokenizer folder: tokenizer.json, or vocab.txt with or without tokenizer_config.json.
+        """Read a Hugging Face tokenizer folder: tokenizer.json, vocab.txt (WordPiece), vocab.json and merges.txt
+        (byte-level BPE), or a SentencePiece file.
 
-        With vocab.txt alone the casing is guessed from the vocabulary, and `notes` says so.
+        With vocab.txt alone the casing is inferred from the vocabulary, and `notes` says so.
 
         Raises:
             BertworksError: no such files, or files that are damaged; `where` is the file and, where known, the line.
         """
-        return cls._of(read_folder(Path(folder)))
+        return cls._from_folder(read_folder(Path(folder)))
 
     @classmethod
     def from_vocabulary(
         cls, path: str | Path, *, lowercase: bool | None = None, model_max_length: int = DEFAULT_LENGTH
     ) -> Self:
-        """Read a vocab.txt alone, one WordPiece token per line. lowercase: None: guessed, and `notes` says so.
+        """Read a vocab.txt alone, one WordPiece token per line. lowercase: None: inferred, and `notes` says so.
 
         Raises:
             BertworksError: as `load`.
         """
-        return cls._of(read_vocabulary(Path(path), lowercase=lowercase, model_max_length=model_max_length))
+        return cls._from_folder(read_vocabulary(Path(path), lowercase=lowercase, model_max_length=model_max_length))
 
     @classmethod
-    def _of(cls, found: TokenizerFolder) -> Self:
+    def _from_folder(cls, folder: TokenizerFolder) -> Self:
         try:
-            made = cls(
-                found.serialized,
-                special_tokens=found.special_tokens,
-                model_max_length=found.model_max_length,
-                notes=found.notes,
+            tokenizer = cls(
+                folder.serialized,
+                special_tokens=folder.special_tokens,
+                model_max_length=folder.model_max_length,
+                notes=folder.notes,
+                files=folder.files,
             )
         except BertworksError as error:
             line = re.search(r"at line (\d+)", error.what)
-            where = f"{found.path}:{line[1]}" if line else str(found.path)
+            where = f"{folder.path}:{line[1]}" if line else str(folder.path)
             raise BertworksError(error.what, where=where, hint=error.hint) from None
-        doubt = _casing_doubt(made)
-        made.notes += (doubt,) if doubt else ()
-        return made
+        num_cased = count_cased(tokenizer.tokens)
+        if tokenizer.lowercase and num_cased > tokenizer.vocab_size // 20:
+            counts = f"{num_cased} of {tokenizer.vocab_size} tokens have capitals"
+            tokenizer.notes += (f"text is lower-cased, but {counts}: is it a cased model?",)
+        return tokenizer
 
     def save(self, folder: str | Path, *, has_types: bool = True) -> None:
         """Write the whole Hugging Face tokenizer folder: transformers 4 and 5 open it with AutoTokenizer.
 
-        Writes tokenizer.json (nothing about truncation or padding), tokenizer_config.json, special_tokens_map.json and,
-        for WordPiece, vocab.txt. Each file is replaced atomically; other files in the folder stay.
+        Writes tokenizer.json (without truncation and padding), tokenizer_config.json, special_tokens_map.json, for
+        WordPiece vocab.txt, and copies of vocab.json, merges.txt and SentencePiece files that it was read with. Each
+        file is replaced atomically; other files in the folder stay.
 
         Raises:
             BertworksError: the folder cannot be written, or the disk is full.
         """
         folder = Path(folder)
-        word_piece = self._description["model"]["type"] == "WordPiece"
+        is_word_piece = self._description["model"]["type"] == "WordPiece"
         normalizer = _bert_normalizer(self._description["normalizer"])
-        config: dict[str, Any] = {"tokenizer_class": "BertTokenizer" if word_piece else "PreTrainedTokenizerFast"}
+        config: dict[str, Any] = {"tokenizer_class": "BertTokenizer" if is_word_piece else "PreTrainedTokenizerFast"}
         special = [self.tokens[number] for number in sorted(self.special_ids)]
         others = [token for token in special if token not in self.special_tokens.values()]
         named: dict[str, Any] = self.special_tokens | ({"additional_special_tokens": others} if others else {})
@@ -201,32 +213,36 @@ class Tokenizer:
                 "strip_accents": normalizer["strip_accents"],
                 "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
             }
-        if word_piece:
+        if is_word_piece:
             write_text(folder / "vocab.txt", "".join(f"{token}\n" for token in self.tokens))
+        for name, content in self.files.items():
+            write_bytes(folder / name, content)
         write_json(folder / "special_tokens_map.json", named)
         write_json(folder / "tokenizer_config.json", config)
         write_text(folder / "tokenizer.json", self._library.to_str(pretty=True) + "\n")
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of what decides the ids (normaliser, pre-tokeniser, model, special tokens), not of how files look."""
-        deciding = {name: self._description[name] for name in ("normalizer", "pre_tokenizer", "model", "added_tokens")}
-        deciding["post_processor"] = self._description["post_processor"]
-        canonical = json.dumps(deciding, sort_keys=True, ensure_ascii=True, separators=(",", ":"))
+        """Hash of what decides the ids (normalizer, pre-tokenizer, model, special tokens, template), not of file names
+        or white space."""
+        names = ("normalizer", "pre_tokenizer", "model", "added_tokens", "post_processor")
+        canonical = json.dumps(
+            {name: self._description[name] for name in names}, sort_keys=True, ensure_ascii=True, separators=(",", ":")
+        )
         return hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
     @cached_property
     def lowercase(self) -> bool:
-        """Whether text is lower-cased before it is cut into tokens."""
-        found = json.dumps(self._description["normalizer"])
-        return '"lowercase": true' in found or '"type": "Lowercase"' in found
+        """Whether text is lower-cased before it is split into tokens."""
+        normalizer = json.dumps(self._description["normalizer"])
+        return '"lowercase": true' in normalizer or '"type": "Lowercase"' in normalizer
 
     @cached_property
     def starts_word(self) -> NDArray[np.bool_]:
         """bool [vocab_size]: whether the token begins a word.
 
-        WordPiece: every token but the `##` ones. Byte-level BPE and unigram: those that carry the mark of a space.
-        Special tokens do.
+        WordPiece: all tokens without `##`. Byte-level BPE and SentencePiece: those that begin with the sign of a
+        space. Special tokens always do.
         """
         model = self._description["model"]
         if model["type"] == "WordPiece":
@@ -239,47 +255,47 @@ class Tokenizer:
         return flags
 
     def encode(self, text: str, pair: str | None = None, *, max_length: int | None = None) -> Encoding:
-        """The text, or text and pair, with [CLS] and [SEP]. Special tokens written in the text are recognised.
+        """The text, or text and pair, with the special tokens of the template. Special tokens in texts are recognised.
 
         Args:
-            max_length: tokens at most, [CLS] and [SEP] included; what is too long loses its end, of a pair the longer
-                one first (the second, when equal), as in fine-tuning by google-research/bert. None: nothing is cut.
+            max_length: up to this number of tokens, special tokens included; the end is cut off, of a pair as in
+                `truncated_lengths`. None: nothing is cut off.
 
         Raises:
             UsageError: `max_length` leaves no room for the special tokens.
         """
-        first = self._run(self._unfinished.encode_batch, [text])[0]
-        second = None if pair is None else self._run(self._unfinished.encode_batch, [pair])[0]
+        first = self._run(self._plain.encode_batch, [text])[0]
+        second = None if pair is None else self._run(self._plain.encode_batch, [pair])[0]
         return self._finish(first, second, max_length)
 
     def encode_batch(self, texts: Sequence[str], *, max_length: int | None = None) -> list[Encoding]:
         """`encode` for many texts at once, on all threads that TOKENIZERS_PARALLELISM and RAYON_NUM_THREADS allow."""
-        return [self._finish(first, None, max_length) for first in self._run(self._unfinished.encode_batch, texts)]
+        return [self._finish(first, None, max_length) for first in self._run(self._plain.encode_batch, texts)]
 
     def words(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
-        """int64 [n, 2] for each text: the characters where its words begin and end, as the tokenizer itself parts them
-        before it cuts them into tokens. What it drops, such as white space, is in no word."""
-        return [_words(text, found) for text, found in zip(texts, self._run(self._literal.encode_batch, texts))]
+        """int64 [n, 2] for each text: the characters where the words of the pre-tokenizer begin and end. White space
+        and other characters that it removes are in no word."""
+        encodings = self._run(self._literal.encode_batch, texts)
+        return [_words(text, encoding) for text, encoding in zip(texts, encodings)]
 
     def unknown(self, texts: Sequence[str]) -> list[str]:
-        """What becomes [UNK], in the order of the texts and as it is written there, as often as it is there."""
-        found = zip(texts, self._run(self._literal.encode_batch, texts))
+        """The parts of the texts that become [UNK], in order, with repetitions."""
         return [
-            text[slice(*place)]
-            for text, encoding in found
-            for number, place in zip(encoding.ids, encoding.offsets, strict=True)
+            text[start:end]
+            for text, encoding in zip(texts, self._run(self._literal.encode_batch, texts))
+            for number, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
             if number == self.unk_id
         ]
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text without [CLS] and [SEP] and without offsets: the fast path for corpora.
+        """The ids of each text without template and offsets: the fast way for corpora.
 
-        Special tokens written in the texts are NOT recognised: "[SEP]" in a document is a bracket, a word, a bracket.
+        Special tokens in the texts are NOT recognised: "[SEP]" in a document is a bracket, a word and a bracket.
         """
         return [encoding.ids for encoding in self._run(self._literal.encode_batch_fast, texts)]
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of ids, as near as the vocabulary allows (case and accents may be gone).
+        """The text of ids, as exact as the vocabulary allows (case and accents may be lost).
 
         Raises:
             UsageError: an id outside the vocabulary.
@@ -291,63 +307,62 @@ class Tokenizer:
         return str(self._library.decode(numbers, skip_special_tokens=skip_special_tokens))
 
     def _run(self, encode: Callable[..., list[Any]], texts: Sequence[str]) -> list[Any]:
-        """Encode texts one by one without special tokens around them; a lone surrogate counts as U+FFFD."""
+        """Encode texts one by one without the template; a lone surrogate counts as U+FFFD."""
         texts = list(texts)
         try:
             return _guarded(lambda: encode(texts, add_special_tokens=False), "the text cannot be encoded")
         except BertworksError:
             if wrong := [text for text in texts if not isinstance(text, str)]:
-                raise UsageError(f"{wrong[0]!r:.60} is no text", hint="give a string") from None
+                raise UsageError(f"{wrong[0]!r:.60} is not a text", hint="use a string") from None
             valid = [re.sub("[\ud800-\udfff]", "\ufffd", text) for text in texts]
             if valid == texts:
                 raise
             return _guarded(lambda: encode(valid, add_special_tokens=False), "the text cannot be encoded")
 
     def _finish(self, first: Any, second: Any, max_length: int | None) -> Encoding:
-        """Cut to `max_length` and put the special tokens around."""
-        cut = 0
+        """Truncate to `max_length` and apply the template."""
+        num_truncated = 0
         if max_length is not None:
             room = max_length - self._library.num_special_tokens_to_add(second is not None)
             if room < 0:
                 raise UsageError(f"max_length {max_length} leaves no room for the special tokens")
-            lengths = len(first.ids), 0 if second is None else len(second.ids)
-            # The longer loses tokens until both fit or are equal; from then on the second first, in turn.
-            keep_first = min(lengths[0], max(room - lengths[1], (room + 1) // 2))
-            keep_second = min(lengths[1], room - keep_first)
-            cut = sum(lengths) - keep_first - keep_second
-            if cut:
-                first.truncate(keep_first)
-                if second is not None:
-                    second.truncate(keep_second)
+            lengths = len(first.ids), len(second.ids) if second is not None else 0
+            kept = truncated_lengths(*lengths, room)
+            num_truncated = sum(lengths) - sum(kept)
+            for encoding, length in zip((first, second) if num_truncated else (), kept):
+                if encoding is not None:
+                    encoding.truncate(length)
         whole = self._library.post_process(first, second)
-        return Encoding(whole.ids, whole.type_ids, whole.offsets, whole.word_ids, whole.special_tokens_mask, cut)
+        return Encoding(
+            whole.ids, whole.type_ids, whole.offsets, whole.word_ids, whole.special_tokens_mask, num_truncated
+        )
 
 
 def with_marks(text: str, end: int) -> int:
-    """The end of a stretch of text, behind the marks that belong to its last character: accents, vowel signs and
-    variation selectors, which a tokenizer that takes them away counts to no token."""
+    """The end of a span, extended by the combining marks of its last character: accents, vowel signs and variation
+    selectors. A tokenizer that removes them leaves them out of its offsets."""
     while end < len(text) and unicodedata.category(text[end]).startswith("M"):
         end += 1
     return end
 
 
 def _words(text: str, encoding: Any) -> NDArray[np.int64]:
-    found: list[list[int]] = []
-    before = None
+    spans: list[list[int]] = []
+    previous = None
     for word, (start, end) in zip(encoding.word_ids, encoding.offsets):
-        if word == before and found:
-            found[-1][1] = end
+        if word == previous and spans:
+            spans[-1][1] = end
         else:
-            found.append([start, end])
-        before = word
-    for span in found:  # some tokenizers count the space before a word as its own
+            spans.append([start, end])
+        previous = word
+    for span in spans:  # for some tokenizers the space in front belongs to the word
         span[0] += len(text[span[0] : span[1]]) - len(text[span[0] : span[1]].lstrip())
         span[1] = with_marks(text, span[1]) if span[0] < span[1] else span[1]
-    return np.array([span for span in found if span[0] < span[1]], np.int64).reshape(-1, 2)
+    return np.array([span for span in spans if span[0] < span[1]], np.int64).reshape(-1, 2)
 
 
 def _guarded(call: Callable[[], Result], what: str) -> Result:
-    """Call the library; its panics, which are no `Exception`, become errors like all others."""
+    """Call the library. Its panics, which are not an `Exception`, become BertworksError."""
     try:
         return call()
     except (KeyboardInterrupt, SystemExit, MemoryError):
@@ -369,11 +384,3 @@ def _bert_normalizer(normalizer: dict[str, Any] | None) -> dict[str, Any] | None
     """The BertNormalizer of a tokenizer, alone or first in a sequence; None where there is none."""
     parts = (normalizer or {}).get("normalizers", [normalizer])
     return next((part for part in parts if part and part["type"] == "BertNormalizer"), None)
-
-
-def _casing_doubt(tokenizer: Tokenizer) -> str | None:
-    """A word about a vocabulary with capitals that lower-cased text can never reach, or None."""
-    cased = count_cased(tokenizer.tokens)
-    if tokenizer.lowercase and cased > tokenizer.vocab_size // 20:
-        return f"text is lower-cased, but {cased} of {tokenizer.vocab_size} tokens have capitals: is it a cased model?"
-    return None

@@ -1,6 +1,13 @@
-"""Hugging Face tokenizer folders: reading and checking their files, and the content of a tokenizer.json."""
+"""Hugging Face tokenizer folders: their files are read, checked and turned into the content of a tokenizer.json.
+
+- tokenizer.json, as it is
+- vocab.txt: WordPiece
+- vocab.json and merges.txt: byte-level BPE
+- spiece.model, sentencepiece.bpe.model, tokenizer.model: SentencePiece (Kudo and Richardson 2018), unigram or BPE
+"""
 
 import json
+import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
@@ -10,67 +17,84 @@ from typing import Any
 
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import read_small, refuse_many_parts
+from bertworks.text.tokenizer_pipeline import (
+    SPECIAL_TOKENS,
+    added_token,
+    bert_pipeline,
+    pipeline,
+    refuse_style,
+    sentencepiece_pipeline,
+    spell_special_tokens,
+    word_piece_model,
+)
 
-SPECIAL_TOKENS = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
 DEFAULT_LENGTH = 512
-LONGEST_WORD = 100  # characters; a longer word is one [UNK]
-_NORMALIZING = {  # in tokenizer_config.json: in the normaliser of a tokenizer.json
+SENTENCEPIECE_FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
+COPIED_FILES = ("vocab.json", "merges.txt", *SENTENCEPIECE_FILES)  # a saved tokenizer keeps them
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
+    *COPIED_FILES,
+)  # fmt: skip
+_NORMALIZER_SETTINGS = {  # in tokenizer_config.json: in the normalizer of a tokenizer.json
     "do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"
 }  # fmt: skip
 _LARGEST_FILE = 1 << 25  # bytes; the tokenizer.json of LaBSE, with 500,000 words, has 10 MB
 _LARGEST_VOCABULARY = 800_000
-_MOST_ADDED = 10_000  # tokens that stay whole in any text: the library takes minutes for a hundred thousand
+_MOST_ADDED = 10_000  # added tokens: the library takes minutes for a hundred thousand
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
+_BYTE_LEVEL = {"roberta": True, "bart": True, "longformer": True, "led": True, "gpt2": False}  # <s> and </s> around
 
 
 @dataclass(frozen=True)
 class TokenizerFolder:
-    """What was read: the text of a tokenizer.json and what stands beside it."""
+    """A tokenizer folder as values."""
 
     path: Path  # the file that holds the vocabulary
-    serialized: str
-    special_tokens: dict[str, str]
+    serialized: str  # the text of a tokenizer.json
+    special_tokens: dict[str, str]  # those that the folder names
     model_max_length: int
-    notes: tuple[str, ...]  # guesses that a person should know of
+    notes: tuple[str, ...]  # assumptions that users should know
+    files: dict[str, bytes]  # of COPIED_FILES
 
 
 def read_folder(folder: Path) -> TokenizerFolder:
-    """Read tokenizer.json, or vocab.txt with or without tokenizer_config.json.
+    """Read a tokenizer of any kind, with the settings of tokenizer_config.json if it is there.
 
     Raises:
         BertworksError: no such files, or files that are damaged; `where` is the file and, where known, the line.
     """
     config = _read_json(folder / "tokenizer_config.json")
-    stated = _read_json(folder / "special_tokens_map.json") | config
-    special_tokens = {name: _written(stated.get(name)) or default for name, default in SPECIAL_TOKENS.items()}
+    settings = _read_json(folder / "special_tokens_map.json") | config
+    special_tokens = {name: token for name in SPECIAL_TOKENS if (token := _content(settings.get(name))) is not None}
     notes: list[str] = []
     if (path := folder / "tokenizer.json").exists():
         serialized = _as_configured(_read_text(path), path, config, notes)
-    elif (path := folder / "vocab.txt").exists():
-        _refuse_other_words(folder, config)
-        content = _from_vocabulary(path, config, special_tokens, notes)
-        _add_tokens(content, folder, stated.get("additional_special_tokens"))
-        serialized = json.dumps(content)
     else:
-        raise BertworksError(
-            "no tokenizer here: neither tokenizer.json nor vocab.txt",
-            where=str(folder),
-            hint="make one with `bertworks vocab TEXT -o FOLDER`",
-        )
+        if (path := folder / "vocab.txt").exists():
+            _refuse_other_words(folder, config)
+            content = _from_vocabulary(path, config, SPECIAL_TOKENS | special_tokens, notes)
+        elif (path := folder / "vocab.json").exists():
+            content = _from_merges(path, config, _style_of(folder, config), special_tokens)
+        elif path := next((folder / name for name in SENTENCEPIECE_FILES if (folder / name).exists()), None):
+            content = sentencepiece_pipeline(path, config, _style_of(folder, config), special_tokens)
+        else:
+            raise BertworksError(
+                "no tokenizer here: neither tokenizer.json nor vocab.txt, vocab.json or spiece.model",
+                where=str(folder),
+                hint="make one with `bertworks vocab TEXT -o FOLDER`",
+            )
+        _add_tokens(content, folder, settings, special_tokens)
+        serialized = json.dumps(content)
     length = config.get("model_max_length")
     if not isinstance(length, int | float) or isinstance(length, bool) or not 2 < length < 1e9:
         notes.append(f"model_max_length is not set: {DEFAULT_LENGTH} is used")
         length = DEFAULT_LENGTH
-    return TokenizerFolder(path, serialized, special_tokens, int(length), tuple(notes))
+    files = {name: read_small(folder / name, _LARGEST_FILE) for name in COPIED_FILES if (folder / name).is_file()}
+    return TokenizerFolder(path, serialized, special_tokens, int(length), tuple(notes), files)
 
 
 def read_vocabulary(path: Path, *, lowercase: bool | None, model_max_length: int) -> TokenizerFolder:
-    """Read a vocab.txt alone, whatever it is called. lowercase: None: guessed, and noted.
+    """Read a vocab.txt of any name. lowercase: None: inferred from the vocabulary, with a note.
 
     Raises:
         BertworksError: as `read_folder`.
@@ -78,76 +102,7 @@ def read_vocabulary(path: Path, *, lowercase: bool | None, model_max_length: int
     notes: list[str] = []
     config = {} if lowercase is None else {"do_lower_case": lowercase}
     serialized = json.dumps(_from_vocabulary(path, config, SPECIAL_TOKENS, notes))
-    return TokenizerFolder(path, serialized, dict(SPECIAL_TOKENS), model_max_length, tuple(notes))
-
-
-def bert_pipeline(
-    model: dict[str, Any],
-    ids: dict[str, int],
-    special_tokens: dict[str, str],
-    *,
-    lowercase: bool,
-    strip_accents: bool | None,
-    chinese_characters: bool = True,
-) -> dict[str, Any]:
-    """The content of a tokenizer.json around a WordPiece model: BERT's normaliser, pre-tokeniser and template.
-
-    Args:
-        model: the `model` part.
-        ids: id of each of the special tokens as they are written.
-        special_tokens: as for Tokenizer.
-        strip_accents: None follows `lowercase`.
-        chinese_characters: put every Chinese character on its own.
-    """
-    cls_token, sep_token = special_tokens["cls_token"], special_tokens["sep_token"]
-
-    def piece(kind: str, name: str, type_id: int) -> dict[str, Any]:
-        return {kind: {"id": name, "type_id": type_id}}
-
-    single = [piece("SpecialToken", cls_token, 0), piece("Sequence", "A", 0), piece("SpecialToken", sep_token, 0)]
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [
-            _added_token(token, number, special=True)
-            for number, token in sorted((ids[token], token) for token in set(special_tokens.values()))
-        ],
-        "normalizer": {
-            "type": "BertNormalizer",
-            "clean_text": True,
-            "handle_chinese_chars": chinese_characters,
-            "strip_accents": strip_accents,
-            "lowercase": lowercase,
-        },
-        "pre_tokenizer": {"type": "BertPreTokenizer"},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": single,
-            "pair": [*single, piece("Sequence", "B", 1), piece("SpecialToken", sep_token, 1)],
-            "special_tokens": {
-                token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in (cls_token, sep_token)
-            },
-        },
-        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "model": model,
-    }
-
-
-def _added_token(token: str, number: int, *, special: bool) -> dict[str, Any]:
-    plain = {"id": number, "content": token, "single_word": False, "lstrip": False, "rstrip": False}
-    return plain | {"normalized": not special, "special": special}
-
-
-def word_piece_model(tokens: Sequence[str], unk_token: str = "[UNK]") -> dict[str, Any]:
-    """The `model` part of a tokenizer.json for a WordPiece vocabulary in the order of its ids."""
-    return {
-        "type": "WordPiece",
-        "unk_token": unk_token,
-        "continuing_subword_prefix": "##",
-        "max_input_chars_per_word": LONGEST_WORD,
-        "vocab": {token: number for number, token in enumerate(tokens)},
-    }
+    return TokenizerFolder(path, serialized, dict(SPECIAL_TOKENS), model_max_length, tuple(notes), {})
 
 
 def count_cased(tokens: Sequence[str]) -> int:
@@ -196,7 +151,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     return _parse_json(_read_text(path), path) if path.exists() else {}
 
 
-def _written(token: Any) -> str | None:
+def _content(token: Any) -> str | None:
     """How a token is written, which may be said in an object with more about it."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
@@ -205,7 +160,7 @@ def _written(token: Any) -> str | None:
 def _from_vocabulary(
     path: Path, config: dict[str, Any], special_tokens: dict[str, str], notes: list[str]
 ) -> dict[str, Any]:
-    """The content of a tokenizer.json for a vocab.txt, with the casing of its config, or a guess that is noted."""
+    """The content of a tokenizer.json for a vocab.txt, with the casing of its config, else inferred with a note."""
     tokens = _read_vocabulary(path)
     for token in special_tokens.values():
         if token not in tokens:
@@ -217,7 +172,7 @@ def _from_vocabulary(
         accented = any(unicodedata.normalize("NFD", token) != token for token in tokens)
         strip_accents = False if lowercase and accented else None
         notes.append(
-            f"casing guessed from the vocabulary: {cased} of {len(tokens)} tokens have capitals, so text is "
+            f"casing inferred from the vocabulary: {cased} of {len(tokens)} tokens have capitals, so text is "
             + ("lower-cased" if lowercase else "left as it is")
             + (", accents kept" if strip_accents is False else "")
         )
@@ -245,7 +200,7 @@ def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: l
         return serialized
     changed = [
         (theirs, name)
-        for theirs, name in _NORMALIZING.items()
+        for theirs, name in _NORMALIZER_SETTINGS.items()
         if isinstance(config.get(theirs), bool) and config[theirs] != normalizer.get(name)
     ]
     if not changed:
@@ -267,24 +222,6 @@ def _refuse_other_words(folder: Path, config: dict[str, Any]) -> None:
         )
 
 
-def _add_tokens(content: dict[str, Any], folder: Path, special: Any) -> None:
-    """Add the tokens that old folders keep beside their vocabulary, and those that they call special."""
-    added = _read_json(folder / "added_tokens.json")
-    if not isinstance(special, list | None):
-        raise BertworksError("additional_special_tokens is no list", where=str(folder))
-    more = [str(token.get("content") if isinstance(token, dict) else token) for token in special or []]
-    if len(added) + len(more) > _MOST_ADDED:
-        raise BertworksError(f"{len(added) + len(more):,} added tokens: too many", where=str(folder))
-    ids = content["model"]["vocab"] | added
-    known = {token["content"] for token in content["added_tokens"]}
-    for token in sorted({*added, *more} - known, key=str):
-        if not isinstance(token, str) or type(ids.get(token)) is not int or not 0 <= ids[token] < len(ids):
-            what = f"the added token {str(token)[:60]!r} has no place in the vocabulary"
-            raise BertworksError(what, where=str(folder), hint="give it the next number in added_tokens.json")
-        content["added_tokens"].append(_added_token(token, ids[token], special=token in more))
-    content["added_tokens"].sort(key=lambda token: token["id"])
-
-
 def _read_vocabulary(path: Path) -> list[str]:
     text = _read_text(path).rstrip("\n")
     if text.count("\n") >= _LARGEST_VOCABULARY:
@@ -302,3 +239,74 @@ def _read_vocabulary(path: Path) -> list[str]:
             raise BertworksError(f"{token!r} is there twice, first in line {seen[token]}", where=where, hint=hint)
         seen[token] = number
     return lines
+
+
+def _style_of(folder: Path, config: dict[str, Any]) -> str:
+    """The family of a tokenizer, such as "roberta" or "albert", by its class or its model; "": not stated."""
+    for name in (config.get("tokenizer_class"), _read_json(folder / "config.json").get("model_type")):
+        style = re.sub(r"tokenizer(fast)?$|[-_]", "", str(name or "").lower())
+        if style not in ("", "pretrained", "tokenizersbackend"):
+            return style[:40]
+    return ""
+
+
+def _from_merges(path: Path, config: dict[str, Any], style: str, names: dict[str, str]) -> dict[str, Any]:
+    """Byte-level BPE (Radford et al. 2019): RoBERTa's, with <s> and </s> around a text, or GPT-2's without."""
+    if style and style not in _BYTE_LEVEL:
+        refuse_style(path, style)
+    ids = _parse_json(_read_text(path), path)
+    if "Ġ" not in ids or any(token.endswith("</w>") or type(number) is not int for token, number in ids.items()):
+        raise BertworksError("not the vocabulary of a byte-level BPE", where=str(path), hint="use its tokenizer.json")
+    path = path.with_name("merges.txt")
+    merges = []
+    for number, line in enumerate(_read_text(path).split("\n"), 1):
+        if not line or line.startswith("#version"):
+            continue
+        merges.append(line.split(" "))
+        if len(merges[-1]) != 2:
+            raise BertworksError("not two pieces with one space between them", where=f"{path}:{number}")
+    model = {"type": "BPE", "vocab": ids, "merges": merges, "continuing_subword_prefix": "", "end_of_word_suffix": ""}
+    prefix = {"add_prefix_space": config.get("add_prefix_space") is True, "trim_offsets": True}
+    pre_tokenizer = {"type": "ByteLevel", "use_regex": True} | prefix
+    tokens = spell_special_tokens(names, ids)
+    content = pipeline(model, None, pre_tokenizer, "A0", "A0 B1", tokens, ids)
+    if _BYTE_LEVEL.get(style, {"<s>", "</s>"} <= ids.keys()):
+        if not {"cls_token", "sep_token"} <= tokens.keys():
+            raise BertworksError("the vocabulary lacks <s> or </s>", where=str(path.with_name("vocab.json")))
+        cls, sep = ([tokens[name], ids[tokens[name]]] for name in ("cls_token", "sep_token"))
+        content["post_processor"] = {"type": "RobertaProcessing", "sep": sep, "cls": cls} | prefix
+    return content
+
+
+def _add_tokens(content: dict[str, Any], folder: Path, settings: dict[str, Any], names: dict[str, str]) -> None:
+    """Add the tokens that a folder lists outside its vocabulary, and those that it calls special."""
+    vocabulary = content["model"]["vocab"]
+    ids = dict(vocabulary) if isinstance(vocabulary, dict) else {token: n for n, (token, _) in enumerate(vocabulary)}
+    added, more = _read_json(folder / "added_tokens.json"), settings.get("additional_special_tokens") or []
+    decoder = settings.get("added_tokens_decoder") or {}
+    if not isinstance(more, list):
+        raise BertworksError("additional_special_tokens is not a list", where=str(folder))
+    if not isinstance(decoder, dict) or not all(n.isdecimal() and isinstance(t, dict) for n, t in decoder.items()):
+        raise BertworksError("added_tokens_decoder does not map ids to tokens", where=str(folder))
+    if len(added) + len(more) + len(decoder) > _MOST_ADDED:
+        raise BertworksError(f"{len(added) + len(more) + len(decoder):,} added tokens: too many", where=str(folder))
+    ids |= added
+    entries: dict[str, dict[str, Any]] = {token: {"special": False} for token in added}
+    entries |= {str(_content(token)): token if isinstance(token, dict) else {} for token in more}
+    for number, token in decoder.items():
+        ids.setdefault(str(_content(token)), int(number[:10]))
+        entries[str(_content(token))] = token
+    named = spell_special_tokens(names, ids)
+    named |= {name: token for name in ("bos_token", "eos_token") if (token := _content(settings.get(name))) in ids}
+    for name, token in named.items():  # the mask replaces a word together with the space before it
+        flags = settings[name] if isinstance(settings.get(name), dict) else {"lstrip": name == "mask_token"}
+        entries[token] = entries.get(token, {}) | flags | {"special": True}
+    known = {token["content"]: token for token in content["added_tokens"]}
+    for token, flags in sorted(entries.items()):
+        if type(ids.get(token)) is not int or not 0 <= ids[token] < len(ids):
+            what = f"the added token {token[:60]!r} has no place in the vocabulary"
+            raise BertworksError(what, where=str(folder), hint="give it the next number in added_tokens.json")
+        if token not in known or content["model"]["type"] != "WordPiece":
+            kept = {flag: value for flag, value in flags.items() if flag in _FLAGS and isinstance(value, bool)}
+            known[token] = added_token(token, ids[token], special=kept.pop("special", True)) | kept
+    content["added_tokens"] = sorted(known.values(), key=lambda token: token["id"])

@@ -19,7 +19,7 @@ from tokenizers import pre_tokenizers
 
 from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.text.tokenizer_folder import LONGEST_WORD, SPECIAL_TOKENS, bert_pipeline, word_piece_model
+from bertworks.text.tokenizer_pipeline import LONGEST_WORD, SPECIAL_TOKENS, bert_pipeline, word_piece_model
 from bertworks.text.word_counts import (
     Sample,
     Splitter,
