@@ -231,7 +231,7 @@ def test_a_pretrained_model(model: Path, tmp_path: Path):
         explain(model, "a", "b", "c")
     with pytest.raises(UsageError, match="'zebra' is not in the vocabulary"):
         explain(model, "the [MASK]", target="zebra")
-    with pytest.raises(UsageError, match="3 is no text"):
+    with pytest.raises(UsageError, match="3 is not a text"):
         explain(model, 3)
 
 

@@ -169,7 +169,7 @@ kind = "next_sentence"
         ("num_steps = 10", "num_steps = 0", 5, "expected 1 or more", None),
         ("batch_size = 4\n", "", 5, "train.phases[0].batch_size: must be given", None),
         ("sequence_length = 512", "sequence_length = 513", 1, "max_position_embeddings is 512", None),
-        ("sequence_length = 512", "sequence_length = 4", 9, "needs at least 5", None),
+        ("sequence_length = 512", "sequence_length = 4", 9, "expected 5 or more", None),
         ('title = "One"', "title = 1", 2, "title: expected str, got 1", None),
         ('title = "One"\n', "", 1, "title: must be given", None),
         ("[train]", "[train]\nsave_every = -1", 4, "expected a number of steps", None),

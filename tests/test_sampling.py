@@ -21,6 +21,7 @@ from bertworks.batching.sampling import (
     plan_blocks,
     truncate,
 )
+from bertworks.errors import UsageError
 from bertworks.text.tokenizer import Template
 
 CLS, SEP = 101, 102
@@ -309,3 +310,12 @@ def test_there_is_nothing_beyond_the_end():
     assert len(list(sampler)) == len(sampler)
     with pytest.raises(IndexError):
         sampler[-1]
+
+
+def test_a_length_without_room_for_the_template_is_refused() -> None:
+    template = Template((1,), (2,), (2,))
+    store = Store(np.zeros(4, np.int32), np.arange(5), np.arange(0, 5, 2))
+    for kind, least in (("next_sentence", 5), ("full_sentences", 3)):
+        with pytest.raises(UsageError, match=f"need {least}"):
+            make_plan(store, np.arange(2), SamplingConfig(format=kind), least - 1, 0, template)
+        make_plan(store, np.arange(2), SamplingConfig(format=kind), least, 0, template)

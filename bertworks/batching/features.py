@@ -16,7 +16,7 @@ from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.masking import Example
 from bertworks.batching.sampling import Ids, Target, TokenSequence, add_special_tokens
 from bertworks.datasets.schema import Item, TaskType
-from bertworks.text.tokenizer import Encoding, Tokenizer
+from bertworks.text.tokenizer import Encoding, Tokenizer, truncated_lengths
 
 
 class Window(NamedTuple):
@@ -149,16 +149,11 @@ class Featurizer:
             yield Features(item, unit, cut_off)
 
     def _fitting(self, segments: list[NDArray[np.int64]]) -> tuple[list[NDArray[np.int64]], int]:
-        """The segments without what is too long, taken from the end of the longer one, of the second where they are
-        equal (google-research/bert `_truncate_seq_pair`); and how many tokens that were."""
+        """The segments as far as they fit, and the number of tokens that do not."""
         room = self.max_length - self.tokenizer.template.num_special(len(segments))
-        lengths = [len(segment) for segment in segments]
-        if len(segments) == 1:
-            kept = [min(lengths[0], room)]
-        else:
-            first = min(lengths[0], max(room - lengths[1], (room + 1) // 2))
-            kept = [first, min(lengths[1], room - first)]
-        return [segment[:n] for segment, n in zip(segments, kept, strict=True)], sum(lengths) - sum(kept)
+        first, second = (*(len(segment) for segment in segments), 0)[:2]
+        kept = truncated_lengths(first, second, room)
+        return [segment[:n] for segment, n in zip(segments, kept)], first + second - sum(kept)
 
     def _label(self, item: Item) -> NDArray[np.generic]:
         match self.task:

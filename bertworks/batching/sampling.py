@@ -18,6 +18,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from bertworks.errors import UsageError
 from bertworks.text.tokenizer import Template
 
 Ids = NDArray[np.int64]
@@ -274,7 +275,11 @@ def plan_blocks(
     store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template
 ) -> Iterator[Plan]:
     """The cuts of a corpus into sequences of at most `max_length` tokens, some ten thousand rows at a time."""
-    return FORMATS[c.format].plan_blocks(store, documents, c, max_length, seed, template)
+    sampler = FORMATS[c.format]
+    least = template.num_special(sampler.segments) + sampler.segments
+    if max_length < least:
+        raise UsageError(f"sequences of {max_length} tokens: special tokens and a token of each segment need {least}")
+    return sampler.plan_blocks(store, documents, c, max_length, seed, template)
 
 
 def make_plan(

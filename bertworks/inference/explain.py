@@ -259,17 +259,18 @@ def explain(
         UsageError: the model cannot read the texts, or does not have the target.
         BertworksError: no such model.
     """
-    if baseline not in ("mask", "pad"):
-        raise UsageError(f"the baseline {baseline!r} is not known", hint="use mask or pad")
     source = open_model(model, device)
+    t = source.tokenizer
+    blank_id = {"mask": t.mask_id, "pad": t.pad_id}.get(baseline, -1)
+    if blank_id < 0:
+        raise UsageError(f"the baseline {baseline!r} is not known to this tokenizer", hint="use mask or pad")
     predict = _finetuned if source.has_task else _pretrained
     p = predict(source, texts, target)
-    example, t = p.output.example, source.tokenizer
+    example = p.output.example
     batch = collate([example]).to(p.encoder.embeddings.token.weight.device)
     with torch.no_grad():
         states = p.encoder(batch.input_ids, batch.layout, batch.token_type_ids)
         directions = F.normalize(torch.stack(states).float(), dim=-1)
-    blank_id = t.mask_id if baseline == "mask" else t.pad_id
     spans, other = _words(example.input_ids, t, blank_id)
     gradients = falls = None
     notes = tuple(p.notes)
@@ -298,8 +299,8 @@ def explain(
 
 
 def _words(ids: Ids, t: Tokenizer, blank_id: int) -> tuple[tuple[tuple[int, int], ...], Ids]:
-    """The first token and the end of each word; and the ids with all tokens blank except [CLS], [SEP] and [MASK]."""
-    is_special = np.isin(ids, [t.cls_id, t.sep_id, t.mask_id])
+    """The first token and the end of each word; and the ids with all tokens blank except special tokens and masks."""
+    is_special = np.isin(ids, [*t.template.prefix, *t.template.between, *t.template.suffix, t.mask_id])
     edges = np.flatnonzero(is_special | np.roll(is_special, 1) | t.starts_word[ids]).tolist()
     return tuple(pairwise([*edges, len(ids)])), np.where(is_special, ids, blank_id)
 
@@ -322,7 +323,7 @@ def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> 
     if network is None:
         notes.append("this model has no head: there is no prediction to attribute")
     elif not len(masks):
-        mask = t.special_tokens["mask_token"]
+        mask = t.special_tokens.get("mask_token", "[MASK]")
         if target is not None:
             cut = f": {notes[0]}" if notes else ""
             raise UsageError(f"the text has no {mask} for the target {target!r}{cut}", hint=f"put {mask} in the text")

@@ -92,7 +92,13 @@ def split_documents(store: TokenStore, seed: int) -> tuple[Ids, Ids]:
 
 
 def make_masker(c: MaskingConfig, tokenizer: Tokenizer) -> Masker:
-    """The masking policy over a tokenizer's ids."""
+    """The masking policy over a tokenizer's ids.
+
+    Raises:
+        BertworksError: the tokenizer has no mask token.
+    """
+    if tokenizer.mask_id < 0:
+        raise BertworksError("the tokenizer has no mask token", hint="choose a tokenizer with [MASK] or <mask>")
     return Masker(c, tokenizer.mask_id, tokenizer.starts_word)
 
 

@@ -327,8 +327,8 @@ class Abilities:
             self.endpoints["explain"] = self.explain
         self.endpoints |= {"tokenize": self.tokenize, "decode": self.decode}
         self.info = {"model_id": self.name, "model_sha": None, "model_dtype": "float32", "index": None,
-                     "mask_token": self.tokenizer.special_tokens["mask_token"], "abilities": list(self.endpoints),
-                     "vocabulary": self.tokenizer.vocab_size,
+                     "mask_token": self.tokenizer.special_tokens.get("mask_token", "[MASK]"),
+                     "abilities": list(self.endpoints), "vocabulary": self.tokenizer.vocab_size,
                      "version": bertworks.__version__, **self.info}  # fmt: skip
 
     def _add_search(self, index: Index, reranker: Reranker | None) -> None:

@@ -141,8 +141,11 @@ class Tokenizer:
         return Template(ids[: a[0]], ids[a[-1] + 1 : b[0]], ids[b[-1] + 1 :])
 
     def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[Any, ...]]:
-        settings = {"special_tokens": self.special_tokens, "model_max_length": self.model_max_length}
-        return partial(Tokenizer, **settings, notes=self.notes, files=self.files), (self._library.to_str(),)
+        settings: dict[str, Any] = {
+            "special_tokens": self.special_tokens, "model_max_length": self.model_max_length, "notes": self.notes,
+            "files": self.files,
+        }  # fmt: skip
+        return partial(Tokenizer, **settings), (self._library.to_str(),)
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:

@@ -75,7 +75,8 @@ def read_folder(folder: Path) -> TokenizerFolder:
             content = _from_vocabulary(path, config, SPECIAL_TOKENS | special_tokens, notes)
         elif (path := folder / "vocab.json").exists():
             content = _from_merges(path, config, _style_of(folder, config), special_tokens)
-        elif path := next((folder / name for name in SENTENCEPIECE_FILES if (folder / name).exists()), None):
+        elif names := [name for name in SENTENCEPIECE_FILES if (folder / name).exists()]:
+            path = folder / names[0]
             content = sentencepiece_pipeline(path, config, _style_of(folder, config), special_tokens)
         else:
             raise BertworksError(
@@ -297,8 +298,11 @@ def _add_tokens(content: dict[str, Any], folder: Path, settings: dict[str, Any],
         ids.setdefault(str(_content(token)), int(number[:10]))
         entries[str(_content(token))] = token
     named = spell_special_tokens(names, ids)
-    named |= {name: token for name in ("bos_token", "eos_token") if (token := _content(settings.get(name))) in ids}
-    for name, token in named.items():  # the mask replaces a word together with the space before it
+    named |= {name: str(_content(settings.get(name))) for name in ("bos_token", "eos_token") if name in settings}
+    for name, token in named.items():
+        if token not in ids:
+            continue
+        # The mask replaces a word together with the space before it.
         flags = settings[name] if isinstance(settings.get(name), dict) else {"lstrip": name == "mask_token"}
         entries[token] = entries.get(token, {}) | flags | {"special": True}
     known = {token["content"]: token for token in content["added_tokens"]}

@@ -92,9 +92,10 @@ def pipeline(
     names = {"C": special_tokens.get("cls_token", ""), "S": special_tokens.get("sep_token", "")}
 
     def parts(pattern: str) -> list[dict[str, Any]]:
+        pairs = [(part[0], int(part[1])) for part in pattern.split()]
         return [
-            {"SpecialToken" if kind in names else "Sequence": {"id": names.get(kind, kind), "type_id": int(type_id)}}
-            for kind, type_id in pattern.split()
+            {"SpecialToken" if kind in names else "Sequence": {"id": names.get(kind, kind), "type_id": type_id}}
+            for kind, type_id in pairs
         ]
 
     template = {
@@ -153,6 +154,18 @@ def refuse_style(path: Path, style: str) -> None:
     )  # fmt: skip
 
 
+class _SentencePiece(NamedTuple):
+    pieces: list[tuple[str, float]]
+    is_bpe: bool
+    unk_id: int
+    byte_fallback: bool
+    charsmap: bytes
+    adds_space: bool  # in front of a text
+    removes_spaces: bool  # at both ends of a text and where there are several
+    control: list[str]  # special tokens that no text has
+    user_defined: list[str]  # tokens that are never split
+
+
 def sentencepiece_pipeline(path: Path, config: dict[str, Any], style: str, names: dict[str, str]) -> dict[str, Any]:
     """SentencePiece in the pipeline of its family: ids as in transformers. Of no family: as the sentencepiece library
     reads it, without special tokens around a text."""
@@ -179,20 +192,8 @@ def sentencepiece_pipeline(path: Path, config: dict[str, Any], style: str, names
     else:
         model = {"type": "Unigram", "vocab": pieces, "unk_id": unk_id}
     model["byte_fallback"] = s.byte_fallback
-    normalizers: list[dict[str, Any]] = []
-    if style in ("albert", "xlnet"):
-        normalizers += [{"type": "Replace", "pattern": {"String": quotes}, "content": '"'} for quotes in ("``", "''")]
-        if config.get("keep_accents") is not True:
-            normalizers += [{"type": "NFKD"}, {"type": "StripAccents"}]
-        if config.get("do_lower_case", style == "albert") is not False:
-            normalizers.append({"type": "Lowercase"})
-    if s.charsmap:
-        normalizers.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(s.charsmap).decode()})
     spaces = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
     if style == "sentencepiece":
-        if s.removes_spaces:
-            normalizers.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
-            normalizers.append({"type": "Replace", "pattern": {"Regex": "^ | $"}, "content": ""})
         spaces["prepend_scheme"] = "always" if s.adds_space else "never"
         spaces["split"] = not any("▁" in piece[1:] for piece in ids)
         pre_tokenizer = spaces
@@ -202,7 +203,7 @@ def sentencepiece_pipeline(path: Path, config: dict[str, Any], style: str, names
     single, pair = _STYLES[style]
     if "C" in single and not {"cls_token", "sep_token"} <= tokens.keys():
         raise BertworksError("the vocabulary lacks the special tokens of its family", where=str(path))
-    normalizer = {"type": "Sequence", "normalizers": normalizers}
+    normalizer = {"type": "Sequence", "normalizers": _sentencepiece_normalizers(s, style, config)}
     content = pipeline(model, normalizer, pre_tokenizer, single, pair, tokens, ids)
     content["decoder"] = spaces
     if s.byte_fallback:
@@ -213,20 +214,26 @@ def sentencepiece_pipeline(path: Path, config: dict[str, Any], style: str, names
     content["added_tokens"] = [added_token(token, ids[token], special=True) for token in s.control if token in ids]
     if s.is_bpe:
         # The scores of unigram pieces make them win by themselves.
-        content["added_tokens"] += [added_token(token, ids[token], special=False) for token in s.user_defined]
+        content["added_tokens"] += [
+            added_token(token, ids[token], special=False) | {"normalized": False} for token in s.user_defined
+        ]
     return content
 
 
-class _SentencePiece(NamedTuple):
-    pieces: list[tuple[str, float]]
-    is_bpe: bool
-    unk_id: int
-    byte_fallback: bool
-    charsmap: bytes
-    adds_space: bool  # in front of a text
-    removes_spaces: bool  # at both ends of a text and where there are several
-    control: list[str]  # special tokens that no text has
-    user_defined: list[str]  # tokens that are never split
+def _sentencepiece_normalizers(s: _SentencePiece, style: str, config: dict[str, Any]) -> list[dict[str, Any]]:
+    normalizers: list[dict[str, Any]] = []
+    if style in ("albert", "xlnet"):
+        normalizers += [{"type": "Replace", "pattern": {"String": quotes}, "content": '"'} for quotes in ("``", "''")]
+        if config.get("keep_accents") is not True:
+            normalizers += [{"type": "NFKD"}, {"type": "StripAccents"}]
+        if config.get("do_lower_case", style == "albert") is not False:
+            normalizers.append({"type": "Lowercase"})
+    if s.charsmap:
+        normalizers.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(s.charsmap).decode()})
+    if style == "sentencepiece" and s.removes_spaces:
+        normalizers.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+        normalizers.append({"type": "Replace", "pattern": {"Regex": "^ | $"}, "content": ""})
+    return normalizers
 
 
 def _read_sentencepiece(path: Path) -> _SentencePiece:

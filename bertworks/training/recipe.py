@@ -13,6 +13,7 @@ from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.optimization import OptimizerConfig
 
 HELD_OUT_LENGTH = 128
+MIN_LENGTH = 5  # of a sequence; the sampler refuses lengths that are too small for the special tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +33,8 @@ class Phase:
     def __post_init__(self) -> None:
         if min(self.num_steps, self.batch_size) < 1:
             raise ValueError("num_steps and batch_size: expected 1 or more")
-        if self.sequence_length < 5:
-            raise ValueError(f"sequence_length is {self.sequence_length}: [CLS] A [SEP] B [SEP] needs at least 5")
+        if self.sequence_length < MIN_LENGTH:
+            raise ValueError(f"sequence_length is {self.sequence_length}: expected {MIN_LENGTH} or more")
 
 
 @dataclass(frozen=True, kw_only=True)
