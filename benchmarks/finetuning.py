@@ -245,7 +245,7 @@ def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: i
         memory = HeapTrimmer()
         p = prepare(request, torch.device("cpu"), data=LabelledData(schema, rows, dev))
         work = FinetuneJob(
-            p.recipe, p.description, p.beginning, p.units, p.dev, p.recipe.precision,
+            p.recipe, p.description, p.initial, p.groups, p.dev, p.recipe.precision,
             card=lambda _: "", report=lambda _: None,
         )  # fmt: skip
         network, _ = work.begin()

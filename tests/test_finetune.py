@@ -224,7 +224,7 @@ def test_the_best_of_several_stands_in_the_folder(tmp_path: Path, monkeypatch: p
     assert [line.partition(":")[0] for line in done.text.splitlines()[:3]] == ["epochs=2", "epochs=3", "epochs=1"]
 
 
-def test_folds_judge_every_row_once(model: Path, tmp_path: Path) -> None:
+def test_folds_evaluate_every_row_once(model: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "reviews.csv", 60)
     request = make_finetune_request(data, model=model, overrides=(*FAST, "epochs=1"), group="reviewer")
     *_, done = run_trials(tmp_path / "out", plan_trials(request, folds=3), device="cpu")
@@ -243,7 +243,7 @@ def test_folds_need_parts_to_divide(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is a dev file"):
         list(run_trials(tmp_path / "out", plan_trials(request, folds=3), device="cpu"))
     request = make_finetune_request(folder / "train.csv", model=model, overrides=FAST, group="reviewer")
-    with pytest.raises(UsageError, match="8 parts are asked for, and there are 7"):
+    with pytest.raises(UsageError, match="8 folds need at least 8 rows, or groups of rows: there are 7"):
         list(run_trials(tmp_path / "out", plan_trials(request, folds=8), device="cpu"))
     assert not (tmp_path / "out").exists()
 
@@ -311,7 +311,7 @@ def test_every_label_has_the_same_share_of_dev(tmp_path: Path) -> None:
     assert dev == {"a": 8, "b": 6, "c": 4, "d": 2}
 
 
-def test_a_label_of_one_row_is_learned_and_not_judged(tmp_path: Path) -> None:
+def test_a_label_of_one_row_is_learned_and_not_evaluated(tmp_path: Path) -> None:
     rows = [f"a film {n},{'ab'[n % 2]}" for n in range(40)]
     (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows, "a book,rare"]) + "\n")
     assert "rare" in {item.label for item in read_data(tmp_path / "d.csv").train}
@@ -324,11 +324,11 @@ def test_documents_stay_whole_where_they_are_context(whole: bool, tmp_path: Path
     found = read_data(tmp_path / "d.conll", whole_documents=whole)
     train, dev = ({item.document for item in part} for part in (found.train, found.dev))
     assert train.isdisjoint(dev) == whole
-    note = f"sentences of {len(train & dev)} documents are on both sides"
+    note = f"sentences of {len(train & dev)} documents are in train and in dev"
     assert any(line.startswith(note) and "--group document" in line for line in found.notes) != whole
     (tmp_path / "dev.conll").write_text(f"-DOCSTART- O\n\n{sentences}")
     apart = read_data(tmp_path / "d.conll", dev=tmp_path / "dev.conll")  # a document 1 is in both, and is not the same
-    assert not any("both sides" in line for line in apart.notes)
+    assert not any("in train and in dev" in line for line in apart.notes)
 
 
 def test_labels_of_rows_without_text_are_none(tmp_path: Path) -> None:
@@ -341,14 +341,14 @@ def test_labels_of_rows_without_text_are_none(tmp_path: Path) -> None:
         read_data(tmp_path / "e.csv")
 
 
-def test_answers_in_the_wrong_place_are_not_learned_from(tmp_path: Path) -> None:
+def test_answers_at_a_wrong_position_are_left_out_of_train(tmp_path: Path) -> None:
     rows = [{"context": f"Anna lives in house {n} .", "question": "who lives there ?",
              "answers": [{"text": "Anna", "answer_start": n % 2}]} for n in range(40)]  # fmt: skip
     (tmp_path / "q.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     found = read_data(tmp_path / "q.jsonl")
     assert {item.label for item in found.train} == {((0, "Anna"),)}
-    told = next(note for note in found.notes if "answers do not stand where they are said to" in note)
-    assert int(told.split()[0]) + len(found.train) + len(found.dev) == 40
+    note = next(note for note in found.notes if "answers are not at their position in the context" in note)
+    assert int(note.split()[0]) + len(found.train) + len(found.dev) == 40
 
 
 def test_spans_that_overlap_are_counted(tmp_path: Path) -> None:
@@ -356,7 +356,7 @@ def test_spans_that_overlap_are_counted(tmp_path: Path) -> None:
     rows = [{"text": "Anna Boris of Oslo", "entities": spans if n < 20 else spans[:1]} for n in range(30)]
     (tmp_path / "s.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     data = read_data(tmp_path / "s.jsonl")
-    assert any("texts have spans that overlap" in note and "s.jsonl:1," in note for note in data.notes)
+    assert any("texts have overlapping spans" in note and "s.jsonl:1," in note for note in data.notes)
 
 
 @pytest.mark.parametrize(
@@ -386,9 +386,9 @@ def test_questions_need_no_names(model: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("task", "metric"), [("multilabel", "f1"), ("spans", "accuracy"), ("qa", "accuracy")])
-def test_figures_that_a_task_does_not_have_are_refused(task: str, metric: str, model: Path, tmp_path: Path) -> None:
+def test_metrics_that_a_task_does_not_have_are_refused(task: str, metric: str, model: Path, tmp_path: Path) -> None:
     write, name, _, _ = TASKS[task]
-    with pytest.raises(UsageError, match=f"'{metric}' is not a figure of {task}"):
+    with pytest.raises(UsageError, match=f"'{metric}' is not a metric of {task}"):
         run(write(tmp_path / name), tmp_path / "out", model, metric=metric)
     assert not (tmp_path / "out").exists()
 
@@ -396,7 +396,7 @@ def test_figures_that_a_task_does_not_have_are_refused(task: str, metric: str, m
 def test_f1_is_for_two_classes(model: Path, tmp_path: Path) -> None:
     rows = [f"a film {n},{'abc'[n % 3]}" for n in range(60)]
     (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]) + "\n")
-    with pytest.raises(UsageError, match="'f1' is not a figure of classification"):
+    with pytest.raises(UsageError, match="'f1' is not a metric of classification"):
         run(tmp_path / "d.csv", tmp_path / "out", model, metric="f1")
 
 
@@ -412,7 +412,7 @@ def work_for(data: Path, model: Path, *overrides: str) -> FinetuneJob:
     """What a run with these settings trains."""
     p = prepare(make_finetune_request(data, model=model, overrides=(*FAST, *overrides)), torch.device("cpu"))
     return FinetuneJob(
-        p.recipe, p.description, p.beginning, p.units, p.dev, "fp32", card=lambda facts: "", report=lambda folder: None
+        p.recipe, p.description, p.initial, p.groups, p.dev, "fp32", card=lambda facts: "", report=lambda folder: None
     )
 
 
@@ -420,7 +420,7 @@ def test_rare_labels_weigh_as_in_scikit_learn(model: Path, tmp_path: Path) -> No
     rows = [f"a film {n},{'rare' if n % 5 == 0 else 'usual'}" for n in range(60)]
     (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     work = work_for(tmp_path / "d.csv", model, "class_weights=balanced", "label_smoothing=0.1")
-    labels = [unit[0].target.labels.item() for unit in work.units]
+    labels = [unit[0].target.labels.item() for unit in work.groups]
     expected = compute_class_weight("balanced", classes=np.array([0, 1]), y=labels)
     assert work.network().task == Classification(num_labels=2, weights=tuple(expected), smoothing=0.1)
     assert work_for(tmp_path / "d.csv", model).network().task == Classification(num_labels=2)
@@ -435,10 +435,10 @@ def test_a_label_that_never_occurs_weighs_one() -> None:
 
 def test_the_last_layers_begin_anew_and_the_first_do_not(model: Path, tmp_path: Path) -> None:
     work = work_for(write_reviews(tmp_path / "r.csv", 40), model, "reinitialized_layers=1")
-    learned = {name: value + 0.5 for name, value in work.beginning.model.state.items()}
-    work.beginning = replace(work.beginning, model=work.beginning.model._replace(state=learned))
+    learned = {name: value + 0.5 for name, value in work.initial.model.state.items()}
+    work.initial = replace(work.initial, model=work.initial.model._replace(state=learned))
     begun = work.begin()[0].state_dict()
-    learned[TOKEN_EMBEDDING_KEY] = work.shortlist.rows(learned[TOKEN_EMBEDDING_KEY])
+    learned[TOKEN_EMBEDDING_KEY] = work.vocab_subset.rows(learned[TOKEN_EMBEDDING_KEY])
     kept = {name for name, value in begun.items() if name in learned and torch.equal(value, learned[name])}
     again = {name for name in begun if name.startswith(("encoder.blocks.1.", "pooler."))}
     assert kept == {name for name in begun if name.startswith("encoder.")} - again
@@ -673,7 +673,7 @@ def test_bf16_is_near(classifier: Path) -> None:
     assert torch.is_grad_enabled()
 
 
-def test_tags_that_are_no_entities_are_judged_by_the_word(model: Path, tmp_path: Path) -> None:
+def test_tags_that_are_no_entities_are_evaluated_by_the_word(model: Path, tmp_path: Path) -> None:
     text = write_conll(tmp_path / "names.conll").read_text()
     (tmp_path / "words.conll").write_text(
         text.replace("B-person", "NAME").replace("B-place", "NAME").replace("\tO", "\tWORD")
@@ -784,7 +784,7 @@ def test_nothing_is_asked_of_dev_in_vain(model: Path, tmp_path: Path, monkeypatc
         monkeypatch.setattr(f"{module}.{name}", counting)
 
     counted("bertworks.runs.finetune_job", "compute_logits_and_loss")
-    counted("bertworks.runs.finetune_job", "compute_logits")
+    counted("bertworks.runs.final_evaluation", "compute_logits")
     data, overrides = write_squad(tmp_path / "squad.json"), (*FAST, "epochs=2")
     run(data, tmp_path / "out", model, overrides=overrides)
     assert asked == [12, 12]
@@ -810,19 +810,19 @@ def test_the_forecast_counts_every_token(model: Path, tmp_path: Path, monkeypatc
         timed.append(len(batch.input_ids))
         return 0.003 * len(batch.input_ids), 0.5
 
-    monkeypatch.setattr("bertworks.runs.finetune.time_step", time_step)
+    monkeypatch.setattr("bertworks.runs.finetune_job.time_step", time_step)
     data = write_reviews(tmp_path / "d.csv", 400)
     request = make_finetune_request(data, model=model, overrides=("epochs=3", "precision=fp32"))
     p = prepare(request, torch.device("cpu"))
     events = finetune_events(tmp_path / "out", request, device="cpu")
     plan = next(event for event in events if event.kind == "plan")
-    learned = sum(len(one.input_ids) for unit in p.units for one in unit)
+    learned = sum(len(one.input_ids) for unit in p.groups for one in unit)
     asked = sum(len(one.input_ids) for encoded in p.dev for one in encoded.unit)
-    steps = 3 * -(-len(p.units) // 16)
+    steps = 3 * -(-len(p.groups) // 16)
     assert plan.fields["estimated_seconds"] == pytest.approx(0.003 * (3 * learned + 3 * asked / 3) + 0.5 * steps)
     assert f"about {duration(plan.fields['estimated_seconds'])} on this machine" in plan.text
     # As many as are in a step, short and long ones.
-    assert timed[0] == pytest.approx(16 * learned / len(p.units), rel=0.05)
+    assert timed[0] == pytest.approx(16 * learned / len(p.groups), rel=0.05)
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def test_entities_are_wrong_in_four_ways() -> None:
     found = mistakes(describe("tagging", labels=TAGS), [Item(words, gold, "a:1")], [tagged(given)])
     assert {(one.gold, one.predicted, one.kind) for one in found} == {
         ("x: Anna Lee", "x: Anna", "borders of 'x' wrong"), ("y: Oslo", "x: Oslo", "'y' taken for 'x'"),
-        ("y: Rome", NOTHING, "'y' missed"), (NOTHING, "y: today", "'y' seen where nothing is"),
+        ("y: Rome", NOTHING, "'y' missed"), (NOTHING, "y: today", "'y' predicted where there is no entity"),
     }  # fmt: skip
 
 

@@ -39,7 +39,7 @@ from bertworks.io.text_files import IssueCounter, nothing_there
 from bertworks.metrics import squad
 from bertworks.metrics.classification import Scores, regression
 from bertworks.models.heads import Pooling
-from bertworks.runs.finetune_job import table, write_errors
+from bertworks.runs.final_evaluation import table, write_errors
 from bertworks.runs.prepare import Documents, read_text
 from bertworks.runs.pretrain_job import held_out_batches, split_long_documents
 from bertworks.runs.task_metrics import compute_metrics, frequent, mistakes

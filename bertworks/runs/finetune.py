@@ -1,6 +1,5 @@
-"""Labelled data -> a fine-tuned model, in one call that can be repeated: finished work is not done again.
+"""Labelled data -> a fine-tuned model, in one call that can be repeated: finished work is not repeated.
 
-- `forecast`: how long it will take, measured before it begins
 - `finetune_events`: the run, as events; `finetune`: the same, returning a `Predictor`
 """
 
@@ -9,16 +8,15 @@ import json
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import nn
 
-from bertworks.batching.batch import ExampleGroup, collate
+from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, training_groups
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import resolve_model
@@ -32,17 +30,15 @@ from bertworks.events import Event, duration, forward_events
 from bertworks.inference.decoding import make_featurizer
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import refuse_nested, sha256, write_text
-from bertworks.models.initialization import meta_device_init
 from bertworks.runs.data_splits import LabelledData, describe_task, find_files, read_data
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
 from bertworks.runs.distributed import Processes
-from bertworks.runs.finetune_job import FinalEvaluation, FinetuneJob, InitialModel
+from bertworks.runs.final_evaluation import FinalEvaluation, task_card
+from bertworks.runs.finetune_job import FinetuneJob, InitialModel, forecast
 from bertworks.runs.run_folder import absolute, check_same_request, create_run_folder, delete_run
 from bertworks.runs.signals import terminable
-from bertworks.runs.task_card import task_card
 from bertworks.runs.task_metrics import metric_of
 from bertworks.runs.training_run import TrainingRun
-from bertworks.training.budget import time_step
 from bertworks.training.device import Precision, best_precision, choose_device, disable_heap_trim
 from bertworks.training.finetune_recipe import (
     FinetuneRecipe,
@@ -51,51 +47,12 @@ from bertworks.training.finetune_recipe import (
     resolve_recipe,
 )
 
-CPU_TOKENS = 512  # of the steps that are timed: enough to be fast, few enough to be soon over
-_DEVIATION = 0.02  # any numbers take as long; to draw them as for a network that learns takes a second
-SECONDS = 0.5  # that are spent on it, or three steps
-
-
-def forecast(work: FinetuneJob, device: torch.device, processes: int = 1) -> float:
-    """Seconds of the whole training, if it does not end early, with all looks at dev: from some steps of a network like
-    it, on texts of all its lengths."""
-    recipe = work.recipe
-    with meta_device_init():
-        network = work.network()
-    network = network.to_empty(device=device)
-    for parameter in network.parameters():
-        nn.init.normal_(parameter, std=_DEVIATION)
-    sample = _spread(work.units, recipe.batch_size, recipe.micro_batch_tokens if device.type == "cuda" else CPU_TOKENS)
-    batch = collate([one for unit in sample for one in unit]).to(device)
-    learned, asked = _tokens(work.units), _tokens([encoded.unit for encoded in work.dev])
-    micro, update = time_step(network, recipe.optimizer, work.precision, batch, SECONDS)
-    once = 0.0
-    if network.features is not None and network.features.remember(work.units):
-        network.features.remember(sample)  # as it will be with everything: the encoder is asked once
-        above, update = time_step(network, recipe.optimizer, work.precision, batch, SECONDS)
-        once, micro = micro - above, above
-    looks = -(-work.num_steps // work.evaluate_every)
-    passes = recipe.epochs * learned / processes + looks * asked / 3  # a backward pass costs as much as two forward
-    return (once * (learned + asked) + micro * passes) / len(batch.input_ids) + update * work.num_steps
-
-
-def _spread(units: Sequence[ExampleGroup], count: int, tokens: int) -> list[ExampleGroup]:
-    """At most so many units, short and long ones as there are, with at most so many tokens; or one."""
-    ordered = sorted(units, key=lambda unit: _tokens([unit]))
-    count = min(count, len(ordered), max(1, tokens * len(ordered) // _tokens(ordered)))
-    return [ordered[(2 * i + 1) * len(ordered) // (2 * count)] for i in range(count)]
-
-
-def _tokens(units: Sequence[ExampleGroup]) -> int:
-    return sum(len(one.input_ids) for unit in units for one in unit)
-
-
-FINISHED = "finished.json"  # what the last event said; a folder that has it is done
+FINISHED = "finished.json"  # the last event; a folder with it is finished
 
 
 @dataclass(frozen=True)
 class FinetuneRequest:
-    """What a person asked for: the same request in the same folder goes on, another is refused."""
+    """The request of a user: the same one in the same folder resumes, another one is refused."""
 
     data: str
     model: str = "minilm"
@@ -111,19 +68,19 @@ class FinetuneRequest:
     precision: str | None = None
     seed: int = 0
     new_head: bool = False
-    fold: int | None = None  # of `folds`: the part that is judged on
+    fold: int | None = None  # of `folds`: the dev data
     folds: int = 0
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """What is read, and must not lie in what is written."""
+        """The inputs: the output must not be inside them."""
         return tuple(filter(None, (self.data, self.dev, self.model if Path(self.model).is_dir() else None)))
 
     def content(self) -> dict[str, Any]:
-        """As JSON holds it, with hashes of what it names."""
+        """As JSON, with hashes of the files that it names."""
         content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        read = {"data": self.data, "dev": self.dev, "recipe": self.recipe if self.recipe.endswith(".toml") else None}
-        for name, path in ((name, Path(path)) for name, path in read.items() if path is not None):
+        inputs = {"data": self.data, "dev": self.dev, "recipe": self.recipe if self.recipe.endswith(".toml") else None}
+        for name, path in ((name, Path(path)) for name, path in inputs.items() if path is not None):
             files = list(filter(None, find_files(path, None))) if path.is_dir() else [path]
             if files := [file for file in files if file.is_file()]:
                 content[f"{name}_sha256"] = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
@@ -138,16 +95,14 @@ class Prepared:
     recipe: FinetuneRecipe
     data: LabelledData
     description: TaskConfig
-    beginning: InitialModel
-    units: list[ExampleGroup]
+    initial: InitialModel
+    groups: list[ExampleGroup]
     train: list[Features]
     dev: list[Features]
 
-    def survey(self) -> DatasetReport:
-        """What a person should know before it begins."""
-        return make_dataset_report(
-            self.data, self.train, self.dev, self.beginning.model.tokenizer, self.description.max_length
-        )
+    def data_report(self) -> DatasetReport:
+        tokenizer = self.initial.model.tokenizer
+        return make_dataset_report(self.data, self.train, self.dev, tokenizer, self.description.max_length)
 
 
 def finetune_events(
@@ -158,49 +113,57 @@ def finetune_events(
     overwrite: bool = False,
     data: LabelledData | None = None,
 ) -> Iterator[Event]:
-    """Fine-tunes a model and yields what happens; `output` becomes a model folder with the best state that was found.
+    """Fine-tunes a model and yields events; `output` becomes a model folder with the checkpoint that is best on dev.
 
-    data: what the request names, where that is read already; None: it is read here.
+    data: the data of the request, if it is read already; None: it is read here.
 
     Raises:
         UsageError: the folder belongs to a run with other settings, or the request is contradictory.
         BertworksError: the data, the model, the disk or the training does not allow it.
     """
-    output, where = Path(output), choose_device(device)
-    with terminable(), Processes(where) as processes:
+    output, device_ = Path(output), choose_device(device)
+    with terminable(), Processes(device_) as processes:
         refuse_nested(output, request.paths)
         if not processes.first:
-            processes.meet()  # by then the first has claimed the folder, or found it finished
-        going_on = not (overwrite and processes.first) and check_same_request(output, request.content())
-        if going_on and (output / FINISHED).exists():
+            processes.meet()  # the first process has created the folder by then, or seen that the run is finished
+        resumes = not (overwrite and processes.first) and check_same_request(output, request.content())
+        if resumes and (output / FINISHED).exists():
             if processes.first:
                 processes.meet()
-            yield _finished(output)
+            yield _done_event(output)
             return
-        kept = output / "recipe.toml"
-        recipe = kept.read_text(encoding="utf-8") if going_on and kept.exists() else None
-        prepared = prepare(request, where, recipe, data)
-        processes.refuse_to_share(min(prepared.recipe.batch_size, len(prepared.units)))
+        recipe_file = output / "recipe.toml"
+        recipe = None
+        if resumes and recipe_file.exists():
+            recipe = parse_as(FinetuneRecipe, recipe_file.read_text(encoding="utf-8"), "recipe.toml")
+        prepared = prepare(request, device_, recipe, data)
+        processes.refuse_to_share(min(prepared.recipe.batch_size, len(prepared.groups)))
         with locked(output) if processes.first else nullcontext():
             if processes.first:
-                if (overwrite and delete_run(output)) or not going_on:
+                if (overwrite and delete_run(output)) or not resumes:
                     create_run_folder(output, request.content())
-                if not kept.exists():
-                    write_text(kept, dump_recipe(prepared.recipe))
-            yield from train(prepared, output, where, processes)
+                if not recipe_file.exists():
+                    write_text(recipe_file, dump_recipe(prepared.recipe))
+            yield from train(prepared, output, device_, processes)
 
 
 def prepare(
-    request: FinetuneRequest, device: torch.device, kept: str | None = None, data: LabelledData | None = None
+    request: FinetuneRequest,
+    device: torch.device,
+    recipe: FinetuneRecipe | None = None,
+    data: LabelledData | None = None,
 ) -> Prepared:
-    """Reads all that a request names. Whatever of it can be wrong is found here, before a folder is touched.
+    """Reads and checks everything that a request names, before a folder is created.
 
-    kept: the resolved recipe of a run that goes on.
+    recipe: the resolved recipe of a run that is resumed; None: that of the request.
     """
-    recipe = load_finetune_recipe(request.recipe, (*request.overrides, f"seed={request.seed}"))
-    metric = request.metric
-    if request.task and request.task != "tagging":  # whose labels are not known yet
-        metric_of(request.task, metric)
+    if recipe is None:
+        recipe = load_finetune_recipe(request.recipe, (*request.overrides, f"seed={request.seed}"))
+        precision = request.precision or recipe.precision
+        chosen = best_precision(device) if precision == "auto" else cast(Precision, precision)
+        recipe = replace(recipe, precision=chosen)
+    if request.task and request.task != "tagging":  # the metrics of tagging depend on its labels
+        metric_of(request.task, request.metric)
     folder = ModelFolder(resolve_model(request.model))
     model = folder.load(needs={"encoder"})
     data = data or read_data(
@@ -208,75 +171,64 @@ def prepare(
         quoting=request.quoting, fold=None if request.fold is None else (request.fold, request.folds),
         whole_documents=recipe.document_context,
     )  # fmt: skip
-    metric_of(data.schema.task, metric, data.schema.labels)
-    if kept is not None:
-        recipe = parse_as(FinetuneRecipe, kept, "recipe.toml")
-    else:
-        asked = request.precision or recipe.precision
-        precision = best_precision(device) if asked == "auto" else cast(Precision, asked)
-        recipe = replace(recipe, precision=precision)
+    metric_of(data.schema.task, request.metric, data.schema.labels)
     recipe = replace(recipe, max_length=default_max_length(recipe, model.config.max_position_embeddings))
     description = describe_task(data, recipe)
-    reading = make_featurizer(description, model.tokenizer)
-    train, dev = list(reading(data.train)), list(reading(data.dev))
-    units = [unit for encoded in train for unit in training_groups(encoded, description.task)]
+    featurize = make_featurizer(description, model.tokenizer)
+    train, dev = list(featurize(data.train)), list(featurize(data.dev))
+    groups = [group for features in train for group in training_groups(features, description.task)]
     head = None
     if not request.new_head and not {"classifier.weight", "span.weight"}.isdisjoint(model.state):
         head = folder.task_config
         check_same_task(head, description.task, description.labels, request.model, lstm_units=description.lstm_units)
-    beginning = InitialModel(request.model, model, head)
-    return Prepared(
-        request, resolve_recipe(recipe, len(units), model.config), data, description, beginning, units, train, dev
-    )
+    recipe = resolve_recipe(recipe, len(groups), model.config)
+    return Prepared(request, recipe, data, description, InitialModel(request.model, model, head), groups, train, dev)
 
 
 def train(prepared: Prepared, output: Path, device: torch.device, processes: Processes) -> Iterator[Event]:
-    """The training and, with its best state, the examination. The folder is claimed and locked; only the first process
-    writes into it."""
-    p, found = prepared, prepared.survey()
+    """The training and the final evaluation. The folder exists and is locked; only the first process writes to it."""
+    p, data_report = prepared, prepared.data_report()
     if processes.first:
-        write_text(output / "data.json", json.dumps(found.as_dict(), indent=2, ensure_ascii=False) + "\n")
+        write_text(output / "data.json", json.dumps(data_report.as_dict(), indent=2, ensure_ascii=False) + "\n")
     disable_heap_trim()
-    examination = FinalEvaluation(output, p.description, p.dev, found)
-    work = FinetuneJob(
-        p.recipe, p.description, p.beginning, p.units, p.dev, cast(Precision, p.recipe.precision),
+    evaluation = FinalEvaluation(output, p.description, p.dev, data_report)
+    precision = cast(Precision, p.recipe.precision)
+    job = FinetuneJob(
+        p.recipe, p.description, p.initial, p.groups, p.dev, precision,
         metric=metric_of(p.description.task, p.request.metric, p.description.labels),
-        card=lambda facts: task_card(output, p.description, p.recipe, p.request.model, found, facts),
-        report=examination.report,
+        card=lambda facts: task_card(output, p.description, p.recipe, p.request.model, data_report, facts),
+        report=evaluation.report,
     )  # fmt: skip
     seconds = 0.0
     if processes.first:
-        seconds = forecast(work, device, processes.count)  # alone: from now on every step is one of all processes
+        seconds = forecast(job, device, processes.count)  # before the first step that all processes compute together
         processes.meet()
-    told = {"survey": found.as_dict(), "recipe": asdict(p.recipe), "estimated_seconds": seconds}
-    yield Event("plan", f"{found}\n{_plan(p, work, seconds)}", told)
-    done = yield from forward_events(TrainingRun(output, work, device).events())
+    fields = {"survey": data_report.as_dict(), "recipe": asdict(p.recipe), "estimated_seconds": seconds}
+    yield Event("plan", f"{data_report}\n{_plan(p, job, seconds)}", fields)
+    done = yield from forward_events(TrainingRun(output, job, device).events())
     if processes.first:
-        figures, text = examination.examine(device, cast(Precision, p.recipe.precision), work.saved)
-        best: Mapping[str, Any] = done.fields["best"] or {}
-        fields = done.fields | {"figures": figures, "metric": work.metric, "score": figures[work.metric], "best": best}
-        told = {"text": text, "fields": fields}
-        write_text(output / FINISHED, json.dumps(told, indent=2, ensure_ascii=False) + "\n")
-        shutil.rmtree(output / "checkpoints")  # nothing is left to go on with; the best state is the model
+        metrics, text = evaluation.evaluate(device, precision, job.saved)
+        results = {"figures": metrics, "metric": job.metric, "score": metrics[job.metric]}
+        content = {"text": text, "fields": done.fields | results | {"best": done.fields["best"] or {}}}
+        write_text(output / FINISHED, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        shutil.rmtree(output / "checkpoints")  # a finished run is not resumed
     processes.wait()
-    yield _finished(output)
+    yield _done_event(output)
 
 
-def _finished(output: Path) -> Event:
-    """The last event of a run that is done."""
-    told = json.loads((output / FINISHED).read_text(encoding="utf-8"))
-    return Event("done", told["text"], told["fields"])
+def _done_event(output: Path) -> Event:
+    """The last event of a finished run."""
+    content = json.loads((output / FINISHED).read_text(encoding="utf-8"))
+    return Event("done", content["text"], content["fields"])
 
 
-def _plan(p: Prepared, work: FinetuneJob, seconds: float) -> str:
-    steps = work.train_batches.steps_per_epoch
-    units = p.recipe.lstm_units
-    how = f" in the frozen encoder, {units} units in the LSTM above" if units else ""
+def _plan(p: Prepared, job: FinetuneJob, seconds: float) -> str:
+    lstm = f" in the frozen encoder, {p.recipe.lstm_units} units in the LSTM" if p.recipe.lstm_units else ""
     early = f"; ends early after {p.recipe.patience} evaluations without gain" if p.recipe.patience else ""
     return (
-        f"model        {p.request.model}: {p.beginning.model.config.num_parameters():,} parameters{how}\n"
-        f"training     {p.recipe.epochs} epochs of {steps:,} steps, {p.recipe.batch_size} at a time, rate "
-        f"{p.recipe.optimizer.learning_rate:g}{early}\n"
+        f"model        {p.request.model}: {p.initial.model.config.num_parameters():,} parameters{lstm}\n"
+        f"training     {p.recipe.epochs} epochs of {job.train_batches.steps_per_epoch:,} steps, "
+        f"{p.recipe.batch_size} at a time, rate {p.recipe.optimizer.learning_rate:g}{early}\n"
         f"time         about {duration(seconds)} on this machine"
     )
 
@@ -298,25 +250,25 @@ def make_finetune_request(
     seed: int | None = None,
     new_head: bool = False,
 ) -> FinetuneRequest:
-    """What `finetune_events` is to do. Paths then mean the same from every folder.
+    """The request for `finetune_events`, with absolute paths.
 
     Args:
         data: a file, or a folder with a train and a dev file.
-        model: what to begin with: `minilm`, a model folder, or the name of a BERT on the Hugging Face hub.
-        dev: a file to judge on; None: the folder's, or a tenth of the rows.
-        recipe: "stable", "paper", "features", or a TOML file; overrides: `field=value` words on top of it.
-        task, text, label: what the columns mean; None and (): it is guessed.
-        group: a column; rows that share its value are not divided between train and dev.
-        metric: the figure by which the best state is chosen; None: that of the task.
+        model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging Face hub.
+        dev: the dev file; None: that of the folder, or a random tenth of the rows.
+        recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings.
+        task, text, label: the meaning of the columns; None and (): inferred.
+        group: a column; rows with the same value stay on one side of the split.
+        metric: the metric that selects the best checkpoint; None: that of the task.
         quoting: whether quote marks enclose cells.
         seed: of the new head, the order of the rows and dropout; None: the recipe's.
-        new_head: whether the head of a model that was fine-tuned before is forgotten.
+        new_head: whether the head of a fine-tuned model is replaced by a new one.
 
     Raises:
-        UsageError: standard input, which comes only once; no such recipe.
+        UsageError: standard input, which can be read only once; no such recipe.
     """
     if str(data) == "-" or str(dev) == "-":
-        raise UsageError("fine-tuning reads its data more than once, standard input only comes once",
+        raise UsageError("fine-tuning reads its data more than once, standard input can be read only once",
                          hint="write it to a file first")  # fmt: skip
     name = str(model)
     seed = load_finetune_recipe(recipe, overrides).seed if seed is None else seed
@@ -336,12 +288,12 @@ def finetune(
     overwrite: bool = False,
     **options: Any,
 ) -> Predictor:
-    """Fine-tunes and returns the model with the best state on dev, ready to answer: `.predict(texts)`, `.save(folder)`.
-    It says nothing while it works, which takes minutes; to see what happens, go through `finetune_events`.
+    """Fine-tunes and returns the model that is best on dev: `.predict(texts)`, `.save(folder)`. It takes minutes and
+    prints nothing; `finetune_events` shows the progress.
 
     Args:
         data: a file, or a folder with a train and a dev file.
-        output: the run folder; None: a temporary one, which lives as long as what is returned.
+        output: the run folder; None: a temporary one, deleted together with the returned model.
         options: those of `make_finetune_request`: dev, task, text, label, recipe, overrides, seed and others.
 
     Raises:

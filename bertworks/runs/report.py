@@ -136,7 +136,7 @@ def write_task_report(folder: Path, data: str, result: Mapping[str, Any] | None)
 
     Args:
         data: what is known of the data, for people.
-        result: what the best state makes of dev, as in result.json; None: nobody has looked yet.
+        result: what the best state makes of dev, as in result.json; None: not evaluated yet.
 
     Raises:
         BertworksError: a line of metrics.jsonl is not what a run writes; the page cannot be written.
@@ -158,9 +158,9 @@ def write_task_report(folder: Path, data: str, result: Mapping[str, Any] | None)
 
 def _metric(folder: Path) -> str:
     """The figure by which the best state was chosen."""
-    told = read_json(folder / "task.json")
+    task = read_json(folder / "task.json")
     request = read_json(folder / "run.json").get("request", {}) if (folder / "run.json").exists() else {}
-    return metric_of(cast(TaskType, told["task"]), request.get("metric"), told["labels"])
+    return metric_of(cast(TaskType, task["task"]), request.get("metric"), task["labels"])
 
 
 def _task_summary(
@@ -212,8 +212,8 @@ def _found(result: Mapping[str, Any]) -> Iterable[str]:
     if confusion := result["confusion"]:
         table = svg.heat(confusion["labels"], confusion["counts"])
         if result["task"] in ("tagging", "spans"):
-            told = f"{NOTHING} is nothing. An entity with wrong borders counts as found here; below it does not."
-            table += f'<p class="quiet">{told}</p>'
+            note = f"{NOTHING} is nothing. An entity with wrong borders counts as found here; below it does not."
+            table += f'<p class="quiet">{note}</p>'
         yield svg.section("What was taken for what", table)
     if parts := result["table"]:
         shares = [(name, NAMES.get(name, name), svg.percent) for name in ("precision", "recall", "exact", "f1")]
@@ -223,11 +223,11 @@ def _found(result: Mapping[str, Any]) -> Iterable[str]:
             f"By {PARTS[result['task']]}", columns, [{"name": name, **row} for name, row in parts.items()]
         )
     if worst := result["worst"]:
-        told = counted(result["mistakes"], result["rows"])
+        note = counted(result["mistakes"], result["rows"])
         if result["task"] == "regression":
-            told = f"{result['rows']:,} rows"
-        told += f"; most frequent: {result['frequent']}" if result["frequent"] else ""
-        told += "; all are in errors.csv"
+            note = f"{result['rows']:,} rows"
+        note += f"; most frequent: {result['frequent']}" if result["frequent"] else ""
+        note += "; all are in errors.csv"
         last = "difference" if result["task"] == "regression" else "sure"
         show = svg.plain if result["task"] == "regression" else svg.percent
         rows = []
@@ -235,7 +235,7 @@ def _found(result: Mapping[str, Any]) -> Iterable[str]:
             texts = [_shown(text) for text in (" / ".join(one["texts"]), one["gold"], one["predicted"])]
             rows.append([_end(one["where"]), *texts, "" if one["score"] is None else show(one["score"])])
         table = svg.words(["where", "text", "right", "answered", last], rows)
-        yield svg.section("The worst mistakes", f'<p class="quiet">{escape(told)}</p>\n{table}')
+        yield svg.section("The worst mistakes", f'<p class="quiet">{escape(note)}</p>\n{table}')
 
 
 def _end(where: str) -> str:

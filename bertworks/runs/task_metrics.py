@@ -20,14 +20,14 @@ from bertworks.inference.decoding import Answer, is_entity_tagset
 from bertworks.metrics import classification, squad
 from bertworks.metrics.classification import Span, tag_spans
 
-METRICS: Mapping[TaskType, str] = {  # what decides which state of a training is the best
-    "classification": "accuracy",
-    "multilabel": "micro_f1",
-    "regression": "spearman",
-    "tagging": "f1",
-    "spans": "f1",
-    "qa": "f1",
-    "choice": "accuracy",
+METRICS: Mapping[TaskType, tuple[str, ...]] = {  # of each task; the first one selects the best checkpoint
+    "classification": ("accuracy", "macro_f1", "matthews_correlation", "f1"),
+    "multilabel": ("micro_f1", "macro_f1", "accuracy"),
+    "regression": ("spearman", "pearson"),
+    "tagging": ("f1", "precision", "recall", "accuracy"),
+    "spans": ("f1", "precision", "recall"),
+    "qa": ("f1", "exact"),
+    "choice": ("accuracy",),
 }
 NAMES = {
     "accuracy": "accuracy",
@@ -42,29 +42,24 @@ NAMES = {
 SHARES = ("accuracy", "macro_f1", "micro_f1", "exact", "f1", "precision", "recall")  # shown in per cent
 
 
-def metric_of(task: TaskType, asked: str | None = None, labels: Sequence[str] = ()) -> str:
-    """The figure by which the best state is chosen. labels: of tagging, which may mark entities or not.
+def metric_of(task: TaskType, metric: str | None = None, labels: Sequence[str] = ()) -> str:
+    """The metric that selects the best checkpoint. labels: of the data; (): not known yet.
 
     Raises:
-        UsageError: what is asked for is no figure of the task.
+        UsageError: the task has no such metric.
     """
-    known: tuple[str, ...] = {
-        "classification": ("accuracy", "macro_f1", "matthews_correlation", *(("f1",) if len(labels) in (0, 2) else ())),
-        "spans": ("f1", "precision", "recall"),
-        "multilabel": ("micro_f1", "macro_f1", "accuracy"),
-        "regression": ("spearman", "pearson"),
-        "qa": ("f1", "exact"),
-        "choice": ("accuracy",),
-    }.get(task, ("f1", "precision", "recall", "accuracy"))
+    known = METRICS[task]
+    if task == "classification" and len(labels) not in (0, 2):
+        known = known[:-1]  # F1 is that of one of two classes
     if task == "tagging" and not is_entity_tagset(labels):
         known = ("accuracy", "macro_f1")
-    if asked is not None and asked not in known:
-        raise UsageError(f"{asked!r} is not a figure of {task}", hint=f"name one of {', '.join(known)}")
-    return asked or (METRICS[task] if METRICS[task] in known else known[0])
+    if metric is not None and metric not in known:
+        raise UsageError(f"{metric!r} is not a metric of {task}", hint=f"name one of {', '.join(known)}")
+    return metric or known[0]
 
 
 def compute_metrics(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, float]:
-    """The figures of a task; all items have labels."""
+    """The metrics of a task; all items have labels."""
     gold = [item.label for item in items]
     match d.task:
         case "classification":
@@ -76,40 +71,39 @@ def compute_metrics(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answ
         case "choice":
             return classification.choice(gold, [answer["choice"] for answer in answers])
         case "tagging" if not is_entity_tagset(d.labels):
-            given = [tag for answer in answers for tag in answer["tags"]]
-            return classification.classification([tag for tags in gold for tag in tags], given, d.labels)
+            predicted = [tag for answer in answers for tag in answer["tags"]]
+            return classification.classification([tag for tags in gold for tag in tags], predicted, d.labels)
         case "tagging":
             return classification.tagging(gold, [answer["tags"] for answer in answers])
         case "spans":
-            found = [[(e["start"], e["end"], e["type"]) for e in answer["entities"]] for answer in answers]
-            return classification.spans(gold, found)
+            return classification.spans(gold, [given_spans(d, answer) for answer in answers])
         case "qa":
             return compute_answer_metrics(items, answers)
 
 
 def compute_answer_metrics(items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, float]:
-    """The official figures as shares; `threshold`, the margin by which "no answer" has to win for the best F1, where
-    some questions have none."""
-    # By their places: files have ids, or none.
+    """The official metrics as fractions. If some questions have no answer, also `best_f1` and its `threshold`: the
+    lead in logits from which "no answer" is predicted."""
+    # Numbered in order: not all files have ids.
     golds = [tuple(text for _, text in item.label or ()) for item in items]
     questions = [squad.SquadQuestion(str(place), texts) for place, texts in enumerate(golds)]
     without = not all(question.answers for question in questions)
     version: squad.SquadVersion = "2.0" if without else "1.1"
     unit = squad.f1_unit_of([item.texts[1] for item in items])
-    # Of what was found best, whatever the threshold, so that the best threshold can be seen.
+    # The best threshold is computed from the best answer, whatever the present threshold.
     given = {str(place): answer["answer"] for place, answer in enumerate(answers)}
     figures = squad.evaluate_answers(questions, given, version=version, unit=unit)
-    wanted = {"exact": figures["exact"] / 100, "f1": figures["f1"] / 100}
+    metrics = {"exact": figures["exact"] / 100, "f1": figures["f1"] / 100}
     if without:
         best = {str(place): (a["n_best"] or [{"text": ""}])[0]["text"] for place, a in enumerate(answers)}
         margins = {str(place): a["no_answer_margin"] for place, a in enumerate(answers)}
         found = squad.evaluate_answers(questions, best, version="2.0", no_answer_probabilities=margins, unit=unit)
-        wanted |= {"best_f1": found["best_f1"] / 100, "threshold": found["best_f1_thresh"]}
-    return wanted
+        metrics |= {"best_f1": found["best_f1"] / 100, "threshold": found["best_f1_thresh"]}
+    return metrics
 
 
 def format_metrics(figures: Mapping[str, Any]) -> str:
-    """Figures as a sentence."""
+    """Metrics in one line."""
     if not figures:
         return "nothing was evaluated"
     shown = [f"loss {figures['loss']:.3f}"] if "loss" in figures else []
@@ -121,16 +115,16 @@ def format_metrics(figures: Mapping[str, Any]) -> str:
 
 
 Counts = NDArray[np.int64]
-NOTHING = "-"  # instead of a label where there is none
+NOTHING = "-"  # instead of a label, if there is none
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """One wrong answer.
+    """One wrong prediction.
 
-    kind: what went wrong, in words that many mistakes share; "" where there is nothing to share.
-    score: how sure the model was of what it said, or for a number how far off it is; None: nobody knows.
-    badness: by which mistakes are sorted, of one task only.
+    kind: the type of mistake, in words; "": it has none.
+    score: probability of the prediction, or the difference of a number; None: unknown.
+    badness: mistakes of one task are sorted by it.
     """
 
     where: str
@@ -140,11 +134,11 @@ class Mistake:
     score: float | None
     badness: float
     kind: str = ""
-    figures: Mapping[str, float] = field(default_factory=dict)  # further ones, the same of all mistakes of a task
+    figures: Mapping[str, float] = field(default_factory=dict)  # further columns, the same for all mistakes of a task
 
 
 def mistakes(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> list[Mistake]:
-    """All of them, the worst first; of numbers, which are never quite right, all rows; of entities, one for each."""
+    """All mistakes, the worst first. Regression: all rows. Entities: one mistake for each."""
     find = {
         "classification": _labels, "multilabel": _label_sets, "regression": _numbers, "tagging": _entities,
         "spans": _entities, "qa": _answers, "choice": _choices,
@@ -160,7 +154,7 @@ def counted(count: int, rows: int) -> str:
 
 
 def frequent(found: Sequence[Mistake], count: int = 3) -> str:
-    """The commonest kinds in a line; "" where there are none."""
+    """The most frequent kinds in one line; "": there are none."""
     kinds = Counter(one.kind for one in found if one.kind)
     return ", ".join(f"{kind} ({times:,})" for kind, times in kinds.most_common(count))
 
@@ -178,12 +172,12 @@ def given_spans(d: TaskConfig, answer: Answer) -> list[Span]:
 
 
 def _spans(d: TaskConfig, tags: Sequence[str]) -> list[Span]:
-    """What tags mark: entities, or something of each word, which is then a span of its own."""
+    """The entities of tags; for other tags, each word is a span."""
     return tag_spans(tags) if is_entity_tagset(d.labels) else [(n, n + 1, tag) for n, tag in enumerate(tags)]
 
 
 def paired(gold: Sequence[Span], given: Sequence[Span]) -> list[tuple[Span | None, Span | None]]:
-    """Each gold entity with what was found in its place, and whatever else was found with None."""
+    """Each gold entity with the prediction that overlaps it most, or None; each other prediction with None."""
     left = [span for span in dict.fromkeys(given) if span not in set(gold)]
     pairs: list[tuple[Span | None, Span | None]] = []
     for span in dict.fromkeys(gold):
@@ -276,15 +270,15 @@ def _what(gold: Span | None, given: Span | None) -> str:
     if given is None:
         return f"{gold[2]!r} missed" if gold else ""
     if gold is None:
-        return f"{given[2]!r} seen where nothing is"
+        return f"{given[2]!r} predicted where there is no entity"
     if gold[2] == given[2]:
         return f"borders of {gold[2]!r} wrong"
     return f"{gold[2]!r} taken for {given[2]!r}"
 
 
 def confusion(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> tuple[list[str], Counts]:
-    """Names, and how often what is right (rows) was answered how (columns). Entities that are nowhere in the other
-    column stand beside NOTHING; of choices the names are their places. Empty for tasks without labels to mix up."""
+    """Names, and the confusion matrix: gold labels in rows, predictions in columns. NOTHING: an entity without a
+    counterpart. Choices are named by their positions. Empty for tasks without classes."""
     pairs: Counter[tuple[str, str]] = Counter()
     names: list[str] = list(d.labels)
     match d.task:

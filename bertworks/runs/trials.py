@@ -27,10 +27,10 @@ MODEL_FILES = (
 
 @dataclass(frozen=True)
 class Trial:
-    """One fine-tuning of many."""
+    """One fine-tuning of several."""
 
-    folder: str  # within the output
-    setting: str  # the words of the sweep that make it different; "" where there are none
+    folder: str  # inside the output
+    setting: str  # its settings in the sweep; "": there is no sweep
     request: FinetuneRequest
 
 
@@ -38,15 +38,15 @@ def plan_trials(request: FinetuneRequest, *, seeds: int = 1, folds: int = 0, swe
     """All combinations.
 
     Args:
-        seeds: as many, counted from the request's; the division into train and dev stays the same.
-        folds: parts of the data, each of which is judged on once; 0: the usual division.
-        sweep: `field=value,value,...` words, or "paper": the grid of Devlin et al. 2019, appendix A.3.
+        seeds: number of seeds, from that of the request; the split into train and dev stays the same.
+        folds: parts of the data, each is the dev data once; 0: the usual split.
+        sweep: `field=value,value,...` settings, or "paper": the grid of Devlin et al. 2019, appendix A.3.
 
     Raises:
-        UsageError: words that sweep nothing; folds beside a dev file.
+        UsageError: settings of another form; folds together with a dev file.
     """
     if folds and (folds < 2 or request.dev):
-        raise UsageError("folds divide the training data: 2 or more of them, and no --dev beside")
+        raise UsageError("folds divide the training data: expected 2 or more, and no --dev")
     trials = []
     for words in product(*(_values(word) for word in _grid(sweep))):
         for number in range(max(1, folds)):
@@ -70,36 +70,36 @@ def run_trials(
     overwrite: bool = False,
     data: LabelledData | None = None,
 ) -> Iterator[Event]:
-    """Runs them one after the other, each in a folder of its own within `output`, where afterwards the best model on
-    dev stands and trials.json tells of all. Stopped and called again it goes on where it was.
+    """Runs all trials, each in its own folder inside `output`. Afterwards `output` holds the model that is best on dev,
+    and trials.json with all results. If interrupted, the same call resumes.
 
-    data: what the request names, where that is read already.
+    data: the data of the request, if it is read already.
 
     Raises:
         UsageError: torchrun started several processes. Otherwise as `finetune_events`.
     """
     refuse_many(
-        "one process makes several fine-tunings, one after the other",
+        "several fine-tunings run one after the other, in one process",
         "leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1",
     )
     output = Path(output)
     shared = {k: v for k, v in trials[0].request.content().items() if k not in ("seed", "fold", "folds", "overrides")}
-    whose = shared | {"several": True}
+    request = shared | {"several": True}
     refuse_nested(output, trials[0].request.paths)
-    begun = not overwrite and check_same_request(output, whose)
+    resumes = not overwrite and check_same_request(output, request)
     done: list[dict[str, Any]] = []
     for number, trial in enumerate(trials, 1):
         yield Event("stage", f"fine-tuning {number} of {len(trials)}: {trial.folder}", {"stage": trial.folder})
-        one = finetune_events(output / trial.folder, trial.request, device=device, overwrite=overwrite, data=data)
-        if number == 1 and not begun:
-            one = _claiming(one, output, whose)
-        f = (yield from forward_events(one)).fields
+        events = finetune_events(output / trial.folder, trial.request, device=device, overwrite=overwrite, data=data)
+        if number == 1 and not resumes:
+            events = _create_at_plan(events, output, request)
+        f = (yield from forward_events(events)).fields
         done.append(
             {"folder": trial.folder, "setting": trial.setting, "seed": trial.request.seed, "fold": trial.request.fold}
             | {"metric": f["metric"], "score": f["score"], "figures": f["figures"], "seconds": f["seconds"]}
         )
         write_text(output / "trials.json", json.dumps({"trials": done, "settings": summary(done)}, indent=2) + "\n")
-    best = max(done, key=lambda one: one["score"])
+    best = max(done, key=lambda result: result["score"])
     for name in MODEL_FILES:
         if (output / best["folder"] / name).exists():
             with replacing(output / name) as temporary:
@@ -108,27 +108,27 @@ def run_trials(
     yield Event("done", text, {"folder": str(output), "trials": done, "settings": summary(done), "best": best})
 
 
-def _claiming(events: Iterator[Event], output: Path, whose: Mapping[str, Any]) -> Iterator[Event]:
-    """The folder is taken when the first training has a plan: what is wrong with the request is known by then."""
+def _create_at_plan(events: Iterator[Event], output: Path, request: Mapping[str, Any]) -> Iterator[Event]:
+    """Creates the run folder when the first training has a plan: the request is checked by then."""
     for event in events:
         if event.kind == "plan":
             delete_run(output)
-            create_run_folder(output, whose)
+            create_run_folder(output, request)
         yield event
 
 
 def summary(done: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each setting of a sweep the scores over seeds and folds: mean, deviation and 95 % interval."""
+    """The scores of each setting over seeds and folds: mean, deviation and 95 % interval."""
     settings: dict[str, list[float]] = {}
-    for one in done:
-        settings.setdefault(one["setting"], []).append(one["score"])
+    for result in done:
+        settings.setdefault(result["setting"], []).append(result["score"])
     return [
         {"setting": name, "scores": scores, **asdict(confidence_interval(scores))} for name, scores in settings.items()
     ]
 
 
 def table(done: Sequence[dict[str, Any]]) -> str:
-    """The same for people."""
+    """The summary in words."""
     metric = done[0]["metric"]
     lines = []
     for row in sorted(summary(done), key=lambda row: -row["mean"]):
@@ -153,5 +153,5 @@ def _values(word: str) -> list[str]:
     if not equals or not name or not all(values.split(",")):
         raise UsageError(f"{word!r} sweeps nothing", hint="write it as optimizer.learning_rate=2e-5,5e-5; or: paper")
     if name == "seed":
-        raise UsageError("seeds are no setting of a sweep", hint="write --seeds, which gives mean and interval")
+        raise UsageError("the seed is not a setting of a sweep", hint="use --seeds: it gives mean and interval")
     return [f"{name}={value}" for value in dict.fromkeys(values.split(","))]

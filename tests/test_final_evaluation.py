@@ -30,11 +30,11 @@ from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import write_text
-from bertworks.runs import finetune_job as room
+from bertworks.runs import final_evaluation
+from bertworks.runs.final_evaluation import FinalEvaluation, best_threshold, task_card
 from bertworks.runs.finetune import Prepared, make_finetune_request, prepare
-from bertworks.runs.finetune_job import FinalEvaluation, FinetuneJob, best_threshold
+from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.run_folder import create_run_folder
-from bertworks.runs.task_card import task_card
 from bertworks.runs.task_metrics import compute_metrics
 
 CPU = torch.device("cpu")
@@ -57,8 +57,8 @@ def begun(task: str, model: Path, folder: Path) -> tuple[Path, Prepared]:
     work = FinetuneJob(
         p.recipe,
         p.description,
-        p.beginning,
-        p.units,
+        p.initial,
+        p.groups,
         p.dev,
         "fp32",
         card=lambda facts: "card",
@@ -72,7 +72,7 @@ def begun(task: str, model: Path, folder: Path) -> tuple[Path, Prepared]:
 
 
 def examined(output: Path, p: Prepared) -> tuple[dict[str, float], str]:
-    return FinalEvaluation(output, p.description, p.dev, p.survey()).examine(CPU, "fp32")
+    return FinalEvaluation(output, p.description, p.dev, p.data_report()).evaluate(CPU, "fp32")
 
 
 class Examined(NamedTuple):
@@ -115,7 +115,7 @@ def test_every_task_is_examined_and_all_files_agree(task: str, done: Callable[[s
     assert len(errors) == result["mistakes"] > 0
     assert all(Path(row.values["where"].partition(":")[0]).name == Path(p.request.data).name for row in errors)
     card = (output / "README.md").read_text()
-    assert f"{p.survey().train:,} rows in train" in card
+    assert f"{p.data_report().train:,} rows in train" in card
     page = (output / "report.html").read_text()
     assert "mistake" in page
     for expected_text in (str(output), "report.html", "errors.csv", f"next: bertworks predict {output} new.csv"):
@@ -147,7 +147,7 @@ def test_nothing_is_computed_twice_for_the_same_weights(
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("asked again")
 
-    monkeypatch.setattr(room, "compute_logits", refuse)
+    monkeypatch.setattr(final_evaluation, "compute_logits", refuse)
     assert examined(output, p) == first
     assert {path: path.stat().st_mtime_ns for path in output.iterdir()} == stamps
     weights = output / "model.safetensors"
@@ -159,7 +159,7 @@ def test_nothing_is_computed_twice_for_the_same_weights(
 def test_a_result_of_other_weights_is_not_shown(model: Path, tmp_path: Path) -> None:
     output, p = begun("classification", model, tmp_path)
     examined(output, p)
-    examination = FinalEvaluation(output, p.description, p.dev, p.survey())
+    examination = FinalEvaluation(output, p.description, p.dev, p.data_report())
     examination.report(output)
     assert "The worst mistakes" in (output / "report.html").read_text()
     weights = output / "model.safetensors"
@@ -170,7 +170,7 @@ def test_a_result_of_other_weights_is_not_shown(model: Path, tmp_path: Path) -> 
 
 def test_without_a_result_there_is_a_report(model: Path, tmp_path: Path) -> None:
     output, p = begun("classification", model, tmp_path)
-    FinalEvaluation(output, p.description, p.dev, p.survey()).report(output)
+    FinalEvaluation(output, p.description, p.dev, p.data_report()).report(output)
     assert "Accuracy on dev" in (output / "report.html").read_text()
 
 
@@ -183,7 +183,7 @@ def test_what_is_not_written_to_the_end_is_done_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(room, "write_task_report", killed)
+        patch.setattr(final_evaluation, "write_task_report", killed)
         with pytest.raises(KeyboardInterrupt):
             examined(output, p)
     assert not (output / "result.json").exists()
@@ -219,7 +219,7 @@ def test_tables_of_questions_add_up(done: Callable[[str], Examined]) -> None:
 def test_contexts_in_several_pieces_have_their_own_figures() -> None:
     items = [Item(("who ?", "Anna lives in Oslo . " * times), ((0, "Anna"),), "q") for times in (1, 20)]
     dev = list(Featurizer(tokenizer(), "qa", (), 24, stride=8)(items))
-    found = room.table(TaskConfig(task="qa"), dev, [{"answer": "Anna"}, {"answer": "Oslo"}])
+    found = final_evaluation.table(TaskConfig(task="qa"), dev, [{"answer": "Anna"}, {"answer": "Oslo"}])
     assert found == {
         "context in one piece": {"exact": 1.0, "f1": 1.0, "support": 1.0},
         "context in several pieces": {"exact": 0.0, "f1": 0.0, "support": 1.0},
@@ -228,14 +228,14 @@ def test_contexts_in_several_pieces_have_their_own_figures() -> None:
 
 def test_of_many_numbers_some_are_shown_from_all_over() -> None:
     items = [Item(("text",), float(n), "a.csv:1") for n in range(2500)]
-    shown = room.points(items, [{"value": -item.label} for item in items])
-    assert 500 < len(shown) <= room.MOST_POINTS
+    shown = final_evaluation.points(items, [{"value": -item.label} for item in items])
+    assert 500 < len(shown) <= final_evaluation.MAX_POINTS
     assert shown[0] == (0.0, 0.0)
     assert shown[-1][0] > 2490
     assert all(given == -gold for gold, given in shown)
 
 
-def test_japanese_answers_are_judged_by_their_characters() -> None:
+def test_japanese_answers_are_evaluated_by_their_characters() -> None:
     asked = Item(("どこに住む?", "アンナは奈良に住む"), ((4, "奈良"),), "q")
     assert compute_metrics(TaskConfig(task="qa"), [asked], [{"answer": "奈良に"}]) == {
         "exact": 0,
@@ -264,8 +264,8 @@ def test_questions_that_all_have_answers_need_no_threshold(model: Path, tmp_path
 
 def test_columns_of_the_data_that_are_called_as_ours_are_told_apart(model: Path, tmp_path: Path) -> None:
     _, p = begun("classification", model, tmp_path)
-    wrong = [room.Mistake("a.csv:1", ("x", "y"), "pos", "neg", 0.5, 0.5)]
-    room.write_errors(tmp_path / "e.csv", replace(p.description, text=("gold", "where")), wrong)
+    wrong = [final_evaluation.Mistake("a.csv:1", ("x", "y"), "pos", "neg", 0.5, 0.5)]
+    final_evaluation.write_errors(tmp_path / "e.csv", replace(p.description, text=("gold", "where")), wrong)
     assert (tmp_path / "e.csv").read_text().splitlines()[0] == "where,gold (text),where (text),gold,predicted,score"
 
 
@@ -294,7 +294,7 @@ def test_the_card_names_no_folder_and_has_the_figures(task: str, model: Path, do
 
 def test_the_card_names_the_dev_file_without_its_folder(model: Path, tmp_path: Path) -> None:
     output, p = begun("classification", model, tmp_path)
-    survey = replace(p.survey(), notes=["evaluated on /home/anna/dev.csv: 20 rows"])
+    survey = replace(p.data_report(), notes=["evaluated on /home/anna/dev.csv: 20 rows"])
     card = task_card(output, p.description, p.recipe, "x", survey, {"evaluation": {}})
     assert "Dev: evaluated on dev.csv: 20 rows." in card
     assert "anna" not in card
@@ -304,12 +304,12 @@ def test_the_card_names_the_model_of_the_hub(model: Path, tmp_path: Path) -> Non
     output, p = begun("classification", model, tmp_path)
     facts: dict[str, Any] = {"evaluation": {"accuracy": 0.5}}
     for name, base in (("minilm", "sentence-transformers/all-MiniLM-L6-v2"), ("some/bert", "some/bert")):
-        card = task_card(output, p.description, p.recipe, name, p.survey(), facts)
+        card = task_card(output, p.description, p.recipe, name, p.data_report(), facts)
         assert f"base_model: {base}\n" in card
 
 
 def test_labels_and_names_cannot_break_the_card(model: Path, tmp_path: Path) -> None:
     output, p = begun("classification", model, tmp_path)
-    survey = replace(p.survey(), labels={"a|b\nc": (1, 1)})
+    survey = replace(p.data_report(), labels={"a|b\nc": (1, 1)})
     card = task_card(output, p.description, p.recipe, "x", survey, {"evaluation": {}})
     assert "| a\\|b c | 1 | 1 |" in card

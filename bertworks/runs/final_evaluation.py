@@ -1,0 +1,331 @@
+"""The final evaluation of a fine-tuned model: metrics, tables and mistakes on dev, the report and the model card."""
+
+import json
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from bertworks.batching.features import Features
+from bertworks.checkpoints.model_card import render_card, render_cell, render_code, render_table
+from bertworks.checkpoints.model_folder import WEIGHTS, load_model
+from bertworks.checkpoints.resolve import is_model_name
+from bertworks.checkpoints.storage import read_json
+from bertworks.checkpoints.task_config import TaskConfig
+from bertworks.config import dump_recipe, parse_as
+from bertworks.datasets.schema import Item, TaskType
+from bertworks.datasets.writer import write_rows
+from bertworks.inference.decoding import Answer, Decoder, Logits, make_task_head
+from bertworks.inference.engine import compute_logits
+from bertworks.io.atomic_write import sha256, write_text
+from bertworks.metrics import classification, squad
+from bertworks.runs.dataset_report import DatasetReport
+from bertworks.runs.report import write_task_report
+from bertworks.runs.task_metrics import (
+    NAMES,
+    SHARES,
+    Mistake,
+    compute_metrics,
+    confusion,
+    counted,
+    format_metrics,
+    frequent,
+    given_spans,
+    gold_spans,
+    mistakes,
+)
+from bertworks.runs.training_run import versions
+from bertworks.training.device import Precision
+from bertworks.training.finetune_recipe import FinetuneRecipe
+from bertworks.training.task_heads import TaskModel
+
+RESULT_FILE = "result.json"
+MAX_CONFUSION_LABELS = 50  # of a confusion matrix; larger ones cannot be read
+MAX_POINTS = 1000  # of gold and predicted numbers
+WORST = 25  # mistakes on the page; errors.csv has all
+
+
+class FinalEvaluation:
+    """The evaluation of the model in a folder on dev."""
+
+    def __init__(self, folder: Path, description: TaskConfig, dev: Sequence[Features], data_report: DatasetReport):
+        self.folder, self.description, self.dev, self.data_report = folder, description, dev, data_report
+
+    def report(self, folder: Path) -> None:
+        """Writes report.html, with the results so far."""
+        result = self._stored(sha256(folder / WEIGHTS)) if (folder / RESULT_FILE).exists() else None
+        write_task_report(folder, str(self.data_report), result)
+
+    def evaluate(
+        self, device: torch.device, precision: Precision, logits: list[Logits] | None = None
+    ) -> tuple[dict[str, float], str]:
+        """The metrics, and the last message to the user. Writes errors.csv, README.md, report.html and last
+        result.json with the hash of the weights: the results of the same weights are not computed twice.
+
+        logits: of all dev items, if known; None: they are computed.
+
+        Raises:
+            BertworksError: the model cannot be read, or the disk is full.
+        """
+        weights = sha256(self.folder / WEIGHTS)
+        result = self._stored(weights)
+        if result is None:
+            if logits is None:
+                logits = compute_logits(self._network(device), [features.unit for features in self.dev], precision)
+            contents, wrong = self._compute(logits)
+            result = {"weights_sha256": weights, **contents}
+            self._write(result, wrong)
+        return result["figures"], self._summary(result)
+
+    def _stored(self, weights: str) -> dict[str, Any] | None:
+        """The stored result of these weights; None: there is none."""
+        path = self.folder / RESULT_FILE
+        result = read_json(path) if path.exists() else {}
+        return result if result.get("weights_sha256") == weights else None
+
+    def _compute(self, logits: Sequence[Logits]) -> tuple[dict[str, Any], list[Mistake]]:
+        """The contents of result.json except the hash, and all mistakes."""
+        items = [features.item for features in self.dev]
+
+        def decode(d: TaskConfig) -> tuple[list[Answer], dict[str, float]]:
+            decoder = Decoder(d)
+            answers = [decoder(features, rows) for features, rows in zip(self.dev, logits, strict=True)]
+            return answers, compute_metrics(d, items, answers)
+
+        d = self.description
+        answers, figures = decode(d)
+        if "threshold" in figures:
+            d = replace(d, threshold=best_threshold(answers, figures))
+            answers, figures = decode(d)
+            figures["threshold"] = d.threshold or 0.0
+            d.save(self.folder)
+        wrong = mistakes(d, items, answers)
+        names, counts = confusion(d, items, answers)
+        result = {
+            "task": d.task,
+            "rows": len(items),
+            "figures": figures,
+            "table": table(d, self.dev, answers),
+            "confusion": {"labels": names, "counts": counts.tolist()} if 0 < len(names) <= MAX_CONFUSION_LABELS else {},
+            "points": points(items, answers) if d.task == "regression" else [],
+            "mistakes": len(wrong),
+            "frequent": frequent(wrong),
+            "worst": [asdict(mistake) for mistake in wrong[:WORST]],
+        }
+        return result, wrong
+
+    def _network(self, device: torch.device) -> TaskModel:
+        """The network in the folder, with the best weights."""
+        d = self.description
+        model = load_model(self.folder, needs={"encoder", "span" if d.task == "qa" else "classifier"})
+        network = TaskModel(model.config, make_task_head(d), lstm_units=d.lstm_units)
+        network.load_state_dict({name: model.state[name] for name in network.state_dict()})
+        return network.to(device).eval()
+
+    def _write(self, result: Mapping[str, Any], wrong: Sequence[Mistake]) -> None:
+        write_errors(self.folder / "errors.csv", self.description, wrong)
+        recipe = parse_as(FinetuneRecipe, (self.folder / "recipe.toml").read_text(encoding="utf-8"), "recipe.toml")
+        request = read_json(self.folder / "run.json")["request"]
+        facts = {"evaluation": result["figures"]}
+        card = task_card(self.folder, self.description, recipe, request["model"], self.data_report, facts)
+        write_text(self.folder / "README.md", card)
+        write_task_report(self.folder, str(self.data_report), result)
+        write_text(self.folder / RESULT_FILE, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+
+    def _summary(self, result: Mapping[str, Any]) -> str:
+        d = self.description
+        lines = [f"{self.folder}: {format_metrics(result['figures'])} on dev"]
+        if d.task == "regression":
+            errors = [abs(gold - predicted) for gold, predicted in result["points"]]
+            lines.append(f"half of the numbers are off by less than {np.median(errors):.3g}")
+        elif result["mistakes"]:
+            most = f": {result['frequent']}" if result["frequent"] else ""
+            lines.append(counted(result["mistakes"], result["rows"]) + most)
+        lines.append(f"see {self.folder / 'report.html'} and {self.folder / 'errors.csv'}")
+        lines.append(f"next: bertworks predict {shlex.quote(str(self.folder))} new.csv -o scored.csv")
+        return "\n".join(lines)
+
+
+def best_threshold(answers: Sequence[Answer], figures: Mapping[str, float]) -> float:
+    """The margin with the best F1, plus half of the distance to the next margin (at most .5), so that no answer depends
+    on the last digit. If it is best to give no answer at all, a margin below all."""
+    threshold = figures["threshold"]
+    margins: list[float] = [answer["no_answer_margin"] for answer in answers]
+    if threshold not in margins:
+        return min(0.0, *margins) - 1
+    return threshold + min([1.0, *(margin - threshold for margin in margins if margin > threshold)]) / 2
+
+
+def table(d: TaskConfig, dev: Sequence[Features], answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
+    """Metrics of parts: of each label, of each type of entity, of each kind of question."""
+    items = [features.item for features in dev]
+    match d.task:
+        case "classification":
+            return classification.per_class([x.label for x in items], [answer["label"] for answer in answers], d.labels)
+        case "multilabel":  # counted like entities
+            gold = [[(0, 1, name) for name in item.label] for item in items]
+            return classification.spans_per_type(
+                gold, [[(0, 1, name) for name in answer["labels"]] for answer in answers]
+            )
+        case "tagging" | "spans":
+            return classification.spans_per_type(
+                [gold_spans(d, x) for x in items], [given_spans(d, a) for a in answers]
+            )
+        case "qa":
+            return _questions(dev, answers)
+        case "regression" | "choice":
+            return {}
+
+
+def _questions(dev: Sequence[Features], answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
+    """Questions with and without answer; contexts that are read in one window and in several."""
+    items = [features.item for features in dev]
+    unit = squad.f1_unit_of([item.texts[1] for item in items])
+    without = not all(item.label for item in items)
+    version: squad.SquadVersion = "2.0" if without else "1.1"
+    parts: dict[str, list[squad.SquadScore]] = {}
+    for features, answer in zip(dev, answers, strict=True):
+        golds = [text for _, text in features.item.label]
+        score = squad.score_answer(golds, answer["answer"], version=version, unit=unit)
+        kinds = ["with an answer" if golds else "without an answer"] if without else []
+        for kind in [*kinds, "context in one piece" if len(features.unit) == 1 else "context in several pieces"]:
+            parts.setdefault(kind, []).append(score)
+    return {
+        kind: {
+            "exact": sum(x.exact for x in scores) / len(scores),
+            "f1": sum(x.f1 for x in scores) / len(scores),
+            "support": float(len(scores)),
+        }
+        for kind, scores in sorted(parts.items())
+    }
+
+
+def points(items: Sequence[Item], answers: Sequence[Answer]) -> list[tuple[float, float]]:
+    """Gold and predicted numbers, at most MAX_POINTS, spread over all rows."""
+    step = -(-len(items) // MAX_POINTS)
+    return [(float(item.label), a["value"]) for item, a in list(zip(items, answers, strict=True))[::step]]
+
+
+def write_errors(path: Path, d: TaskConfig, wrong: Sequence[Mistake]) -> None:
+    """Writes errors.csv: for each mistake its row, the texts in their columns, the gold label, the prediction and its
+    probability."""
+    texts = {"tagging": d.text[:1], "qa": d.text[:1], "choice": d.text[:1]}.get(d.task, d.text)
+    others = list(wrong[0].figures) if wrong else []
+    score = "difference" if d.task == "regression" else "score"
+    columns = ["where", *texts, "gold", "predicted", score, *others]
+    for number in range(1, 1 + len(texts)):
+        if columns.count(columns[number]) > 1:
+            columns[number] += " (text)"
+    rows = ([m.where, *m.texts, m.gold, m.predicted, *map(_rounded, (m.score, *m.figures.values()))] for m in wrong)
+    write_rows(path, columns, (dict(zip(columns, row, strict=True)) for row in rows))
+
+
+def _rounded(figure: float | None) -> float | None:
+    return None if figure is None else round(figure, 4)
+
+
+MAX_LABELS = 50  # of a table
+_PIPELINES: Mapping[TaskType, str] = {
+    "classification": "text-classification", "multilabel": "text-classification", "regression": "text-classification",
+    "tagging": "token-classification", "spans": "token-classification", "qa": "question-answering",
+    "choice": "multiple-choice",
+}  # fmt: skip
+_METRICS = {  # ours -> those of the hub
+    "accuracy": "accuracy", "f1": "f1", "macro_f1": "f1", "micro_f1": "f1", "precision": "precision",
+    "recall": "recall", "matthews_correlation": "matthews_correlation", "pearson": "pearsonr",
+    "spearman": "spearmanr", "exact": "exact_match",
+}  # fmt: skip
+_ASKS: Mapping[TaskType, str] = {  # lines of Python, in transformers
+    "classification": 'ask = pipeline("text-classification", model=".")\nask({example})',
+    "multilabel": 'ask = pipeline("text-classification", model=".", top_k=None)\nask({example})',
+    "regression": 'ask = pipeline("text-classification", model=".", function_to_apply="none")\nask({example})',
+    "tagging": 'ask = pipeline("token-classification", model=".", aggregation_strategy="first")\nask("Some words.")',
+    "spans": 'ask = pipeline("token-classification", model=".", aggregation_strategy="simple")\nask("Some words.")',
+}
+_LIMITS = """
+The model repeats the errors and prejudices of its training data. It answers any text with one of its labels or with a
+part of that text, even if the text has nothing to do with the task. Its probabilities are not calibrated."""
+_CLASSES = {"qa": "AutoModelForQuestionAnswering", "choice": "AutoModelForMultipleChoice"}
+
+
+def task_card(
+    folder: Path,
+    d: TaskConfig,
+    recipe: FinetuneRecipe,
+    model_name: str,
+    data_report: DatasetReport,
+    facts: Mapping[str, Any],
+) -> str:
+    """The card of a fine-tuned model.
+
+    Args:
+        model_name: the model that was fine-tuned, as in the command.
+        facts: `evaluation`: metrics on dev.
+    """
+    task = next((note[6:] for note in data_report.notes if note.startswith("task: ")), d.task)
+    base = model_name if is_model_name(model_name) else Path(model_name).name
+    columns = " and ".join(f"`{render_cell(column)}`" for column in d.text) or "its text"
+    longer = "read in windows" if d.task in ("tagging", "spans", "qa") else "truncated"
+    text = f"""
+A BERT for {task}, fine-tuned with bertworks from `{render_cell(base)}`.
+It reads {columns} and at most {d.max_length} tokens at once; longer texts are {longer}."""
+    sections = {
+        "Quality": _quality(data_report, facts["evaluation"]),
+        "Data": _data(data_report),
+        "Use": _usage(d),
+        "Limits": _LIMITS,
+        "Recipe": render_code("toml", dump_recipe(recipe)),
+        "Software": render_table(("Package", ""), versions()),
+    }
+    return render_card(folder.resolve().name, text, sections, hub=_hub_fields(d, model_name, facts["evaluation"]))
+
+
+def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) -> dict[str, str]:
+    base = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}.get(model_name, model_name)
+    metrics = list(dict.fromkeys(_METRICS[name] for name in figures if name in _METRICS))
+    fields = {"library_name": "bertworks" if d.lstm_units else "transformers", "pipeline_tag": _PIPELINES[d.task]}
+    fields |= {"base_model": base} if is_model_name(model_name) and "/" in base else {}
+    fields |= {"metrics": f"[{', '.join(metrics)}]"} if metrics else {}
+    return fields | {"tags": f"[bert, bertworks, {d.task}]"}
+
+
+def _quality(data_report: DatasetReport, figures: Mapping[str, float]) -> str:
+    rows = {
+        title: f"{figures[name]:.1%}" if name in SHARES else f"{figures[name]:.3f}"
+        for name, title in NAMES.items()
+        if name in figures
+    }
+    note = next((note for note in data_report.notes if note.startswith("evaluated on")), "evaluated on held-out rows")
+    note = re.sub("evaluated on .*/", "evaluated on ", note)  # without the folders
+    return f"""{render_table(("On dev", ""), rows)}
+Dev: {note}.
+These rows also selected the checkpoint: expect slightly lower figures on other texts.
+"""
+
+
+def _data(data_report: DatasetReport) -> str:
+    labels = dict(list(data_report.labels.items())[:MAX_LABELS])
+    table = render_table(("Label", "in train", "in dev"), labels) if labels else ""
+    warnings = "".join(f"\n- {warning}" for warning in data_report.warnings)
+    return f"{data_report.train:,} rows in train, {data_report.dev:,} in dev.\n\n{table}{warnings}"
+
+
+def _usage(d: TaskConfig) -> str:
+    example = '{"text": "A text", "text_pair": "and another"}' if len(d.text) == 2 else '"A text"'
+    command = f"{render_code('', 'bertworks predict . new.csv -o scored.csv')}\nThe dot is the path of this folder.\n"
+    if d.lstm_units:
+        return f"{command}\ntransformers has no such network, and refuses this folder."
+    if d.task in _ASKS:
+        code = f"from transformers import pipeline\n\n{_ASKS[d.task].replace('{example}', example)}"
+    else:
+        name = _CLASSES[d.task]
+        code = (
+            f"from transformers import {name}, AutoTokenizer\n\n"
+            f'model = {name}.from_pretrained(".")\ntokenizer = AutoTokenizer.from_pretrained(".")'
+        )
+    return f"{command}\n{render_code('python', code)}"
