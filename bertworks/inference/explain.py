@@ -261,8 +261,7 @@ def explain(
     """
     source = open_model(model, device)
     t = source.tokenizer
-    blank_id = {"mask": t.mask_id, "pad": t.pad_id}.get(baseline, -1)
-    if blank_id < 0:
+    if (blank_id := {"mask": t.mask_id, "pad": t.pad_id}.get(baseline, -1)) < 0:
         raise UsageError(f"the baseline {baseline!r} is not known to this tokenizer", hint="use mask or pad")
     predict = _finetuned if source.has_task else _pretrained
     p = predict(source, texts, target)
