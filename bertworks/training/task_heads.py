@@ -20,52 +20,50 @@ from bertworks.models.encoder import Encoder, initialize
 from bertworks.models.heads import BiLSTM, OutputLayer, Pooler
 from bertworks.training.losses import LossSum
 
-FEATURE_LAYERS = (
-    4  # the last ones, whose states side by side were the best features of all (Devlin et al. 2019, table 7)
-)
-MAX_FEATURE_BYTES = 2 << 30  # that are remembered
-FEATURE_BATCH_TOKENS = 4096  # that are computed at once to be remembered, padding counted
+FEATURE_LAYERS = 4  # last layers; their concatenated hidden states are the best features (Devlin et al. 2019, table 7)
+MAX_FEATURE_BYTES = 2 << 30  # of cached features
+FEATURE_BATCH_TOKENS = 4096  # of a batch whose features are cached, with padding
 
 
 def frozen_features_size(c: EncoderConfig) -> int:
-    """Of the features: an encoder of fewer layers gives all that it has."""
+    """Size of the features of a token. An encoder with fewer layers gives all of them."""
     return min(FEATURE_LAYERS, c.num_hidden_layers) * c.hidden_size
 
 
 class FrozenFeatures:
-    """`features(batch)` is float32 [T, width]: the states of the last layers side by side, without dropout and without
-    gradients, whatever the precision of the training. The encoder must not change any more once it was asked."""
+    """`features(batch)` is float32 [T, width]: the concatenated hidden states of the last layers, without dropout and
+    gradients, in any precision of the training. The encoder must not change after the first call."""
 
     def __init__(self, encoder: Encoder):
         self.encoder = encoder
-        self._wanted: list[ExampleGroup] = []
-        self._known: dict[bytes, Tensor] = {}
+        self._to_cache: list[ExampleGroup] = []
+        self._cache: dict[bytes, Tensor] = {}
 
-    def remember(self, units: Sequence[ExampleGroup]) -> bool:
-        """From the next question on, what these units hold is known by heart, computed in one pass: nothing depends on
-        the order of the questions. False: it would take more than MOST_BYTES, and is computed each time."""
-        tokens = sum(len(one.input_ids) for unit in units for one in unit)
+    def remember(self, groups: Sequence[ExampleGroup]) -> bool:
+        """Caches the features of these examples at the next call, all in one pass, so that they do not depend on the
+        order of the calls. False: they need more than MAX_FEATURE_BYTES, and are computed each time."""
+        tokens = sum(len(example.input_ids) for group in groups for example in group)
         if 4 * tokens * frozen_features_size(self.encoder.config) > MAX_FEATURE_BYTES:
             return False
-        self._wanted = list(units)
+        self._to_cache = list(groups)
         return True
 
     def __call__(self, batch: Batch) -> Tensor:
-        for part in token_budget_batches(self._wanted, FEATURE_BATCH_TOKENS):
-            asked = collate([one for unit in part for one in unit])
-            found = self._computed(asked.to(batch.input_ids.device)).cpu()
-            pieces = found.split(asked.layout.cu_seqlens.diff().tolist())
-            # Copies: a piece would keep all that was computed with it.
-            self._known |= {name: piece.clone() for name, piece in zip(_sequence_keys(asked), pieces, strict=True)}
-        self._wanted = []
-        known = [self._known.get(name) for name in _sequence_keys(batch)] if self._known else [None]
-        found_all = [one for one in known if one is not None]
-        if len(found_all) < len(known):
-            return self._computed(batch)
-        return torch.cat(found_all).to(batch.input_ids.device)
+        for part in token_budget_batches(self._to_cache, FEATURE_BATCH_TOKENS):
+            inputs = collate([example for group in part for example in group])
+            features = self._compute(inputs.to(batch.input_ids.device)).cpu()
+            pieces = features.split(inputs.layout.cu_seqlens.diff().tolist())
+            # Copies: a piece is a view that keeps the features of the whole batch.
+            self._cache |= {key: piece.clone() for key, piece in zip(_sequence_keys(inputs), pieces, strict=True)}
+        self._to_cache = []
+        keys = _sequence_keys(batch) if self._cache else []
+        cached = [self._cache[key] for key in keys if key in self._cache]
+        if not cached or len(cached) < len(keys):
+            return self._compute(batch)
+        return torch.cat(cached).to(batch.input_ids.device)
 
     @torch.no_grad()
-    def _computed(self, batch: Batch) -> Tensor:
+    def _compute(self, batch: Batch) -> Tensor:
         training = self.encoder.training
         self.encoder.eval()
         with torch.autocast(batch.input_ids.device.type, enabled=False):
@@ -75,7 +73,7 @@ class FrozenFeatures:
 
 
 def _sequence_keys(batch: Batch) -> list[bytes]:
-    """Of the sequences: all that the encoder reads of each."""
+    """The inputs of the encoder for each sequence, as bytes."""
     ends = batch.layout.cu_seqlens.tolist()
     assert batch.token_type_ids is not None
     rows = torch.stack([batch.input_ids, batch.token_type_ids]).cpu().numpy()
@@ -83,25 +81,25 @@ def _sequence_keys(batch: Batch) -> list[bytes]:
 
 
 class TaskHead(Protocol):
-    """M things are asked of a batch, B sequences: one thing each, or many tokens of each."""
+    """The loss of a task over the M predictions of a batch of B sequences: one each, or one for many tokens of each."""
 
     @property
-    def head(self) -> Literal["classifier", "span"]: ...  # what the last layer is called in a model folder
+    def head(self) -> Literal["classifier", "span"]: ...  # name of the output layer in a model folder
     @property
-    def pooled(self) -> bool: ...  # is the sequence asked, by the pooler over its [CLS], or are its tokens?
+    def pooled(self) -> bool: ...  # whether the pooled [CLS] is classified, or tokens
     @property
     def outputs(self) -> int: ...
-    def count(self, batch: Batch) -> int: ...  # what the loss is summed over
+    def count(self, batch: Batch) -> int: ...  # number of terms of the loss
     def tally(self, logits: Tensor, batch: Batch) -> LossSum: ...  # logits float32 [M, outputs]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Classification:
-    """One of several labels: of a sequence (Devlin et al. 2019, section 4.1) or, where not `pooled`, of each asked
+    """One of several labels: of a sequence (Devlin et al. 2019, section 4.1) or, if not `pooled`, of each predicted
     token (section 5.3).
 
     weights: of the labels in the loss, with a mean of 1 over the training data; (): all 1.
-    smoothing: share of the wanted probability that is spread over all labels.
+    smoothing: fraction of the target probability that is spread over all labels.
     """
 
     num_labels: int
@@ -145,8 +143,8 @@ class MultiLabel:
 
 @dataclass(frozen=True, kw_only=True)
 class Regression:
-    """A number. Labels of a batch: float32 [B]. The squared error is taken in units of the targets' deviation, and the
-    head begins at their mean: what the scale of a user's numbers is should not decide how fast they are learned."""
+    """A number. Labels of a batch: float32 [B]. The squared error is in units of the standard deviation of the targets,
+    and the bias starts at their mean, so that the scale of the targets does not matter."""
 
     mean: float = 0.0
     deviation: float = 1.0
@@ -164,8 +162,8 @@ class Regression:
 
 @dataclass(frozen=True, kw_only=True)
 class SpanExtraction:
-    """Where an answer begins and ends (section 4.2). All tokens are asked; labels of a batch: int64 [2 B], first and
-    last token of the answer by their place in the sequence, both 0 ([CLS]) where it has none (section 4.3)."""
+    """Start and end of an answer (section 4.2), predicted from all tokens. Labels of a batch: int64 [2 B], positions of
+    the first and last token of the answer, both 0 ([CLS]) if there is none (section 4.3)."""
 
     head: ClassVar[Literal["classifier", "span"]] = "span"
     pooled: ClassVar[bool] = False
@@ -205,7 +203,7 @@ class TaskModel(nn.Module):
     """An encoder with the head of a task.
 
     lstm_units: the encoder is frozen, and its last layers are read, as they are, by a two-layer bidirectional LSTM
-        with so many units (section 5.3, the feature-based approach); 0: there is none, and the encoder is learned.
+        with this number of units (section 5.3, the feature-based approach); 0: no LSTM, the encoder is trained.
     """
 
     def __init__(self, c: EncoderConfig, task: TaskHead, *, lstm_units: int = 0, gradient_checkpointing: bool = False):
@@ -234,7 +232,7 @@ class TaskModel(nn.Module):
         return {"task": self.task.tally(self.logits(batch).float(), batch)}
 
     def logits(self, batch: Batch) -> Tensor:
-        """[M, outputs]: the scores of everything that is asked."""
+        """[M, outputs]: the logits of all predictions."""
         x = self._states(batch)
         if self.span is not None:  # without dropout, as in google-research/bert `run_squad.py`
             return self.span(x)  # type: ignore[no-any-return]
@@ -244,7 +242,7 @@ class TaskModel(nn.Module):
         return self.classifier(F.dropout(x, self.dropout, self.training))  # type: ignore[no-any-return]
 
     def _states(self, batch: Batch) -> Tensor:
-        """[M, width]: of the tokens that are asked."""
+        """[M, width]: hidden states of the predicted tokens."""
         if self.features is not None and self.recurrent is not None:
             x = self.features(batch).to(next(self.recurrent.parameters()).dtype)
             return self.recurrent(x, batch.layout)[batch.target.positions]  # type: ignore[no-any-return]
