@@ -72,11 +72,9 @@ def infer_schema(
     for value, what in ((schema.text, "text"), (schema.label, "label")):
         if not value and (labelled or what == "text"):
             others = set(reader.columns) - {*schema.text}
-            raise BertworksError(
-                f"no column looks like a {what}; the columns are: {', '.join(reader.columns)}",
-                where=reader.name,
-                hint=f"name the one with the {what} with --{what}" if others else f"add one with the {what}",
-            )
+            hint = f"name the one with the {what} with --{what}" if others else f"add one with the {what}"
+            problem = f"no column looks like a {what}; the columns are: {', '.join(reader.columns)}"
+            raise BertworksError(problem, where=reader.name, hint=hint)
     _check_texts(schema, reader.name)
     row_id = "id" if reader.kind == "squad" else _find_id(columns)
     schema = replace(schema, id=row_id, document=group or schema.document)
@@ -295,11 +293,9 @@ def _check_texts(schema: Schema, name: str) -> None:
     """Raises UsageError if the task reads more or fewer texts."""
     _, least, most, meaning = _TASKS[schema.task]
     if not least <= len(schema.text) <= most:
-        raise UsageError(
-            f"{schema.task} reads {meaning}, not {len(schema.text)} columns: {', '.join(map(repr, schema.text))}",
-            where=name,
-            hint="name them: --text QUESTION --text CONTEXT" if schema.task == "qa" else "name others: --text, --task",
-        )
+        hint = "name them: --text QUESTION --text CONTEXT" if schema.task == "qa" else "name others: --text, --task"
+        what = f"{schema.task} reads {meaning}, not {len(schema.text)} columns: {', '.join(map(repr, schema.text))}"
+        raise UsageError(what, where=name, hint=hint)
 
 
 def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: bool) -> None:

@@ -86,11 +86,9 @@ def items(
             continue
         if labelled and item.id:
             if item.id in places:
-                raise BertworksError(
-                    f"the id {item.id!r} in column {schema.id!r} occurs twice; first at {places[item.id]}",
-                    where=row.where,
-                    hint="give each row its own id, or rename the column if it does not hold ids",
-                )
+                hint = "give each row its own id, or rename the column if it does not hold ids"
+                what = f"the id {item.id!r} in column {schema.id!r} occurs twice; first at {places[item.id]}"
+                raise BertworksError(what, where=row.where, hint=hint)
             places[item.id] = row.where
         yield item
     if is_empty:

@@ -155,13 +155,10 @@ def known_label(label: str | None, labels: Sequence[str], column: str, where: st
         same = [known for known in labels if _canonical(known) == _canonical(label)]
         if len(same) == 1:
             return same[0]
-    close = difflib.get_close_matches(label or "", labels, 1)
     listed = ", ".join(labels[:_LISTED_LABELS]) + (", ..." if len(labels) > _LISTED_LABELS else "")
-    raise BertworksError(
-        f"the label in {column!r} is missing" if label is None else f"the label {label!r} is not known",
-        where=where,
-        hint=(f"did you mean {close[0]!r}? " if close else "") + f"the labels are: {listed}",
-    )
+    close = [f"did you mean {name!r}? " for name in difflib.get_close_matches(label or "", labels, 1)]
+    what = f"the label in {column!r} is missing" if label is None else f"the label {label!r} is not known"
+    raise BertworksError(what, where=where, hint=f"{''.join(close)}the labels are: {listed}")
 
 
 def _canonical(label: str) -> str:
@@ -206,11 +203,9 @@ def spans_of(value: Any, text: str, labels: Sequence[str], column: str, where: s
         if not isinstance(start, int) or not isinstance(end, int) or not isinstance(kind, str):
             raise bad_label(span, column, where, 'write a span as {"start": 0, "end": 5, "type": "person"}')
         if not 0 <= start < end <= len(text):
-            raise BertworksError(
-                f"the {kind} from {start} to {end} is not inside its text of {len(text)} characters",
-                where=where,
-                hint="count characters (not bytes) from 0; the end is the place after the last one",
-            )
+            what = f"the {kind} from {start} to {end} is not inside its text of {len(text)} characters"
+            hint = "count characters (not bytes) from 0; the end is the place after the last one"
+            raise BertworksError(what, where=where, hint=hint)
         spans.append((start, end, known_label(kind, labels, column, where)))
     return tuple(spans)
 

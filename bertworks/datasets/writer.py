@@ -93,12 +93,10 @@ def kind_of(path: str | Path, *, vectors: bool = False) -> FileKind:
     kind = _KINDS.get(format_suffix(name))
     if kind is None or (kind == "parquet" and name.endswith(tuple(COMPRESSIONS))):
         suffixes = ", ".join(suffix for suffix, other in _KINDS.items() if not vectors or other != "conll")
-        raise UsageError(
-            "the name does not tell the kind of file" if kind is None else "Parquet is compressed inside",
-            where=str(path),
-            hint=f"end it in {'.npy; or in ' if vectors else ''}{suffixes}; "
-            f"all but Parquet also with {', '.join(COMPRESSIONS)} after it",
-        )
+        what = "the name does not tell the kind of file" if kind is None else "Parquet is compressed inside"
+        also = f"all but Parquet also with {', '.join(COMPRESSIONS)} after it"
+        hint = f"end it in {'.npy; or in ' if vectors else ''}{suffixes}; {also}"
+        raise UsageError(what, where=str(path), hint=hint)
     return kind
 
 
@@ -156,11 +154,9 @@ def _checked(name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]
     known = set(columns)
     for number, row in enumerate(rows, 1):
         if extra := [key for key in row if key not in known]:
-            raise BertworksError(
-                f"row {number} has the field {extra[0]!r}, which no earlier row has",
-                where=name,
-                hint="write JSON lines (a name that ends in .jsonl): there each row has its own fields",
-            )
+            hint = "write JSON lines (a name that ends in .jsonl): there each row has its own fields"
+            what = f"row {number} has the field {extra[0]!r}, which no earlier row has"
+            raise BertworksError(what, where=name, hint=hint)
         yield row
 
 
@@ -213,11 +209,9 @@ def _write_parquet(path: Path, rows: Iterator[Mapping[str, Any]], columns: Seque
                     writer, schema = _rewrite(path, wider), wider
                 writer.write_table(table.cast(schema))
             except pyarrow.ArrowException as error:
-                raise BertworksError(
-                    f"rows {count + 1} to {count + len(batch)} cannot be written as Parquet: {error}",
-                    where=name,
-                    hint="write JSON lines (a name that ends in .jsonl): there a column may hold anything",
-                ) from error
+                hint = "write JSON lines (a name that ends in .jsonl): there a column may hold anything"
+                what = f"rows {count + 1} to {count + len(batch)} cannot be written as Parquet: {error}"
+                raise BertworksError(what, where=name, hint=hint) from error
             count += len(batch)
     finally:
         writer.close()

@@ -88,11 +88,9 @@ def evaluate_squad(
     answers = _by_question(predictions, str, "answer to", '{"question id": "answer", ...}, with "" for no answer')
     known = {question.id for question in questions}
     if not known & answers.keys():
-        raise BertworksError(
-            f"none of the {len(answers):,} answers belongs to any of the {len(questions):,} questions of {reader.name}",
-            where=_place(predictions),
-            hint="name the predictions for this file: an object of question ids and answers",
-        )
+        hint = "name the predictions for this file: an object of question ids and answers"
+        count = f"none of the {len(answers):,} answers belongs to any of the {len(questions):,} questions"
+        raise BertworksError(f"{count} of {reader.name}", where=_place(predictions), hint=hint)
     probabilities = None
     if na_probs is not None:
         probabilities = _by_question(na_probs, int | float, "no-answer probability of", '{"question id": 0.25, ...}')

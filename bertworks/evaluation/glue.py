@@ -158,10 +158,9 @@ class GlueTaskFiles:
             BertworksError: the split is missing, or its file lacks a column.
         """
         if split not in self.files:
-            raise BertworksError(
-                f"{self.benchmark.name} has no {split} here, only {', '.join(self.files) or 'nothing'}",
-                hint=f"add {' or '.join(f'{stem}.tsv' for stem in _STEMS.get(split, (split,)))} to its folder",
-            )
+            hint = f"add {' or '.join(f'{stem}.tsv' for stem in _STEMS.get(split, (split,)))} to its folder"
+            what = f"{self.benchmark.name} has no {split} here, only {', '.join(self.files) or 'nothing'}"
+            raise BertworksError(what, hint=hint)
         path, benchmark = self.files[split], self.benchmark
         is_tsv = path.name.split(".")[1] == "tsv"
         reader = RowReader(path, quoting="raw", header=split not in benchmark.headerless) if is_tsv else RowReader(path)
@@ -188,11 +187,9 @@ def find_glue_tasks(folder: str | Path) -> list[GlueTaskFiles]:
         if _key(benchmark.name) in folders
     ]
     if not tasks:
-        raise BertworksError(
-            f"no task of GLUE is here; the folders of its tasks are {', '.join(benchmark.name for benchmark in GLUE)}",
-            where=str(folder),
-            hint="name the folder that holds them, such as glue_data",
-        )
+        names = ", ".join(benchmark.name for benchmark in GLUE)
+        hint = "name the folder that holds them, such as glue_data"
+        raise BertworksError(f"no task of GLUE is here; its folders are {names}", where=str(folder), hint=hint)
     return tasks
 
 
@@ -213,14 +210,11 @@ def _key(name: str) -> str:
 
 
 def _column(reader: RowReader, names: Sequence[str]) -> str:
-    column = next((name for name in names if name in reader.columns), None)
-    if column is None:
-        raise BertworksError(
-            f"no column is called {' or '.join(names)}; there are {', '.join(reader.columns)}",
-            where=reader.name,
-            hint="is this file of another task? Fetch it again as GLUE provides it",
-        )
-    return column
+    for name in names:
+        if name in reader.columns:
+            return name
+    what = f"no column is called {' or '.join(names)}; there are {', '.join(reader.columns)}"
+    raise BertworksError(what, where=reader.name, hint="is this file of another task? Fetch it again from GLUE")
 
 
 def write_submission(folder: str | Path, benchmark: Benchmark, split: str, predictions: Sequence[str | float]) -> Path:
