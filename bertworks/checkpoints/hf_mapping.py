@@ -84,9 +84,8 @@ def components_in_file(theirs: Iterable[str], family: str = "bert") -> frozenset
 
 def architecture_of(state: Iterable[str], family: str = "bert") -> str:
     """The class of transformers for a pre-trained state. KeyError for the heads of fine-tuning, which need labels."""
-    heads = component_names(state) - {"encoder", "pooler"}
-    classes: Mapping[frozenset[str], str] = FAMILIES[family].pretraining
-    return classes[heads | {"lm_head"} if family == "gpt2" else heads]
+    f = FAMILIES[family]
+    return f.pretraining[component_names(state) - {"encoder", "pooler"} | f.implied_heads]
 
 
 def to_huggingface(
@@ -103,7 +102,7 @@ def to_huggingface(
         BertworksError: a name has no place there, a shape does not fit, or a component is incomplete.
     """
     family = FAMILIES[config.family]
-    head = component_names(state) - {"encoder", "pooler"} or family.model_type == "gpt2"
+    head = component_names(state) - {"encoder", "pooler"} | family.implied_heads
     theirs: dict[str, Tensor] = {}
     table = _parameters(config, state, architecture)
     _refuse_unknown(set(state) - {parameter.ours for parameter in table} - {UNUSED_POSITIONS}, None)
@@ -234,8 +233,7 @@ def config_to_huggingface(
     settings |= {family.activation: activations[config.hidden_act]}
     settings |= {name: value for name, value in family.required.items() if name != "position_embedding_type"}
     settings |= {"model_type": family.model_type, "architectures": list(architectures), "pad_token_id": pad_token_id}
-    if family.model_type == "gpt2":
-        settings["embd_pdrop"] = config.hidden_dropout
+    settings |= {theirs: getattr(config, ours) for theirs, ours in family.copied.items()}
     return dict(sorted((settings | family.written).items()))
 
 

@@ -34,6 +34,7 @@ class Family:
     fixed: fields of EncoderConfig that are the same for the family.
     required: settings that change what is computed, and the only value that is supported.
     written: further settings that are written.
+    copied: further keys of config.json that are written: the field of EncoderConfig that each holds.
     activation: the key of the activation function.
     pretraining: heads that a state holds: the class that saves exactly these.
     tasks: our task: the class.
@@ -52,7 +53,13 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     required: Mapping[str, Any] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
+    copied: Mapping[str, str] = field(default_factory=dict)
     activation: str = "hidden_act"
     default_activation: str = "gelu"
     pretraining: Mapping[frozenset[str], str] = field(default_factory=dict)
     tasks: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def implied_heads(self) -> frozenset[str]:
+        """Heads without parameters of their own, which every state therefore has."""
+        return frozenset({"lm_head"} if self.fixed.get("lm_head") == "plain" else ())

@@ -41,6 +41,7 @@ FAMILY = Family(
         "add_cross_attention": False,
     },
     written={"tie_word_embeddings": True, "dtype": "float32", "use_cache": True},
+    copied={"embd_pdrop": "hidden_dropout"},
     activation="activation_function",
     default_activation="gelu_new",
     pretraining={frozenset({"lm_head"}): "GPT2LMHeadModel", frozenset(): "GPT2Model"},
