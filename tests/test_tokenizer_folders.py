@@ -88,7 +88,8 @@ XLNET = {"control_symbols": ["<cls>", "<sep>", "<pad>", "<mask>", "<eod>", "<eop
 ROBERTA_TOKENS = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
 
 
-def make_folder(kind, folder, lines):
+def make_folder(kind, folder, lines, num_pieces=900):
+    """num_pieces: of SentencePiece."""
     match kind:
         case "roberta":
             return write_byte_level(folder, "RobertaTokenizer", ROBERTA_TOKENS, lines)
@@ -97,12 +98,12 @@ def make_folder(kind, folder, lines):
         case "gpt2":
             return write_byte_level(folder, "GPT2Tokenizer", ["<|endoftext|>"], lines)
         case "albert":
-            return write_sentencepiece(folder, "AlbertTokenizer", lines, **ALBERT)
+            return write_sentencepiece(folder, "AlbertTokenizer", lines, vocab_size=num_pieces, **ALBERT)
         case "albert with case and accents":
             config = {"do_lower_case": False, "keep_accents": True}
             return write_sentencepiece(folder, "AlbertTokenizer", lines, config=config, **ALBERT)
         case "xlnet":
-            return write_sentencepiece(folder, "XLNetTokenizer", lines, **XLNET)
+            return write_sentencepiece(folder, "XLNetTokenizer", lines, vocab_size=num_pieces, **XLNET)
         case "xlm-roberta":
             return write_sentencepiece(folder, "XLMRobertaTokenizer", lines, "sentencepiece.bpe.model")
 
@@ -369,7 +370,10 @@ def test_a_hundred_thousand_lines_are_as_in_transformers(data_folder, tmp_path, 
     lines = real_lines(data_folder, 100_000)
     assert len(lines) >= 100_000
     training = lines[::20]
-    folder = write_bert(tmp_path / kind, training) if kind == "bert" else make_folder(kind, tmp_path / kind, training)
+    if kind == "bert":
+        folder = write_bert(tmp_path / kind, training)
+    else:
+        folder = make_folder(kind, tmp_path / kind, training, num_pieces=8000)  # more than characters
     ours = Tokenizer.load(folder)
     theirs = class_of(folder).from_pretrained(folder)
     for start in range(0, len(lines), 2000):
