@@ -129,7 +129,10 @@ def test_only_what_is_needed_is_fetched_and_never_a_pickle(here: Path, monkeypat
     assert {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json"} <= set(asked["owner/name"])
     assert not [file for file in NESTED if not any(fnmatch(file, pattern) for pattern in asked["owner/name"])]
     ends = {Path(pattern).suffix for pattern in asked["owner/name"] if pattern not in MODEL_DOCUMENTS}
-    assert ends == {".json", ".txt", ".safetensors"}
+    assert ends == {".json", ".txt", ".safetensors", ".model"}
+    assert {Path(pattern).name for pattern in asked["owner/name"] if pattern.endswith(".model")} == {
+        "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"
+    }  # fmt: skip
     assert not [paper for paper in MODEL_DOCUMENTS if Path(paper).suffix not in ("", ".md", ".txt")]
 
 

@@ -14,13 +14,13 @@ from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import MODEL_DOCUMENTS
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
+from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
 _CARD = "README.md"
 _SENT = re.compile(
     r"config\.json|task\.json|model\.safetensors|model-\d{5}-of-\d{5}\.safetensors|model\.safetensors\.index\.json"
-    r"|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|added_tokens\.json|vocab\.txt"
     r"|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|\d_[A-Z]\w{0,30}/(config\.json|model\.safetensors)"
-    rf"|{'|'.join(map(re.escape, MODEL_DOCUMENTS))}"
+    rf"|{'|'.join(map(re.escape, (*MODEL_DOCUMENTS, *TOKENIZER_FILES)))}"
 )
 _LONGEST_CARD = 1 << 20  # bytes
 
