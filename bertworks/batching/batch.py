@@ -1,8 +1,8 @@
 """Examples in the order of a run, and their batches as tensors.
 
-- `ExampleStream`: example n of a run is a function of the seed and n, so that a run resumes at any number.
-- `Batch`, `collate`: numpy arrays become tensors here.
-- `Batches`: the micro-batches of each step of a pre-training; `LabelledBatches`: those of a fine-tuning.
+- `ExampleStream`: example n of a run is a function of the seed and n, so that a run resumes at any number
+- `Batch`, `collate`: arrays of examples -> tensors of a batch
+- `Batches`: the micro-batches of each step of a pre-training; `LabelledBatches`: those of a fine-tuning
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True)
 class ExampleStream:
-    """Epoch after epoch over the sequences of a sampler, each epoch in an order of its own."""
+    """The sequences of a sampler, epoch after epoch, each in another order."""
 
     sampler: Sampler
     policy: Policy
@@ -46,8 +46,8 @@ class ExampleStream:
 
 
 def shuffled_index(i: int, n: int, seed: int, epoch: int) -> int:
-    """Where the i-th of n things goes in a shuffle that is stored nowhere: a Feistel network is a bijection of the
-    numbers below a power of four, and one that lands beyond n is sent on until it does not."""
+    """The position of i in a random permutation of n numbers that is not stored: a Feistel network permutes the numbers
+    below a power of four, and is applied again to a result of n or more."""
     half = max(1, ((n - 1).bit_length() + 1) // 2)
     low = (1 << half) - 1
     while True:
@@ -113,9 +113,9 @@ def collate(examples: Sequence[Example]) -> Batch:
 
 @dataclass(frozen=True)
 class Batches:
-    """`batches(n)` is what this process computes for the n-th step: its share of the same `batch_size` sequences,
-    sorted by length (neighbours pad one another little) and cut into micro-batches. Every process makes the same
-    number of them, none empty; where they are unequal, one may be larger by a sequence.
+    """`batches(n)` is what this process computes in step n: its part of the same `batch_size` sequences, sorted by
+    length (so that little is padded) and divided into micro-batches. Every process has the same number of them, none
+    empty; their sizes differ by at most one sequence.
 
     Raises:
         ValueError: if there are more processes than sequences.
@@ -137,8 +137,8 @@ class Batches:
         return [collate(examples[part]) for part in self._cuts(len(examples))]
 
     def _cuts(self, count: int) -> list[slice]:
-        largest_share = -(-self.batch_size // self.world_size)
-        parts = min(-(-largest_share // self.micro_batch_size), self.batch_size // self.world_size)
+        largest_part = -(-self.batch_size // self.world_size)
+        parts = min(-(-largest_part // self.micro_batch_size), self.batch_size // self.world_size)
         edges = [count * p // parts for p in range(parts + 1)]
         return [slice(a, b) for a, b in pairwise(edges)]
 
@@ -148,41 +148,42 @@ ExampleGroup = Sequence[Example]  # sequences that are evaluated together: one, 
 
 @dataclass(frozen=True)
 class LabelledBatches:
-    """`batches(n)` is what this process computes for the n-th step: its share of the same units, none where there are
-    fewer units than processes. Every epoch has an order of its own, which is stored nowhere, and ends with a batch that
-    may be smaller: nothing is left out."""
+    """`batches(n)` is what this process computes in step n: its part of the same groups, none if there are fewer groups
+    than processes. Every epoch has another order, and its last batch may be smaller: no group is left out."""
 
-    units: Sequence[ExampleGroup]
-    batch_size: int  # units in a step, over all processes
-    micro_batch_tokens: int  # largest number, padding included, unless one group has more
+    groups: Sequence[ExampleGroup]
+    batch_size: int  # groups in a step, over all processes
+    micro_batch_tokens: int  # the largest number, with padding; one group may have more
     seed: int = 0
     rank: int = 0
     world_size: int = 1
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-len(self.units) // self.batch_size)
+        return -(-len(self.groups) // self.batch_size)
 
     def __call__(self, n: int) -> list[Batch]:
         epoch, k = divmod(n, self.steps_per_epoch)
-        count = len(self.units)
+        count = len(self.groups)
         places = range(k * self.batch_size, min((k + 1) * self.batch_size, count))
-        chosen = [self.units[shuffled_index(i, count, self.seed, epoch)] for i in places]
-        share = sorted(chosen, key=longest_sequence)[self.rank :: self.world_size]
+        chosen = [self.groups[shuffled_index(i, count, self.seed, epoch)] for i in places]
+        own = sorted(chosen, key=longest_sequence)[self.rank :: self.world_size]
         return [
-            collate([example for unit in part for example in unit])
-            for part in token_budget_batches(share, self.micro_batch_tokens)
+            collate([example for group in part for example in group])
+            for part in token_budget_batches(own, self.micro_batch_tokens)
         ]
 
 
-def token_budget_batches(units: Sequence[ExampleGroup], tokens: int) -> Iterator[list[ExampleGroup]]:
-    """The units, sorted by length (neighbours pad one another little), in parts of at most this number of tokens."""
-    for part in token_budget_indices([longest_sequence(unit) for unit in units], [len(unit) for unit in units], tokens):
-        yield [units[number] for number in part]
+def token_budget_batches(groups: Sequence[ExampleGroup], tokens: int) -> Iterator[list[ExampleGroup]]:
+    """The groups, sorted by length, in parts of at most this number of tokens with padding."""
+    for part in token_budget_indices(
+        [longest_sequence(group) for group in groups], [len(group) for group in groups], tokens
+    ):
+        yield [groups[number] for number in part]
 
 
 def token_budget_indices(lengths: Sequence[int], sizes: Sequence[int], tokens: int) -> Iterator[list[int]]:
-    """Numbers of units in such parts. lengths: of the longest sequence of each; sizes: how many sequences each has."""
+    """The numbers of the groups in such parts. lengths: of the longest sequence of each; sizes: sequences of each."""
     part: list[int] = []
     sequences = 0
     for number in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
@@ -195,6 +196,6 @@ def token_budget_indices(lengths: Sequence[int], sizes: Sequence[int], tokens: i
         yield part
 
 
-def longest_sequence(unit: ExampleGroup) -> int:
-    """Tokens of the longest sequence of a unit."""
-    return max(len(example.input_ids) for example in unit)
+def longest_sequence(group: ExampleGroup) -> int:
+    """Tokens of the longest sequence of a group."""
+    return max(len(example.input_ids) for example in group)

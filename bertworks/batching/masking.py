@@ -64,16 +64,16 @@ class Masker:
         self.span_edges = np.cumsum(c.spans) / sum(c.spans)
 
     def budget(self, length: int) -> int:
-        """Tokens to ask for in a sequence of `length` tokens."""
+        """The number of predicted tokens in a sequence of `length` tokens."""
         budget = max(1, round(self.config.rate * length))
         return min(self.config.max_predictions, budget) if self.config.max_predictions else budget
 
     def __call__(self, s: TokenSequence, generator: Generator) -> Example:
         choose = self._choose_tokens if self.config.unit == "token" else self._choose_words
         positions = choose(s, generator)
-        input_ids, fate = s.input_ids.copy(), generator.random(len(positions))
-        input_ids[positions[fate < self.config.mask]] = self.mask_id
-        other = positions[(fate >= self.config.mask) & (fate < self.config.mask + self.config.random)]
+        input_ids, draws = s.input_ids.copy(), generator.random(len(positions))
+        input_ids[positions[draws < self.config.mask]] = self.mask_id
+        other = positions[(draws >= self.config.mask) & (draws < self.config.mask + self.config.random)]
         # From the whole vocabulary, special tokens too, as the original does.
         input_ids[other] = generator.integers(len(self.starts_word), size=len(other))
         masked_lm = Target(positions, s.input_ids[positions])
@@ -84,16 +84,16 @@ class Masker:
         return np.sort(generator.permutation(candidates)[: self.budget(len(s.input_ids))])
 
     def _choose_words(self, s: TokenSequence, generator: Generator) -> Ids:
-        """Words, or spans of them, in random order; one that no longer fits is passed over, a smaller one may fit."""
+        """Words or spans in random order; one that no longer fits is skipped, because a smaller one may fit."""
         budget = self.budget(len(s.input_ids))
-        # A segment starts a word even if it was cut inside one, and so does every special token.
+        # A segment starts a word, even if it was cut within one, and so does every special token.
         starts = s.special | np.roll(s.special, 1) | self.starts_word[s.input_ids]
         edges = np.append(np.flatnonzero(starts), len(s.input_ids))
         words = generator.permutation(np.flatnonzero(~s.special[edges[:-1]]))
         sizes = np.ones(len(words), np.int64)
         if self.config.unit == "span":
             sizes += np.searchsorted(self.span_edges, generator.random(len(words)), side="right")
-        closed = s.special.copy()  # chosen, or not to be chosen
+        closed = s.special.copy()  # chosen, or never masked
         ends = edges[np.minimum(words + sizes, len(edges) - 1)]
         for first, end in zip(edges[words].tolist(), ends.tolist(), strict=True):
             if end - first <= budget and not closed[first:end].any():

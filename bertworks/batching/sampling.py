@@ -76,7 +76,7 @@ class TokenSequence(NamedTuple):
 
 
 def keyed_rng(purpose: str, *address: int) -> Generator:
-    """The random numbers that belong to an address. The purpose comes first: no two purposes share their numbers."""
+    """The random numbers of an address. The purpose is part of it, so that no two purposes share numbers."""
     return np.random.default_rng((int.from_bytes(purpose.encode(), "little"), *address))
 
 
@@ -161,8 +161,8 @@ class _PairCutter:
         self.last = np.asarray(store.documents[documents + 1])
 
     def cut(self, d: int, seed: int, copy: int) -> Iterator[tuple[int, int, int, int, int]]:
-        """Sentences are gathered until they fill the target and split at a random sentence; half of the second parts
-        are replaced from another document, and what they would have been is put back and used again."""
+        """Sentences are collected up to the target length and split at a random sentence. Half of the second parts are
+        replaced from another document; the sentences that they replace are used again."""
         coin = Random(f"pairs {seed} {copy} {self.first[d]}").random
         first, last = int(self.first[d]), int(self.last[d])
         starts = self.sentences[first : last + 1].tolist()
@@ -181,7 +181,7 @@ class _PairCutter:
                 i = end
 
     def _other(self, d: int, tokens: int, coin: Callable[[], float]) -> tuple[int, int]:
-        """First and last token of sentences of any document but d, from a random one on, until there are `tokens`."""
+        """First and last token of sentences of another document than d, from a random one on, up to `tokens`."""
         e = int(coin() * (len(self.first) - 1))
         e += e >= d
         first, last = int(self.first[e]), int(self.last[e])
@@ -194,8 +194,8 @@ class _PairCutter:
 def truncate(
     a: int, a_end: int, b: int, b_end: int, budget: int, generator: Callable[[], Generator]
 ) -> tuple[int, int, int, int]:
-    """Takes tokens off the longer of two stretches, from its front or its back as the coin falls, until they fit.
-    Of two equally long ones the second is the longer, as in the original."""
+    """Removes tokens of the longer segment, at random from its front or its back, until both fit. Of equally long ones
+    the second counts as longer, as in the original."""
     excess = a_end - a + b_end - b - budget
     if excess <= 0:
         return a, a_end, b, b_end
@@ -208,8 +208,8 @@ def truncate(
 
 
 class FullSentences:
-    """Whole sentences in the order of the text until the length is full; over the end of a document goes an extra
-    [SEP]. A sentence longer than a sequence is cut. A plan row is (sequence, first token, last token) of one piece."""
+    """Whole sentences in the order of the text until the sequence is full, with an extra [SEP] between documents. A
+    sentence longer than a sequence is cut. A plan row is (sequence, first token, last token) of one piece."""
 
     targets: ClassVar[tuple[str, ...]] = ()
     segments: ClassVar[int] = 1
@@ -252,13 +252,13 @@ class FullSentences:
     def __getitem__(self, i: int) -> TokenSequence:
         if not 0 <= i < len(self):
             raise IndexError(i)
-        begin = bisect_left(self.numbers, i, lo=i)  # some twenty numbers of a mapped plan are read, not all of them
+        begin = bisect_left(self.numbers, i, lo=i)  # reads about twenty numbers of a mapped plan
         pieces = self.plan[begin : bisect_right(self.numbers, i, lo=begin), 1:].tolist()
         return add_special_tokens([self.store.tokens[a:b] for a, b in pieces], self.template, one_type=True)
 
 
 def _in_blocks(rows: Iterable[tuple[int, ...]], columns: int) -> Iterator[Plan]:
-    """Rows of numbers as arrays of some BLOCK rows each, so that never more of them are in memory."""
+    """Rows of numbers as arrays of about BLOCK rows, one in memory at a time."""
     numbers = array("q")
     for row in rows:
         numbers.extend(row)
@@ -274,7 +274,7 @@ FORMATS: Mapping[Format, type[Sampler]] = {"next_sentence": NextSentencePairs, "
 def plan_blocks(
     store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template
 ) -> Iterator[Plan]:
-    """The cuts of a corpus into sequences of at most `max_length` tokens, some ten thousand rows at a time."""
+    """The cuts of a corpus into sequences of at most `max_length` tokens, in blocks of some ten thousand rows."""
     sampler = FORMATS[c.format]
     least = template.num_special(sampler.segments) + sampler.segments
     if max_length < least:
