@@ -19,10 +19,6 @@ PHRASES = (
 FORBIDDEN = re.compile(
     rf"(?<![a-z])(?:{'|'.join(word.replace('-', ' ') for word in WORDS)}|{PHRASES})(?![a-z])", re.IGNORECASE
 )
-PENDING = {  # packages that still use these words: this list only gets shorter
-    *"runs text training".split(),
-}
-PENDING_DOCS = {"python.md", "recipes.md"}  # of docs/reference: from docstrings
 
 
 def found(path: Path) -> list[str]:
@@ -37,7 +33,7 @@ def found(path: Path) -> list[str]:
 PARTS = sorted(path.name for path in (ROOT / "bertworks").iterdir() if path.is_dir() or path.suffix == ".py")
 
 
-@pytest.mark.parametrize("name", [name for name in PARTS if name not in PENDING and name != "__pycache__"])
+@pytest.mark.parametrize("name", [name for name in PARTS if name != "__pycache__"])
 def test_code_uses_plain_words(name: str):
     part = ROOT / "bertworks" / name
     files = [part] if part.is_file() else [p for p in part.rglob("*") if p.suffix in (".py", ".toml", ".html", ".js")]
@@ -49,7 +45,7 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").
 
 @pytest.mark.parametrize(
     "path",
-    [p for p in DOCUMENTS if p.name not in PENDING_DOCS and "experiments" not in p.parts],
+    [p for p in DOCUMENTS if "experiments" not in p.parts],
     ids=lambda path: str(path.relative_to(ROOT)),
 )
 def test_documents_use_plain_words(path: Path):

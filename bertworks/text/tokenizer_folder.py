@@ -153,7 +153,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _content(token: Any) -> str | None:
-    """How a token is written, which may be said in an object with more about it."""
+    """The text of a token, which may be in an object with other settings."""
     token = token.get("content") if isinstance(token, dict) else token
     return token if isinstance(token, str) else None
 

@@ -101,7 +101,7 @@ def train(
             sums = add_sums([sums, {name: LossSum(t.loss.detach(), t.correct) for name, t in part_sums.items()}])
         sums = _reduced(sums)
         grad_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        # A loss that is not finite may leave finite gradients: it spoils the norm so that the step is skipped.
+        # A loss that is not finite may have finite gradients: make the norm not finite, so that the step is skipped.
         grad_norm = grad_norm + 0 * torch.stack([t.loss for t in sums.values()]).sum()
         learning_rate = config.rate(step, num_steps)
         with updating or nullcontext():
