@@ -493,7 +493,7 @@ def test_answers_have_what_was_asked_for(classifier: Path, trained: Trained) -> 
         predictor.predict("a good film")
     tagger = Predictor(trained("tagging")[0], device="cpu")
     assert list(tagger.predict([["a", "film"]])[0]) == ["tags"]
-    with pytest.raises(UsageError, match="one answer"):
+    with pytest.raises(UsageError, match="a single prediction"):
         tagger.predict([["a", "film"]], top_k=2)
 
 
@@ -545,7 +545,7 @@ def test_pairs_and_single_texts_are_not_taken_for_one_another(
     more = choices.read_text().replace("ending2,label", "ending2,ending3,label").replace(",0\n", ",x,0\n")
     (tmp_path / "four.csv").write_text(more.replace(",1\n", ",x,1\n").replace(",2\n", ",x,2\n"))
     options = {"text": ("startphrase", "ending0", "ending1", "ending2", "ending3"), "device": "cpu"}
-    with pytest.raises(BertworksError, match="choices, and the model knows 3"):
+    with pytest.raises(BertworksError, match="choices, but the model was trained with 3"):
         list(predict_file(trained("choice")[0], tmp_path / "four.csv", tmp_path / "out.csv", **options))
 
 

@@ -80,7 +80,7 @@ def test_processes_share_every_batch_and_leave_nothing_out() -> None:
 def test_what_processes_cannot_share_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     request = make_finetune_request(write_reviews(tmp_path / "reviews.csv"), model=write_model(tmp_path / "tiny"))
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="one after the other, and there are 2"):
+    with pytest.raises(UsageError, match="in one process, and there are 2 processes"):
         list(run_trials(tmp_path / "out", plan_trials(request, seeds=2), device="cpu"))
     assert not (tmp_path / "out").exists()
 

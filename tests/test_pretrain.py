@@ -302,7 +302,7 @@ def test_a_family_that_needs_its_own_tokenizer_is_refused_at_once(tmp_path: Path
     recipe = write_recipe(tmp_path / "r.toml")
     overrides = ["encoder.family=roberta", "encoder.type_vocab_size=1", "sampling.format=full_sentences"]
     with pytest.raises(BertworksError, match="padding token has id 0") as raised:
-        run(tmp_path / "t.txt", tmp_path / "a", recipe, overrides=[*overrides, "encoder.layer_norm_eps=1e-5"])
+        run(tmp_path / "t.txt", tmp_path / "a", recipe, overrides=[*overrides, "encoder.pooler_dropout=true"])
     assert "--tokenizer FOLDER" in str(raised.value)
     assert not (tmp_path / "a").exists()
 

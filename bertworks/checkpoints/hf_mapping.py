@@ -5,6 +5,7 @@ It imports no library of theirs, opens no file and builds no network. Everything
 configuration first: a name, a shape or a size that does not fit is an error.
 """
 
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields
@@ -18,7 +19,8 @@ from bertworks.checkpoints.families.family import GELUS, Family, Row
 from bertworks.errors import BertworksError
 from bertworks.models.config import LIMITS, EncoderConfig
 
-FAMILIES = {module.FAMILY.model_type: module.FAMILY for module in (bert, roberta, distilbert, gpt2)}
+_FAMILIES: list[Family] = [module.FAMILY for module in (bert, roberta, distilbert, gpt2)]
+FAMILIES = {family.model_type: family for family in _FAMILIES}
 # transformers has no such network: this part has our names. Its sizes are its own, and so is the classifier's input.
 _RECURRENT: list[Row] = [
     (name, [name], axes)
@@ -200,7 +202,7 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
         if getattr(config, name) != value:
             raise BertworksError(
                 f"encoder.{name} is {getattr(config, name)!r}: files of {family.model_type} can only hold {value!r}",
-                hint=f"leave encoder.{name} out",
+                hint=f"--set encoder.{name}={json.dumps(value)}",
             )
     if family.unused_positions and pad_token_id != family.unused_positions - 1:
         raise BertworksError(
