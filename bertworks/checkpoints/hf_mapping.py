@@ -236,7 +236,7 @@ def config_to_huggingface(
     settings |= {name: value for name, value in family.required.items() if name != "position_embedding_type"}
     settings |= {"model_type": family.model_type, "architectures": list(architectures), "pad_token_id": pad_token_id}
     settings |= {theirs: getattr(config, ours) for theirs, ours in family.copied.items()}
-    return dict(sorted((settings | family.written).items()))
+    return dict(sorted({**settings, **family.written}.items()))
 
 
 def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = None) -> EncoderConfig:

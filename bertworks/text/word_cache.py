@@ -95,7 +95,7 @@ class WordCache:
         )
 
     def _encode_grouped(self, stretches: list[str]) -> Arrays | None:
-        """Many pieces in one text, separated by a character that none of them contains; None where that is not clear."""
+        """Many pieces in one text, separated by a character that none of them contains; None if that is unclear."""
         if self._separator is None:
             return None
         mark, number = self._separator
