@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from bertworks.models.embeddings import Embeddings
-from bertworks.models.encoder import Encoder, FeedForward
+from bertworks.models.encoder import Embeddings, Encoder, FeedForward
 from bertworks.models.layers import SMALL_BATCH_ROWS, cpu_supports_bf16
 from bertworks.models.layout import Layout
 

@@ -26,6 +26,7 @@ from bertworks.io.atomic_write import sha256, write_text
 from bertworks.metrics import classification, squad
 from bertworks.runs.dataset_report import DatasetReport
 from bertworks.runs.report import write_task_report
+from bertworks.runs.run_folder import versions
 from bertworks.runs.task_metrics import (
     NAMES,
     SHARES,
@@ -39,7 +40,6 @@ from bertworks.runs.task_metrics import (
     gold_spans,
     mistakes,
 )
-from bertworks.runs.training_run import versions
 from bertworks.training.device import Precision
 from bertworks.training.finetune_recipe import FinetuneRecipe
 from bertworks.training.task_heads import TaskModel

@@ -35,9 +35,8 @@ from bertworks.config import dump_recipe
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import write_npy
 from bertworks.models.initialization import init_local_attention
-from bertworks.runs.metrics_log import describe, training_figures
 from bertworks.runs.report import write_report
-from bertworks.runs.training_run import versions
+from bertworks.runs.run_folder import describe, training_figures, versions
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.device import Precision
 from bertworks.training.loop import evaluate

@@ -14,7 +14,7 @@ from bertworks.events import duration
 from bertworks.io.atomic_write import write_text
 from bertworks.reports import svg
 from bertworks.reports.svg import Series, Show
-from bertworks.runs.metrics_log import describe, lengths
+from bertworks.runs.run_folder import describe, lengths
 from bertworks.runs.task_metrics import NAMES, NOTHING, SHARES, counted, format_metrics, metric_of
 from bertworks.training.objectives import OBJECTIVES, PERPLEXITY
 

@@ -6,7 +6,6 @@ metrics.jsonl, report.html, `checkpoints/` and `plans/`. A `TrainingJob` says wh
 
 import hashlib
 import math
-import platform
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
@@ -17,13 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-import bertworks
 from bertworks.batching.batch import Batch
 from bertworks.checkpoints.training_state import Checkpoint, latest_checkpoint, remove_deleted, save_checkpoint
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
 from bertworks.models.initialization import meta_device_init
-from bertworks.runs.metrics_log import Metrics, Stopwatch, finite, total_loss, training_figures
+from bertworks.runs.run_folder import Metrics, Stopwatch, finite, total_loss, training_figures
 from bertworks.runs.signals import PATIENCE, GracefulShutdown, patience_for
 from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, Precision, measure_matmul
 from bertworks.training.loop import Step, train
@@ -361,8 +359,3 @@ _SHOWN: dict[str, Callable[[Any], str]] = {  # figures of a step, in the order o
     "memory": lambda value: f"{value / 1e9:.2f} GB",
     "eta_seconds": lambda value: f"{duration(value)} left",
 }
-
-
-def versions() -> dict[str, str]:
-    """The versions of the software that computes."""
-    return {"bertworks": bertworks.__version__, "torch": torch.__version__, "python": platform.python_version()}
