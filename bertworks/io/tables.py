@@ -147,11 +147,8 @@ def open_parquet(path: Path, name: str) -> Iterator[Any]:
         with parquet.ParquetFile(path) as file:
             yield file
     except (pyarrow.ArrowException, OSError) as error:
-        raise BertworksError(
-            f"the Parquet file is damaged or cannot be read: {error}",
-            where=name,
-            hint="fetch it again, or leave it out",
-        ) from error
+        what = f"the Parquet file is damaged or cannot be read: {error}"
+        raise BertworksError(what, where=name, hint="fetch it again, or leave it out") from error
 
 
 def as_text(value: object) -> str | None:
@@ -182,11 +179,8 @@ def choose_column(
         return chosen
     longest = max(lengths, key=lambda key: lengths[key], default=None)
     if longest is None or lengths[longest] < _MIN_TEXT:
-        raise BertworksError(
-            f"no column looks like text; the columns are: {listed}",
-            where=name,
-            hint=f"name the one that holds the text with {option}",
-        )
+        what = f"no column looks like text; the columns are: {listed}"
+        raise BertworksError(what, where=name, hint=f"name the one that holds the text with {option}")
     return longest
 
 
@@ -204,11 +198,9 @@ def find_column(columns: Sequence[str], name: str, column: str, option: str) -> 
         return column
     close = difflib.get_close_matches(column.lower(), [key.lower() for key in columns], 1)
     meant = next((key for key in columns if [key.lower()] == close), None)
-    raise UsageError(
-        f"there is no column {column!r}; the columns are: {', '.join(columns) or 'none'}",
-        where=name,
-        hint=f"did you mean {option} {meant}?" if meant else f"name one of them with {option}",
-    )
+    what = f"there is no column {column!r}; the columns are: {', '.join(columns) or 'none'}"
+    hint = f"did you mean {option} {meant}?" if meant else f"name one of them with {option}"
+    raise UsageError(what, where=name, hint=hint)
 
 
 def _mean_length(values: Iterable[object]) -> float:

@@ -155,11 +155,9 @@ class LineReader:
             data = self._stream.read(BLOCK_SIZE)
         except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
             check = next((command for end, (_, command) in COMPRESSIONS.items() if self._name.endswith(end)), "file")
-            raise BertworksError(
-                f"the file is damaged or incomplete: {error}",
-                where=self._name,
-                hint=f"fetch it again (`{check} {shlex.quote(self._name)}` checks it), or leave it out",
-            ) from error
+            hint = f"fetch it again (`{check} {shlex.quote(self._name)}` checks it), or leave it out"
+            what = f"the file is damaged or incomplete: {error}"
+            raise BertworksError(what, where=self._name, hint=hint) from error
         self._repairs.bytes += len(data)
         return self._transcode(data) if self._decoder else data
 
@@ -197,9 +195,8 @@ def open_lines(path: Path, name: str, repairs: Repairs) -> Iterator[LineReader]:
     try:
         stream = _decompressed(path)
     except OSError as error:
-        raise BertworksError(
-            f"cannot be read: {error.strerror or error}", where=name, hint="make it readable, or leave it out"
-        ) from error
+        what, hint = f"cannot be read: {error.strerror or error}", "make it readable, or leave it out"
+        raise BertworksError(what, where=name, hint=hint) from error
     with stream:
         yield LineReader(stream, name, repairs)
 
@@ -229,11 +226,9 @@ def _spooled(stream: IO[bytes], owner: object) -> Path:
             weakref.finalize(owner, _delete_if_owner, path, os.getpid())
             shutil.copyfileobj(stream, file, BLOCK_SIZE)
     except OSError as error:
-        raise BertworksError(
-            f"the input of a pipe cannot be copied to a file: {error.strerror}",
-            where=tempfile.tempdir,
-            hint="set TMPDIR to a folder with more free space, or save the text in a file and name that",
-        ) from error
+        what = f"the input of a pipe cannot be copied to a file: {error.strerror}"
+        hint = "set TMPDIR to a folder with more free space, or save the text in a file and name that"
+        raise BertworksError(what, where=tempfile.tempdir, hint=hint) from error
     return path
 
 

@@ -104,10 +104,7 @@ class Index:
         return self.stored.manifest
 
     def add(
-        self,
-        texts: Iterable[str],
-        ids: Sequence[str] | None = None,
-        fields: Sequence[Mapping[str, Any]] | None = None,
+        self, texts: Iterable[str], ids: Sequence[str] | None = None, fields: Sequence[Mapping[str, Any]] | None = None
     ) -> int:
         """Add documents, all or none. The number of documents with the same ids that they replace.
 
@@ -130,9 +127,8 @@ class Index:
         try:
             json.dumps(list(map(dict, fields or ())), allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise UsageError(
-                f"fields hold a value that is not JSON: {error}", hint="use None if it is missing"
-            ) from None
+            what = f"fields hold a value that is not JSON: {error}"
+            raise UsageError(what, hint="use None if it is missing") from None
         with self.stored.changing():
             return self.append(texts, ids, fields) if count else 0
 
@@ -217,9 +213,8 @@ class Index:
                 try:
                     words = bm25(query, parts, alive)
                 except IndexError:
-                    raise BertworksError(
-                        "words are in documents that do not exist", where=str(self.folder), hint="make it again"
-                    ) from None
+                    what = "words are in documents that do not exist"
+                    raise BertworksError(what, where=str(self.folder), hint="make it again") from None
                 yield words if ranking == "bm25" else fuse_rankings(cosines, words)
 
     @cached_property

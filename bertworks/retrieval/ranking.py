@@ -184,11 +184,9 @@ class Reranker:
         self._predictor = model if isinstance(model, Predictor) else Predictor(model, device=device)
         d = self._predictor.description
         if not fits_pairs(d):
-            raise UsageError(
-                f"this model was fine-tuned for {d.task}, with {len(d.labels)} labels and {len(d.text)} texts",
-                where=str(self._predictor.folder),
-                hint="fine-tune one on pairs (query, text) with two labels, the second for relevant, or with numbers",
-            )
+            what = f"this model was fine-tuned for {d.task}, with {len(d.labels)} labels and {len(d.text)} texts"
+            hint = "fine-tune one on pairs (query, text) with two labels, the second for relevant, or with numbers"
+            raise UsageError(what, where=str(self._predictor.folder), hint=hint)
         self._label = d.labels[1] if d.labels else None
 
     def __call__(self, query: str, texts: Sequence[str]) -> Scores:

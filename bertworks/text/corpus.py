@@ -86,11 +86,9 @@ class CorpusReader:
         for path in self.files:
             yield from self._read(path, report)
         if not report.documents:
-            raise BertworksError(
-                "\n  ".join(["no text was found", *report.issues()]),
-                where=self._names[self.files[0]] + (" ..." if len(self.files) > 1 else ""),
-                hint="name files that hold text",
-            )
+            what = "\n  ".join(["no text was found", *report.issues()])
+            where = self._names[self.files[0]] + (" ..." if len(self.files) > 1 else "")
+            raise BertworksError(what, where=where, hint="name files that hold text")
         self.report = report
 
     def identity(self) -> Identity:
@@ -157,11 +155,9 @@ class CorpusReader:
                 else:
                     files[match] = match.name
         if not files:
-            raise BertworksError(
-                f"the folder has no file to read; skipped: {self._skipped}",
-                where=str(path),
-                hint=f"put files there that end in {', '.join(SUFFIXES)}, or name a file of another kind itself",
-            )
+            what = f"the folder has no file to read; skipped: {self._skipped}"
+            hint = f"put files there that end in {', '.join(SUFFIXES)}, or name a file of another kind itself"
+            raise BertworksError(what, where=str(path), hint=hint)
         resolved = {file.resolve(): relative for file, relative in files.items()}
         self._names |= {file.resolve(): str(file) for file in files}
         return resolved
@@ -213,9 +209,8 @@ def _is_wiki_part(name: str) -> bool:
 
 
 def _raise_unreadable(error: OSError) -> None:
-    raise BertworksError(
-        f"the folder cannot be read: {error.strerror}", where=str(error.filename), hint="make it readable"
-    ) from error
+    what = f"the folder cannot be read: {error.strerror}"
+    raise BertworksError(what, where=str(error.filename), hint="make it readable") from error
 
 
 def _nothing_there(path: Path) -> UsageError:

@@ -181,8 +181,7 @@ class _HashSample:
     def _merge(self) -> None:
         """Merge equal hashes."""
         distinct, firsts, owners = np.unique(self._hashes, return_index=True, return_inverse=True)
-        counts = np.zeros(len(distinct), np.int64)
-        np.add.at(counts, owners, self._counts)
+        counts = np.bincount(owners, self._counts, len(distinct)).astype(np.int64)  # exact below 2 ** 53
         self._keep(firsts)
         self._counts = counts
 

@@ -298,11 +298,9 @@ class FileReader:
         if self._bad <= (1 + self._good // 100 if self._good else 0):
             return
         line, problem = self._first_bad
-        raise BertworksError(
-            f"{self._bad:,} malformed lines and only {self._good:,} good ones so far; the first: {problem}",
-            where=f"{self.name}:{line}",
-            hint=f"look at it with `sed -n {line}p {shlex.quote(self.name)}`, repair the file or leave it out",
-        )
+        what = f"{self._bad:,} malformed lines and only {self._good:,} good ones so far; the first: {problem}"
+        hint = f"look at it with `sed -n {line}p {shlex.quote(self.name)}`, repair the file or leave it out"
+        raise BertworksError(what, where=f"{self.name}:{line}", hint=hint)
 
 
 def _is_text_type(kind: Any) -> bool:

@@ -283,11 +283,9 @@ def _refuse_other(existing: dict[str, Any], settings: dict[str, Any], reader: Co
         names = [name for name in settings if existing.get(name) != settings[name]]
     if names:
         shown = "; ".join(f"{name}: {_short(existing.get(name))}, now {_short(settings[name])}" for name in names)
-        raise BertworksError(
-            f"this folder holds the shards of another command ({shown})",
-            where=str(folder),
-            hint="write to another folder with -o, or replace the shards with --overwrite",
-        )
+        what = f"this folder holds the shards of another command ({shown})"
+        hint = "write to another folder with -o, or replace the shards with --overwrite"
+        raise BertworksError(what, where=str(folder), hint=hint)
 
 
 def _short(value: Any) -> str:

@@ -148,11 +148,9 @@ class WordCounts:
             with path.open("w", encoding="utf-8", newline="") as file:
                 file.writelines(f"{word}\t{number}\n" for word, number in items)
         except OSError as error:
-            what, hint = (
-                f"word counts cannot be written: {error.strerror}",
-                "set TMPDIR to a folder with more free space",
-            )
-            raise BertworksError(what, where=str(path.parent), hint=f"allow more memory, or {hint}") from error
+            what = f"word counts cannot be written: {error.strerror}"
+            hint = "allow more memory, or set TMPDIR to a folder with more free space"
+            raise BertworksError(what, where=str(path.parent), hint=hint) from error
         self._runs.append(path)
 
 
