@@ -440,11 +440,11 @@ def _corpus_facts(shards: Shards) -> dict[str, object]:
 
 
 def _describe(recipe: Recipe) -> str:
-    c, parts = recipe.encoder, []
-    for phase in recipe.train.phases:
-        parts.append(f"{phase.num_steps:,} steps of {phase.batch_size} x {phase.sequence_length} tokens")
-    parameters = c.num_parameters(*heads_of(recipe.weights))
+    c, weights = recipe.encoder, recipe.weights
+    phases = [f"{p.num_steps:,} steps of {p.batch_size} x {p.sequence_length} tokens" for p in recipe.train.phases]
+    objectives = [kind if weight == 1 else f"{weight:g} {kind}" for kind, weight in weights.items()]
     return (
         f"{recipe.title}: {c.num_hidden_layers} layers, hidden size {c.hidden_size}, vocabulary {c.vocab_size:,}, "
-        f"{parameters / 1e6:.1f} M parameters, {recipe.train.precision}; {', then '.join(parts)}"
+        f"{c.num_parameters(*heads_of(weights)) / 1e6:.1f} M parameters, {recipe.train.precision}; "
+        f"{' + '.join(objectives)}; {', then '.join(phases)}"
     )
