@@ -353,7 +353,7 @@ def test_two_tokenizer_files_that_contradict_are_read_as_by_transformers(tmp_pat
     config = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"do_lower_case": lowercase}))
     text, _ = said(folder, tmp_path / "ours")
-    assert f"tokenizer_config.json says do_lower_case {str(lowercase).lower()}, unlike tokenizer.json" in text
+    assert f"tokenizer_config.json has do_lower_case {str(lowercase).lower()}, unlike tokenizer.json" in text
     for read in (folder, tmp_path / "ours"):
         ids = transformers.AutoTokenizer.from_pretrained(read)("A b Á")["input_ids"]
         assert load_model(read).tokenizer.encode("A b Á").ids == ids == [2, 5 if lowercase else 1, 6, ids[3], 3]
@@ -363,7 +363,7 @@ def test_two_tokenizer_files_that_contradict_are_read_as_by_transformers(tmp_pat
 def test_words_that_another_program_finds_are_refused(tmp_path):
     config = {"tokenizer_class": "BertJapaneseTokenizer", "word_tokenizer_type": "mecab"}
     write_tokenizer(tmp_path, **config)
-    with pytest.raises(BertworksError, match="found by mecab and cut by wordpiece"):
+    with pytest.raises(BertworksError, match="pre-tokenizer mecab and the model wordpiece are not supported"):
         Tokenizer.load(tmp_path)
     write_tokenizer(tmp_path, **config | {"word_tokenizer_type": "basic"})
     Tokenizer.load(tmp_path)

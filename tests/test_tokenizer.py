@@ -246,7 +246,7 @@ BAD_VOCABULARIES = {
     "crlf": (GOOD.replace(b"\n", b"\r\n"), ":1", "CRLF"),
     "bom": (b"\xef\xbb\xbf" + GOOD, ":1", "byte-order mark"),
     "bytes": (GOOD + b"ok\n\xff\xfe\n", f":{len(TOKENS) + 2}", "not UTF-8"),
-    "empty lines": (b"[PAD]\n\n" + GOOD[6:] + b"\nmore\n", f":{len(TOKENS) + 2}", "'' is there twice"),
+    "empty lines": (b"[PAD]\n\n" + GOOD[6:] + b"\nmore\n", f":{len(TOKENS) + 2}", "'' occurs twice"),
     "empty": (b"", ":1", "is empty"),
     "no mask": (GOOD.replace(b"[MASK]\n", b""), "", "lacks [MASK]"),
     "no unknown": (GOOD.replace(b"[UNK]\n", b""), "", "lacks [UNK]"),

@@ -127,13 +127,13 @@ def _parse_json(text: str, path: Path) -> dict[str, Any]:
     """A JSON object without repeated keys (a token twice in a vocabulary has two ids, one of them lost)."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+        content = dict(pairs)
+        if len(content) < len(pairs):
             twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
             lines = [number for number, line in enumerate(text.split("\n"), 1) if json.dumps(twice) in line]
             where = f"{path}:{lines[-1]}" if lines else str(path)
-            raise BertworksError(f"{twice!r} is there twice", where=where, hint="remove one of them")
-        return found
+            raise BertworksError(f"{twice!r} occurs twice", where=where, hint="remove one of them")
+        return content
 
     refuse_many_parts(text.encode(), path)
     try:
@@ -148,7 +148,7 @@ def _parse_json(text: str, path: Path) -> dict[str, Any]:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """What a file says; nothing where there is none."""
+    """The content of a JSON file; empty if there is no file."""
     return _parse_json(_read_text(path), path) if path.exists() else {}
 
 
@@ -200,15 +200,15 @@ def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: l
     if config.get("tokenizer_class", "BertTokenizer") not in ("BertTokenizer", "BertTokenizerFast"):
         return serialized
     changed = [
-        (theirs, name)
-        for theirs, name in _NORMALIZER_SETTINGS.items()
-        if isinstance(config.get(theirs), bool) and config[theirs] != normalizer.get(name)
+        (key, name)
+        for key, name in _NORMALIZER_SETTINGS.items()
+        if isinstance(config.get(key), bool) and config[key] != normalizer.get(name)
     ]
     if not changed:
         return serialized
-    content["normalizer"] = normalizer | {name: config[theirs] for theirs, name in changed}
-    said = ", ".join(f"{theirs} {str(config[theirs]).lower()}" for theirs, _ in changed)
-    notes.append(f"tokenizer_config.json says {said}, unlike tokenizer.json: followed, as in transformers")
+    content["normalizer"] = normalizer | {name: config[key] for key, name in changed}
+    changes = ", ".join(f"{key} {str(config[key]).lower()}" for key, _ in changed)
+    notes.append(f"tokenizer_config.json has {changes}, unlike tokenizer.json: it is used, as in transformers")
     return json.dumps(content, ensure_ascii=False)
 
 
@@ -217,7 +217,7 @@ def _refuse_other_words(folder: Path, config: dict[str, Any]) -> None:
     kinds = config.get("word_tokenizer_type", "basic"), config.get("subword_tokenizer_type", "wordpiece")
     if config.get("tokenizer_class") == "BertJapaneseTokenizer" and kinds != ("basic", "wordpiece"):
         raise BertworksError(
-            f"its words are found by {str(kinds[0])[:40]} and cut by {str(kinds[1])[:40]}, which is not done here",
+            f"the pre-tokenizer {str(kinds[0])[:40]} and the model {str(kinds[1])[:40]} are not supported",
             where=str(folder / "tokenizer_config.json"),
             hint="choose a model with a tokenizer.json, or one whose words are those of BERT",
         )
@@ -237,7 +237,7 @@ def _read_vocabulary(path: Path) -> list[str]:
             raise BertworksError("Windows line ends (CRLF)", where=where, hint=f"sed -i 's/\\r$//' {path}")
         if token in seen:
             hint = "write a name like [unused1] there: what is behind it keeps its number" if not token else None
-            raise BertworksError(f"{token!r} is there twice, first in line {seen[token]}", where=where, hint=hint)
+            raise BertworksError(f"{token!r} occurs twice, first in line {seen[token]}", where=where, hint=hint)
         seen[token] = number
     return lines
 

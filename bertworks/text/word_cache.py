@@ -1,10 +1,10 @@
-"""Sentences -> one flat array of ids, each distinct stretch of text encoded once: faster than the tokenizer it asks.
+"""Sentences -> one flat array of ids. Each distinct piece between spaces is encoded once, which is faster than the
+tokenizer alone.
 
-It is a shortcut and never changes an id. BERT's pre-tokeniser cuts at white space and around every ASCII punctuation
-mark, its normaliser looks at one character at a time (lower case, NFD and clean-up never reach across a space), and
-WordPiece sees one word at a time. So the ids of a sentence are the ids of its stretches between spaces, end to end.
-Only U+0020 may serve as the cut: other white space, such as U+000B, is deleted by the clean-up and joins its
-neighbours.
+The cache never changes an id. BERT's pre-tokenizer splits at white space and around every ASCII punctuation mark, its
+normalizer looks at one character at a time (lower case, NFD and clean-up do not reach across a space), and WordPiece
+sees one word at a time. So the ids of a sentence are the ids of its pieces between spaces, end to end. Only U+0020
+separates: the clean-up deletes other white space, such as U+000B, and joins the characters around it.
 """
 
 import json
@@ -18,29 +18,29 @@ from numpy.typing import NDArray
 
 Arrays = tuple[NDArray[np.int32], NDArray[np.int64]]
 
-_MARKS = ',.()"'  # frequent punctuation: cut off, so that "word" and "word," are one entry
+_MARKS = ',.()"'  # frequent punctuation, split off, so that "word" and "word," are one entry
 _MAX_ENTRIES = 1 << 18  # about 60 MB
-_MAX_CHARACTERS = 1 << 23  # what scripts without spaces would otherwise keep: whole sentences
-_GROUP = 64  # unknown stretches given to the library as one text: a call costs more than a word
+_MAX_CHARACTERS = 1 << 23  # in scripts without spaces the pieces are whole sentences
+_GROUP = 64  # new pieces encoded as one text: a call costs more than a word
 
 
 class WordCache:
-    """Remembers the ids of stretches of text; forgets all when it has grown too large.
+    """A cache of the ids of pieces of text, emptied when it is too large.
 
     Args:
         serialized: the text of a tokenizer.json for which `is_exact` holds. Special tokens written in the texts are not
-            recognised: they are text, as in `Tokenizer.ids`.
+            recognized: they are text, as in `Tokenizer.ids`.
     """
 
     def __init__(self, serialized: str):
         self._library = tokenizers.Tokenizer.from_str(serialized)
         self._library.encode_special_tokens = True
         self._separator = self._find_separator()
-        self._forget()
+        self._clear()
 
     @staticmethod
     def is_exact(serialized: str) -> bool:
-        """Whether the ids of a text are those of its stretches between spaces, for this tokenizer.json."""
+        """Whether the ids of a text are those of its pieces between spaces, for this tokenizer.json."""
         description: dict[str, Any] = json.loads(serialized)
         types = [(description[part] or {}).get("type") for part in ("normalizer", "pre_tokenizer", "model")]
         plain = all(token["special"] for token in description["added_tokens"])
@@ -49,7 +49,7 @@ class WordCache:
     def encode(self, sentences: Sequence[str]) -> Arrays:
         """All ids end to end [sum of lengths] and the number of ids of each sentence [len(sentences)]."""
         if len(self._numbers) > _MAX_ENTRIES or self._characters > _MAX_CHARACTERS:
-            self._forget()
+            self._clear()
         if not sentences:
             return flat_arrays([])
         joined = "\n".join(sentences)
@@ -57,57 +57,56 @@ class WordCache:
             joined = "\n".join(sentence.replace("\n", " ") for sentence in sentences)
         for mark in "\n" + _MARKS:
             joined = joined.replace(mark, f" {mark} ")
-        stretches = joined.split(" ")
-        numbers = np.fromiter(map(self._numbers.__getitem__, stretches), np.int64, len(stretches))
+        pieces = joined.split(" ")
+        numbers = np.fromiter(map(self._numbers.__getitem__, pieces), np.int64, len(pieces))
         if self._numbers.new:
-            self._learn(self._numbers.take_new())
+            self._add(self._numbers.take_new())
         lengths = self._lengths[numbers]
         ends = np.cumsum(lengths)
         shifts = self._starts[numbers] - (ends - lengths)
         ids = self._ids[np.repeat(shifts, lengths) + np.arange(ends[-1])]
-        borders = np.append(np.flatnonzero(numbers == 0), len(numbers) - 1)  # stretch 0 is the newline
+        borders = np.append(np.flatnonzero(numbers == 0), len(numbers) - 1)  # piece 0 is the newline
         return ids, np.diff(ends[borders], prepend=0)
 
-    def _forget(self) -> None:
+    def _clear(self) -> None:
         self._numbers = _Numbers()
         self._characters = 0
         self._ids = np.zeros(0, np.int32)
         self._starts = np.zeros(0, np.int64)
         self._lengths = np.zeros(0, np.int64)
-        for stretch in ["\n", "", *_MARKS]:
-            _ = self._numbers[stretch]
+        for piece in ["\n", "", *_MARKS]:
+            _ = self._numbers[piece]
         self._append(self._encode_each(self._numbers.take_new()))
 
-    def _learn(self, stretches: list[str]) -> None:
-        self._characters += sum(map(len, stretches))
-        self._append(self._encode_grouped(stretches) or self._encode_each(stretches))
+    def _add(self, pieces: list[str]) -> None:
+        self._characters += sum(map(len, pieces))
+        self._append(self._encode_grouped(pieces) or self._encode_each(pieces))
 
-    def _append(self, found: Arrays) -> None:
-        ids, lengths = found
+    def _append(self, arrays: Arrays) -> None:
+        ids, lengths = arrays
         starts = len(self._ids) + np.cumsum(lengths) - lengths
         self._ids = np.concatenate([self._ids, ids])
         self._starts = np.concatenate([self._starts, starts])
         self._lengths = np.concatenate([self._lengths, lengths])
 
-    def _encode_each(self, stretches: list[str]) -> Arrays:
-        return flat_arrays(
-            [found.ids for found in self._library.encode_batch_fast(stretches, add_special_tokens=False)]
-        )
+    def _encode_each(self, pieces: list[str]) -> Arrays:
+        encodings = self._library.encode_batch_fast(pieces, add_special_tokens=False)
+        return flat_arrays([encoding.ids for encoding in encodings])
 
-    def _encode_grouped(self, stretches: list[str]) -> Arrays | None:
+    def _encode_grouped(self, pieces: list[str]) -> Arrays | None:
         """Many pieces in one text, separated by a character that none of them contains; None if that is unclear."""
         if self._separator is None:
             return None
         mark, number = self._separator
-        groups = [f" {mark} ".join([*stretches[i : i + _GROUP], ""]) for i in range(0, len(stretches), _GROUP)]
+        groups = [f" {mark} ".join([*pieces[i : i + _GROUP], ""]) for i in range(0, len(pieces), _GROUP)]
         ids, _ = self._encode_each(groups)
         ends = np.flatnonzero(ids == number)
-        if len(ends) != len(stretches):
+        if len(ends) != len(pieces):
             return None
         return np.delete(ids, ends), np.diff(ends, prepend=-1) - 1
 
     def _find_separator(self) -> tuple[str, int] | None:
-        """A mark that is one known token, and its id."""
+        """A punctuation mark that is one token of the vocabulary, and its id."""
         for mark in _MARKS:
             ids = self._library.encode(mark, add_special_tokens=False).ids
             if len(ids) == 1 and self._library.id_to_token(ids[0]) == mark:
@@ -116,15 +115,15 @@ class WordCache:
 
 
 class _Numbers(dict[str, int]):
-    """Numbers stretches from 0 in the order in which they are first met, and lists the new ones."""
+    """Numbers pieces from 0 in the order of their first occurrence, and lists the new ones."""
 
     def __init__(self) -> None:
         super().__init__()
         self.new: list[str] = []
 
-    def __missing__(self, stretch: str) -> int:
-        number = self[stretch] = len(self)
-        self.new.append(stretch)
+    def __missing__(self, piece: str) -> int:
+        number = self[piece] = len(self)
+        self.new.append(piece)
         return number
 
     def take_new(self) -> list[str]:
