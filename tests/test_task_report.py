@@ -87,8 +87,8 @@ def test_what_was_found_is_on_the_page(tmp_path: Path) -> None:
     page = page_of(run_folder(tmp_path), result())
     for expected in (
         "40 steps", "4k tokens", "20 s of training", "best after step 30: accuracy 80.0%, macro F1 70.0%",
-        "What was taken for what", "By label", "66.7%", "The worst mistakes", "20 mistakes in 100 rows",
-        "&#x27;neg&#x27; taken for &#x27;pos&#x27; (20)", "the text", "dev.csv:7", "97%", "Looks at dev",
+        "Confusion matrix", "By label", "66.7%", "The worst mistakes", "20 mistakes in 100 rows",
+        "&#x27;neg&#x27; taken for &#x27;pos&#x27; (20)", "the text", "dev.csv:7", "97%", "Evaluations on dev",
         "rows  100", "title = &quot;stable&quot;", "bertworks 0.1.0",
     ):  # fmt: skip
         assert expected in page, expected
@@ -135,7 +135,7 @@ def test_numbers_are_scattered_around_the_line_on_which_they_are_right(tmp_path:
     x, y = map(float, (str(place) for place in places[1]))
     assert (x - x1) / (x2 - x1) == pytest.approx((y - y1) / (y2 - y1), abs=1e-3)
     assert "difference" in page
-    assert "What was taken for what" not in page
+    assert "Confusion matrix" not in page
 
 
 @pytest.mark.parametrize("score", [0.5, None])

@@ -201,7 +201,7 @@ def heat(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
     short_names = [name if len(name) <= 24 else f"{name[:23]}…" for name in names]
     heads = [f'title="{escape(name)}">{escape(shown)}' for name, shown in zip(names, short_names)]
     head = "".join(f'<th class="{style}"><span {name}</span></th>' for name in heads)
-    lines = [f'<tr><th class="corner">right &#8595; predicted &#8594;</th>{head}</tr>']
+    lines = [f'<tr><th class="corner">label &#8595; prediction &#8594;</th>{head}</tr>']
     for row, of_row in enumerate(counts):
         total = max(1, sum(of_row))
         cells = []

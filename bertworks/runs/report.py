@@ -146,9 +146,9 @@ def write_task_report(folder: Path, data: str, result: Mapping[str, Any] | None)
     best = max(evaluations, key=lambda row: (row.get(metric, 0.0), -row.get("loss", 0.0)), default=None)
     sections = [svg.side_by_side(list(_task_charts(steps, evaluations, metric, best, result or {})))]
     if result:
-        sections += _found(result)
+        sections += _evaluation_sections(result)
     if evaluations:
-        sections.append(svg.figures("Looks at dev", _task_columns(), evaluations))
+        sections.append(svg.figures("Evaluations on dev", _task_columns(), evaluations))
     sections.append(svg.preformatted("Data", data))
     sections += origin(folder)
     page = svg.page(folder.resolve().name, "fine-tuning", _task_summary(steps, evaluations, best, result), sections)
@@ -207,18 +207,18 @@ def _title(name: str) -> str:
     return title[0].upper() + title[1:]
 
 
-def _found(result: Mapping[str, Any]) -> Iterable[str]:
-    """What the examination found: mix-ups, figures of parts, the worst mistakes."""
+def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[str]:
+    """Sections of the final evaluation: confusion matrix, figures by label, the worst mistakes."""
     if confusion := result["confusion"]:
         table = svg.heat(confusion["labels"], confusion["counts"])
         if result["task"] in ("tagging", "spans"):
-            note = f"{NOTHING} is nothing. An entity with wrong borders counts as found here; below it does not."
+            note = f"{NOTHING} means no entity. An entity with wrong borders counts as correct here, but not below."
             table += f'<p class="quiet">{note}</p>'
-        yield svg.section("What was taken for what", table)
+        yield svg.section("Confusion matrix", table)
     if parts := result["table"]:
         shares = [(name, NAMES.get(name, name), svg.percent) for name in ("precision", "recall", "exact", "f1")]
         columns: list[tuple[str, str, Show]] = [("name", PARTS[result["task"]], str), *shares]
-        columns.append(("support", "how many", lambda number: f"{number:,.0f}"))
+        columns.append(("support", "support", lambda number: f"{number:,.0f}"))
         yield svg.figures(
             f"By {PARTS[result['task']]}", columns, [{"name": name, **row} for name, row in parts.items()]
         )
@@ -228,13 +228,13 @@ def _found(result: Mapping[str, Any]) -> Iterable[str]:
             note = f"{result['rows']:,} rows"
         note += f"; most frequent: {result['frequent']}" if result["frequent"] else ""
         note += "; all are in errors.csv"
-        last = "difference" if result["task"] == "regression" else "sure"
+        last = "difference" if result["task"] == "regression" else "score"
         show = svg.plain if result["task"] == "regression" else svg.percent
         rows = []
         for one in worst:
             texts = [_shown(text) for text in (" / ".join(one["texts"]), one["gold"], one["predicted"])]
             rows.append([_end(one["where"]), *texts, "" if one["score"] is None else show(one["score"])])
-        table = svg.words(["where", "text", "right", "answered", last], rows)
+        table = svg.words(["where", "text", "label", "prediction", last], rows)
         yield svg.section("The worst mistakes", f'<p class="quiet">{escape(note)}</p>\n{table}')
 
 
