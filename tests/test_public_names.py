@@ -77,6 +77,12 @@ def test_the_recipe_page_has_every_field(recipe: type):
         assert missing == [], "run `make docs`"
 
 
+def test_every_field_of_a_recipe_has_a_meaning():
+    rows = [line for line in (REFERENCE / "recipes.md").read_text().splitlines() if line.startswith("| `")]
+    assert [row for row in rows if not row.split("|")[-2].strip()] == []
+    assert len(rows) > 60
+
+
 def test_the_python_page_has_every_name():
     page = (REFERENCE / "python.md").read_text()
     assert [name for name in bertworks.__all__ if f"`{name}" not in page] == [], "run `make docs`"

@@ -42,19 +42,29 @@ _LONGEST_UNBROKEN = 1000  # characters of a word for BPE and unigram: words may 
 class VocabularyConfig:
     """Settings of a vocabulary.
 
+    size: tokens, with the special ones.
+    algorithm: how words become tokens.
+    lowercase: whether the tokenizer turns text into lower case.
+    strip_accents: whether it removes accents; None: as `lowercase`, but not for text with kana or Hangul.
+    min_frequency: of a pair to be merged.
+    score: the criterion of merges of WordPiece: the frequency of a pair, or its likelihood.
+    character_coverage: fraction of all characters that the alphabet covers.
+    unused: number of tokens [unused0], ... after the special ones, for later additions.
+    model_max_length: the largest number of tokens of a text, written into the tokenizer.
+
     Raises:
         UsageError: a value is out of range.
     """
 
-    size: int = 30000  # tokens, with the special ones
+    size: int = 30000
     algorithm: Algorithm = "wordpiece"
     lowercase: bool = True
-    strip_accents: bool | None = None  # None: as `lowercase`, but False for text with kana or Hangul
-    min_frequency: int = 2  # of a pair to be merged
-    score: Score = "frequency"  # wordpiece: the criterion of merges, see `wordpiece.MergeLearner`
-    character_coverage: float = 0.9995  # fraction of all characters that the alphabet covers
-    unused: int = 0  # tokens [unused0], ... after the special ones, for later additions
-    model_max_length: int = 512  # tokens that the network reads
+    strip_accents: bool | None = None
+    min_frequency: int = 2
+    score: Score = "frequency"
+    character_coverage: float = 0.9995
+    unused: int = 0
+    model_max_length: int = 512
 
     def __post_init__(self) -> None:
         if self.algorithm not in get_args(Algorithm):

@@ -13,7 +13,10 @@ from bertworks.training.optimization import OptimizerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneRecipe:
-    """epochs: passes over the training data; 0: enough for MIN_STEPS steps, from 3 to 20 (Mosbach et al. 2021: small
+    """Everything that decides the result of a fine-tuning, except the model and the data.
+
+    title: a name for people.
+    epochs: passes over the training data; 0: enough for MIN_STEPS steps, from 3 to 20 (Mosbach et al. 2021: small
         data sets need many).
     batch_size: items per step.
     max_length: tokens per sequence; 0: the limit of the model, at most 512. Short texts are not padded to it.
@@ -23,11 +26,17 @@ class FinetuneRecipe:
     reinitialized_layers: number of last layers that start at random, like the pooler (Zhang et al. 2021).
     class_weights: "balanced": every label has the same weight in the loss, however rare it is.
     label_smoothing: fraction of the target probability that is spread over all labels.
-    stride, max_question, max_answer: see `batching.features.Featurizer` and `inference.decoding.Decoder`.
+    stride: tokens by which the windows over a long context of a question advance.
+    max_question: the largest number of tokens of a question; its end is truncated.
+    max_answer: the largest number of tokens of an answer.
     document_context: sentences to be tagged are read with the text of their document around them.
     lstm_units: tagging and spans: the encoder is frozen, and a two-layer bidirectional LSTM with this number of units
         in each direction reads its last four layers (the feature-based approach of Devlin et al. 2019, section 5.3); 0:
         the encoder itself is fine-tuned.
+    micro_batch_tokens: the largest number of tokens computed at once; larger batches are accumulated.
+    precision: of the network; "auto": bf16 where the hardware is faster with it.
+    save_every: steps between checkpoints; 0: every few minutes.
+    seed: of the new head, the order of the rows and dropout.
     """
 
     ALIASES: ClassVar[Mapping[str, str]] = {"recurrent_units": "lstm_units"}  # of fields, for one release
