@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -414,3 +415,9 @@ def test_the_command(tmp_path, capsys):
     assert last["parts"] == ["encoder", "lm_head"]
     assert main(["convert", str(tmp_path / "absent"), "-o", str(tmp_path / "x")]) == 1
     assert "no such model folder" in capsys.readouterr().err
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BertworksError, match=r"empty: this folder holds no model: there is no config\.json"):
+        list(convert(tmp_path / "empty", tmp_path / "out"))

@@ -224,6 +224,20 @@ def test_the_best_of_several_stands_in_the_folder(tmp_path: Path, monkeypatch: p
     assert [line.partition(":")[0] for line in done.text.splitlines()[:3]] == ["epochs=2", "epochs=3", "epochs=1"]
 
 
+def test_the_best_setting_has_the_best_mean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best single run may be of a setting that is worse on average."""
+    scores = iter([0.9, 0.1, 0.6, 0.7])
+
+    def fake_events(output: Path, *_: Any, **__: Any) -> Iterator[Event]:
+        yield Event("plan", "")
+        yield Event("done", "", {"metric": "accuracy", "score": next(scores), "figures": {}, "seconds": 1.0})
+
+    monkeypatch.setattr("bertworks.runs.trials.finetune_events", fake_events)
+    request = make_finetune_request(write_reviews(tmp_path / "reviews.csv"), model="minilm")
+    *_, done = run_trials(tmp_path / "out", plan_trials(request, seeds=2, sweep=["epochs=1,2"]), device="cpu")
+    assert (done.fields["best"]["setting"], done.fields["best"]["score"]) == ("epochs=2", 0.7)
+
+
 def test_folds_evaluate_every_row_once(model: Path, tmp_path: Path) -> None:
     data = write_reviews(tmp_path / "reviews.csv", 60)
     request = make_finetune_request(data, model=model, overrides=(*FAST, "epochs=1"), group="reviewer")

@@ -151,7 +151,7 @@ def test_the_states_are_those_of_googles_code(tmp_path, gelu):
     expected = last_state(variables, CONFIG, ids, types, gelu == "tanh")
     np.testing.assert_allclose(our_state(model, ids, types), expected, atol=1e-5)
     assert model.config.hidden_act == {"tanh": "gelu_tanh", "exact": "gelu"}[gelu]
-    assert f"left out: {2 * len(variables) + 1} variables of the optimiser" in notes
+    assert f"left out: {2 * len(variables) + 1} variables of the optimizer" in notes
     assert any("by tanh" in note for note in notes) == (gelu == "tanh")
 
 
@@ -212,7 +212,7 @@ def test_a_real_checkpoint_of_tensorflow(data_folder, tmp_path):
     variables = {name: variable.read().numpy() for name, variable in found.items()}  # each against its checksum
     assert variables["global_step"] == 20
     events = list(import_checkpoint(folder, tmp_path / "ours"))
-    assert "left out: 93 variables of the optimiser" in [event.text for event in events]
+    assert "left out: 93 variables of the optimizer" in [event.text for event in events]
     config = json.loads((folder / "bert_config.json").read_text())
     ids, types = [2, 5, 6, 7, 8, 9, 3, 14, 3], [0, 0, 0, 0, 0, 0, 0, 1, 1]
     model = load_model(tmp_path / "ours", needs={"lm_head", "next_sentence", "pooler"})
@@ -433,7 +433,7 @@ def test_the_command(tmp_path, capsys):
     assert main(["import", str(prefix), "-o", str(tmp_path / "ours"), "--cased", "--gelu", "exact"]) == 0
     said = capsys.readouterr()
     assert said.out.startswith(f"{tmp_path / 'ours'}: BertForPreTraining, ")
-    assert "variables of the optimiser" in said.err
+    assert "variables of the optimizer" in said.err
     assert json.loads((tmp_path / "ours" / "config.json").read_text())["hidden_act"] == "gelu"
     assert not load_model(tmp_path / "ours").tokenizer.lowercase
     assert main(["import", str(prefix), "-o", str(tmp_path / "ours")]) == 2  # there is something already

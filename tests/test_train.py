@@ -1,4 +1,4 @@
-"""Learning: losses, the optimiser, and that a split of the work never shows in the numbers."""
+"""Learning: losses, the optimizer, and that a split of the work never shows in the numbers."""
 
 import math
 import subprocess
@@ -53,7 +53,7 @@ def make_model(config=SMALL, seed=0, **settings) -> PretrainingModel:
 
 
 def run(split, steps=4, config=None, precision="fp32", seed=0, model=None, optimizer=None, start=0, **settings):
-    """Trains on batches of 12 examples, each cut by `split` into micro-batches; returns model, optimiser and steps."""
+    """Trains on batches of 12 examples, each cut by `split` into micro-batches; returns model, optimizer and steps."""
     model = model or make_model(**settings)
     config = config or OptimizerConfig(learning_rate=1e-2, warmup=0.25)
     optimizer = optimizer or make_optimizer(model, config)

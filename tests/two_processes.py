@@ -20,7 +20,7 @@ from bertworks.training.optimization import OptimizerConfig, make_optimizer
 
 
 def learned(rank: int, world_size: int) -> dict[str, torch.Tensor]:
-    """Losses and norms of four steps, and the optimiser's first moments after the first."""
+    """Losses and norms of four steps, and the optimizer's first moments after the first."""
     torch.manual_seed(0)
     model = PretrainingModel(replace(SMALL, vocab_size=1000))
     c = OptimizerConfig(learning_rate=1e-3, warmup=0.5)

@@ -21,7 +21,7 @@ from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import read_small, refuse_many_parts
 
 _MOST_TENSORS = 20_000  # the largest BERTs have 800
-_LARGEST_HEADER = 1 << 24  # bytes; BERT-Large with the state of its optimiser has 200 kB
+_LARGEST_HEADER = 1 << 24  # bytes; BERT-Large with the state of its optimizer has 200 kB
 _LARGEST_JSON = 1 << 23
 _DTYPES = {
     torch.float64: "F64",

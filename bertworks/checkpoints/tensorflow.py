@@ -32,7 +32,7 @@ from bertworks.text.tokenizer import Tokenizer
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
 _FOOTER = 48  # bytes: two places of blocks, filled up to 40, and the magic number
 _TRAILER = 5  # bytes after each block: how it is compressed, and a checksum
-_LARGEST_INDEX = 1 << 23  # bytes; BERT-Large with the state of its optimiser has 70 kB
+_LARGEST_INDEX = 1 << 23  # bytes; BERT-Large with the state of its optimizer has 70 kB
 _MOST_VARIABLES = 20_000
 _LONGEST_NAME = 1024
 _MOST_FILES = 1024
@@ -312,7 +312,7 @@ def load_checkpoint(
 ) -> Imported:
     """Read a checkpoint of google-research/bert: pre-trained, or fine-tuned by run_classifier.py or run_squad.py.
 
-    The state of its optimiser is left out, and counted. Everything is checked by names and shapes before a number is
+    The state of its optimizer is left out, and counted. Everything is checked by names and shapes before a number is
     read, and each variable against its checksum.
 
     Args:
@@ -351,7 +351,7 @@ def load_checkpoint(
     theirs |= {names[name]: theirs[names[name]].T for name in wanted if _is_transposed(name)}
     state = hf_mapping.from_huggingface(theirs, encoder, where=index)
     refuse_non_finite(state, index)
-    notes = [f"left out: {len(slots)} variables of the optimiser"] * bool(slots)
+    notes = [f"left out: {len(slots)} variables of the optimizer"] * bool(slots)
     notes += [f"left out, as the options say: {', '.join(unwanted)}"] * bool(unwanted)
     notes += [f"text is {'lower-cased' if said else 'left as it is (cased)'}, {why}"] * (said is not None)
     if approximate:

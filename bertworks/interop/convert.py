@@ -154,6 +154,9 @@ def _write(name: str, output: Path, read: Callable[[], _Source]) -> Iterator[Eve
 
 def _read_folder(folder: Path) -> _Source:
     source = ModelFolder(folder)
+    if not (source.within / "config.json").exists():
+        hint = "name a model folder, a TensorFlow checkpoint (model.ckpt) or a model on the Hugging Face hub"
+        raise BertworksError("this folder holds no model: there is no config.json", where=str(folder), hint=hint)
     inner, settings, model = source.within, source.settings, source.load()
     sentence, kept_files, notes = _sentence_transformer(source)
     head, task = _head(source, model.state)
