@@ -209,7 +209,7 @@ def test_a_mistake_among_numbers_is_named_and_does_not_make_them_classes(tmp_pat
     assert guess(csv_text(tmp_path, ["text", "score"], *few)).task == "classification"
 
 
-def test_headerless_pairs(tmp_path: Path) -> None:
+def test_pairs_without_a_header(tmp_path: Path) -> None:
     rows = [[f"The first sentence, number {n}", f"The second sentence, number {n}", n % 3] for n in range(30)]
     schema = guess(csv_text(tmp_path, *rows))
     assert (schema.text, schema.label, schema.labels) == (("column 1", "column 2"), "column 3", ("0", "1", "2"))

@@ -62,7 +62,7 @@ class SamplingConfig:
 class Target(NamedTuple):
     """What an objective predicts from one sequence."""
 
-    positions: Ids  # int64 [m], ascending: the tokens whose hidden states the prediction is made from
+    positions: Ids  # int64 [m], ascending: the tokens from which it is predicted
     labels: NDArray[Any]  # [m], or [m, number of labels]; spans: [2], start and end
 
 

@@ -20,7 +20,7 @@ _MODULES, _TRANSFORMER = "modules.json", "sentence_bert_config.json"
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 _OLD_POOLINGS = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
 _WRITTEN = {"max_seq_length", "do_lower_case", "word_embedding_dimension", "embedding_dimension"}
-_SUPPORTED = "use a model whose modules are Transformer, Pooling (mean, cls or max) and Normalize"
+_SUPPORTED = "use a model with the modules Transformer, Pooling (mean, cls or max) and Normalize"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ def module_files(folder: str | Path) -> list[str]:
     """Names of the settings and weights of the modules in a sentence-transformers folder; none in other folders.
 
     Raises:
-        BertworksError: damaged files, or a module whose weights are a pickle.
+        BertworksError: damaged files, or a module with weights in a pickle.
     """
     folder = Path(folder)
     modules = _modules(folder)

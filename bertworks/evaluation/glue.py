@@ -44,7 +44,7 @@ class Benchmark(NamedTuple):
     labels: tuple[str, ...] = ()  # in the official order; () for numbers
     metrics: tuple[str, ...] = ("accuracy",)  # of `metrics.classification`; the first one counts in averages
     splits: tuple[str, ...] = ("train", "dev", "test")  # of the official download
-    headerless: tuple[str, ...] = ()  # splits whose .tsv has no header
+    without_header: tuple[str, ...] = ()  # splits with a .tsv file that has no header
 
     @property
     def task(self) -> Literal["classification", "regression"]:
@@ -71,7 +71,7 @@ class Benchmark(NamedTuple):
 _MNLI_SPLITS = ("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched")
 GLUE = (
     Benchmark("CoLA", (("sentence", "column 4"),), ("label", "column 2"), _BINARY, ("matthews_correlation",),
-              headerless=("train", "dev")),
+              without_header=("train", "dev")),
     Benchmark("SST-2", (("sentence",),), labels=_BINARY),
     Benchmark("MRPC", (("#1 String", *_FIRST), ("#2 String", *_SECOND)), ("Quality", "label"), _BINARY,
               ("f1", "accuracy")),
@@ -163,7 +163,9 @@ class GlueTaskFiles:
             raise BertworksError(what, hint=hint)
         path, benchmark = self.files[split], self.benchmark
         is_tsv = path.name.split(".")[1] == "tsv"
-        reader = RowReader(path, quoting="raw", header=split not in benchmark.headerless) if is_tsv else RowReader(path)
+        reader = (
+            RowReader(path, quoting="raw", header=split not in benchmark.without_header) if is_tsv else RowReader(path)
+        )
         return reader, Schema(
             task=benchmark.task,
             text=tuple(_column(reader, names) for names in benchmark.text),
@@ -258,7 +260,8 @@ def evaluate_glue(
     """Fine-tune on every task in the folder with several seeds. Write `table.md` and `glue.json` after each task, and
     its files for the leaderboard, of the seed that is best on dev.
 
-    The best state of a training is chosen on the dev set whose score is reported, as in the paper; the table says so.
+    The best checkpoint is chosen on the dev set, and its score on the same set is reported, as in the paper; the table
+    says so.
     An interrupted call resumes when it is repeated.
 
     Args:

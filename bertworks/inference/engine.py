@@ -53,7 +53,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 class LazyModel(ModelFolder):
-    """A model folder whose networks share one copy of the weights. They are read when they are first needed.
+    """A model folder with one copy of the weights for all its networks, read when it is first needed.
 
     Args:
         model: a folder of ours, of transformers, of sentence-transformers, or an exported one; `minilm`; or a hub id.

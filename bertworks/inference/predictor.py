@@ -177,7 +177,7 @@ class Predictor:
 
     @cached_property
     def network(self) -> TaskModel | None:
-        """A network in fp32 over the same weights, whose modules can be inspected; None for an exported model."""
+        """The network in fp32 over the same weights, with modules to inspect; None for an exported model."""
         return None if self._source.exported else _network(self._source, self.description)
 
     def logits(self, units: Sequence[ExampleGroup]) -> list[Logits]:

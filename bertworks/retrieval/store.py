@@ -25,7 +25,7 @@ from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing, 
 from bertworks.retrieval.ranking import Postings, hash_of, postings
 
 MANIFEST, HNSW_FILE, FORMAT = "index.json", "neighbours.faiss", 1
-NAMED = "named:"  # prefix of the fingerprint of a source whose rows have ids
+NAMED = "named:"  # prefix of the fingerprint of a source with ids
 _DAMAGED = "make the index again"
 _COMPACT_ROWS = 1 << 16  # rows of a segment that `compact` writes
 _HNSW_LINKS, _HNSW_WIDTH = 32, 128  # links of each vector; minimum number of candidates during a search
@@ -41,7 +41,7 @@ class Manifest:
     segments: name -> base64 of a bit for each row, 1 if the row is deleted.
     sources: fingerprint of an indexed file -> number of rows that were read, and whether these are all.
     next_segment, next_row: numbers that were never used.
-    neighbours: the first segments, whose vectors are in the HNSW graph.
+    neighbours: the first segments; their vectors are in the HNSW graph.
     """
 
     model: str
@@ -328,7 +328,7 @@ class Stored:
         if not count:
             return self.manifest, 0
         segments = {name: deleted for name, (deleted, _) in results.items()}
-        # Files whose rows have ids may be indexed again after a deletion: this adds no row twice.
+        # A file with ids may be indexed again after a deletion: this adds no row twice.
         sources = {name: state for name, state in self.manifest.sources.items() if not name.startswith(NAMED)}
         return replace(self.manifest, segments=segments, sources=sources), count
 

@@ -70,7 +70,7 @@ class Objective(Protocol):
 
     @staticmethod
     def loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
-        """The loss of the hidden states [M, hidden] at these positions."""
+        """The sum of the losses. states: [M, hidden], at these positions. labels: int64 [M]."""
         ...
 
     @staticmethod
