@@ -55,7 +55,7 @@ def write_head(folder: Path, **description: Any) -> Path:
 
 
 class Local:
-    """An application without a port. An error that it does not answer is raised here."""
+    """An application without a port."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Local:
         """At once."""
 
         async def go() -> list[httpx.Response]:
-            transport = httpx.ASGITransport(self.application.asgi)
+            transport = httpx.ASGITransport(self.application)
             async with httpx.AsyncClient(transport=transport, base_url=URL, timeout=60) as client:
                 return await asyncio.gather(*(client.request(method, path, **r) for method, path, r in requests))
 

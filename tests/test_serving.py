@@ -25,9 +25,8 @@ from bertworks.inference.masked_lm import Filler
 from bertworks.inference.predictor import Predictor
 from bertworks.retrieval.index import Index, index_file
 from bertworks.retrieval.ranking import Reranker
-from bertworks.serve.access import AccessMiddleware, ServerMetrics
 from bertworks.serve.application import Application
-from bertworks.serve.batching import Limits
+from bertworks.serve.batching import Batcher, Limits
 from bertworks.training.device import THREADS, Precision
 
 TEXTS = ["good film", "sad dogs in this town", "Anna lives in Oslo .", "😀 the men"]
@@ -72,6 +71,11 @@ def near(one: Any, other: Any) -> bool:
             return bool(np.allclose(one, other, atol=1e-5))
         case _:
             return bool(one == other)
+
+
+def waiting(batcher: Batcher) -> int:
+    """Jobs that no batch has taken."""
+    return sum(map(len, batcher._waiting.values()))
 
 
 # --- what is answered -------------------------------------------------------------------------------------------------
@@ -315,7 +319,7 @@ def test_what_many_ask_is_computed_together(
 
         def submitted(*question: Any) -> Any:
             future = submit(*question)
-            if len(batcher._waiting) == 9:
+            if waiting(batcher) == 9:
                 go.set()
             return future
 
@@ -335,7 +339,7 @@ def test_whatever_is_computed_alone_has_all_threads(models: dict[str, Path], mon
     monkeypatch.setattr(THREADS, "count", 3)
     try:
         with Local(models["words"]) as local:
-            assert len(local.application._batchers["network"]._threads) == 3
+            assert local.application._batchers["network"].workers == 3
             for batcher in local.application._batchers.values():
                 torch.set_num_threads(1)
                 assert batcher.submit(lambda units: [torch.get_num_threads()], [0], [1]).result(10) == [3]
@@ -467,7 +471,7 @@ def test_nothing_is_computed_for_who_went_away(models: dict[str, Path], monkeypa
 
             headers = [(b"host", b"localhost"), *((k.lower().encode(), v.encode()) for k, v in JSON.items())]
             scope = {"type": "http", "method": "POST", "path": "/predict", "raw_path": b"/predict", "query_string": b""}
-            await local.application.asgi(scope | {"headers": headers}, receive, send)
+            await local.application(scope | {"headers": headers}, receive, send)
             return int(sent[0]["status"])
 
         async def asked() -> list[int]:
@@ -475,11 +479,11 @@ def test_nothing_is_computed_for_who_went_away(models: dict[str, Path], monkeypa
             first = asyncio.create_task(ask(stays))
             assert await asyncio.to_thread(held.wait, 30)
             others = [asyncio.create_task(ask(goes)) for _ in range(5)]
-            while len(batcher._waiting) < 5:
+            while waiting(batcher) < 5:
                 await asyncio.sleep(0.01)
             goes.set()
             statuses = [await one for one in others]
-            assert not batcher._waiting
+            assert not waiting(batcher)
             assert batcher.cost == batcher.load == 4  # of the first
             go.set()
             return [await first, *statuses]
@@ -527,7 +531,7 @@ def test_what_is_large_is_read_one_by_one_and_refused_in_time(models: dict[str, 
     started, go = [], threading.Event()
 
     async def asked(application: Application) -> list[httpx.Response]:
-        transport, large = httpx.ASGITransport(application.asgi), {"inputs": "cat " * 20_000}
+        transport, large = httpx.ASGITransport(application), {"inputs": "cat " * 20_000}
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:8080") as client:
             first = asyncio.create_task(client.post("/embed", json=large))
             while not started:
@@ -539,22 +543,21 @@ def test_what_is_large_is_read_one_by_one_and_refused_in_time(models: dict[str, 
 
     with Local(models["words"]) as local:
         application = local.application
-        make_job = application._job
+        parse = application._parse
 
         def slow(name: str, body: bytes) -> Any:
             if len(body) > 1 << 16:
                 started.append(threading.current_thread().name)
                 go.wait(10)
-            return make_job(name, body)
+            return parse(name, body)
 
-        monkeypatch.setattr(application, "_job", slow)
-        monkeypatch.setattr(application, "_pace", 1e4)
+        monkeypatch.setattr(application, "_parse", slow)
+        monkeypatch.setattr("bertworks.serve.application.LARGE_BYTES", 100_000)
         first, second, small = asyncio.run(asked(application))
         assert (first.status_code, small.status_code) == (200, 200)
-        assert (second.status_code, int(second.headers["retry-after"])) == (429, 8)
+        assert (second.status_code, int(second.headers["retry-after"])) == (429, 1)
         assert len(started) == 1
         assert application._large_bytes == 0
-        assert application._pace != 1e4
 
 
 def test_settings_of_a_similarity_stand_where_tei_has_them(words: Local):
@@ -625,25 +628,22 @@ def test_figures_for_prometheus(words: Local):
 
 
 def test_bodies_that_were_read_take_no_place(model: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bertworks.serve.application.BYTES", 1000)
+    monkeypatch.setattr("bertworks.serve.application.LARGE", 100)
+    monkeypatch.setattr("bertworks.serve.application.LARGE_BYTES", 1000)
     with Local(model) as local:
         assert [local.post("/embed", {"inputs": "dogs " * 80}).status_code for _ in range(5)] == [200] * 5
 
 
-def at_the_gate(*headers: tuple[bytes, bytes], **settings: Any) -> int | None:
-    """The status by which a request is refused; None: it is let in."""
-    scope = {"raw_path": b"/info", "query_string": b"", "path": "/info", "method": "GET"}
-    refusal = AccessMiddleware(None, ServerMetrics(), hosts={"here"}, **settings)._refusal(
-        scope | {"headers": [(b"host", b"here"), *headers]}
-    )
-    return refusal and refusal[0]
+def test_who_is_let_in(model: Path, monkeypatch: pytest.MonkeyPatch):
+    def status(**headers: str) -> int:
+        return local.send("GET", "/info", headers=headers).status_code
 
-
-def test_who_is_let_in():
-    assert at_the_gate() is None
-    assert at_the_gate(stopping=lambda: True) == 503
-    assert at_the_gate((b"x", bytes(16_000))) is None
-    assert at_the_gate((b"x", bytes(17_000))) == 431
-    assert at_the_gate(token="sesame") == 401
-    assert at_the_gate((b"authorization", b"Basic sesame"), token="sesame") == 401
-    assert at_the_gate((b"authorization", b"bearer sesame"), token="sesame") is None
+    with Local(model) as local:
+        assert status(x="x" * 16_000) == 200
+        assert status(x="x" * 17_000) == 431
+        monkeypatch.setattr(local.application, "_stopping", lambda: True)
+        assert status() == 503
+    with Local(model, token="sesame") as local:
+        assert status() == 401
+        assert status(authorization="Basic sesame") == 401
+        assert status(authorization="bearer sesame") == 200

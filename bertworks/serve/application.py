@@ -1,61 +1,82 @@
 """The HTTP side of the server. It needs the extra `serve`.
 
-- `Application`: paths, bodies, errors, the files of the page
+- `Application`: access, paths, bodies, errors, the files of the page
 - `Connection`: a connection with limits on the size and time of a request head
 """
 
 import asyncio
+import hmac
 import json
 import logging
+import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from prometheus_client import CONTENT_TYPE_LATEST
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.explain import MAPS
-from bertworks.serve.access import AccessMiddleware, ServerMetrics, error_body
-from bertworks.serve.batching import Batcher, InferenceJob, OverloadedError, RequestTooLargeError
+from bertworks.serve.batching import Batcher, InferenceJob, OverloadedError
 from bertworks.serve.endpoints import Abilities
-from bertworks.serve.openapi import ALL_PATHS, check, document, paths_of, requests_of
+from bertworks.serve.metrics import ServerMetrics
+from bertworks.serve.openapi import ENDPOINTS, check, document, paths_of, requests_of
 from bertworks.training.device import THREADS, HeapTrimmer
 
 PAGE = Path(__file__).with_name("page")
-TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8",
-         ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}  # fmt: skip
+TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+POLICY = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    b"base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    b"require-trusted-types-for 'script'; trusted-types 'none'"
+)
+HEADERS = [
+    (b"content-security-policy", POLICY),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"cache-control", b"no-store"),
+]
 MAX_WORKERS = 4  # batches computed at the same time: one batch is often too small for all threads
 READERS = 2  # threads that parse requests and write answers; one more thread parses large requests
-LARGE = 1 << 16  # bytes of a large body, which gets a thread of its own so that others need not wait
-INITIAL_PACE = 1e6  # bytes of large bodies parsed per second, until it is measured
+LARGE = 1 << 16  # bytes of a large body, which is parsed in a thread of its own so that others need not wait
+LARGE_BYTES = 16_000_000  # of all large bodies that are being received or parsed
 BODY_SECONDS = 10.0  # to receive a body
 STUCK_SECONDS = 60.0  # of one batch
-BYTES = 64_000_000  # of all bodies that are being received
 EXPLAIN_PATIENCE = 5.0
-CLIENT_CLOSED = 499  # logged status of requests whose clients closed the connection, as in nginx
 HEAD_SECONDS = 10.0  # to receive the head of a request
-HEAD_BYTES = 65_536  # kept of a head; AccessMiddleware accepts less, and reports why
+MAX_HEAD, KEPT_HEAD = 16_384, 65_536  # bytes of a head; and bytes after which it is not read on
 _LOG = logging.getLogger("bertworks.serve")
-_KINDS = {404: "NotFound", 405: "NotAllowed", 503: "Unhealthy"}  # others: Validation
+_QUIET = ("/health", "/metrics")  # polled every few seconds: only their errors are logged
+CLIENT_CLOSED = 499  # logged status of requests whose clients closed the connection, as in nginx
+_KINDS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "NotAllowed", 424: "Backend",
+          429: "Overloaded", 500: "Backend", 503: "Unhealthy"}  # fmt: skip  # others: Validation
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
+class HTTPError(UsageError):
+    """A request that is refused with a status of its own."""
+
+    def __init__(self, status: int, what: str, **headers: str):
+        super().__init__(what)
+        self.status, self.headers = status, headers
+
+
 class Application:
-    """The server without its port. `asgi` is the ASGI application.
+    """The server without its port, as an ASGI application.
 
     Args:
-        token: required by all requests; "": none.
+        token: required for all paths but /health and the page; "": no token, and only the server's own page may send
+            requests.
         hosts: names of the server, in addition to those of this machine; used only without a token.
         stopping: whether the server is shutting down.
     """
@@ -69,139 +90,172 @@ class Application:
         stopping: Callable[[], bool] = lambda: False,
     ):
         self._abilities, self._limits, self._metrics = abilities, abilities.limits, ServerMetrics()
-        self._schemas = requests_of(abilities.info, abilities.limits)
+        self._token, self._hosts, self._stopping = token.encode(), {"localhost", "127.0.0.1", "::1", *hosts}, stopping
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
-        self._large, self._large_bytes, self._pace = ThreadPoolExecutor(1, thread_name_prefix="large"), 0, INITIAL_PACE
-        self._bytes, self._heap = 0, HeapTrimmer()
-        patience, sharing = self._limits.patience, THREADS.adapt
-        workers = min(MAX_WORKERS, THREADS.adapt()) if abilities.on_cpu else 1
-        network = Batcher(
-            self._limits.batch_tokens, patience=patience, observe=self._observe, workers=workers, sharing=sharing
-        )
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="large")
+        self._active = self._large_bytes = 0
+        self._heap = HeapTrimmer()
+        patience, workers = self._limits.patience, min(MAX_WORKERS, THREADS.adapt()) if abilities.on_cpu else 1
         self._batchers = {
-            "network": network,
-            "search": Batcher(8, patience=patience, sharing=sharing),
-            "explain": Batcher(1, patience=EXPLAIN_PATIENCE, sharing=sharing),
-        }
-        for name, batcher in self._batchers.items():
-            self._metrics.watch(name, batcher)
-        self._batcher_of = {name: self._batchers.get(name, network) for name in self._schemas}
-        self._paths = {
-            path: batcher for name, batcher in self._batcher_of.items() if name not in ("tokenize", "decode")
-            for path in paths_of(name)
+            "network": Batcher(self._limits.batch_tokens, patience=patience, observe=self._observe, workers=workers,
+                               sharing=THREADS.adapt),
+            "search": Batcher(8, patience=patience, sharing=THREADS.adapt),
+            "explain": Batcher(1, patience=EXPLAIN_PATIENCE, sharing=THREADS.adapt),
         }  # fmt: skip
-        openapi = document(abilities.info, abilities.limits, token=bool(token))
+        self._metrics.watch("te_request_active", "Requests in the server", lambda: self._active)
+        for name, batcher in self._batchers.items():
+            what = "Cost of what waits or is computed, in tokens"
+            self._metrics.watch(f"te_queue_{name}", what, partial(getattr, batcher, "cost"))
+        self._requests = requests_of(abilities.info, self._limits)
         model = {"id": abilities.name, "object": "model", "created": 0, "owned_by": "bertworks"}
-        page = {"/" if path.name == "index.html" else f"/{path.name}": _file(path)
-                for path in (*PAGE.iterdir(), *MAPS.iterdir())}  # fmt: skip
-        routes = [
-            *(Route(path, self._endpoint(n), methods=["POST"]) for n in self._schemas for path in paths_of(n)),
-            *(self._not_offered(path) for path in ALL_PATHS if path not in openapi["paths"]),
-            Route("/info", _constant(abilities.info | self._server_info())),
-            Route("/openapi.json", _constant(openapi)),
-            Route("/v1/models", _constant({"object": "list", "data": [model]})),
-            Route("/health", self._health),
-            Route("/metrics", self._prometheus),
-            *(Route(path, endpoint) for path, endpoint in page.items()),
-        ]
-        handlers: dict[Any, Any] = {HTTPException: _http_error, Exception: _internal_error}
-        self.asgi = AccessMiddleware(
-            Starlette(routes=routes, exception_handlers=handlers), self._metrics, token=token,
-            hosts={"localhost", "127.0.0.1", "::1", *hosts}, public={*page, "/health"},
-            paths={route.path for route in routes}, max_requests=self._limits.requests, full=self._full,
-            stopping=stopping,
-        )  # fmt: skip
+        page = {
+            "/" if path.name == "index.html" else f"/{path.name}": path for path in (*PAGE.iterdir(), *MAPS.iterdir())
+        }
+        self._public = {*page, "/health"}
+        self._get: dict[str, Endpoint] = {
+            "/info": _constant(_dumps(abilities.info | self._server_info())),
+            "/openapi.json": _constant(_dumps(document(abilities.info, self._requests, token=bool(token)))),
+            "/v1/models": _constant(_dumps({"object": "list", "data": [model]})),
+            "/health": self._health,
+            "/metrics": self._prometheus,
+            **{path: _constant(file.read_bytes(), TYPES.get(file.suffix, "")) for path, file in page.items()},
+        }
+        self._post: dict[str, Endpoint] = {
+            path: partial(self._compute, name) for name in ENDPOINTS for path in paths_of(name)
+        }
 
     def close(self) -> None:
         """Accept no more jobs. Accepted jobs are still computed."""
-        for batcher in self._batchers.values():
-            batcher.close()
-        for readers in (self._readers, self._large):
-            readers.shutdown(wait=False)
+        for threads in (self._readers, self._large, *(batcher.threads for batcher in self._batchers.values())):
+            threads.shutdown(wait=False)
 
-    def _observe(self, units: int, cost: int, seconds: float) -> None:
-        """Called after each batch, in the thread that computed it."""
-        self._metrics.batch(units, cost, seconds)
-        self._heap.look()
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request, count it and log it."""
+        if scope["type"] != "http":
+            return
+        begin, request, path = time.perf_counter(), Request(scope, receive), scope["path"].rstrip("/") or "/"
+        self._active += 1
+        try:
+            response = await self._respond(request, path)
+            response.raw_headers += HEADERS
+            await response(scope, receive, send)
+        finally:
+            self._active -= 1
+        status, seconds = response.status_code, time.perf_counter() - begin
+        label = path if path in self._get or path in self._post else "other"
+        self._metrics.count.labels(label).inc()
+        (self._metrics.success.labels(label) if status < 400 else self._metrics.failure.labels(str(status))).inc()
+        self._metrics.duration.observe(seconds)
+        if label not in _QUIET or status >= 400:
+            fields = {"method": scope["method"], "path": scope["path"][:200], "status": status,
+                      "milliseconds": round(1000 * seconds, 1), "bytes": len(response.body)}  # fmt: skip
+            _LOG.info("request", extra={"fields": fields})
 
-    def _full(self, path: str) -> OverloadedError | None:
-        """The error for a new request on a path, if it would wait too long."""
-        batcher = self._paths.get(path)
-        return batcher.overloaded if batcher is not None and batcher.full else None
+    async def _respond(self, request: Request, path: str) -> Response:
+        try:
+            self._check_access(request, path)
+            endpoints = self._post if path in self._post else self._get
+            if path not in endpoints:
+                raise HTTPError(404, "Not Found")
+            allowed = ("POST",) if endpoints is self._post else ("GET", "HEAD")
+            if request.method not in allowed:
+                raise HTTPError(405, "Method Not Allowed", allow=", ".join(allowed))
+            return await endpoints[path](request)
+        except BertworksError as error:
+            status = getattr(error, "status", 422 if isinstance(error, UsageError) else 424)
+            what = error.what + (f" ({error.hint})" if error.hint else "")
+            headers: dict[str, str] = getattr(error, "headers", {})
+        except asyncio.CancelledError:  # the time to finish open requests is over
+            status, what, headers = 503, "the server is stopping", {}
+        except Exception as error:
+            _LOG.error("an error in bertworks", exc_info=error)
+            status, what, headers = 500, "an error in bertworks; see the server's log", {}
+        kind = _KINDS.get(status, "Validation")
+        body: dict[str, Any] = {"error": what, "error_type": kind}
+        if path.startswith("/v1/"):  # as the clients of OpenAI expect it
+            body = {"error": {"message": what, "type": kind, "param": None, "code": None}}
+        return Response(_dumps(body), status, headers, "application/json")
 
-    def _endpoint(self, name: str) -> Endpoint:
-        async def endpoint(request: Request) -> Response:
-            try:
-                job = await self._parse(name, await self._body(request))
-                results = await self._results(self._batcher_of[name], job, request)
-                content = await asyncio.get_running_loop().run_in_executor(self._readers, _encode_answer, job, results)
-            except BertworksError as error:
-                return _error_response(request.url.path, error)
-            except asyncio.CancelledError:  # the time to finish open requests is over
-                raise HTTPException(503, "the server is stopping") from None
-            return Response(content, media_type="application/json")
+    def _check_access(self, request: Request, path: str) -> None:
+        scope, headers = request.scope, request.headers
+        size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) for k, v in scope["headers"])
+        if size > MAX_HEAD:
+            raise HTTPError(431, f"the head has {size:,} bytes: expected {MAX_HEAD:,} at most")
+        if self._stopping():
+            raise HTTPError(503, "the server is stopping")
+        if self._token:
+            scheme, _, token = headers.get("authorization", "").partition(" ")
+            is_authorized = hmac.compare_digest(token.encode("latin-1"), self._token) and scheme.lower() == "bearer"
+            if path not in self._public and not is_authorized:
+                what = "expected the header Authorization: Bearer TOKEN"
+                raise HTTPError(401, what, **{"www-authenticate": "Bearer"})
+            return
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if re.sub(r":\d*$", "", host).strip("[]").lower() not in self._hosts:
+            raise HTTPError(403, f"this server is not called {host[:100]!r}")
+        if origin is not None and origin.partition("://")[2] != host:
+            raise HTTPError(403, "the request comes from a page of another server; set a token to allow that")
 
-        return endpoint
+    async def _compute(self, name: str, request: Request) -> Response:
+        """The answer of an endpoint. What is too much is refused before the body is read: a cheap refusal leaves more
+        time for answers."""
+        if self._active > self._limits.requests:
+            raise OverloadedError
+        if name not in self._requests:
+            info = self._abilities.info
+            offered = ", ".join(info["abilities"])
+            raise BertworksError(f"this server's model ({info['task']}) does not offer /{name}; it offers {offered}")
+        batcher = self._batchers.get(name, self._batchers["network"])
+        if name not in ("tokenize", "decode") and (error := batcher.overloaded):
+            raise error
+        job = await self._job(name, request)
+        results = await self._results(batcher, job, request) if job.units else []
+        content = await asyncio.get_running_loop().run_in_executor(self._readers, _encode_answer, job, results)
+        return Response(content, media_type="application/json")
 
-    async def _body(self, request: Request) -> bytes:
-        limit = self._limits.body_bytes
+    async def _job(self, name: str, request: Request) -> InferenceJob:
+        """The job of a request. Large bodies are parsed one at a time, and refused if many of them wait."""
+        limit, content_length = self._limits.body_bytes, request.headers.get("content-length", "")
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise HTTPException(415, "expected the header Content-Type: application/json")
-        content_length = request.headers.get("content-length", "")
+            raise HTTPError(415, "expected the header Content-Type: application/json")
         size = int(content_length) if content_length.isdecimal() else limit
         if size > limit:
-            raise HTTPException(413, f"the body has {size:,} bytes: expected {limit:,} at most")
-        if self._bytes + size > BYTES:
+            raise HTTPError(413, f"the body has {size:,} bytes: expected {limit:,} at most")
+        threads, size = (self._readers, 0) if size < LARGE else (self._large, size)
+        if size and self._large_bytes + size > LARGE_BYTES:
             raise OverloadedError
-        self._bytes += size
-        try:
-            async with asyncio.timeout(BODY_SECONDS):
-                body = bytearray()
-                async for part in request.stream():
-                    body += part
-                    if len(body) > limit:
-                        raise HTTPException(413, f"the body has more than {limit:,} bytes")
-        except TimeoutError:
-            raise HTTPException(408, f"the body did not come within {BODY_SECONDS:.0f} seconds") from None
-        except ClientDisconnect:
-            raise HTTPException(400, "the body is incomplete") from None
-        finally:
-            self._bytes -= size
-        return bytes(body)
-
-    async def _parse(self, name: str, body: bytes) -> InferenceJob:
-        """The job of a request. Large bodies are parsed one at a time, and refused if those before take too long."""
-        loop, size = asyncio.get_running_loop(), len(body)
-        if size < LARGE:
-            return await loop.run_in_executor(self._readers, self._job, name, body)
-        if (seconds := self._large_bytes / self._pace) > self._limits.patience:
-            raise OverloadedError(seconds)
         self._large_bytes += size
         try:
-            return await loop.run_in_executor(self._large, self._large_job, name, body)
+            body = await self._body(request)
+            return await asyncio.get_running_loop().run_in_executor(threads, self._parse, name, body)
         finally:
             self._large_bytes -= size
 
-    def _large_job(self, name: str, body: bytes) -> InferenceJob:
-        """`_job`, which also measures the pace."""
-        begin = time.perf_counter()
+    async def _body(self, request: Request) -> bytes:
+        body, limit = bytearray(), self._limits.body_bytes
         try:
-            return self._job(name, body)
-        finally:
-            self._pace += 0.3 * (len(body) / max(1e-3, time.perf_counter() - begin) - self._pace)
+            async with asyncio.timeout(BODY_SECONDS):
+                async for part in request.stream():
+                    body += part
+                    if len(body) > limit:
+                        raise HTTPError(413, f"the body has more than {limit:,} bytes")
+        except TimeoutError:
+            raise HTTPError(408, f"the body did not come within {BODY_SECONDS:.0f} seconds") from None
+        except ClientDisconnect:
+            raise HTTPError(400, "the body is incomplete") from None
+        return bytes(body)
 
-    def _job(self, name: str, body: bytes) -> InferenceJob:
+    def _parse(self, name: str, body: bytes) -> InferenceJob:
         """Called in a thread of the readers."""
         begin = time.perf_counter()
         try:
             value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
         except (ValueError, RecursionError) as error:
             what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-            raise _NoJSONError(f"the body is no JSON in UTF-8: {what[:200]}") from None
-        job = self._abilities.endpoints[name](check(value, self._schemas[name]))
+            raise HTTPError(400, f"the body is no JSON in UTF-8: {what[:200]}") from None
+        job = self._abilities.endpoints[name](check(value, self._requests[name]))
         tokens = sum(job.costs)
-        if name != "explain":
-            self._abilities.check_tokens(tokens)
+        self._abilities.check_tokens(tokens)
         self._metrics.tokens.observe(tokens)
         self._metrics.tokenization.observe(time.perf_counter() - begin)
         return job
@@ -215,7 +269,7 @@ class Application:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             if closed.done():
-                raise HTTPException(CLIENT_CLOSED, "the client has closed the connection") from None
+                raise HTTPError(CLIENT_CLOSED, "the client has closed the connection") from None
             raise
         except BertworksError:
             raise
@@ -225,24 +279,22 @@ class Application:
         finally:
             closed.cancel()
 
+    def _observe(self, units: int, cost: int, seconds: float) -> None:
+        """Called after each batch, in the thread that computed it."""
+        self._metrics.batch_size.observe(units)
+        self._metrics.batch_tokens.observe(cost)
+        self._metrics.inference.observe(seconds)
+        self._heap.look()
+
     async def _health(self, _: Request) -> Response:
-        since = [batcher.busy_since for batcher in self._batchers.values() if batcher.busy_since is not None]
-        seconds = time.monotonic() - min(since) if since else 0
+        since = [begin for batcher in self._batchers.values() for begin in list(batcher.busy.values())]
+        seconds = time.monotonic() - min(since, default=time.monotonic())
         if seconds > STUCK_SECONDS:
-            raise HTTPException(503, f"a computation has been going on for {seconds:.0f} seconds")
-        if not all(batcher.alive for batcher in self._batchers.values()):
-            raise HTTPException(503, "a computing thread has ended")
-        return _json({"status": "ok"})
+            raise HTTPError(503, f"a computation has been going on for {seconds:.0f} seconds")
+        return Response(_dumps({"status": "ok"}), media_type="application/json")
 
     async def _prometheus(self, _: Request) -> Response:
         return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-    def _not_offered(self, path: str) -> Route:
-        """A path of other models. Its answer names what this model offers."""
-        info = self._abilities.info
-        offered = ", ".join(info["abilities"])
-        what = f"this server's model ({info['task']}) does not offer {path}; it offers {offered}"
-        return Route(path, _constant(error_body(path, "Backend", what), 424), methods=["POST"])
 
     def _server_info(self) -> dict[str, Any]:
         """The server's part of /info."""
@@ -259,10 +311,6 @@ class Application:
 async def _wait_until_closed(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-class _NoJSONError(UsageError):
-    """The body is not JSON."""
 
 
 def _refuse_constant(name: str) -> None:
@@ -291,112 +339,47 @@ def _dumps(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
-def _json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(_dumps(value), status, headers, "application/json")
-
-
-def _error_response(path: str, error: BertworksError) -> Response:
-    status, kind, headers = 424, "Backend", dict[str, str]()
-    if isinstance(error, OverloadedError):
-        status, kind, headers = 429, "Overloaded", {"retry-after": str(error.seconds)}
-    elif isinstance(error, UsageError):
-        kind = "Validation"
-        status = {_NoJSONError: 400, RequestTooLargeError: 413}.get(type(error), 422)
-    what = error.what + (f" ({error.hint})" if error.hint else "")
-    return _json(error_body(path, kind, what), status, headers)
-
-
-async def _http_error(request: Request, error: HTTPException) -> Response:
-    kind = _KINDS.get(error.status_code, "Validation")
-    return _json(error_body(request.url.path, kind, str(error.detail)), error.status_code, error.headers)
-
-
-async def _internal_error(request: Request, error: Exception) -> Response:
-    _LOG.error("an error in bertworks", exc_info=error)
-    return _json(error_body(request.url.path, "Backend", "an error in bertworks; see the server's log"), 500)
-
-
-def _constant(value: Any, status: int = 200) -> Endpoint:
-    return _static(_dumps(value), "application/json", status)
-
-
-def _file(path: Path) -> Endpoint:
-    return _static(path.read_bytes(), TYPES.get(path.suffix, "application/octet-stream"))
-
-
-def _static(content: bytes, media_type: str, status: int = 200) -> Endpoint:
+def _constant(content: bytes, media_type: str = "application/json") -> Endpoint:
     async def endpoint(_: Request) -> Response:
-        return Response(content, status, media_type=media_type)
+        return Response(content, media_type=media_type)
 
     return endpoint
 
 
 class Connection(HttpToolsProtocol):
     """A connection that is closed if the head of a request does not arrive in HEAD_SECONDS, counted from its first byte
-    or from the start of the connection; if the rest of a body that is not read does not; and if the lines before or
-    after a body are too long."""
+    or from the start of the connection, or if the lines of a head, or before or after a body, are too long."""
 
     _timer: asyncio.TimerHandle | None = None
-    _in_request = _in_body = False
-    _requests = _head_bytes = _unparsed_bytes = 0  # finished requests; bytes of this head; bytes not parsed yet
+    _unparsed_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._start_timer()
+        self._timer = self.loop.call_later(HEAD_SECONDS, transport.close)
 
     def data_received(self, data: bytes) -> None:
-        requests, self._unparsed_bytes = self._requests, self._unparsed_bytes + len(data)
-        super().data_received(data)
-        if self._unparsed_bytes > HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response("A line is too long.")
-        is_unread_body = self._in_body and self.cycle.response_complete
-        is_head = not self._in_body and (self._in_request or self._requests == requests)  # or blank lines
-        if is_unread_body or is_head:
-            self._start_timer()
-        else:
-            self._stop_timer()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        super().connection_lost(exc)
-
-    def on_message_begin(self) -> None:
-        self._in_request, self._in_body, self._head_bytes = True, False, 0
-        super().on_message_begin()
-
-    def on_url(self, url: bytes) -> None:
-        self._count(len(url))
-        super().on_url(url)
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value))
-        if not self._in_body:  # uvicorn would take a line after the body for a header
-            super().on_header(name, value)
-
-    def on_headers_complete(self) -> None:
-        self._in_body = True
-        super().on_headers_complete()
-
-    def on_body(self, body: bytes) -> None:
-        self._unparsed_bytes = 0
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        self._in_request = self._in_body = False
-        self._requests, self._unparsed_bytes = self._requests + 1, 0
-        super().on_message_complete()
-
-    def _count(self, size: int) -> None:
-        """Raises ValueError if the head is too long: the parser answers with status 400."""
-        self._head_bytes, self._unparsed_bytes = self._head_bytes + size, 0
-        if self._head_bytes > HEAD_BYTES:
-            raise ValueError
-
-    def _start_timer(self) -> None:
+        self._unparsed_bytes += len(data)
         if self._timer is None:
             self._timer = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+        super().data_received(data)
+        if self._unparsed_bytes > KEPT_HEAD and not self.transport.is_closing():
+            self.send_400_response("A line is too long.")
 
-    def _stop_timer(self) -> None:
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self.headers = []  # uvicorn would take lines after the body for headers
+        self._parsed()
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._parsed()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._parsed()
+
+    def _parsed(self) -> None:
+        self._unparsed_bytes = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

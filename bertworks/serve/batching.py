@@ -8,7 +8,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,6 @@ Compute = Callable[[Sequence[Any]], Sequence[Any]]  # units -> a result for each
 SPEED_MEMORY = 0.8  # weight of the old speed in the moving average, after each batch
 SMALL_BATCH = 256  # cost of a batch while little waits: a request that arrives meanwhile waits for all of it
 BATCH_FRACTION = 0.25  # of what waits, for all threads together: under load, throughput counts more
-LONGEST_WAIT = 5.0  # times the patience after which a job that no batch has taken is refused
 LARGE_WAIT = 4.0  # times the patience that may wait in total when a job larger than a batch arrives
 
 
@@ -41,17 +41,17 @@ class Limits:
 class RequestTooLargeError(UsageError):
     """A request is larger than the limits allow."""
 
+    status = 413
+
 
 class OverloadedError(BertworksError):
-    """More is waiting than can be computed soon.
+    """More is waiting than can be computed soon. seconds: after which a client may try again."""
 
-    Attributes:
-        seconds: after which a client may try again, at least 1.
-    """
+    status = 429
 
     def __init__(self, seconds: float = 1):
         super().__init__("the server has more requests than it can answer soon", hint="try again later")
-        self.seconds = max(1, round(seconds))
+        self.headers = {"retry-after": str(max(1, round(seconds)))}
 
 
 @dataclass(frozen=True)
@@ -71,20 +71,18 @@ class _PendingJob:
     compute: Compute
     units: Sequence[Any]
     costs: Sequence[int]
-    since: float
     taken: int = 0  # units that are, or were, in a batch
     results: dict[int, Any] = field(default_factory=dict)  # unit number -> result: batches end in any order
-    finished: bool = False  # with results or an error
     future: "Future[list[Any]]" = field(default_factory=Future)
 
 
-_Part = tuple[_PendingJob, int, int]  # units of a job: the first, and the end
+_Batch = dict[_PendingJob, list[int]]  # job -> numbers of its units
 
 
 class Batcher:
-    """Computes jobs in threads. Each thread takes units from all waiting jobs, in turn, until the batch is full: a
-    small job need not wait for a large one. All units of a batch have equal `compute`, which several threads may call
-    at the same time. If a batch fails, its jobs are computed one by one: only the job that causes the error gets it.
+    """Computes jobs in threads. A batch takes units from all waiting jobs, in turn, until it is full: a small job need
+    not wait for a large one. All units of a batch have equal `compute`, which several threads may call at the same
+    time. If a batch fails, its jobs are computed one by one: only the job that causes the error gets it.
 
     Args:
         batch_cost: maximum cost of a batch; a single unit may cost more. Batches are smaller while little waits.
@@ -93,6 +91,10 @@ class Batcher:
         observe: called with units, cost and seconds of each batch, in the thread that computed it.
         workers: number of threads, each with its own batch.
         sharing: called before each batch, in its thread, with the number of batches computed at the same time.
+
+    Attributes:
+        busy: thread -> when its batch began.
+        threads: shut them down to refuse new jobs. Waiting jobs are still computed.
     """
 
     def __init__(
@@ -104,36 +106,21 @@ class Batcher:
         workers: int = 1,
         sharing: Callable[[int], object] = lambda batches: None,
     ):
-        self.batch_cost, self.patience, self._observe, self._sharing = batch_cost, patience, observe, sharing
+        self.batch_cost, self.patience, self.workers = batch_cost, patience, workers
+        self._observe, self._sharing = observe, sharing
         self.speed = batch_cost / patience  # cost per second; this value until the first batch
         self.cost = 0  # of all that waits or is computed
         self.load = 0  # the same, but at most a batch of each job: no job has to wait for more
-        self._busy = dict[threading.Thread, float]()  # thread -> start of its batch
-        self._waiting: deque[_PendingJob] = deque()
-        self._changed, self._open = threading.Condition(), True
-        self._threads = [threading.Thread(target=self._work, daemon=True, name="batcher") for _ in range(workers)]
-        for thread in self._threads:
-            thread.start()
+        self.busy = dict[int, float]()
+        self._waiting, self._lock = dict[Compute, deque[_PendingJob]](), threading.Lock()
+        # Low priority, or short requests wait until a matrix product is finished.
+        self.threads = ThreadPoolExecutor(workers, "batcher", lower_thread_priority)
 
     @property
-    def full(self) -> bool:
-        """Whether another job would have to wait too long."""
-        return self.load > self.speed * self.patience
-
-    @property
-    def overloaded(self) -> OverloadedError:
-        """The error of a job that is refused now."""
-        return OverloadedError(self.load / self.speed - self.patience)
-
-    @property
-    def alive(self) -> bool:
-        """Whether all threads are running."""
-        return all(thread.is_alive() for thread in self._threads) or not self._open
-
-    @property
-    def busy_since(self) -> float | None:
-        """The start of the oldest batch that is being computed."""
-        return min(list(self._busy.values()), default=None)
+    def overloaded(self) -> OverloadedError | None:
+        """The error of a job that arrives now, if it would have to wait too long."""
+        seconds = self.load / self.speed
+        return OverloadedError(seconds - self.patience) if seconds > self.patience else None
 
     def submit(self, compute: Compute, units: Sequence[Any], costs: Sequence[int]) -> "Future[list[Any]]":
         """The future of the results of the units, in order. Cancel it to make room for others.
@@ -141,132 +128,84 @@ class Batcher:
         Raises:
             OverloadedError: too much is waiting, or the batcher is closed.
         """
-        job = _PendingJob(compute, units, costs, time.monotonic())
-        if not units:
-            job.future.set_result([])
-            return job.future
-        cost = sum(costs)
-        with self._changed:
+        job, cost = _PendingJob(compute, units, costs), sum(costs)
+        with self._lock:
             is_late = cost > self.batch_cost and self.cost > LARGE_WAIT * self.patience * self.speed
-            if self.full or is_late or not self._open:
-                raise self.overloaded
+            if error := OverloadedError(self.patience) if is_late else self.overloaded:
+                raise error
+            try:
+                for _ in units[: self.workers]:
+                    self.threads.submit(self._work)
+            except RuntimeError:  # it is closed
+                raise OverloadedError from None
             self.cost += cost
             self.load += min(cost, self.batch_cost)
-            self._waiting.append(job)
-            self._changed.notify()
-        job.future.add_done_callback(lambda future: self._drop(job, self.overloaded) if future.cancelled() else None)
+            self._waiting.setdefault(compute, deque()).append(job)
+        job.future.add_done_callback(lambda _: self._release(job))
         return job.future
 
-    def close(self) -> None:
-        """Refuse new jobs. Waiting jobs are still computed."""
-        with self._changed:
-            self._open = False
-            self._changed.notify_all()
+    def _release(self, job: _PendingJob) -> None:
+        """Called when a job has its results or an error, or is cancelled: what waits of it is not computed."""
+        with self._lock:
+            self.load -= min(sum(job.costs), self.batch_cost)
+            self.cost -= sum(job.costs[job.taken :])
+            if job.taken < len(job.units):
+                self._waiting[job.compute].remove(job)
 
     def _work(self) -> None:
-        lower_thread_priority()  # or short requests wait until a matrix product is finished
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or not self._open)
-                if not self._waiting:
-                    return
-                parts = self._next_batch()
-                if not parts:
-                    continue
-                self._busy[threading.current_thread()] = time.monotonic()
-                batches = len(self._busy)
-                if self._waiting and batches < len(self._threads):
-                    self._changed.notify()
-                    batches += 1
+        """Compute batches until nothing waits."""
+        thread = threading.get_ident()
+        while batch := self._next_batch():
+            begin = self.busy[thread] = time.monotonic()
+            batches = min(self.workers, len(self.busy) + any(list(self._waiting.values())))
             self._sharing(batches)
-            self._compute_batch(parts, batches)
+            outcomes = _outcomes(batch)
+            seconds = time.monotonic() - begin
+            units, cost = sum(map(len, batch.values())), sum(job.costs[n] for job in batch for n in batch[job])
+            self._observe(units, cost, seconds)
+            with self._lock:  # before the answers: a client may send its next request at once
+                self.cost -= cost
+                speed = batches * cost / max(seconds, 1e-6)  # of all threads that compute
+                self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * speed
+                for job, outcome in outcomes:
+                    job.results |= outcome if isinstance(outcome, dict) else {}
+            for job, outcome in outcomes:
+                with suppress(InvalidStateError):  # another batch has failed, or the client has gone away
+                    if isinstance(outcome, Exception):
+                        job.future.set_exception(outcome)
+                    elif len(job.results) == len(job.units):
+                        job.future.set_result([job.results[number] for number in range(len(job.units))])
+            del self.busy[thread]
 
-    def _next_batch(self) -> list[_Part]:
+    def _next_batch(self) -> _Batch:
         """One more unit of each waiting job, in turn, until the batch is full."""
-        now, counts = time.monotonic(), dict[_PendingJob, int]()
-        budget = min(self.batch_cost, max(SMALL_BATCH, BATCH_FRACTION * self.load / len(self._threads)))
-        compute = self._waiting[0].compute
-        others: deque[_PendingJob] = deque()
-        while self._waiting:
-            job = self._waiting.popleft()
-            if not job.taken and now - job.since > LONGEST_WAIT * self.patience:
-                self._drop(job, self.overloaded)
-                continue
-            cost = job.costs[job.taken]
-            is_same = job.compute == compute  # not `is`: each access to a method creates a new object
-            if not is_same or (cost > budget and counts):
-                others.append(job)
-                if is_same:
-                    break  # it is the first of the next batch
-                continue
-            budget -= cost
-            counts[job] = counts.get(job, 0) + 1
-            job.taken += 1
-            if job.taken < len(job.units):
-                self._waiting.append(job)
-        self._waiting.extendleft(reversed(others))
-        return [(job, job.taken - count, job.taken) for job, count in counts.items()]
-
-    def _compute_batch(self, parts: list[_Part], batches: int) -> None:
-        begin = time.monotonic()
-        units = [unit for job, first, end in parts for unit in job.units[first:end]]
-        cost = sum(sum(job.costs[first:end]) for job, first, end in parts)
-        results: Sequence[Any] | Exception
-        try:
-            results = _compute(parts[0][0].compute, units)
-        except Exception as error:
-            results = error
-        seconds = time.monotonic() - begin
-        with self._changed:  # before the answers: a client may send its next request at once
-            self.cost -= cost
-            speed = batches * cost / max(seconds, 1e-6)  # of all threads that compute
-            self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * speed
-        self._observe(len(units), cost, seconds)
-        start = 0
-        for job, first, end in parts:
-            if not isinstance(results, Exception):
-                self._add_results(job, first, results[start : start + end - first])
-            elif len(parts) == 1:
-                self._drop(job, results)
-            else:
-                try:
-                    self._add_results(job, first, _compute(job.compute, job.units[first:end]))
-                except Exception as error:
-                    self._drop(job, error)
-            start += end - first
-        del self._busy[threading.current_thread()]
-
-    def _add_results(self, job: _PendingJob, first: int, results: Sequence[Any]) -> None:
-        with self._changed:
-            job.results.update(enumerate(results, first))
-            if job.finished or len(job.results) < len(job.units):
-                return
-            job.finished = True
-            self.load -= min(sum(job.costs), self.batch_cost)
-        if job.future.set_running_or_notify_cancel():
-            job.future.set_result([job.results[number] for number in range(len(job.units))])
-
-    def _drop(self, job: _PendingJob, error: Exception) -> None:
-        """End a job with an error, and remove its units that are in no batch yet."""
-        with self._changed:
-            if job.finished:
-                return
-            job.finished = True
-            self.cost -= sum(job.costs[job.taken :])
-            self.load -= min(sum(job.costs), self.batch_cost)
-            if job in self._waiting:
-                self._waiting.remove(job)
-            if job.future.set_running_or_notify_cancel():
-                job.future.set_exception(error)
+        batch: _Batch = {}
+        with self._lock:
+            compute = next((compute for compute, jobs in self._waiting.items() if jobs), None)
+            if compute is None:
+                return batch
+            jobs = self._waiting[compute] = self._waiting.pop(compute)  # now the last in turn
+            budget = min(self.batch_cost, max(SMALL_BATCH, BATCH_FRACTION * self.load / self.workers))
+            while jobs and (jobs[0].costs[jobs[0].taken] <= budget or not batch):
+                job = jobs.popleft()
+                batch.setdefault(job, []).append(job.taken)
+                budget -= job.costs[job.taken]
+                job.taken += 1
+                if job.taken < len(job.units):
+                    jobs.append(job)
+        return batch
 
 
-def _compute(compute: Compute, units: Sequence[Any]) -> Sequence[Any]:
+def _outcomes(batch: _Batch) -> list[tuple[_PendingJob, dict[int, Any] | Exception]]:
+    """For each job, the results of its units, or its error."""
+    units = [job.units[number] for job, numbers in batch.items() for number in numbers]
     try:
-        results = compute(units)
-    except Exception:
-        raise
-    except BaseException as error:  # a panic of a library in another language
-        raise RuntimeError(repr(error)) from error
-    if len(results) != len(units):
-        raise RuntimeError(f"{len(results)} answers to {len(units)} units")
-    return results
+        results = next(iter(batch)).compute(units)
+        if len(results) != len(units):
+            raise RuntimeError(f"{len(results)} answers to {len(units)} units")
+    except BaseException as error:  # also a panic of a library in another language
+        if len(batch) > 1:
+            return [outcome for job, numbers in batch.items() for outcome in _outcomes({job: numbers})]
+        return [(job, error if isinstance(error, Exception) else RuntimeError(repr(error))) for job in batch]
+    remaining = iter(results)
+    return [(job, {number: next(remaining) for number in numbers}) for job, numbers in batch.items()]

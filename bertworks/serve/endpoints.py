@@ -7,8 +7,10 @@
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate, pairwise
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,11 @@ def _prompt(request: Request, prompts: Mapping[str, str]) -> str | None:
     return None if name is None else prompts[name]
 
 
+def _like(inputs: Any, job: InferenceJob) -> InferenceJob:
+    """A job with a list of answers for a list of inputs, and with a single answer for a single input."""
+    return job if isinstance(inputs, list) else replace(job, answer=lambda rows: job.answer(rows)[0])
+
+
 def _refuse_truncated(request: Request, truncated: Sequence[int]) -> None:
     """truncated: number of tokens that do not fit, of each text."""
     number = next((n for n, count in enumerate(truncated) if count), None)
@@ -58,91 +65,80 @@ def _refuse_truncated(request: Request, truncated: Sequence[int]) -> None:
         raise RequestTooLargeError(what, hint='shorten it, or send it with "truncate"')
 
 
-def _only_first(job: InferenceJob) -> InferenceJob:
-    """The answer is the first item, not a list."""
-    return replace(job, answer=lambda rows: job.answer(rows)[0])
-
-
 class PretrainedEndpoints:
-    """The endpoints of a model that is not fine-tuned."""
+    """The endpoints of a model that is not fine-tuned. An exported model has vectors or tokens for masks, not both."""
 
     def __init__(self, model: LazyModel, precision: PrecisionOption = "auto"):
         self._name, self.endpoints = model.name, dict[str, Endpoint]()
-        errors: list[BertworksError] = []  # an exported model has one of the two abilities
-        self.info: dict[str, Any] = {"labels": [], "reads": "text", "prompts": {}, "dimension": None}
-        pooling = None
-        try:
+        self.info: dict[str, Any] = {"labels": [], "reads": "text", "prompts": {}, "dimension": None,
+                                     "task": "embedding", "model_type": {"embedding": {"pooling": None}}}  # fmt: skip
+        with suppress(BertworksError):
             self._filler = Filler(model)
             self.endpoints["fill"] = self.fill
-            self.info["max_input_length"] = self._filler.longest
-        except BertworksError as error:
-            errors.append(error)
+            self.info |= {"task": "masked-lm", "max_input_length": self._filler.longest}
         try:
             self._embedder = e = Embedder(model, precision=precision)
-            pooling = e.settings.pooling
             self.endpoints |= {"embed": self.embed, "similarity": self.similarity, "embeddings": self.embeddings}
-            self.info |= {"max_input_length": e.settings.max_length, "prompts": dict(e.settings.prompts),
-                          "dimension": e.dimension, "model_dtype": DTYPES[e.precision]}  # fmt: skip
-        except BertworksError as error:
-            errors.append(error)
-        if not self.endpoints:
-            raise errors[-1]
-        self.info |= {"model_type": {"embedding": {"pooling": pooling}},
-                      "task": "masked-lm" if "fill" in self.endpoints else "embedding"}  # fmt: skip
+            self.info |= {
+                "max_input_length": e.settings.max_length, "prompts": dict(e.settings.prompts),
+                "dimension": e.dimension, "model_dtype": DTYPES[e.precision],
+                "model_type": {"embedding": {"pooling": e.settings.pooling}},
+            }  # fmt: skip
+        except BertworksError:
+            if not self.endpoints:
+                raise
 
-    def _job(self, texts: list[str], request: Request, answer: Callable[[Rows, int], Any]) -> InferenceJob:
-        """answer: raw vectors [texts, dimension] and the number of tokens -> the answer."""
+    def _job(self, texts: list[str], request: Request, answer: Callable[[Rows], Any]) -> InferenceJob:
+        """answer: raw vectors [texts, dimension] -> the answer."""
         units, truncated = self._embedder.units(texts, _prompt(request, self._embedder.settings.prompts))
         _refuse_truncated(request, truncated)
         costs = [len(unit[0].input_ids) for unit in units]
-        return InferenceJob(lambda rows: answer(np.stack(rows), sum(costs)), units, costs, self._raw_vectors)
+        return InferenceJob(lambda rows: answer(np.stack(rows)), units, costs, self._raw_vectors)
 
     def _raw_vectors(self, units: Sequence[Any]) -> list[Rows]:
         return list(self._embedder.raw(units))
 
     def embed(self, request: Request) -> InferenceJob:
-        def answer(raw: Rows, _: int) -> list[Rows]:
+        def answer(raw: Rows) -> list[Rows]:
             vectors = raw[:, : request["dimensions"]]
             return list(normalized(vectors) if request["normalize"] else vectors)
 
         return self._job(_list_of(request["inputs"]), request, answer)
 
     def similarity(self, request: Request) -> InferenceJob:
-        texts = [request["inputs"]["source_sentence"], *request["inputs"]["sentences"]]
-        # TEI reads these settings from `parameters` here, unlike in other paths.
-        parameters = {name: value for name, value in (request["parameters"] or {}).items() if value is not None}
-
-        def answer(raw: Rows, _: int) -> Any:
+        def answer(raw: Rows) -> Any:
             vectors = normalized(raw)
             return (vectors[1:] @ vectors[0]).tolist()
 
+        texts = [request["inputs"]["source_sentence"], *request["inputs"]["sentences"]]
+        # TEI reads these settings from `parameters` here, unlike in other paths.
+        parameters = {name: value for name, value in (request["parameters"] or {}).items() if value is not None}
         return self._job(texts, {**request, **parameters}, answer)
 
     def embeddings(self, request: Request) -> InferenceJob:
-        def answer(raw: Rows, tokens: int) -> Any:
+        def answer(raw: Rows) -> Any:
             vectors = normalized(raw[:, : request["dimensions"]]).astype("<f4")
             if request["encoding_format"] == "base64":
                 values = [base64.b64encode(vector.tobytes()).decode() for vector in vectors]
             else:
                 values = vectors.tolist()
             data = [{"object": "embedding", "index": n, "embedding": value} for n, value in enumerate(values)]
-            usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+            usage = {"prompt_tokens": sum(job.costs), "total_tokens": sum(job.costs)}
             return {"object": "list", "data": data, "model": self._name, "usage": usage}
 
-        return self._job(_list_of(request["input"]), request, answer)
+        job = self._job(_list_of(request["input"]), request, answer)
+        return job
 
     def fill(self, request: Request) -> InferenceJob:
-        filler, k = self._filler, request["top_k"]
+        def answer(rows: Sequence[Any]) -> Any:
+            return [self._filler.fillings(*pair, request["top_k"]) for pair in zip(queries, rows, strict=True)]
+
         try:
-            queries = [filler.read(text) for text in _list_of(request["inputs"])]
+            queries = [self._filler.read(text) for text in _list_of(request["inputs"])]
         except BertworksError as error:  # a text without a mask
             raise UsageError(error.what, hint=error.hint) from None
-
-        def answer(rows: Sequence[Any]) -> Any:
-            return [filler.fillings(query, row, k) for query, row in zip(queries, rows, strict=True)]
-
-        job = InferenceJob(answer, queries, [sum(query.costs) for query in queries], self._fillings)
-        return job if isinstance(request["inputs"], list) else _only_first(job)
+        costs = [sum(query.costs) for query in queries]
+        return _like(request["inputs"], InferenceJob(answer, queries, costs, self._fillings))
 
     def _fillings(self, queries: Sequence[Any]) -> list[Any]:
         return self._filler.top_tokens(queries, MAX_FILLINGS)
@@ -176,24 +172,22 @@ class FinetunedEndpoints:
             "dimension": None,
         }
 
-    def _job(self, inputs: Sequence[Any], request: Request, decode: Callable[[Features, Rows], Any]) -> InferenceJob:
-        """decode: an item and its logits -> its answer."""
-        items = [item_of(value, number, self._config) for number, value in enumerate(inputs)]
-        featurize = self._predictor.reading
-        features = [item_features for item in items for item_features in featurize([item])]
+    def _job(self, inputs: Any, request: Request, decode: Callable[[Features, Rows], Any]) -> InferenceJob:
+        """inputs: a list of items, or one item. decode: an item and its logits -> its answer."""
+        items = [item_of(value, number, self._config) for number, value in enumerate(_list_of(inputs))]
+        features = [item_features for item in items for item_features in self._predictor.reading([item])]
         _refuse_truncated(request, [f.num_truncated for f in features])
         # Windows of a long text are separate units: they may be in several batches.
         is_choice = self._config.task == "choice"
         parts = [[f.unit] if is_choice else [[window] for window in f.unit] for f in features]
         units = [unit for part in parts for unit in part]
-        edges = list(pairwise(accumulate(map(len, parts), initial=0)))
 
         def answer(rows: Sequence[Rows]) -> Any:
-            logits = (np.concatenate(rows[first:end]) for first, end in edges)
-            return [decode(*pair) for pair in zip(features, logits, strict=True)]
+            remaining = iter(rows)
+            return [decode(f, np.concatenate(list(islice(remaining, len(part))))) for f, part in zip(features, parts)]
 
         costs = [sum(len(example.input_ids) for example in unit) for unit in units]
-        return InferenceJob(answer, units, costs, self._logits)
+        return _like(inputs, InferenceJob(answer, units, costs, self._logits))
 
     def _logits(self, units: Sequence[Any]) -> list[Rows]:
         return self._predictor.logits(units)
@@ -202,51 +196,45 @@ class FinetunedEndpoints:
         """In TEI a string is a text, a list is a pair (here also a prompt with its choices), a list of lists is a list
         of items."""
         inputs = request["inputs"]
-        is_batch = isinstance(inputs, list) and isinstance(inputs[0], list)
-        items = [v[0] if isinstance(v, list) and len(v) == 1 else v for v in (inputs if is_batch else [inputs])]
-        job = self._job(items, request, lambda *pair: self._label_scores(*pair, raw=request["raw_scores"]))
-        return job if is_batch else _only_first(job)
+        if isinstance(inputs, list) and isinstance(inputs[0], list):
+            items: Any = [item[0] if len(item) == 1 else item for item in inputs]
+        else:
+            items = tuple(inputs) if isinstance(inputs, list) else inputs
+        return self._job(items, request, lambda *pair: self._label_scores(*pair, raw=request["raw_scores"]))
 
     def _label_scores(self, features: Features, logits: Rows, *, raw: bool) -> list[dict[str, Any]]:
         task, answer = self._config.task, self._decode(features, logits)
         if task == "regression":
             return [{"score": answer["value"], "label": "LABEL_0"}]
-        if task == "choice":
-            names, scores, raw_scores = features.item.texts[1:], answer["scores"], logits[:, 0]
-        else:
-            names = self._config.labels
-            scores, raw_scores = [answer["scores"][label] for label in names], logits[0]
-        items: list[dict[str, Any]] = [
-            {"score": score, "label": name}
-            for score, name in zip(raw_scores.tolist() if raw else scores, names, strict=True)
-        ]
+        is_choice = task == "choice"
+        names = features.item.texts[1:] if is_choice else self._config.labels
+        scores = answer["scores"] if is_choice else list(answer["scores"].values())
+        if raw:
+            scores = (logits[:, 0] if is_choice else logits[0]).tolist()
+        items = [{"score": score, "label": name} for score, name in zip(scores, names, strict=True)]
         for number, item in enumerate(items):
-            if task == "choice":
+            if is_choice:
                 item["index"] = number
             if task == "multilabel":
                 item["given"] = item["label"] in answer["labels"]
-        return sorted(items, key=lambda item: -item["score"])
+        return sorted(items, key=itemgetter("score"), reverse=True)
 
     def rerank(self, request: Request) -> InferenceJob:
-        texts, labels = request["texts"], self._config.labels
-
         def score(_: Features, logits: Rows) -> float:
-            value = logits[0, 1:] - logits[0, :1] if labels else logits[0]
+            value = logits[0, 1:] - logits[0, :1] if self._config.labels else logits[0]
             return float(value[0] if request["raw_scores"] else sigmoid(value)[0])
 
-        job = self._job([(request["query"], text) for text in texts], request, score)
-
         def answer(rows: Sequence[Rows]) -> Any:
-            scores = job.answer(rows)
-            order = sorted(range(len(texts)), key=lambda n: -scores[n])
-            items: list[dict[str, Any]] = [{"index": n, "score": scores[n]} for n in order]
-            return [item | {"text": texts[item["index"]]} for item in items] if request["return_text"] else items
+            items = [{"index": n, "score": score} for n, score in enumerate(job.answer(rows))]
+            if request["return_text"]:
+                items = [item | {"text": text} for item, text in zip(items, request["texts"], strict=True)]
+            return sorted(items, key=itemgetter("score"), reverse=True)
 
+        job = self._job([(request["query"], text) for text in request["texts"]], request, score)
         return replace(job, answer=answer)
 
     def ner(self, request: Request) -> InferenceJob:
-        job = self._job(_list_of(request["inputs"]), request, self._entities)
-        return job if isinstance(request["inputs"], list) else _only_first(job)
+        return self._job(request["inputs"], request, self._entities)
 
     def _entities(self, features: Features, logits: Rows) -> list[dict[str, Any]]:
         answer, text = self._decode(features, logits), features.item.texts[0]
@@ -264,14 +252,12 @@ class FinetunedEndpoints:
         def decode(features: Features, logits: Rows) -> dict[str, Any]:
             answer, k = self._decode(features, logits), request["top_k"]
             best = {name: answer[name] for name in ("answer", "score", "start", "end")}
-            n_best = [{**other, "answer": other["text"]} for other in answer["n_best"][:k]]
-            for other in n_best:
-                del other["text"]
-            return {**best, "n_best": n_best} if k > 1 else best
+            others = [{"answer": other.pop("text"), **other} for other in answer["n_best"][:k]]
+            return {**best, "n_best": others} if k > 1 else best
 
-        inputs = [(question["question"], question["context"]) for question in _list_of(request["inputs"])]
-        job = self._job(inputs, request, decode)
-        return job if isinstance(request["inputs"], list) else _only_first(job)
+        inputs = request["inputs"]
+        questions = [(question["question"], question["context"]) for question in _list_of(inputs)]
+        return self._job(questions if isinstance(inputs, list) else questions[0], request, decode)
 
 
 def _input_kind(c: TaskConfig) -> str:

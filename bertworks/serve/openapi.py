@@ -1,4 +1,4 @@
-"""Requests and responses of every path as JSON Schema: the OpenAPI document, and the validation of requests."""
+"""The endpoints as JSON Schema: the validation of requests, and the OpenAPI document."""
 
 import json
 import re
@@ -14,13 +14,9 @@ _TYPES = {str: "string", list: "array", dict: "object", bool: "boolean", int: "i
           type(None): "null"}  # fmt: skip
 _NAMES = {"string": "a string", "array": "a list", "object": "an object", "integer": "a whole number",
           "number": "a number", "boolean": "true or false", "null": "null"}  # fmt: skip
-
-STRING: Schema = {"type": "string"}
-NUMBER: Schema = {"type": "number"}
-INTEGER: Schema = {"type": "integer"}
-BOOLEAN: Schema = {"type": "boolean"}
-NULL: Schema = {"type": "null"}
-OBJECT: Schema = {"type": "object"}
+STRING, NUMBER, INTEGER, BOOLEAN, NULL, OBJECT = (
+    {"type": name} for name in ("string", "number", "integer", "boolean", "null", "object")
+)
 TEXT: Schema = {"type": "string", "minLength": 1}
 
 
@@ -33,57 +29,48 @@ def check(value: Any, schema: Schema, where: str = "the request") -> Any:
     """
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # in JSON Schema, 1.0 is an integer
-    kind = _TYPES[type(value)]
-    types, all_options = (kind, "number") if kind == "integer" else (kind,), schema.get("anyOf", (schema,))
-    options = [option for option in all_options if option["type"] in types]
-    if not options:
-        expected = " or ".join(dict.fromkeys(_NAMES[option["type"]] for option in all_options))
-        raise UsageError(f"{where} is {_NAMES[kind]}: expected {expected}", hint=schema.get("description"))
-    errors: list[UsageError] = []
+    kind, options, errors = _TYPES[type(value)], schema.get("anyOf", (schema,)), list[UsageError]()
     for option in options:
         try:
-            return _check_content(value, kind, option, where)
+            if option["type"] == kind:
+                return _check_content(value, option, where)
         except UsageError as error:
             errors.append(error)
-    # The error of the option that fits best is the one deepest inside.
-    raise max(errors, key=lambda error: (isinstance(error, RequestTooLargeError), error.what.count("[")))
+    if errors:  # the error of the option that fits best is the one deepest inside
+        raise max(errors, key=lambda error: (isinstance(error, RequestTooLargeError), error.what.count("[")))
+    expected = " or ".join(dict.fromkeys(_NAMES[option["type"]] for option in options))
+    raise UsageError(f"{where} is {_NAMES[kind]}: expected {expected}", hint=schema.get("description"))
 
 
-def _check_content(value: Any, kind: str, schema: Schema, where: str) -> Any:
+def _check_content(value: Any, schema: Schema, where: str) -> Any:
     """`check` of a value whose type fits."""
     if value not in schema.get("enum", (value,)):
         expected = " or ".join(map(json.dumps, schema["enum"]))
         raise UsageError(f"{where} is {json.dumps(value)[:60]}: expected {expected}")
-    match kind:
-        case "string":
+    match value:
+        case str():
             if len(value) < schema.get("minLength", 0):
                 raise UsageError(f"{where} is empty")
-            try:
-                value.encode()
-            except UnicodeEncodeError as error:
-                what = f"{where} holds half a character at {error.start}: a surrogate without its other half"
-                raise UsageError(what) from None
-        case "integer" | "number":
-            least, most = schema.get("minimum", value), schema.get("maximum", value)
-            if not least <= value <= most:
-                raise UsageError(f"{where} is {value}: expected {least} to {most}")
-        case "array":
-            if len(value) > (most := schema.get("maxItems", len(value))):
+            if surrogate := re.search("[\ud800-\udfff]", value):
+                what = f"{where} holds half a character at {surrogate.start()}: a surrogate without its other half"
+                raise UsageError(what)
+        case int() if not schema.get("minimum", value) <= value <= schema.get("maximum", value):
+            raise UsageError(f"{where} is {value}: expected {schema['minimum']} to {schema['maximum']}")
+        case list():
+            if len(value) > (most := schema["maxItems"]):
                 error_type = RequestTooLargeError if most > 2 else UsageError  # three texts are not large, but no pair
                 raise error_type(f"{where} has {len(value):,} items: expected {most:,} at most")
             if len(value) < schema.get("minItems", 0):
                 raise UsageError(f"{where} has {len(value)} items: expected {schema['minItems']} or more")
             return [check(item, schema["items"], f"{where}[{number}]") for number, item in enumerate(value)]
-        case "object":
-            fields = {}
-            for name, field in schema["properties"].items():
-                if name in value:
-                    fields[name] = check(value[name], field, name if where == "the request" else f"{where}.{name}")
-                elif "default" in field:
-                    fields[name] = field["default"]
-                else:
-                    raise UsageError(f"{where} has no {name!r}")
-            return fields
+        case dict():
+            if missing := [name for name in schema["required"] if name not in value]:
+                raise UsageError(f"{where} has no {missing[0]!r}")
+            prefix = "" if where == "the request" else f"{where}."
+            return {
+                name: check(value[name], field, prefix + name) if name in value else field["default"]
+                for name, field in schema["properties"].items()
+            }
     return value
 
 
@@ -170,78 +157,71 @@ _SPAN: dict[str, Schema] = {"start": INTEGER, "end": INTEGER}
 _FILLING = _object(score=NUMBER, token=INTEGER, token_str=STRING, sequence=STRING, text=STRING)
 _ENTITY = _object(entity_group=STRING, score=NUMBER, word=STRING, **_SPAN)
 _ANSWER = _object(answer=STRING, score=NUMBER, **_SPAN)
-_NULLABLE_INTEGER = _any(INTEGER, NULL)
-_TOKEN = _object(id=INTEGER, text=STRING, special=BOOLEAN, start=_NULLABLE_INTEGER, stop=_NULLABLE_INTEGER)
-_VECTOR = _any(_list(NUMBER), STRING)
-ANSWERS: Mapping[str, Schema] = {
-    "embed": _list(_list(NUMBER)),
-    "similarity": _list(NUMBER),
-    "embeddings": _object(
-        object=STRING, model=STRING, usage=_object(prompt_tokens=INTEGER, total_tokens=INTEGER),
-        data=_list(_object(object=STRING, index=INTEGER, embedding=_VECTOR)),
+_POSITION = _any(INTEGER, NULL)
+_TOKEN = _object(id=INTEGER, text=STRING, special=BOOLEAN, start=_POSITION, stop=_POSITION)
+_VECTOR = _object(object=STRING, index=INTEGER, embedding=_any(_list(NUMBER), STRING))
+_USAGE = _object(prompt_tokens=INTEGER, total_tokens=INTEGER)
+_DOCUMENT = _object(id=STRING, score=NUMBER, text=STRING, fields=OBJECT)
+_WORDS = {"tokens": _list(STRING), "words": _list(STRING), "spans": _list(_list(INTEGER))}
+ENDPOINTS: Mapping[str, tuple[str, Schema]] = {  # name -> what it does, and its answer
+    "embed": ("Vectors of texts", _list(_list(NUMBER))),
+    "similarity": ("Cosines between a text and others", _list(NUMBER)),
+    "embeddings": (
+        "Vectors of texts, in the format of OpenAI",
+        _object(object=STRING, model=STRING, usage=_USAGE, data=_list(_VECTOR)),
     ),
-    "fill": _any(_list(_list(_FILLING)), _list(_list(_list(_FILLING)))),
-    "predict": _any(_list(_LABEL), _list(_list(_LABEL))),
-    "rerank": _list(_object(index=INTEGER, score=NUMBER)),
-    "ner": _any(_list(_ENTITY), _list(_list(_ENTITY))),
-    "qa": _any(_ANSWER, _list(_ANSWER)),
-    "search": _list(_object(id=STRING, score=NUMBER, text=STRING, fields=OBJECT)),
-    "explain": _object(explained=STRING, tokens=_list(STRING), words=_list(STRING), spans=_list(_list(INTEGER))),
-    "tokenize": _list(_list(_TOKEN)),
-    "decode": _list(STRING),
-}  # fmt: skip
-SUMMARIES: Mapping[str, str] = {
-    "embed": "Vectors of texts", "similarity": "Cosines between a text and others",
-    "embeddings": "Vectors of texts, in the format of OpenAI", "fill": "The most probable tokens for every mask",
-    "predict": "Labels of texts, the best first", "rerank": "Texts sorted by relevance to a query",
-    "ner": "Entities, or words with their tags", "qa": "Answers to questions, in their contexts",
-    "search": "Documents of the index", "explain": "How much each token contributes to a prediction",
-    "tokenize": "Tokens of texts", "decode": "Texts of tokens",
-}  # fmt: skip
-PATHS: Mapping[str, tuple[str, ...]] = {"embeddings": ("/v1/embeddings", "/embeddings")}  # others: their name
-ERROR = _object(error=STRING, error_type=STRING)
-OPENAI_ERROR = _object(error=_object(message=STRING, type=STRING))
-_REFUSALS = {"400": "no JSON", "401": "no token, or a wrong one", "403": "a foreign page", "408": "too slow",
-             "413": "too large", "415": "no JSON by its header", "422": "the request does not match the schema",
-             "424": "the computation failed", "429": "overloaded: try again later", "503": "stopping"}  # fmt: skip
+    "fill": ("The most probable tokens for every mask", _any(*(_list(_list(i)) for i in (_FILLING, _list(_FILLING))))),
+    "predict": ("Labels of texts, the best first", _any(_list(_LABEL), _list(_list(_LABEL)))),
+    "rerank": ("Texts sorted by relevance to a query", _list(_object(index=INTEGER, score=NUMBER))),
+    "ner": ("Entities, or words with their tags", _any(_list(_ENTITY), _list(_list(_ENTITY)))),
+    "qa": ("Answers to questions, in their contexts", _any(_ANSWER, _list(_ANSWER))),
+    "search": ("Documents of the index", _list(_DOCUMENT)),
+    "explain": ("How much each token contributes to a prediction", _object(explained=STRING, **_WORDS)),
+    "tokenize": ("Tokens of texts", _list(_list(_TOKEN))),
+    "decode": ("Texts of tokens", _list(STRING)),
+}
+_ERRORS = {"/v1/": _object(error=_object(message=STRING, type=STRING)), "": _object(error=STRING, error_type=STRING)}
+_REFUSALS = {"401": "no token, or a wrong one", "403": "a foreign page", "503": "stopping"}
+_POST_REFUSALS = {"400": "no JSON", "408": "too slow", "413": "too large", "415": "no JSON by its header",
+                  "422": "the request does not match the schema", "424": "the computation failed",
+                  "429": "overloaded: try again later"}  # fmt: skip
 
 
 def paths_of(name: str) -> tuple[str, ...]:
-    return PATHS.get(name, (f"/{name}",))
+    """The paths of an endpoint."""
+    return ("/v1/embeddings", "/embeddings") if name == "embeddings" else (f"/{name}",)
 
 
-ALL_PATHS = [path for name in ANSWERS for path in paths_of(name)]
-
-
-def document(info: Mapping[str, Any], limits: Limits, *, token: bool) -> dict[str, Any]:
+def document(info: Mapping[str, Any], requests: Mapping[str, Schema], *, token: bool) -> dict[str, Any]:
     """The OpenAPI document of a server with this model."""
-    paths: dict[str, Any] = {}
-    for name, schema in requests_of(info, limits).items():
-        for path in paths_of(name):
-            body = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
-            paths[path] = {"post": _operation(path, SUMMARIES[name], ANSWERS[name], token, body)}
-    for path, summary, schema in (
-        ("/info", "The model, and what this server offers", OBJECT),
-        ("/health", "Whether this server answers", _object(status=STRING)),
-        ("/v1/models", "The model, in the format of OpenAI", _object(object=STRING, data=_list(OBJECT))),
-    ):
-        paths[path] = {"get": _operation(path, summary, schema, token and path != "/health", {})}
+
+    def content(description: str, schema: Schema) -> dict[str, Any]:
+        return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+    def operation(path: str, summary: str, answer: Schema, request: Schema | None = None) -> dict[str, Any]:
+        error = next(schema for prefix, schema in _ERRORS.items() if path.startswith(prefix))
+        refusals = _REFUSALS if request is None else _REFUSALS | _POST_REFUSALS
+        responses = {code: content(text, error) for code, text in refusals.items()}
+        fields: dict[str, Any] = {
+            "summary": summary, "operationId": path.strip("/").replace("/", "_"),
+            "responses": {"200": content("an answer", answer), **responses},
+        }  # fmt: skip
+        if token and path != "/health":
+            fields["security"] = [{"token": []}]
+        if request is None:
+            return {"get": fields}
+        return {"post": {**fields, "requestBody": {**content("", request), "required": True}}}
+
+    paths = {
+        "/info": operation("/info", "The model, and what this server offers", OBJECT),
+        "/health": operation("/health", "Whether this server answers", _object(status=STRING)),
+        "/v1/models": operation(
+            "/v1/models", "The model, in the format of OpenAI", _object(object=STRING, data=_list(OBJECT))
+        ),
+    } | {
+        path: operation(path, *ENDPOINTS[name], request) for name, request in requests.items()
+        for path in paths_of(name)
+    }  # fmt: skip
     secured = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}} if token else {}
     about = {"title": f"bertworks serve {info['model_id']}", "version": bertworks.__version__}
     return {"openapi": "3.1.0", "info": about, "paths": paths, "components": secured}
-
-
-def _operation(path: str, summary: str, answer: Schema, token: bool, more: Mapping[str, Any]) -> dict[str, Any]:
-    error = OPENAI_ERROR if path.startswith("/v1/") else ERROR
-    codes = _REFUSALS if more else {code: _REFUSALS[code] for code in ("401", "403", "503")}
-    responses = {"200": ("an answer", answer)} | {code: (text, error) for code, text in codes.items()}
-    return {
-        "summary": summary,
-        "operationId": path.strip("/").replace("/", "_"),
-        "responses": {
-            code: {"description": text, "content": {"application/json": {"schema": schema}}}
-            for code, (text, schema) in responses.items()
-        },
-        **({"security": [{"token": []}]} if token else {}),
-        **more,
-    }

@@ -8,15 +8,15 @@ import ipaddress
 import json
 import logging
 import os
+import queue
 import resource
 import signal
 import socket
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,6 @@ MAX_LINES = 10_000  # that wait; further lines are dropped and counted
 PAUSE = 0.05  # seconds to collect lines: waking the thread for each line would slow down the other threads
 RETRY = 0.5  # seconds, after a failed write
 FLUSH_SECONDS = 1.0  # at the end, if the log is read slowly
-_LINES_PER_WRITE = 100
 IDLE_SECONDS = 75  # before an idle connection is closed: longer than in proxies (60), which else may use a connection
 # that is being closed
 MAX_FILES = 1 << 16  # open at the same time: more than the accepted requests
@@ -61,9 +60,8 @@ class LogHandler(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.setFormatter(_JSONFormatter())
-        self._lines: deque[str] = deque()
+        self._lines = queue.Queue[str]()
         self._dropped = 0
-        self._has_lines = threading.Event()
         try:
             self._descriptor = sys.stderr.fileno()
         except (AttributeError, OSError):  # a replacement without a descriptor, as in notebooks
@@ -72,40 +70,39 @@ class LogHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Queue a line without waiting."""
-        if len(self._lines) >= MAX_LINES:
+        if self._lines.unfinished_tasks >= MAX_LINES:
             self._dropped += 1
             return
-        if self._dropped:
-            dropped, self._dropped = self._dropped, 0
-            warning = {"levelname": "WARNING", "msg": "lines of the log were lost", "fields": {"lost": dropped}}
-            self._lines.append(self.format(logging.makeLogRecord(warning)))
         try:
-            self._lines.append(self.format(record))
+            self._lines.put(self.format(record))
         except Exception:
             self.handleError(record)  # as in handlers of the standard library: no request fails because of its log
-        self._has_lines.set()
 
     def flush(self) -> None:
         """Wait until all lines are written, for at most FLUSH_SECONDS."""
         end = time.monotonic() + FLUSH_SECONDS
-        while self._lines and time.monotonic() < end:
+        while self._lines.unfinished_tasks and time.monotonic() < end:
             time.sleep(PAUSE / 5)
 
     def _write(self) -> None:
         """Write to the descriptor: the lock of `sys.stderr` would block the end of the process if the log is not
         read."""
-        while self._has_lines.wait():
+        while True:
+            lines = [self._lines.get()]
             time.sleep(PAUSE)
-            self._has_lines.clear()
-            while count := min(len(self._lines), _LINES_PER_WRITE):
-                content = "".join(self._lines[number] + "\n" for number in range(count)).encode()
-                while content:
-                    try:
-                        content = content[os.write(self._descriptor, content) :]
-                    except OSError:  # a full disk or a closed pipe: lines wait, as for a slow reader
-                        time.sleep(RETRY)
-                for _ in range(count):
-                    self._lines.popleft()
+            lines += [self._lines.get() for _ in range(self._lines.qsize())]
+            content = "".join(f"{line}\n" for line in lines).encode()
+            if dropped := self._dropped:
+                self._dropped = 0
+                warning = {"levelname": "WARNING", "msg": "lines of the log were lost", "fields": {"lost": dropped}}
+                content += f"{self.format(logging.makeLogRecord(warning))}\n".encode()
+            while content:
+                try:
+                    content = content[os.write(self._descriptor, content) :]
+                except OSError:  # a full disk or a closed pipe: lines wait, as for a slow reader
+                    time.sleep(RETRY)
+            for _ in lines:
+                self._lines.task_done()
 
 
 def json_log() -> logging.Logger:
@@ -153,12 +150,23 @@ def serve(
     with bound(host, port) as listening:  # before the model is read: report a used port at once
         abilities = Abilities(model, index=index, device=device, precision=precision, limits=limits)
         application = Application(abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit)
-        server, log = uvicorn.Server(uvicorn.Config(application.asgi, http=Connection, **_SETTINGS)), json_log()
-        _raise_fd_limit()
+        server, log = uvicorn.Server(uvicorn.Config(application, http=Connection, **_SETTINGS)), json_log()
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # every connection is an open file; -1: no limit
+        if 0 <= soft < MAX_FILES:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard if 0 <= hard < MAX_FILES else MAX_FILES, hard))
         name, number = listening.getsockname()[:2]
         url = f"http://[{name}]:{number}/" if ":" in name else f"http://{name}:{number}/"
         yield Event("note", f"{abilities.name} at {url}", {"url": url, "abilities": abilities.info["abilities"]})
-        with _signals_ignored_after_shutdown(), _gc_frozen():
+        with ExitStack() as stack:
+            if threading.current_thread() is threading.main_thread():
+                # uvicorn raises the signal again after its shutdown. Here the shutdown is all that is needed.
+                for signal_ in (signal.SIGINT, signal.SIGTERM):
+                    stack.callback(signal.signal, signal_, signal.signal(signal_, lambda *_: None))
+            # Exclude the present objects, some 300,000 of libraries and model, from garbage collection, which would
+            # stop all threads for 0.17 seconds.
+            gc.collect()
+            gc.freeze()
+            stack.callback(gc.unfreeze)
             server.run(sockets=[listening])
     application.close()
     log.info("stopped")
@@ -191,36 +199,3 @@ def bound(host: str, port: int) -> socket.socket:
     # until the client has acknowledged the head, which may take 40 ms.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listening
-
-
-def _raise_fd_limit() -> None:
-    """Every connection is an open file."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    limit = MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, MAX_FILES)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, limit), hard))
-
-
-@contextmanager
-def _signals_ignored_after_shutdown() -> Iterator[None]:
-    """uvicorn raises the signal again after its shutdown. Here the shutdown is all that is needed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-@contextmanager
-def _gc_frozen() -> Iterator[None]:
-    """Exclude the present objects, some 300,000 of libraries and model, from garbage collection, which would stop all
-    threads for 0.17 seconds."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
