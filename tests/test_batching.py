@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bertworks.errors import BertworksError
-from bertworks.serve.batching import Batcher, OverloadedError
+from bertworks.serve.batching import Batcher, Compute, InferenceJob, OverloadedError
 
 
 class Squares:
@@ -48,8 +48,12 @@ def eager(batch_cost: int, **settings: Any) -> Batcher:
     return made
 
 
+def job(compute: Compute, *units: int, cost: int = 1) -> InferenceJob:
+    return InferenceJob(list, units, [cost] * len(units), compute)
+
+
 def ask(batcher: Batcher, squares: Squares, *numbers: int, cost: int = 1) -> "Future[list[int]]":
-    return batcher.submit(squares, numbers, [cost] * len(numbers))
+    return batcher.submit(job(squares, *numbers, cost=cost))
 
 
 def hold(batcher: Batcher, squares: Squares) -> "Future[list[int]]":
@@ -93,7 +97,7 @@ def test_several_batches_are_computed_at_once_and_know_it():
         return units
 
     batcher = eager(1, workers=2, sharing=told.append)
-    futures = [batcher.submit(compute, [n], [1]) for n in range(4)]
+    futures = [batcher.submit(job(compute, n)) for n in range(4)]
     assert [future.result(10) for future in futures] == [[0], [1], [2], [3]]
     assert told[1:] == [2, 2, 2]
     batcher.threads.shutdown()
@@ -108,7 +112,7 @@ def test_pieces_of_a_question_that_end_in_another_order_are_put_in_theirs():
         return units
 
     batcher = eager(1, workers=2)
-    assert batcher.submit(compute, [1, 2, 3], [1, 1, 1]).result(10) == [1, 2, 3]
+    assert batcher.submit(job(compute, 1, 2, 3)).result(10) == [1, 2, 3]
     batcher.threads.shutdown()
 
 
@@ -121,7 +125,7 @@ def test_questions_that_wait_are_computed_together(batcher: Batcher, squares: Sq
 
 def test_a_method_is_one_way_to_compute(batcher: Batcher, squares: Squares):
     """`squares.__call__`, asked for twice, is two objects."""
-    futures = [hold(batcher, squares), *(batcher.submit(squares.__call__, [n], [1]) for n in range(1, 9))]
+    futures = [hold(batcher, squares), *(batcher.submit(job(squares.__call__, n)) for n in range(1, 9))]
     squares.go.set()
     wait(futures, 10)
     assert squares.batches == [[0], [1, 2, 3, 4, 5, 6, 7, 8]]
@@ -188,9 +192,9 @@ def test_a_panic_is_an_error_of_one(batcher: Batcher):
         raise Panic
 
     with pytest.raises(RuntimeError, match="Panic"):
-        batcher.submit(panic, [1], [1]).result(10)
+        batcher.submit(job(panic, 1)).result(10)
     with pytest.raises(RuntimeError, match="0 answers"):
-        batcher.submit(lambda units: [], [1], [1]).result(10)
+        batcher.submit(job(lambda units: [], 1)).result(10)
     batcher.threads.shutdown()
     assert (batcher.cost, batcher.load) == (0, 0)
 

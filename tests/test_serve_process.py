@@ -208,8 +208,7 @@ def test_lines_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("bertworks.serve.server.MAX_LINES", 5)
     monkeypatch.setattr("bertworks.serve.server.PAUSE", 0.2)
     with os.fdopen(read) as reader, os.fdopen(write, "w") as writer:
-        monkeypatch.setattr(sys, "stderr", writer)
-        handler = LogHandler()
+        handler = LogHandler(writer.fileno())
         for number in range(8):
             handler.emit(logging.makeLogRecord({"msg": f"line {number}"}))
         handler.flush()

@@ -26,7 +26,7 @@ from bertworks.inference.predictor import Predictor
 from bertworks.retrieval.index import Index, index_file
 from bertworks.retrieval.ranking import Reranker
 from bertworks.serve.application import Application
-from bertworks.serve.batching import Batcher, Limits
+from bertworks.serve.batching import Batcher, InferenceJob, Limits
 from bertworks.training.device import THREADS, Precision
 
 TEXTS = ["good film", "sad dogs in this town", "Anna lives in Oslo .", "😀 the men"]
@@ -317,14 +317,14 @@ def test_what_many_ask_is_computed_together(
             assert go.wait(10)
             return units
 
-        def submitted(*question: Any) -> Any:
-            future = submit(*question)
+        def submitted(job: InferenceJob) -> Any:
+            future = submit(job)
             if waiting(batcher) == 9:
                 go.set()
             return future
 
         monkeypatch.setattr(batcher, "_observe", lambda units, cost, seconds: sizes.append(units))
-        submit(held, [0], [1])  # what comes while it is computed is to be one batch
+        submit(InferenceJob(list, [0], [1], held))  # what comes while it is computed is to be one batch
         assert begun.wait(10)
         monkeypatch.setattr(batcher, "submit", submitted)
         found = local.all([("POST", path, {"json": {"inputs": text}})] * 9)
@@ -342,7 +342,8 @@ def test_whatever_is_computed_alone_has_all_threads(models: dict[str, Path], mon
             assert local.application._batchers["network"].workers == 3
             for batcher in local.application._batchers.values():
                 torch.set_num_threads(1)
-                assert batcher.submit(lambda units: [torch.get_num_threads()], [0], [1]).result(10) == [3]
+                job = InferenceJob(list, [0], [1], lambda units: [torch.get_num_threads()])
+                assert batcher.submit(job).result(10) == [3]
     finally:
         torch.set_num_threads(before)
 
@@ -429,14 +430,14 @@ def test_a_body_that_does_not_say_how_long_it_is(words: Local):
 def test_an_error_of_the_network_is_of_one_request(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
     with Local(models["classification"]) as local:
         speaker = local.abilities.endpoints["predict"].__self__  # type: ignore[attr-defined]
-        compute, bad = speaker._logits, len("bad".split()) + 2
+        compute, bad = speaker._predictor.logits, len("bad".split()) + 2
 
         def failing(units: Any) -> Any:
             if any(len(unit[0].input_ids) == bad for unit in units):
                 raise RuntimeError("no memory")
             return compute(units)
 
-        monkeypatch.setattr(speaker, "_logits", failing)
+        monkeypatch.setattr(speaker._predictor, "logits", failing)
         texts = ["good film", "bad", "sad dogs in"] * 3
         found = local.all([("POST", "/predict", {"json": {"inputs": text}}) for text in texts])
         assert [one.status_code for one in found] == [200, 424, 200] * 3
@@ -447,14 +448,14 @@ def test_nothing_is_computed_for_who_went_away(models: dict[str, Path], monkeypa
     with Local(models["classification"]) as local:
         batcher = local.application._batchers["network"]
         speaker = local.abilities.endpoints["predict"].__self__  # type: ignore[attr-defined]
-        held, go, compute = threading.Event(), threading.Event(), speaker._logits
+        held, go, compute = threading.Event(), threading.Event(), speaker._predictor.logits
 
         def slow(units: Any) -> Any:
             held.set()
             assert go.wait(30)
             return compute(units)
 
-        monkeypatch.setattr(speaker, "_logits", slow)
+        monkeypatch.setattr(speaker._predictor, "logits", slow)
 
         async def ask(gone: asyncio.Event) -> int:
             """The status of a request whose client stays until it is `gone`."""

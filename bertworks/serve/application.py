@@ -107,13 +107,18 @@ class Application:
             what = "Cost of what waits or is computed, in tokens"
             self._metrics.watch(f"te_queue_{name}", what, partial(getattr, batcher, "cost"))
         self._requests = requests_of(abilities.info, self._limits)
+        server_info = {
+            "max_concurrent_requests": self._limits.requests, "max_batch_tokens": self._limits.batch_tokens,
+            "max_client_batch_size": self._limits.texts, "auto_truncate": True, "tokenization_workers": READERS,
+            "limits": asdict(self._limits),
+        }  # fmt: skip
         model = {"id": abilities.name, "object": "model", "created": 0, "owned_by": "bertworks"}
         page = {
             "/" if path.name == "index.html" else f"/{path.name}": path for path in (*PAGE.iterdir(), *MAPS.iterdir())
         }
         self._public = {*page, "/health"}
         self._get: dict[str, Endpoint] = {
-            "/info": _constant(_dumps(abilities.info | self._server_info())),
+            "/info": _constant(_dumps(abilities.info | server_info)),
             "/openapi.json": _constant(_dumps(document(abilities.info, self._requests, token=bool(token)))),
             "/v1/models": _constant(_dumps({"object": "list", "data": [model]})),
             "/health": self._health,
@@ -262,7 +267,7 @@ class Application:
 
     async def _results(self, batcher: Batcher, job: InferenceJob, request: Request) -> list[Any]:
         """The results of a job. It is cancelled when the client closes the connection."""
-        future = batcher.submit(job.compute, job.units, job.costs)
+        future = batcher.submit(job)
         closed = asyncio.ensure_future(_wait_until_closed(request))
         closed.add_done_callback(lambda _: future.cancel())  # no effect on a finished future
         try:
@@ -295,17 +300,6 @@ class Application:
 
     async def _prometheus(self, _: Request) -> Response:
         return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
-
-    def _server_info(self) -> dict[str, Any]:
-        """The server's part of /info."""
-        return {
-            "max_concurrent_requests": self._limits.requests,
-            "max_batch_tokens": self._limits.batch_tokens,
-            "max_client_batch_size": self._limits.texts,
-            "auto_truncate": True,
-            "tokenization_workers": READERS,
-            "limits": asdict(self._limits),
-        }
 
 
 async def _wait_until_closed(request: Request) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from bertworks.errors import BertworksError, UsageError
 from bertworks.training.device import lower_thread_priority
 
-Compute = Callable[[Sequence[Any]], Sequence[Any]]  # units -> a result for each, whatever the other units are
+Compute = Callable[[Sequence[Any]], Any]  # units -> a result for each, whatever the other units are
 SPEED_MEMORY = 0.8  # weight of the old speed in the moving average, after each batch
 SMALL_BATCH = 256  # cost of a batch while little waits: a request that arrives meanwhile waits for all of it
 BATCH_FRACTION = 0.25  # of what waits, for all threads together: under load, throughput counts more
@@ -54,7 +54,7 @@ class OverloadedError(BertworksError):
         self.headers = {"retry-after": str(max(1, round(seconds)))}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class InferenceJob:
     """What a request computes. `compute(units)` gives a result for each unit; units of other jobs may be in the same
     call. `answer(results)` is a JSON value, or a list of vectors. `costs`: of each unit, in tokens; 1 without a
@@ -64,19 +64,12 @@ class InferenceJob:
     units: Sequence[Any] = ()
     costs: Sequence[int] = ()
     compute: Compute = list
+    taken: int = field(init=False, default=0)  # units that are, or were, in a batch
+    results: dict[int, Any] = field(init=False, default_factory=dict)  # unit number -> result: batches end in any order
+    future: "Future[list[Any]]" = field(init=False, default_factory=Future)
 
 
-@dataclass(eq=False)
-class _PendingJob:
-    compute: Compute
-    units: Sequence[Any]
-    costs: Sequence[int]
-    taken: int = 0  # units that are, or were, in a batch
-    results: dict[int, Any] = field(default_factory=dict)  # unit number -> result: batches end in any order
-    future: "Future[list[Any]]" = field(default_factory=Future)
-
-
-_Batch = dict[_PendingJob, list[int]]  # job -> numbers of its units
+_Batch = dict[InferenceJob, list[int]]  # job -> numbers of its units
 
 
 class Batcher:
@@ -112,7 +105,7 @@ class Batcher:
         self.cost = 0  # of all that waits or is computed
         self.load = 0  # the same, but at most a batch of each job: no job has to wait for more
         self.busy = dict[int, float]()
-        self._waiting, self._lock = dict[Compute, deque[_PendingJob]](), threading.Lock()
+        self._waiting, self._lock = dict[Compute, deque[InferenceJob]](), threading.Lock()
         # Low priority, or short requests wait until a matrix product is finished.
         self.threads = ThreadPoolExecutor(workers, "batcher", lower_thread_priority)
 
@@ -122,29 +115,29 @@ class Batcher:
         seconds = self.load / self.speed
         return OverloadedError(seconds - self.patience) if seconds > self.patience else None
 
-    def submit(self, compute: Compute, units: Sequence[Any], costs: Sequence[int]) -> "Future[list[Any]]":
+    def submit(self, job: InferenceJob) -> "Future[list[Any]]":
         """The future of the results of the units, in order. Cancel it to make room for others.
 
         Raises:
             OverloadedError: too much is waiting, or the batcher is closed.
         """
-        job, cost = _PendingJob(compute, units, costs), sum(costs)
+        cost = sum(job.costs)
         with self._lock:
             is_late = cost > self.batch_cost and self.cost > LARGE_WAIT * self.patience * self.speed
             if error := OverloadedError(self.patience) if is_late else self.overloaded:
                 raise error
             try:
-                for _ in units[: self.workers]:
+                for _ in job.units[: self.workers]:
                     self.threads.submit(self._work)
             except RuntimeError:  # it is closed
                 raise OverloadedError from None
             self.cost += cost
             self.load += min(cost, self.batch_cost)
-            self._waiting.setdefault(compute, deque()).append(job)
+            self._waiting.setdefault(job.compute, deque()).append(job)
         job.future.add_done_callback(lambda _: self._release(job))
         return job.future
 
-    def _release(self, job: _PendingJob) -> None:
+    def _release(self, job: InferenceJob) -> None:
         """Called when a job has its results or an error, or is cancelled: what waits of it is not computed."""
         with self._lock:
             self.load -= min(sum(job.costs), self.batch_cost)
@@ -196,7 +189,7 @@ class Batcher:
         return batch
 
 
-def _outcomes(batch: _Batch) -> list[tuple[_PendingJob, dict[int, Any] | Exception]]:
+def _outcomes(batch: _Batch) -> list[tuple[InferenceJob, dict[int, Any] | Exception]]:
     """For each job, the results of its units, or its error."""
     units = [job.units[number] for job, numbers in batch.items() for number in numbers]
     try:

@@ -9,6 +9,7 @@ import base64
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
@@ -19,7 +20,6 @@ from numpy.typing import NDArray
 
 import bertworks
 from bertworks.batching.features import Features
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.decoding import Decoder, is_entity_tagset, sigmoid
 from bertworks.inference.embed import Embedder
@@ -44,14 +44,6 @@ def _list_of(inputs: Any) -> list[Any]:
     return inputs if isinstance(inputs, list) else [inputs]
 
 
-def _prompt(request: Request, prompts: Mapping[str, str]) -> str | None:
-    name = request.get("prompt_name")
-    if name is not None and name not in prompts:
-        available = f"it has {', '.join(prompts)}" if prompts else "it has none"
-        raise UsageError(f"the model has no prompt {name!r:.60}: {available}")
-    return None if name is None else prompts[name]
-
-
 def _like(inputs: Any, job: InferenceJob) -> InferenceJob:
     """A job with a list of answers for a list of inputs, and with a single answer for a single input."""
     return job if isinstance(inputs, list) else replace(job, answer=lambda rows: job.answer(rows)[0])
@@ -74,6 +66,7 @@ class PretrainedEndpoints:
                                      "task": "embedding", "model_type": {"embedding": {"pooling": None}}}  # fmt: skip
         with suppress(BertworksError):
             self._filler = Filler(model)
+            self._fillings = partial(self._filler.top_tokens, k=MAX_FILLINGS)
             self.endpoints["fill"] = self.fill
             self.info |= {"task": "masked-lm", "max_input_length": self._filler.longest}
         try:
@@ -90,13 +83,12 @@ class PretrainedEndpoints:
 
     def _job(self, texts: list[str], request: Request, answer: Callable[[Rows], Any]) -> InferenceJob:
         """answer: raw vectors [texts, dimension] -> the answer."""
-        units, truncated = self._embedder.units(texts, _prompt(request, self._embedder.settings.prompts))
+        units, truncated = self._embedder.units(
+            texts, self._embedder.settings.prompts.get(request.get("prompt_name", ""))
+        )
         _refuse_truncated(request, truncated)
         costs = [len(unit[0].input_ids) for unit in units]
-        return InferenceJob(lambda rows: answer(np.stack(rows)), units, costs, self._raw_vectors)
-
-    def _raw_vectors(self, units: Sequence[Any]) -> list[Rows]:
-        return list(self._embedder.raw(units))
+        return InferenceJob(lambda rows: answer(np.stack(rows)), units, costs, self._embedder.raw)
 
     def embed(self, request: Request) -> InferenceJob:
         def answer(raw: Rows) -> list[Rows]:
@@ -140,9 +132,6 @@ class PretrainedEndpoints:
         costs = [sum(query.costs) for query in queries]
         return _like(request["inputs"], InferenceJob(answer, queries, costs, self._fillings))
 
-    def _fillings(self, queries: Sequence[Any]) -> list[Any]:
-        return self._filler.top_tokens(queries, MAX_FILLINGS)
-
 
 class FinetunedEndpoints:
     """The endpoints of a fine-tuned model."""
@@ -152,12 +141,12 @@ class FinetunedEndpoints:
         self._config = c = self._predictor.description
         self._decode = Decoder(c)
         self.reranker = Reranker(self._predictor) if fits_pairs(c) else None
-        by_task: dict[str, tuple[str, Endpoint]] = {
-            "tagging": ("ner", self.ner), "spans": ("ner", self.ner), "qa": ("qa", self.qa)
-        }  # fmt: skip
-        self.endpoints: dict[str, Endpoint] = dict([by_task.get(c.task, ("predict", self.predict))])
+        name = {"tagging": "ner", "spans": "ner", "qa": "qa"}.get(c.task, "predict")
+        self.endpoints: dict[str, Endpoint] = {name: getattr(self, name)}
         if self.reranker is not None:
             self.endpoints["rerank"] = self.rerank
+        reads = {"qa": "question", "choice": "choices", "tagging": "text", "spans": "text"}.get(c.task)
+        reads = reads or ("text" if c.separator else {1: "text", 2: "pair"}.get(len(c.text), "text or pair"))
         names = c.labels or (("LABEL_0",) if c.task == "regression" else ())
         label_names = {"id2label": {str(n): name for n, name in enumerate(names)},
                        "label2id": {name: n for n, name in enumerate(names)}}  # fmt: skip
@@ -167,7 +156,7 @@ class FinetunedEndpoints:
             "max_input_length": c.max_length,
             "task": c.task,
             "labels": list(c.labels),
-            "reads": _input_kind(c),
+            "reads": reads,
             "prompts": {},
             "dimension": None,
         }
@@ -187,10 +176,7 @@ class FinetunedEndpoints:
             return [decode(f, np.concatenate(list(islice(remaining, len(part))))) for f, part in zip(features, parts)]
 
         costs = [sum(len(example.input_ids) for example in unit) for unit in units]
-        return _like(inputs, InferenceJob(answer, units, costs, self._logits))
-
-    def _logits(self, units: Sequence[Any]) -> list[Rows]:
-        return self._predictor.logits(units)
+        return _like(inputs, InferenceJob(answer, units, costs, self._predictor.logits))
 
     def predict(self, request: Request) -> InferenceJob:
         """In TEI a string is a text, a list is a pair (here also a prompt with its choices), a list of lists is a list
@@ -258,18 +244,6 @@ class FinetunedEndpoints:
         inputs = request["inputs"]
         questions = [(question["question"], question["context"]) for question in _list_of(inputs)]
         return self._job(questions if isinstance(inputs, list) else questions[0], request, decode)
-
-
-def _input_kind(c: TaskConfig) -> str:
-    match c.task:
-        case "qa":
-            return "question"
-        case "choice":
-            return "choices"
-        case "tagging" | "spans":
-            return "text"
-        case _:
-            return {1: "text", 2: "pair"}.get(len(c.text), "text or pair") if not c.separator else "text"
 
 
 class Abilities:
@@ -351,7 +325,7 @@ class Abilities:
         return {**absent, **e.as_dict(), "model": self.name, "tokens": e.tokens, "spans": e.spans, **size, **maps}
 
     def tokenize(self, request: Request) -> InferenceJob:
-        t, prompt = self.tokenizer, _prompt(request, self.info.get("prompts", {})) or ""
+        t, prompt = self.tokenizer, self.info["prompts"].get(request["prompt_name"], "")
         encodings = t.encode_batch([prompt + text for text in _list_of(request["inputs"])])
         self.check_tokens(sum(len(encoding.ids) for encoding in encodings))
         tokens = [

@@ -12,8 +12,6 @@ from bertworks.serve.batching import Limits, RequestTooLargeError
 Schema = Mapping[str, Any]
 _TYPES = {str: "string", list: "array", dict: "object", bool: "boolean", int: "integer", float: "number",
           type(None): "null"}  # fmt: skip
-_NAMES = {"string": "a string", "array": "a list", "object": "an object", "integer": "a whole number",
-          "number": "a number", "boolean": "true or false", "null": "null"}  # fmt: skip
 STRING, NUMBER, INTEGER, BOOLEAN, NULL, OBJECT = (
     {"type": name} for name in ("string", "number", "integer", "boolean", "null", "object")
 )
@@ -38,8 +36,8 @@ def check(value: Any, schema: Schema, where: str = "the request") -> Any:
             errors.append(error)
     if errors:  # the error of the option that fits best is the one deepest inside
         raise max(errors, key=lambda error: (isinstance(error, RequestTooLargeError), error.what.count("[")))
-    expected = " or ".join(dict.fromkeys(_NAMES[option["type"]] for option in options))
-    raise UsageError(f"{where} is {_NAMES[kind]}: expected {expected}", hint=schema.get("description"))
+    expected = " or ".join(dict.fromkeys(option["type"] for option in options))
+    raise UsageError(f"{where} has the type {kind}: expected {expected}", hint=schema.get("description"))
 
 
 def _check_content(value: Any, schema: Schema, where: str) -> Any:

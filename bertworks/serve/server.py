@@ -12,7 +12,6 @@ import queue
 import resource
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -55,17 +54,12 @@ class _JSONFormatter(logging.Formatter):
 
 class LogHandler(logging.Handler):
     """Queues lines until a thread has written them. If MAX_LINES wait, further lines are dropped, and the next line
-    reports their number."""
+    reports their number. descriptor: standard error."""
 
-    def __init__(self) -> None:
+    def __init__(self, descriptor: int = 2):
         super().__init__()
         self.setFormatter(_JSONFormatter())
-        self._lines = queue.Queue[str]()
-        self._dropped = 0
-        try:
-            self._descriptor = sys.stderr.fileno()
-        except (AttributeError, OSError):  # a replacement without a descriptor, as in notebooks
-            self._descriptor = 2
+        self._descriptor, self._lines, self._dropped = descriptor, queue.Queue[str](), 0
         threading.Thread(target=self._write, name="log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -85,8 +79,7 @@ class LogHandler(logging.Handler):
             time.sleep(PAUSE / 5)
 
     def _write(self) -> None:
-        """Write to the descriptor: the lock of `sys.stderr` would block the end of the process if the log is not
-        read."""
+        """Write without the lock of `sys.stderr`: it would block the end of the process if the log is not read."""
         while True:
             lines = [self._lines.get()]
             time.sleep(PAUSE)
@@ -140,21 +133,21 @@ def serve(
         BertworksError: no such model or index, the port is in use, or the extra `serve` is not installed.
         UsageError: no token for a server that other machines can reach.
     """
-    if not token and not _is_local(host):
-        what = f"other machines can reach {host}, and there is no token"
-        raise UsageError(what, hint="set BERTWORKS_API_KEY to a long random word")
     with optional_import("a server", '"bertworks[serve]"'):
         import uvicorn
 
         from bertworks.serve.application import Application, Connection
     with bound(host, port) as listening:  # before the model is read: report a used port at once
+        name, number = listening.getsockname()[:2]
+        if not token and not ipaddress.ip_address(name).is_loopback:
+            what = f"other machines can reach {host}, and there is no token"
+            raise UsageError(what, hint="set BERTWORKS_API_KEY to a long random word")
         abilities = Abilities(model, index=index, device=device, precision=precision, limits=limits)
         application = Application(abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit)
         server, log = uvicorn.Server(uvicorn.Config(application, http=Connection, **_SETTINGS)), json_log()
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # every connection is an open file; -1: no limit
         if 0 <= soft < MAX_FILES:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard if 0 <= hard < MAX_FILES else MAX_FILES, hard))
-        name, number = listening.getsockname()[:2]
         url = f"http://[{name}]:{number}/" if ":" in name else f"http://{name}:{number}/"
         yield Event("note", f"{abilities.name} at {url}", {"url": url, "abilities": abilities.info["abilities"]})
         with ExitStack() as stack:
@@ -171,15 +164,6 @@ def serve(
     application.close()
     log.info("stopped")
     yield Event("done", "stopped", {"requests": server.server_state.total_requests})
-
-
-def _is_local(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def bound(host: str, port: int) -> socket.socket:
