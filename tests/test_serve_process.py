@@ -1,6 +1,7 @@
 """A server as a process: clients that know nothing of it, connections that behave badly, and how it ends."""
 
 import base64
+import fcntl
 import gc
 import json
 import logging
@@ -189,54 +190,57 @@ def test_told_to_stop_it_answers_what_was_asked(model: Path):
             httpx.get(url)
 
 
+@pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="not Linux")
 def test_a_log_that_nobody_reads_holds_up_nobody(model: Path):
-    """A pipe takes 64 kB."""
     with process(str(model)) as (running, url), httpx.Client(base_url=url, timeout=60) as client:
+        assert running.stderr is not None
+        fcntl.fcntl(running.stderr, fcntl.F_SETPIPE_SZ, 1 << 16)
         for _ in range(600):
             client.get("/info").raise_for_status()
         begin = time.monotonic()
         running.send_signal(signal.SIGTERM)
         assert running.wait(10) == 0
         assert time.monotonic() - begin < 10
-        assert running.stderr is not None
-        lines = [json.loads(line) for line in running.stderr.read().splitlines()[:-1]]  # the last may be cut
+        lines = [json.loads(line) for line in running.stderr.read().splitlines()]
         assert 200 < len(lines) < 600
 
 
+@pytest.mark.skipif(not hasattr(fcntl, "F_SETPIPE_SZ"), reason="not Linux")
 def test_lines_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("bertworks.serve.server.PIPE_BYTES", 4096)
     read, write = os.pipe()
-    monkeypatch.setattr("bertworks.serve.server.MAX_LINES", 5)
-    monkeypatch.setattr("bertworks.serve.server.PAUSE", 0.2)
-    with os.fdopen(read) as reader, os.fdopen(write, "w") as writer:
-        handler = LogHandler(writer.fileno())
-        for number in range(8):
-            handler.emit(logging.makeLogRecord({"msg": f"line {number}"}))
-        handler.flush()
-        handler.emit(logging.makeLogRecord({"msg": "line 8", "fields": {"status": 200}}))
-        handler.flush()
-        lines = [json.loads(reader.readline()) for _ in range(7)]
-    assert [line["message"] for line in lines] == [
-        *(f"line {number}" for number in range(5)), "lines of the log were lost", "line 8"
-    ]  # fmt: skip
-    assert (lines[5]["level"], lines[5]["lost"], lines[6]["status"]) == ("warning", 3, 200)
+    with os.fdopen(read) as reader, os.fdopen(write):
+        handler, written = LogHandler(write), 0
+        while not handler._lost:
+            handler.handle(logging.makeLogRecord({"msg": f"line {written}", "fields": {"status": 200}}))
+            written += 1
+        handler.handle(logging.makeLogRecord({"msg": "another"}))
+        lines = [json.loads(reader.readline()) for _ in range(written - 1)]
+        assert [line["message"] for line in lines] == [f"line {number}" for number in range(written - 1)]
+        assert lines[0]["status"] == 200
+        try:
+            raise ValueError("long " * 10_000)
+        except ValueError:
+            handler.handle(logging.makeLogRecord({"msg": "last", "exc_info": sys.exc_info()}))
+        lost, last = (json.loads(reader.readline()) for _ in range(2))
+    assert (lost["level"], lost["message"], lost["lost"]) == ("warning", "lines of the log were lost", 2)
+    assert last["traceback"].endswith("long long ")
 
 
-def test_a_write_that_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch):
-    failures, written = [OSError(28, "No space left on device")] * 2, []
+def test_a_write_that_fails_is_counted(monkeypatch: pytest.MonkeyPatch):
+    failures, written = [OSError(28, "No space left on device")] * 2, list[bytes]()
 
     def write(_: int, content: bytes) -> int:
         if failures:
             raise failures.pop()
-        written.append(content[:9])
-        return len(written[-1])
+        written.append(content)
+        return len(content)
 
-    monkeypatch.setattr("bertworks.serve.server.RETRY", 0.01)
     monkeypatch.setattr("bertworks.serve.server.os.write", write)
     handler = LogHandler()
-    handler.handle(logging.makeLogRecord({"msg": "a", "fields": {"status": 200}}))
-    handler.flush()
-    assert json.loads(b"".join(written))["status"] == 200
-    assert not failures
+    for number in range(3):
+        handler.handle(logging.makeLogRecord({"msg": number}))
+    assert [json.loads(line).get("lost") for line in b"".join(written).splitlines()] == [2, None]
 
 
 def test_a_token_and_a_full_server_from_outside(openai: ModuleType, model: Path):

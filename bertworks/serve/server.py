@@ -1,21 +1,21 @@
 """The process of a server for one model: port, shutdown and log.
 
-The log is JSON lines on standard error, written by a thread: no request waits for it.
+The log is JSON lines on standard error.
 """
 
+import fcntl
 import gc
 import ipaddress
 import json
 import logging
 import os
-import queue
 import resource
+import select
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -26,10 +26,8 @@ from bertworks.serve.batching import Limits
 from bertworks.serve.endpoints import Abilities
 from bertworks.training.device import PrecisionOption
 
-MAX_LINES = 10_000  # that wait; further lines are dropped and counted
-PAUSE = 0.05  # seconds to collect lines: waking the thread for each line would slow down the other threads
-RETRY = 0.5  # seconds, after a failed write
-FLUSH_SECONDS = 1.0  # at the end, if the log is read slowly
+PIPE_BYTES = 1 << 20  # of the log that may wait for its reader: some 7,000 lines
+MAX_TRACEBACK = 3000  # characters, from its end
 IDLE_SECONDS = 75  # before an idle connection is closed: longer than in proxies (60), which else may use a connection
 # that is being closed
 MAX_FILES = 1 << 16  # open at the same time: more than the accepted requests
@@ -40,62 +38,38 @@ _SETTINGS: dict[str, Any] = {  # of uvicorn
 }  # fmt: skip
 
 
-class _JSONFormatter(logging.Formatter):
-    """One JSON object for each record."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        time_ = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        line = {"time": time_, "level": record.levelname.lower(), "message": record.getMessage()}
-        line |= getattr(record, "fields", {})
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=True, default=str)
-
-
 class LogHandler(logging.Handler):
-    """Queues lines until a thread has written them. If MAX_LINES wait, further lines are dropped, and the next line
-    reports their number. descriptor: standard error."""
+    """One JSON object for each record. What a slow reader leaves no room for is lost: no request waits for the log. The
+    next line reports the number of lost lines. descriptor: standard error."""
 
     def __init__(self, descriptor: int = 2):
         super().__init__()
-        self.setFormatter(_JSONFormatter())
-        self._descriptor, self._lines, self._dropped = descriptor, queue.Queue[str](), 0
-        threading.Thread(target=self._write, name="log", daemon=True).start()
+        self._descriptor, self._lost = descriptor, 0
+        with suppress(AttributeError, OSError):  # not on Linux, or not a pipe
+            fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+
+    def format(self, record: logging.LogRecord) -> str:
+        """A line, short enough for a pipe that has any room."""
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        line = {"time": time, "level": record.levelname.lower(), "message": record.getMessage()}
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["traceback"] = logging.Formatter().formatException(record.exc_info)[-MAX_TRACEBACK:]
+        return json.dumps(line, ensure_ascii=True, default=str) + "\n"
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Queue a line without waiting."""
-        if self._lines.unfinished_tasks >= MAX_LINES:
-            self._dropped += 1
-            return
+        """Write a line, or count it as lost."""
+        content = self.format(record)
+        if self._lost:
+            fields = {"levelname": "WARNING", "msg": "lines of the log were lost", "fields": {"lost": self._lost}}
+            content = self.format(logging.makeLogRecord(fields)) + content
         try:
-            self._lines.put(self.format(record))
-        except Exception:
-            self.handleError(record)  # as in handlers of the standard library: no request fails because of its log
-
-    def flush(self) -> None:
-        """Wait until all lines are written, for at most FLUSH_SECONDS."""
-        end = time.monotonic() + FLUSH_SECONDS
-        while self._lines.unfinished_tasks and time.monotonic() < end:
-            time.sleep(PAUSE / 5)
-
-    def _write(self) -> None:
-        """Write without the lock of `sys.stderr`: it would block the end of the process if the log is not read."""
-        while True:
-            lines = [self._lines.get()]
-            time.sleep(PAUSE)
-            lines += [self._lines.get() for _ in range(self._lines.qsize())]
-            content = "".join(f"{line}\n" for line in lines).encode()
-            if dropped := self._dropped:
-                self._dropped = 0
-                warning = {"levelname": "WARNING", "msg": "lines of the log were lost", "fields": {"lost": dropped}}
-                content += f"{self.format(logging.makeLogRecord(warning))}\n".encode()
-            while content:
-                try:
-                    content = content[os.write(self._descriptor, content) :]
-                except OSError:  # a full disk or a closed pipe: lines wait, as for a slow reader
-                    time.sleep(RETRY)
-            for _ in lines:
-                self._lines.task_done()
+            if not select.select([], [self._descriptor], [], 0)[1]:
+                raise BlockingIOError
+            os.write(self._descriptor, content.encode())
+            self._lost = 0
+        except OSError:  # also of a full disk
+            self._lost += 1
 
 
 def json_log() -> logging.Logger:
