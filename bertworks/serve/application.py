@@ -10,7 +10,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.explain import MAPS
 from bertworks.serve.batching import Batcher, InferenceJob, OverloadedError
-from bertworks.serve.endpoints import Abilities
+from bertworks.serve.endpoints import Abilities, check_tokens
 from bertworks.serve.metrics import ServerMetrics
 from bertworks.serve.openapi import ENDPOINTS, check, document, paths_of, requests_of
 from bertworks.training.device import THREADS, HeapTrimmer
@@ -66,7 +66,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 class HTTPError(UsageError):
     """A request that is refused with a status of its own."""
 
-    def __init__(self, status: int, what: str, **headers: str):
+    def __init__(self, status: int, what: str, headers: Mapping[str, str] | None = None):
         super().__init__(what)
         self.status, self.headers = status, headers
 
@@ -164,17 +164,17 @@ class Application:
                 raise HTTPError(404, "Not Found")
             allowed = ("POST",) if endpoints is self._post else ("GET", "HEAD")
             if request.method not in allowed:
-                raise HTTPError(405, "Method Not Allowed", allow=", ".join(allowed))
+                raise HTTPError(405, "Method Not Allowed", {"allow": ", ".join(allowed)})
             return await endpoints[path](request)
         except BertworksError as error:
             status = getattr(error, "status", 422 if isinstance(error, UsageError) else 424)
             what = error.what + (f" ({error.hint})" if error.hint else "")
-            headers: dict[str, str] = getattr(error, "headers", {})
+            headers = getattr(error, "headers", None)
         except asyncio.CancelledError:  # the time to finish open requests is over
-            status, what, headers = 503, "the server is stopping", {}
+            status, what, headers = 503, "the server is stopping", None
         except Exception as error:
             _LOG.error("an error in bertworks", exc_info=error)
-            status, what, headers = 500, "an error in bertworks; see the server's log", {}
+            status, what, headers = 500, "an error in bertworks; see the server's log", None
         kind = _KINDS.get(status, "Validation")
         body: dict[str, Any] = {"error": what, "error_type": kind}
         if path.startswith("/v1/"):  # as the clients of OpenAI expect it
@@ -193,7 +193,7 @@ class Application:
             is_authorized = hmac.compare_digest(token.encode("latin-1"), self._token) and scheme.lower() == "bearer"
             if path not in self._public and not is_authorized:
                 what = "expected the header Authorization: Bearer TOKEN"
-                raise HTTPError(401, what, **{"www-authenticate": "Bearer"})
+                raise HTTPError(401, what, {"www-authenticate": "Bearer"})
             return
         host, origin = headers.get("host", ""), headers.get("origin")
         if re.sub(r":\d*$", "", host).strip("[]").lower() not in self._hosts:
@@ -260,7 +260,7 @@ class Application:
             raise HTTPError(400, f"the body is no JSON in UTF-8: {what[:200]}") from None
         job = self._abilities.endpoints[name](check(value, self._requests[name]))
         tokens = sum(job.costs)
-        self._abilities.check_tokens(tokens)
+        check_tokens(tokens, self._limits.tokens)
         self._metrics.tokens.observe(tokens)
         self._metrics.tokenization.observe(time.perf_counter() - begin)
         return job

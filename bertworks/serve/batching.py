@@ -152,7 +152,7 @@ class Batcher:
             begin = self.busy[thread] = time.monotonic()
             batches = min(self.workers, len(self.busy) + any(list(self._waiting.values())))
             self._sharing(batches)
-            outcomes = _outcomes(batch)
+            errors = _compute(batch)
             seconds = time.monotonic() - begin
             units, cost = sum(map(len, batch.values())), sum(job.costs[n] for job in batch for n in batch[job])
             self._observe(units, cost, seconds)
@@ -160,12 +160,10 @@ class Batcher:
                 self.cost -= cost
                 speed = batches * cost / max(seconds, 1e-6)  # of all threads that compute
                 self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * speed
-                for job, outcome in outcomes:
-                    job.results |= outcome if isinstance(outcome, dict) else {}
-            for job, outcome in outcomes:
+            for job in batch:
                 with suppress(InvalidStateError):  # another batch has failed, or the client has gone away
-                    if isinstance(outcome, Exception):
-                        job.future.set_exception(outcome)
+                    if job in errors:
+                        job.future.set_exception(errors[job])
                     elif len(job.results) == len(job.units):
                         job.future.set_result([job.results[number] for number in range(len(job.units))])
             del self.busy[thread]
@@ -189,8 +187,8 @@ class Batcher:
         return batch
 
 
-def _outcomes(batch: _Batch) -> list[tuple[InferenceJob, dict[int, Any] | Exception]]:
-    """For each job, the results of its units, or its error."""
+def _compute(batch: _Batch) -> dict[InferenceJob, Exception]:
+    """Add the results of a batch to its jobs. Returns the errors of those that have none."""
     units = [job.units[number] for job, numbers in batch.items() for number in numbers]
     try:
         results = next(iter(batch)).compute(units)
@@ -198,7 +196,9 @@ def _outcomes(batch: _Batch) -> list[tuple[InferenceJob, dict[int, Any] | Except
             raise RuntimeError(f"{len(results)} answers to {len(units)} units")
     except BaseException as error:  # also a panic of a library in another language
         if len(batch) > 1:
-            return [outcome for job, numbers in batch.items() for outcome in _outcomes({job: numbers})]
-        return [(job, error if isinstance(error, Exception) else RuntimeError(repr(error))) for job in batch]
+            return {job: error for job in batch for error in _compute({job: batch[job]}).values()}
+        return dict.fromkeys(batch, error if isinstance(error, Exception) else RuntimeError(repr(error)))
     remaining = iter(results)
-    return [(job, {number: next(remaining) for number in numbers}) for job, numbers in batch.items()]
+    for job, numbers in batch.items():
+        job.results.update(zip(numbers, remaining))
+    return {}

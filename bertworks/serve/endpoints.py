@@ -57,13 +57,18 @@ def _refuse_truncated(request: Request, truncated: Sequence[int]) -> None:
         raise RequestTooLargeError(what, hint='shorten it, or send it with "truncate"')
 
 
+def check_tokens(tokens: int, limit: int) -> None:
+    """Raises RequestTooLargeError if a request has too many tokens."""
+    if tokens > limit:
+        raise RequestTooLargeError(f"{tokens:,} tokens: expected {limit:,} at most", hint="send less at once")
+
+
 class PretrainedEndpoints:
     """The endpoints of a model that is not fine-tuned. An exported model has vectors or tokens for masks, not both."""
 
     def __init__(self, model: LazyModel, precision: PrecisionOption = "auto"):
         self._name, self.endpoints = model.name, dict[str, Endpoint]()
-        self.info: dict[str, Any] = {"labels": [], "reads": "text", "prompts": {}, "dimension": None,
-                                     "task": "embedding", "model_type": {"embedding": {"pooling": None}}}  # fmt: skip
+        self.info: dict[str, Any] = {"task": "embedding", "prompts": {}, "model_type": {"embedding": {"pooling": None}}}
         with suppress(BertworksError):
             self._filler = Filler(model)
             self._fillings = partial(self._filler.top_tokens, k=MAX_FILLINGS)
@@ -83,9 +88,7 @@ class PretrainedEndpoints:
 
     def _job(self, texts: list[str], request: Request, answer: Callable[[Rows], Any]) -> InferenceJob:
         """answer: raw vectors [texts, dimension] -> the answer."""
-        units, truncated = self._embedder.units(
-            texts, self._embedder.settings.prompts.get(request.get("prompt_name", ""))
-        )
+        units, truncated = self._embedder.units(texts, self.info["prompts"].get(request.get("prompt_name")))
         _refuse_truncated(request, truncated)
         costs = [len(unit[0].input_ids) for unit in units]
         return InferenceJob(lambda rows: answer(np.stack(rows)), units, costs, self._embedder.raw)
@@ -157,8 +160,6 @@ class FinetunedEndpoints:
             "task": c.task,
             "labels": list(c.labels),
             "reads": reads,
-            "prompts": {},
-            "dimension": None,
         }
 
     def _job(self, inputs: Any, request: Request, decode: Callable[[Features, Rows], Any]) -> InferenceJob:
@@ -286,10 +287,12 @@ class Abilities:
         if not self._model.exported:
             self.endpoints["explain"] = self.explain
         self.endpoints |= {"tokenize": self.tokenize, "decode": self.decode}
-        self.info = {"model_id": self.name, "model_sha": None, "model_dtype": "float32", "index": None,
-                     "mask_token": self.tokenizer.special_tokens.get("mask_token", "[MASK]"),
-                     "abilities": list(self.endpoints), "vocabulary": self.tokenizer.vocab_size,
-                     "version": bertworks.__version__, **self.info}  # fmt: skip
+        self.info = {
+            "model_id": self.name, "model_sha": None, "model_dtype": "float32", "labels": [], "reads": "text",
+            "prompts": {}, "dimension": None, "index": None, "abilities": list(self.endpoints),
+            "mask_token": self.tokenizer.special_tokens.get("mask_token", "[MASK]"),
+            "vocabulary": self.tokenizer.vocab_size, "version": bertworks.__version__, **self.info,
+        }  # fmt: skip
 
     def _add_search(self, index: Index, reranker: Reranker | None) -> None:
         index.embedder  # noqa: B018  report a wrong model at once
@@ -310,15 +313,15 @@ class Abilities:
         self.endpoints["search"] = search
 
     def explain(self, request: Request) -> InferenceJob:
-        texts = _list_of(request["inputs"])
-        self.check_tokens(sum(map(len, self.tokenizer.ids(texts))), self.limits.explained_tokens)
-        return InferenceJob(lambda rows: rows[0], [(texts, request)], [1], self._explanations)
+        tokens = sum(map(len, self.tokenizer.ids(_list_of(request["inputs"]))))
+        check_tokens(tokens, self.limits.explained_tokens)
+        return InferenceJob(lambda rows: rows[0], [request], [1], self._explanations)
 
-    def _explanations(self, units: Sequence[tuple[list[str], Request]]) -> list[dict[str, Any]]:
-        return [self._explanation(texts, request) for texts, request in units]
+    def _explanations(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
+        return [self._explanation(request) for request in requests]
 
-    def _explanation(self, texts: list[str], request: Request) -> dict[str, Any]:
-        e = explain(self._model, *texts, target=request["target"], baseline=request["baseline"])
+    def _explanation(self, request: Request) -> dict[str, Any]:
+        e = explain(self._model, *_list_of(request["inputs"]), target=request["target"], baseline=request["baseline"])
         absent = dict.fromkeys(("gradients", "completeness_error", "steps", "occlusion", "attention", "similarity"))
         maps = e.maps() if request["maps"] else {}
         size = {"layers": len(e.attention), "heads": len(e.attention[0])}
@@ -327,7 +330,7 @@ class Abilities:
     def tokenize(self, request: Request) -> InferenceJob:
         t, prompt = self.tokenizer, self.info["prompts"].get(request["prompt_name"], "")
         encodings = t.encode_batch([prompt + text for text in _list_of(request["inputs"])])
-        self.check_tokens(sum(len(encoding.ids) for encoding in encodings))
+        check_tokens(sum(len(encoding.ids) for encoding in encodings), self.limits.tokens)
         tokens = [
             [
                 {"id": n, "text": t.tokens[n], "special": n in t.special_ids,
@@ -343,9 +346,3 @@ class Abilities:
         many = request["ids"] if request["ids"] and isinstance(request["ids"][0], list) else [request["ids"]]
         texts = [self.tokenizer.decode(ids, skip_special_tokens=request["skip_special_tokens"]) for ids in many]
         return InferenceJob(lambda _: texts)
-
-    def check_tokens(self, tokens: int, limit: int | None = None) -> None:
-        """Raises RequestTooLargeError if a request has too many tokens."""
-        limit = self.limits.tokens if limit is None else limit
-        if tokens > limit:
-            raise RequestTooLargeError(f"{tokens:,} tokens: expected {limit:,} at most", hint="send less at once")
