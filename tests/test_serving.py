@@ -444,6 +444,20 @@ def test_an_error_of_the_network_is_of_one_request(models: dict[str, Path], monk
         assert "memory" not in found[1].text
 
 
+@pytest.mark.parametrize(("kind", "path"), [("classification", "/predict"), ("words", "/embed")])
+def test_what_json_has_no_number_for_is_an_error(
+    kind: str, path: str, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+):
+    with Local(models[kind]) as local:
+        speaker = local.abilities.endpoints[path[1:]].__self__  # type: ignore[attr-defined]
+        owner, name = (speaker._predictor, "logits") if kind == "classification" else (speaker._embedder, "raw")
+        compute = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda units: [row * np.nan for row in compute(units)])
+        answer = local.post(path, {"inputs": "good film"})
+        assert (answer.status_code, answer.json()["error_type"]) == (424, "Backend")
+        assert "not finite" in answer.json()["error"]
+
+
 def test_nothing_is_computed_for_who_went_away(models: dict[str, Path], monkeypatch: pytest.MonkeyPatch):
     with Local(models["classification"]) as local:
         batcher = local.application._batchers["network"]

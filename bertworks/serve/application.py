@@ -6,18 +6,19 @@
 
 import asyncio
 import hmac
-import json
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -25,10 +26,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.explain import MAPS
-from bertworks.serve.batching import Batcher, InferenceJob, OverloadedError
+from bertworks.serve.batching import Batcher, InferenceJob, OverloadedError, RequestError
 from bertworks.serve.endpoints import Abilities, check_tokens
 from bertworks.serve.metrics import ServerMetrics
-from bertworks.serve.openapi import ENDPOINTS, check, document, paths_of, requests_of
+from bertworks.serve.openapi import ENDPOINTS, document, paths_of, read, requests_of
 from bertworks.training.device import THREADS, HeapTrimmer
 
 PAGE = Path(__file__).with_name("page")
@@ -61,14 +62,6 @@ _KINDS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "NotAllow
           429: "Overloaded", 500: "Backend", 503: "Unhealthy"}  # fmt: skip  # others: Validation
 
 Endpoint = Callable[[Request], Awaitable[Response]]
-
-
-class HTTPError(UsageError):
-    """A request that is refused with a status of its own."""
-
-    def __init__(self, status: int, what: str, headers: Mapping[str, str] | None = None):
-        super().__init__(what)
-        self.status, self.headers = status, headers
 
 
 class Application:
@@ -118,9 +111,9 @@ class Application:
         }
         self._public = {*page, "/health"}
         self._get: dict[str, Endpoint] = {
-            "/info": _constant(_dumps(abilities.info | server_info)),
-            "/openapi.json": _constant(_dumps(document(abilities.info, self._requests, token=bool(token)))),
-            "/v1/models": _constant(_dumps({"object": "list", "data": [model]})),
+            "/info": _constant(_encode(abilities.info | server_info)),
+            "/openapi.json": _constant(_encode(document(abilities.info, self._requests, token=bool(token)))),
+            "/v1/models": _constant(_encode({"object": "list", "data": [model]})),
             "/health": self._health,
             "/metrics": self._prometheus,
             **{path: _constant(file.read_bytes(), TYPES.get(file.suffix, "")) for path, file in page.items()},
@@ -161,10 +154,10 @@ class Application:
             self._check_access(request, path)
             endpoints = self._post if path in self._post else self._get
             if path not in endpoints:
-                raise HTTPError(404, "Not Found")
+                raise RequestError(404, "Not Found")
             allowed = ("POST",) if endpoints is self._post else ("GET", "HEAD")
             if request.method not in allowed:
-                raise HTTPError(405, "Method Not Allowed", {"allow": ", ".join(allowed)})
+                raise RequestError(405, "Method Not Allowed", headers={"allow": ", ".join(allowed)})
             return await endpoints[path](request)
         except BertworksError as error:
             status = getattr(error, "status", 422 if isinstance(error, UsageError) else 424)
@@ -179,27 +172,27 @@ class Application:
         body: dict[str, Any] = {"error": what, "error_type": kind}
         if path.startswith("/v1/"):  # as the clients of OpenAI expect it
             body = {"error": {"message": what, "type": kind, "param": None, "code": None}}
-        return Response(_dumps(body), status, headers, "application/json")
+        return Response(_encode(body), status, headers, "application/json")
 
     def _check_access(self, request: Request, path: str) -> None:
         scope, headers = request.scope, request.headers
         size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) for k, v in scope["headers"])
         if size > MAX_HEAD:
-            raise HTTPError(431, f"the head has {size:,} bytes: expected {MAX_HEAD:,} at most")
+            raise RequestError(431, f"the head has {size:,} bytes: expected {MAX_HEAD:,} at most")
         if self._stopping():
-            raise HTTPError(503, "the server is stopping")
+            raise RequestError(503, "the server is stopping")
         if self._token:
             scheme, _, token = headers.get("authorization", "").partition(" ")
             is_authorized = hmac.compare_digest(token.encode("latin-1"), self._token) and scheme.lower() == "bearer"
             if path not in self._public and not is_authorized:
                 what = "expected the header Authorization: Bearer TOKEN"
-                raise HTTPError(401, what, {"www-authenticate": "Bearer"})
+                raise RequestError(401, what, headers={"www-authenticate": "Bearer"})
             return
         host, origin = headers.get("host", ""), headers.get("origin")
         if re.sub(r":\d*$", "", host).strip("[]").lower() not in self._hosts:
-            raise HTTPError(403, f"this server is not called {host[:100]!r}")
+            raise RequestError(403, f"this server is not called {host[:100]!r}")
         if origin is not None and origin.partition("://")[2] != host:
-            raise HTTPError(403, "the request comes from a page of another server; set a token to allow that")
+            raise RequestError(403, "the request comes from a page of another server; set a token to allow that")
 
     async def _compute(self, name: str, request: Request) -> Response:
         """The answer of an endpoint. What is too much is refused before the body is read: a cheap refusal leaves more
@@ -222,10 +215,10 @@ class Application:
         """The job of a request. Large bodies are parsed one at a time, and refused if many of them wait."""
         limit, content_length = self._limits.body_bytes, request.headers.get("content-length", "")
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise HTTPError(415, "expected the header Content-Type: application/json")
+            raise RequestError(415, "expected the header Content-Type: application/json")
         size = int(content_length) if content_length.isdecimal() else limit
         if size > limit:
-            raise HTTPError(413, f"the body has {size:,} bytes: expected {limit:,} at most")
+            raise RequestError(413, f"the body has {size:,} bytes: expected {limit:,} at most")
         threads, size = (self._readers, 0) if size < LARGE else (self._large, size)
         if size and self._large_bytes + size > LARGE_BYTES:
             raise OverloadedError
@@ -243,22 +236,17 @@ class Application:
                 async for part in request.stream():
                     body += part
                     if len(body) > limit:
-                        raise HTTPError(413, f"the body has more than {limit:,} bytes")
+                        raise RequestError(413, f"the body has more than {limit:,} bytes")
         except TimeoutError:
-            raise HTTPError(408, f"the body did not come within {BODY_SECONDS:.0f} seconds") from None
+            raise RequestError(408, f"the body did not come within {BODY_SECONDS:.0f} seconds") from None
         except ClientDisconnect:
-            raise HTTPError(400, "the body is incomplete") from None
+            raise RequestError(400, "the body is incomplete") from None
         return bytes(body)
 
     def _parse(self, name: str, body: bytes) -> InferenceJob:
         """Called in a thread of the readers."""
         begin = time.perf_counter()
-        try:
-            value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
-        except (ValueError, RecursionError) as error:
-            what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-            raise HTTPError(400, f"the body is no JSON in UTF-8: {what[:200]}") from None
-        job = self._abilities.endpoints[name](check(value, self._requests[name]))
+        job = self._abilities.endpoints[name](read(body, self._requests[name]))
         tokens = sum(job.costs)
         check_tokens(tokens, self._limits.tokens)
         self._metrics.tokens.observe(tokens)
@@ -274,7 +262,7 @@ class Application:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             if closed.done():
-                raise HTTPError(CLIENT_CLOSED, "the client has closed the connection") from None
+                raise RequestError(CLIENT_CLOSED, "the client has closed the connection") from None
             raise
         except BertworksError:
             raise
@@ -295,8 +283,8 @@ class Application:
         since = [begin for batcher in self._batchers.values() for begin in list(batcher.busy.values())]
         seconds = time.monotonic() - min(since, default=time.monotonic())
         if seconds > STUCK_SECONDS:
-            raise HTTPError(503, f"a computation has been going on for {seconds:.0f} seconds")
-        return Response(_dumps({"status": "ok"}), media_type="application/json")
+            raise RequestError(503, f"a computation has been going on for {seconds:.0f} seconds")
+        return Response(_encode({"status": "ok"}), media_type="application/json")
 
     async def _prometheus(self, _: Request) -> Response:
         return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
@@ -307,30 +295,20 @@ async def _wait_until_closed(request: Request) -> None:
         pass
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number of JSON")
-
-
 def _encode_answer(job: InferenceJob, results: list[Any]) -> bytes:
-    """Called in a thread of the readers. A list is encoded item by item: the encoder lets no other thread run."""
-    try:
-        return _encode(job.answer(results))
-    except ValueError as error:  # NaN, which a network should not give, is not JSON
-        raise BertworksError(f"the answer cannot be written: {error}") from None
+    """Called in a thread of the readers."""
+    if not all(np.isfinite(np.asarray(row)).all() for row in results if not isinstance(row, dict | list)):
+        raise BertworksError("the network's output has values that are not finite, which is not JSON")
+    return _encode(job.answer(results))
 
 
 def _encode(value: Any) -> bytes:
-    if isinstance(value, dict):
-        return b"{" + b",".join(_dumps(name) + b":" + _encode(item) for name, item in value.items()) + b"}"
-    return b"[" + b",".join(map(_dumps, value)) + b"]" if isinstance(value, list) else _dumps(value)
+    return msgspec.json.encode(value, enc_hook=_encode_vector)
 
 
-def _dumps(value: Any) -> bytes:
-    if isinstance(value, np.ndarray):  # a vector of float32, exact with nine digits
-        if not np.isfinite(value).all():
-            raise ValueError("a vector is not finite")
-        return b"[" + b",".join([b"%.9g"] * len(value)) % tuple(value.tolist()) + b"]"
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+def _encode_vector(vector: NDArray[np.float32]) -> msgspec.Raw:
+    """float32 is exact with nine digits."""
+    return msgspec.Raw(b"[" + b",".join([b"%.9g"] * len(vector)) % tuple(vector.tolist()) + b"]")
 
 
 def _constant(content: bytes, media_type: str = "application/json") -> Endpoint:

@@ -7,7 +7,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,6 +36,14 @@ class Limits:
     batch_tokens: int = 4096
     requests: int = 512
     patience: float = 2.0
+
+
+class RequestError(UsageError):
+    """A request that is refused with a status of its own."""
+
+    def __init__(self, status: int, what: str, *, hint: str | None = None, headers: Mapping[str, str] | None = None):
+        super().__init__(what, hint=hint)
+        self.status, self.headers = status, headers
 
 
 class RequestTooLargeError(UsageError):

@@ -1,184 +1,159 @@
-"""The endpoints as JSON Schema: the validation of requests, and the OpenAPI document."""
+"""The endpoints as types of msgspec: requests are checked by them, and the OpenAPI document describes them."""
 
 import json
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, TypedDict
+
+import msgspec
+from msgspec import Meta
 
 import bertworks
 from bertworks.errors import UsageError
-from bertworks.serve.batching import Limits, RequestTooLargeError
+from bertworks.serve.batching import Limits, RequestError, RequestTooLargeError
 
-Schema = Mapping[str, Any]
-_TYPES = {str: "string", list: "array", dict: "object", bool: "boolean", int: "integer", float: "number",
-          type(None): "null"}  # fmt: skip
-STRING, NUMBER, INTEGER, BOOLEAN, NULL, OBJECT = (
-    {"type": name} for name in ("string", "number", "integer", "boolean", "null", "object")
-)
-TEXT: Schema = {"type": "string", "minLength": 1}
+# Some types depend on the model and are made when the server starts. mypy does not know such types.
+_Annotated: Any = Annotated
+_List: Any = list
+_Literal: Any = Literal
+_TypedDict: Any = TypedDict
+Type = Any
+Text = Annotated[str, Meta(min_length=1)]
 
 
-def check(value: Any, schema: Schema, where: str = "the request") -> Any:
-    """The value, with the defaults of missing fields.
+def read(body: bytes, types: Sequence[Type]) -> dict[str, Any]:
+    """The fields of a request, with defaults.
+
+    Args:
+        types: alternatives. The error of the one that fits best is the one deepest inside.
 
     Raises:
-        UsageError: it does not match the schema, and where.
+        RequestError: it is not JSON.
+        UsageError: it is of no such type, and where.
         RequestTooLargeError: a list is too long.
     """
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)  # in JSON Schema, 1.0 is an integer
-    kind, options, errors = _TYPES[type(value)], schema.get("anyOf", (schema,)), list[UsageError]()
-    for option in options:
+    try:
+        value = json.loads(body.decode(), parse_float=_number, parse_constant=_refuse_constant)
+        if rb"\ud" in body.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise UsageError("a string holds half a character: a surrogate without its other half") from None
+    except (ValueError, RecursionError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise RequestError(400, f"the body is no JSON in UTF-8: {what[:200]}") from None
+    errors = []
+    for type_ in types:
         try:
-            if option["type"] == kind:
-                return _check_content(value, option, where)
-        except UsageError as error:
-            errors.append(error)
-    if errors:  # the error of the option that fits best is the one deepest inside
-        raise max(errors, key=lambda error: (isinstance(error, RequestTooLargeError), error.what.count("[")))
-    expected = " or ".join(dict.fromkeys(option["type"] for option in options))
-    raise UsageError(f"{where} has the type {kind}: expected {expected}", hint=schema.get("description"))
+            return msgspec.structs.asdict(msgspec.convert(value, type_))
+        except msgspec.ValidationError as error:
+            errors.append(str(error))
+    what, _, where = max(errors, key=lambda error: error.count("[")).partition(" - at ")
+    limit = re.search(r"`array` of length <= (\d+)", what)
+    # Three texts are not too large, but no pair.
+    error_type = RequestTooLargeError if limit and int(limit[1]) > 2 else UsageError
+    where = where.strip("`").removeprefix("$").removeprefix(".") or "the request"
+    hint = "send no ids of tokens; LangChain: check_embedding_ctx_length=False" if where.startswith("input[") else None
+    raise error_type(f"{where}: {what}", hint=hint or "GET /openapi.json describes all requests")
 
 
-def _check_content(value: Any, schema: Schema, where: str) -> Any:
-    """`check` of a value whose type fits."""
-    if value not in schema.get("enum", (value,)):
-        expected = " or ".join(map(json.dumps, schema["enum"]))
-        raise UsageError(f"{where} is {json.dumps(value)[:60]}: expected {expected}")
-    match value:
-        case str():
-            if len(value) < schema.get("minLength", 0):
-                raise UsageError(f"{where} is empty")
-            if surrogate := re.search("[\ud800-\udfff]", value):
-                what = f"{where} holds half a character at {surrogate.start()}: a surrogate without its other half"
-                raise UsageError(what)
-        case int() if not schema.get("minimum", value) <= value <= schema.get("maximum", value):
-            raise UsageError(f"{where} is {value}: expected {schema['minimum']} to {schema['maximum']}")
-        case list():
-            if len(value) > (most := schema["maxItems"]):
-                error_type = RequestTooLargeError if most > 2 else UsageError  # three texts are not large, but no pair
-                raise error_type(f"{where} has {len(value):,} items: expected {most:,} at most")
-            if len(value) < schema.get("minItems", 0):
-                raise UsageError(f"{where} has {len(value)} items: expected {schema['minItems']} or more")
-            return [check(item, schema["items"], f"{where}[{number}]") for number, item in enumerate(value)]
-        case dict():
-            if missing := [name for name in schema["required"] if name not in value]:
-                raise UsageError(f"{where} has no {missing[0]!r}")
-            prefix = "" if where == "the request" else f"{where}."
-            return {
-                name: check(value[name], field, prefix + name) if name in value else field["default"]
-                for name, field in schema["properties"].items()
-            }
-    return value
+def _number(text: str) -> float:
+    """In JSON Schema, 1.0 is an integer."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
-def _object(**properties: Schema) -> Schema:
-    required = [name for name, field in properties.items() if "default" not in field]
-    return {"type": "object", "properties": properties, "required": required}
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
 
 
-def _list(items: Schema, **more: int) -> Schema:
-    return {"type": "array", "items": items, **more}
+def _object(name: str, **fields: Type) -> Type:
+    return _TypedDict(name, fields)
 
 
-def _any(*schemas: Schema, **more: Any) -> Schema:
-    return {"anyOf": list(schemas), **more}
+def _request(name: str, fields: Mapping[str, Type]) -> Type:
+    """fields: a type, or a tuple of type and default."""
+    items = [(key, *field) if isinstance(field, tuple) else (key, field) for key, field in fields.items()]
+    return msgspec.defstruct(name, items, kw_only=True)
 
 
-def _or_null(schema: Schema) -> Schema:
-    return _any(schema, NULL, default=None)
+def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, list[Type]]:
+    """The types of each ability's requests, for this model: one, or alternatives."""
 
+    def many(item: Type, least: int = 1, most: int = limits.texts) -> Type:
+        return _Annotated[_List[item], Meta(min_length=least, max_length=most)]
 
-def _with(schema: Schema, default: Any) -> Schema:
-    return {**schema, "default": default}
+    def number(least: int, most: int) -> Type:
+        return _Annotated[int, Meta(ge=least, le=most)]
 
+    def documented(type_: Type, **schema: Any) -> Type:  # the endpoint checks it
+        return _Annotated[type_, Meta(extra_json_schema=schema)]
 
-def _choice(*values: str) -> Schema:
-    """One of some strings; the default is the first."""
-    return {"type": "string", "enum": list(values), "default": values[0]}
-
-
-def requests_of(info: Mapping[str, Any], limits: Limits) -> dict[str, Schema]:
-    """The schema of the request of each ability, for this model."""
-
-    def many(schema: Schema) -> Schema:
-        return _list(schema, minItems=1, maxItems=limits.texts)
-
-    def one_or_many(schema: Schema) -> Schema:
-        return _any(schema, many(schema))
-
-    # Clients of OpenAI may send token ids of its own tokenizer, which are other tokens here.
-    text = {**TEXT, "description": "send no ids of tokens; LangChain: check_embedding_ctx_length=False"}
-    top = {"type": "integer", "minimum": 1, "maximum": limits.k}
-    no = _with(BOOLEAN, False)
-    cut = {"truncate": _or_null(BOOLEAN), "truncation_direction": _choice("Right", "right")}  # never from the left
-    prompt = _or_null({**STRING, "enum": list(info["prompts"])}) if info["prompts"] else _with(NULL, None)
-    rerank = no if (info["index"] or {}).get("rerank") else {**no, "enum": [False]}
-    masked = {**TEXT, "pattern": re.escape(info["mask_token"])}
-    size = _or_null({"type": "integer", "minimum": 1, "maximum": info["dimension"] or 1})
-    item = _list(TEXT, minItems=1, maxItems=2)
-    if info["reads"] == "choices":
-        item = _list(TEXT, minItems=3, maxItems=limits.texts)
-    single = [] if info["reads"] in ("choices", "question") else [TEXT]
-    tokens = _list({"type": "integer", "minimum": 0, "maximum": info["vocabulary"] - 1}, maxItems=limits.tokens)
-    schemas = {
-        "embed": _object(
-            inputs=one_or_many(TEXT), normalize=_with(BOOLEAN, True), prompt_name=prompt, dimensions=size, **cut
-        ),
-        "similarity": _object(
-            inputs=_object(source_sentence=TEXT, sentences=many(TEXT)), prompt_name=prompt, **cut,
-            parameters=_or_null(_object(prompt_name=prompt, **cut)),
-        ),
-        "embeddings": _object(
-            input=one_or_many(text), model=_or_null(STRING), dimensions=size, user=_or_null(STRING),
-            encoding_format=_choice("float", "base64"),
-        ),
-        "fill": _object(inputs=one_or_many(masked), top_k=_with(top, 5)),
-        "predict": _object(inputs=_any(*single, item, many(item)), raw_scores=no, **cut),
-        "rerank": _object(query=TEXT, texts=many(TEXT), raw_scores=no, return_text=no, **cut),
-        "ner": _object(inputs=one_or_many(TEXT)),
-        "qa": _object(inputs=one_or_many(_object(question=TEXT, context=TEXT)), top_k=_with(top, 1)),
-        "search": _object(query=TEXT, k=_with(top, 10), rerank=rerank, ranking=_choice("hybrid", "dense", "bm25")),
-        "explain": _object(
-            inputs=_any(*single, item), target=_or_null(TEXT), maps=no, baseline=_choice("mask", "pad")
-        ),
-        "tokenize": _object(inputs=one_or_many(TEXT), add_special_tokens=_with(BOOLEAN, True), prompt_name=prompt),
-        "decode": _object(
-            ids=_any(tokens, _list(tokens, maxItems=limits.texts)), skip_special_tokens=_with(BOOLEAN, True)
-        ),
+    top, size, texts = number(1, limits.k), (number(1, info["dimension"] or 1) | None, None), Text | many(Text)
+    yes, no, optional = (bool, True), (bool, False), (str | None, None)
+    prompt = (_Literal[(None, *info["prompts"])], None)
+    cut = {"truncate": (bool | None, None), "truncation_direction": (Literal["Right", "right"], "Right")}
+    rerank = no if (info["index"] or {}).get("rerank") else (documented(bool, const=False), False)
+    masked = documented(Text, pattern=re.escape(info["mask_token"]))
+    item = many(Text, 3) if info["reads"] == "choices" else many(Text, 1, 2)
+    single = item if info["reads"] in ("choices", "question") else Text | item
+    tokens = many(number(0, info["vocabulary"] - 1), 0, limits.tokens)
+    pair = _object("Pair", source_sentence=Text, sentences=many(Text))
+    parameters = _TypedDict("Parameters", {"prompt_name": prompt[0], **{n: f[0] for n, f in cut.items()}}, total=False)
+    question = _object("Question", question=Text, context=Text)
+    requests: dict[str, list[dict[str, Type]]] = {  # alternatives, because a union has at most one type of list
+        "embed": [{"inputs": texts, "normalize": yes, "prompt_name": prompt, "dimensions": size, **cut}],
+        "similarity": [{"inputs": pair, "prompt_name": prompt, "parameters": (parameters | None, None), **cut}],
+        "embeddings": [{"input": texts, "model": optional, "dimensions": size, "user": optional,
+                        "encoding_format": (Literal["float", "base64"], "float")}],
+        "fill": [{"inputs": masked | many(masked), "top_k": (top, 5)}],
+        "predict": [{"inputs": inputs, "raw_scores": no, **cut} for inputs in (single, many(item))],
+        "rerank": [{"query": Text, "texts": many(Text), "raw_scores": no, "return_text": no, **cut}],
+        "ner": [{"inputs": texts}],
+        "qa": [{"inputs": question | many(question), "top_k": (top, 1)}],
+        "search": [{"query": Text, "k": (top, 10), "rerank": rerank,
+                    "ranking": (Literal["hybrid", "dense", "bm25"], "hybrid")}],
+        "explain": [{"inputs": single, "target": (Text | None, None), "maps": no,
+                     "baseline": (Literal["mask", "pad"], "mask")}],
+        "tokenize": [{"inputs": texts, "add_special_tokens": yes, "prompt_name": prompt}],
+        "decode": [{"ids": ids, "skip_special_tokens": yes} for ids in (tokens, many(tokens, 0))],
     }  # fmt: skip
-    return {name: schema for name, schema in schemas.items() if name in info["abilities"]}
+    return {
+        name: [_request(f"{name}_{n}", fields) for n, fields in enumerate(requests[name])] for name in info["abilities"]
+    }
 
 
-_LABEL = _object(score=NUMBER, label=STRING)
-_SPAN: dict[str, Schema] = {"start": INTEGER, "end": INTEGER}
-_FILLING = _object(score=NUMBER, token=INTEGER, token_str=STRING, sequence=STRING, text=STRING)
-_ENTITY = _object(entity_group=STRING, score=NUMBER, word=STRING, **_SPAN)
-_ANSWER = _object(answer=STRING, score=NUMBER, **_SPAN)
-_POSITION = _any(INTEGER, NULL)
-_TOKEN = _object(id=INTEGER, text=STRING, special=BOOLEAN, start=_POSITION, stop=_POSITION)
-_VECTOR = _object(object=STRING, index=INTEGER, embedding=_any(_list(NUMBER), STRING))
-_USAGE = _object(prompt_tokens=INTEGER, total_tokens=INTEGER)
-_DOCUMENT = _object(id=STRING, score=NUMBER, text=STRING, fields=OBJECT)
-_WORDS = {"tokens": _list(STRING), "words": _list(STRING), "spans": _list(_list(INTEGER))}
-ENDPOINTS: Mapping[str, tuple[str, Schema]] = {  # name -> what it does, and its answer
-    "embed": ("Vectors of texts", _list(_list(NUMBER))),
-    "similarity": ("Cosines between a text and others", _list(NUMBER)),
-    "embeddings": (
-        "Vectors of texts, in the format of OpenAI",
-        _object(object=STRING, model=STRING, usage=_USAGE, data=_list(_VECTOR)),
-    ),
-    "fill": ("The most probable tokens for every mask", _any(*(_list(_list(i)) for i in (_FILLING, _list(_FILLING))))),
-    "predict": ("Labels of texts, the best first", _any(_list(_LABEL), _list(_list(_LABEL)))),
-    "rerank": ("Texts sorted by relevance to a query", _list(_object(index=INTEGER, score=NUMBER))),
-    "ner": ("Entities, or words with their tags", _any(_list(_ENTITY), _list(_list(_ENTITY)))),
-    "qa": ("Answers to questions, in their contexts", _any(_ANSWER, _list(_ANSWER))),
-    "search": ("Documents of the index", _list(_DOCUMENT)),
-    "explain": ("How much each token contributes to a prediction", _object(explained=STRING, **_WORDS)),
-    "tokenize": ("Tokens of texts", _list(_list(_TOKEN))),
-    "decode": ("Texts of tokens", _list(STRING)),
+_LABELS = _List[_object("Label", score=float, label=str)]
+_FILLING = _object("Filling", score=float, token=int, token_str=str, sequence=str, text=str)
+_ENTITIES = _List[_object("Entity", entity_group=str, score=float, word=str, start=int, end=int)]
+_ANSWER = _object("Answer", answer=str, score=float, start=int, end=int)
+_TOKEN = _object("Token", id=int, text=str, special=bool, start=int | None, stop=int | None)
+_VECTOR = _object("Vector", object=str, index=int, embedding=list[float] | str)
+_USAGE = _object("Usage", prompt_tokens=int, total_tokens=int)
+_EMBEDDINGS = _object("Embeddings", object=str, model=str, usage=_USAGE, data=_List[_VECTOR])
+_RANK = _object("Rank", index=int, score=float)
+_DOCUMENT = _object("Document", id=str, score=float, text=str, fields=dict[str, Any])
+_EXPLANATION = _object("Explanation", explained=str, tokens=list[str], words=list[str], spans=list[list[int]])
+ENDPOINTS: Mapping[str, tuple[str, *tuple[Type, ...]]] = {  # name -> what it does, and the types of its answer
+    "embed": ("Vectors of texts", list[list[float]]),
+    "similarity": ("Cosines between a text and others", list[float]),
+    "embeddings": ("Vectors of texts, in the format of OpenAI", _EMBEDDINGS),
+    "fill": ("The most probable tokens for every mask", _List[_List[_FILLING]], _List[_List[_List[_FILLING]]]),
+    "predict": ("Labels of texts, the best first", _LABELS, _List[_LABELS]),
+    "rerank": ("Texts sorted by relevance to a query", _List[_RANK]),
+    "ner": ("Entities, or words with their tags", _ENTITIES, _List[_ENTITIES]),
+    "qa": ("Answers to questions, in their contexts", _ANSWER, _List[_ANSWER]),
+    "search": ("Documents of the index", _List[_DOCUMENT]),
+    "explain": ("How much each token contributes to a prediction", _EXPLANATION),
+    "tokenize": ("Tokens of texts", _List[_List[_TOKEN]]),
+    "decode": ("Texts of tokens", list[str]),
 }
-_ERRORS = {"/v1/": _object(error=_object(message=STRING, type=STRING)), "": _object(error=STRING, error_type=STRING)}
+_OTHERS: Mapping[str, tuple[str, Type]] = {
+    "/info": ("The model, and what this server offers", dict[str, Any]),
+    "/health": ("Whether this server answers", _object("Health", status=str)),
+    "/v1/models": ("The model, in the format of OpenAI", _object("Models", object=str, data=list[dict[str, Any]])),
+}
+_ERROR = _object("Error", error=str, error_type=str)
+_OPENAI_ERROR = _object("OpenAIError", error=_object("Message", message=str, type=str))
 _REFUSALS = {"401": "no token, or a wrong one", "403": "a foreign page", "503": "stopping"}
 _POST_REFUSALS = {"400": "no JSON", "408": "too slow", "413": "too large", "415": "no JSON by its header",
                   "422": "the request does not match the schema", "424": "the computation failed",
@@ -190,36 +165,34 @@ def paths_of(name: str) -> tuple[str, ...]:
     return ("/v1/embeddings", "/embeddings") if name == "embeddings" else (f"/{name}",)
 
 
-def document(info: Mapping[str, Any], requests: Mapping[str, Schema], *, token: bool) -> dict[str, Any]:
+def document(info: Mapping[str, Any], requests: Mapping[str, list[Type]], *, token: bool) -> dict[str, Any]:
     """The OpenAPI document of a server with this model."""
+    components: dict[str, Any] = {}
 
-    def content(description: str, schema: Schema) -> dict[str, Any]:
+    def content(description: str, *types: Type) -> dict[str, Any]:
+        schemas, named = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
+        components.update(named)
+        schema = {"anyOf": list(schemas)} if len(schemas) > 1 else schemas[0]
         return {"description": description, "content": {"application/json": {"schema": schema}}}
 
-    def operation(path: str, summary: str, answer: Schema, request: Schema | None = None) -> dict[str, Any]:
-        error = next(schema for prefix, schema in _ERRORS.items() if path.startswith(prefix))
-        refusals = _REFUSALS if request is None else _REFUSALS | _POST_REFUSALS
+    def operation(path: str, summary: str, *answers: Type, request: Sequence[Type] = ()) -> dict[str, Any]:
+        error = _OPENAI_ERROR if path.startswith("/v1/") else _ERROR
+        refusals = _REFUSALS | _POST_REFUSALS if request else _REFUSALS
         responses = {code: content(text, error) for code, text in refusals.items()}
         fields: dict[str, Any] = {
             "summary": summary, "operationId": path.strip("/").replace("/", "_"),
-            "responses": {"200": content("an answer", answer), **responses},
+            "responses": {"200": content("an answer", *answers), **responses},
         }  # fmt: skip
         if token and path != "/health":
             fields["security"] = [{"token": []}]
-        if request is None:
+        if not request:
             return {"get": fields}
-        return {"post": {**fields, "requestBody": {**content("", request), "required": True}}}
+        return {"post": {**fields, "requestBody": {**content("", *request), "required": True}}}
 
-    paths = {
-        "/info": operation("/info", "The model, and what this server offers", OBJECT),
-        "/health": operation("/health", "Whether this server answers", _object(status=STRING)),
-        "/v1/models": operation(
-            "/v1/models", "The model, in the format of OpenAI", _object(object=STRING, data=_list(OBJECT))
-        ),
-    } | {
-        path: operation(path, *ENDPOINTS[name], request) for name, request in requests.items()
-        for path in paths_of(name)
+    paths = {path: operation(path, *entry) for path, entry in _OTHERS.items()} | {
+        path: operation(path, *ENDPOINTS[name], request=types)
+        for name, types in requests.items() for path in paths_of(name)
     }  # fmt: skip
     secured = {"securitySchemes": {"token": {"type": "http", "scheme": "bearer"}}} if token else {}
     about = {"title": f"bertworks serve {info['model_id']}", "version": bertworks.__version__}
-    return {"openapi": "3.1.0", "info": about, "paths": paths, "components": secured}
+    return {"openapi": "3.1.0", "info": about, "paths": paths, "components": {"schemas": components, **secured}}
