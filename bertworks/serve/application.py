@@ -161,8 +161,7 @@ class Application:
             return await endpoints[path](request)
         except BertworksError as error:
             status = getattr(error, "status", 422 if isinstance(error, UsageError) else 424)
-            what = error.what + (f" ({error.hint})" if error.hint else "")
-            headers = getattr(error, "headers", None)
+            what, headers = error.what + (f" ({error.hint})" if error.hint else ""), getattr(error, "headers", None)
         except asyncio.CancelledError:  # the time to finish open requests is over
             status, what, headers = 503, "the server is stopping", None
         except Exception as error:

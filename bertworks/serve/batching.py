@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError
 from bertworks.training.device import lower_thread_priority
 
 Compute = Callable[[Sequence[Any]], Any]  # units -> a result for each, whatever the other units are
@@ -38,28 +38,23 @@ class Limits:
     patience: float = 2.0
 
 
-class RequestError(UsageError):
-    """A request that is refused with a status of its own."""
+class RequestError(BertworksError):
+    """A request that is refused, with an HTTP status and headers."""
 
     def __init__(self, status: int, what: str, *, hint: str | None = None, headers: Mapping[str, str] | None = None):
         super().__init__(what, hint=hint)
         self.status, self.headers = status, headers
 
 
-class RequestTooLargeError(UsageError):
-    """A request is larger than the limits allow."""
-
-    status = 413
-
-
-class OverloadedError(BertworksError):
+class OverloadedError(RequestError):
     """More is waiting than can be computed soon. seconds: after which a client may try again."""
 
-    status = 429
-
     def __init__(self, seconds: float = 1):
-        super().__init__("the server has more requests than it can answer soon", hint="try again later")
-        self.headers = {"retry-after": str(max(1, round(seconds)))}
+        what, headers = (
+            "the server has more requests than it can answer soon",
+            {"retry-after": f"{max(seconds, 1):.0f}"},
+        )
+        super().__init__(429, what, hint="try again later", headers=headers)
 
 
 @dataclass(eq=False)

@@ -30,7 +30,7 @@ from bertworks.inference.predictor import Predictor, item_of
 from bertworks.inference.whitening import normalized
 from bertworks.retrieval.index import Index
 from bertworks.retrieval.ranking import Reranker, fits_pairs
-from bertworks.serve.batching import InferenceJob, Limits, RequestTooLargeError
+from bertworks.serve.batching import InferenceJob, Limits, RequestError
 from bertworks.training.device import PrecisionOption, choose_device
 
 Request = Mapping[str, Any]
@@ -54,13 +54,13 @@ def _refuse_truncated(request: Request, truncated: Sequence[int]) -> None:
     number = next((n for n, count in enumerate(truncated) if count), None)
     if request.get("truncate") is False and number is not None:
         what = f"text {number} is {truncated[number]} tokens too long"
-        raise RequestTooLargeError(what, hint='shorten it, or send it with "truncate"')
+        raise RequestError(413, what, hint='shorten it, or send it with "truncate"')
 
 
 def check_tokens(tokens: int, limit: int) -> None:
-    """Raises RequestTooLargeError if a request has too many tokens."""
+    """Raises RequestError if a request has too many tokens."""
     if tokens > limit:
-        raise RequestTooLargeError(f"{tokens:,} tokens: expected {limit:,} at most", hint="send less at once")
+        raise RequestError(413, f"{tokens:,} tokens: expected {limit:,} at most", hint="send less at once")
 
 
 class PretrainedEndpoints:

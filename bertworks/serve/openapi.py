@@ -9,8 +9,7 @@ import msgspec
 from msgspec import Meta
 
 import bertworks
-from bertworks.errors import UsageError
-from bertworks.serve.batching import Limits, RequestError, RequestTooLargeError
+from bertworks.serve.batching import Limits, RequestError
 
 # Some types depend on the model and are made when the server starts. mypy does not know such types.
 _Annotated: Any = Annotated
@@ -28,16 +27,14 @@ def read(body: bytes, types: Sequence[Type]) -> dict[str, Any]:
         types: alternatives. The error of the one that fits best is the one deepest inside.
 
     Raises:
-        RequestError: it is not JSON.
-        UsageError: it is of no such type, and where.
-        RequestTooLargeError: a list is too long.
+        RequestError: it is not JSON, or of no such type, and where.
     """
     try:
         value = json.loads(body.decode(), parse_float=_number, parse_constant=_refuse_constant)
         if rb"\ud" in body.lower():
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise UsageError("a string holds half a character: a surrogate without its other half") from None
+        raise RequestError(422, "a string holds half a character: a surrogate without its other half") from None
     except (ValueError, RecursionError) as error:
         what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise RequestError(400, f"the body is no JSON in UTF-8: {what[:200]}") from None
@@ -49,11 +46,10 @@ def read(body: bytes, types: Sequence[Type]) -> dict[str, Any]:
             errors.append(str(error))
     what, _, where = max(errors, key=lambda error: error.count("[")).partition(" - at ")
     limit = re.search(r"`array` of length <= (\d+)", what)
-    # Three texts are not too large, but no pair.
-    error_type = RequestTooLargeError if limit and int(limit[1]) > 2 else UsageError
+    status = 413 if limit and int(limit[1]) > 2 else 422  # three texts are not too large, but no pair
     where = where.strip("`").removeprefix("$").removeprefix(".") or "the request"
     hint = "send no ids of tokens; LangChain: check_embedding_ctx_length=False" if where.startswith("input[") else None
-    raise error_type(f"{where}: {what}", hint=hint or "GET /openapi.json describes all requests")
+    raise RequestError(status, f"{where}: {what}", hint=hint or "GET /openapi.json describes all requests")
 
 
 def _number(text: str) -> float:
