@@ -24,7 +24,6 @@ import torch
 import bertworks.runs.training_run
 from bertworks.errors import BertworksError
 from bertworks.runs.pretrain import pretrain
-from bertworks.runs.signals import GracefulShutdown
 from bertworks.training.objectives import PretrainingModel
 
 STAGES = ("begin", "vocabulary", "shards", "plan", "evaluation", "step", "saved", "done")
@@ -66,7 +65,6 @@ def make_slow(step: int) -> None:
 
 
 def child(order: dict[str, Any], answer: int) -> int:
-    GracefulShutdown.ends_process = True
     kill = order.get("kill") or {}
     count_operations(kill.get("operations", 0))
     if slow := order.get("slow"):

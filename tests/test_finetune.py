@@ -3,7 +3,9 @@
 import csv
 import importlib
 import json
+import os
 import shutil
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -738,8 +740,7 @@ def test_a_stop_while_the_network_computes_can_be_gone_on_from(
 
     def leaving(network: TaskModel, batch: Any) -> Any:
         if runs and runs[0].step == 3:
-            runs[0]._leave()  # what the thread does that waits for a long step
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
         return forward(network, batch)
 
     class Watched(TrainingRun):
@@ -762,11 +763,12 @@ def test_a_stop_while_the_network_computes_can_be_gone_on_from(
 def test_the_seed_is_the_recipes_unless_another_is_named(model: Path, tmp_path: Path) -> None:
     data, own = write_reviews(tmp_path / "d.csv"), tmp_path / "own.toml"
     own.write_text(dump_recipe(RECIPES["stable"]).replace("seed = 0", "seed = 9"))
-    assert make_finetune_request(data, model=model).seed == 0
-    assert make_finetune_request(data, model=model, overrides=["seed=5"]).seed == 5
-    assert make_finetune_request(data, model=model, recipe=str(own)).seed == 9
-    request = make_finetune_request(data, model=model, recipe=str(own), seed=2)
-    assert prepare(request, torch.device("cpu")).recipe.seed == 2
+    cases: list[tuple[dict[str, Any], int]] = [
+        ({}, 0), ({"overrides": ["seed=5"]}, 5), ({"recipe": str(own)}, 9), ({"recipe": str(own), "seed": 2}, 2),
+    ]  # fmt: skip
+    for options, seed in cases:
+        request = make_finetune_request(data, model=model, **options)
+        assert prepare(request, torch.device("cpu")).recipe.seed == seed
     trials = plan_trials(make_finetune_request(data, model=model, overrides=["seed=5"]), seeds=2)
     assert [prepare(one.request, torch.device("cpu")).recipe.seed for one in trials] == [5, 6]
     with pytest.raises(UsageError, match="--seeds"):

@@ -100,7 +100,7 @@ def test_folders_that_hold_no_text_are_called_what_they_are(tmp_path):
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "text.txt").write_text("A text.")
     (tmp_path / "texts" / "manifest.json").write_text('{"text": "of somebody"}')
-    request = make_request([tmp_path / "texts"], None, (), None, None, None, None, None, None, "auto")
+    request = make_request([tmp_path / "texts"])
     assert not request.is_shards
     assert len(list(request.reader())) == 2
 

@@ -10,7 +10,6 @@ import torch
 
 import bertworks.runs.training_run
 from bertworks.runs.pretrain import pretrain
-from bertworks.runs.signals import GracefulShutdown
 from bertworks.training.objectives import PretrainingModel
 
 
@@ -29,7 +28,6 @@ def make_slow(step: int) -> None:
 
 
 def main() -> None:
-    GracefulShutdown.ends_process = True  # as in the process of a command
     torch.set_num_threads(1)
     bertworks.runs.training_run.measure_matmul = lambda *_: 1e11  # type: ignore[attr-defined]
     order = json.loads(sys.argv[1])

@@ -21,7 +21,6 @@ from bertworks.cli import finetune, inference, models, pretrain, search
 from bertworks.cli.console import say
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.text_files import STDIN
-from bertworks.runs.signals import GracefulShutdown
 
 _COMMANDS: tuple[Callable[..., object], ...] = (
     pretrain.vocab,
@@ -167,7 +166,6 @@ def run() -> NoReturn:
     """Run a command and end the process, without the interpreter's shutdown: threads that libraries leave running
     sometimes abort it, with a wrong exit code although everything is saved.
     """
-    GracefulShutdown.ends_process = True
     if isinstance(sys.stdout, io.TextIOWrapper):  # for file names that are not UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     try:

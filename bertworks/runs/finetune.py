@@ -8,7 +8,7 @@ import json
 import shutil
 import tempfile
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -32,11 +32,10 @@ from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import refuse_nested, sha256, write_text
 from bertworks.runs.data_splits import LabelledData, describe_task, find_files, read_data
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
-from bertworks.runs.distributed import Processes
 from bertworks.runs.final_evaluation import FinalEvaluation, task_card
 from bertworks.runs.finetune_job import FinetuneJob, InitialModel, forecast
+from bertworks.runs.processes import Processes, terminable
 from bertworks.runs.run_folder import absolute, check_same_request, create_run_folder, delete_run
-from bertworks.runs.signals import terminable
 from bertworks.runs.task_metrics import metric_of
 from bertworks.runs.training_run import TrainingRun
 from bertworks.training.device import Precision, best_precision, choose_device, disable_heap_trim
@@ -52,7 +51,21 @@ FINISHED = "finished.json"  # the last event; a folder with it is finished
 
 @dataclass(frozen=True)
 class FinetuneRequest:
-    """The request of a user: the same one in the same folder resumes, another one is refused."""
+    """The request of a user: the same one in the same folder resumes, another one is refused.
+
+    data: a file, or a folder with a train and a dev file.
+    model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging Face hub.
+    dev: the dev file; None: that of the folder, or a random tenth of the rows.
+    recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings.
+    task, text, label: the meaning of the columns; None and (): inferred.
+    group: a column; rows with the same value stay on one side of the split.
+    metric: the metric that selects the best checkpoint; None: that of the task.
+    quoting: whether quote marks enclose cells.
+    precision: None: that of the recipe.
+    seed: of the new head, the order of the rows and dropout; None: the recipe's.
+    new_head: whether the head of a fine-tuned model is replaced by a new one.
+    fold: the part of the data, of `folds`, that is the dev data.
+    """
 
     data: str
     model: str = "minilm"
@@ -66,9 +79,9 @@ class FinetuneRequest:
     metric: str | None = None
     quoting: Quoting = "auto"
     precision: str | None = None
-    seed: int = 0
+    seed: int | None = None
     new_head: bool = False
-    fold: int | None = None  # of `folds`: the dev data
+    fold: int | None = None
     folds: int = 0
 
     @property
@@ -158,7 +171,8 @@ def prepare(
     recipe: the resolved recipe of a run that is resumed; None: that of the request.
     """
     if recipe is None:
-        recipe = load_finetune_recipe(request.recipe, (*request.overrides, f"seed={request.seed}"))
+        seed = () if request.seed is None else (f"seed={request.seed}",)
+        recipe = load_finetune_recipe(request.recipe, (*request.overrides, *seed))
         precision = request.precision or recipe.precision
         chosen = best_precision(device) if precision == "auto" else cast(Precision, precision)
         recipe = replace(recipe, precision=chosen)
@@ -233,50 +247,26 @@ def _plan(p: Prepared, job: FinetuneJob, seconds: float) -> str:
     )
 
 
-def make_finetune_request(
-    data: str | Path,
-    *,
-    model: str | Path = "minilm",
-    dev: str | Path | None = None,
-    recipe: str = "stable",
-    overrides: Sequence[str] = (),
-    task: TaskType | None = None,
-    text: Sequence[str] = (),
-    label: str | None = None,
-    group: str | None = None,
-    metric: str | None = None,
-    quoting: Quoting = "auto",
-    precision: str | None = None,
-    seed: int | None = None,
-    new_head: bool = False,
-) -> FinetuneRequest:
+def make_finetune_request(data: str | Path, **options: Any) -> FinetuneRequest:
     """The request for `finetune_events`, with absolute paths.
 
     Args:
         data: a file, or a folder with a train and a dev file.
-        model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging Face hub.
-        dev: the dev file; None: that of the folder, or a random tenth of the rows.
-        recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings.
-        task, text, label: the meaning of the columns; None and (): inferred.
-        group: a column; rows with the same value stay on one side of the split.
-        metric: the metric that selects the best checkpoint; None: that of the task.
-        quoting: whether quote marks enclose cells.
-        seed: of the new head, the order of the rows and dropout; None: the recipe's.
-        new_head: whether the head of a fine-tuned model is replaced by a new one.
+        options: see `FinetuneRequest`.
 
     Raises:
-        UsageError: standard input, which can be read only once; no such recipe.
+        UsageError: standard input, which can be read only once.
     """
-    if str(data) == "-" or str(dev) == "-":
+    files = {"data": data, "dev": options.get("dev")}
+    if "-" in map(str, files.values()):
         raise UsageError("fine-tuning reads its data more than once, standard input can be read only once",
                          hint="write it to a file first")  # fmt: skip
-    name = str(model)
-    seed = load_finetune_recipe(recipe, overrides).seed if seed is None else seed
-    return FinetuneRequest(
-        absolute(data), absolute(name) if Path(name).is_dir() else name, None if dev is None else absolute(dev),
-        absolute(recipe) if recipe.endswith(".toml") else recipe, tuple(overrides), task, tuple(text), label, group,
-        metric, quoting, precision, seed, new_head,
-    )  # fmt: skip
+    model, recipe = str(options.get("model", "minilm")), options.get("recipe", "stable")
+    options |= {name: absolute(path) for name, path in files.items() if path is not None}
+    options |= {name: tuple(options.get(name, ())) for name in ("overrides", "text")}
+    options["model"] = absolute(model) if Path(model).is_dir() else model
+    options["recipe"] = absolute(recipe) if recipe.endswith(".toml") else recipe
+    return FinetuneRequest(**options)
 
 
 def finetune(
@@ -294,7 +284,7 @@ def finetune(
     Args:
         data: a file, or a folder with a train and a dev file.
         output: the run folder; None: a temporary one, deleted together with the returned model.
-        options: those of `make_finetune_request`: dev, task, text, label, recipe, overrides, seed and others.
+        options: those of `FinetuneRequest`: dev, task, text, label, recipe, overrides, seed and others.
 
     Raises:
         UsageError, BertworksError: see `finetune_events`.

@@ -24,11 +24,10 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
 from bertworks.io.atomic_write import refuse_nested, write_text
 from bertworks.models.config import EncoderConfig
-from bertworks.runs.distributed import Processes
 from bertworks.runs.prepare import Documents, make_shards, make_vocabulary, read_text
 from bertworks.runs.pretrain_job import Corpus, PretrainJob
+from bertworks.runs.processes import Processes, terminable
 from bertworks.runs.run_folder import absolute, check_same_request, create_run_folder, delete_run
-from bertworks.runs.signals import terminable
 from bertworks.runs.training_run import TrainingRun
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import Shards, holds_shards
@@ -106,38 +105,30 @@ def corpus_tokens(corpus: CorpusReader | Shards) -> int:
     return int(size / CHARACTERS_PER_TOKEN)
 
 
-def make_request(
-    inputs: Sequence[str | Path],
-    recipe: str | None,
-    overrides: Sequence[str],
-    budget: str | None,
-    tokenizer: str | None,
-    init: str | None,
-    precision: str | None,
-    seed: int | None,
-    text_column: str | None,
-    documents: Documents,
-) -> Request:
+def make_request(inputs: Sequence[str | Path], **options: Any) -> Request:
     """The request with absolute paths.
+
+    Args:
+        options: the other fields of `Request`.
 
     Raises:
         UsageError: contradictory options, or an invalid budget.
     """
     if not inputs:
         raise UsageError("no input was given", hint="name files, folders, a glob in quotes, or - for standard input")
+    recipe, budget, tokenizer, init = (options.get(name) for name in ("recipe", "budget", "tokenizer", "init"))
     if tokenizer and init:
         raise UsageError("--init takes the tokenizer of the model", hint="give --tokenizer or --init, not both")
     if budget:
         seconds_of(budget)
-    if recipe and recipe.endswith(".toml"):
-        recipe = absolute(recipe)
-    if init and not is_model_name(init):
-        init = absolute(init)
-    paths = [inputs] if isinstance(inputs, str | Path) else inputs
-    return Request(
-        tuple(absolute(path) for path in paths), recipe, tuple(overrides), budget or (None if recipe else "1h"),
-        tokenizer and absolute(tokenizer), init, precision, seed, text_column, documents,
-    )  # fmt: skip
+    paths = {"tokenizer": tokenizer}
+    paths["recipe"] = recipe if recipe and recipe.endswith(".toml") else None
+    paths["init"] = init if init and not is_model_name(init) else None
+    options |= {name: absolute(path) for name, path in paths.items() if path}
+    options["overrides"] = tuple(options.get("overrides", ()))
+    options["budget"] = budget or (None if recipe else "1h")
+    names = [inputs] if isinstance(inputs, str | Path) else inputs
+    return Request(tuple(map(absolute, names)), **options)
 
 
 def seconds_of(budget: str) -> float:
@@ -171,16 +162,14 @@ class Estimate:
         return asdict(self)
 
     def __str__(self) -> str:
-        return "\n".join(
-            [
-                f"recipe       {self.title}",
-                f"parameters   {self.parameters:,}",
-                f"memory       {self.memory / 1e9:.1f} GB",
-                f"steps        {self.steps:,}",
-                f"tokens       {self.tokens:,}  ({self.tokens_per_second:,.0f} per second on this machine)",
-                f"time         {duration(self.seconds)} of training",
-                f"disk         {self.disk / 1e9:.2f} GB in the run folder",
-            ]
+        return (
+            f"recipe       {self.title}\n"
+            f"parameters   {self.parameters:,}\n"
+            f"memory       {self.memory / 1e9:.1f} GB\n"
+            f"steps        {self.steps:,}\n"
+            f"tokens       {self.tokens:,}  ({self.tokens_per_second:,.0f} per second on this machine)\n"
+            f"time         {duration(self.seconds)} of training\n"
+            f"disk         {self.disk / 1e9:.2f} GB in the run folder"
         )
 
 
@@ -218,7 +207,10 @@ def pretrain(
         BertworksError: the text cannot be used, the disk is full, or the training diverged.
     """
     begin = time.perf_counter()
-    request = make_request(inputs, recipe, overrides, budget, tokenizer, init, precision, seed, text_column, documents)
+    request = make_request(
+        inputs, recipe=recipe, overrides=overrides, budget=budget, tokenizer=tokenizer, init=init, precision=precision,
+        seed=seed, text_column=text_column, documents=documents,
+    )  # fmt: skip
     output, where = Path(output), choose_device(device)
     with terminable(), Processes(where) as processes:
         refuse_nested(output, request.paths, request.inputs)
@@ -242,44 +234,26 @@ def pretrain(
             yield from TrainingRun(output, PretrainJob(resolved, corpus, request.init), where).events()
 
 
-def estimate(
-    inputs: Sequence[str | Path],
-    *,
-    recipe: str | None = None,
-    overrides: Sequence[str] = (),
-    budget: str | None = None,
-    tokenizer: str | None = None,
-    init: str | None = None,
-    device: str = "auto",
-    precision: str | None = None,
-    seed: int | None = None,
-    text_column: str | None = None,
-    documents: Documents = "auto",
-) -> Estimate:
+def estimate(inputs: Sequence[str | Path], *, device: str = "auto", **options: Any) -> Estimate:
     """The cost of `pretrain` with the same arguments, measured with a few training steps on random tokens."""
-    request = make_request(inputs, recipe, overrides, budget, tokenizer, init, precision, seed, text_column, documents)
+    request = make_request(inputs, **options)
     where = choose_device(device)
     draft = _draft(request, where)
     resolved = _with_vocabulary(draft.recipe, draft.vocab_size)
     measured = measure_steps(resolved, where, cast(Precision, resolved.train.precision))
     if request.budget:
         seconds = seconds_of(request.budget) * (1 - RESERVE)
-        resolved = fit_steps(resolved, seconds, measured.step_seconds, parse_overrides(overrides))
+        resolved = fit_steps(resolved, seconds, measured.step_seconds, parse_overrides(request.overrides))
     seconds = sum(
         phase.num_steps * cost for phase, cost in zip(resolved.train.phases, measured.step_seconds, strict=True)
     )
     parameters = resolved.encoder.num_parameters(*heads_of(resolved.weights))
     shards = 0 if request.is_shards else draft.tokens * (2 if resolved.encoder.vocab_size <= 1 << 16 else 4)
+    disk = 4 * parameters * (3 * CHECKPOINTS + 1) + shards
+    steps, tokens = resolved.train.num_steps, resolved.train.num_tokens
     return Estimate(
-        resolved.title,
-        parameters,
-        measured.memory,
-        resolved.train.num_steps,
-        resolved.train.num_tokens,
-        seconds,
-        4 * parameters * (3 * CHECKPOINTS + 1) + shards,
-        resolved.train.num_tokens / seconds,
-    )
+        resolved.title, parameters, measured.memory, steps, tokens, seconds, disk, tokens / seconds
+    )  # fmt: skip
 
 
 class _Draft(NamedTuple):

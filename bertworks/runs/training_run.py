@@ -21,8 +21,8 @@ from bertworks.checkpoints.training_state import Checkpoint, latest_checkpoint, 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
 from bertworks.models.initialization import meta_device_init
+from bertworks.runs.processes import GracefulShutdown, ShutdownError
 from bertworks.runs.run_folder import Metrics, Stopwatch, finite, total_loss, training_figures
-from bertworks.runs.signals import PATIENCE, GracefulShutdown, patience_for
 from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, Precision, measure_matmul
 from bertworks.training.loop import Step, train
 from bertworks.training.losses import LossStats
@@ -84,7 +84,6 @@ class TrainingRun:
                 hint="put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again",
             )
         self.model = self._network()
-        # Listed once: in bf16 the network holds rounded copies while it computes, and a signal may come then.
         self._parameters = dict(self.model.named_parameters())
         self.optimizer = make_optimizer(self.model, job.optimizer)
         self.num_steps = job.num_steps
@@ -119,56 +118,53 @@ class TrainingRun:
         """Trains to the end. Ctrl-C and SIGTERM save, then raise KeyboardInterrupt and SystemExit."""
         yield from self._resume()
         batches = self._batches()
-        size = sum(tensor.nbytes for tensor in self._state().values())
-        patience = patience_for(size) if self.rank == 0 else 2 * PATIENCE  # the first saves; the others wait for it
-        with GracefulShutdown(self._leave, patience) as interruption, THREADS.hold(self.facts["threads"]) as threads:
+        shutdown = GracefulShutdown()
+        with shutdown.handling(), THREADS.hold(self.facts["threads"]) as threads:
             if self.facts["threads"] not in (None, threads):
                 text = f"{threads} threads, before {self.facts['threads']}: the last bits may differ"
                 yield Event("note", text)
             self.facts["threads"] = threads
             try:
-                yield from self._train(batches, interruption)
-            except RuntimeError:
-                if interruption.requested and self.world_size > 1:  # another process left before this one
-                    interruption.end()
-                raise
+                yield from self._train(batches, shutdown)
+            except (ShutdownError, RuntimeError) as error:
+                # A RuntimeError: another process left before this one.
+                if not shutdown.requested or (isinstance(error, RuntimeError) and self.world_size == 1):
+                    raise
+                if self.step and self.saved != self.step:  # before the first step there is nothing to save
+                    yield from self._save()
+                shutdown.end()
         yield self._done()
 
-    def _train(self, batches: Callable[[int], list[Batch]], interruption: GracefulShutdown) -> Iterator[Event]:
-        if self._should_evaluate() and self.facts["evaluated"] != self.step:
-            yield from self._evaluate()
-        if (self.step == 0 or self._should_evaluate()) and self.facts["exported"] != self.step:
+    def _train(self, batches: Callable[[int], list[Batch]], shutdown: GracefulShutdown) -> Iterator[Event]:
+        overdue = self._should_evaluate() and self.facts["evaluated"] != self.step
+        if overdue:
+            yield from self._evaluate(shutdown)
+        if overdue or self.facts["exported"] is None:
             yield from self._save()
         if self._is_over():
             return
         steps = train(
-            self.model, self.optimizer, batches, self.job.optimizer, self.num_steps,
-            precision=self.job.precision, seed=self.job.seed, start=self.step, updating=interruption.updating,
+            self.model, self.optimizer, batches, self.job.optimizer, self.num_steps, precision=self.job.precision,
+            seed=self.job.seed, start=self.step, before_update=shutdown.protect,
         )  # fmt: skip
         saved, clock = time.perf_counter(), Stopwatch()
-        for step in steps:
+        while not self._is_over():
+            with shutdown.computing():
+                step = next(steps)
             if THREADS.training_adapts:
                 self.facts["threads"] = THREADS.adapt()
             event = self._record(step, clock)
-            interruption.updating.noted()
             if event:
                 yield event
-            last = step.number == self.num_steps
-            if (last or step.number % self.read_every == 0) and self.skipped[2].item() >= STOP_AFTER:
+            is_last = step.number == self.num_steps
+            if (is_last or step.number % self.read_every == 0) and self.skipped[2].item() >= STOP_AFTER:
                 raise self._diverged(f"loss or gradient was not finite in {STOP_AFTER} steps in a row")
             with clock.paused():
-                leaving = interruption.requested and not last and self.rank == 0
-                if leaving:
-                    interruption.take_over()
-                elif self._should_evaluate():
-                    yield from self._evaluate()
-                if leaving or self._is_over() or self._is_due(saved):
+                if self._should_evaluate():
+                    yield from self._evaluate(shutdown)
+                if self._is_over() or self._is_due(saved):
                     yield from self._save()
                     saved = time.perf_counter()
-                if leaving:
-                    interruption.end()
-            if self._is_over():
-                return
 
     def _should_evaluate(self) -> bool:
         if self.step == 0:  # a random network may be good by chance
@@ -249,12 +245,6 @@ class TrainingRun:
             state |= {f"{part}/{name}": value for part, value in self.optimizer.state[p].items()}
         return state | {"skipped": self.skipped}
 
-    def _leave(self) -> None:
-        """Saves what the last step left, from another thread, unless that is saved. Before the first there is nothing
-        that the same command would not make again."""
-        if self.rank == 0 and self.step and self.saved != self.step:
-            self._save_state()
-
     def _save_state(self) -> Path:
         self.metrics.sync()  # the lines before a checkpoint must be on disk
         best = self.facts["best"]["step"] if self.facts["best"] else None
@@ -274,23 +264,24 @@ class TrainingRun:
         path = self._save_state()
         yield Event("saved", f"saved {path}", {"step": self.step, "path": str(path)})
 
-    def _evaluate(self) -> Iterator[Event]:
+    def _evaluate(self, shutdown: GracefulShutdown) -> Iterator[Event]:
         """The first process evaluates; its figures decide in all processes whether the training continues."""
         if self.rank == 0:
-            yield from self._evaluate_here()
+            yield from self._evaluate_here(shutdown)
         if self.world_size > 1:
             facts = [{name: self.facts[name] for name in EVALUATION_FACTS}]
             dist.broadcast_object_list(facts, src=0)
             self.facts = self.facts | facts[0]
 
-    def _evaluate_here(self) -> Iterator[Event]:
-        if "baseline" not in self.facts and (result := self.job.baseline()):
-            text, baseline = result
-            self.facts = self.facts | {"baseline": baseline}
-            yield Event("note", text, {"baseline": baseline})
+    def _evaluate_here(self, shutdown: GracefulShutdown) -> Iterator[Event]:
         begin = time.perf_counter()
-        figures = self.job.evaluate(self.model)
+        with shutdown.computing():
+            baseline = None if "baseline" in self.facts else self.job.baseline()
+            figures = self.job.evaluate(self.model)
         seconds = time.perf_counter() - begin
+        if baseline:
+            self.facts = self.facts | {"baseline": baseline[1]}
+            yield Event("note", baseline[0], {"baseline": baseline[1]})
         self._evaluation_seconds = min(seconds, self._evaluation_seconds or seconds)  # the first is slow
         if not all(map(math.isfinite, figures.values())):
             raise self._diverged("the loss on held-out text is not finite")

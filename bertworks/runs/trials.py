@@ -13,11 +13,11 @@ from bertworks.events import Event, forward_events
 from bertworks.io.atomic_write import refuse_nested, replacing, write_text
 from bertworks.metrics.classification import confidence_interval
 from bertworks.runs.data_splits import LabelledData
-from bertworks.runs.distributed import refuse_many
 from bertworks.runs.finetune import FinetuneRequest, finetune_events
+from bertworks.runs.processes import refuse_many
 from bertworks.runs.run_folder import check_same_request, create_run_folder, delete_run
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
-from bertworks.training.finetune_recipe import PAPER_GRID
+from bertworks.training.finetune_recipe import PAPER_GRID, load_finetune_recipe
 
 MODEL_FILES = (
     "config.json", "task.json", *TOKENIZER_FILES,
@@ -47,10 +47,11 @@ def plan_trials(request: FinetuneRequest, *, seeds: int = 1, folds: int = 0, swe
     """
     if folds and (folds < 2 or request.dev):
         raise UsageError("folds divide the training data: expected 2 or more, and no --dev")
+    first = load_finetune_recipe(request.recipe, request.overrides).seed if request.seed is None else request.seed
     trials = []
     for words in product(*(_values(word) for word in _grid(sweep))):
         for number in range(max(1, folds)):
-            for seed in range(request.seed, request.seed + seeds):
+            for seed in range(first, first + seeds):
                 name = [word.replace("optimizer.", "") for word in words]
                 name += [f"fold-{number}"] if folds else []
                 name += [f"seed-{seed}"] if seeds > 1 or not name else []

@@ -32,49 +32,30 @@ def time_step(
 ) -> tuple[float, float]:
     """Seconds of a micro-batch and of an update: medians of three steps or more, as the time allows, with the threads
     that a training would use. The parameters are changed."""
-    with THREADS.hold():
-        return _time_step(objective, optimizer, precision, batch, seconds)
+    is_cuda = next(objective.parameters()).is_cuda
 
-
-def _time_step(
-    objective: nn.Module, optimizer: OptimizerConfig, precision: Precision, batch: Batch, seconds: float
-) -> tuple[float, float]:
-    updating = _Timer(cuda=next(objective.parameters()).is_cuda)
-    steps = train(
-        objective, make_optimizer(objective, optimizer), lambda _: [batch], optimizer, 1 << 30, precision=precision,
-        updating=updating,
-    )  # fmt: skip
-    whole: list[float] = []
-    updates: list[float] = []
-    begin = last = time.perf_counter()
-    for step in steps:
-        step.grad_norm.item()  # waits for the device
-        now = time.perf_counter()
-        whole.append(now - last)
-        updates.append(updating.seconds)
-        last, updating.seconds = now, 0.0
-        if len(whole) >= 3 and now - begin > seconds:
-            break
-    update = float(np.median(updates[1:]))  # the first step prepares kernels and memory
-    return float(np.median(whole[1:])) - update, update
-
-
-class _Timer:
-    """The total time spent inside, in seconds. It waits for the GPU before and after."""
-
-    def __init__(self, *, cuda: bool):
-        self.seconds, self._cuda = 0.0, cuda
-
-    def __enter__(self) -> None:
-        self._begin = self._now()
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds += self._now() - self._begin
-
-    def _now(self) -> float:
-        if self._cuda:
+    def now() -> float:
+        if is_cuda:
             torch.cuda.synchronize()
         return time.perf_counter()
+
+    updates: list[float] = []  # when they begin, then how long they take
+    whole: list[float] = []
+    steps = train(
+        objective, make_optimizer(objective, optimizer), lambda _: [batch], optimizer, 1 << 30, precision=precision,
+        before_update=lambda: updates.append(now()),
+    )  # fmt: skip
+    with THREADS.hold():
+        begin = last = now()
+        for _ in steps:
+            end = now()
+            whole.append(end - last)
+            updates[-1] = end - updates[-1]
+            last = end
+            if len(whole) >= 3 and end - begin > seconds:
+                break
+    update = float(np.median(updates[1:]))  # the first step prepares kernels and memory
+    return float(np.median(whole[1:])) - update, update
 
 
 class SizePreset(NamedTuple):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import torch
@@ -67,14 +67,14 @@ def train(
     precision: Precision = "fp32",
     seed: int = 0,
     start: int = 0,
-    updating: AbstractContextManager[Any] | None = None,
+    before_update: Callable[[], None] = lambda: None,
 ) -> Iterator[Step]:
     """`batches(n)` are the micro-batches of step n, always the same: to resume is to start at another number. In some
     of several processes there may be none, except in step 0.
 
     The losses of a step are means over all its micro-batches and all processes of the default process group, so that
-    the split shows in dropout's random numbers alone. They are multiplied by the objective's weights. `updating` is
-    held while parameters change: a thread that holds it may read them at any other time.
+    the split shows in dropout's random numbers alone. They are multiplied by the objective's weights. `before_update`
+    is called in each step before parameters change.
     """
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     parameters = [p for p in objective.parameters() if p.requires_grad]
@@ -104,8 +104,8 @@ def train(
         # A loss that is not finite may have finite gradients: make the norm not finite, so that the step is skipped.
         grad_norm = grad_norm + 0 * torch.stack([t.loss for t in sums.values()]).sum()
         learning_rate = config.rate(step, num_steps)
-        with updating or nullcontext():
-            skipped = update(optimizer, learning_rate, grad_norm, config.max_grad_norm)
+        before_update()
+        skipped = update(optimizer, learning_rate, grad_norm, config.max_grad_norm)
         optimizer.zero_grad(set_to_none=world_size == 1)
         yield Step(step + 1, learning_rate, grad_norm, skipped, sums, counts, tokens)
 

@@ -1,0 +1,148 @@
+"""The processes of a training: those that torchrun starts, and the signals that end one."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from types import FrameType, TracebackType
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+
+from bertworks.errors import BertworksError, UsageError
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM raises SystemExit(143) in the block, as Ctrl-C raises KeyboardInterrupt."""
+
+    def leave(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    with _handlers(leave, signal.SIGTERM):
+        yield
+
+
+@contextmanager
+def _handlers(handler: "signal._HANDLER", *signals: int) -> Iterator[None]:
+    """A handler for signals in the block. Signals are the main thread's: a program that trains in another thread
+    handles them itself."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = [signal.signal(number, handler) for number in signals]
+    try:
+        yield
+    finally:
+        for number, former in zip(signals, previous, strict=True):
+            signal.signal(number, former)
+
+
+class ShutdownError(BaseException):
+    """A signal came while a step or an evaluation was computed."""
+
+
+class GracefulShutdown:
+    """Notes SIGINT and SIGTERM. A computation ends at once, between two operations, because it changes nothing that a
+    run saves; anything else, such as writing a checkpoint, is completed first.
+
+    requested: the signal, or 0.
+    """
+
+    def __init__(self) -> None:
+        self.requested, self._computes = 0, False
+
+    @contextmanager
+    def handling(self) -> Iterator[None]:
+        """Handles the signals in the block."""
+        with _handlers(self._note, signal.SIGINT, signal.SIGTERM):
+            yield
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        self.requested = number
+        if self._computes:
+            self._computes = False
+            raise ShutdownError
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """In the block a signal raises ShutdownError, until `protect` is called. So does one that came before."""
+        if self.requested:
+            raise ShutdownError
+        self._computes = True
+        try:
+            yield
+        finally:
+            self._computes = False
+
+    def protect(self) -> None:
+        """From here on, parameters change: the rest of the block is completed."""
+        self._computes = False
+
+    def end(self) -> NoReturn:
+        """Leave after everything is saved: KeyboardInterrupt, or an exit status of 128 + the signal, as in shells."""
+        if self.requested == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + self.requested)
+
+
+class Processes:
+    """The processes that torchrun started, or one process. The first one prepares alone; then all join a group."""
+
+    def __init__(self, device: torch.device):
+        self.count, rank = (
+            int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0"))
+        )
+        self.first, self.device = rank == 0, device
+        if self.count > 1 and dist.is_initialized():
+            raise BertworksError("a process group exists already", hint="let the training create it")
+
+    def refuse_to_share(self, items: int) -> None:
+        """Raises UsageError if a step has fewer items than there are processes."""
+        if items < self.count:
+            raise UsageError(
+                f"a step of {items} items cannot be shared by {self.count} processes", hint="start fewer processes"
+            )
+
+    def meet(self) -> None:
+        """Waits for all processes, and creates the process group."""
+        if self.count > 1:
+            if self.device.type == "cuda":
+                torch.cuda.set_device(self.device)
+            backend = "nccl" if self.device.type == "cuda" else "gloo"
+            dist.init_process_group(backend, timeout=timedelta(days=1))
+
+    def wait(self) -> None:
+        """Waits for all processes."""
+        if self.count > 1:
+            dist.barrier()
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        if self.count > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+        if self.count > 1 and isinstance(error, RuntimeError) and _is_lost(error):
+            raise BertworksError(
+                "another process of this training ended; its own message says why",
+                hint="type the same command again: it resumes from the last checkpoint",
+            ) from error
+
+
+def _is_lost(error: RuntimeError) -> bool:
+    """Whether the error means that a process does not answer. Only NCCL has an exception for it; gloo has texts."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error) or "Connection" in str(error)
+
+
+def refuse_many(what: str, hint: str) -> None:
+    """Refuses several processes.
+
+    Raises:
+        UsageError: torchrun started several.
+    """
+    if (count := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise UsageError(f"{what}, and there are {count} processes", hint=hint)
