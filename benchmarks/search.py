@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from provenance import provenance, publish
 
+from bertworks.inference.embed import normalized
 from bertworks.inference.predictor import AT_ONCE
-from bertworks.inference.whitening import normalized
 from bertworks.retrieval.index import Index
 from bertworks.retrieval.ranking import hash_of, postings
 from bertworks.retrieval.store import write_manifest, write_segment

@@ -4,13 +4,15 @@ The public names are imported on first use: `import bertworks` takes millisecond
 documented in `docs/reference/python.md`.
 """
 
+import ast
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from bertworks.batching.masking import MaskingConfig as MaskingConfig
+    from bertworks.batching.sampling import MaskingConfig as MaskingConfig
     from bertworks.batching.sampling import SamplingConfig as SamplingConfig
     from bertworks.checkpoints.model_folder import load_model as load_model
     from bertworks.checkpoints.model_folder import save_model as save_model
@@ -66,43 +68,12 @@ if TYPE_CHECKING:
     from bertworks.training.loop import train as train
     from bertworks.training.objectives import PretrainingModel as PretrainingModel
 
-_EXPORTS = {
-    "batching.masking": ["MaskingConfig"],
-    "batching.sampling": ["SamplingConfig"],
-    "checkpoints.model_folder": ["load_model", "save_model"],
-    "diagnostics": ["doctor"],
-    "errors": ["BertworksError", "UsageError"],
-    "evaluation.evaluate": ["evaluate_blimp", "evaluate_mlm", "evaluate_squad", "evaluate_sts", "evaluate_task"],
-    "evaluation.glue": ["evaluate_glue"],
-    "evaluation.retrieval": ["evaluate_retrieval"],
-    "inference.embed": ["Embedder", "embed", "embed_file"],
-    "inference.explain": ["explain"],
-    "inference.masked_lm": ["fill", "score"],
-    "inference.predict": ["answer_questions", "predict_file"],
-    "inference.predictor": ["Predictor"],
-    "interop.convert": ["convert", "import_checkpoint"],
-    "interop.export": ["export"],
-    "interop.load": ["LoadedModel", "load"],
-    "interop.push": ["push"],
-    "models.config": ["EncoderConfig"],
-    "models.encoder": ["Encoder"],
-    "models.layout": ["Layout"],
-    "retrieval.index": ["Index", "index_file"],
-    "runs.dataset_report": ["check_file"],
-    "runs.finetune": ["finetune", "finetune_events", "make_finetune_request"],
-    "runs.pretrain": ["estimate", "pretrain"],
-    "runs.trials": ["plan_trials", "run_trials"],
-    "text.corpus": ["CorpusReader", "Document"],
-    "text.corpus_report": ["corpus_report"],
-    "text.segmentation": ["split_sentences"],
-    "text.shards": ["Shards", "write_shards"],
-    "text.tokenizer": ["Encoding", "Tokenizer"],
-    "text.vocabulary": ["VocabularyConfig", "train_vocabulary"],
-    "training.device": ["set_threads"],
-    "training.loop": ["train"],
-    "training.objectives": ["PretrainingModel"],
+# Names to modules, from the imports above: they are written only once.
+_MODULE_OF = {
+    node.names[0].name: str(node.module)
+    for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
+    if isinstance(node, ast.ImportFrom) and node.names[0].asname
 }
-_MODULE_OF = {name: module for module, names in _EXPORTS.items() for name in names}
 _OLD_NAMES = {"preflight": "corpus_report"}  # until the next release
 
 __all__ = sorted(_MODULE_OF)
@@ -113,7 +84,7 @@ def __getattr__(name: str) -> Any:
         return __getattr__(_OLD_NAMES[name])
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'bertworks' has no attribute {name!r}")
-    value = getattr(import_module(f"bertworks.{_MODULE_OF[name]}"), name)
+    value = getattr(import_module(_MODULE_OF[name]), name)
     globals()[name] = value  # Python finds it there the next time
     return value
 

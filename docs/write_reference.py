@@ -16,8 +16,7 @@ from types import FunctionType
 from typing import Any, get_args, get_type_hints
 
 import bertworks
-from bertworks.training.finetune_recipe import FinetuneRecipe
-from bertworks.training.recipe import Recipe
+from bertworks.training.recipe import FinetuneRecipe, Recipe
 
 REFERENCE = Path(__file__).parent / "reference"
 NOTE = "Written by `make docs` from the code."

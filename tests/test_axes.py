@@ -8,9 +8,7 @@ import torch
 import transformers
 
 from bertworks.models.config import PRESETS, EncoderConfig
-from bertworks.models.encoder import Encoder
-from bertworks.models.heads import LMHead, Pooler
-from bertworks.models.initialization import meta_device_init
+from bertworks.models.encoder import Encoder, LMHead, Pooler, meta_device_init
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import to_bf16_inference, to_fp32_inference
 from bertworks.training.loop import MixedPrecision

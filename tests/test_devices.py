@@ -11,11 +11,10 @@ import torch
 from torch import nn
 
 from bertworks.batching.batch import Batch, BatchTarget, collate
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Target
+from bertworks.batching.sampling import Example, Target
 from bertworks.models import attention
 from bertworks.models.config import EncoderConfig
-from bertworks.models.heads import pool
+from bertworks.models.encoder import pool
 from bertworks.models.packed_linear import to_bf16_inference, to_fp32_inference
 from bertworks.training.device import Precision
 from bertworks.training.loop import MixedPrecision

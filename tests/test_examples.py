@@ -11,8 +11,7 @@ from tiny import write_recipe
 
 from bertworks.batching import sampling
 from bertworks.batching.batch import collate
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Target, make_plan
+from bertworks.batching.sampling import Example, Target, make_plan
 from bertworks.errors import BertworksError
 from bertworks.runs.pretrain_job import (
     Sections,

@@ -25,8 +25,7 @@ from bertworks.checkpoints.hf_mapping import (
 )
 from bertworks.errors import BertworksError
 from bertworks.models.config import EncoderConfig
-from bertworks.models.encoder import Encoder
-from bertworks.models.heads import LMHead
+from bertworks.models.encoder import Encoder, LMHead
 from bertworks.models.layout import Layout
 from bertworks.training.task_heads import Classification, MultipleChoice, SpanExtraction, TaskModel
 

@@ -11,8 +11,7 @@ import transformers
 from fine import PEOPLE, tokenizer, write_conll, write_reviews, write_spans
 
 from bertworks.batching.batch import Batch, collate
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Target
+from bertworks.batching.sampling import Example, Target
 from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
 from bertworks.checkpoints.storage import read_tensors, write_tensors
 from bertworks.checkpoints.task_config import TaskConfig
@@ -22,15 +21,14 @@ from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
 from bertworks.models import packed_linear
 from bertworks.models.config import EncoderConfig
-from bertworks.models.encoder import Encoder
-from bertworks.models.heads import BiLSTM, num_lstm_parameters
+from bertworks.models.encoder import BiLSTM, Encoder, num_lstm_parameters
 from bertworks.models.layout import Layout
 from bertworks.runs.finetune import finetune_events, make_finetune_request
 from bertworks.training import task_heads
-from bertworks.training.finetune_recipe import RECIPES, load_finetune_recipe
 from bertworks.training.loop import train
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.optimization import make_optimizer
+from bertworks.training.recipe import RECIPES, load_finetune_recipe
 from bertworks.training.task_heads import Classification, TaskModel
 
 CONFIG = EncoderConfig(vocab_size=90, hidden_size=16, num_hidden_layers=5, num_attention_heads=2,

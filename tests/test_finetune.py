@@ -28,8 +28,7 @@ from fine import (
 )
 from sklearn.utils.class_weight import compute_class_weight
 
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Target
+from bertworks.batching.sampling import Example, Target
 from bertworks.checkpoints.model_folder import ModelFolder, load_model
 from bertworks.checkpoints.storage import read_tensors, write_tensors
 from bertworks.config import dump_recipe
@@ -47,7 +46,7 @@ from bertworks.runs.finetune import finetune, finetune_events, make_finetune_req
 from bertworks.runs.finetune_job import TOKEN_EMBEDDING_KEY, FinetuneJob
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.trials import plan_trials, run_trials
-from bertworks.training.finetune_recipe import RECIPES, default_learning_rate, default_max_length, resolve_recipe
+from bertworks.training.recipe import RECIPES, default_learning_rate, default_max_length, resolve_recipe
 from bertworks.training.task_heads import Classification, TaskModel
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=6", "patience=0", "precision=fp32")

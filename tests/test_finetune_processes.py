@@ -12,8 +12,7 @@ import pytest
 from fine import write_model, write_reviews
 
 from bertworks.batching.batch import LabelledBatches
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Target
+from bertworks.batching.sampling import Example, Target
 from bertworks.checkpoints.storage import read_tensors
 from bertworks.errors import UsageError
 from bertworks.runs.finetune import finetune_events, make_finetune_request

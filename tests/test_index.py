@@ -20,8 +20,7 @@ from bertworks.checkpoints.task_config import TaskConfig, task_settings
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.decoding import make_task_head
-from bertworks.inference.embed import Embedder
-from bertworks.inference.whitening import normalized
+from bertworks.inference.embed import Embedder, normalized
 from bertworks.retrieval.index import Index, index_file
 from bertworks.retrieval.ranking import Reranker
 from bertworks.retrieval.store import MANIFEST, writing

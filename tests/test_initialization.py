@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from bertworks.models.config import BERT_SIZES
-from bertworks.models.encoder import Encoder
-from bertworks.models.initialization import SHIFTS, init_local_attention
+from bertworks.models.encoder import SHIFTS, Encoder, init_local_attention
 from bertworks.models.layout import Layout
 
 

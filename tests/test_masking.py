@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertworks.batching.masking import Masker, MaskingConfig
-from bertworks.batching.sampling import add_special_tokens, keyed_rng
+from bertworks.batching.sampling import Masker, MaskingConfig, add_special_tokens, keyed_rng
 from bertworks.text.tokenizer import Template
 
 MASK, VOCAB = 4, 1000

@@ -9,8 +9,7 @@ from torch import nn
 
 from bertworks.models.attention import attention, attention_inference_cpu
 from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
-from bertworks.models.encoder import Embeddings, Encoder
-from bertworks.models.heads import LMHead
+from bertworks.models.encoder import Embeddings, Encoder, LMHead
 from bertworks.models.layers import Linear, dropout
 from bertworks.models.layout import Layout
 

@@ -18,10 +18,9 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_sts
 from bertworks.evaluation.retrieval import read_collection
 from bertworks.inference.decoding import Decoder
-from bertworks.inference.embed import embed_file
+from bertworks.inference.embed import Moments, embed_file
 from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
-from bertworks.inference.whitening import Moments
 from bertworks.metrics.squad import SquadQuestion, evaluate_answers
 from bertworks.retrieval.index import Index
 from bertworks.runs.data_splits import read_data

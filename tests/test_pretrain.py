@@ -35,8 +35,7 @@ from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import write_shards
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.training.budget import Measurement, measure_steps
-from bertworks.training.losses import LossSum
-from bertworks.training.objectives import PretrainingModel
+from bertworks.training.objectives import LossSum, PretrainingModel
 from bertworks.training.recipe import Recipe, load_recipe
 
 SHORT = ("num_steps = 40", "num_steps = 10")

@@ -1,6 +1,5 @@
 """The public names: they exist, are documented, and are imported only when they are used."""
 
-import ast
 import dataclasses
 import json
 import re
@@ -12,8 +11,7 @@ from typing import get_type_hints
 import pytest
 
 import bertworks
-from bertworks.training.finetune_recipe import FinetuneRecipe
-from bertworks.training.recipe import Recipe
+from bertworks.training.recipe import FinetuneRecipe, Recipe
 
 PACKAGE = Path(bertworks.__file__)
 REFERENCE = PACKAGE.parents[1] / "docs" / "reference"
@@ -50,12 +48,6 @@ def test_every_name_exists_and_is_documented(name: str):
     documentation = value.__doc__ or ""
     assert len(documentation.split()) >= 4
     assert not documentation.startswith(f"{name}("), "a dataclass without a docstring of its own"
-
-
-def test_type_checkers_see_the_same_names_in_the_same_modules():
-    block = next(node for node in ast.parse(PACKAGE.read_text()).body if isinstance(node, ast.If))
-    seen = {alias.name: statement.module for statement in block.body for alias in statement.names}
-    assert seen == {name: f"bertworks.{module}" for name, module in bertworks._MODULE_OF.items()}
 
 
 def test_unknown_names_are_attribute_errors():

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bertworks.batching.masking import MaskingConfig
-from bertworks.batching.sampling import SamplingConfig
+from bertworks.batching.sampling import MaskingConfig, SamplingConfig
 from bertworks.config import dump_recipe, override
 from bertworks.errors import UsageError
 from bertworks.models.config import BERT_SIZES, EncoderConfig

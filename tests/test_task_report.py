@@ -15,7 +15,7 @@ from bertworks.datasets.schema import TaskType
 from bertworks.errors import BertworksError
 from bertworks.reports import svg
 from bertworks.runs.report import write_task_report
-from bertworks.training.finetune_recipe import RECIPES
+from bertworks.training.recipe import RECIPES
 
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&</pre></td>"
 

@@ -12,12 +12,16 @@ import torch
 from torch import nn
 
 from bertworks.batching.batch import collate
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Target
+from bertworks.batching.sampling import Example, Target
 from bertworks.models.config import EncoderConfig
 from bertworks.training.loop import evaluate, train
-from bertworks.training.losses import CHUNK_BYTES, LossSum, cross_entropy, vocabulary_cross_entropy
-from bertworks.training.objectives import PretrainingModel
+from bertworks.training.objectives import (
+    CHUNK_BYTES,
+    LossSum,
+    PretrainingModel,
+    cross_entropy,
+    vocabulary_cross_entropy,
+)
 from bertworks.training.optimization import OptimizerConfig, make_optimizer, update
 
 SMALL = EncoderConfig(
@@ -83,7 +87,7 @@ def test_vocabulary_cross_entropy_is_cross_entropy(monkeypatch):
 
     wanted, wanted_grads = both(lambda x, w, b: nn.functional.cross_entropy(x @ w.T + b, labels, reduction="sum"))
     for chunk in (CHUNK_BYTES, 60 * 5 * 8):
-        monkeypatch.setattr("bertworks.training.losses.CHUNK_BYTES", chunk)
+        monkeypatch.setattr("bertworks.training.objectives.CHUNK_BYTES", chunk)
         found, grads = both(lambda x, w, b: vocabulary_cross_entropy(x, w, b, labels).loss)
         assert found.item() == pytest.approx(wanted.item(), rel=1e-6)
         for a, b in zip(grads, wanted_grads, strict=True):
@@ -392,7 +396,7 @@ def test_chunks_of_the_vocabulary_are_added_up_in_single_precision(monkeypatch: 
     bias, labels = torch.zeros(40), torch.full((4096,), 3)
 
     def gradients(dtype, chunk):
-        monkeypatch.setattr("bertworks.training.losses.CHUNK_BYTES", chunk)
+        monkeypatch.setattr("bertworks.training.objectives.CHUNK_BYTES", chunk)
         parts = [part.to(dtype).requires_grad_() for part in (x, words, bias)]
         vocabulary_cross_entropy(*parts, labels).loss.backward()
         return [part.grad.double() for part in parts]

@@ -19,8 +19,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Sampler, TokenSequence, keyed_rng
+from bertworks.batching.sampling import Example, Sampler, TokenSequence, keyed_rng
 from bertworks.models.layout import Layout
 
 

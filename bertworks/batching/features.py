@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids, Target, TokenSequence, add_special_tokens
+from bertworks.batching.sampling import Example, Ids, Target, TokenSequence, add_special_tokens
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.text.tokenizer import Encoding, Tokenizer, truncated_lengths
 

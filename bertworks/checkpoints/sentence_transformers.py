@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast, get_args
 from bertworks.checkpoints.storage import read_json, read_json_value
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import write_text
-from bertworks.models.heads import Pooling
+from bertworks.models.encoder import Pooling
 
 MODEL_FILE = "config_sentence_transformers.json"  # of the whole model: prompts and similarity
 _MODULES, _TRANSFORMER = "modules.json", "sentence_bert_config.json"

@@ -17,18 +17,18 @@ from typing import NoReturn
 from cyclopts import App, CycloptsError
 
 from bertworks import __version__
-from bertworks.cli import finetune, inference, models, pretrain, search
+from bertworks.cli import inference, models, search, training
 from bertworks.cli.console import say
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.text_files import STDIN
 
 _COMMANDS: tuple[Callable[..., object], ...] = (
-    pretrain.vocab,
-    pretrain.prepare,
-    pretrain.pretrain,
-    finetune.check,
-    finetune.finetune,
-    finetune.predict,
+    training.vocab,
+    training.prepare,
+    training.pretrain,
+    training.check,
+    training.finetune,
+    training.predict,
     inference.fill,
     inference.score,
     inference.explain,

@@ -28,17 +28,16 @@ from bertworks.datasets.reader import Quoting, RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Schema, items
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
-from bertworks.inference.embed import Embedder, vectors_of_file
+from bertworks.inference.embed import Embedder, Moments, Whitening, normalized, vectors_of_file
 from bertworks.inference.engine import open_model
 from bertworks.inference.masked_lm import Score, score
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
-from bertworks.inference.whitening import Moments, Whitening, normalized
 from bertworks.io.atomic_write import refuse_unwritable, write_text
 from bertworks.io.text_files import IssueCounter, nothing_there
 from bertworks.metrics import squad
 from bertworks.metrics.classification import Scores, regression
-from bertworks.models.heads import Pooling
+from bertworks.models.encoder import Pooling
 from bertworks.runs.final_evaluation import table, write_errors
 from bertworks.runs.prepare import Documents, read_text
 from bertworks.runs.pretrain_job import held_out_batches, split_long_documents

@@ -19,7 +19,7 @@ from bertworks.events import Event
 from bertworks.inference.predictor import AT_ONCE
 from bertworks.io.tables import as_text
 from bertworks.io.text_files import IssueCounter, Repairs, open_lines
-from bertworks.models.heads import Pooling
+from bertworks.models.encoder import Pooling
 from bertworks.retrieval.index import RERANKED, Index, Ranking
 from bertworks.retrieval.ranking import Reranker, Scores, average_precision, ndcg, recall, top_k
 

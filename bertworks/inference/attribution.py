@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, collate
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids
+from bertworks.batching.sampling import Example, Ids
 
 ATTRIBUTION_TOKENS = 4096  # of a batch of copies
 FEWEST_STEPS, MOST_STEPS = 32, 512

@@ -12,7 +12,7 @@ from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer
 from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.text.tokenizer import Tokenizer, with_marks
-from bertworks.training.finetune_recipe import FinetuneRecipe
+from bertworks.training.recipe import FinetuneRecipe
 from bertworks.training.task_heads import (
     Classification,
     MultiLabel,

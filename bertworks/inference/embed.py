@@ -1,24 +1,24 @@
 """Vectors of texts.
 
+- `Moments`, `Whitener`: centering and whitening, computed in one pass and in constant memory
 - `Embedder`: a loaded model that computes vectors
 - `text_columns`, `row_text`: the text of a row
 - `embed_file`: a file of texts to a file of vectors, which can be resumed
 """
 
-import itertools
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, get_args
+from typing import IO, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
-from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Example
 from bertworks.checkpoints.model_folder import weights_sha256
 from bertworks.checkpoints.sentence_transformers import write_sentence_transformer
 from bertworks.datasets.reader import Quoting, Row, RowReader
@@ -29,14 +29,77 @@ from bertworks.inference.engine import LazyModel, compute_vectors, open_model, p
 from bertworks.inference.onnx_runtime import OnnxModel
 from bertworks.inference.predict import data_fingerprint, done_event, partial_results
 from bertworks.inference.predictor import AT_ONCE, copy_files, empty_folder
-from bertworks.inference.whitening import Moments, Whitener, Whitening, normalized
 from bertworks.io.atomic_write import write_npy
 from bertworks.io.tables import as_text, choose_column, find_column
 from bertworks.io.text_files import IssueCounter
-from bertworks.models.encoder import Encoder
-from bertworks.models.heads import Pooling
+from bertworks.models.encoder import Encoder, Pooling
 from bertworks.models.packed_linear import InferenceEncoder, with_fp16_weights
 from bertworks.training.device import InferencePrecision, PrecisionOption, disable_heap_trim
+
+Whitening = Literal["none", "center", "whiten"]
+_SMALLEST = 1e-7  # of the largest variance: directions with less are noise and become 0
+_SHORTEST = 1e-12
+
+
+@dataclass(frozen=True)
+class Whitener:
+    """`whitener(x)` is `(x - mean) @ matrix`, float32 [N, D]."""
+
+    mean: NDArray[np.float64]
+    matrix: NDArray[np.float64] | None
+
+    def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
+        centered = x - self.mean
+        return (centered if self.matrix is None else centered @ self.matrix).astype(np.float32)
+
+
+class Moments:
+    """Count, sum and products of the vectors that were added."""
+
+    def __init__(self, dimension: int):
+        self.count = 0
+        self._sum = np.zeros(dimension)
+        self._products = np.zeros((dimension, dimension))
+
+    def add(self, x: NDArray[np.float32]) -> None:
+        """x: [N, D]."""
+        exact = x.astype(np.float64)
+        self.count += len(x)
+        self._sum += exact.sum(0)
+        self._products += exact.T @ exact
+
+    @property
+    def can_whiten(self) -> bool:
+        """Whether there are more vectors than dimensions."""
+        return self.count > len(self._sum)
+
+    def whitener(self, kind: Literal["center", "whiten"]) -> Whitener:
+        """The transformation that centers, or whitens (Su et al. 2021, arXiv 2103.15316): the covariance of the added
+        vectors becomes the identity, except in directions without variance.
+
+        Raises:
+            BertworksError: to whiten, not more vectors than dimensions: all would end at the same distance.
+        """
+        if kind == "whiten" and not self.can_whiten:
+            raise BertworksError(
+                f"whitening needs more vectors than dimensions: {self.count:,} vectors of {len(self._sum)} dimensions",
+                hint="--learn-from a file with more texts, or --whitening center",
+            )
+        mean = self._sum / self.count
+        if kind == "center":
+            return Whitener(mean, None)
+        variances, directions = np.linalg.eigh(self._products / self.count - np.outer(mean, mean))
+        is_wide = variances > _SMALLEST * variances[-1]
+        scales = np.where(is_wide, np.where(is_wide, variances, 1.0) ** -0.5, 0.0)
+        return Whitener(mean, directions * scales)
+
+
+def normalized(x: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rows scaled to length 1; rows of zeros stay."""
+    lengths = np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), _SHORTEST).astype(np.float32)
+    scaled: NDArray[np.float32] = np.divide(x, lengths, dtype=np.float32)
+    return scaled
+
 
 Vectors = NDArray[np.float32]
 _SAMPLE_ROWS = 100  # to infer the column of the text from
@@ -198,7 +261,7 @@ def text_columns(reader: RowReader, names: Sequence[str]) -> tuple[str, ...]:
         return tuple(find_column(reader.columns, reader.name, name, "--text") for name in names)
     if len(reader.columns) == 1:
         return tuple(reader.columns)
-    sample = [row.values for row in itertools.islice(reader, _SAMPLE_ROWS)]
+    sample = [row.values for row in islice(reader, _SAMPLE_ROWS)]
     columns = {name: [values.get(name) for values in sample] for name in reader.columns}
     return (choose_column(columns, reader.name, None, "--text"),)
 
@@ -225,7 +288,7 @@ def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
 def portions(rows: Iterable[Row]) -> Iterator[list[Row]]:
     """Lists of AT_ONCE rows."""
     source = iter(rows)
-    while portion := list(itertools.islice(source, AT_ONCE)):
+    while portion := list(islice(source, AT_ONCE)):
         yield portion
 
 
@@ -269,7 +332,9 @@ def embed_file(
     Raises:
         BertworksError, UsageError: no such model or column, an unreadable row, an unknown kind of output.
     """
-    kind = None if str(output).endswith(".npy") else _vector_kind(output)
+    kind = None if str(output).endswith(".npy") else kind_of(output, vectors=True)
+    if kind == "conll":
+        raise UsageError("CoNLL files cannot hold vectors", hint="use another format")
     make = partial(Embedder, open_model(model, device), pooling=pooling, normalize=normalize, max_length=max_length)
     embedder = make(precision=precision)
     reader = RowReader(data, quoting=quoting)
@@ -298,8 +363,7 @@ def embed_file(
         else:
             _write_columns(output, kind, reader, vectors)
         truncated = sum(int(portion["is_truncated"].sum()) for portion in results.portions())
-    vectors_of = f"vectors of {embedder.dimension}"
-    yield done_event(output, vectors_of, results.count, truncated, dimension=embedder.dimension)
+    yield done_event(output, f"vectors of {embedder.dimension}", results.count, truncated, dimension=embedder.dimension)
 
 
 class _Results:
@@ -330,18 +394,6 @@ class _Results:
         self.file.seek(self._start)
         while data := self.file.read(AT_ONCE * self._kind.itemsize):
             yield np.frombuffer(data, self._kind)
-
-
-def _vector_kind(output: str | Path) -> FileKind:
-    """The format of an output with a column of vectors.
-
-    Raises:
-        UsageError: unknown, or CoNLL.
-    """
-    kind = kind_of(output, vectors=True)
-    if kind == "conll":
-        raise UsageError("CoNLL files cannot hold vectors", hint="use another format")
-    return kind
 
 
 def _compare(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequence[str]) -> Event:
@@ -376,11 +428,6 @@ def _whitener(embedder: Embedder, results: _Results, kind: Whitening, path: str 
     own = (portion["vector"][~portion["is_empty"]] for portion in results.portions())
     for vectors in own if path is None else vectors_of_file(embedder, path):
         moments.add(vectors)
-    if kind == "whiten" and moments.count and not moments.can_whiten:
-        raise BertworksError(
-            f"whitening needs more vectors than dimensions: {moments.count:,} vectors of "
-            f"{embedder.dimension} dimensions", hint="--learn-from a file with more texts, or --whitening center",
-        )  # fmt: skip
     return moments.whitener(kind) if moments.count else None
 
 

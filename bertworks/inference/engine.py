@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, ExampleGroup, collate, longest_sequence, token_budget_indices
-from bertworks.batching.masking import Example
+from bertworks.batching.sampling import Example
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import EXPORTED, ModelFolder, check_components, load_state
 from bertworks.checkpoints.resolve import resolve_model
@@ -24,9 +24,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.decoding import Logits
 from bertworks.inference.onnx_runtime import OnnxModel
 from bertworks.models.config import EncoderConfig
-from bertworks.models.encoder import Encoder
-from bertworks.models.heads import Pooling, pool
-from bertworks.models.initialization import meta_device_init
+from bertworks.models.encoder import Encoder, Pooling, meta_device_init, pool
 from bertworks.models.packed_linear import (
     InferenceEncoder,
     cpu_supports_int8,
@@ -43,8 +41,7 @@ from bertworks.training.device import (
     best_precision,
     choose_device,
 )
-from bertworks.training.losses import LossStats
-from bertworks.training.objectives import PretrainingModel
+from bertworks.training.objectives import LossStats, PretrainingModel
 from bertworks.training.task_heads import TaskModel
 
 BATCH_TOKENS = 4096  # of a batch, with padding

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from bertworks.batching.batch import Batch, collate
 from bertworks.batching.features import Features
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids, Target
+from bertworks.batching.sampling import Example, Ids, Target
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.errors import BertworksError, UsageError

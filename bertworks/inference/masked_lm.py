@@ -17,8 +17,7 @@ from torch import Tensor
 
 from bertworks.batching.batch import collate, token_budget_indices
 from bertworks.batching.features import centered_window
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Ids, Target, add_special_tokens
+from bertworks.batching.sampling import Example, Ids, Target, add_special_tokens
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.engine import BATCH_TOKENS, LazyModel, log_probabilities, open_model
 from bertworks.text.tokenizer import Encoding, Tokenizer

@@ -29,7 +29,7 @@ from bertworks.training.device import (
     choose_device,
     disable_heap_trim,
 )
-from bertworks.training.finetune_recipe import MIN_LENGTH
+from bertworks.training.recipe import MIN_LENGTH
 from bertworks.training.task_heads import TaskModel
 
 AT_ONCE = 2048  # items that are read, sorted by length and computed together

@@ -14,8 +14,7 @@ from torch import Tensor
 
 import bertworks
 from bertworks.batching.batch import Batch, collate, token_budget_batches
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import Target
+from bertworks.batching.sampling import Example, Target
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_card import render_card
 from bertworks.checkpoints.model_folder import EXPORTED, save_settings

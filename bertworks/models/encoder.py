@@ -3,16 +3,23 @@
 - `Embeddings`: token, position and token type as one vector per token
 - `Block`: attention and feed-forward, written only here
 - `Encoder`: embeddings and blocks
+- `Pooler`, `LMHead`, `OutputLayer`: hidden states -> a vector per sequence, logits of the vocabulary, logits of a task
+- `pool`: the hidden states of a sequence -> one vector, without parameters
+- `BiLSTM`: vectors -> vectors that depend on all tokens before and behind
+- `meta_device_init`: shapes without memory; `init_local_attention`: a start with attention to the neighbours
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from bertworks.models.attention import Attention
@@ -219,3 +226,168 @@ def initialize(module: nn.Module, c: EncoderConfig) -> None:
             nn.init.trunc_normal_(part.weight, std=c.initializer_range, a=-limit, b=limit)
         if isinstance(part, nn.Linear) and part.bias is not None:
             nn.init.zeros_(part.bias)
+
+
+_POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gelu": F.gelu, "relu": F.relu}
+
+
+class Pooler(nn.Module):
+    """The vector of a sequence: the state of its first or last token, through a dense layer and an activation (BERT:
+    the first, tanh). The kind "last" has no parameters."""
+
+    def __init__(self, c: EncoderConfig):
+        super().__init__()
+        place, _, activation = c.pooler.partition("_")
+        self.reads_last = place == "last"
+        self.activation = _POOLER_ACTIVATIONS.get(activation)
+        self.dense = Linear(c.hidden_size, c.hidden_size) if activation else None
+        initialize(self, c)
+
+    def tokens(self, layout: Layout) -> Tensor:
+        """int32 [B]: the token that stands for each sequence."""
+        return layout.last if self.reads_last else layout.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        """States of these tokens, [B, hidden] -> [B, hidden]."""
+        return x if self.dense is None or self.activation is None else self.activation(self.dense(x))
+
+
+class OutputLayer(nn.Linear):
+    """The last layer of a task, always in float32: it is small, and its numbers may be years or prices, which in bf16
+    lie 8 or 1,000 apart."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in_features] -> float32 [..., out_features]."""
+        with torch.autocast(x.device.type, enabled=False):
+            return F.linear(x.float(), self.weight, self.bias)
+
+
+class LMHead(nn.Module):
+    """Hidden states -> logits of the vocabulary, through the token embedding matrix. The caller passes that matrix: a
+    tied parameter has one owner. Use it for few tokens: this is the widest layer of all."""
+
+    def __init__(self, c: EncoderConfig):
+        super().__init__()
+        transforms, width = c.lm_head == "transform", c.embedding_width
+        self.dense = Linear(c.hidden_size, width) if transforms else None
+        self.activation = ACTIVATIONS[c.hidden_act]
+        self.norm = nn.LayerNorm(width, c.layer_norm_eps) if transforms else None
+        self.bias = nn.Parameter(torch.zeros(c.vocab_size)) if c.lm_head != "plain" else None
+        initialize(self, c)
+
+    def transform(self, x: Tensor) -> Tensor:
+        """[M, hidden] -> [M, width of the embeddings]: what is multiplied with the embedding matrix."""
+        if self.dense is None or self.norm is None:
+            return x
+        return self.norm(self.activation(self.dense(x)))  # type: ignore[no-any-return]
+
+    def forward(self, x: Tensor, embeddings: Tensor) -> Tensor:
+        """x [M, hidden], embeddings [V, width] -> logits [M, V]."""
+        return F.linear(self.transform(x), embeddings, self.bias)
+
+
+Pooling = Literal["mean", "cls", "max", "last-four"]
+_LAST_LAYERS = 4
+
+
+def pool(states: Sequence[Tensor], layout: Layout, pooling: Pooling) -> Tensor:
+    """states: of all layers, [T, hidden] each, embeddings first -> float32 [B, hidden].
+
+    "mean" and "max" are over all tokens, [CLS] and [SEP] included, as in sentence-transformers. "last-four" is the mean
+    over the tokens and the last four layers, or all layers if there are fewer.
+    """
+    if pooling == "cls":
+        return states[-1].index_select(0, layout.first).float()
+    layers = states[1:][-_LAST_LAYERS:] if pooling == "last-four" else states[-1:]
+    x = layers[0].float() if len(layers) == 1 else torch.stack([state.float() for state in layers]).mean(0)
+    return torch.segment_reduce(x, "max" if pooling == "max" else "mean", offsets=layout.cu_seqlens.long())
+
+
+def num_lstm_parameters(input_size: int, units: int, num_layers: int = 2) -> int:
+    """Parameters of a `BiLSTM` of these sizes."""
+    sizes = [input_size, *[2 * units] * (num_layers - 1)]
+    return sum(2 * 4 * units * (size + units + 2) for size in sizes)
+
+
+class BiLSTM(nn.Module):
+    """A bidirectional LSTM (Hochreiter and Schmidhuber 1997; Graves and Schmidhuber 2005), initialized as in torch,
+    without dropout. It computes in the precision of its weights: torch has no LSTM in bf16 for processors without
+    instructions for it.
+
+    units: of each direction, in each layer.
+    """
+
+    def __init__(self, input_size: int, units: int, num_layers: int = 2):
+        super().__init__()
+        self.lstm = nn.LSTM(input_size, units, num_layers, batch_first=True, bidirectional=True)
+        self.output_size = 2 * units
+
+    def forward(self, x: Tensor, layout: Layout) -> Tensor:
+        """[T, input_size] -> [T, 2 units]: forward, then backward."""
+        lengths = layout.cu_seqlens.diff().cpu()
+        padded = layout.pad(x).to(next(self.lstm.parameters()).dtype)
+        rectangle = pack_padded_sequence(padded, lengths, batch_first=True, enforce_sorted=False)
+        with torch.autocast(x.device.type, enabled=False):
+            outputs, _ = self.lstm(rectangle)
+        states, _ = pad_packed_sequence(outputs, batch_first=True, total_length=layout.max_seqlen)
+        return layout.unpad(states)
+
+
+class _SkipInit(TorchFunctionMode):
+    """Nothing is drawn at random. Even where there is no memory to fill, torch would import its compiler for that,
+    which takes seconds."""
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        named: Mapping[str, Any] = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init" or func in (Tensor.normal_, Tensor.uniform_):
+            return named["tensor"] if "tensor" in named else args[0]
+        return func(*args, **named)
+
+
+@contextmanager
+def meta_device_init() -> Iterator[None]:
+    """Modules that are made in it have parameters of the device "meta": shapes without memory."""
+    with torch.device("meta"), _SkipInit():
+        yield
+
+
+FREQUENCIES = 2.0, 0.02  # radians per position, of the first and the last pair of the position table
+SHIFTS = (-1, 1, -2, 2)  # where the first heads look, in tokens; further heads begin at random
+GAIN = 1.2  # of queries and keys: at a fresh norm the neighbour then gets most of a head's attention
+
+
+@torch.no_grad()
+def init_local_attention(encoder: Encoder, gain: float = GAIN) -> None:
+    """Position embeddings become sines and cosines, as large as the words'; queries of a head in the first layer turn
+    them by the angle of a shift (a rotation per frequency), so that they fit the keys that stand so far away.
+
+    From random weights, a small BERT needs thousands of steps to use context (in the spirit of Trockman and Kolter
+    2023, "Mimetic initialization of self-attention layers"). The position table should not be trained then: rows beyond
+    the length of most sequences would stay behind while the others move (docs/experiments).
+    """
+    position = encoder.embeddings.position
+    assert position is not None, "`Recipe` refuses other configurations"
+    table = position.weight
+    half = table.shape[1] // 2
+    first, last = FREQUENCIES
+    frequencies = first * (last / first) ** torch.linspace(0, 1, half)
+    angles = torch.arange(len(table))[:, None] * frequencies
+    deviation = encoder.embeddings.token.weight.std()
+    table[:, : 2 * half] = torch.cat([angles.sin(), angles.cos()], 1) * deviation * 2**0.5
+
+    attention = cast(Block, encoder.blocks[0]).attention
+    hidden, size = table.shape[1], table.shape[1] // attention.num_heads
+    pairs = size // 2
+    used = torch.linspace(0, max(half // 2 - 1, 0), pairs).round().long()  # the faster half: near places differ most
+    rows = torch.arange(pairs)
+    queries, keys, _ = attention.qkv.weight.view(3, attention.num_heads, size, hidden)
+    for query, key, shift in zip(queries, keys, SHIFTS, strict=False):
+        cosine, sine = (gain * f(frequencies[used] * shift) for f in (torch.cos, torch.sin))
+        key[rows, used] += gain
+        key[pairs + rows, half + used] += gain
+        query[rows, used] += cosine
+        query[rows, half + used] += sine
+        query[pairs + rows, half + used] += cosine
+        query[pairs + rows, used] -= sine

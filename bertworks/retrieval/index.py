@@ -21,12 +21,11 @@ from bertworks.datasets.reader import Quoting, Row, RowReader
 from bertworks.datasets.values import ID_NAMES, label_text
 from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
-from bertworks.inference.embed import Embedder, portions, row_text, text_columns
+from bertworks.inference.embed import Embedder, normalized, portions, row_text, text_columns
 from bertworks.inference.engine import LazyModel
-from bertworks.inference.whitening import normalized
 from bertworks.io.tables import find_column
 from bertworks.io.text_files import IssueCounter
-from bertworks.models.heads import Pooling
+from bertworks.models.encoder import Pooling
 from bertworks.retrieval.ranking import DEPTH, Reranker, Scores, bm25, fuse_rankings, top_k
 from bertworks.retrieval.store import MANIFEST, NAMED, Manifest, Sources, Stored, read_manifest, write_manifest, writing
 

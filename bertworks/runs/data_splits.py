@@ -20,7 +20,7 @@ from bertworks.datasets.reader import Quoting, RowReader
 from bertworks.datasets.schema import Item, Schema, TaskType, items, misplaced, overlapping
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.text_files import IssueCounter
-from bertworks.training.finetune_recipe import RECIPES, FinetuneRecipe
+from bertworks.training.recipe import RECIPES, FinetuneRecipe
 
 DEV_FRACTION, MAX_DEV_ROWS = 0.1, 2000  # of the rows, if there is no dev file
 MAX_RARE_ROWS = 20  # rows of rare labels that are held out in addition

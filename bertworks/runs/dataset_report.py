@@ -30,7 +30,7 @@ from bertworks.inference.decoding import is_entity_tagset, make_featurizer
 from bertworks.metrics.classification import tag_spans
 from bertworks.runs.data_splits import LabelledData, describe_task, read_data
 from bertworks.text.tokenizer import Tokenizer
-from bertworks.training.finetune_recipe import default_max_length, load_finetune_recipe
+from bertworks.training.recipe import default_max_length, load_finetune_recipe
 
 BARS, BLOCKS = 32, "▁▂▃▄▅▆▇█"
 NUM_EXAMPLES = 2  # rows and words that are named

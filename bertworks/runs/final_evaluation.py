@@ -41,7 +41,7 @@ from bertworks.runs.task_metrics import (
     mistakes,
 )
 from bertworks.training.device import Precision
-from bertworks.training.finetune_recipe import FinetuneRecipe
+from bertworks.training.recipe import FinetuneRecipe
 from bertworks.training.task_heads import TaskModel
 
 RESULT_FILE = "result.json"

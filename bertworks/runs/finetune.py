@@ -39,7 +39,7 @@ from bertworks.runs.run_folder import absolute, check_same_request, create_run_f
 from bertworks.runs.task_metrics import metric_of
 from bertworks.runs.training_run import TrainingRun
 from bertworks.training.device import Precision, best_precision, choose_device, disable_heap_trim
-from bertworks.training.finetune_recipe import (
+from bertworks.training.recipe import (
     FinetuneRecipe,
     default_max_length,
     load_finetune_recipe,

@@ -1,29 +1,95 @@
 """What a fine-tuning trains, how it is evaluated during the training, and how long it takes."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, ExampleGroup, LabelledBatches, collate
 from bertworks.batching.features import Features
+from bertworks.batching.sampling import Example
 from bertworks.checkpoints.model_folder import Model, save_model
 from bertworks.checkpoints.task_config import TaskConfig, task_settings
 from bertworks.errors import BertworksError
 from bertworks.inference.decoding import Decoder, Logits, make_task_head
 from bertworks.inference.engine import compute_logits_and_loss
-from bertworks.models.encoder import initialize
-from bertworks.models.heads import num_lstm_parameters
-from bertworks.models.initialization import meta_device_init
+from bertworks.models.encoder import initialize, meta_device_init, num_lstm_parameters
 from bertworks.runs.task_metrics import compute_metrics, format_metrics, metric_of
 from bertworks.training.budget import time_step
 from bertworks.training.device import Precision
-from bertworks.training.finetune_recipe import FinetuneRecipe
+from bertworks.training.recipe import FinetuneRecipe
 from bertworks.training.task_heads import TaskModel, frozen_features_size
-from bertworks.training.vocab_subset import VocabSubset
+
+
+class VocabSubset:
+    """The rows of the token embedding matrix that a dataset uses: a fine-tuning computes only with these. The matrix is
+    most of a multilingual network, and a small dataset uses few of its rows.
+
+    The tokens of all `units` in ascending order, and one unused token if there is any: its row shows what weight
+    decay does to a row that no text uses."""
+
+    def __init__(self, units: Iterable[ExampleGroup], vocab_size: int):
+        used = np.zeros(vocab_size, np.bool_)
+        for unit in units:
+            for example in unit:
+                used[example.input_ids] = True
+        ids = np.flatnonzero(used)
+        self.ids = torch.from_numpy(np.append(ids, np.flatnonzero(~used)[:1]))  # int64 [S], the unused one last
+        self.has_unused = len(ids) < vocab_size
+        self._numbers = np.full(vocab_size, -1)
+        self._numbers[ids] = np.arange(len(ids))
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def renumbered(self, unit: ExampleGroup) -> list[Example]:
+        """The same sequences with positions in this list as token ids."""
+        return [example._replace(input_ids=self._numbers[example.input_ids]) for example in unit]
+
+    def over(self, units: Sequence[ExampleGroup]) -> Sequence[ExampleGroup]:
+        """All units, each renumbered on access: a second copy of all texts would double the memory."""
+        return _Renumbered(self, units)
+
+    def rows(self, embeddings: Tensor) -> Tensor:
+        """[V, hidden] -> [S, hidden]."""
+        return embeddings[self.ids]
+
+    def merge(self, before: Tensor, trained: Tensor) -> Tensor:
+        """before [V, hidden]: the matrix before training; trained [S, hidden]: these rows after it -> [V, hidden]."""
+        trained = trained.detach().to(before.device, before.dtype)
+        whole = before * self._decay(before, trained)
+        whole[self.ids] = trained
+        return whole
+
+    def _decay(self, before: Tensor, trained: Tensor) -> float:
+        """The factor by which weight decay has made an unused row smaller."""
+        if not self.has_unused:
+            return 1.0
+        old, new = before[self.ids[-1]].double(), trained[-1].double()
+        size = old.square().sum().item()
+        return (old * new).sum().item() / size if size else 1.0
+
+
+class _Renumbered(Sequence[ExampleGroup]):
+    def __init__(self, subset: VocabSubset, units: Sequence[ExampleGroup]):
+        self._subset, self._units = subset, units
+
+    def __len__(self) -> int:
+        return len(self._units)
+
+    @overload
+    def __getitem__(self, number: int) -> ExampleGroup: ...
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[ExampleGroup]: ...
+    def __getitem__(self, number: int | slice) -> ExampleGroup | Sequence[ExampleGroup]:
+        if isinstance(number, slice):
+            return _Renumbered(self._subset, self._units[number])
+        return self._subset.renumbered(self._units[number])
+
 
 TOKEN_EMBEDDING_KEY = "encoder.embeddings.token.weight"  # in a state dict
 

@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch import nn
 
 from bertworks.batching.batch import Batch, Batches, ExampleStream, collate
-from bertworks.batching.masking import Masker, MaskingConfig
 from bertworks.batching.sampling import (
     Format,
     Ids,
+    Masker,
+    MaskingConfig,
     Plan,
     SamplingConfig,
     TokenStore,
@@ -34,7 +35,7 @@ from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import dump_recipe
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import write_npy
-from bertworks.models.initialization import init_local_attention
+from bertworks.models.encoder import init_local_attention
 from bertworks.runs.report import write_report
 from bertworks.runs.run_folder import describe, training_figures, versions
 from bertworks.text.tokenizer import Tokenizer

@@ -21,8 +21,7 @@ import bertworks
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import write_json, write_text
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
-from bertworks.training.losses import LossStats
-from bertworks.training.objectives import OBJECTIVES
+from bertworks.training.objectives import OBJECTIVES, LossStats
 
 FILES = (  # of a run folder, besides run.json
     "recipe.toml", "metrics.jsonl", "report.html", "config.json", "model.safetensors", "README.md", "task.json",

@@ -20,13 +20,12 @@ from bertworks.batching.batch import Batch
 from bertworks.checkpoints.training_state import Checkpoint, latest_checkpoint, remove_deleted, save_checkpoint
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
-from bertworks.models.initialization import meta_device_init
+from bertworks.models.encoder import meta_device_init
 from bertworks.runs.processes import GracefulShutdown, ShutdownError
 from bertworks.runs.run_folder import Metrics, Stopwatch, finite, total_loss, training_figures
 from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, Precision, measure_matmul
 from bertworks.training.loop import Step, train
-from bertworks.training.losses import LossStats
-from bertworks.training.objectives import OBJECTIVES, TrainableModel
+from bertworks.training.objectives import OBJECTIVES, LossStats, TrainableModel
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
 
 EVALUATIONS, SAVE_SECONDS, MOST_LINES = 20, 120.0, 10_000

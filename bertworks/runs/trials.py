@@ -17,7 +17,7 @@ from bertworks.runs.finetune import FinetuneRequest, finetune_events
 from bertworks.runs.processes import refuse_many
 from bertworks.runs.run_folder import check_same_request, create_run_folder, delete_run
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
-from bertworks.training.finetune_recipe import PAPER_GRID, load_finetune_recipe
+from bertworks.training.recipe import PAPER_GRID, load_finetune_recipe
 
 MODEL_FILES = (
     "config.json", "task.json", *TOKENIZER_FILES,

@@ -22,12 +22,11 @@ import bertworks
 from bertworks.batching.features import Features
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.decoding import Decoder, is_entity_tagset, sigmoid
-from bertworks.inference.embed import Embedder
+from bertworks.inference.embed import Embedder, normalized
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.explain import explain
 from bertworks.inference.masked_lm import Filler
 from bertworks.inference.predictor import Predictor, item_of
-from bertworks.inference.whitening import normalized
 from bertworks.retrieval.index import Index
 from bertworks.retrieval.ranking import Reranker, fits_pairs
 from bertworks.serve.batching import InferenceJob, Limits, RequestError

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, collate
-from bertworks.batching.masking import Example
-from bertworks.batching.sampling import SamplingConfig
+from bertworks.batching.sampling import Example, SamplingConfig
 from bertworks.errors import UsageError
 from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, ExampleGroup, collate, token_budget_batches
 from bertworks.models.config import EncoderConfig
-from bertworks.models.encoder import Encoder, initialize
-from bertworks.models.heads import BiLSTM, OutputLayer, Pooler
-from bertworks.training.losses import LossSum
+from bertworks.models.encoder import BiLSTM, Encoder, OutputLayer, Pooler, initialize
+from bertworks.training.objectives import LossSum
 
 FEATURE_LAYERS = 4  # last layers; their concatenated hidden states are the best features (Devlin et al. 2019, table 7)
 MAX_FEATURE_BYTES = 2 << 30  # of cached features
