@@ -139,7 +139,7 @@ def test_errors_become_messages_and_exit_codes(error, code, message, capsys, mon
     def fails(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("bertworks.cli.models.show_events", fails)
+    monkeypatch.setattr("bertworks.cli.console.show_events", fails)
     assert main(["demo"]) == code
     err = capsys.readouterr().err
     assert message in err

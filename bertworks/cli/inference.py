@@ -9,62 +9,44 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from bertworks.cli.console import (
-    Documents,
-    InferencePrecision,
-    Inputs,
-    Json,
-    Model,
-    Output,
-    OutputFile,
-    Settings,
-    TextColumn,
-    TextColumns,
-    at_least,
-    emit,
-    flag,
-    output_file,
-    repeatable,
-    say,
-    show_events,
-    stdin_or,
-    table,
-)
+from bertworks.cli import console
 from bertworks.errors import UsageError
 from bertworks.io.atomic_write import refuse_unwritable, write_text
 from bertworks.io.text_files import IssueCounter
 
 WithinWord = Annotated[
-    bool, flag("With each token, also mask the later pieces of its word, which would reveal it (PLL-word-l2r).")
+    bool, console.flag("With each token, also mask the later pieces of its word, which would reveal it (PLL-word-l2r).")
 ]
 
 
 def fill(
-    model: Model,
-    texts: Annotated[list[str], stdin_or("Texts with [MASK], or - for the lines of standard input.")],
+    model: console.Model,
+    texts: Annotated[list[str], console.stdin_or("Texts with [MASK], or - for the lines of standard input.")],
     /,
     *,
-    count: Annotated[int, at_least(1, "Predictions per [MASK].", "--count", "-k")] = 5,
-    as_json: Json = False,
+    count: Annotated[int, console.at_least(1, "Predictions per [MASK].", "--count", "-k")] = 5,
+    as_json: console.Json = False,
 ) -> None:
     """Predict the most probable tokens for every [MASK]."""
     from bertworks.inference import masked_lm
 
     for masks in masked_lm.fill(model, _lines(texts), k=count):
         if as_json:
-            emit(masks)
+            console.emit(masks)
             continue
         for mask in masks:
-            print(table((f"{token['score']:6.1%}  {token['token_str']}", token["text"]) for token in mask) + "\n")
+            print(
+                console.table((f"{token['score']:6.1%}  {token['token_str']}", token["text"]) for token in mask) + "\n"
+            )
 
 
 def score(
-    model: Model,
-    sentences: Annotated[list[str], stdin_or("Sentences, or - for the lines of standard input.")],
+    model: console.Model,
+    sentences: Annotated[list[str], console.stdin_or("Sentences, or - for the lines of standard input.")],
     /,
     *,
     within_word: WithinWord = False,
-    as_json: Json = False,
+    as_json: console.Json = False,
 ) -> None:
     """Pseudo-log-likelihood of sentences: each token is masked in turn.
 
@@ -74,7 +56,7 @@ def score(
 
     for number, result in enumerate(masked_lm.score(model, _lines(sentences), within_word=within_word)):
         if as_json:
-            emit(result)
+            console.emit(result)
         else:
             if not number:
                 print(f"{'sum':>9}  {'mean':>7}")
@@ -83,22 +65,22 @@ def score(
 
 
 def explain(
-    model: Model,
+    model: console.Model,
     texts: Annotated[
         list[str],
-        stdin_or(
+        console.stdin_or(
             "A text, for a pre-trained model with a [MASK]; two for a pair, or a question and its context; or - for the"
             " lines of standard input."
         ),
     ],
     /,
     *,
-    output: Annotated[Path | None, output_file("The HTML file to write.")] = None,
+    output: Annotated[Path | None, console.output_file("The HTML file to write.")] = None,
     target: Annotated[
         str | None, Parameter(help="What to explain instead of the prediction: a label, a tagged word, or a token.")
     ] = None,
     baseline: Annotated[Literal["mask", "pad"], Parameter(help='The token that stands for "no information".')] = "mask",
-    as_json: Json = False,
+    as_json: console.Json = False,
 ) -> None:
     """Explain a prediction: attributions of words, attention, similarity of tokens."""
     from bertworks.inference.explain import explain as run
@@ -106,28 +88,28 @@ def explain(
     explanation = run(model, *_lines(texts), target=target, baseline=baseline)
     if output is not None:
         explanation.save(output)
-    emit(explanation.as_dict()) if as_json else print(explanation)
+    console.emit(explanation.as_dict()) if as_json else print(explanation)
     if output is not None:
-        say(f"written to {output}")
+        console.say(f"written to {output}")
 
 
 def mlm(
-    model: Model,
-    inputs: Inputs,
+    model: console.Model,
+    inputs: console.Inputs,
     /,
     *,
-    text_column: TextColumn = None,
-    documents: Documents = "auto",
-    as_json: Json = False,
+    text_column: console.TextColumn = None,
+    documents: console.Documents = "auto",
+    as_json: console.Json = False,
 ) -> None:
     """Masked LM loss, accuracy and perplexity, and next sentence accuracy. The masks are the same every time."""
     from bertworks.evaluation.evaluate import evaluate_mlm
 
     result = evaluate_mlm(model, inputs, text_column=text_column, documents=documents)
     if as_json:
-        emit(result)
+        console.emit(result)
     else:
-        print(table((name, f"{v:,.0f}" if v == int(v) and v > 1 else f"{v:.4f}") for name, v in result.items()))
+        print(console.table((name, f"{v:,.0f}" if v == int(v) and v > 1 else f"{v:.4f}") for name, v in result.items()))
 
 
 def task(
@@ -138,11 +120,11 @@ def task(
     errors: Annotated[
         Path | None, Parameter(name=["--errors", "-o"], help="File for all errors, the most confident first.")
     ] = None,
-    text: TextColumns = None,
+    text: console.TextColumns = None,
     label: Annotated[str | None, Parameter(help="Column of the label. Unset: as in training.")] = None,
     threshold: Annotated[float | None, Parameter(help="See predict.")] = None,
-    precision: InferencePrecision = "auto",
-    as_json: Json = False,
+    precision: console.InferencePrecision = "auto",
+    as_json: console.Json = False,
 ) -> None:
     """Metrics of a fine-tuned model on labelled rows, overall and per label."""
     from bertworks.evaluation.evaluate import evaluate_task
@@ -152,11 +134,11 @@ def task(
         model, data, errors=errors, text=text or [], label=label, threshold=threshold, precision=precision
     )
     if as_json:
-        emit(result)
+        console.emit(result)
         return
     print(f"{result['rows']:,} rows: {format_metrics(result['figures'])}")
     if result["rows_without_text"]:
-        say(f"rows without text, left out: {result['rows_without_text']:,}")
+        console.say(f"rows without text, left out: {result['rows_without_text']:,}")
     if exact := result.get("figures_fp32"):
         print(f"in fp32: {format_metrics(exact)}")
 
@@ -164,11 +146,11 @@ def task(
         return "  ".join(f"{key} {v:,.0f}" if key == "support" else f"{key} {v:.1%}" for key, v in row.items())
 
     if result["table"]:
-        print(table((name, shown(row)) for name, row in result["table"].items()))
+        print(console.table((name, shown(row)) for name, row in result["table"].items()))
     if result["frequent"]:
-        say(f"{result['mistakes']:,} errors: {result['frequent']}")
+        console.say(f"{result['mistakes']:,} errors: {result['frequent']}")
     if errors is not None:
-        say(f"written to {errors}")
+        console.say(f"written to {errors}")
 
 
 def squad(
@@ -178,7 +160,7 @@ def squad(
         Path | None, Parameter(help='A JSON object of answers: {"question id": "answer"}, "" for no answer.')
     ] = None,
     model: Annotated[str | None, Parameter(help="A model fine-tuned on questions, to compute the answers.")] = None,
-    output: Annotated[Path | None, output_file("JSON file for the model's answers.")] = None,
+    output: Annotated[Path | None, console.output_file("JSON file for the model's answers.")] = None,
     no_answer_probabilities: Annotated[
         Path | None, Parameter(help='A JSON object {"question id": 0.25}. Adds the best threshold for "no answer".')
     ] = None,
@@ -186,7 +168,7 @@ def squad(
         Literal["auto", "word", "character"],
         Parameter(help="Unit of F1. auto: characters for Japanese and Chinese, else words."),
     ] = "auto",
-    as_json: Json = False,
+    as_json: console.Json = False,
 ) -> None:
     """Official SQuAD metrics, in percent, of answers in a file or of a model."""
     from bertworks.evaluation.evaluate import evaluate_squad
@@ -199,56 +181,58 @@ def squad(
 
         if output is not None:
             refuse_unwritable(output)
-        say(f"{model} answers the questions of {data} ...")
+        console.say(f"{model} answers the questions of {data} ...")
         answers = {identity: answer["answer"] for identity, answer in answer_questions(data, model)}
         if output is not None:
             write_text(output, json.dumps(answers, indent=1, ensure_ascii=False) + "\n")
     assert answers is not None
     result = evaluate_squad(data, answers, na_probs=no_answer_probabilities, unit=unit)
     if as_json:
-        emit(result)
+        console.emit(result)
         return
     mismatches = {
         "questions without an answer": result.pop("missing_ids"),
         "answers without a question": result.pop("unknown_ids"),
     }
-    print(table((name, f"{v:,}" if isinstance(v, int) else str(v)) for name, v in result.items()))
+    print(console.table((name, f"{v:,}" if isinstance(v, int) else str(v)) for name, v in result.items()))
     for what, identities in mismatches.items():
         if identities:
-            say(f"{len(identities):,} {what}: {', '.join(identities[:5])}{', ...' if len(identities) > 5 else ''}")
+            console.say(
+                f"{len(identities):,} {what}: {', '.join(identities[:5])}{', ...' if len(identities) > 5 else ''}"
+            )
 
 
 def blimp(
-    model: Model,
+    model: console.Model,
     /,
     *,
     data: Annotated[
         Path,
         Parameter(help="Sentence pairs: a file with sentence_good, sentence_bad, UID, or a folder of .jsonl files."),
     ],
-    output: OutputFile = None,
-    sample: Annotated[int, at_least(0, "Pairs per paradigm, the same every time; 0: all.")] = 0,
+    output: console.OutputFile = None,
+    sample: Annotated[int, console.at_least(0, "Pairs per paradigm, the same every time; 0: all.")] = 0,
     within_word: WithinWord = False,
-    as_json: Json = False,
+    as_json: console.Json = False,
 ) -> None:
     """BLiMP: the fraction of pairs whose grammatical sentence has the higher score, per paradigm."""
     from bertworks.evaluation.evaluate import evaluate_blimp
 
     events = evaluate_blimp(model, data, output=output, sample=sample, within_word=within_word)
-    show_events(events, as_json=as_json)
+    console.show_events(events, as_json=as_json)
 
 
 def glue(
     *,
     data: Annotated[Path, Parameter(help="The folder of GLUE's folders: CoLA, SST-2, MRPC, ...")],
-    output: Output,
-    model: Model = "minilm",
-    task: Annotated[list[str] | None, repeatable("Only this task.")] = None,
-    seeds: Annotated[int, at_least(1, "Trainings per task.")] = 1,
+    output: console.Output,
+    model: console.Model = "minilm",
+    task: Annotated[list[str] | None, console.repeatable("Only this task.")] = None,
+    seeds: Annotated[int, console.at_least(1, "Trainings per task.")] = 1,
     seed: Annotated[int | None, Parameter(help="Seed of the first training. Unset: the recipe's.")] = None,
     recipe: Annotated[str, Parameter(help="stable, paper, or a .toml file.")] = "stable",
-    settings: Settings = None,
-    as_json: Json = False,
+    settings: console.Settings = None,
+    as_json: console.Json = False,
 ) -> None:
     """Fine-tune on every task of GLUE in the folder. Write a table with published results, and leaderboard files."""
     from bertworks.evaluation.glue import evaluate_glue
@@ -256,7 +240,7 @@ def glue(
     events = evaluate_glue(
         data, output, model=model, tasks=task or [], seeds=seeds, seed=seed, recipe=recipe, overrides=settings or []
     )
-    show_events(events, as_json=as_json)
+    console.show_events(events, as_json=as_json)
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:
@@ -275,4 +259,4 @@ def _lines(texts: Iterable[str]) -> Iterator[str]:
         else:
             yield text.encode("utf-8", "replace").decode()
     if blank.count:
-        say(f"blank lines, left out: {blank}")
+        console.say(f"blank lines, left out: {blank}")

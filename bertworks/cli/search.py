@@ -5,30 +5,14 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from bertworks.cli.console import (
-    Device,
-    InferencePrecision,
-    Json,
-    Model,
-    Output,
-    Quoting,
-    TextColumns,
-    at_least,
-    emit,
-    flag,
-    repeatable,
-    say,
-    show_events,
-    stdin_or,
-    table,
-)
+from bertworks.cli import console
 from bertworks.errors import UsageError
 
 Pooling = Annotated[
     Literal["mean", "cls", "max", "last-four"] | None,
     Parameter(help="How token vectors become one vector. Unset: as in the model's files, else the mean."),
 ]
-MaxLength = Annotated[int | None, at_least(3, "Maximum number of tokens. Unset: as in the model's files.")]
+MaxLength = Annotated[int | None, console.at_least(3, "Maximum number of tokens. Unset: as in the model's files.")]
 LearnFrom = Annotated[str | None, Parameter(help="Texts to compute centering and whitening from. Unset: the data.")]
 Rerank = Annotated[str | None, Parameter(help="A model fine-tuned on pairs that reranks the first 50 documents.")]
 Rows = "Rows or lines of text, in any format; - for standard input."
@@ -36,12 +20,12 @@ _SHOWN = 200  # characters of a text
 
 
 def embed(
-    model: Model,
-    data: Annotated[str, stdin_or(Rows)],
+    model: console.Model,
+    data: Annotated[str, console.stdin_or(Rows)],
     /,
     *,
-    output: Annotated[str, stdin_or("The output file: .npy, .parquet, .jsonl, ...", "--output", "-o")],
-    text: TextColumns = None,
+    output: Annotated[str, console.stdin_or("The output file: .npy, .parquet, .jsonl, ...", "--output", "-o")],
+    text: console.TextColumns = None,
     pooling: Pooling = None,
     normalize: Annotated[bool | None, Parameter(help="Vectors of length 1. Unset: as in the model's files.")] = None,
     max_length: MaxLength = None,
@@ -50,10 +34,10 @@ def embed(
         Parameter(help="center: subtract the mean of all vectors. whiten: also make the covariance the identity."),
     ] = "none",
     learn_from: LearnFrom = None,
-    quoting: Quoting = "auto",
-    device: Device = "auto",
-    precision: InferencePrecision = "auto",
-    as_json: Json = False,
+    quoting: console.Quoting = "auto",
+    device: console.Device = "auto",
+    precision: console.InferencePrecision = "auto",
+    as_json: console.Json = False,
 ) -> None:
     """Write the vector of every row, in order: an array in .npy, else a column next to those of the input.
 
@@ -65,25 +49,25 @@ def embed(
         model, data, output, text=text or [], pooling=pooling, normalize=normalize, max_length=max_length,
         whitening=whitening, learn_from=learn_from, quoting=quoting, device=device, precision=precision,
     )  # fmt: skip
-    show_events(events, as_json=as_json and output != "-", results=output != "-")
+    console.show_events(events, as_json=as_json and output != "-", results=output != "-")
 
 
 def index(
-    documents: Annotated[str | None, stdin_or(Rows)] = None,
+    documents: Annotated[str | None, console.stdin_or(Rows)] = None,
     /,
     *,
-    output: Output,
+    output: console.Output,
     model: Annotated[str | None, Parameter(help="Unset: the model of the index; minilm for a new index.")] = None,
-    text: TextColumns = None,
+    text: console.TextColumns = None,
     identity: Annotated[str | None, Parameter(name="--id", help="Column of the row ids. Unset: inferred.")] = None,
     pooling: Pooling = None,
     max_length: MaxLength = None,
-    delete: Annotated[list[str] | None, repeatable("Id of a document to delete.")] = None,
-    compact: Annotated[bool, flag("Remove deleted documents from disk.")] = False,
-    approximate: Annotated[bool, flag("Build the graph for approximate search (needs faiss).")] = False,
-    quoting: Quoting = "auto",
-    device: Device = "auto",
-    as_json: Json = False,
+    delete: Annotated[list[str] | None, console.repeatable("Id of a document to delete.")] = None,
+    compact: Annotated[bool, console.flag("Remove deleted documents from disk.")] = False,
+    approximate: Annotated[bool, console.flag("Build the graph for approximate search (needs faiss).")] = False,
+    quoting: console.Quoting = "auto",
+    device: console.Device = "auto",
+    as_json: console.Json = False,
 ) -> None:
     """Create an index of documents, add documents, or delete some.
 
@@ -98,16 +82,16 @@ def index(
             documents, output, model=model, text=text or [], identity=identity, pooling=pooling,
             max_length=max_length, device=device, quoting=quoting,
         )  # fmt: skip
-        show_events(events, as_json=as_json)
+        console.show_events(events, as_json=as_json)
     if delete:
         count = Index(output).delete(delete)
-        emit({"deleted": count}) if as_json else say(f"deleted {count:,} of {len(delete):,}")
+        console.emit({"deleted": count}) if as_json else console.say(f"deleted {count:,} of {len(delete):,}")
     if compact:
         Index(output).compact()
     if approximate:
         recall = Index(output).build_graph()
         line = f"the graph finds {recall:.1%} of the ten nearest documents, measured with 100 documents"
-        emit({"recall": recall}) if as_json else say(line)
+        console.emit({"recall": recall}) if as_json else console.say(line)
 
 
 def search(
@@ -115,15 +99,15 @@ def search(
     query: Annotated[str, Parameter(help="The query.")],
     /,
     *,
-    count: Annotated[int, at_least(1, "Number of documents.", "--count", "-k")] = 10,
+    count: Annotated[int, console.at_least(1, "Number of documents.", "--count", "-k")] = 10,
     ranking: Annotated[
         Literal["hybrid", "dense", "bm25"], Parameter(help="Rank by vectors (dense), by words (bm25), or by both.")
     ] = "hybrid",
     rerank: Rerank = None,
-    approximate: Annotated[bool, flag("Search with the graph from index --approximate.")] = False,
+    approximate: Annotated[bool, console.flag("Search with the graph from index --approximate.")] = False,
     model: Annotated[str | None, Parameter(help="Path of the index's model, if it has moved.")] = None,
-    device: Device = "auto",
-    as_json: Json = False,
+    device: console.Device = "auto",
+    as_json: console.Json = False,
 ) -> None:
     """Find the best documents of an index for a query. With --json each is a JSON object on a line."""
     from bertworks.retrieval.index import Index
@@ -131,23 +115,23 @@ def search(
     opened = Index(folder, model=model, device=device)
     hits = opened.search(query, count, ranking=ranking, rerank=rerank, approximate=approximate)
     if not hits:  # with bm25, or in an empty index
-        say("nothing found")
+        console.say("nothing found")
     for hit in hits:
         if as_json:
-            emit(hit)
+            console.emit(hit)
         else:
             text = " ".join(hit["text"].split())
             print(f"{hit['score']:.3f}  {hit['id']}  {text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}")
 
 
 def sts(
-    model: Model,
+    model: console.Model,
     data: Annotated[str, Parameter(help="Pairs of texts with a similarity score.")],
     /,
     *,
     pooling: Pooling = None,
     learn_from: LearnFrom = None,
-    as_json: Json = False,
+    as_json: console.Json = False,
 ) -> None:
     """Correlation of cosine similarity with human scores: plain, centered and whitened."""
     from bertworks.evaluation.evaluate import evaluate_sts
@@ -159,25 +143,25 @@ def sts(
 def retrieval(
     *,
     data: Annotated[str, Parameter(help="A test collection: a folder in the layout of TREC or BEIR.")],
-    model: Model = "minilm",
+    model: console.Model = "minilm",
     pooling: Pooling = None,
     max_length: MaxLength = None,
     rerank: Rerank = None,
-    as_json: Json = False,
+    as_json: console.Json = False,
 ) -> None:
     """nDCG, average precision and recall of search by vectors, by words and by both."""
     from bertworks.evaluation.retrieval import evaluate_retrieval
 
     events = evaluate_retrieval(data, model, pooling=pooling, max_length=max_length, rerank=rerank)
-    last = show_events(events, results=False)
+    last = console.show_events(events, results=False)
     assert last is not None
     _show_figures(last.fields, ("dense", "bm25", "hybrid", "reranked"), as_json)
 
 
 def _show_figures(result: dict[str, Any], names: tuple[str, ...], as_json: bool) -> None:
     if as_json:
-        emit(result)
+        console.emit(result)
         return
     counts = "  ".join(f"{value:,} {name}" for name, value in result.items() if isinstance(value, int))
     shown = ((name, "  ".join(f"{k} {v:.4f}" for k, v in result[name].items())) for name in names if name in result)
-    print(f"{counts}\n{table(shown)}")
+    print(f"{counts}\n{console.table(shown)}")

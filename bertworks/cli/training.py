@@ -6,71 +6,47 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from bertworks.cli.console import (
-    INPUT_FORMATS,
-    Device,
-    Documents,
-    InferencePrecision,
-    Inputs,
-    Json,
-    Model,
-    Output,
-    Overwrite,
-    Quoting,
-    Settings,
-    TextColumn,
-    TextColumns,
-    TrainingPrecision,
-    Workers,
-    at_least,
-    emit,
-    flag,
-    parse_size,
-    repeatable,
-    say,
-    show_events,
-    stdin_or,
-)
+from bertworks.cli import console
 
 
 def vocab(
-    inputs: Inputs,
+    inputs: console.Inputs,
     /,
     *,
-    output: Output,
-    size: Annotated[int, at_least(10, "Number of tokens, special tokens included.")] = 30000,
+    output: console.Output,
+    size: Annotated[int, console.at_least(10, "Number of tokens, special tokens included.")] = 30000,
     algorithm: Annotated[
         Literal["wordpiece", "bpe", "unigram"], Parameter(help="bpe is byte-level; unigram needs sentencepiece.")
     ] = "wordpiece",
     lowercase: Annotated[bool, Parameter(name="--uncased", negative="--cased", help="Lowercase the text.")] = True,
     max_memory: Annotated[str, Parameter(help="Memory for counting words: 512m, 1g.")] = "1g",
-    workers: Workers = None,
-    text_column: TextColumn = None,
-    documents: Documents = "auto",
-    as_json: Json = False,
+    workers: console.Workers = None,
+    text_column: console.TextColumn = None,
+    documents: console.Documents = "auto",
+    as_json: console.Json = False,
 ) -> None:
     """Build a vocabulary from raw text, and write it as a Hugging Face tokenizer folder."""
     from bertworks.runs.prepare import make_vocabulary, read_text
     from bertworks.text.vocabulary import VocabularyConfig
 
     config = VocabularyConfig(size=size, algorithm=algorithm, lowercase=lowercase)
-    memory = parse_size(max_memory, "--max-memory")
+    memory = console.parse_size(max_memory, "--max-memory")
     reader = read_text(inputs, text_column, documents)
     events = make_vocabulary(reader, output, config, max_memory=memory, workers=workers)
-    show_events(events, as_json=as_json)
+    console.show_events(events, as_json=as_json)
 
 
 def prepare(
-    inputs: Inputs,
+    inputs: console.Inputs,
     /,
     *,
     tokenizer: Annotated[Path, Parameter(help="A tokenizer folder, such as `vocab` writes.")],
-    output: Output,
-    workers: Workers = None,
-    text_column: TextColumn = None,
-    documents: Documents = "auto",
-    overwrite: Overwrite = False,
-    as_json: Json = False,
+    output: console.Output,
+    workers: console.Workers = None,
+    text_column: console.TextColumn = None,
+    documents: console.Documents = "auto",
+    overwrite: console.Overwrite = False,
+    as_json: console.Json = False,
 ) -> None:
     """Tokenize raw text in parallel, and write shards of token ids for `pretrain`."""
     from bertworks.runs.prepare import make_shards, read_text
@@ -79,32 +55,34 @@ def prepare(
     vocabulary = Tokenizer.load(tokenizer)
     reader = read_text(inputs, text_column, documents)
     events = make_shards(reader, output, vocabulary, workers=workers, overwrite=overwrite)
-    show_events(events, as_json=as_json)
+    console.show_events(events, as_json=as_json)
 
 
 def pretrain(
-    inputs: Inputs,
+    inputs: console.Inputs,
     /,
     *,
-    output: Output,
+    output: console.Output,
     recipe: Annotated[str | None, Parameter(help="The name of a recipe (bert-base), or a .toml file.")] = None,
-    settings: Settings = None,
+    settings: console.Settings = None,
     budget: Annotated[
         str | None, Parameter(help="Training time (30m, 2h). Model size, batch size and steps are chosen to fit.")
     ] = None,
-    estimate: Annotated[bool, flag("Print parameters, memory, tokens, time and disk space, and do not start.")] = False,
+    estimate: Annotated[
+        bool, console.flag("Print parameters, memory, tokens, time and disk space, and do not start.")
+    ] = False,
     tokenizer: Annotated[str | None, Parameter(help="A tokenizer folder. Unset: built from the text.")] = None,
     init: Annotated[
         str | None, Parameter(help="Initialize from this model: a folder, minilm, or a name on the hub.")
     ] = None,
-    device: Device = "auto",
-    precision: TrainingPrecision = "auto",
+    device: console.Device = "auto",
+    precision: console.TrainingPrecision = "auto",
     seed: Annotated[int | None, Parameter(help="Seed of the weights, the order of the text and the masks.")] = None,
-    workers: Workers = None,
-    text_column: TextColumn = None,
-    documents: Documents = "auto",
-    overwrite: Overwrite = False,
-    as_json: Json = False,
+    workers: console.Workers = None,
+    text_column: console.TextColumn = None,
+    documents: console.Documents = "auto",
+    overwrite: console.Overwrite = False,
+    as_json: console.Json = False,
 ) -> None:
     """Pre-train a BERT on raw text, or on shards from `prepare`.
 
@@ -120,12 +98,16 @@ def pretrain(
     }  # fmt: skip
     if estimate:
         result = module.estimate(inputs, **request)
-        emit(result.as_dict()) if as_json else print(result)
+        console.emit(result.as_dict()) if as_json else print(result)
     else:
-        show_events(module.pretrain(inputs, output, overwrite=overwrite, workers=workers, **request), as_json=as_json)
+        console.show_events(
+            module.pretrain(inputs, output, overwrite=overwrite, workers=workers, **request), as_json=as_json
+        )
 
 
-DataOrFolder = Annotated[str, Parameter(help=f"A file ({INPUT_FORMATS}), or a folder with a train and a dev file.")]
+DataOrFolder = Annotated[
+    str, Parameter(help=f"A file ({console.INPUT_FORMATS}), or a folder with a train and a dev file.")
+]
 Dev = Annotated[str | None, Parameter(help="Dev data. Unset: a random 10 % of the rows is held out.")]
 Task = Annotated[  # as in `datasets.schema`, which is not imported for help
     Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"] | None,
@@ -140,13 +122,13 @@ def check(
     /,
     *,
     dev: Dev = None,
-    model: Model = "minilm",
+    model: console.Model = "minilm",
     task: Task = None,
-    text: TextColumns = None,
+    text: console.TextColumns = None,
     label: Label = None,
     group: Group = None,
-    quoting: Quoting = "auto",
-    as_json: Json = False,
+    quoting: console.Quoting = "auto",
+    as_json: console.Json = False,
 ) -> None:
     """Report what is in labelled data before training: labels, lengths, duplicates, conflicting labels, problems."""
     from bertworks.runs.dataset_report import check_file
@@ -156,53 +138,55 @@ def check(
     }  # fmt: skip
     report = check_file(data, text=text or [], **options)
     if as_json:
-        emit(report.as_dict())
+        console.emit(report.as_dict())
         return
     print(report)
     typed = [(name, value) for name, value in options.items() if value not in (None, "minilm", "auto")]
     typed += [("text", column) for column in text or []]
     words = [data, *(word for name, value in typed for word in (f"--{name}", str(value)))]
-    say(f"next: bertworks finetune {shlex.join(words)} -o MODEL-FOLDER")
+    console.say(f"next: bertworks finetune {shlex.join(words)} -o MODEL-FOLDER")
 
 
 def finetune(
     data: DataOrFolder,
     /,
     *,
-    output: Output,
-    model: Model = "minilm",
+    output: console.Output,
+    model: console.Model = "minilm",
     dev: Dev = None,
     task: Task = None,
-    text: TextColumns = None,
+    text: console.TextColumns = None,
     label: Label = None,
     group: Group = None,
     recipe: Annotated[
         str, Parameter(help="stable, paper, feature_based (an LSTM on a frozen BERT), or a .toml file.")
     ] = "stable",
-    settings: Settings = None,
+    settings: console.Settings = None,
     metric: Annotated[str | None, Parameter(help="The metric that selects the best checkpoint.")] = None,
     seed: Annotated[
         int | None, Parameter(help="Seed of the new head, the order of the rows and dropout. Unset: the recipe's.")
     ] = None,
-    seeds: Annotated[int, at_least(1, "Number of runs with different seeds; reports mean and 95 % interval.")] = 1,
-    folds: Annotated[int, at_least(0, "k-fold cross-validation with this number of folds; 0: none.")] = 0,
+    seeds: Annotated[
+        int, console.at_least(1, "Number of runs with different seeds; reports mean and 95 % interval.")
+    ] = 1,
+    folds: Annotated[int, console.at_least(0, "k-fold cross-validation with this number of folds; 0: none.")] = 0,
     sweep: Annotated[
         list[str] | None,
-        repeatable("Try several values: --sweep batch_size=16,32; or paper: the grid of the BERT paper."),
+        console.repeatable("Try several values: --sweep batch_size=16,32; or paper: the grid of the BERT paper."),
     ] = None,
     reset_head: Annotated[
         bool,
-        flag(
+        console.flag(
             "Discard the existing task head and train a new one. --new-head is the old name of this option.",
             "--reset-head",
             "--new-head",
         ),
     ] = False,
-    quoting: Quoting = "auto",
-    device: Device = "auto",
-    precision: TrainingPrecision = "auto",
-    overwrite: Overwrite = False,
-    as_json: Json = False,
+    quoting: console.Quoting = "auto",
+    device: console.Device = "auto",
+    precision: console.TrainingPrecision = "auto",
+    overwrite: console.Overwrite = False,
+    as_json: console.Json = False,
 ) -> None:
     """Fine-tune a BERT on labelled data: classes, several labels, numbers, pairs, tags, spans, answers or choices.
 
@@ -223,18 +207,18 @@ def finetune(
         events = finetune_events(output, request, device=device, overwrite=overwrite)
     else:
         events = run_trials(output, trials, device=device, overwrite=overwrite)
-    show_events(events, as_json=as_json)
+    console.show_events(events, as_json=as_json)
 
 
 def predict(
-    model: Model,
-    data: Annotated[str, stdin_or(f"A file, or - for standard input: {INPUT_FORMATS}.")],
+    model: console.Model,
+    data: Annotated[str, console.stdin_or(f"A file, or - for standard input: {console.INPUT_FORMATS}.")],
     /,
     *,
-    output: Annotated[str, stdin_or("The output file; - for standard output.", "--output", "-o")] = "-",
-    text: TextColumns = None,
-    top_k: Annotated[int, at_least(1, "Predictions per row.", "--top-k", "-k")] = 1,
-    probabilities: Annotated[bool, flag("Write the probabilities of all labels.")] = False,
+    output: Annotated[str, console.stdin_or("The output file; - for standard output.", "--output", "-o")] = "-",
+    text: console.TextColumns = None,
+    top_k: Annotated[int, console.at_least(1, "Predictions per row.", "--top-k", "-k")] = 1,
+    probabilities: Annotated[bool, console.flag("Write the probabilities of all labels.")] = False,
     threshold: Annotated[
         float | None,
         Parameter(
@@ -246,10 +230,10 @@ def predict(
         Literal["csv", "tsv", "jsonl", "parquet", "conll"] | None,
         Parameter(name="--format", help="Unset: that of the suffix. conll: the input lines with a column of tags."),
     ] = None,
-    quoting: Quoting = "auto",
-    device: Device = "auto",
-    precision: InferencePrecision = "auto",
-    as_json: Json = False,
+    quoting: console.Quoting = "auto",
+    device: console.Device = "auto",
+    precision: console.InferencePrecision = "auto",
+    as_json: console.Json = False,
 ) -> None:
     """Predict every row of a file. Predictions are added to the columns of the input, in its order.
 
@@ -264,4 +248,4 @@ def predict(
         model, data, output, text=text or [], top_k=top_k, probabilities=probabilities, threshold=threshold, kind=kind,
         quoting=quoting, device=device, precision=precision,
     )  # fmt: skip
-    show_events(events, as_json=as_json and output != "-", results=output != "-")
+    console.show_events(events, as_json=as_json and output != "-", results=output != "-")
