@@ -1,6 +1,7 @@
 """Options that commands share, and output.
 
-- Options: one name, one meaning, one line of help.
+- Options: one name, one meaning, one line of help. Help of an option that is not shared is in the docstring of its
+  command.
 - Output: results go to standard output, everything else to standard error. Progress stays in place on a terminal and is
   a line every few seconds in a pipe. With `--json`, results are JSON lines.
 """
@@ -29,56 +30,59 @@ def _values(kind: Any, tokens: Sequence[Token]) -> Any:
     return values if getattr(kind, "__origin__", kind) is list else values[0]
 
 
-def stdin_or(help: str, *names: str) -> Parameter:
+def stdin_or(*names: str, **help: Any) -> Parameter:
     """Text, files or a file, where "-" means standard input or output."""
-    return Parameter(name=names or None, converter=_values, help=help)
+    return Parameter(name=names or None, converter=_values, **help)
 
 
-def flag(help: str, *names: str) -> Parameter:
+def flag(*names: str, **help: Any) -> Parameter:
     """An option without a value."""
-    return Parameter(name=names or None, negative="", show_default=False, help=help)
+    return Parameter(name=names or None, negative="", show_default=False, **help)
 
 
-def repeatable(help: str, *names: str) -> Parameter:
+def repeatable(*names: str, **help: Any) -> Parameter:
     """An option that may be given several times."""
-    return Parameter(name=names or None, negative="", help=f"{help} Repeatable.")
+    return Parameter(name=names or None, negative="", **help)
 
 
-def at_least(minimum: float, help: str, *names: str) -> Parameter:
+def at_least(minimum: float, *names: str, **help: Any) -> Parameter:
     """A number with a minimum."""
-    return Parameter(name=names or None, validator=Number(gte=minimum), help=help)
+    return Parameter(name=names or None, validator=Number(gte=minimum), **help)
 
 
-def output_file(help: str) -> Parameter:
+def output_file(**help: Any) -> Parameter:
     """The option `--output`."""
-    return Parameter(name=["--output", "-o"], help=help)
+    return Parameter(name=["--output", "-o"], **help)
 
 
 INPUT_FORMATS = ".csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also compressed"
 Inputs = Annotated[
     list[str],
     stdin_or(
-        "Files, folders or globs, or - for standard input: .txt, .jsonl, .csv, .tsv, .parquet or WikiExtractor output,"
-        " also as .gz, .zst, .xz or .bz2."
+        help="Files, folders or globs, or - for standard input: .txt, .jsonl, .csv, .tsv, .parquet or WikiExtractor"
+        " output, also as .gz, .zst, .xz or .bz2."
     ),
 ]
 Model = Annotated[str, Parameter(help="minilm, a model folder, or the name of a model on the Hugging Face hub.")]
-Output = Annotated[Path, output_file("The output folder.")]
-OutputFile = Annotated[Path | None, output_file("The output file.")]
-Workers = Annotated[int | None, at_least(1, "Number of processes. Unset: one per usable core.")]
+Output = Annotated[Path, output_file(help="The output folder.")]
+OutputFile = Annotated[Path | None, output_file(help="The output file.")]
+Workers = Annotated[int | None, at_least(1, help="Number of processes. Unset: one per usable core.")]
 Documents = Annotated[
     Literal["auto", "blank_line", "file"],
     Parameter(help="Where a document of a .txt file ends: at a blank line, or at the end of the file."),
 ]
 TextColumn = Annotated[str | None, Parameter(help="Column or JSON field of the text. Unset: inferred and printed.")]
 TextColumns = Annotated[
-    list[str] | None, repeatable("Column of the text; give two for pairs. Unset: inferred and printed.", "--text")
+    list[str] | None,
+    repeatable("--text", help="Column of the text; give two for pairs. Unset: inferred and printed. Repeatable."),
 ]
 Quoting = Annotated[  # as in `datasets.reader`, which is not imported for help
     Literal["auto", "raw", "quoted"], Parameter(help="Whether quote marks enclose cells (quoted) or are text (raw).")
 ]
-Settings = Annotated[list[str] | None, repeatable("Change a field of the recipe: --set seed=1.", "--set")]
-Overwrite = Annotated[bool, flag("Replace the content of the output folder.")]
+Settings = Annotated[
+    list[str] | None, repeatable("--set", help="Change a field of the recipe: --set seed=1. Repeatable.")
+]
+Overwrite = Annotated[bool, flag(help="Replace the content of the output folder.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="The device to compute on.")]
 InferencePrecision = Annotated[
     Literal["auto", "fp32", "bf16", "int8"],
@@ -91,7 +95,7 @@ TrainingPrecision = Annotated[
     Literal["auto", "fp32", "bf16"],
     Parameter(help="auto: that of the recipe, else bf16 where the hardware is faster with it."),
 ]
-Json = Annotated[bool, flag("Write results as JSON to standard output.", "--json")]
+Json = Annotated[bool, flag("--json", help="Write results as JSON to standard output.")]
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 

@@ -15,19 +15,25 @@ from bertworks.io.atomic_write import refuse_unwritable, write_text
 from bertworks.io.text_files import IssueCounter
 
 WithinWord = Annotated[
-    bool, console.flag("With each token, also mask the later pieces of its word, which would reveal it (PLL-word-l2r).")
+    bool,
+    console.flag(help="With each token, also mask the later pieces of its word, which would reveal it (PLL-word-l2r)."),
 ]
 
 
 def fill(
     model: console.Model,
-    texts: Annotated[list[str], console.stdin_or("Texts with [MASK], or - for the lines of standard input.")],
+    texts: Annotated[list[str], console.stdin_or()],
     /,
     *,
-    count: Annotated[int, console.at_least(1, "Predictions per [MASK].", "--count", "-k")] = 5,
+    count: Annotated[int, console.at_least(1, "--count", "-k")] = 5,
     as_json: console.Json = False,
 ) -> None:
-    """Predict the most probable tokens for every [MASK]."""
+    """Predict the most probable tokens for every [MASK].
+
+    Args:
+        texts: Texts with [MASK], or - for the lines of standard input.
+        count: Predictions per [MASK].
+    """
     from bertworks.inference import masked_lm
 
     for masks in masked_lm.fill(model, _lines(texts), k=count):
@@ -42,7 +48,7 @@ def fill(
 
 def score(
     model: console.Model,
-    sentences: Annotated[list[str], console.stdin_or("Sentences, or - for the lines of standard input.")],
+    sentences: Annotated[list[str], console.stdin_or()],
     /,
     *,
     within_word: WithinWord = False,
@@ -51,6 +57,9 @@ def score(
     """Pseudo-log-likelihood of sentences: each token is masked in turn.
 
     Columns: the sum of the log-probabilities, their mean over the tokens, the sentence.
+
+    Args:
+        sentences: Sentences, or - for the lines of standard input.
     """
     from bertworks.inference import masked_lm
 
@@ -66,23 +75,23 @@ def score(
 
 def explain(
     model: console.Model,
-    texts: Annotated[
-        list[str],
-        console.stdin_or(
-            "A text, for a pre-trained model with a [MASK]; two for a pair, or a question and its context; or - for the"
-            " lines of standard input."
-        ),
-    ],
+    texts: Annotated[list[str], console.stdin_or()],
     /,
     *,
-    output: Annotated[Path | None, console.output_file("The HTML file to write.")] = None,
-    target: Annotated[
-        str | None, Parameter(help="What to explain instead of the prediction: a label, a tagged word, or a token.")
-    ] = None,
-    baseline: Annotated[Literal["mask", "pad"], Parameter(help='The token that stands for "no information".')] = "mask",
+    output: Annotated[Path | None, console.output_file()] = None,
+    target: str | None = None,
+    baseline: Literal["mask", "pad"] = "mask",
     as_json: console.Json = False,
 ) -> None:
-    """Explain a prediction: attributions of words, attention, similarity of tokens."""
+    """Explain a prediction: attributions of words, attention, similarity of tokens.
+
+    Args:
+        texts: A text, for a pre-trained model with a [MASK]; two for a pair, or a question and its context; or - for
+            the lines of standard input.
+        output: The HTML file to write.
+        target: What to explain instead of the prediction: a label, a tagged word, or a token.
+        baseline: The token that stands for "no information".
+    """
     from bertworks.inference.explain import explain as run
 
     explanation = run(model, *_lines(texts), target=target, baseline=baseline)
@@ -113,20 +122,26 @@ def mlm(
 
 
 def task(
-    model: Annotated[str, Parameter(help="A fine-tuned model folder.")],
-    data: Annotated[str, Parameter(help="Labelled rows outside the training data, in any format of finetune.")],
+    model: str,
+    data: str,
     /,
     *,
-    errors: Annotated[
-        Path | None, Parameter(name=["--errors", "-o"], help="File for all errors, the most confident first.")
-    ] = None,
+    errors: Annotated[Path | None, Parameter(name=["--errors", "-o"])] = None,
     text: console.TextColumns = None,
-    label: Annotated[str | None, Parameter(help="Column of the label. Unset: as in training.")] = None,
-    threshold: Annotated[float | None, Parameter(help="See predict.")] = None,
+    label: str | None = None,
+    threshold: float | None = None,
     precision: console.InferencePrecision = "auto",
     as_json: console.Json = False,
 ) -> None:
-    """Metrics of a fine-tuned model on labelled rows, overall and per label."""
+    """Metrics of a fine-tuned model on labelled rows, overall and per label.
+
+    Args:
+        model: A fine-tuned model folder.
+        data: Labelled rows outside the training data, in any format of finetune.
+        errors: File for all errors, the most confident first.
+        label: Column of the label. Unset: as in training.
+        threshold: See predict.
+    """
     from bertworks.evaluation.evaluate import evaluate_task
     from bertworks.runs.task_metrics import format_metrics
 
@@ -155,22 +170,24 @@ def task(
 
 def squad(
     *,
-    data: Annotated[Path, Parameter(help="Questions with gold answers, in the format of SQuAD 1.1 or 2.0.")],
-    predictions: Annotated[
-        Path | None, Parameter(help='A JSON object of answers: {"question id": "answer"}, "" for no answer.')
-    ] = None,
-    model: Annotated[str | None, Parameter(help="A model fine-tuned on questions, to compute the answers.")] = None,
-    output: Annotated[Path | None, console.output_file("JSON file for the model's answers.")] = None,
-    no_answer_probabilities: Annotated[
-        Path | None, Parameter(help='A JSON object {"question id": 0.25}. Adds the best threshold for "no answer".')
-    ] = None,
-    unit: Annotated[
-        Literal["auto", "word", "character"],
-        Parameter(help="Unit of F1. auto: characters for Japanese and Chinese, else words."),
-    ] = "auto",
+    data: Path,
+    predictions: Path | None = None,
+    model: str | None = None,
+    output: Annotated[Path | None, console.output_file()] = None,
+    no_answer_probabilities: Path | None = None,
+    unit: Literal["auto", "word", "character"] = "auto",
     as_json: console.Json = False,
 ) -> None:
-    """Official SQuAD metrics, in percent, of answers in a file or of a model."""
+    """Official SQuAD metrics, in percent, of answers in a file or of a model.
+
+    Args:
+        data: Questions with gold answers, in the format of SQuAD 1.1 or 2.0.
+        predictions: A JSON object of answers: {"question id": "answer"}, "" for no answer.
+        model: A model fine-tuned on questions, to compute the answers.
+        output: JSON file for the model's answers.
+        no_answer_probabilities: A JSON object {"question id": 0.25}. Adds the best threshold for "no answer".
+        unit: Unit of F1. auto: characters for Japanese and Chinese, else words.
+    """
     from bertworks.evaluation.evaluate import evaluate_squad
 
     if (predictions is None) == (model is None):
@@ -206,16 +223,18 @@ def blimp(
     model: console.Model,
     /,
     *,
-    data: Annotated[
-        Path,
-        Parameter(help="Sentence pairs: a file with sentence_good, sentence_bad, UID, or a folder of .jsonl files."),
-    ],
+    data: Path,
     output: console.OutputFile = None,
-    sample: Annotated[int, console.at_least(0, "Pairs per paradigm, the same every time; 0: all.")] = 0,
+    sample: Annotated[int, console.at_least(0)] = 0,
     within_word: WithinWord = False,
     as_json: console.Json = False,
 ) -> None:
-    """BLiMP: the fraction of pairs whose grammatical sentence has the higher score, per paradigm."""
+    """BLiMP: the fraction of pairs whose grammatical sentence has the higher score, per paradigm.
+
+    Args:
+        data: Sentence pairs: a file with sentence_good, sentence_bad, UID, or a folder of .jsonl files.
+        sample: Pairs per paradigm, the same every time; 0: all.
+    """
     from bertworks.evaluation.evaluate import evaluate_blimp
 
     events = evaluate_blimp(model, data, output=output, sample=sample, within_word=within_word)
@@ -224,17 +243,25 @@ def blimp(
 
 def glue(
     *,
-    data: Annotated[Path, Parameter(help="The folder of GLUE's folders: CoLA, SST-2, MRPC, ...")],
+    data: Path,
     output: console.Output,
     model: console.Model = "minilm",
-    task: Annotated[list[str] | None, console.repeatable("Only this task.")] = None,
-    seeds: Annotated[int, console.at_least(1, "Trainings per task.")] = 1,
-    seed: Annotated[int | None, Parameter(help="Seed of the first training. Unset: the recipe's.")] = None,
-    recipe: Annotated[str, Parameter(help="stable, paper, or a .toml file.")] = "stable",
+    task: Annotated[list[str] | None, console.repeatable()] = None,
+    seeds: Annotated[int, console.at_least(1)] = 1,
+    seed: int | None = None,
+    recipe: str = "stable",
     settings: console.Settings = None,
     as_json: console.Json = False,
 ) -> None:
-    """Fine-tune on every task of GLUE in the folder. Write a table with published results, and leaderboard files."""
+    """Fine-tune on every task of GLUE in the folder. Write a table with published results, and leaderboard files.
+
+    Args:
+        data: The folder of GLUE's folders: CoLA, SST-2, MRPC, ...
+        task: Only this task. Repeatable.
+        seeds: Trainings per task.
+        seed: Seed of the first training. Unset: the recipe's.
+        recipe: stable, paper, or a .toml file.
+    """
     from bertworks.evaluation.glue import evaluate_glue
 
     events = evaluate_glue(

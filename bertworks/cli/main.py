@@ -6,8 +6,10 @@ Exit codes: 0 success; 1 a problem with data, a model or the machine; 2 a wrong 
 
 import atexit
 import errno
+import inspect
 import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -76,17 +78,19 @@ def make_app() -> App:
     )
     app.register_install_completion_command()
     for position, command in enumerate(_COMMANDS):
-        app.command(command, help=_help(command), sort_key=position)
+        app.command(_unwrapped(command), sort_key=position)
     evaluate = App(name="evaluate", help="Evaluate a model, or predictions, on held-out data.", sort_key=11.5)
     for command in _EVALUATIONS:
-        evaluate.command(command, help=_help(command))
+        evaluate.command(_unwrapped(command))
     app.command(evaluate)
     return app
 
 
-def _help(command: Callable[..., object]) -> str:
-    """The docstring without line breaks within a paragraph: the terminal's width decides where lines break."""
-    return "\n\n".join(" ".join(paragraph.split()) for paragraph in (command.__doc__ or "").split("\n\n"))
+def _unwrapped(command: Callable[..., object]) -> Callable[..., object]:
+    """The command, its docstring without line breaks within a paragraph or the help of an option: the terminal's width
+    decides where lines break."""
+    command.__doc__ = re.sub(r"(?<=\S)\n( {8,}|(?=\S))", " ", inspect.cleandoc(command.__doc__ or ""))
+    return command
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

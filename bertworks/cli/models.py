@@ -12,29 +12,27 @@ from bertworks.cli import console
 
 
 def import_(
-    checkpoint: Annotated[Path, Parameter(help="A TensorFlow checkpoint, such as bert_model.ckpt, or its folder.")],
+    checkpoint: Path,
     /,
     *,
     output: console.Output,
-    config: Annotated[Path | None, Parameter(help="Unset: bert_config.json next to the checkpoint.")] = None,
-    vocabulary: Annotated[
-        Path | None, Parameter(name="--vocab", help="Unset: vocab.txt next to the checkpoint.")
-    ] = None,
-    lowercase: Annotated[
-        bool | None,
-        Parameter(
-            name="--uncased",
-            negative="--cased",
-            help="Lowercase the text. Unset: inferred from the names, else from the vocabulary.",
-        ),
-    ] = None,
-    gelu: Annotated[
-        Literal["tanh", "exact"], Parameter(help="tanh: the approximation in Google's code; exact: the exact function.")
-    ] = "tanh",
-    leave_out: Annotated[list[str] | None, console.repeatable("A variable to leave out, or a pattern with *.")] = None,
+    config: Path | None = None,
+    vocabulary: Annotated[Path | None, Parameter(name="--vocab")] = None,
+    lowercase: Annotated[bool | None, Parameter(name="--uncased", negative="--cased")] = None,
+    gelu: Literal["tanh", "exact"] = "tanh",
+    leave_out: Annotated[list[str] | None, console.repeatable()] = None,
     as_json: console.Json = False,
 ) -> None:
-    """Convert a TensorFlow checkpoint of Google's BERT to a model folder. TensorFlow is not needed."""
+    """Convert a TensorFlow checkpoint of Google's BERT to a model folder. TensorFlow is not needed.
+
+    Args:
+        checkpoint: A TensorFlow checkpoint, such as bert_model.ckpt, or its folder.
+        config: Unset: bert_config.json next to the checkpoint.
+        vocabulary: Unset: vocab.txt next to the checkpoint.
+        lowercase: Lowercase the text. Unset: inferred from the names, else from the vocabulary.
+        gelu: tanh: the approximation in Google's code; exact: the exact function.
+        leave_out: A variable to leave out, or a pattern with *. Repeatable.
+    """
     from bertworks.interop.convert import import_checkpoint
 
     options: dict[str, Any] = {"config": config, "vocabulary": vocabulary, "lowercase": lowercase, "gelu": gelu}
@@ -42,33 +40,41 @@ def import_(
 
 
 def convert(
-    model: Annotated[
-        str, Parameter(help="A model folder, old or new, a name on the hub, or a TensorFlow checkpoint of Google's.")
-    ],
+    model: str,
     /,
     *,
     output: console.Output,
     as_json: console.Json = False,
 ) -> None:
-    """Convert a model to a clean folder: safetensors, configuration, tokenizer, model card."""
+    """Convert a model to a clean folder: safetensors, configuration, tokenizer, model card.
+
+    Args:
+        model: A model folder, old or new, a name on the hub, or a TensorFlow checkpoint of Google's.
+    """
     from bertworks.interop.convert import convert as run
 
     console.show_events(run(model, output), as_json=as_json)
 
 
 def push(
-    folder: Annotated[Path, Parameter(help="A model folder.")],
-    repository: Annotated[str, Parameter(help="owner/name on the Hugging Face hub.")],
+    folder: Path,
+    repository: str,
     /,
     *,
-    dry_run: Annotated[bool, console.flag("Show the files and the card; send nothing.")] = False,
-    private: Annotated[bool, console.flag("Make a new repository private.")] = False,
-    licence: Annotated[
-        str | None, Parameter(name="--license", help="License for the model card, such as mit or apache-2.0.")
-    ] = None,
+    dry_run: Annotated[bool, console.flag()] = False,
+    private: Annotated[bool, console.flag()] = False,
+    licence: Annotated[str | None, Parameter(name="--license")] = None,
     as_json: console.Json = False,
 ) -> None:
-    """Upload a model folder to the Hugging Face hub: only weights, configuration, tokenizer and card."""
+    """Upload a model folder to the Hugging Face hub: only weights, configuration, tokenizer and card.
+
+    Args:
+        folder: A model folder.
+        repository: owner/name on the Hugging Face hub.
+        dry_run: Show the files and the card; send nothing.
+        private: Make a new repository private.
+        licence: License for the model card, such as mit or apache-2.0.
+    """
     from bertworks.interop.push import push as run
 
     events = run(folder, repository, dry_run=dry_run, private=private, licence=licence)
@@ -80,16 +86,22 @@ def export(
     /,
     *,
     output: console.Output,
-    format: Annotated[Literal["onnx"], Parameter(help="The file format.")] = "onnx",
-    encoder: Annotated[bool, console.flag("Export the hidden states only, without the head.")] = False,
-    int8: Annotated[bool, console.flag("8-bit weights: smaller, faster, slightly less accurate.")] = False,
-    data: Annotated[str | None, Parameter(help="Labelled rows to evaluate, compare and time both models on.")] = None,
+    format: Literal["onnx"] = "onnx",
+    encoder: Annotated[bool, console.flag()] = False,
+    int8: Annotated[bool, console.flag()] = False,
+    data: str | None = None,
     as_json: console.Json = False,
 ) -> None:
     """Export a model to one ONNX file, and compare it with the original.
 
     `predict` and `evaluate task` read the folder too. The outputs are the logits of a fine-tuned model, the logits over
     the vocabulary of a pre-trained model, or the hidden states of an encoder.
+
+    Args:
+        format: The file format.
+        encoder: Export the hidden states only, without the head.
+        int8: 8-bit weights: smaller, faster, slightly less accurate.
+        data: Labelled rows to evaluate, compare and time both models on.
     """
     from bertworks.interop.export import export as run
 
@@ -100,16 +112,12 @@ def serve(
     model: console.Model,
     /,
     *,
-    host: Annotated[str, Parameter(help="Address to listen on. Addresses other than this machine need a token.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535), help="0: any free port.")] = 8080,
-    index: Annotated[Path | None, Parameter(help="The folder of an index to search.")] = None,
-    api_key: Annotated[
-        str | None, Parameter(help="Token that requests need. Prefer BERTWORKS_API_KEY, which other users cannot see.")
-    ] = None,
-    max_batch_tokens: Annotated[int, console.at_least(1, "Tokens per batch.")] = 4096,
-    max_concurrent_requests: Annotated[int, console.at_least(1, "Requests at a time; more are refused.")] = 512,
+    host: str = ("127.0.0.1"),
+    port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 8080,
+    index: Path | None = None,
+    api_key: str | None = None,
+    max_batch_tokens: Annotated[int, console.at_least(1)] = 4096,
+    max_concurrent_requests: Annotated[int, console.at_least(1)] = 512,
     device: console.Device = "auto",
     precision: console.InferencePrecision = "auto",
     as_json: console.Json = False,
@@ -118,6 +126,14 @@ def serve(
 
     GET /info lists what the model can do. Logs are JSON lines on standard error. SIGTERM and Ctrl-C finish the requests
     in flight first.
+
+    Args:
+        host: Address to listen on. Addresses other than this machine need a token.
+        port: 0: any free port.
+        index: The folder of an index to search.
+        api_key: Token that requests need. Prefer BERTWORKS_API_KEY, which other users cannot see.
+        max_batch_tokens: Tokens per batch.
+        max_concurrent_requests: Requests at a time; more are refused.
     """
     from bertworks.serve.batching import Limits
     from bertworks.serve.server import serve as run
@@ -148,13 +164,17 @@ def doctor(*, as_json: console.Json = False) -> int:
 
 def demo(
     *,
-    output: Annotated[Path, console.output_file("The output folder.")] = Path("demo"),
-    minutes: Annotated[float, console.at_least(0.5, "Time for vocabulary and pre-training.")] = 3.5,
+    output: Annotated[Path, console.output_file()] = Path("demo"),
+    minutes: Annotated[float, console.at_least(0.5)] = 3.5,
     as_json: console.Json = False,
 ) -> None:
     """Pre-train and fine-tune small BERTs on the English text that comes with Python, and show the results.
 
     Nothing is downloaded.
+
+    Args:
+        output: The output folder.
+        minutes: Time for vocabulary and pre-training.
     """
     from bertworks.demo.tour import demo as run
 

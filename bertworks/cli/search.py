@@ -12,7 +12,7 @@ Pooling = Annotated[
     Literal["mean", "cls", "max", "last-four"] | None,
     Parameter(help="How token vectors become one vector. Unset: as in the model's files, else the mean."),
 ]
-MaxLength = Annotated[int | None, console.at_least(3, "Maximum number of tokens. Unset: as in the model's files.")]
+MaxLength = Annotated[int | None, console.at_least(3, help="Maximum number of tokens. Unset: as in the model's files.")]
 LearnFrom = Annotated[str | None, Parameter(help="Texts to compute centering and whitening from. Unset: the data.")]
 Rerank = Annotated[str | None, Parameter(help="A model fine-tuned on pairs that reranks the first 50 documents.")]
 Rows = "Rows or lines of text, in any format; - for standard input."
@@ -21,18 +21,15 @@ _SHOWN = 200  # characters of a text
 
 def embed(
     model: console.Model,
-    data: Annotated[str, console.stdin_or(Rows)],
+    data: Annotated[str, console.stdin_or(help=Rows)],
     /,
     *,
-    output: Annotated[str, console.stdin_or("The output file: .npy, .parquet, .jsonl, ...", "--output", "-o")],
+    output: Annotated[str, console.stdin_or("--output", "-o")],
     text: console.TextColumns = None,
     pooling: Pooling = None,
-    normalize: Annotated[bool | None, Parameter(help="Vectors of length 1. Unset: as in the model's files.")] = None,
+    normalize: bool | None = None,
     max_length: MaxLength = None,
-    whitening: Annotated[
-        Literal["none", "center", "whiten"],
-        Parameter(help="center: subtract the mean of all vectors. whiten: also make the covariance the identity."),
-    ] = "none",
+    whitening: Literal["none", "center", "whiten"] = "none",
     learn_from: LearnFrom = None,
     quoting: console.Quoting = "auto",
     device: console.Device = "auto",
@@ -42,6 +39,11 @@ def embed(
     """Write the vector of every row, in order: an array in .npy, else a column next to those of the input.
 
     Run the same command again to resume. The output appears when it is complete.
+
+    Args:
+        output: The output file: .npy, .parquet, .jsonl, ...
+        normalize: Vectors of length 1. Unset: as in the model's files.
+        whitening: center: subtract the mean of all vectors. whiten: also make the covariance the identity.
     """
     from bertworks.inference.embed import embed_file
 
@@ -53,18 +55,18 @@ def embed(
 
 
 def index(
-    documents: Annotated[str | None, console.stdin_or(Rows)] = None,
+    documents: Annotated[str | None, console.stdin_or(help=Rows)] = None,
     /,
     *,
     output: console.Output,
-    model: Annotated[str | None, Parameter(help="Unset: the model of the index; minilm for a new index.")] = None,
+    model: str | None = None,
     text: console.TextColumns = None,
-    identity: Annotated[str | None, Parameter(name="--id", help="Column of the row ids. Unset: inferred.")] = None,
+    identity: Annotated[str | None, Parameter(name="--id")] = None,
     pooling: Pooling = None,
     max_length: MaxLength = None,
-    delete: Annotated[list[str] | None, console.repeatable("Id of a document to delete.")] = None,
-    compact: Annotated[bool, console.flag("Remove deleted documents from disk.")] = False,
-    approximate: Annotated[bool, console.flag("Build the graph for approximate search (needs faiss).")] = False,
+    delete: Annotated[list[str] | None, console.repeatable()] = None,
+    compact: Annotated[bool, console.flag()] = False,
+    approximate: Annotated[bool, console.flag()] = False,
     quoting: console.Quoting = "auto",
     device: console.Device = "auto",
     as_json: console.Json = False,
@@ -72,6 +74,13 @@ def index(
     """Create an index of documents, add documents, or delete some.
 
     A new row replaces a document with the same id. Run the same command again to resume.
+
+    Args:
+        model: Unset: the model of the index; minilm for a new index.
+        identity: Column of the row ids. Unset: inferred.
+        delete: Id of a document to delete. Repeatable.
+        compact: Remove deleted documents from disk.
+        approximate: Build the graph for approximate search (needs faiss).
     """
     from bertworks.retrieval.index import Index, index_file
 
@@ -95,21 +104,28 @@ def index(
 
 
 def search(
-    folder: Annotated[Path, Parameter(help="The folder of an index.")],
-    query: Annotated[str, Parameter(help="The query.")],
+    folder: Path,
+    query: str,
     /,
     *,
-    count: Annotated[int, console.at_least(1, "Number of documents.", "--count", "-k")] = 10,
-    ranking: Annotated[
-        Literal["hybrid", "dense", "bm25"], Parameter(help="Rank by vectors (dense), by words (bm25), or by both.")
-    ] = "hybrid",
+    count: Annotated[int, console.at_least(1, "--count", "-k")] = 10,
+    ranking: Literal["hybrid", "dense", "bm25"] = "hybrid",
     rerank: Rerank = None,
-    approximate: Annotated[bool, console.flag("Search with the graph from index --approximate.")] = False,
-    model: Annotated[str | None, Parameter(help="Path of the index's model, if it has moved.")] = None,
+    approximate: Annotated[bool, console.flag()] = False,
+    model: str | None = None,
     device: console.Device = "auto",
     as_json: console.Json = False,
 ) -> None:
-    """Find the best documents of an index for a query. With --json each is a JSON object on a line."""
+    """Find the best documents of an index for a query. With --json each is a JSON object on a line.
+
+    Args:
+        folder: The folder of an index.
+        query: The query.
+        count: Number of documents.
+        ranking: Rank by vectors (dense), by words (bm25), or by both.
+        approximate: Search with the graph from index --approximate.
+        model: Path of the index's model, if it has moved.
+    """
     from bertworks.retrieval.index import Index
 
     opened = Index(folder, model=model, device=device)
@@ -126,14 +142,18 @@ def search(
 
 def sts(
     model: console.Model,
-    data: Annotated[str, Parameter(help="Pairs of texts with a similarity score.")],
+    data: str,
     /,
     *,
     pooling: Pooling = None,
     learn_from: LearnFrom = None,
     as_json: console.Json = False,
 ) -> None:
-    """Correlation of cosine similarity with human scores: plain, centered and whitened."""
+    """Correlation of cosine similarity with human scores: plain, centered and whitened.
+
+    Args:
+        data: Pairs of texts with a similarity score.
+    """
     from bertworks.evaluation.evaluate import evaluate_sts
 
     result = evaluate_sts(model, data, pooling=pooling, learn_from=learn_from)
@@ -142,14 +162,18 @@ def sts(
 
 def retrieval(
     *,
-    data: Annotated[str, Parameter(help="A test collection: a folder in the layout of TREC or BEIR.")],
+    data: str,
     model: console.Model = "minilm",
     pooling: Pooling = None,
     max_length: MaxLength = None,
     rerank: Rerank = None,
     as_json: console.Json = False,
 ) -> None:
-    """nDCG, average precision and recall of search by vectors, by words and by both."""
+    """nDCG, average precision and recall of search by vectors, by words and by both.
+
+    Args:
+        data: A test collection: a folder in the layout of TREC or BEIR.
+    """
     from bertworks.evaluation.retrieval import evaluate_retrieval
 
     events = evaluate_retrieval(data, model, pooling=pooling, max_length=max_length, rerank=rerank)

@@ -14,18 +14,23 @@ def vocab(
     /,
     *,
     output: console.Output,
-    size: Annotated[int, console.at_least(10, "Number of tokens, special tokens included.")] = 30000,
-    algorithm: Annotated[
-        Literal["wordpiece", "bpe", "unigram"], Parameter(help="bpe is byte-level; unigram needs sentencepiece.")
-    ] = "wordpiece",
-    lowercase: Annotated[bool, Parameter(name="--uncased", negative="--cased", help="Lowercase the text.")] = True,
-    max_memory: Annotated[str, Parameter(help="Memory for counting words: 512m, 1g.")] = "1g",
+    size: Annotated[int, console.at_least(10)] = 30000,
+    algorithm: Literal["wordpiece", "bpe", "unigram"] = "wordpiece",
+    lowercase: Annotated[bool, Parameter(name="--uncased", negative="--cased")] = True,
+    max_memory: str = "1g",
     workers: console.Workers = None,
     text_column: console.TextColumn = None,
     documents: console.Documents = "auto",
     as_json: console.Json = False,
 ) -> None:
-    """Build a vocabulary from raw text, and write it as a Hugging Face tokenizer folder."""
+    """Build a vocabulary from raw text, and write it as a Hugging Face tokenizer folder.
+
+    Args:
+        size: Number of tokens, special tokens included.
+        algorithm: bpe is byte-level; unigram needs sentencepiece.
+        lowercase: Lowercase the text.
+        max_memory: Memory for counting words: 512m, 1g.
+    """
     from bertworks.runs.prepare import make_vocabulary, read_text
     from bertworks.text.vocabulary import VocabularyConfig
 
@@ -40,7 +45,7 @@ def prepare(
     inputs: console.Inputs,
     /,
     *,
-    tokenizer: Annotated[Path, Parameter(help="A tokenizer folder, such as `vocab` writes.")],
+    tokenizer: Path,
     output: console.Output,
     workers: console.Workers = None,
     text_column: console.TextColumn = None,
@@ -48,7 +53,11 @@ def prepare(
     overwrite: console.Overwrite = False,
     as_json: console.Json = False,
 ) -> None:
-    """Tokenize raw text in parallel, and write shards of token ids for `pretrain`."""
+    """Tokenize raw text in parallel, and write shards of token ids for `pretrain`.
+
+    Args:
+        tokenizer: A tokenizer folder, such as `vocab` writes.
+    """
     from bertworks.runs.prepare import make_shards, read_text
     from bertworks.text.tokenizer import Tokenizer
 
@@ -63,21 +72,15 @@ def pretrain(
     /,
     *,
     output: console.Output,
-    recipe: Annotated[str | None, Parameter(help="The name of a recipe (bert-base), or a .toml file.")] = None,
+    recipe: str | None = None,
     settings: console.Settings = None,
-    budget: Annotated[
-        str | None, Parameter(help="Training time (30m, 2h). Model size, batch size and steps are chosen to fit.")
-    ] = None,
-    estimate: Annotated[
-        bool, console.flag("Print parameters, memory, tokens, time and disk space, and do not start.")
-    ] = False,
-    tokenizer: Annotated[str | None, Parameter(help="A tokenizer folder. Unset: built from the text.")] = None,
-    init: Annotated[
-        str | None, Parameter(help="Initialize from this model: a folder, minilm, or a name on the hub.")
-    ] = None,
+    budget: str | None = None,
+    estimate: Annotated[bool, console.flag()] = False,
+    tokenizer: str | None = None,
+    init: str | None = None,
     device: console.Device = "auto",
     precision: console.TrainingPrecision = "auto",
-    seed: Annotated[int | None, Parameter(help="Seed of the weights, the order of the text and the masks.")] = None,
+    seed: int | None = None,
     workers: console.Workers = None,
     text_column: console.TextColumn = None,
     documents: console.Documents = "auto",
@@ -88,6 +91,14 @@ def pretrain(
 
     The output folder is a model folder from the first step on; Hugging Face transformers opens it. Run the same command
     again to resume. Ctrl-C saves first.
+
+    Args:
+        recipe: The name of a recipe (bert-base), or a .toml file.
+        budget: Training time (30m, 2h). Model size, batch size and steps are chosen to fit.
+        estimate: Print parameters, memory, tokens, time and disk space, and do not start.
+        tokenizer: A tokenizer folder. Unset: built from the text.
+        init: Initialize from this model: a folder, minilm, or a name on the hub.
+        seed: Seed of the weights, the order of the text and the masks.
     """
     from bertworks.runs import pretrain as module
 
@@ -158,30 +169,14 @@ def finetune(
     text: console.TextColumns = None,
     label: Label = None,
     group: Group = None,
-    recipe: Annotated[
-        str, Parameter(help="stable, paper, feature_based (an LSTM on a frozen BERT), or a .toml file.")
-    ] = "stable",
+    recipe: str = "stable",
     settings: console.Settings = None,
-    metric: Annotated[str | None, Parameter(help="The metric that selects the best checkpoint.")] = None,
-    seed: Annotated[
-        int | None, Parameter(help="Seed of the new head, the order of the rows and dropout. Unset: the recipe's.")
-    ] = None,
-    seeds: Annotated[
-        int, console.at_least(1, "Number of runs with different seeds; reports mean and 95 % interval.")
-    ] = 1,
-    folds: Annotated[int, console.at_least(0, "k-fold cross-validation with this number of folds; 0: none.")] = 0,
-    sweep: Annotated[
-        list[str] | None,
-        console.repeatable("Try several values: --sweep batch_size=16,32; or paper: the grid of the BERT paper."),
-    ] = None,
-    reset_head: Annotated[
-        bool,
-        console.flag(
-            "Discard the existing task head and train a new one. --new-head is the old name of this option.",
-            "--reset-head",
-            "--new-head",
-        ),
-    ] = False,
+    metric: str | None = None,
+    seed: int | None = None,
+    seeds: Annotated[int, console.at_least(1)] = 1,
+    folds: Annotated[int, console.at_least(0)] = 0,
+    sweep: Annotated[list[str] | None, console.repeatable()] = None,
+    reset_head: Annotated[bool, console.flag("--reset-head", "--new-head")] = False,
     quoting: console.Quoting = "auto",
     device: console.Device = "auto",
     precision: console.TrainingPrecision = "auto",
@@ -192,6 +187,15 @@ def finetune(
 
     The output folder is a model folder with the checkpoint that is best on dev, a report and a list of errors. Hugging
     Face transformers opens it. Run the same command again to resume. Ctrl-C saves first.
+
+    Args:
+        recipe: stable, paper, feature_based (an LSTM on a frozen BERT), or a .toml file.
+        metric: The metric that selects the best checkpoint.
+        seed: Seed of the new head, the order of the rows and dropout. Unset: the recipe's.
+        seeds: Number of runs with different seeds; reports mean and 95 % interval.
+        folds: k-fold cross-validation with this number of folds; 0: none.
+        sweep: Try several values: --sweep batch_size=16,32; or paper: the grid of the BERT paper. Repeatable.
+        reset_head: Discard the existing task head and train a new one. --new-head is the old name of this option.
     """  # fmt: skip
     from bertworks.runs.finetune import finetune_events, make_finetune_request
     from bertworks.runs.trials import plan_trials, run_trials
@@ -212,24 +216,15 @@ def finetune(
 
 def predict(
     model: console.Model,
-    data: Annotated[str, console.stdin_or(f"A file, or - for standard input: {console.INPUT_FORMATS}.")],
+    data: Annotated[str, console.stdin_or(help=f"A file, or - for standard input: {console.INPUT_FORMATS}.")],
     /,
     *,
-    output: Annotated[str, console.stdin_or("The output file; - for standard output.", "--output", "-o")] = "-",
+    output: Annotated[str, console.stdin_or("--output", "-o")] = "-",
     text: console.TextColumns = None,
-    top_k: Annotated[int, console.at_least(1, "Predictions per row.", "--top-k", "-k")] = 1,
-    probabilities: Annotated[bool, console.flag("Write the probabilities of all labels.")] = False,
-    threshold: Annotated[
-        float | None,
-        Parameter(
-            help="Several labels: the lowest probability of a predicted label; unset: 0.5. Questions: the lead in"
-            ' logits from which "no answer" is predicted; unset: the best value on dev.'
-        ),
-    ] = None,
-    kind: Annotated[
-        Literal["csv", "tsv", "jsonl", "parquet", "conll"] | None,
-        Parameter(name="--format", help="Unset: that of the suffix. conll: the input lines with a column of tags."),
-    ] = None,
+    top_k: Annotated[int, console.at_least(1, "--top-k", "-k")] = 1,
+    probabilities: Annotated[bool, console.flag()] = False,
+    threshold: float | None = None,
+    kind: Annotated[Literal["csv", "tsv", "jsonl", "parquet", "conll"] | None, Parameter(name="--format")] = None,
     quoting: console.Quoting = "auto",
     device: console.Device = "auto",
     precision: console.InferencePrecision = "auto",
@@ -239,6 +234,14 @@ def predict(
 
     Run the same command again to resume. The output appears when it is complete. With --json each row is a JSON object
     on a line.
+
+    Args:
+        output: The output file; - for standard output.
+        top_k: Predictions per row.
+        probabilities: Write the probabilities of all labels.
+        threshold: Several labels: the lowest probability of a predicted label; unset: 0.5. Questions: the lead in
+            logits from which "no answer" is predicted; unset: the best value on dev.
+        kind: Unset: that of the suffix. conll: the input lines with a column of tags.
     """
     from bertworks.inference.predict import predict_file
 
