@@ -13,10 +13,16 @@ from bertworks.errors import BertworksError
 from bertworks.events import duration
 from bertworks.io.atomic_write import write_text
 from bertworks.reports import svg
-from bertworks.reports.svg import Series, Show
+from bertworks.reports.svg import Point, Series, Show
 from bertworks.runs.run_folder import describe, lengths
 from bertworks.runs.task_metrics import NAMES, NOTHING, SHARES, counted, format_metrics, metric_of
 from bertworks.training.objectives import OBJECTIVES, PERPLEXITY
+
+Rows = list[dict[str, Any]]
+OPTIMIZATION: tuple[tuple[str, str, Show, bool], ...] = (  # charts of every training
+    ("Learning rate", "learning_rate", svg.scientific, True),
+    ("Norm of the gradient", "gradient_norm", svg.plain, True),
+)
 
 
 def write_report(folder: str | Path) -> Path:
@@ -30,13 +36,21 @@ def write_report(folder: str | Path) -> Path:
     sections = [svg.side_by_side(list(_charts(steps, evaluations)))]
     if evaluations:
         sections.append(svg.figures("Held-out text", _columns(evaluations[-1]), evaluations))
-    sections += origin(folder)
-    page = svg.page(folder.resolve().name, "pre-training", _summary(steps, evaluations), sections)
-    write_text(folder / "report.html", page)
+    held = [f"held out: {describe(evaluations[-1])}"] if evaluations else []
+    return _write(folder, "pre-training", [*_spent(steps, evaluations), *held], sections)
+
+
+def _write(folder: Path, kind: str, summary: list[str], sections: list[str]) -> Path:
+    """The page, with the recipe of the run and the software it was begun with at the end."""
+    recipe, run = folder / "recipe.toml", folder / "run.json"
+    sections += [svg.preformatted("Recipe", recipe.read_text(encoding="utf-8"))] if recipe.exists() else []
+    if versions := read_json(run).get("versions") if run.exists() else None:
+        sections.append(svg.software(versions))
+    write_text(folder / "report.html", svg.page(folder.resolve().name, kind, " · ".join(summary), sections))
     return folder / "report.html"
 
 
-def read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def read_metrics(path: Path) -> tuple[Rows, Rows]:
     """Steps, and evaluations (their figures with the step among them), in the order of steps.
 
     A run that was resumed may repeat steps: the last word counts. Half a line at the end is of a killed process.
@@ -60,17 +74,10 @@ def read_metrics(path: Path) -> tuple[list[dict[str, Any]], list[dict[str, Any]]
     return [steps[step] for step in sorted(steps)], [evaluations[step] for step in sorted(evaluations)]
 
 
-def origin(folder: Path) -> list[str]:
-    """Sections: the recipe of a run, and the software it was begun with."""
-    recipe, run = folder / "recipe.toml", folder / "run.json"
-    sections = [svg.preformatted("Recipe", recipe.read_text(encoding="utf-8"))] if recipe.exists() else []
-    versions = read_json(run).get("versions") if run.exists() else None
-    return [*sections, svg.software(versions)] if versions else sections
-
-
-def spent(last: dict[str, Any], step: int) -> list[str]:
-    """Steps, tokens and time so far, in words. last: the figures of the last step."""
-    parts = [f"{step:,} steps"]
+def _spent(steps: Rows, evaluations: Rows) -> list[str]:
+    """Steps, tokens and time so far, in words."""
+    last, held = (rows[-1] if rows else {} for rows in (steps, evaluations))
+    parts = [f"{max(last.get('step', 0), held.get('step', 0)):,} steps"]
     if "tokens" in last:
         parts.append(f"{svg.short(last['tokens'])} tokens")
     if "seconds" in last:
@@ -78,17 +85,24 @@ def spent(last: dict[str, Any], step: int) -> list[str]:
     return parts
 
 
-def _summary(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> str:
-    """The last figures in one line."""
-    last, held = (rows[-1] if rows else {} for rows in (steps, evaluations))
-    parts = spent(last, max(last.get("step", 0), held.get("step", 0)))
-    if held:
-        parts.append(f"held out: {describe(held)}")
-    return " · ".join(parts)
+def _lines(
+    charts: Iterable[tuple[str, str, Show, bool]], steps: Rows, evaluations: Rows, held: str, best: Mapping[str, Point]
+) -> Iterable[str]:
+    """Charts of figures over steps; a figure that nothing has is left out.
+
+    Args:
+        charts: title, name of the figure, format, whether the axis begins at zero.
+        held: the name of the evaluations. best: points to mark, by figure.
+    """
+    for title, name, show, from_zero in charts:
+        train = Series("training", "train", svg.points(steps, name))
+        series = [train, Series(held, "held", svg.points(evaluations, name), best.get(name))]
+        if series := [line for line in series if line.points]:
+            yield svg.chart(title, series, show, from_zero)
 
 
-def _charts(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> Iterable[str]:
-    charts: list[tuple[str, str, Show, bool]] = [  # the last: whether the axis begins at zero
+def _charts(steps: Rows, evaluations: Rows) -> Iterable[str]:
+    charts: list[tuple[str, str, Show, bool]] = [
         (
             f"{objective.title}: {m.name}".capitalize(),
             f"{kind}_{m.name}",
@@ -99,17 +113,11 @@ def _charts(steps: list[dict[str, Any]], evaluations: list[dict[str, Any]]) -> I
         for m in objective.measures
         if m is not PERPLEXITY  # a function of the loss
     ]
-    charts += [
-        ("Learning rate", "learning_rate", svg.scientific, True),
-        ("Norm of the gradient", "gradient_norm", svg.plain, True),
+    speed: list[tuple[str, str, Show, bool]] = [
         ("Tokens per second", "tokens_per_second", svg.short, True),
         ("Fraction of the matrix-product speed", "matmul_share", svg.percent, True),
     ]
-    for title, name, show, from_zero in charts:
-        train = Series("training", "train", svg.points(steps, name))
-        series = [one for one in (train, Series("held out", "held", svg.points(evaluations, name))) if one.points]
-        if series:
-            yield svg.chart(title, series, show, from_zero)
+    return _lines([*charts, *OPTIMIZATION, *speed], steps, evaluations, "held out", {})
 
 
 def _columns(evaluation: dict[str, Any]) -> list[tuple[str, str, Show]]:
@@ -127,8 +135,6 @@ PARTS: Mapping[TaskType, str] = {  # of which figures are given
     "classification": "label", "multilabel": "label", "tagging": "kind of entity", "spans": "kind of entity",
     "qa": "kind of question",
 }  # fmt: skip
-
-Rows = list[dict[str, Any]]
 
 
 def write_task_report(folder: Path, data: str, result: Mapping[str, Any] | None) -> Path:
@@ -150,10 +156,10 @@ def write_task_report(folder: Path, data: str, result: Mapping[str, Any] | None)
     if evaluations:
         sections.append(svg.figures("Evaluations on dev", _task_columns(), evaluations))
     sections.append(svg.preformatted("Data", data))
-    sections += origin(folder)
-    page = svg.page(folder.resolve().name, "fine-tuning", _task_summary(steps, evaluations, best, result), sections)
-    write_text(folder / "report.html", page)
-    return folder / "report.html"
+    summary = _spent(steps, evaluations)
+    if best is not None:
+        summary.append(f"best after step {best['step']:,}: {format_metrics(result['figures'] if result else best)}")
+    return _write(folder, "fine-tuning", summary, sections)
 
 
 def _metric(folder: Path) -> str:
@@ -163,32 +169,12 @@ def _metric(folder: Path) -> str:
     return metric_of(cast(TaskType, task["task"]), request.get("metric"), task["labels"])
 
 
-def _task_summary(
-    steps: Rows, evaluations: Rows, best: Mapping[str, Any] | None, result: Mapping[str, Any] | None
-) -> str:
-    last, held = (rows[-1] if rows else {} for rows in (steps, evaluations))
-    parts = spent(last, max(last.get("step", 0), held.get("step", 0)))
-    if best is not None:
-        parts.append(f"best after step {best['step']:,}: {format_metrics(result['figures'] if result else best)}")
-    return " · ".join(parts)
-
-
 def _task_charts(
     steps: Rows, evaluations: Rows, metric: str, best: Mapping[str, Any] | None, result: Mapping[str, Any]
 ) -> Iterable[str]:
-    train = Series("training", "train", svg.points(steps, "loss"))
-    losses = [one for one in (train, Series("dev", "held", svg.points(evaluations, "loss"))) if one.points]
-    if losses:
-        yield svg.chart("Loss", losses, svg.plain, False)
-    scores = svg.points(evaluations, metric)
-    if scores and best is not None:
-        show = _show(metric)
-        marked = Series("dev", "held", scores, (best["step"], best[metric]))
-        yield svg.chart(f"{_title(metric)} on dev", [marked], show, False)
-    for title, name, scale in (("Learning rate", "learning_rate", svg.scientific),
-                               ("Norm of the gradient", "gradient_norm", svg.plain)):  # fmt: skip
-        if points := svg.points(steps, name):
-            yield svg.chart(title, [Series("training", "train", points)], scale, True)
+    charts = [("Loss", "loss", svg.plain, False), (f"{_title(metric)} on dev", metric, _show(metric), False)]
+    marks = {metric: (best["step"], best[metric])} if best is not None and metric in best else {}
+    yield from _lines([*charts, *OPTIMIZATION], steps, evaluations, "dev", marks)
     if result.get("points"):
         yield svg.scatter("Numbers of dev", [(x, y) for x, y in result["points"]], "right", "answered")
 
