@@ -36,6 +36,7 @@ LIBRARIES = {  # what the modules of a package may import besides the standard l
 ALSO = {  # what single modules may import
     "batching.batch": "torch",
     "checkpoints.resolve": "huggingface_hub",
+    "checkpoints.tensorflow": "google_crc32c",
     "demo.tour": "sklearn",
     "inference.onnx_runtime": "onnxruntime",
     "interop.export": "onnxruntime",

@@ -12,14 +12,12 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
@@ -64,7 +62,7 @@ class Variable:
             data = np.fromfile(self.path, np.uint8, self.size, offset=self.offset)
         except OSError as error:
             raise BertworksError(f"cannot be read: {error.strerror}", where=str(self.path)) from None
-        if len(data) < self.size or _masked(crc32c(data)) != self.checksum:
+        if len(data) < self.size or _checksum(data.tobytes()) != self.checksum:
             where = f"{self.path}, bytes {self.offset:,} to {self.offset + self.size:,}"
             raise BertworksError("the checksum is wrong: not what was written", where=where, hint=_DAMAGED)
         return torch.from_numpy(data).view(self.dtype).reshape(self.shape)
@@ -163,7 +161,7 @@ def _block(data: bytes, start: int, size: int) -> bytes:
     if content[size]:
         raise ValueError("a compressed block, which is not read")
     stored = int.from_bytes(content[size + 1 :], "little")
-    if _masked(crc32c(np.frombuffer(content[: size + 1], np.uint8))) != stored:
+    if _checksum(content[: size + 1]) != stored:
         raise ValueError("the checksum of a block is wrong")
     return content[:size]
 
@@ -208,71 +206,12 @@ def _bytes(message: Protobuf, field: int) -> list[bytes]:
     return [value for value in values if isinstance(value, bytes)]
 
 
-# --- the checksum
+def _checksum(data: bytes) -> int:
+    """The CRC-32C of RFC 3720 as TensorFlow stores it: rotated, because the bytes may hold checksums themselves."""
+    import google_crc32c  # not needed to import the package
 
-_Words = NDArray[np.uint32]
-
-
-def crc32c(data: NDArray[np.uint8]) -> int:
-    """The CRC-32C of RFC 3720 of bytes, uint8 [N].
-
-    It is linear, so that hundreds of stretches are run through at once and their results joined two by two: some
-    hundred times as fast as byte by byte, and no library of C is needed.
-    """
-    width = 64 if len(data) < 1 << 16 else 512  # bytes in a stretch; zeros in front of the first change nothing
-    head = len(data) % width + width if len(data) >= width else len(data)
-    first = np.zeros(2 * width, np.uint8)
-    first[2 * width - head :] = data[:head]
-    first[2 * width - head :][:4] ^= 0xFF  # which is how the register begins
-    stretches = data[head:].reshape(-1, width)
-    parts = [_stretches(first.reshape(2, width))]
-    parts += [_stretches(stretches[start : start + (1 << 15)]) for start in range(0, len(stretches), 1 << 15)]
-    values = np.concatenate(parts)
-    shift = _after_zeros(width)
-    while len(values) > 1:
-        values = np.concatenate([np.zeros(len(values) % 2, np.uint32), values])
-        values = _applied(shift, values[::2]) ^ values[1::2]
-        shift = _applied(shift, shift)
-    early = 0xFFFFFFFF >> 8 * head if head < 4 else 0  # what is left of the beginning where there is less
-    return int(values[0]) ^ early ^ 0xFFFFFFFF
-
-
-def _masked(checksum: int) -> int:
-    """As it is stored: a checksum of bytes that hold checksums would be a bad one."""
+    checksum = int(google_crc32c.value(data))
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-
-@cache
-def _table() -> _Words:
-    """[65536]: what two bytes become."""
-    table = np.arange(1 << 16, dtype=np.uint32)
-    for _ in range(16):
-        table = np.where(table & 1, table >> 1 ^ np.uint32(0x82F63B78), table >> 1)
-    return table
-
-
-def _stretches(data: NDArray[np.uint8]) -> _Words:
-    """The register after each row of [N, width], begun with zeros."""
-    table, register = _table(), np.zeros(len(data), np.uint32)
-    for pair in np.ascontiguousarray(data.view("<u2").T):
-        register = table[(register ^ pair) & 0xFFFF] ^ (register >> 16)
-    return register
-
-
-@cache
-def _after_zeros(width: int) -> _Words:
-    """[32]: what each bit of the register becomes after this number of zero bytes, a power of two."""
-    bits = np.uint32(1) << np.arange(32, dtype=np.uint32)
-    shift: _Words = _table()[bits & 0xFFFF] ^ (bits >> 16)
-    for _ in range(width.bit_length() - 2):
-        shift = _applied(shift, shift)
-    return shift
-
-
-def _applied(shift: _Words, values: _Words) -> _Words:
-    """A linear function, given by what it makes of each bit, of values [N]."""
-    bits = values[:, None] >> np.arange(32, dtype=np.uint32) & 1
-    return np.bitwise_xor.reduce(bits * shift, axis=1)  # type: ignore[no-any-return]
 
 
 Gelu = Literal["tanh", "exact"]
