@@ -167,7 +167,7 @@ def start(model: str, filled: str, times: int) -> dict[str, float]:
 def ceiling() -> dict[str, float]:
     """FLOP/s of large matrix products, in the precisions that this machine has instructions for."""
 
-    from bertworks.models.layers import cpu_supports_bf16
+    from bertworks.models.attention import cpu_supports_bf16
     from bertworks.training.device import DTYPES, measure_matmul
 
     known = {name: dtype for name, dtype in DTYPES.items() if name == "fp32" or cpu_supports_bf16()}

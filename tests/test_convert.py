@@ -8,8 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
-from bertworks.checkpoints.task_config import TaskConfig, task_settings
+from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig, load_model, save_model, task_settings
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.predictor import Predictor

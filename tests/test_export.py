@@ -30,8 +30,7 @@ from fine import (
 
 import bertworks
 from bertworks.batching.batch import Batch, BatchTarget
-from bertworks.checkpoints.model_folder import save_model
-from bertworks.checkpoints.task_config import TaskConfig, task_settings
+from bertworks.checkpoints.model_folder import TaskConfig, save_model, task_settings
 from bertworks.cli.main import main
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import TaskType, items
@@ -40,8 +39,8 @@ from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
 from bertworks.inference.decoding import make_task_head
 from bertworks.inference.embed import Embedder, embed_file
+from bertworks.inference.engine import OnnxModel
 from bertworks.inference.masked_lm import Filler
-from bertworks.inference.onnx_runtime import OnnxModel
 from bertworks.inference.predict import predict_file, schema_for
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.export import export, write_onnx

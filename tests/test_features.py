@@ -12,9 +12,8 @@ from fine import PEOPLE, tokenizer, write_conll, write_reviews, write_spans
 
 from bertworks.batching.batch import Batch, collate
 from bertworks.batching.sampling import Example, Target
-from bertworks.checkpoints.model_folder import ModelFolder, load_model, save_model
+from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig, load_model, save_model
 from bertworks.checkpoints.storage import read_tensors, write_tensors
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
 from bertworks.inference.predict import predict_file

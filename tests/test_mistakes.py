@@ -9,7 +9,7 @@ from hypothesis import strategies as some
 from schemes import tagging_per_type
 from sklearn.metrics import confusion_matrix
 
-from bertworks.checkpoints.task_config import TaskConfig
+from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.runs.task_metrics import NOTHING, confusion, counted, frequent, mistakes, paired
 

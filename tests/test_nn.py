@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from bertworks.models.attention import attention, attention_inference_cpu
+from bertworks.models.attention import Linear, attention, attention_inference_cpu, dropout
 from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
 from bertworks.models.encoder import Embeddings, Encoder, LMHead
-from bertworks.models.layers import Linear, dropout
 from bertworks.models.layout import Layout
 
 TINY = EncoderConfig(

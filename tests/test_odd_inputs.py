@@ -9,8 +9,7 @@ import pytest
 from fine import tokenizer, write_pairs, write_reviews, write_squad
 
 from bertworks.batching.features import Featurizer
-from bertworks.checkpoints.model_folder import ModelFolder
-from bertworks.checkpoints.task_config import TaskConfig
+from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item
 from bertworks.datasets.values import answers_of, list_of, sorted_labels

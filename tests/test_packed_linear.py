@@ -16,11 +16,10 @@ import pytest
 import torch
 
 from bertworks.models import packed_linear as of_nn
-from bertworks.models.attention import attention, attention_inference_cpu
+from bertworks.models.attention import SMALL_BATCH_ROWS as FEW
+from bertworks.models.attention import attention, attention_inference_cpu, pad_rows_to_bucket
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import ACTIVATIONS, Encoder
-from bertworks.models.layers import SMALL_BATCH_ROWS as FEW
-from bertworks.models.layers import pad_rows_to_bucket
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import (  # fmt: skip
     InferenceEncoder,
@@ -338,7 +337,7 @@ def test_rows_that_fill_up_a_step_of_learning_change_nothing(
     network.load_state_dict(encoder.state_dict())
     product = torch.ops.mkldnn._linear_pointwise.default
     monkeypatch.setattr(
-        "bertworks.models.layers.torch.ops.mkldnn._linear_pointwise",
+        "bertworks.models.attention.torch.ops.mkldnn._linear_pointwise",
         SimpleNamespace(default=lambda x, *others: seen.add(len(x)) or product(x, *others)),
     )
     row, probe = asked(60, 60, 23), torch.randn(143 if rows is None else 70, 64)

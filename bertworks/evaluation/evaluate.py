@@ -20,9 +20,8 @@ import numpy as np
 
 from bertworks.batching.batch import shuffled_index
 from bertworks.batching.sampling import Format, TokenStore
-from bertworks.checkpoints.model_folder import load_model
+from bertworks.checkpoints.model_folder import TaskConfig, load_model
 from bertworks.checkpoints.resolve import resolve_model
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import Quoting, RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Schema, items

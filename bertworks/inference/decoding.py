@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer
-from bertworks.checkpoints.task_config import TaskConfig
+from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.text.tokenizer import Tokenizer, with_marks
 from bertworks.training.recipe import FinetuneRecipe
 from bertworks.training.task_heads import (

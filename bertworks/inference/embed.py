@@ -25,8 +25,7 @@ from bertworks.datasets.reader import Quoting, Row, RowReader
 from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_rows
 from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
-from bertworks.inference.engine import LazyModel, compute_vectors, open_model, prepare_for_inference
-from bertworks.inference.onnx_runtime import OnnxModel
+from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepare_for_inference
 from bertworks.inference.predict import data_fingerprint, done_event, partial_results
 from bertworks.inference.predictor import AT_ONCE, copy_files, empty_folder
 from bertworks.io.atomic_write import write_npy

@@ -23,7 +23,7 @@ from bertworks.batching.batch import Batch, collate
 from bertworks.batching.features import Features
 from bertworks.batching.sampling import Example, Ids, Target
 from bertworks.checkpoints.hf_mapping import component_names
-from bertworks.checkpoints.task_config import TaskConfig
+from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.attribution import (
     AttributionTarget,

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from bertworks.checkpoints.task_config import TaskConfig
+from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import Quoting, RowReader
 from bertworks.datasets.schema import Item, Schema, fitted, items, read_item

@@ -14,13 +14,11 @@ from typing import Any, cast
 
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer
-from bertworks.checkpoints.model_folder import weights_sha256
-from bertworks.checkpoints.task_config import TaskConfig
+from bertworks.checkpoints.model_folder import TaskConfig, weights_sha256
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import UsageError, listed
 from bertworks.inference.decoding import Answer, Decoder, Logits, is_entity_tagset, make_featurizer, make_task_head
-from bertworks.inference.engine import LazyModel, compute_logits, open_model, prepare_for_inference
-from bertworks.inference.onnx_runtime import OnnxModel
+from bertworks.inference.engine import LazyModel, OnnxModel, compute_logits, open_model, prepare_for_inference
 from bertworks.models.encoder import Encoder
 from bertworks.training.device import (
     InferencePrecision,

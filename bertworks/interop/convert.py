@@ -14,7 +14,15 @@ from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.model_card import render_card, render_code
-from bertworks.checkpoints.model_folder import Model, ModelFolder, read_weights, save_model
+from bertworks.checkpoints.model_folder import (
+    FILE,
+    Model,
+    ModelFolder,
+    TaskConfig,
+    read_weights,
+    save_model,
+    task_settings,
+)
 from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, is_model_name, resolve_model
 from bertworks.checkpoints.sentence_transformers import (
     MODEL_FILE,
@@ -22,7 +30,6 @@ from bertworks.checkpoints.sentence_transformers import (
     module_files,
     write_sentence_transformer,
 )
-from bertworks.checkpoints.task_config import FILE, TaskConfig, task_settings
 from bertworks.checkpoints.tensorflow import Gelu, find_checkpoint, load_checkpoint
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event

@@ -17,15 +17,13 @@ from bertworks.batching.batch import Batch, collate, token_budget_batches
 from bertworks.batching.sampling import Example, Target
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_card import render_card
-from bertworks.checkpoints.model_folder import EXPORTED, save_settings
-from bertworks.checkpoints.task_config import TaskConfig, task_settings
+from bertworks.checkpoints.model_folder import EXPORTED, TaskConfig, save_settings, task_settings
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import TaskType, items
 from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
-from bertworks.inference.engine import BATCH_TOKENS, LazyModel
-from bertworks.inference.onnx_runtime import OnnxModel
+from bertworks.inference.engine import BATCH_TOKENS, LazyModel, OnnxModel
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.onnx_export import OPSET, Head, write_onnx

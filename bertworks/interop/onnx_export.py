@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bertworks.batching.batch import Batch, BatchTarget
 from bertworks.errors import BertworksError, optional_import
-from bertworks.inference.onnx_runtime import INPUTS
+from bertworks.inference.engine import INPUTS
 from bertworks.models.encoder import Encoder
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.task_heads import TaskModel

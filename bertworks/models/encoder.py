@@ -22,9 +22,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from bertworks.models.attention import Attention
+from bertworks.models.attention import Attention, Linear, dropout, pad_rows_to_bucket
 from bertworks.models.config import EncoderConfig
-from bertworks.models.layers import Linear, dropout, pad_rows_to_bucket
 from bertworks.models.layout import Layout
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from bertworks.models.attention import SMALL_BATCH_ROWS, cpu_supports_bf16
 from bertworks.models.encoder import Embeddings, Encoder, FeedForward
-from bertworks.models.layers import SMALL_BATCH_ROWS, cpu_supports_bf16
 from bertworks.models.layout import Layout
 
 _FP16_LIMITS = 1e-2, 6e4  # of the largest weight of a matrix: fp16 has few digits for smaller ones, and no larger ones

@@ -14,7 +14,7 @@ from pathlib import Path
 from numpy.random import Generator
 
 from bertworks.batching.sampling import keyed_rng
-from bertworks.checkpoints.task_config import TaskConfig
+from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import Quoting, RowReader
 from bertworks.datasets.schema import Item, Schema, TaskType, items, misplaced, overlapping

@@ -13,10 +13,9 @@ import torch
 
 from bertworks.batching.features import Features
 from bertworks.checkpoints.model_card import render_card, render_cell, render_code, render_table
-from bertworks.checkpoints.model_folder import WEIGHTS, load_model
+from bertworks.checkpoints.model_folder import WEIGHTS, TaskConfig, load_model
 from bertworks.checkpoints.resolve import is_model_name
 from bertworks.checkpoints.storage import read_json
-from bertworks.checkpoints.task_config import TaskConfig
 from bertworks.config import dump_recipe, parse_as
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.datasets.writer import write_rows

@@ -18,9 +18,8 @@ import torch
 
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, training_groups
-from bertworks.checkpoints.model_folder import ModelFolder
+from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig, check_same_task
 from bertworks.checkpoints.resolve import resolve_model
-from bertworks.checkpoints.task_config import TaskConfig, check_same_task
 from bertworks.checkpoints.training_state import locked
 from bertworks.config import dump_recipe, parse_as
 from bertworks.datasets.reader import Quoting

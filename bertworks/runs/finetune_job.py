@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch, ExampleGroup, LabelledBatches, collate
 from bertworks.batching.features import Features
 from bertworks.batching.sampling import Example
-from bertworks.checkpoints.model_folder import Model, save_model
-from bertworks.checkpoints.task_config import TaskConfig, task_settings
+from bertworks.checkpoints.model_folder import Model, TaskConfig, save_model, task_settings
 from bertworks.errors import BertworksError
 from bertworks.inference.decoding import Decoder, Logits, make_task_head
 from bertworks.inference.engine import compute_logits_and_loss
