@@ -15,7 +15,7 @@ from torch import Tensor
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.model_card import render_card, render_code
 from bertworks.checkpoints.model_folder import (
-    FILE,
+    TASK_FILE,
     Model,
     ModelFolder,
     TaskConfig,
@@ -37,7 +37,7 @@ from bertworks.io.atomic_write import replacing_folder
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
 _READ = {  # files that are read, or that repeat what is in those
-    "config.json", "model.safetensors", "model.safetensors.index.json", FILE, *TOKENIZER_FILES,
+    "config.json", "model.safetensors", "model.safetensors.index.json", TASK_FILE, *TOKENIZER_FILES,
 }  # fmt: skip
 _HEADS = {"classifier", "span", "recurrent"}
 
@@ -234,7 +234,7 @@ def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[dict[str, A
     parts = hf_mapping.component_names(state)
     if not parts & _HEADS:
         return {"architectures": [hf_mapping.architecture_of(state, family)]}, None
-    if not (folder / FILE).exists() and not settings.get("architectures"):
+    if not (folder / TASK_FILE).exists() and not settings.get("architectures"):
         raise BertworksError(
             f"these weights have a head ({', '.join(sorted(parts & _HEADS))}), but config.json does not name its class",
             where=str(folder),
@@ -252,7 +252,7 @@ def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[dict[str, A
             hint="use the config.json that was saved with these weights",
         )
     head = task_settings(task, family)
-    if (folder / FILE).exists():
+    if (folder / TASK_FILE).exists():
         return head, task
     if settings.get("id2label"):  # also for tasks without labels: other programs show them
         named = {str(number): str(label) for number, label in settings["id2label"].items()}
