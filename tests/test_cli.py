@@ -151,8 +151,8 @@ def test_errors_become_messages_and_exit_codes(error, code, message, capsys, mon
 def test_a_reader_that_has_enough_is_no_error():
     code = """
 import sys
-from bertworks.cli import main, models
-models.show_events = lambda *_, **__: [print("a long line " * 9) for _ in range(10000)]
+from bertworks.cli import console, main
+console.show_events = lambda *_, **__: [print("a long line " * 9) for _ in range(10000)]
 sys.exit(main.main(["demo"]))
 """
     command = ["bash", "-c", '"$0" -c "$1" | head -1; exit ${PIPESTATUS[0]}', sys.executable, code]
