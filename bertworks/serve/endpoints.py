@@ -281,8 +281,14 @@ class Abilities:
         self.endpoints, self.info = network.endpoints, network.info
         if index is not None:
             # A fine-tuned model reranks; the index opens the model that made it.
-            opened = Index(index, model=None if finetuned else self._model, device=device)
-            self._add_search(opened, finetuned.reranker if finetuned else None)
+            self._index = Index(index, model=None if finetuned else self._model, device=device)
+            self._index.embedder  # noqa: B018  report a wrong model at once
+            self._reranker = finetuned.reranker if finetuned else None
+            self.endpoints["search"] = self.search
+            self.info["index"] = {
+                "documents": len(self._index), "model": self._index.manifest.model,
+                "rerank": self._reranker is not None, "rankings": ["hybrid", "dense", "bm25"],
+            }  # fmt: skip
         if not self._model.exported:
             self.endpoints["explain"] = self.explain
         self.endpoints |= {"tokenize": self.tokenize, "decode": self.decode}
@@ -293,28 +299,21 @@ class Abilities:
             "vocabulary": self.tokenizer.vocab_size, "version": bertworks.__version__, **self.info,
         }  # fmt: skip
 
-    def _add_search(self, index: Index, reranker: Reranker | None) -> None:
-        index.embedder  # noqa: B018  report a wrong model at once
-        self.info["index"] = {"documents": len(index), "model": index.manifest.model, "rerank": reranker is not None,
-                              "rankings": ["hybrid", "dense", "bm25"]}  # fmt: skip
+    def search(self, request: Request) -> InferenceJob:
+        if request["rerank"] and self._reranker is None:
+            raise UsageError("this server's model cannot rerank documents", hint='leave "rerank" out')
+        return InferenceJob(itemgetter(0), [request], [1], self._search)
 
-        def compute(queries: Sequence[Request]) -> list[Any]:
-            return [
-                index.search(q["query"], q["k"], ranking=q["ranking"], rerank=reranker if q["rerank"] else None)
-                for q in queries
-            ]
-
-        def search(request: Request) -> InferenceJob:
-            if request["rerank"] and reranker is None:
-                raise UsageError("this server's model cannot rerank documents", hint='leave "rerank" out')
-            return InferenceJob(lambda rows: rows[0], [request], [1], compute)
-
-        self.endpoints["search"] = search
+    def _search(self, requests: Sequence[Request]) -> list[Any]:
+        return [
+            self._index.search(r["query"], r["k"], ranking=r["ranking"], rerank=self._reranker if r["rerank"] else None)
+            for r in requests
+        ]
 
     def explain(self, request: Request) -> InferenceJob:
         tokens = sum(map(len, self.tokenizer.ids(_list_of(request["inputs"]))))
         check_tokens(tokens, self.limits.explained_tokens)
-        return InferenceJob(lambda rows: rows[0], [request], [1], self._explanations)
+        return InferenceJob(itemgetter(0), [request], [1], self._explanations)
 
     def _explanations(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
         return [self._explanation(request) for request in requests]
