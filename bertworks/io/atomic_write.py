@@ -324,7 +324,7 @@ def _disk_full(target: Path) -> BertworksError:
         f"the disk is full ({free:.1f} MB free, or a quota or limit is reached): this was not written; files saved "
         "before are unchanged",
         where=str(target),
-        hint=f"free space on the disk of {existing} or choose an output folder elsewhere, then type the same again",
+        hint=f"free space on the disk of {existing} or use another output folder, then run the same command again",
     )
 
 

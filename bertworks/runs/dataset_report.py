@@ -386,7 +386,9 @@ def _warnings(report: DatasetReport) -> list[str]:
     if report.train < FEW_TRAIN:
         warnings.append(f"few training rows ({report.train}): scores differ much between seeds")
     if report.dev < FEW_DEV:
-        warnings.append(f"few dev rows ({report.dev}): a score is off by up to {1 / math.sqrt(report.dev):.0%}")
+        warnings.append(
+            f"few dev rows ({report.dev}): the 95 % interval of a score is about ± {1 / math.sqrt(report.dev):.0%}"
+        )
     return warnings
 
 

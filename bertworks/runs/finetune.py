@@ -237,7 +237,8 @@ def _done_event(output: Path) -> Event:
 
 def _plan(p: Prepared, job: FinetuneJob, seconds: float) -> str:
     lstm = f" in the frozen encoder, {p.recipe.lstm_units} units in the LSTM" if p.recipe.lstm_units else ""
-    early = f"; ends early after {p.recipe.patience} evaluations without gain" if p.recipe.patience else ""
+    can_end_early = 0 < p.recipe.patience * job.evaluate_every < job.num_steps - job.evaluate_every
+    early = f"; ends early after {p.recipe.patience} evaluations without gain" if can_end_early else ""
     return (
         f"model        {p.request.model}: {p.initial.model.config.num_parameters():,} parameters{lstm}\n"
         f"training     {p.recipe.epochs} epochs of {job.train_batches.steps_per_epoch:,} steps, "

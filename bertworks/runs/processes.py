@@ -129,7 +129,7 @@ class Processes:
         if self.count > 1 and isinstance(error, RuntimeError) and _is_lost(error):
             raise BertworksError(
                 "another process of this training ended; its own message says why",
-                hint="type the same command again: it resumes from the last checkpoint",
+                hint="run the same command again: it resumes from the last checkpoint",
             ) from error
 
 

@@ -29,7 +29,7 @@ def write_report(folder: str | Path) -> Path:
     """Draw the page of a run folder and return its path. What has not been measured yet is left out.
 
     Raises:
-        BertworksError: a line of metrics.jsonl is not what a run writes; the page cannot be written.
+        BertworksError: a line of metrics.jsonl is damaged; the page cannot be written.
     """
     folder = Path(folder)
     steps, evaluations = read_metrics(folder / "metrics.jsonl")
@@ -53,7 +53,7 @@ def _write(folder: Path, kind: str, summary: list[str], sections: list[str]) -> 
 def read_metrics(path: Path) -> tuple[Rows, Rows]:
     """Steps, and evaluations (their figures with the step among them), in the order of steps.
 
-    A run that was resumed may repeat steps: the last word counts. Half a line at the end is of a killed process.
+    A run that was resumed may repeat steps: the last line counts. An incomplete last line is of a killed process.
     """
     steps: dict[int, dict[str, Any]] = {}
     evaluations: dict[int, dict[str, Any]] = {}
@@ -66,7 +66,7 @@ def read_metrics(path: Path) -> tuple[Rows, Rows]:
             numbers = {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
             raise BertworksError(
-                "not a line that a run writes: expected a JSON object with a step and numbers",
+                "the line is damaged: expected a JSON object with a step and numbers",
                 where=f"{path}:{number}",
                 hint="delete the line",
             ) from None
@@ -145,7 +145,7 @@ def write_task_report(folder: Path, data: str, result: Mapping[str, Any] | None)
         result: what the best state makes of dev, as in result.json; None: not evaluated yet.
 
     Raises:
-        BertworksError: a line of metrics.jsonl is not what a run writes; the page cannot be written.
+        BertworksError: a line of metrics.jsonl is damaged; the page cannot be written.
     """
     steps, evaluations = read_metrics(folder / "metrics.jsonl")
     metric = _metric(folder)

@@ -87,7 +87,7 @@ def _read_request(path: Path) -> dict[str, Any]:
         return dict(json.loads(path.read_text(encoding="utf-8"))["request"])
     except (ValueError, KeyError, TypeError):
         raise UsageError(
-            "this is not what a run writes about itself",
+            "the file is damaged: expected a JSON object with the request of the run",
             where=str(path),
             hint="-o ANOTHER-FOLDER; or --overwrite, which deletes the run that is there",
         ) from None
@@ -122,7 +122,7 @@ class Metrics:
             raise BertworksError(
                 f"cannot be written: {error.strerror}; the checkpoints are untouched",
                 where=str(self.path),
-                hint="make room, or the file writable, and type the same again",
+                hint="make room, or the file writable, and run the same command again",
             ) from error
 
     def sync(self) -> None:

@@ -111,7 +111,7 @@ def write_parts(
         map(tuple, parts),
         workers,
         ended="a worker process ended while it made part {number} ({how})",
-        hint="type the same again: it resumes after the finished parts; fewer --workers need less memory",
+        hint="run the same command again: it resumes after the finished parts; fewer --workers need less memory",
     )
     with closing(results):
         yield from (PartCounts(**counts) for counts in results)

@@ -271,7 +271,9 @@ def _with_content(settings: dict[str, Any], reader: CorpusReader) -> dict[str, A
     content = reader.content_sha256()
     if reader.identity().stamp != settings["files_sha256"]:
         what = "files of the corpus changed while they were read"
-        raise BertworksError(what, where=_names(reader), hint="type the same again: parts of unchanged text are kept")
+        raise BertworksError(
+            what, where=_names(reader), hint="run the same command again: parts of unchanged text are kept"
+        )
     return settings | {"content_sha256": content}
 
 

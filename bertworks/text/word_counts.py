@@ -179,7 +179,7 @@ def count_words(
         itertools.chain(first, batches),
         workers if len(first) > 1 else 1,
         ended="a process that counted words ended: was memory short?",
-        hint="type the same again with fewer workers",
+        hint="run the same command again with fewer workers",
     )
     done = 0
     with closing(counted):
