@@ -208,6 +208,13 @@ def _build_dataclass(kind: Any, value: Any, where: Callable[[str], str], at: str
         raise UsageError(f"{at + ': ' if at else ''}{what}", where=where(at), hint=remedy) from error
 
 
+def require(config: object, expected: str, is_valid: Callable[[Any], bool], *names: str) -> None:
+    """Raises ValueError for the first of these fields whose value is not valid. expected: valid values, in words."""
+    for name in names:
+        if not is_valid(value := getattr(config, name)):
+            raise ValueError(f"{name} is {value!r}: expected {expected}")
+
+
 def _toml(value: Any) -> str:
     match value:
         case bool():

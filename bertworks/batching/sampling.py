@@ -18,6 +18,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from bertworks.config import require
 from bertworks.errors import UsageError
 from bertworks.text.tokenizer import Template
 
@@ -53,10 +54,8 @@ class SamplingConfig:
     copies: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.short_rate <= 1:
-            raise ValueError(f"short_rate is {self.short_rate}: expected a fraction from 0 to 1")
-        if self.copies < 1:
-            raise ValueError(f"copies is {self.copies}: expected 1 or more")
+        require(self, "a fraction from 0 to 1", lambda x: 0 <= x <= 1, "short_rate")
+        require(self, "1 or more", lambda x: x >= 1, "copies")
 
 
 class Target(NamedTuple):
@@ -317,14 +316,11 @@ class MaskingConfig:
     dynamic: bool = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise ValueError(f"rate is {self.rate}: expected a fraction above 0, at most 1")
+        require(self, "a fraction above 0, at most 1", lambda x: 0 < x <= 1, "rate")
+        require(self, "a number of tokens, or 0", lambda x: x >= 0, "max_predictions")
+        require(self, "probabilities", lambda x: x and min(x) >= 0 and sum(x) > 0, "spans")
         if self.mask < 0 or self.random < 0 or self.mask + self.random > 1:
             raise ValueError(f"mask {self.mask} and random {self.random}: expected fractions that sum to at most 1")
-        if self.max_predictions < 0:
-            raise ValueError(f"max_predictions is {self.max_predictions}: expected a number of tokens, or 0")
-        if not self.spans or min(self.spans) < 0 or sum(self.spans) <= 0:
-            raise ValueError(f"spans is {self.spans}: expected probabilities")
 
 
 class Example(NamedTuple):

@@ -6,6 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from bertworks.config import require
+
 BLOCKS = "encoder.blocks."
 MANY_STEPS = 1e7  # after which Adam's bias corrections are 1 to the last bit
 
@@ -39,19 +41,12 @@ class OptimizerConfig:
     layer_decay: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.learning_rate < 10:
-            raise ValueError(f"learning_rate is {self.learning_rate}: expected a number above 0, and well below 10")
-        if not 0 <= self.warmup <= 1:
-            raise ValueError(f"warmup is {self.warmup}: expected a fraction of the steps, from 0 to 1")
-        if not 0 < self.layer_decay <= 1:
-            raise ValueError(f"layer_decay is {self.layer_decay}: expected a factor above 0, at most 1")
-        for name in ("beta1", "beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: expected a number from 0 to below 1")
-        if not self.eps > 0:
-            raise ValueError(f"eps is {self.eps}: expected a number above 0")
-        if min(self.weight_decay, self.max_grad_norm) < 0:
-            raise ValueError("weight_decay and max_grad_norm: expected 0 or more")
+        require(self, "a number above 0, and well below 10", lambda x: 0 <= x < 10, "learning_rate")
+        require(self, "a fraction of the steps, from 0 to 1", lambda x: 0 <= x <= 1, "warmup")
+        require(self, "a factor above 0, at most 1", lambda x: 0 < x <= 1, "layer_decay")
+        require(self, "a number from 0 to below 1", lambda x: 0 <= x < 1, "beta1", "beta2")
+        require(self, "a number above 0", lambda x: x > 0, "eps")
+        require(self, "0 or more", lambda x: x >= 0, "weight_decay", "max_grad_norm")
 
     def rate(self, step: int, num_steps: int) -> float:
         """The learning rate of a step, counted from 0. As in both published forms the first step of a warm-up is 0."""

@@ -9,13 +9,14 @@ from importlib import resources
 from typing import Any, ClassVar, Literal, cast
 
 from bertworks.batching.sampling import FORMATS, MaskingConfig, SamplingConfig
-from bertworks.config import dump_recipe, parse_as, read_recipe_text
+from bertworks.config import dump_recipe, parse_as, read_recipe_text, require
 from bertworks.errors import UsageError
 from bertworks.models.config import EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.optimization import OptimizerConfig
 
 HELD_OUT_LENGTH = 128
+SEEDS = f"a whole number from 0 to {(1 << 32) - 1:,}"
 MIN_SEQUENCE = 5  # tokens; the sampler refuses lengths that are too small for the special tokens
 
 
@@ -34,10 +35,8 @@ class Phase:
     sequence_length: int = 128
 
     def __post_init__(self) -> None:
-        if min(self.num_steps, self.batch_size) < 1:
-            raise ValueError("num_steps and batch_size: expected 1 or more")
-        if self.sequence_length < MIN_SEQUENCE:
-            raise ValueError(f"sequence_length is {self.sequence_length}: expected {MIN_SEQUENCE} or more")
+        require(self, "1 or more", lambda x: x >= 1, "num_steps", "batch_size")
+        require(self, f"{MIN_SEQUENCE} or more", lambda x: x >= MIN_SEQUENCE, "sequence_length")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +60,8 @@ class TrainConfig:
     save_every: int = 0
 
     def __post_init__(self) -> None:
-        if min(self.micro_batch_tokens, self.held_out_sequences) < 1:
-            raise ValueError("micro_batch_tokens and held_out_sequences: expected 1 or more")
-        if min(self.evaluate_every, self.save_every) < 0:
-            raise ValueError("evaluate_every and save_every: expected a number of steps, or 0")
+        require(self, "1 or more", lambda x: x >= 1, "micro_batch_tokens", "held_out_sequences")
+        require(self, "a number of steps, or 0", lambda x: x >= 0, "evaluate_every", "save_every")
 
     @property
     def num_steps(self) -> int:
@@ -101,8 +98,7 @@ class ObjectiveConfig:
     weight: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.weight < float("inf"):
-            raise ValueError(f"weight is {self.weight}: expected a number above 0")
+        require(self, "a number above 0", lambda x: 0 < x < float("inf"), "weight")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,8 +141,7 @@ class Recipe:
             raise ValueError(f"encoder.initializer_range is {self.encoder.initializer_range}: expected more than 0")
         if not self.optimizer.learning_rate:
             raise ValueError("optimizer.learning_rate is 0: expected the rate, which a pre-training does not choose")
-        if not 0 <= self.seed < 1 << 32:
-            raise ValueError(f"seed is {self.seed}: expected a whole number from 0 to {(1 << 32) - 1:,}")
+        require(self, SEEDS, lambda x: 0 <= x < 1 << 32, "seed")
 
     @property
     def weights(self) -> dict[ObjectiveKind, float]:
@@ -270,22 +265,16 @@ class FinetuneRecipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "evaluations", "micro_batch_tokens", "stride", "max_answer"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}: expected 1 or more")
-        for name in ("epochs", "patience", "reinitialized_layers", "save_every", "max_question", "lstm_units"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}: expected 0 or more")
+        positive = ("batch_size", "evaluations", "micro_batch_tokens", "stride", "max_answer")
+        require(self, "1 or more", lambda x: x >= 1, *positive)
+        others = ("epochs", "patience", "reinitialized_layers", "save_every", "max_question", "lstm_units")
+        require(self, "0 or more", lambda x: x >= 0, *others)
+        require(self, f"at least {MIN_LENGTH}, or 0", lambda x: x == 0 or x >= MIN_LENGTH, "max_length")
+        require(self, "a fraction from 0 to below 1", lambda x: 0 <= x < 1, "label_smoothing")
+        require(self, "a number from 0 to below 1, or -1", lambda x: x == -1 or 0 <= x < 1, "dropout")
+        require(self, SEEDS, lambda x: 0 <= x < 1 << 32, "seed")
         if self.lstm_units and self.reinitialized_layers:
             raise ValueError("lstm_units freezes the encoder: reinitialized_layers would leave it at random")
-        if self.max_length and self.max_length < MIN_LENGTH:
-            raise ValueError(f"max_length is {self.max_length}: expected at least {MIN_LENGTH}, or 0")
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(f"label_smoothing is {self.label_smoothing}: expected a fraction from 0 to below 1")
-        if self.dropout != -1 and not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout is {self.dropout}: expected a number from 0 to below 1, or -1")
-        if not 0 <= self.seed < 1 << 32:
-            raise ValueError(f"seed is {self.seed}: expected an integer from 0 to {(1 << 32) - 1:,}")
 
 
 MIN_STEPS = 1000
