@@ -209,7 +209,7 @@ def _build_dataclass(kind: Any, value: Any, where: Callable[[str], str], at: str
 
 
 def require(config: object, expected: str, is_valid: Callable[[Any], bool], *names: str) -> None:
-    """Raises ValueError for the first of these fields whose value is not valid. expected: valid values, in words."""
+    """Raises ValueError for the first of these fields with an invalid value. expected: the valid values, in words."""
     for name in names:
         if not is_valid(value := getattr(config, name)):
             raise ValueError(f"{name} is {value!r}: expected {expected}")

@@ -30,29 +30,29 @@ def _values(kind: Any, tokens: Sequence[Token]) -> Any:
     return values if getattr(kind, "__origin__", kind) is list else values[0]
 
 
-def stdin_or(*names: str, **help: Any) -> Parameter:
+def stdin_or(*names: str, **options: Any) -> Parameter:
     """Text, files or a file, where "-" means standard input or output."""
-    return Parameter(name=names or None, converter=_values, **help)
+    return Parameter(name=names or None, converter=_values, **options)
 
 
-def flag(*names: str, **help: Any) -> Parameter:
+def flag(*names: str, **options: Any) -> Parameter:
     """An option without a value."""
-    return Parameter(name=names or None, negative="", show_default=False, **help)
+    return Parameter(name=names or None, negative="", show_default=False, **options)
 
 
-def repeatable(*names: str, **help: Any) -> Parameter:
+def repeatable(*names: str, **options: Any) -> Parameter:
     """An option that may be given several times."""
-    return Parameter(name=names or None, negative="", **help)
+    return Parameter(name=names or None, negative="", **options)
 
 
-def at_least(minimum: float, *names: str, **help: Any) -> Parameter:
+def at_least(minimum: float, *names: str, **options: Any) -> Parameter:
     """A number with a minimum."""
-    return Parameter(name=names or None, validator=Number(gte=minimum), **help)
+    return Parameter(name=names or None, validator=Number(gte=minimum), **options)
 
 
-def output_file(**help: Any) -> Parameter:
+def output_file(**options: Any) -> Parameter:
     """The option `--output`."""
-    return Parameter(name=["--output", "-o"], **help)
+    return Parameter(name=["--output", "-o"], **options)
 
 
 INPUT_FORMATS = ".csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also compressed"

@@ -227,7 +227,7 @@ def blimp(
     within_word: WithinWord = False,
     as_json: console.Json = False,
 ) -> None:
-    """BLiMP: the fraction of pairs whose grammatical sentence has the higher score, per paradigm.
+    """BLiMP: the fraction of pairs in which the grammatical sentence has the higher score, per paradigm.
 
     Args:
         data: Sentence pairs: a file with sentence_good, sentence_bad, UID, or a folder of .jsonl files.

@@ -57,7 +57,7 @@ HEAD_SECONDS = 10.0  # to receive the head of a request
 MAX_HEAD, KEPT_HEAD = 16_384, 65_536  # bytes of a head; and bytes after which it is not read on
 _LOG = logging.getLogger("bertworks.serve")
 _QUIET = ("/health", "/metrics")  # polled every few seconds: only their errors are logged
-CLIENT_CLOSED = 499  # logged status of requests whose clients closed the connection, as in nginx
+CLIENT_CLOSED = 499  # logged status of a request if the client closed the connection, as in nginx
 _KINDS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "NotAllowed", 424: "Backend",
           429: "Overloaded", 500: "Backend", 503: "Unhealthy"}  # fmt: skip  # others: Validation
 

@@ -38,18 +38,19 @@ def time_step(
             torch.cuda.synchronize()
         return time.perf_counter()
 
-    updates: list[float] = []  # when they begin, then how long they take
+    begins: list[float] = []  # of the updates
     whole: list[float] = []
+    updates: list[float] = []
     steps = train(
         objective, make_optimizer(objective, optimizer), lambda _: [batch], optimizer, 1 << 30, precision=precision,
-        before_update=lambda: updates.append(now()),
+        before_update=lambda: begins.append(now()),
     )  # fmt: skip
     with THREADS.hold():
         begin = last = now()
         for _ in steps:
             end = now()
             whole.append(end - last)
-            updates[-1] = end - updates[-1]
+            updates.append(end - begins[-1])
             last = end
             if len(whole) >= 3 and end - begin > seconds:
                 break
