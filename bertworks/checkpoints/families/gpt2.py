@@ -2,6 +2,10 @@
 
 from bertworks.checkpoints.families.family import Family
 
+_REQUIRED = {
+    "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False,
+    "add_cross_attention": False,
+}  # fmt: skip
 FAMILY = Family(
     model_type="gpt2",
     prefix="transformer.",
@@ -36,11 +40,8 @@ FAMILY = Family(
         "type_vocab_size": 0, "direction": "left_to_right", "norm_first": True, "embedding_norm": False,
         "lm_head": "plain", "pooler": "last",
     },
-    required={
-        "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False,
-        "add_cross_attention": False,
-    },
-    written={"tie_word_embeddings": True, "dtype": "float32", "use_cache": True},
+    required=_REQUIRED,
+    written=_REQUIRED | {"tie_word_embeddings": True, "dtype": "float32", "use_cache": True},
     copied={"embd_pdrop": "hidden_dropout"},
     activation="activation_function",
     default_activation="gelu_new",
