@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
-from bertworks.checkpoints.model_folder import Model
+from bertworks.checkpoints.model_folder import Model, check_vocabulary
 from bertworks.checkpoints.storage import read_json, refuse_non_finite
 from bertworks.errors import BertworksError, some_names
 from bertworks.io.atomic_write import read_small
@@ -259,9 +259,7 @@ def load_checkpoint(
     said, why = _casing(prefix) if lowercase is None else (lowercase, "as the options say")
     path = vocabulary or _beside(prefix, "vocab.txt", "--vocab")
     tokenizer = Tokenizer.from_vocabulary(path, lowercase=said, model_max_length=encoder.max_position_embeddings)
-    if tokenizer.vocab_size > encoder.vocab_size:
-        sizes = f"{tokenizer.vocab_size:,} tokens, but the model has {encoder.vocab_size:,}"
-        raise BertworksError(sizes, where=str(path), hint="give the vocab.txt of this checkpoint: --vocab FILE")
+    check_vocabulary(tokenizer, encoder, path)
     state = converted(lambda variable: variable.read().float())
     refuse_non_finite(state, index)
     notes = {
