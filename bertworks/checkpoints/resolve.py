@@ -31,15 +31,13 @@ MODEL_FILES = (
     *_TOP_FILES, *(f"{_MODULE_FOLDER}/{name}" for name in _TOP_FILES), "modules.json",
     "config_sentence_transformers.json", "task.json", *MODEL_DOCUMENTS,
 )  # fmt: skip
+_GOOGLE = (
+    "bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased", "bert-base-multilingual-uncased",
+    "bert-base-multilingual-cased", "bert-base-chinese",
+)  # fmt: skip
 _HUB_IDS = {  # names without an owner: Google's models are known by them since before there were owners
     _MINILM: "sentence-transformers/all-MiniLM-L6-v2",
-    "bert-base-uncased": "google-bert/bert-base-uncased",
-    "bert-base-cased": "google-bert/bert-base-cased",
-    "bert-large-uncased": "google-bert/bert-large-uncased",
-    "bert-large-cased": "google-bert/bert-large-cased",
-    "bert-base-multilingual-uncased": "google-bert/bert-base-multilingual-uncased",
-    "bert-base-multilingual-cased": "google-bert/bert-base-multilingual-cased",
-    "bert-base-chinese": "google-bert/bert-base-chinese",
+    **{name: f"google-bert/{name}" for name in _GOOGLE},
 }
 _HUB_ID = re.compile(r"[A-Z0-9][\w.-]{0,95}/[A-Z0-9][\w.-]{0,95}", re.ASCII | re.IGNORECASE)
 

@@ -2,11 +2,16 @@
 
 from bertworks.checkpoints.families.family import Family, Row
 
-ENCODER: list[Row] = [
+SHARED: list[Row] = [  # with DistilBERT
     ("encoder.embeddings.token.weight", ["embeddings.word_embeddings.weight"], "V E"),
     ("encoder.embeddings.position.weight", ["embeddings.position_embeddings.weight"], "P E"),
-    ("encoder.embeddings.token_type.weight", ["embeddings.token_type_embeddings.weight"], "T E"),
     ("encoder.embeddings.norm.*", ["embeddings.LayerNorm.*"], "E"),
+    ("classifier.*", ["classifier.*"], "L C"),
+    ("span.*", ["qa_outputs.*"], "2 H"),
+]
+ENCODER: list[Row] = [
+    *SHARED,
+    ("encoder.embeddings.token_type.weight", ["embeddings.token_type_embeddings.weight"], "T E"),
     (
         "encoder.blocks.#.attention.qkv.*",
         [f"encoder.layer.#.attention.self.{part}.*" for part in ("query", "key", "value")],
@@ -18,8 +23,6 @@ ENCODER: list[Row] = [
     ("encoder.blocks.#.feed_forward.down.*", ["encoder.layer.#.output.dense.*"], "H I"),
     ("encoder.blocks.#.feed_forward_norm.*", ["encoder.layer.#.output.LayerNorm.*"], "H"),
     ("pooler.dense.*", ["pooler.dense.*"], "H H"),
-    ("classifier.*", ["classifier.*"], "L C"),
-    ("span.*", ["qa_outputs.*"], "2 H"),
 ]
 SETTINGS = {
     "vocab_size": ("vocab_size", 30522),

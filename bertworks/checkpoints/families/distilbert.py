@@ -1,6 +1,6 @@
 """DistilBERT (Sanh et al. 2019): half of BERT's layers, no token types, another head for sequences."""
 
-from bertworks.checkpoints.families.bert import task_classes
+from bertworks.checkpoints.families.bert import SHARED, task_classes
 from bertworks.checkpoints.families.family import Family
 
 _LAYER = "transformer.layer.#"
@@ -9,9 +9,7 @@ FAMILY = Family(
     prefix="distilbert.",
     body=("embeddings.", "transformer."),
     table=[
-        ("encoder.embeddings.token.weight", ["embeddings.word_embeddings.weight"], "V E"),
-        ("encoder.embeddings.position.weight", ["embeddings.position_embeddings.weight"], "P E"),
-        ("encoder.embeddings.norm.*", ["embeddings.LayerNorm.*"], "E"),
+        *SHARED,
         ("encoder.blocks.#.attention.qkv.*", [f"{_LAYER}.attention.{part}_lin.*" for part in "qkv"], "H H"),
         ("encoder.blocks.#.attention.output.*", [f"{_LAYER}.attention.out_lin.*"], "H H"),
         ("encoder.blocks.#.attention_norm.*", [f"{_LAYER}.sa_layer_norm.*"], "H"),
@@ -19,8 +17,6 @@ FAMILY = Family(
         ("encoder.blocks.#.feed_forward.down.*", [f"{_LAYER}.ffn.lin2.*"], "H I"),
         ("encoder.blocks.#.feed_forward_norm.*", [f"{_LAYER}.output_layer_norm.*"], "H"),
         ("pooler.dense.*", ["pre_classifier.*"], "H H"),
-        ("classifier.*", ["classifier.*"], "L C"),
-        ("span.*", ["qa_outputs.*"], "2 H"),
         ("lm_head.dense.*", ["vocab_transform.*"], "E H"),
         ("lm_head.norm.*", ["vocab_layer_norm.*"], "E"),
         ("lm_head.bias", ["vocab_projector.bias"], "V"),
