@@ -15,7 +15,7 @@ from fnmatch import fnmatchcase
 from itertools import islice
 from math import prod
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -191,13 +191,6 @@ def _checksum(data: bytes) -> int:
 Gelu = Literal["tanh", "exact"]
 
 
-class Imported(NamedTuple):
-    """A checkpoint as a model, and what users should know about it."""
-
-    model: Model
-    notes: tuple[str, ...]
-
-
 def find_checkpoint(path: Path) -> Path | None:
     """The name of a checkpoint without `.index`: given so, or by one of its files, or as the folder of just one.
 
@@ -222,8 +215,9 @@ def load_checkpoint(
     lowercase: bool | None = None,
     gelu: Gelu = "tanh",
     leave_out: Collection[str] = (),
-) -> Imported:
+) -> tuple[Model, list[str]]:
     """Read a checkpoint of google-research/bert: pre-trained, or fine-tuned by run_classifier.py or run_squad.py.
+    Returns it as a model, with notes for users.
 
     The state of its optimizer is left out, and counted. Everything is checked by names and shapes before a number is
     read, and each variable against its checksum.
@@ -269,9 +263,8 @@ def load_checkpoint(
         "gelu is the approximation by tanh, as Google's code computes it (hidden_act gelu_new); Hugging Face's "
         "conversions say gelu, the exact function, which differs in the third decimal: --gelu exact": approximate,
     }
-    return Imported(
-        Model(encoder, state, tokenizer), (*(note for note, holds in notes.items() if holds), *tokenizer.notes)
-    )
+    model = Model(encoder, state, tokenizer)
+    return model, [*(note for note, holds in notes.items() if holds), *tokenizer.notes]
 
 
 def _read_config(path: Path, gelu: Gelu) -> tuple[EncoderConfig, bool]:

@@ -30,7 +30,7 @@ from bertworks.checkpoints.sentence_transformers import (
     module_files,
     write_sentence_transformer,
 )
-from bertworks.checkpoints.tensorflow import Gelu, Imported, find_checkpoint, load_checkpoint
+from bertworks.checkpoints.tensorflow import Gelu, find_checkpoint, load_checkpoint
 from bertworks.errors import BertworksError, some_names
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_not_empty, replacing_folder
@@ -111,15 +111,14 @@ def import_checkpoint(
         )
 
     refuse_not_empty(Path(output))
-    imported = load_checkpoint(
+    model, notes = load_checkpoint(
         prefix, config=config, vocabulary=vocabulary, lowercase=lowercase, gelu=gelu, leave_out=leave_out
     )
-    yield from _write(prefix.name, Path(output), _with_head(imported))
+    yield from _write(prefix.name, Path(output), _with_head(model, notes))
 
 
-def _with_head(imported: Imported) -> _Source:
-    """An imported checkpoint with the settings of its head, which checkpoints do not name."""
-    model, notes = imported.model, [*imported.notes]
+def _with_head(model: Model, notes: list[str]) -> _Source:
+    """A model from a checkpoint with the settings of its head, which checkpoints do not name."""
     parts = hf_mapping.component_names(model.state)
     if "span" in parts:
         return _Source(model, task_settings(TaskConfig(task="qa")), notes)
