@@ -153,7 +153,8 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
     family = FAMILIES.get(config.family)
     if family is None:
         raise BertworksError(f"family is {config.family!r}: expected one of {', '.join(FAMILIES)}")
-    fixed = {f.name: f.default for f in fields(config) if f.name not in ("hidden_act", "family", *family.settings)}
+    described = {"family", *(ours for ours, _ in family.settings.values())}
+    fixed = {f.name: f.default for f in fields(config) if f.name not in described}
     for name, value in (fixed | dict(family.fixed)).items():
         if getattr(config, name) != value:
             raise BertworksError(
@@ -186,14 +187,13 @@ def config_to_huggingface(
     values = vars(config) | {
         "intermediate_size": config.ffn_size,
         "max_position_embeddings": config.max_position_embeddings + family.unused_positions,
+        "hidden_act": activations[config.hidden_act],
     }
     settings = {
         "model_type": family.model_type,
         "architectures": list(architectures),
         "pad_token_id": pad_token_id,
-        family.activation: activations[config.hidden_act],
-        **{theirs: values[ours] for ours, (theirs, _) in family.settings.items()},
-        **{theirs: values[ours] for theirs, ours in family.copied.items()},
+        **{theirs: values[ours] for theirs, (ours, _) in family.settings.items()},
         **family.written,
     }
     return dict(sorted(settings.items()))
@@ -223,17 +223,13 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
             what = f"{name} is {settings[name]!r:.60}: only {value!r} is supported for {family.model_type}"
             raise BertworksError(what, where=where)
     values: dict[str, Any] = dict(family.fixed)
-    for ours, (theirs, default) in family.settings.items():
+    for theirs, (ours, default) in family.settings.items():
         value = settings.get(theirs, default)
         if value is not None or ours != "intermediate_size":
-            values[ours] = _number(value, theirs, isinstance(default, float), where, LIMITS.get(ours, 0))
+            values[ours] = _value(value, theirs, default, LIMITS.get(ours, 0), where)
     values["max_position_embeddings"] -= family.unused_positions
-    activation = settings.get(family.activation, family.default_activation)
-    if activation not in [*GELUS]:
-        what = f"{family.activation} is {activation!r:.60}: expected one of {', '.join(GELUS)}"
-        raise BertworksError(what, where=where)
     try:
-        return EncoderConfig(family=family.model_type, hidden_act=GELUS[activation], **values)  # type: ignore[arg-type]
+        return EncoderConfig(family=family.model_type, **values)
     except ValueError as error:
         raise BertworksError(str(error), where=where, hint=_CORRECT) from error
 
@@ -242,7 +238,7 @@ def settings_to_keep(settings: Mapping[str, Any], *, head: bool) -> tuple[dict[s
     """What a config.json says beyond what an EncoderConfig and a head do, to be written again; and the names of what is
     left out. head: whether there is one whose labels are given elsewhere."""
     family = FAMILIES.get(str(_kind(settings)), FAMILIES["bert"])
-    ours = {theirs for theirs, _ in family.settings.values()} | {family.activation, "model_type", "architectures"}
+    ours = {*family.settings, "model_type", "architectures"}
     ours |= {"pad_token_id", "is_decoder", "add_cross_attention", "tie_word_embeddings", "dtype"} | _OF_LABELS
     kept = {name: value for name, value in settings.items() if name not in ours | _NOT_KEPT}
     return kept, sorted((_NOT_KEPT | (set() if head else _OF_LABELS)) & settings.keys())
@@ -266,12 +262,20 @@ def _is_buffer(name: str, family: Family) -> bool:
     return re.sub(r"\.\d+\.", ".#.", f".{name}").removeprefix(".") in family.buffers
 
 
-def _number(value: object, name: str, is_fraction: bool, where: str | None, limit: int) -> int | float:
-    if not is_fraction and type(value) is int and 1 <= value <= limit:
-        return value
-    if is_fraction and isinstance(value, int | float) and type(value) is not bool and 0 <= value <= 1:
-        return float(value)
-    expected = "a number from 0 to 1" if is_fraction else f"a whole number from 1 to {limit:,}"
+def _value(value: object, name: str, default: object, limit: int, where: str | None) -> object:
+    """A setting that is checked by the kind of its default: an activation function, a fraction or a size."""
+    if isinstance(default, str):
+        if value in [*GELUS]:
+            return GELUS[str(value)]
+        expected = f"one of {', '.join(GELUS)}"
+    elif isinstance(default, float):
+        if isinstance(value, int | float) and type(value) is not bool and 0 <= value <= 1:
+            return float(value)
+        expected = "a number from 0 to 1"
+    else:
+        if type(value) is int and 1 <= value <= limit:
+            return value
+        expected = f"a whole number from 1 to {limit:,}"
     raise BertworksError(f"{name} is {value!r:.60}: expected {expected}", where=where, hint=_CORRECT)
 
 

@@ -32,10 +32,11 @@ SETTINGS = {
     "intermediate_size": ("intermediate_size", 3072),
     "max_position_embeddings": ("max_position_embeddings", 512),
     "type_vocab_size": ("type_vocab_size", 2),
-    "hidden_dropout": ("hidden_dropout_prob", 0.1),
-    "attention_dropout": ("attention_probs_dropout_prob", 0.1),
+    "hidden_dropout_prob": ("hidden_dropout", 0.1),
+    "attention_probs_dropout_prob": ("attention_dropout", 0.1),
     "layer_norm_eps": ("layer_norm_eps", 1e-12),
     "initializer_range": ("initializer_range", 0.02),
+    "hidden_act": ("hidden_act", "gelu"),
 }
 WRITTEN = {
     "classifier_dropout": None, "use_cache": True, "is_decoder": False, "add_cross_attention": False,
