@@ -159,7 +159,9 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
         if getattr(config, name) != value:
             raise BertworksError(
                 f"encoder.{name} is {getattr(config, name)!r}: files of {family.model_type} can only hold {value!r}",
-                hint=f"--set encoder.{name}={json.dumps(value)}",
+                hint=f"leave {name} out of the recipe"
+                if value is None
+                else f"--set encoder.{name}={json.dumps(value)}",
             )
     if pad_token_id != (expected := family.required.get("pad_token_id", pad_token_id)):
         raise BertworksError(
@@ -193,7 +195,7 @@ def config_to_huggingface(
         "model_type": family.model_type,
         "architectures": list(architectures),
         "pad_token_id": pad_token_id,
-        **{theirs: values[ours] for theirs, (ours, _) in family.settings.items()},
+        **{key: other if values[ours] is None else values[ours] for key, (ours, other) in family.settings.items()},
         **family.written,
     }
     return dict(sorted(settings.items()))

@@ -30,8 +30,8 @@ class Family:
     buffers: names, with "#", of tensors that are no parameters.
     transposed: endings of our names whose matrices are stored [inputs, outputs].
     unused_positions: rows of the position table before the first position.
-    settings: key of config.json: field of EncoderConfig, and the value if the key is missing. Of several keys for a
-        field the last one counts.
+    settings: key of config.json: field of EncoderConfig, and the value if the key is missing, or None in the field. Of
+        several keys for a field the last one counts.
     fixed: fields of EncoderConfig that are the same for the family.
     required: settings that change what is computed, and the only value that is supported.
     written: further settings that are written.
