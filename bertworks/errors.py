@@ -49,6 +49,12 @@ def listed(given: Iterable[_T], hint: str, what: str = "text") -> list[_T]:
     return list(given)
 
 
+def some_names(names: Iterable[str], most: int = 8) -> str:
+    """The first names in alphabetical order, for a message, and how many more there are."""
+    ordered = [name if len(name) <= 120 else f"{name[:117]}..." for name in sorted(names)]
+    return ", ".join(ordered[:most]) + (f" and {len(ordered) - most} more" if len(ordered) > most else "")
+
+
 @contextmanager
 def optional_import(feature: str, package: str) -> Iterator[None]:
     """Around imports of a package that not every user has: if it is missing, the hint names the package to install.

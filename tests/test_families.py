@@ -40,7 +40,8 @@ SIZES = {
         max_position_embeddings=34, type_vocab_size=1, layer_norm_eps=1e-5, pad_token_id=1,
     ),
     "distilbert": transformers.DistilBertConfig(
-        vocab_size=90, dim=24, n_layers=3, n_heads=4, hidden_dim=40, max_position_embeddings=32
+        vocab_size=90, dim=24, n_layers=3, n_heads=4, hidden_dim=40, max_position_embeddings=32, dropout=0.3,
+        seq_classif_dropout=0.4, qa_dropout=0.25,
     ),
     "gpt2": transformers.GPT2Config(
         vocab_size=90, n_embd=24, n_layer=3, n_head=4, n_inner=40, n_positions=32, pad_token_id=0, eos_token_id=0,
@@ -155,26 +156,31 @@ def test_heads_of_tasks(family: str, kind: str):
     assert (logits - expected).abs().max() <= 2e-5
 
 
-@pytest.mark.parametrize(("family", "kind"), [head for head in HEADS if head[1] != "QuestionAnswering"])
+@pytest.mark.parametrize(
+    ("family", "kind"), [head for head in HEADS if head[1] != "QuestionAnswering" or head[0] == "distilbert"]
+)
 def test_dropout_of_heads_is_where_transformers_has_it(family: str, kind: str, monkeypatch: pytest.MonkeyPatch):
-    """With a dropout that scales instead of zeroing, the outputs in training agree only if the places agree."""
+    """With a dropout that scales instead of zeroing, the outputs in training agree only if the places agree, and, for
+    DistilBERT, the probabilities that its config.json has for each kind of head."""
 
     def scale(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         return x * (1 - p) if training else x
 
     theirs = theirs_of(family, f"For{kind}").train()
     theirs.base_model.eval()
-    for module in theirs.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.3
     config, state = ours_of(theirs)
-    labels = {"SequenceClassification": 3, "TokenClassification": 2}
-    task = (
-        MultipleChoice(num_choices=3)
-        if kind == "MultipleChoice"
-        else Classification(num_labels=labels[kind], pooled=kind == "SequenceClassification")
-    )
-    model = TaskModel(replace(config, hidden_dropout=0.3), task).train()
+    if family != "distilbert":
+        config = replace(config, hidden_dropout=0.3)
+        for module in theirs.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.3
+    task = {
+        "SequenceClassification": Classification(num_labels=3),
+        "TokenClassification": Classification(num_labels=2, pooled=False),
+        "QuestionAnswering": SpanExtraction(),
+        "MultipleChoice": MultipleChoice(num_choices=3),
+    }[kind]
+    model = TaskModel(config, task).train()
     model.encoder.eval()
     model.load_state_dict({n: v for n, v in state.items() if n != UNUSED_POSITIONS}, strict=False)
     ids, layout = torch.randint(5, 90, (sum(LENGTHS),)), Layout.of(LENGTHS)
@@ -189,8 +195,9 @@ def test_dropout_of_heads_is_where_transformers_has_it(family: str, kind: str, m
         plain = model.eval().logits(batch)
         model.train().encoder.eval()
         monkeypatch.setattr("torch.nn.functional.dropout", scale)
-        ours, expected = model.logits(batch), theirs(**inputs).logits
-    expected = expected[mask.bool()] if kind == "TokenClassification" else expected.view(ours.shape)
+        ours, output = model.logits(batch), theirs(**inputs)
+    expected = torch.stack([output.start_logits, output.end_logits], -1) if "start_logits" in output else output.logits
+    expected = expected.view(ours.shape) if task.pooled else expected[mask.bool()]
     assert (ours - expected).abs().max() <= 2e-5
     assert (ours - plain).abs().max() > 1e-2
 
@@ -219,6 +226,22 @@ def test_our_files_open_in_transformers(family: str, kind: str, tmp_path: Path):
         assert torch.equal(read.state_dict()[key], value), key
 
 
+def test_dropouts_of_distilbert_are_written_as_read():
+    settings = SIZES["distilbert"].to_dict()
+    config = config_from_huggingface(settings)
+    assert (config.hidden_dropout, config.sequence_dropout, config.span_dropout) == (0.3, 0.4, 0.25)
+    written = config_to_huggingface(config, architectures=["DistilBertModel"])
+    assert {name: written[name] for name in written if "dropout" in name} == {
+        "dropout": 0.3, "attention_dropout": 0.1, "seq_classif_dropout": 0.4, "qa_dropout": 0.25
+    }  # fmt: skip
+    written = config_to_huggingface(
+        replace(config, sequence_dropout=None, span_dropout=None), architectures=["DistilBertModel"]
+    )
+    assert (written["seq_classif_dropout"], written["qa_dropout"]) == (0.2, 0.1)
+    with pytest.raises(BertworksError, match=r"qa_dropout is 1\.5: expected a number from 0 to 1"):
+        config_from_huggingface(settings | {"qa_dropout": 1.5})
+
+
 def test_the_unused_rows_of_roberta_are_kept_or_zero():
     theirs = theirs_of("roberta", "Model")
     config, state = ours_of(theirs)
@@ -237,7 +260,7 @@ def test_the_unused_rows_of_roberta_are_kept_or_zero():
     ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights is False: only True"),
     ("roberta", {"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
     ("distilbert", {"activation": "silu"}, "activation is 'silu': expected one of gelu"),
-    ("roberta", {"pad_token_id": 0}, "pad_token_id is 0: positions of roberta start from it, and only 1"),
+    ("roberta", {"pad_token_id": 0}, "pad_token_id is 0: only 1 is supported for roberta"),
     ("xlnet", {}, "model_type is 'xlnet': expected one of bert, roberta, distilbert, gpt2"),
 ])  # fmt: skip
 def test_what_is_not_supported_is_refused(family: str, settings: dict, message: str):
@@ -256,6 +279,7 @@ def test_names_of_another_family_are_refused(family: str):
 @pytest.mark.parametrize(("family", "fields", "message"), [
     ("bert", {"direction": "right_to_left"}, "encoder.direction is 'right_to_left': files of bert can only hold"),
     ("bert", {"embedding_size": 8}, "encoder.embedding_size is 8: files of bert can only hold 0"),
+    ("bert", {"span_dropout": 0.1}, "files of bert can only hold None\n  hint: leave span_dropout out of the recipe"),
     ("roberta", {"lm_head": "bias"}, "encoder.lm_head is 'bias': files of roberta"),
     ("distilbert", {"type_vocab_size": 2, "pooler": "first_relu"}, "encoder.type_vocab_size is 2: files of distilbert"),
     ("gpt2", {}, "encoder.type_vocab_size is 2: files of gpt2 can only hold 0"),

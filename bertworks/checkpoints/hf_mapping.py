@@ -1,5 +1,5 @@
-"""Parameters and settings under the names of Hugging Face and Google: the engine that reads the tables of `families` in
-both directions.
+"""Parameters and settings under the names of Hugging Face: the engine that reads the tables of `families` in both
+directions.
 
 It imports no library of theirs, opens no file and builds no network. Everything that is read is checked against the
 configuration first: a name, a shape or a size that does not fit is an error.
@@ -7,7 +7,7 @@ configuration first: a name, a shape or a size that does not fit is an error.
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -16,53 +16,48 @@ from torch import Tensor
 
 from bertworks.checkpoints.families import bert, distilbert, gpt2, roberta
 from bertworks.checkpoints.families.family import GELUS, Family, Row
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, some_names
 from bertworks.models.config import LIMITS, EncoderConfig
 
 _FAMILIES: list[Family] = [module.FAMILY for module in (bert, roberta, distilbert, gpt2)]
 FAMILIES = {family.model_type: family for family in _FAMILIES}
 # transformers has no such network: this part has our names. Its sizes are its own, and so is the classifier's input.
 _RECURRENT: list[Row] = [
-    (name, [name], axes)
+    (name, [name], "A A")
     for layer in range(2)
     for direction in ("", "_reverse")
     for source in ("ih", "hh")
-    for kind, axes in (("weight", "A A"), ("bias", "A"))
-    for name in [f"recurrent.lstm.{kind}_{source}_l{layer}{direction}"]
+    for name in [f"recurrent.lstm.*_{source}_l{layer}{direction}"]
 ]
 OWN_TYPE = "bertworks"  # the model_type of networks that transformers does not have: it refuses them
 UNUSED_POSITIONS = "encoder.embeddings.unused_positions.weight"  # rows in front of a position table, kept as they were
 _OLD_NAMES = {".LayerNorm.gamma": ".LayerNorm.weight", ".LayerNorm.beta": ".LayerNorm.bias"}
-_OUTPUTS = {  # layers whose name at Google's ends in output_weights and output_bias: what precedes it
-    "cls.predictions": "cls/predictions/",
-    "cls.seq_relationship": "cls/seq_relationship/",
-    "classifier": "",
-    "qa_outputs": "cls/squad/",
-}
-_OPTIMIZER = re.compile(r"(.+/)?(adam_m|adam_v|Adam|Adam_1|beta[12]_power|global_step)")  # its variables at Google's
 _NOT_KEPT = {  # settings that concern other files than ours, or make transformers run a program
     "auto_map", "custom_pipelines", "quantization_config", "transformers_version", "torch_dtype", "_name_or_path",
 }  # fmt: skip
 _OF_LABELS = {"id2label", "label2id", "num_labels", "_num_labels", "problem_type"}
+_CORRECT = "correct the file, or get it again"
+_OTHER_CONFIG = "use the config.json that was saved with these weights"
+_ANY = -1  # a size that the configuration does not determine
 
 
 @dataclass(frozen=True)
 class _Parameter:
+    """A row of a table, for one layer, of the weight or the bias.
+
+    shape: of each of theirs, after transposing; _ANY: any size.
+    unused_rows: in front of a position table.
+    """
+
     ours: str
     theirs: list[str]
-    shape: tuple[int | None, ...]  # of each of theirs, after transposing; None: any
-    is_transposed: bool = False
-    is_positions: bool = False  # a position table with unused rows in front
+    shape: tuple[int, ...]
+    is_transposed: bool
+    unused_rows: int
 
     @property
     def component(self) -> str:
         return self.ours.split(".", 1)[0]
-
-    def fits(self, shape: Iterable[int], parts: int) -> bool:
-        """Whether a tensor of this shape may hold `parts` of theirs, joined along the first axis."""
-        sizes = list(shape)
-        expected = [size if size is None or axis else size * parts for axis, size in enumerate(self.shape)]
-        return len(sizes) == len(expected) and all(e in (None, s) for e, s in zip(expected, sizes))
 
 
 def component_names(state: Iterable[str]) -> frozenset[str]:
@@ -70,18 +65,17 @@ def component_names(state: Iterable[str]) -> frozenset[str]:
     return frozenset(name.split(".", 1)[0] for name in state)
 
 
-def components_in_file(theirs: Iterable[str], family: str = "bert") -> frozenset[str]:
+def components_in_file(theirs: Iterable[str], config: EncoderConfig) -> frozenset[str]:
     """The components, as in `component_names`, that a file with these names has something of."""
-    f = FAMILIES[family]
-    bare = {name.removeprefix(f.prefix) for name in theirs}
-    rows = [*f.table, *_RECURRENT, *(row for rows in f.by_class.values() for row in rows)]
-    return component_names(
-        ours
-        for ours, names, _ in rows
-        for name in names
-        for end in ("weight", "bias")
-        if name.replace("*", end) in bare
-    )
+    family = FAMILIES[config.family]
+    bare = {name.removeprefix(family.prefix) for name in theirs}
+    table = _parameters(config, bare, _class_of(bare, family))
+    return frozenset(parameter.component for parameter in table if not bare.isdisjoint(parameter.theirs))
+
+
+def their_names(config: EncoderConfig) -> list[str]:
+    """The names, without prefix, of all parameters that a file of theirs may have."""
+    return [name for p in _parameters(config, [], None) if p.component != "recurrent" for name in p.theirs]
 
 
 def architecture_of(state: Iterable[str], family: str = "bert") -> str:
@@ -104,22 +98,18 @@ def to_huggingface(
         BertworksError: a name has no place there, a shape does not fit, or a component is incomplete.
     """
     family = FAMILIES[config.family]
-    head = component_names(state) - {"encoder", "pooler"} | family.implied_heads
-    theirs: dict[str, Tensor] = {}
+    has_head = bool(component_names(state) - {"encoder", "pooler"} | family.implied_heads)
     table = _parameters(config, state, architecture)
-    _refuse_unknown(set(state) - {parameter.ours for parameter in table} - {UNUSED_POSITIONS}, None)
-    for parameter in table:
-        if parameter.ours in state:
-            value = state[parameter.ours]
-            _check_shape(parameter, parameter.ours, value, None, parts=len(parameter.theirs))
-            if parameter.is_positions:
-                unused = state.get(UNUSED_POSITIONS, value.new_zeros(family.unused_positions, value.shape[1]))
-                value = torch.cat([unused, value])
-            value = value.t() if parameter.is_transposed else value
-            for name, piece in zip(parameter.theirs, value.chunk(len(parameter.theirs))):
-                theirs[family.prefix + name if head and name.startswith(family.body) else name] = piece
-    begun = component_names(state) | {"encoder"}
-    _refuse_missing([p.ours for p in table if p.component in begun and p.ours not in state], None)
+    theirs: dict[str, Tensor] = {}
+    for parameter in _present(table, state.keys() - {UNUSED_POSITIONS}, lambda p: [p.ours], None):
+        value, parts = state[parameter.ours], len(parameter.theirs)
+        _check_shape(parameter.ours, value, (parameter.shape[0] * parts, *parameter.shape[1:]), None)
+        if parameter.unused_rows:
+            unused = state.get(UNUSED_POSITIONS, value.new_zeros(parameter.unused_rows, value.shape[1]))
+            value = torch.cat([unused, value])
+        value = value.t() if parameter.is_transposed else value
+        for name, piece in zip(parameter.theirs, value.chunk(parts)):
+            theirs[family.prefix + name if has_head and name.startswith(family.body) else name] = piece
     return theirs
 
 
@@ -138,19 +128,14 @@ def from_huggingface(
     """
     family = FAMILIES[config.family]
     theirs = _untied(_renamed(state, family, where), family, where)
+    table = _parameters(config, theirs, _class_of(theirs, family))
     ours: dict[str, Tensor] = {}
-    classes = [name for name, rows in family.by_class.items() if all(_is_in(row, theirs) for row in rows)]
-    table = _parameters(config, theirs, classes[0] if classes else None)
-    _refuse_unknown(theirs.keys() - {name for parameter in table for name in parameter.theirs}, where)
-    begun = {p.component for p in table if not theirs.keys().isdisjoint(p.theirs)} | {"encoder"}
-    wanted = [parameter for parameter in table if parameter.component in begun]
-    _refuse_missing([name for parameter in wanted for name in parameter.theirs if name not in theirs], where)
-    for parameter in wanted:
+    for parameter in _present(table, theirs.keys(), lambda p: p.theirs, where):
         pieces = [theirs[name].t() if parameter.is_transposed else theirs[name] for name in parameter.theirs]
-        if parameter.is_positions and pieces[0].dim() == 2:
-            ours[UNUSED_POSITIONS], pieces[0] = pieces[0].tensor_split([family.unused_positions])
+        if parameter.unused_rows and pieces[0].dim() == 2:
+            ours[UNUSED_POSITIONS], pieces[0] = pieces[0].tensor_split([parameter.unused_rows])
         for name, piece in zip(parameter.theirs, pieces):
-            _check_shape(parameter, name, piece, where)
+            _check_shape(name, piece, parameter.shape, where)
         ours[parameter.ours] = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
     return ours
 
@@ -162,52 +147,26 @@ def redundant_tensors(names: Collection[str], family: str = "bert") -> list[str]
     return sorted(name for short, name in bare.items() if _is_buffer(short, f) or f.tied.get(short) in bare)
 
 
-def names_of_google(config: EncoderConfig) -> dict[str, str]:
-    """What Google's code calls the variables of a BERT: their name, and the one in Hugging Face's files.
-
-    A variable that is called `kernel` is the transposed matrix.
-    """
-    family = FAMILIES["bert"]
-    theirs = [name for p in _parameters(config, []) if p.component != "recurrent" for name in p.theirs]
-    names = {}
-    for name in theirs:
-        stem, _, end = name.rpartition(".")
-        if stem in _OUTPUTS:
-            names[f"{_OUTPUTS[stem]}output_{'weights' if end == 'weight' else end}"] = name
-            continue
-        stem = f"{family.prefix if name.startswith(family.body) else ''}{stem}".replace("layer.", "layer_").replace(
-            ".", "/"
-        )
-        if stem.endswith("LayerNorm"):
-            end = {"weight": "gamma", "bias": "beta"}[end]
-        elif end == "weight":
-            end = "" if stem.endswith("_embeddings") else "kernel"
-        names[f"{stem}/{end}".rstrip("/")] = name
-    return names
-
-
-def is_of_optimizer(name: str) -> bool:
-    """Whether a variable of Google's is the state of a training, and no parameter."""
-    return _OPTIMIZER.fullmatch(name) is not None
-
-
 def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
     """Raises BertworksError for a network that the files of its family cannot describe, which transformers would read
     as another one. pad_token_id: of its tokenizer; RoBERTa counts positions from it."""
     family = FAMILIES.get(config.family)
     if family is None:
         raise BertworksError(f"family is {config.family!r}: expected one of {', '.join(FAMILIES)}")
-    fixed = {f.name: f.default for f in fields(config) if f.name not in ("hidden_act", "family", *family.settings)}
+    described = {"family", *(ours for ours, _ in family.settings.values())}
+    fixed = {f.name: f.default for f in fields(config) if f.name not in described}
     for name, value in (fixed | dict(family.fixed)).items():
         if getattr(config, name) != value:
             raise BertworksError(
                 f"encoder.{name} is {getattr(config, name)!r}: files of {family.model_type} can only hold {value!r}",
-                hint=f"--set encoder.{name}={json.dumps(value)}",
+                hint=f"leave {name} out of the recipe"
+                if value is None
+                else f"--set encoder.{name}={json.dumps(value)}",
             )
-    if family.unused_positions and pad_token_id != family.unused_positions - 1:
+    if pad_token_id != (expected := family.required.get("pad_token_id", pad_token_id)):
         raise BertworksError(
             f"the padding token has id {pad_token_id}: in {family.model_type} positions are counted from it, so it "
-            f"must be {family.unused_positions - 1}",
+            f"must be {expected}",
             hint=f"use the tokenizer of a {family.model_type} model: --tokenizer FOLDER",
         )
 
@@ -226,17 +185,20 @@ def config_to_huggingface(
     """
     check_representable(config, pad_token_id)
     family = FAMILIES[config.family]
-    settings = {theirs: getattr(config, ours) for ours, (theirs, _) in family.settings.items()}
     activations = {ours: theirs for theirs, ours in reversed(GELUS.items())}
-    settings |= {family.settings["intermediate_size"][0]: config.ffn_size}
-    settings |= {
-        family.settings["max_position_embeddings"][0]: config.max_position_embeddings + family.unused_positions
+    values = vars(config) | {
+        "intermediate_size": config.ffn_size,
+        "max_position_embeddings": config.max_position_embeddings + family.unused_positions,
+        "hidden_act": activations[config.hidden_act],
     }
-    settings |= {family.activation: activations[config.hidden_act]}
-    settings |= {name: value for name, value in family.required.items() if name != "position_embedding_type"}
-    settings |= {"model_type": family.model_type, "architectures": list(architectures), "pad_token_id": pad_token_id}
-    settings |= {theirs: getattr(config, ours) for theirs, ours in family.copied.items()}
-    return dict(sorted({**settings, **family.written}.items()))
+    settings = {
+        "model_type": family.model_type,
+        "architectures": list(architectures),
+        "pad_token_id": pad_token_id,
+        **{key: other if values[ours] is None else values[ours] for key, (ours, other) in family.settings.items()},
+        **family.written,
+    }
+    return dict(sorted(settings.items()))
 
 
 def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = None) -> EncoderConfig:
@@ -250,49 +212,35 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
             absurd size.
     """
     kind = _kind(settings) if isinstance(settings, Mapping) else None
-    if kind not in FAMILIES and kind != OWN_TYPE:
-        there = f"model_type is {_shown(kind)}" if kind is not None else "there is no model_type"
+    if kind not in [*FAMILIES, OWN_TYPE]:
+        there = f"model_type is {kind!r:.60}" if kind is not None else "there is no model_type"
         raise BertworksError(
             f"{there}: expected one of {', '.join(FAMILIES)}",
             where=where,
             hint='choose a folder whose config.json has such a "model_type" (for files of Google add "bert")',
         )
-    family = FAMILIES["bert" if kind == OWN_TYPE else str(kind)]
+    family = FAMILIES["bert" if kind == OWN_TYPE else kind]
     for name, value in family.required.items():
         if settings.get(name, value) != value:
-            raise BertworksError(
-                f"{name} is {_shown(settings[name])}: only {_shown(value)} is supported for {family.model_type}",
-                where=where,
-            )
-    if family.unused_positions and settings.get("pad_token_id", 1) != family.unused_positions - 1:
-        raise BertworksError(
-            f"pad_token_id is {_shown(settings['pad_token_id'])}: positions of {family.model_type} start from it, "
-            f"and only {family.unused_positions - 1} is supported",
-            where=where,
-        )
+            what = f"{name} is {settings[name]!r:.60}: only {value!r} is supported for {family.model_type}"
+            raise BertworksError(what, where=where)
     values: dict[str, Any] = dict(family.fixed)
-    for ours, (theirs, default) in family.settings.items():
+    for theirs, (ours, default) in family.settings.items():
         value = settings.get(theirs, default)
-        if ours == "intermediate_size" and value is None:
-            continue
-        kind_of = int if default is None else type(default)
-        values[ours] = _number(value, theirs, kind_of, where, LIMITS.get(ours, 0))
+        if value is not None or ours != "intermediate_size":
+            values[ours] = _value(value, theirs, default, LIMITS.get(ours, 0), where)
     values["max_position_embeddings"] -= family.unused_positions
-    activation = settings.get(family.activation, family.default_activation)
-    if not isinstance(activation, str) or activation not in GELUS:
-        known = ", ".join(GELUS)
-        raise BertworksError(f"{family.activation} is {_shown(activation)}: expected one of {known}", where=where)
     try:
-        return EncoderConfig(family=family.model_type, hidden_act=GELUS[activation], **values)  # type: ignore[arg-type]
+        return EncoderConfig(family=family.model_type, **values)
     except ValueError as error:
-        raise BertworksError(str(error), where=where, hint="correct the file, or get it again") from error
+        raise BertworksError(str(error), where=where, hint=_CORRECT) from error
 
 
 def settings_to_keep(settings: Mapping[str, Any], *, head: bool) -> tuple[dict[str, Any], list[str]]:
     """What a config.json says beyond what an EncoderConfig and a head do, to be written again; and the names of what is
     left out. head: whether there is one whose labels are given elsewhere."""
     family = FAMILIES.get(str(_kind(settings)), FAMILIES["bert"])
-    ours = {theirs for theirs, _ in family.settings.values()} | {family.activation, "model_type", "architectures"}
+    ours = {*family.settings, "model_type", "architectures"}
     ours |= {"pad_token_id", "is_decoder", "add_cross_attention", "tie_word_embeddings", "dtype"} | _OF_LABELS
     kept = {name: value for name, value in settings.items() if name not in ours | _NOT_KEPT}
     return kept, sorted((_NOT_KEPT | (set() if head else _OF_LABELS)) & settings.keys())
@@ -305,57 +253,52 @@ def _kind(settings: Mapping[str, Any]) -> Any:
     return settings.get("model_type", "bert" if old else None)
 
 
-def _is_in(row: Row, names: Collection[str]) -> bool:
-    return all(name.replace("*", "weight") in names for name in row[1])
+def _class_of(names: Collection[str], family: Family) -> str | None:
+    """The class of a file with these names, if the family has rows for it."""
+    weights = {kind: [name.replace("*", "weight") for row in rows for name in row[1]]
+               for kind, rows in family.by_class.items()}  # fmt: skip
+    return next((kind for kind, expected in weights.items() if all(name in names for name in expected)), None)
 
 
 def _is_buffer(name: str, family: Family) -> bool:
     return re.sub(r"\.\d+\.", ".#.", f".{name}").removeprefix(".") in family.buffers
 
 
-def _number(value: object, name: str, kind: type, where: str | None, limit: int) -> int | float:
-    if kind is int and type(value) is int and 1 <= value <= limit:
-        return value
-    if kind is float and isinstance(value, int | float) and type(value) is not bool and 0 <= value <= 1:
-        return float(value)
-    expected = f"a whole number from 1 to {limit:,}" if kind is int else "a number from 0 to 1"
-    raise BertworksError(
-        f"{name} is {_shown(value)}: expected {expected}", where=where, hint="correct the file, or get it again"
-    )
+def _value(value: object, name: str, default: object, limit: int, where: str | None) -> object:
+    """A setting that is checked by the kind of its default: an activation function, a fraction or a size."""
+    if isinstance(default, str):
+        if value in [*GELUS]:
+            return GELUS[str(value)]
+        expected = f"one of {', '.join(GELUS)}"
+    elif isinstance(default, float):
+        if isinstance(value, int | float) and type(value) is not bool and 0 <= value <= 1:
+            return float(value)
+        expected = "a number from 0 to 1"
+    else:
+        if type(value) is int and 1 <= value <= limit:
+            return value
+        expected = f"a whole number from 1 to {limit:,}"
+    raise BertworksError(f"{name} is {value!r:.60}: expected {expected}", where=where, hint=_CORRECT)
 
 
-def _shown(value: object) -> str:
-    """A value from a file as it may stand in a message: never long."""
-    if isinstance(value, str | bool | float | None) or (type(value) is int and abs(value) < 10**20):
-        text = repr(value)
-        return text if len(text) <= 60 else f"{text[:57]}..."
-    return "an enormous number" if isinstance(value, int) else f"a {type(value).__name__}"
-
-
-def _parameters(config: EncoderConfig, state: Collection[str], architecture: str | None = None) -> list[_Parameter]:
-    """The table with its signs replaced: one entry for each of our parameters. state: the names that there are."""
+def _parameters(config: EncoderConfig, names: Collection[str], architecture: str | None) -> list[_Parameter]:
+    """The table of a family with its signs replaced: one entry for each parameter of ours. names: those of the file."""
     family, hidden = FAMILIES[config.family], config.hidden_size
-    sizes: dict[str, int | None] = {"V": config.vocab_size, "H": hidden, "I": config.ffn_size, "Q": 3 * hidden}
-    sizes |= {"P": config.max_position_embeddings, "T": config.type_vocab_size, "E": config.embedding_width}
-    sizes |= {"2": 2, "L": None, "A": None}
-    sizes["C"] = None if "recurrent" in component_names(state) else hidden
-    replaced = family.by_class.get(architecture or "", [])
-    rows = [row for row in family.table if row[0] not in {ours for ours, _, _ in replaced}]
+    sizes = {
+        "V": config.vocab_size, "P": config.max_position_embeddings, "T": config.type_vocab_size,
+        "E": config.embedding_width, "H": hidden, "I": config.ffn_size, "Q": 3 * hidden, "2": 2, "L": _ANY, "A": _ANY,
+        "C": _ANY if "recurrent" in component_names(names) else hidden,
+    }  # fmt: skip
+    rows = {row[0]: row for row in (*family.table, *family.by_class.get(architecture or "", ()), *_RECURRENT)}
     entries = []
-    for ours, theirs, axes in (*rows, *replaced, *_RECURRENT):
+    for ours, theirs, axes in rows.values():
         shape = tuple(sizes[axis] for axis in axes.split())
+        unused_rows = family.unused_positions if ours.endswith("position.weight") else 0
         for number in map(str, range(config.num_hidden_layers)) if "#" in ours else [""]:
             for end in ("weight", "bias") if "*" in ours else [""]:
-                names = [name.replace("#", number).replace("*", end) for name in (ours, *theirs)]
-                entries.append(
-                    _Parameter(
-                        names[0],
-                        names[1:],
-                        shape[:1] if end == "bias" else shape,
-                        names[0].endswith(family.transposed or ("\0",)),
-                        bool(family.unused_positions) and ours.endswith("embeddings.position.weight"),
-                    )
-                )
+                name, *parts = [name.replace("#", number).replace("*", end) for name in (ours, *theirs)]
+                of_end = shape[:1] if end == "bias" else shape
+                entries.append(_Parameter(name, parts, of_end, name.endswith(family.transposed), unused_rows))
     return entries
 
 
@@ -365,7 +308,7 @@ def _renamed(state: Mapping[str, Tensor], family: Family, where: str | None) -> 
     for name, value in state.items():
         new = name.removeprefix(family.prefix)
         for old, today in _OLD_NAMES.items():
-            new = new.removesuffix(old) + today if new.endswith(old) else new
+            new = new.replace(old, today)
         if new in renamed:
             raise BertworksError(f"two tensors are both {new}: {name} is one of them", where=where)
         if not _is_buffer(new, family):
@@ -375,49 +318,52 @@ def _renamed(state: Mapping[str, Tensor], family: Family, where: str | None) -> 
 
 def _untied(theirs: dict[str, Tensor], family: Family, where: str | None) -> dict[str, Tensor]:
     """Without the copies of tied parameters; an original that is missing is taken from its copy."""
-    for copy, original in family.tied.items():
-        if copy in theirs and not _equal(theirs[copy], theirs.setdefault(original, theirs[copy])):
+    for name, original_name in family.tied.items():
+        if (copy := theirs.pop(name, None)) is None:
+            continue
+        original = theirs.setdefault(original_name, copy)
+        if copy.dtype != original.dtype or not torch.equal(copy, original):
             raise BertworksError(
-                f"{copy} differs from {original}: only models whose logits are tied to the embeddings are supported",
-                where=where,
-            )
-    return {name: value for name, value in theirs.items() if name not in family.tied}
+                f"{name} differs from {original_name}: only models whose logits are tied to the embeddings are "
+                "supported", where=where,
+            )  # fmt: skip
+    return theirs
 
 
-def _equal(first: Tensor, second: Tensor) -> bool:
-    return first.dtype == second.dtype and first.shape == second.shape and torch.equal(first, second)
+def _present(
+    table: Iterable[_Parameter], names: Collection[str], names_of: Callable[[_Parameter], Sequence[str]],
+    where: str | None,
+) -> list[_Parameter]:  # fmt: skip
+    """The parameters of the encoder and of the heads that have one of the names. names_of: a parameter's own.
 
-
-def _check_shape(parameter: _Parameter, name: str, value: Tensor, where: str | None, parts: int = 1) -> None:
-    if not parameter.fits(value.shape, parts) or not value.is_floating_point():
-        axes = ["any" if size is None else str(size * parts if not axis else size)
-                for axis, size in enumerate(parameter.shape)]  # fmt: skip
+    Raises:
+        BertworksError: a name of no parameter, or a head or an encoder that is incomplete.
+    """
+    there = set(names)
+    if unknown := there.difference(*map(names_of, table)):
         raise BertworksError(
-            f"{name} is {value.dtype} {list(value.shape)}, but the configuration asks for floating-point "
-            f"numbers of the shape [{', '.join(axes)}]",
+            f"{some_names(unknown)}: no place for this in a BERT of this configuration",
             where=where,
-            hint="use the config.json that was saved with these weights",
+            hint=f"{_OTHER_CONFIG}; other networks than BERT cannot be read",
         )
-
-
-def _refuse_unknown(names: Collection[str], where: str | None) -> None:
-    if names:
+    begun = {p.component for p in table if not there.isdisjoint(names_of(p))} | {"encoder"}
+    present = [p for p in table if p.component in begun]
+    if missing := {name for p in present for name in names_of(p)} - there:
         raise BertworksError(
-            f"{_listed(names)}: no place for this in a BERT of this configuration",
-            where=where,
-            hint="use the config.json that was saved with these weights; other networks than BERT cannot be read",
-        )
-
-
-def _refuse_missing(names: Collection[str], where: str | None) -> None:
-    if names:
-        raise BertworksError(
-            f"incomplete: {_listed(names)} missing",
+            f"incomplete: {some_names(missing)} missing",
             where=where,
             hint="the file was cut, or is not a whole model: get it again",
         )
+    return present
 
 
-def _listed(names: Collection[str]) -> str:
-    first = [name if len(name) <= 120 else f"{name[:117]}..." for name in sorted(names)[:8]]
-    return ", ".join(first) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+def _check_shape(name: str, value: Tensor, shape: Sequence[int], where: str | None) -> None:
+    fits = value.dim() == len(shape) and all(size in (_ANY, found) for size, found in zip(shape, value.shape))
+    if not fits or not value.is_floating_point():
+        axes = ", ".join("any" if size == _ANY else str(size) for size in shape)
+        raise BertworksError(
+            f"{name} is {value.dtype} {list(value.shape)}, but the configuration asks for floating-point "
+            f"numbers of the shape [{axes}]",
+            where=where,
+            hint=_OTHER_CONFIG,
+        )

@@ -17,22 +17,24 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, cast, get_args
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.hf_mapping import FAMILIES, OWN_TYPE, config_from_huggingface
-from bertworks.checkpoints.sentence_transformers import SentenceTransformerSettings, read_sentence_transformer
+from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
 from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_tensors
+from bertworks.config import build, require
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import BertworksError, UsageError
-from bertworks.io.atomic_write import replacing, sha256, write_text
+from bertworks.io.atomic_write import replacing, sha256, write_json, write_text
 from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
 
 TASK_FILE, FORMAT = "task.json", 1
 MAX_LABELS = 100_000
+_SIZES = ("num_choices", "max_length", "stride", "max_question", "max_answer", "lstm_units")  # fields of TaskConfig
 _OWN_CLASS = "BertworksRecurrentTagger"  # unknown to transformers
 _PROBLEMS = {
     "classification": "single_label_classification",
@@ -71,14 +73,7 @@ class TaskConfig:
 
     def save(self, folder: Path) -> None:
         """Writes task.json."""
-        write_text(
-            folder / TASK_FILE, json.dumps({"format": FORMAT, **asdict(self)}, indent=2, ensure_ascii=False) + "\n"
-        )
-
-
-def has_task(settings: Mapping[str, Any]) -> bool:
-    """Whether a config.json names a class for a task."""
-    return bool(_tasks(settings))
+        write_json(folder / TASK_FILE, {"format": FORMAT, **asdict(self)})
 
 
 def task_from_settings(settings: Mapping[str, Any], path: Path) -> TaskConfig:
@@ -163,24 +158,20 @@ def read_task_json(path: Path) -> TaskConfig:
         raise BertworksError(f"not a description of format {FORMAT}", where=str(path), hint="upgrade bertworks")
     if "recurrent_units" in content:
         content["lstm_units"] = content.pop("recurrent_units")
+    # Fields that may be null have null as their default.
+    given = {name: value for name, value in content.items() if value is not getattr(TaskConfig, name, ...)}
     try:
-        task = TaskConfig(**content | {name: tuple(map(str, content[name])) for name in ("labels", "text")})
-    except (TypeError, KeyError) as error:
-        raise BertworksError(f"not a description of a task: {error}", where=str(path)) from None
-    sizes = (task.num_choices, task.max_length, task.stride, task.max_question, task.max_answer, task.lstm_units)
-    if (
-        task.task not in get_args(TaskType)
-        or not len(set(task.labels)) == len(task.labels) <= MAX_LABELS
-        or not all(type(size) is int and 0 <= size <= 1 << 20 for size in sizes)
-        or task.max_length < 3  # [CLS], a token, [SEP]
-        or (task.task == "qa" and not (task.stride and task.max_answer))
-        or not isinstance(task.separator, str)
-        or not isinstance(task.label, str | None)
-        or not isinstance(task.document, str | None)
-        or not isinstance(task.threshold, float | int | None)
-        or not isinstance(task.first_choice, int | None)
-    ):
-        raise BertworksError("damaged, or not written by fine-tuning", where=str(path))
+        if not {"labels", "text"} <= content.keys():
+            raise ValueError("labels or text is missing")
+        task = build(TaskConfig, given, lambda _: str(path))
+        require(task, "a whole number up to 1,048,576", lambda size: 0 <= size <= 1 << 20, *_SIZES)
+        require(task, "3 or more", lambda length: length >= 3, "max_length")  # [CLS], a token, [SEP]
+        require(task, "1 or more", lambda size: size > 0, *(("stride", "max_answer") if task.task == "qa" else ()))
+        if not len(set(task.labels)) == len(task.labels) <= MAX_LABELS:
+            raise ValueError("two labels have the same name, or there are too many")
+    except (UsageError, ValueError) as error:
+        reason = getattr(error, "what", str(error))[:200]
+        raise BertworksError(f"damaged, or not written by fine-tuning: {reason}", where=str(path)) from None
     return task
 
 
@@ -225,27 +216,27 @@ class ModelFolder:
     """
 
     def __init__(self, folder: str | Path):
-        self.folder = self.within = Path(folder)
+        self.folder = Path(folder)
         if not self.folder.is_dir():
             raise BertworksError("no such model folder", where=str(folder), hint="make one with `bertworks pretrain`")
-        self._vectors: SentenceTransformerSettings | BertworksError
-        try:
-            self.within, self._vectors, self.unwritten = read_sentence_transformer(self.folder)
-        except BertworksError as error:  # other uses of the model do not need these settings
-            if not (self.folder / "config.json").exists():
-                raise
-            self._vectors, self.unwritten = error, ()
 
-    @property
-    def vectors(self) -> SentenceTransformerSettings:
+    @cached_property
+    def sentence_transformer(self) -> SentenceTransformer:
         """How texts become vectors.
 
         Raises:
             BertworksError: in a way that bertworks does not compute.
         """
-        if isinstance(self._vectors, BertworksError):
-            raise self._vectors
-        return self._vectors
+        return read_sentence_transformer(self.folder)
+
+    @cached_property
+    def within(self) -> Path:
+        try:
+            return self.sentence_transformer.weights_folder
+        except BertworksError:  # other uses of the model do not need these settings
+            if not (self.folder / "config.json").exists():
+                raise
+            return self.folder
 
     @property
     def exported(self) -> bool:
@@ -266,13 +257,13 @@ class ModelFolder:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         tokenizer = Tokenizer.load(self.within)
-        _check_vocabulary(tokenizer, self.config, self.within)
+        check_vocabulary(tokenizer, self.config, self.within)
         return tokenizer
 
     @property
     def has_task(self) -> bool:
         """Whether the model was fine-tuned for a task of bertworks."""
-        return (self.within / TASK_FILE).exists() or has_task(self.settings)
+        return (self.within / TASK_FILE).exists() or bool(_tasks(self.settings))
 
     @cached_property
     def task_config(self) -> TaskConfig:
@@ -324,7 +315,7 @@ def save_model(
     architecture = str(head["architectures"][0]) if head else None
     theirs = hf_mapping.to_huggingface(state, config, architecture)
     refuse_non_finite(state, str(folder))
-    _check_vocabulary(tokenizer, config, folder)
+    check_vocabulary(tokenizer, config, folder)
     save_settings(folder, state, config, tokenizer, head=head)
     with replacing(folder / WEIGHTS) as temporary:
         write_tensors(temporary, {name: value.float() for name, value in theirs.items()}, {"format": "pt"})
@@ -388,12 +379,13 @@ def weights_sha256(folder: str | Path) -> str:
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
-def _check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, folder: Path) -> None:
+def check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, where: Path) -> None:
+    """Raises BertworksError if the tokenizer has more tokens than the model."""
     if tokenizer.vocab_size > config.vocab_size:
         raise BertworksError(
             f"the tokenizer has {tokenizer.vocab_size:,} tokens, the model only {config.vocab_size:,}: "
             "they do not belong together",
-            where=str(folder),
+            where=str(where),
             hint="use the tokenizer that the model was trained with",
         )
 

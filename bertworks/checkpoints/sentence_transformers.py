@@ -4,7 +4,6 @@
 - `write_sentence_transformer`: writes the older layout, which every version reads.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,13 +11,16 @@ from typing import Any, NamedTuple, cast, get_args
 
 from bertworks.checkpoints.storage import read_json, read_json_value
 from bertworks.errors import BertworksError
-from bertworks.io.atomic_write import write_text
+from bertworks.io.atomic_write import write_json
 from bertworks.models.encoder import Pooling
 
 MODEL_FILE = "config_sentence_transformers.json"  # of the whole model: prompts and similarity
 _MODULES, _TRANSFORMER = "modules.json", "sentence_bert_config.json"
+_KINDS = ["Transformer", "Pooling", "Normalize"]  # of modules that are computed; the last may be missing
 _SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
-_OLD_POOLINGS = {"mean": "mean_tokens", "cls": "cls_token", "max": "max_tokens"}
+_OLD_POOLINGS: dict[str, Pooling] = {  # settings of the older layout
+    "pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls", "pooling_mode_max_tokens": "max",
+}  # fmt: skip
 _WRITTEN = {"max_seq_length", "do_lower_case", "word_embedding_dimension", "embedding_dimension"}
 _SUPPORTED = "use a model with the modules Transformer, Pooling (mean, cls or max) and Normalize"
 
@@ -68,54 +70,62 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
     """
     folder = Path(folder)
     modules = _modules(folder)
-    if modules is None:
+    if not modules:
         return SentenceTransformer(folder, SentenceTransformerSettings())
-    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]):
-        raise BertworksError(
-            f"unsupported modules of sentence-transformers: {', '.join(kinds)[:200] or 'none'}",
-            where=str(folder / _MODULES),
-            hint=_SUPPORTED,
-        )
-    inner, pooling, *normalize = [_subfolder(folder, module) for module in modules]
-    paths = [inner / _TRANSFORMER, *(path / "config.json" for path in (pooling, *normalize) if path != folder)]
-    contents = {path: read_json(path) for path in paths if path.is_file()}
-    transformer = contents.get(inner / _TRANSFORMER, {})
+    kinds = [kind for kind, _ in modules]
+    what = f"unsupported modules of sentence-transformers: {', '.join(kinds)[:200]}"
+    _require(kinds in (_KINDS, _KINDS[:2]), what, folder / _MODULES, _SUPPORTED)
+    inner, *others = [path for _, path in modules]
+    paths = [inner / _TRANSFORMER, *(path / "config.json" for path in others)]
+    transformer_path, pooling_path = paths[:2]
+    contents = {path: read_json(path) for path in paths if path.is_file() or path == pooling_path}
+    transformer, whole = contents.get(transformer_path, {}), _whole_model(folder / MODEL_FILE)
     length = transformer.get("max_seq_length")
-    if length is not None and (type(length) is not int or length < 3):
-        raise BertworksError(
-            f"max_seq_length is {length!r:.40}", where=str(inner / _TRANSFORMER), hint="write 3 or more"
-        )
-    prompts, default, similarity = _prompts_and_similarity(folder / MODEL_FILE)
-    pooling_path = pooling / "config.json"
-    pooling_settings = contents[pooling_path] if pooling_path in contents else read_json(pooling_path)
+    is_length = length is None or (type(length) is int and length >= 3)
+    _require(is_length, f"max_seq_length is {length!r:.40}", transformer_path, "write 3 or more")
     settings = SentenceTransformerSettings(
-        pooling=_pooling(pooling_settings, pooling_path, prompted=any(prompts.values())),
-        normalize="Normalize" in kinds,
+        pooling=_pooling(contents[pooling_path], pooling_path, prompted=any(whole["prompts"].values())),
+        normalize=kinds == _KINDS,
         max_length=length,
         lowercase=transformer.get("do_lower_case") is True,
-        prompts=prompts,
-        default_prompt=default,
-        similarity=similarity,
+        **whole,
     )
     unwritten = []
     for path, content in contents.items():
-        names = sorted(name for name, value in content.items() if not _is_written(name, value))
-        unwritten += [f"{path.relative_to(folder).as_posix()}: {', '.join(names)}"] * bool(names)
+        if names := sorted(name for name, value in content.items() if not _is_written(name, value)):
+            unwritten.append(f"{path.relative_to(folder).as_posix()}: {', '.join(names)}")
     return SentenceTransformer(inner, settings, tuple(unwritten))
 
 
 def write_sentence_transformer(folder: str | Path, settings: SentenceTransformerSettings, hidden_size: int) -> None:
-    """Add the files with which sentence-transformers computes the same vectors.
+    """Add the files with which sentence-transformers computes the same vectors, in the older layout.
 
     Raises:
         BertworksError: sentence-transformers lacks the pooling.
     """
-    folder = Path(folder)
-    if settings.pooling not in _OLD_POOLINGS:
+    if settings.pooling not in _OLD_POOLINGS.values():
         raise BertworksError(f"sentence-transformers has no pooling {settings.pooling!r}", hint="take mean, cls or max")
-    for name, content in _file_contents(settings, hidden_size).items():
-        write_text(folder / name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    kinds = _KINDS if settings.normalize else _KINDS[:2]
+    files: dict[str, Any] = {
+        # Git and the hub keep no empty folders.
+        **({"2_Normalize/config.json": {}} if settings.normalize else {}),
+        "1_Pooling/config.json": {
+            "word_embedding_dimension": hidden_size,
+            **{name: pooling == settings.pooling for name, pooling in _OLD_POOLINGS.items()},
+        },
+        _TRANSFORMER: {"max_seq_length": settings.max_length, "do_lower_case": settings.lowercase},
+        MODEL_FILE: {
+            "prompts": dict(settings.prompts),
+            "default_prompt_name": settings.default_prompt,
+            "similarity_fn_name": settings.similarity,
+        },
+        _MODULES: [  # last: readers start from it
+            {"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "",
+             "type": f"sentence_transformers.models.{kind}"} for n, kind in enumerate(kinds)
+        ],
+    }  # fmt: skip
+    for name, content in files.items():
+        write_json(Path(folder) / name, content)
 
 
 def module_files(folder: str | Path) -> list[str]:
@@ -127,86 +137,58 @@ def module_files(folder: str | Path) -> list[str]:
     folder = Path(folder)
     modules = _modules(folder)
     names = [_MODULES, _TRANSFORMER, MODEL_FILE] if modules else []
-    for module in (modules or [])[1:]:
-        inside = _subfolder(folder, module)
-        if (inside / "pytorch_model.bin").exists() and not (inside / "model.safetensors").exists():
-            raise BertworksError("the weights of a module are a pickle, which is not read", where=str(inside))
+    for _, inside in modules[1:]:
+        is_pickle = (inside / "pytorch_model.bin").exists() and not (inside / "model.safetensors").exists()
+        _require(not is_pickle, "the weights of a module are a pickle, which is not read", inside)
         names += [f"{inside.name}/{name}" for name in ("config.json", "model.safetensors") if inside != folder]
     return [name for name in names if (folder / name).is_file()]
+
+
+def _require(holds: bool, what: str, path: Path, hint: str | None = None) -> None:
+    if not holds:
+        raise BertworksError(what, where=str(path), hint=hint)
 
 
 def _is_written(name: str, value: object) -> bool:
     return name in _WRITTEN or name.startswith("pooling_mode") or (name == "include_prompt" and value is True)
 
 
-def _file_contents(settings: SentenceTransformerSettings, hidden_size: int) -> dict[str, Any]:
-    """The content of each file, in the older layout."""
-    names = ["Transformer", "Pooling", *(["Normalize"] if settings.normalize else [])]
-    modules = [
-        {"idx": n, "name": str(n), "path": f"{n}_{name}" if n else "", "type": f"sentence_transformers.models.{name}"}
-        for n, name in enumerate(names)
-    ]
-    poolings = {f"pooling_mode_{theirs}": ours == settings.pooling for ours, theirs in _OLD_POOLINGS.items()}
-    files: dict[str, Any] = {
-        "1_Pooling/config.json": {"word_embedding_dimension": hidden_size, **poolings},
-        _TRANSFORMER: {"max_seq_length": settings.max_length, "do_lower_case": settings.lowercase},
-        MODEL_FILE: {
-            "prompts": dict(settings.prompts),
-            "default_prompt_name": settings.default_prompt,
-            "similarity_fn_name": settings.similarity,
-        },
-        _MODULES: modules,  # last: readers start from it
-    }
-    # Git and the hub keep no empty folders.
-    return {"2_Normalize/config.json": {}} | files if settings.normalize else files
-
-
-def _modules(folder: Path) -> list[dict[str, Any]] | None:
-    if not (folder / _MODULES).exists():
-        return None
-    modules = read_json_value(folder / _MODULES)
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise BertworksError("a list of modules is expected", where=str(folder / _MODULES))
-    return modules
-
-
-def _subfolder(folder: Path, module: Mapping[str, Any]) -> Path:
-    path = module.get("path")
-    if not isinstance(path, str) or Path(path).name != path or path == "..":
-        raise BertworksError(f"{path!r:.100} is not the name of a subfolder", where=str(folder / _MODULES))
-    return folder / path
+def _modules(folder: Path) -> list[tuple[str, Path]]:
+    """The kind and the folder of each module."""
+    path = folder / _MODULES
+    if not path.exists():
+        return []
+    modules = read_json_value(path)
+    is_list = isinstance(modules, list) and all(isinstance(module, dict) for module in modules)
+    _require(is_list and bool(modules), "a list of modules is expected", path)
+    for name in [module.get("path") for module in modules]:
+        is_inside = isinstance(name, str) and Path(name).name == name and name != ".."
+        _require(is_inside, f"{name!r:.100} is not the name of a subfolder", path)
+    return [(str(module.get("type")).rpartition(".")[2], folder / module["path"]) for module in modules]
 
 
 def _pooling(content: Mapping[str, Any], path: Path, *, prompted: bool) -> Pooling:
     modes = content.get("pooling_mode")
     if modes is None:
-        names = {f"pooling_mode_{theirs}": ours for ours, theirs in _OLD_POOLINGS.items()}
         old = [name for name, value in content.items() if name.startswith("pooling_mode_") and value]
-        modes = [names.get(name, name) for name in old] or ["mean"]
+        modes = [_OLD_POOLINGS.get(name, name) for name in old] or ["mean"]
     modes = modes if isinstance(modes, list) else [modes]
-    if len(modes) != 1 or modes[0] not in get_args(Pooling):
-        raise BertworksError(f"pooling by {', '.join(map(str, modes))[:100]}", where=str(path), hint=_SUPPORTED)
-    if prompted and content.get("include_prompt") is False:
-        raise BertworksError(
-            "pooling without the tokens of the prompt is not supported", where=str(path), hint="use another model"
-        )
+    is_pooling = len(modes) == 1 and modes[0] in get_args(Pooling)
+    _require(is_pooling, f"pooling by {', '.join(map(str, modes))[:100]}", path, _SUPPORTED)
+    without = prompted and content.get("include_prompt") is False
+    _require(not without, "pooling without the tokens of the prompt is not supported", path, "use another model")
     return cast(Pooling, modes[0])
 
 
-def _prompts_and_similarity(path: Path) -> tuple[dict[str, str], str | None, str]:
-    """Prompts, the name of the default prompt, and the similarity."""
+def _whole_model(path: Path) -> dict[str, Any]:
+    """Prompts, the default prompt and the similarity, as fields of SentenceTransformerSettings."""
     content = read_json(path) if path.exists() else {}
     prompts, default = content.get("prompts") or {}, content.get("default_prompt_name")
     is_table = isinstance(prompts, dict) and all(isinstance(text, str) for text in prompts.values())
-    if not is_table or not (default is None or (isinstance(default, str) and default in prompts)):
-        raise BertworksError(
-            "expected prompts as a table of texts, and default_prompt_name as one of their names", where=str(path)
-        )
+    is_name = default is None or (isinstance(default, str) and default in prompts)
+    expected = "expected prompts as a table of texts, and default_prompt_name as one of their names"
+    _require(is_table and is_name, expected, path)
     similarity = content.get("similarity_fn_name") or "cosine"
-    if similarity not in _SIMILARITIES:
-        raise BertworksError(
-            f"similarity_fn_name is {similarity!r:.40}",
-            where=str(path),
-            hint=f"write one of {', '.join(_SIMILARITIES)}",
-        )
-    return prompts, default, similarity
+    what = f"similarity_fn_name is {similarity!r:.40}"
+    _require(similarity in _SIMILARITIES, what, path, f"write one of {', '.join(_SIMILARITIES)}")
+    return {"prompts": prompts, "default_prompt": default, "similarity": similarity}

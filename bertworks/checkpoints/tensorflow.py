@@ -9,22 +9,25 @@ Files may come from strangers: whatever is wrong is a BertworksError before much
 """
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import islice
 from math import prod
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
-from bertworks.checkpoints.model_folder import Model
+from bertworks.checkpoints.model_folder import Model, check_vocabulary
 from bertworks.checkpoints.storage import read_json, refuse_non_finite
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, some_names
+from bertworks.io.atomic_write import read_small
 from bertworks.io.protobuf import Protobuf, read_protobuf, read_varint
+from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
 
 _MAGIC = (0xDB4775248B80FB57).to_bytes(8, "little")
@@ -38,6 +41,19 @@ _DTYPES = {  # of tensorflow/core/framework/types.proto; others hold no paramete
     1: torch.float32, 2: torch.float64, 3: torch.int32, 9: torch.int64, 14: torch.bfloat16, 19: torch.float16,
 }  # fmt: skip
 _DAMAGED = "the file is damaged or was cut: get it again"
+_OPTIMIZER = re.compile(r"(.+/)?(adam_m|adam_v|Adam|Adam_1|beta[12]_power|global_step)")  # its variables
+_NAMES = [  # a name in Hugging Face's files becomes that of Google's variable by these replacements, in this order
+    (r"^classifier\.", "output_"),
+    (r"^qa_outputs\.", "cls.squad.output_"),
+    (r"^(cls\.predictions|cls\.seq_relationship)\.(weight|bias)$", r"\1.output_\2"),
+    (r"output_weight$", "output_weights"),
+    (r"LayerNorm\.weight$", "LayerNorm.gamma"),
+    (r"LayerNorm\.bias$", "LayerNorm.beta"),
+    (r"_embeddings\.weight$", "_embeddings"),
+    (r"\.weight$", ".kernel"),
+    (r"\blayer\.", "layer_"),
+    (r"\.", "/"),
+]
 
 
 @dataclass(frozen=True)
@@ -79,117 +95,44 @@ def read_index(prefix: Path) -> dict[str, Variable]:
             partitioned variables.
     """
     path = prefix.with_name(f"{prefix.name}.index")
-    try:
-        size = path.stat().st_size
-        data = path.read_bytes() if size <= _LARGEST_INDEX else b""
-    except OSError as error:
-        raise BertworksError(f"cannot be read: {error.strerror}", where=str(path)) from None
-    if len(data) < _FOOTER or not data.endswith(_MAGIC):
+    content = read_small(path, _LARGEST_INDEX)
+    if len(content) < _FOOTER or not content.endswith(_MAGIC):
         raise BertworksError("not the index of a TensorFlow checkpoint", where=str(path), hint=_DAMAGED)
-    variables: dict[str, Variable] = {}
     try:
-        pairs = _pairs(data)
-        name, value = next(pairs, ("?", b""))
-        header = read_protobuf(value)
+        rows = list(islice(_rows(content), _MOST_VARIABLES + 2))
+        names = [key.decode("utf-8") for key, _ in rows]
+        if len(names) > _MOST_VARIABLES + 1:
+            raise ValueError(f"more than {_MOST_VARIABLES:,} variables")
+        if names[:1] != [""] or names != sorted(set(names)):
+            raise ValueError("no header, or names that are not sorted")
+        header = read_protobuf(rows[0][1])
         files = _number(header, 1)
-        if name or not 0 < files <= _MOST_FILES or _number(header, 2):
+        if not 0 < files <= _MOST_FILES or _number(header, 2):
             raise ValueError("no header, or one of a big-endian machine")
-        sizes: dict[int, tuple[Path, int]] = {}
-        for name, value in pairs:
-            entry = read_protobuf(value)
-            number = _number(entry, 3)
-            if number not in sizes:
-                sizes[number] = _data_file(prefix, number, files)
-            variables[name] = _variable(name, entry, *sizes[number])
-    except (ValueError, IndexError) as error:
-        raise BertworksError(f"a damaged index: {error}", where=str(path), hint=_DAMAGED) from None
-    return variables
-
-
-def _data_file(prefix: Path, number: int, files: int) -> tuple[Path, int]:
-    """One of the files with numbers, and its size in bytes."""
-    if number >= files:
-        raise ValueError(f"a variable in file {number} of {files}")
-    path = prefix.with_name(f"{prefix.name}.data-{number:05d}-of-{files:05d}")
-    try:
-        return path, path.stat().st_size
+        paths = [prefix.with_name(f"{prefix.name}.data-{n:05d}-of-{files:05d}") for n in range(files)]
+        return {name: _variable(name, read_protobuf(value), paths) for name, (_, value) in list(zip(names, rows))[1:]}
     except OSError as error:
         hint = "the .index and .data files of a checkpoint belong together: get both"
-        raise BertworksError(f"cannot be read: {error.strerror}", where=str(path), hint=hint) from None
+        raise BertworksError(f"cannot be read: {error.strerror}", where=str(error.filename), hint=hint) from None
+    except (ValueError, IndexError, TypeError) as error:  # of other types: cut, or another kind of field
+        reason = f": {error}" if isinstance(error, ValueError) else ""
+        raise BertworksError(f"a damaged index{reason}", where=str(path), hint=_DAMAGED) from None
 
 
-def _variable(name: str, entry: Protobuf, path: Path, available: int) -> Variable:
+def _variable(name: str, entry: Protobuf, paths: list[Path]) -> Variable:
+    """A variable from a BundleEntryProto (tensorflow/core/protobuf/tensor_bundle.proto)."""
     if 7 in entry:
         raise ValueError(f"{name} is stored in several pieces, which is not read")
-    shape = tuple(
-        _number(read_protobuf(size), 1) for dims in _bytes(entry, 2) for size in _bytes(read_protobuf(dims), 2)
-    )
+    sizes = [size for shape in entry.get(2, []) for size in read_protobuf(shape).get(2, [])]
+    shape = tuple(_number(read_protobuf(size), 1) for size in sizes)
     dtype = _DTYPES.get(_number(entry, 1))
-    offset, size = _number(entry, 4), _number(entry, 5)
+    path, offset, size = paths[_number(entry, 3)], _number(entry, 4), _number(entry, 5)
     if dtype is not None and (len(shape) > 8 or prod(shape) * dtype.itemsize != size):
         raise ValueError(f"{name} has, by the index, the shape {list(shape)[:8]} and {size} bytes")
-    if offset + size > available:
+    if offset + size > (available := path.stat().st_size):
         what = f"{name} should end at byte {offset + size:,}, but the file has {available:,}"
         raise BertworksError(what, where=str(path), hint=_DAMAGED)
     return Variable(dtype, shape, path, offset, size, _number(entry, 6))
-
-
-# --- the sorted table
-
-
-def _pairs(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """Names and values in their order, through the block that says where the blocks are."""
-    _, _, at = _block_handle(data, len(data) - _FOOTER)
-    start, size, _ = _block_handle(data, at)
-    last, found = "", 0
-    for _, place in _entries(_block(data, start, size)):
-        start, size, _ = _block_handle(place, 0)
-        for key, value in _entries(_block(data, start, size)):
-            name, found = key.decode("utf-8"), found + 1
-            if found > 1 and name <= last:
-                raise ValueError("names are not sorted")
-            if found > _MOST_VARIABLES:
-                raise ValueError(f"more than {_MOST_VARIABLES:,} variables")
-            last = name
-            yield name, value
-
-
-def _block(data: bytes, start: int, size: int) -> bytes:
-    content = data[start : start + size + _TRAILER]
-    if size < 4 or len(content) < size + _TRAILER:
-        raise ValueError("a block beyond the end")
-    if content[size]:
-        raise ValueError("a compressed block, which is not read")
-    stored = int.from_bytes(content[size + 1 :], "little")
-    if _checksum(content[: size + 1]) != stored:
-        raise ValueError("the checksum of a block is wrong")
-    return content[:size]
-
-
-def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys, of which each begins as the one before it, and values. At the end stand places to begin, not needed."""
-    end = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little")
-    if end < 0:
-        raise ValueError("a block that is all ends")
-    at, key = 0, b""
-    while at < end:
-        shared, at = read_varint(block, at)
-        fresh, at = read_varint(block, at)
-        size, at = read_varint(block, at)
-        if shared > len(key) or shared + fresh > _LONGEST_NAME or at + fresh + size > end:
-            raise ValueError("an entry that does not fit into its block")
-        key = key[:shared] + block[at : at + fresh]
-        yield key, block[at + fresh : at + fresh + size]
-        at += fresh + size
-
-
-def _block_handle(data: bytes, at: int) -> tuple[int, int, int]:
-    start, at = read_varint(data, at)
-    size, at = read_varint(data, at)
-    return start, size, at
-
-
-# --- fields of messages
 
 
 def _number(message: Protobuf, field: int) -> int:
@@ -199,11 +142,42 @@ def _number(message: Protobuf, field: int) -> int:
     return value
 
 
-def _bytes(message: Protobuf, field: int) -> list[bytes]:
-    values = message.get(field, [])
-    if not all(isinstance(value, bytes) for value in values):
-        raise ValueError("a number where a message is expected")
-    return [value for value in values if isinstance(value, bytes)]
+def _rows(data: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """The keys and values of a LevelDB table, through the block that says where the blocks are."""
+    _, _, at = _place(data, len(data) - _FOOTER)
+    start, size, _ = _place(data, at)
+    for _, place in _block(data, start, size):
+        start, size, _ = _place(place, 0)
+        yield from _block(data, start, size)
+
+
+def _place(data: bytes, at: int) -> tuple[int, int, int]:
+    """Start and size of a block, and where the next place is."""
+    start, at = read_varint(data, at)
+    size, at = read_varint(data, at)
+    return start, size, at
+
+
+def _block(data: bytes, start: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+    """Keys, of which each begins as the one before it, and values. At the end stand places to begin, not needed."""
+    block, trailer = data[start : start + size], data[start + size : start + size + _TRAILER]
+    if size < 4 or len(trailer) < _TRAILER:
+        raise ValueError("a block beyond the end")
+    if trailer[0]:
+        raise ValueError("a compressed block, which is not read")
+    if _checksum(block + trailer[:1]) != int.from_bytes(trailer[1:], "little"):
+        raise ValueError("the checksum of a block is wrong")
+    end = size - 4 - 4 * int.from_bytes(block[-4:], "little")
+    at, key = 0, b""
+    while at < end:
+        shared, at = read_varint(block, at)
+        fresh, at = read_varint(block, at)
+        length, at = read_varint(block, at)
+        if shared > len(key) or shared + fresh > _LONGEST_NAME or at + fresh + length > end:
+            raise ValueError("an entry that does not fit into its block")
+        key = key[:shared] + block[at : at + fresh]
+        at += fresh + length
+        yield key, block[at - length : at]
 
 
 def _checksum(data: bytes) -> int:
@@ -215,13 +189,6 @@ def _checksum(data: bytes) -> int:
 
 
 Gelu = Literal["tanh", "exact"]
-
-
-class Imported(NamedTuple):
-    """A checkpoint as a model, and what a person should know of it."""
-
-    model: Model
-    notes: tuple[str, ...]
 
 
 def find_checkpoint(path: Path) -> Path | None:
@@ -248,8 +215,9 @@ def load_checkpoint(
     lowercase: bool | None = None,
     gelu: Gelu = "tanh",
     leave_out: Collection[str] = (),
-) -> Imported:
+) -> tuple[Model, list[str]]:
     """Read a checkpoint of google-research/bert: pre-trained, or fine-tuned by run_classifier.py or run_squad.py.
+    Returns it as a model, with notes for users.
 
     The state of its optimizer is left out, and counted. Everything is checked by names and shapes before a number is
     read, and each variable against its checksum.
@@ -266,64 +234,70 @@ def load_checkpoint(
         BertworksError: files missing or damaged, a variable that is none of a BERT of this configuration (named), or
             one that is missing.
     """
-    index = f"{prefix}.index"
-    variables = read_index(prefix)
-    settings_path = config or _beside(prefix, "bert_config.json", "--config")
-    settings = {"model_type": "bert"} | read_json(settings_path)
-    approximate = settings.get("hidden_act", "gelu") == "gelu" and gelu == "tanh"
-    settings |= {"hidden_act": "gelu_new"} if approximate else {}
-    encoder = hf_mapping.config_from_huggingface(settings, where=str(settings_path))
-    names = hf_mapping.names_of_google(encoder)
-    slots = [name for name in variables if hf_mapping.is_of_optimizer(name)]
+    variables, index = read_index(prefix), f"{prefix}.index"
+    encoder, approximate = _read_config(config or _beside(prefix, "bert_config.json", "--config"), gelu)
+    slots = [name for name in variables if _OPTIMIZER.fullmatch(name)]
     unwanted = [name for name in variables if any(fnmatchcase(name, pattern) for pattern in leave_out)]
-    wanted = {name: found for name, found in variables.items() if name not in {*slots, *unwanted}}
-    _refuse_unknown(wanted, names, index)
-    shapes = {names[name]: torch.empty(_shape(name, v), dtype=v.dtype, device="meta") for name, v in wanted.items()}
-    hf_mapping.from_huggingface(shapes, encoder, where=index)
+    wanted = {name: variable for name, variable in variables.items() if name not in {*slots, *unwanted}}
+    names = _names_of_google(encoder)
+    _refuse_unknown([name for name, variable in wanted.items() if name not in names or variable.dtype is None], index)
+
+    def converted(tensor_of: Callable[[Variable], Tensor]) -> dict[str, Tensor]:
+        """Under our names. A variable that is called `kernel` is the transposed matrix."""
+        tensors = {name: tensor_of(variable) for name, variable in wanted.items()}
+        kernels = {name: x.permute([*range(x.dim())][::-1]) for name, x in tensors.items() if name.endswith("/kernel")}
+        theirs = {names[name]: tensor for name, tensor in (tensors | kernels).items()}
+        return hf_mapping.from_huggingface(theirs, encoder, where=index)
+
+    converted(lambda variable: torch.empty(variable.shape, dtype=variable.dtype, device="meta"))
     said, why = _casing(prefix) if lowercase is None else (lowercase, "as the options say")
     path = vocabulary or _beside(prefix, "vocab.txt", "--vocab")
     tokenizer = Tokenizer.from_vocabulary(path, lowercase=said, model_max_length=encoder.max_position_embeddings)
-    if tokenizer.vocab_size > encoder.vocab_size:
-        sizes = f"{tokenizer.vocab_size:,} tokens, but the model has {encoder.vocab_size:,}"
-        raise BertworksError(sizes, where=str(path), hint="give the vocab.txt of this checkpoint: --vocab FILE")
-    theirs = {names[name]: v.read().float() for name, v in wanted.items()}
-    theirs |= {names[name]: theirs[names[name]].T for name in wanted if _is_transposed(name)}
-    state = hf_mapping.from_huggingface(theirs, encoder, where=index)
+    check_vocabulary(tokenizer, encoder, path)
+    state = converted(lambda variable: variable.read().float())
     refuse_non_finite(state, index)
-    notes = [f"left out: {len(slots)} variables of the optimizer"] * bool(slots)
-    notes += [f"left out, as the options say: {', '.join(unwanted)}"] * bool(unwanted)
-    notes += [f"text is {'lower-cased' if said else 'left as it is (cased)'}, {why}"] * (said is not None)
-    if approximate:
-        notes.append(
-            "gelu is the approximation by tanh, as Google's code computes it (hidden_act gelu_new); Hugging Face's "
-            "conversions say gelu, the exact function, which differs in the third decimal: --gelu exact"
-        )
-    return Imported(Model(encoder, state, tokenizer), (*notes, *tokenizer.notes))
+    notes = {
+        f"left out: {len(slots)} variables of the optimizer": slots,
+        f"left out, as the options say: {', '.join(unwanted)}": unwanted,
+        f"text is {'lower-cased' if said else 'left as it is (cased)'}, {why}": said is not None,
+        "gelu is the approximation by tanh, as Google's code computes it (hidden_act gelu_new); Hugging Face's "
+        "conversions say gelu, the exact function, which differs in the third decimal: --gelu exact": approximate,
+    }
+    model = Model(encoder, state, tokenizer)
+    return model, [*(note for note, holds in notes.items() if holds), *tokenizer.notes]
 
 
-def _is_transposed(name: str) -> bool:
-    return name.endswith("/kernel")
+def _read_config(path: Path, gelu: Gelu) -> tuple[EncoderConfig, bool]:
+    """The configuration, and whether its "gelu" was read as the approximation by tanh."""
+    settings = {"model_type": "bert", "hidden_act": "gelu"} | read_json(path)
+    approximate = settings["hidden_act"] == "gelu" and gelu == "tanh"
+    settings |= {"hidden_act": "gelu_new"} if approximate else {}
+    return hf_mapping.config_from_huggingface(settings, where=str(path)), approximate
 
 
-def _shape(name: str, variable: Variable) -> tuple[int, ...]:
-    """As the parameter has it."""
-    return variable.shape[::-1] if _is_transposed(name) else variable.shape
+def _names_of_google(config: EncoderConfig) -> dict[str, str]:
+    """The variables of a BERT in Google's code: their name, and the one in Hugging Face's files."""
+    family, names = hf_mapping.FAMILIES["bert"], {}
+    for theirs in hf_mapping.their_names(config):
+        name = family.prefix + theirs if theirs.startswith(family.body) else theirs
+        for pattern, replacement in _NAMES:
+            name = re.sub(pattern, replacement, name)
+        names[name] = theirs
+    return names
 
 
-def _refuse_unknown(wanted: dict[str, Variable], names: dict[str, str], where: str) -> None:
-    if any("/.ATTRIBUTES/" in name for name in wanted):
+def _refuse_unknown(names: Collection[str], where: str) -> None:
+    if any("/.ATTRIBUTES/" in name for name in names):
         raise BertworksError(
             "a checkpoint of TensorFlow 2's objects, whose variables have no names of their own: only checkpoints as "
             "google-research/bert writes them (TensorFlow 1) are read",
             where=where,
         )
-    if unknown := sorted(name for name in wanted if name not in names or wanted[name].dtype is None):
-        listed = ", ".join(name[:120] for name in unknown[:8])
-        more = f" and {len(unknown) - 8} more" if len(unknown) > 8 else ""
+    if names:
         raise BertworksError(
-            f"variables with no place in a BERT of this configuration: {listed}{more}",
+            f"variables with no place in a BERT of this configuration: {some_names(names)}",
             where=where,
-            hint=f"give the bert_config.json of this checkpoint, or go on without: --leave-out '{unknown[0][:120]}'",
+            hint=f"give the bert_config.json of this checkpoint, or go on without: --leave-out '{min(names)[:120]}'",
         )
 
 

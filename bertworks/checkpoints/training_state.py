@@ -17,6 +17,7 @@ import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -134,10 +135,6 @@ class _DamagedError(Exception):
     """A checkpoint is not what was written: why."""
 
 
-class _LaterFormatError(BertworksError):
-    """A checkpoint is fine, but not for this version."""
-
-
 def _canonical(manifest: Mapping[str, Any]) -> bytes:
     """What the manifest's own hash is of: its content, whatever the white space and the order."""
     content = {name: value for name, value in manifest.items() if name != "sha256"}
@@ -158,22 +155,8 @@ def _read(path: Path, step: int) -> Checkpoint:
         manifest = read_json(path / _MANIFEST)
         if manifest["sha256"] != hashlib.sha256(_canonical(manifest)).hexdigest():  # the same rule in every format
             raise _DamagedError(f"{_MANIFEST} is not as it was written")
-        if manifest["format"] > FORMAT:
-            raise _LaterFormatError(
-                f"a checkpoint of format {manifest['format']}; this version knows formats up to {FORMAT}",
-                where=str(path),
-                hint="upgrade: pip install --upgrade bertworks",
-            )
-        if manifest["step"] != step:
-            raise _DamagedError(f"it is the checkpoint of step {manifest['step']}")
-        expected = manifest["files"][_TENSORS]
-        if size != expected["bytes"]:
-            raise _DamagedError(f"{_TENSORS} has {size:,} bytes instead of {expected['bytes']:,}")
-        if digest != expected["sha256"]:
-            raise _DamagedError(f"{_TENSORS} is not as it was written (its sha256 differs)")
-        return Checkpoint(path, step, read_tensors(path / _TENSORS), manifest["facts"])
-    except _LaterFormatError:
-        raise
+        if manifest["format"] <= FORMAT:
+            return _verified(path, step, manifest, size, digest)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise _DamagedError(f"{Path(error.filename or path).name} cannot be read: {error.strerror}") from error
     except OSError as error:  # it may be as good as ever: a network disk that is away, permissions
@@ -183,18 +166,32 @@ def _read(path: Path, step: int) -> Checkpoint:
         ) from None  # fmt: skip
     except (BertworksError, KeyError, TypeError, ValueError) as error:
         raise _DamagedError(f"{_MANIFEST} cannot be understood: {getattr(error, 'what', error)}") from error
+    raise BertworksError(
+        f"a checkpoint of format {manifest['format']}; this version knows formats up to {FORMAT}",
+        where=str(path),
+        hint="upgrade: pip install --upgrade bertworks",
+    )
+
+
+def _verified(path: Path, step: int, manifest: dict[str, Any], size: int, digest: str) -> Checkpoint:
+    """The checkpoint, if size and sha256 of its tensors are those of the manifest."""
+    if manifest["step"] != step:
+        raise _DamagedError(f"it is the checkpoint of step {manifest['step']}")
+    expected = manifest["files"][_TENSORS]
+    if size != expected["bytes"]:
+        raise _DamagedError(f"{_TENSORS} has {size:,} bytes instead of {expected['bytes']:,}")
+    if digest != expected["sha256"]:
+        raise _DamagedError(f"{_TENSORS} is not as it was written (its sha256 differs)")
+    return Checkpoint(path, step, read_tensors(path / _TENSORS), manifest["facts"])
 
 
 def _quarantine(path: Path) -> Path:
     """Rename to a name that is no checkpoint's; where even that is impossible it stays, and is skipped again."""
-    for number in range(1, 100):
-        aside = path.with_name(path.name + (".corrupt" if number == 1 else f".corrupt{number}"))
-        if not aside.exists():
-            try:
-                return path.rename(aside)
-            except OSError:
-                return path
-    return path
+    names = (path.with_name(f"{path.name}.corrupt{number if number > 1 else ''}") for number in count(1))
+    try:
+        return path.rename(next(name for name in names if not name.exists()))
+    except OSError:
+        return path
 
 
 def _prune(folder: Path, saved: int, keep: int, best: int | None) -> None:

@@ -138,7 +138,7 @@ class Embedder:
         if pooling is not None and pooling not in get_args(Pooling):
             raise UsageError(f"there is no pooling {pooling!r}", hint=f"use one of {', '.join(get_args(Pooling))}")
         source = open_model(model, device)
-        self.folder, settings = source.within, source.vectors
+        self.folder, settings = source.within, source.sentence_transformer.settings
         self.tokenizer, longest = source.tokenizer, source.config.max_position_embeddings
         self._network, self.precision = _network(source, precision)
         if max_length is not None and not 3 <= max_length <= longest:

@@ -5,7 +5,7 @@ The values of the weights stay. Names, files and tokenizer become those of today
 """
 
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from bertworks.checkpoints.model_folder import (
     save_model,
     task_settings,
 )
-from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, is_model_name, resolve_model
+from bertworks.checkpoints.resolve import MODEL_DOCUMENTS, NETWORK_FILES, is_model_name, resolve_model, split_files
 from bertworks.checkpoints.sentence_transformers import (
     MODEL_FILE,
     SentenceTransformerSettings,
@@ -31,14 +31,11 @@ from bertworks.checkpoints.sentence_transformers import (
     write_sentence_transformer,
 )
 from bertworks.checkpoints.tensorflow import Gelu, find_checkpoint, load_checkpoint
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, some_names
 from bertworks.events import Event
-from bertworks.io.atomic_write import replacing_folder
-from bertworks.text.tokenizer_folder import TOKENIZER_FILES
+from bertworks.io.atomic_write import refuse_not_empty, replacing_folder
 
-_READ = {  # files that are read, or that repeat what is in those
-    "config.json", "model.safetensors", "model.safetensors.index.json", TASK_FILE, *TOKENIZER_FILES,
-}  # fmt: skip
+_READ = (*NETWORK_FILES, TASK_FILE)  # files that are read, or that repeat what is in those
 _HEADS = {"classifier", "span", "recurrent"}
 
 
@@ -78,8 +75,9 @@ def convert(source: str | Path, output: str | Path) -> Iterator[Event]:
     if not is_folder and find_checkpoint(Path(source)) is not None:
         yield from import_checkpoint(source, output)
         return
+    refuse_not_empty(Path(output))
     name = str(source) if is_model_name(source) else Path(source).resolve().name
-    yield from _write(name, Path(output), lambda: _read_folder(resolve_model(source)))
+    yield from _write(name, Path(output), _read_folder(resolve_model(source)))
 
 
 def import_checkpoint(
@@ -112,32 +110,30 @@ def import_checkpoint(
             hint="give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert",
         )
 
-    def read() -> _Source:
-        model, notes = load_checkpoint(
-            prefix, config=config, vocabulary=vocabulary, lowercase=lowercase, gelu=gelu, leave_out=leave_out
-        )
-        parts = hf_mapping.component_names(model.state)
-        if "span" in parts:
-            return _Source(model, task_settings(TaskConfig(task="qa")), [*notes])
-        if "classifier" not in parts:
-            return _Source(model, {"architectures": [hf_mapping.architecture_of(model.state)]}, [*notes])
-        labels = tuple(f"LABEL_{number}" for number in range(len(model.state["classifier.bias"])))
-        note = (
-            f"output_weights is read as a classifier of whole texts with {len(labels)} labels. Checkpoints do not name "
-            "labels: write the names into id2label and label2id of config.json"
-        )
-        return _Source(model, task_settings(TaskConfig(task="classification", labels=labels)), [*notes, note])
-
-    yield from _write(prefix.name, Path(output), read)
+    refuse_not_empty(Path(output))
+    model, notes = load_checkpoint(
+        prefix, config=config, vocabulary=vocabulary, lowercase=lowercase, gelu=gelu, leave_out=leave_out
+    )
+    yield from _write(prefix.name, Path(output), _with_head(model, notes))
 
 
-def _write(name: str, output: Path, read: Callable[[], _Source]) -> Iterator[Event]:
-    """Write what `read` returns. name: of the source, for the model card."""
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UsageError(
-            "the output folder is not empty", where=str(output), hint="choose a folder that does not exist"
-        )
-    source = read()
+def _with_head(model: Model, notes: list[str]) -> _Source:
+    """A model from a checkpoint with the settings of its head, which checkpoints do not name."""
+    parts = hf_mapping.component_names(model.state)
+    if "span" in parts:
+        return _Source(model, task_settings(TaskConfig(task="qa")), notes)
+    if "classifier" not in parts:
+        return _Source(model, {"architectures": [hf_mapping.architecture_of(model.state)]}, notes)
+    labels = tuple(f"LABEL_{number}" for number in range(len(model.state["classifier.bias"])))
+    notes.append(
+        f"output_weights is read as a classifier of whole texts with {len(labels)} labels. Checkpoints do not name "
+        "labels: write the names into id2label and label2id of config.json"
+    )
+    return _Source(model, task_settings(TaskConfig(task="classification", labels=labels)), notes)
+
+
+def _write(name: str, output: Path, source: _Source) -> Iterator[Event]:
+    """Write a source to a folder that does not exist, or is empty. name: of the source, for the model card."""
     model, notes, longest = source.model, source.notes, source.model.config.max_position_embeddings
     if model.tokenizer.model_max_length > longest:  # readers truncate their texts to it
         notes.append(f"the tokenizer's model_max_length is {longest:,} now, the number of positions of the model")
@@ -173,23 +169,23 @@ def _read_folder(folder: Path) -> _Source:
         notes.append(f"architectures was {was}; it is {head['architectures']} now, the class of these weights")
     weights = read_weights(inner)
     others = {str(v.dtype).removeprefix("torch.") for v in weights.values() if v.is_floating_point()} - {"float32"}
-    notes += [f"the weights are float32 now; they were {', '.join(sorted(others))}"] * bool(others)
     redundant = hf_mapping.redundant_tensors(weights, model.config.family)
-    notes += [f"left out of the weights, as counters or copies: {', '.join(redundant)}"] * bool(redundant)
-    notes += [f"left out of config.json: {', '.join(dropped)}"] * bool(dropped)
     root = folder.resolve()
-    root = (
-        root.parents[1] if root.parent.name == "snapshots" else root
-    )  # the hub's cache links to files outside the folder
+    if root.parent.name == "snapshots":  # the hub's cache links to files outside the folder
+        root = root.parents[1]
     copied = {name: folder / name for name in (*MODEL_DOCUMENTS, *kept_files) if (folder / name).is_file()}
     copied = {name: file for name, file in copied.items() if root in file.resolve().parents}
-    known = {*copied, *(["2_Normalize", *module_files(folder)] if sentence else [])}  # the first may be empty
+    known = [*_READ, *copied, *(["2_Normalize/config.json", *module_files(folder)] if sentence else [])]
     if inner != folder:
-        known |= {f"{inner.name}/{entry.name}" for entry in inner.iterdir() if entry.name in _READ or _is_shard(entry)}
-        known.add(f"{inner.name}/sentence_bert_config.json")
-    names = _unread_names(folder, known)
-    more = [f"and {len(names) - 20} more"] if len(names) > 20 else []
-    notes += [f"left out of the folder: {', '.join([*names[:20], *more])}"] * bool(names)
+        known += [f"{inner.name}/{name}" for name in (*_READ, "sentence_bert_config.json")]
+    _, unread = split_files(folder, known)
+    left_out = {
+        "the weights are float32 now; they were": sorted(others),
+        "left out of the weights, as counters or copies:": redundant,
+        "left out of config.json:": dropped,
+        "left out of the folder:": unread,
+    }
+    notes += [f"{what} {some_names(names, 20)}" for what, names in left_out.items() if names]
     return _Source(model, kept | head, [*notes, *model.tokenizer.notes], copied, task, sentence)
 
 
@@ -202,26 +198,11 @@ def _sentence_transformer(source: ModelFolder) -> tuple[SentenceTransformerSetti
     if not files:
         return None, [], []
     try:
-        return source.vectors, [MODEL_FILE], [f"left out of {name}" for name in source.unwritten]
+        _, settings, unwritten = source.sentence_transformer
     except BertworksError as error:
         note = f"copied, although bertworks does not make such vectors ({error.what}): {', '.join(files)}"
         return None, files, [note]
-
-
-def _unread_names(folder: Path, known: Collection[str]) -> list[str]:
-    """Names of files and folders that are neither read nor copied."""
-    names = []
-    for entry in sorted(folder.iterdir()):
-        inside = [name.partition("/")[2] for name in known if name.startswith(f"{entry.name}/")]
-        if entry.is_dir() and inside:
-            names += [f"{entry.name}/{other.name}" for other in sorted(entry.iterdir()) if other.name not in inside]
-        elif entry.name not in {*_READ, *known} and not _is_shard(entry):
-            names.append(f"{entry.name}/" if entry.is_dir() else entry.name)
-    return names
-
-
-def _is_shard(entry: Path) -> bool:
-    return entry.match("model-*.safetensors")
+    return settings, [MODEL_FILE], [f"left out of {name}" for name in unwritten]
 
 
 def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[dict[str, Any], TaskConfig | None]:
@@ -232,11 +213,13 @@ def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[dict[str, A
     """
     folder, settings, family = source.within, source.settings, source.config.family
     parts = hf_mapping.component_names(state)
-    if not parts & _HEADS:
+    names = ", ".join(sorted(parts & _HEADS))
+    if not names:
         return {"architectures": [hf_mapping.architecture_of(state, family)]}, None
-    if not (folder / TASK_FILE).exists() and not settings.get("architectures"):
+    has_task_file = (folder / TASK_FILE).exists()
+    if not has_task_file and not settings.get("architectures"):
         raise BertworksError(
-            f"these weights have a head ({', '.join(sorted(parts & _HEADS))}), but config.json does not name its class",
+            f"these weights have a head ({names}), but config.json does not name its class",
             where=str(folder),
             hint='add its class, such as "architectures": ["BertForSequenceClassification"]',
         )
@@ -246,13 +229,13 @@ def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[dict[str, A
     expected = 2 if task.task == "qa" else len(task.labels) or 1
     if outputs != expected or bool(task.lstm_units) != ("recurrent" in parts):
         raise BertworksError(
-            f"the head of these weights ({', '.join(sorted(parts & _HEADS))}, {outputs} outputs) does not fit "
-            f"{task.task} with {expected} outputs in config.json",
+            f"the head of these weights ({names}, {outputs} outputs) does not fit {task.task} with {expected} outputs "
+            "in config.json",
             where=str(folder),
             hint="use the config.json that was saved with these weights",
         )
     head = task_settings(task, family)
-    if (folder / TASK_FILE).exists():
+    if has_task_file:
         return head, task
     if settings.get("id2label"):  # also for tasks without labels: other programs show them
         named = {str(number): str(label) for number, label in settings["id2label"].items()}

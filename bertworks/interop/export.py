@@ -27,7 +27,7 @@ from bertworks.inference.engine import BATCH_TOKENS, LazyModel, OnnxModel
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.onnx_export import OPSET, Head, write_onnx
-from bertworks.io.atomic_write import refuse_file, replacing_folder, write_text
+from bertworks.io.atomic_write import refuse_not_empty, replacing_folder, write_text
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Encoder
 from bertworks.runs.task_metrics import format_metrics
@@ -88,9 +88,7 @@ def export(
             not installed.
     """
     target = Path(output)
-    refuse_file(target)
-    if target.exists() and any(target.iterdir()):
-        raise UsageError("the folder is not empty", where=str(target), hint="name another one")
+    refuse_not_empty(target)
     source = _open(model, encoder_only=encoder)
     if data is not None and source.predictor is None:
         raise UsageError("this model has no head of a task to evaluate on data", where=str(data), hint="leave it out")

@@ -56,7 +56,7 @@ class LoadedModel:
                 architecture_of(["encoder.", "lm_head."], self.config.family)
             ]
             return tuple(predicts or (["fill"] if fills else ["embed"]))
-        fills = "lm_head" in components_in_file(read_weights(self._opened.within), self.config.family)
+        fills = "lm_head" in components_in_file(read_weights(self._opened.within), self.config)
         return ("embed", "explain", *(("fill", "score") if fills else ()), *predicts)
 
     def embed(self, texts: Iterable[str], *, prompt: str | None = None) -> Vectors:

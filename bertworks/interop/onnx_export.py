@@ -94,17 +94,15 @@ def _split_gemm(graph: Any) -> None:
     the matrix itself, which the embeddings read as well."""
     import onnx
 
+    make = onnx.helper.make_node
     for node in [node for node in graph.node if node.op_type == "Gemm"]:  # of the embedding matrix
-        place = list(graph.node).index(node)
         x, table, *bias = node.input
-        parts = [
-            ("Transpose", [table], f"{node.name}/table"),
-            ("MatMul", [x, f"{node.name}/table"], f"{node.name}/product"),
-        ]
-        parts += [("Add", [f"{node.name}/product", *bias], node.output[0])]
+        transposed, product = f"{node.name}/table", f"{node.name}/product"
+        place = list(graph.node).index(node)
         graph.node.remove(node)
-        for number, (kind, inputs, output) in enumerate(parts):
-            graph.node.insert(place + number, onnx.helper.make_node(kind, inputs, [output], name=f"{output}/node"))
+        graph.node.insert(place, make("Add", [product, *bias], node.output))
+        graph.node.insert(place, make("MatMul", [x, transposed], [product]))
+        graph.node.insert(place, make("Transpose", [table], [transposed]))
 
 
 def _shorten_names(graph: Any) -> None:

@@ -4,24 +4,17 @@ Only safetensors, configuration, tokenizer and card are sent, in one commit, aft
 run does not use the network.
 """
 
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from bertworks.checkpoints.model_folder import ModelFolder
-from bertworks.checkpoints.resolve import MODEL_DOCUMENTS
+from bertworks.checkpoints.resolve import MODEL_FILES, split_files
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
-from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 
 _CARD = "README.md"
-_SENT = re.compile(
-    r"config\.json|task\.json|model\.safetensors|model-\d{5}-of-\d{5}\.safetensors|model\.safetensors\.index\.json"
-    r"|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|\d_[A-Z]\w{0,30}/(config\.json|model\.safetensors)"
-    rf"|{'|'.join(map(re.escape, (*MODEL_DOCUMENTS, *TOKENIZER_FILES)))}"
-)
 _LONGEST_CARD = 1 << 20  # bytes
 
 
@@ -78,20 +71,15 @@ def _list_files(folder: Path) -> tuple[dict[str, int], list[str]]:
     Raises:
         BertworksError: a link, or no model card.
     """
-    files, others = {}, []
-    for path in sorted(folder.iterdir()):
-        inside = sorted(path.glob("*")) if re.fullmatch(r"\d_[A-Z]\w{0,30}", path.name) and path.is_dir() else [path]
-        for file in inside:
-            name = file.relative_to(folder).as_posix()
-            if not _SENT.fullmatch(name) or not file.is_file():
-                others.append(f"{name}/" if file.is_dir() else name)
-            elif file.is_symlink() or file.parent.is_symlink():
-                hint = f"copy the model to a new folder: bertworks convert {shlex.quote(str(folder))} -o ANOTHER-FOLDER"
-                raise BertworksError("links are not sent: they may lead to private files", where=str(file), hint=hint)
-            else:
-                files[name] = file.stat().st_size
+    names, others = split_files(folder, MODEL_FILES)
+    convert = f"bertworks convert {shlex.quote(str(folder))} -o ANOTHER-FOLDER"
+    for file in [folder / name for name in names]:
+        if file.is_symlink() or file.parent.is_symlink():
+            what = "links are not sent: they may lead to private files"
+            raise BertworksError(what, where=str(file), hint=f"copy the model to a new folder: {convert}")
+    files = {name: (folder / name).stat().st_size for name in names}
     if _CARD not in files or files[_CARD] > _LONGEST_CARD:
-        hint = f"write one, or start from that of `bertworks convert {shlex.quote(str(folder))} -o ANOTHER-FOLDER`"
+        hint = f"write one, or start from that of `{convert}`"
         raise BertworksError(f"there is no model card ({_CARD})", where=str(folder), hint=hint)
     return files, others
 

@@ -4,7 +4,7 @@
   fsync, then rename
 - `remove_leftovers`: temporary files of killed processes
 - `folder_lock`, `acquire_lock`: one writer at a time
-- `refuse_unwritable`, `refuse_file`, `refuse_nested`: checks of output paths before the work begins
+- `refuse_unwritable`, `refuse_file`, `refuse_not_empty`, `refuse_nested`: checks of output paths before the work begins
 - `read_small`, `refuse_many_parts`: limits for small files from untrusted sources
 """
 
@@ -100,6 +100,17 @@ def refuse_file(folder: Path) -> None:
     if not existing.is_dir():
         hint = "choose another folder with -o"
         raise UsageError("there is a file of that name", where=str(existing), hint=hint)
+
+
+def refuse_not_empty(folder: Path) -> None:
+    """Check that an output folder does not exist, or is empty.
+
+    Raises:
+        UsageError: it is a file, or has content.
+    """
+    refuse_file(folder)
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError("the folder is not empty", where=str(folder), hint="choose a folder that does not exist")
 
 
 def refuse_nested(output: Path, inputs: Iterable[str], corpora: Sequence[str] = ()) -> None:

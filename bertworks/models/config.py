@@ -49,6 +49,8 @@ class EncoderConfig:
     embedding_scale: token embeddings times sqrt(hidden_size) (Vaswani et al. 2017, section 3.4).
     hidden_act: "gelu" is the exact function, "gelu_tanh" its approximation in Google's released code.
     hidden_dropout, attention_dropout: probabilities of zeroing.
+    sequence_dropout: in fine-tuning, before the output layer for whole texts and choices; None: hidden_dropout.
+    span_dropout: in fine-tuning, before the output layer for answers in texts (DistilBERT); None: no dropout.
     layer_norm_eps: added to the variance.
     initializer_range: standard deviation of the initial matrices and embeddings.
     lm_head: "transform": dense, activation, norm, tied embeddings, bias; "bias": tied embeddings and bias; "plain":
@@ -78,6 +80,8 @@ class EncoderConfig:
     hidden_act: Literal["gelu", "gelu_tanh", "relu"] = "gelu"
     hidden_dropout: float = 0.1
     attention_dropout: float = 0.1
+    sequence_dropout: float | None = None
+    span_dropout: float | None = None
     layer_norm_eps: float = 1e-12
     initializer_range: float = 0.02
     lm_head: LMHeadKind = "transform"
@@ -94,8 +98,8 @@ class EncoderConfig:
             raise ValueError(
                 f"hidden_size {self.hidden_size} does not divide into {self.num_attention_heads} attention heads"
             )
-        for name in ("hidden_dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
+        for name in ("hidden_dropout", "attention_dropout", "sequence_dropout", "span_dropout"):
+            if not 0 <= (getattr(self, name) or 0) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: expected a number from 0 to below 1")
         if not self.layer_norm_eps > 0:
             raise ValueError(f"layer_norm_eps is {self.layer_norm_eps!r}: expected a number above 0")
@@ -192,7 +196,10 @@ BERT_SIZES: dict[str, EncoderConfig] = {  # Devlin et al. 2019; Turc et al. 2019
 ROBERTA_BASE = replace(
     BERT_BASE, vocab_size=50265, type_vocab_size=1, layer_norm_eps=1e-5, pooler_dropout=True, family="roberta"
 )
-DISTILBERT_BASE = replace(BERT_BASE, num_hidden_layers=6, type_vocab_size=0, pooler="first_relu", family="distilbert")
+DISTILBERT_BASE = replace(
+    BERT_BASE, num_hidden_layers=6, type_vocab_size=0, sequence_dropout=0.2, span_dropout=0.1, pooler="first_relu",
+    family="distilbert",
+)  # fmt: skip
 GPT2_SMALL = EncoderConfig(
     vocab_size=50257, max_position_embeddings=1024, type_vocab_size=0, direction="left_to_right", norm_first=True,
     embedding_norm=False, hidden_act="gelu_tanh", layer_norm_eps=1e-5, lm_head="plain", pooler="last", family="gpt2",

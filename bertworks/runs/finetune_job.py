@@ -136,7 +136,10 @@ class FinetuneJob:
         self.evaluate_every = max(1, self.train_batches.steps_per_epoch // recipe.evaluations)
         self.save_every = recipe.save_every
         rate, c = recipe.dropout, replace(c, vocab_size=len(self.vocab_subset))
-        self.config = c if rate < 0 else replace(c, hidden_dropout=rate, attention_dropout=rate)
+        if rate >= 0:
+            spans = None if c.span_dropout is None else rate
+            c = replace(c, hidden_dropout=rate, attention_dropout=rate, sequence_dropout=rate, span_dropout=spans)
+        self.config = c
         # Logits of all dev items: of the last evaluation; of the state in the folder, if known.
         self._last: list[Logits] = []
         self.saved: list[Logits] | None = None

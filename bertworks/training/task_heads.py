@@ -198,6 +198,14 @@ class MultipleChoice:
         return LossSum(loss, (scores.detach().argmax(-1) == labels).sum().float())
 
 
+def output_dropout(c: EncoderConfig, task: TaskHead) -> float:
+    """The dropout before the output layer: none for spans, as in google-research/bert `run_squad.py`, unless the model
+    has its own."""
+    if task.head == "span":
+        return c.span_dropout or 0.0
+    return c.hidden_dropout if c.sequence_dropout is None or not task.pooled else c.sequence_dropout
+
+
 class TaskModel(nn.Module):
     """An encoder with the head of a task.
 
@@ -207,7 +215,7 @@ class TaskModel(nn.Module):
 
     def __init__(self, c: EncoderConfig, task: TaskHead, *, lstm_units: int = 0, gradient_checkpointing: bool = False):
         super().__init__()
-        self.task, self.dropout, self.weights = task, c.hidden_dropout, {"task": 1.0}
+        self.task, self.dropout, self.weights = task, output_dropout(c, task), {"task": 1.0}
         self.encoder = Encoder(c, gradient_checkpointing)
         self.pooler = Pooler(c) if task.pooled else None
         self.pooler_dropout = c.hidden_dropout if c.pooler_dropout and not isinstance(task, MultipleChoice) else 0.0
@@ -233,12 +241,11 @@ class TaskModel(nn.Module):
     def logits(self, batch: Batch) -> Tensor:
         """[M, outputs]: the logits of all predictions."""
         x = self._states(batch)
-        if self.span is not None:  # without dropout, as in google-research/bert `run_squad.py`
-            return self.span(x)  # type: ignore[no-any-return]
-        assert self.classifier is not None
         if self.pooler is not None:
             x = self.pooler(F.dropout(x, self.pooler_dropout, self.training))
-        return self.classifier(F.dropout(x, self.dropout, self.training))  # type: ignore[no-any-return]
+        output = self.classifier if self.span is None else self.span
+        assert output is not None
+        return output(F.dropout(x, self.dropout, self.training))  # type: ignore[no-any-return]
 
     def _states(self, batch: Batch) -> Tensor:
         """[M, width]: hidden states of the predicted tokens."""

@@ -2,11 +2,16 @@
 
 from bertworks.checkpoints.families.family import Family, Row
 
-ENCODER: list[Row] = [
+SHARED: list[Row] = [  # with DistilBERT
     ("encoder.embeddings.token.weight", ["embeddings.word_embeddings.weight"], "V E"),
     ("encoder.embeddings.position.weight", ["embeddings.position_embeddings.weight"], "P E"),
-    ("encoder.embeddings.token_type.weight", ["embeddings.token_type_embeddings.weight"], "T E"),
     ("encoder.embeddings.norm.*", ["embeddings.LayerNorm.*"], "E"),
+    ("classifier.*", ["classifier.*"], "L C"),
+    ("span.*", ["qa_outputs.*"], "2 H"),
+]
+ENCODER: list[Row] = [
+    *SHARED,
+    ("encoder.embeddings.token_type.weight", ["embeddings.token_type_embeddings.weight"], "T E"),
     (
         "encoder.blocks.#.attention.qkv.*",
         [f"encoder.layer.#.attention.self.{part}.*" for part in ("query", "key", "value")],
@@ -18,8 +23,6 @@ ENCODER: list[Row] = [
     ("encoder.blocks.#.feed_forward.down.*", ["encoder.layer.#.output.dense.*"], "H I"),
     ("encoder.blocks.#.feed_forward_norm.*", ["encoder.layer.#.output.LayerNorm.*"], "H"),
     ("pooler.dense.*", ["pooler.dense.*"], "H H"),
-    ("classifier.*", ["classifier.*"], "L C"),
-    ("span.*", ["qa_outputs.*"], "2 H"),
 ]
 SETTINGS = {
     "vocab_size": ("vocab_size", 30522),
@@ -29,10 +32,11 @@ SETTINGS = {
     "intermediate_size": ("intermediate_size", 3072),
     "max_position_embeddings": ("max_position_embeddings", 512),
     "type_vocab_size": ("type_vocab_size", 2),
-    "hidden_dropout": ("hidden_dropout_prob", 0.1),
-    "attention_dropout": ("attention_probs_dropout_prob", 0.1),
+    "hidden_dropout_prob": ("hidden_dropout", 0.1),
+    "attention_probs_dropout_prob": ("attention_dropout", 0.1),
     "layer_norm_eps": ("layer_norm_eps", 1e-12),
     "initializer_range": ("initializer_range", 0.02),
+    "hidden_act": ("hidden_act", "gelu"),
 }
 WRITTEN = {
     "classifier_dropout": None, "use_cache": True, "is_decoder": False, "add_cross_attention": False,

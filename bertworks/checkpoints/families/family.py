@@ -30,12 +30,11 @@ class Family:
     buffers: names, with "#", of tensors that are no parameters.
     transposed: endings of our names whose matrices are stored [inputs, outputs].
     unused_positions: rows of the position table before the first position.
-    settings: field of EncoderConfig: key of config.json, and the value if it is missing.
+    settings: key of config.json: field of EncoderConfig, and the value if the key is missing, or None in the field. Of
+        several keys for a field the last one counts.
     fixed: fields of EncoderConfig that are the same for the family.
     required: settings that change what is computed, and the only value that is supported.
     written: further settings that are written.
-    copied: further keys of config.json that are written: the field of EncoderConfig that each holds.
-    activation: the key of the activation function.
     pretraining: heads that a state holds: the class that saves exactly these.
     tasks: our task: the class.
     """
@@ -53,9 +52,6 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     required: Mapping[str, Any] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
-    copied: Mapping[str, str] = field(default_factory=dict)
-    activation: str = "hidden_act"
-    default_activation: str = "gelu"
     pretraining: Mapping[frozenset[str], str] = field(default_factory=dict)
     tasks: Mapping[str, str] = field(default_factory=dict)
 

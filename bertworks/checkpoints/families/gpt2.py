@@ -2,6 +2,10 @@
 
 from bertworks.checkpoints.families.family import Family
 
+_REQUIRED = {
+    "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False,
+    "add_cross_attention": False,
+}  # fmt: skip
 FAMILY = Family(
     model_type="gpt2",
     prefix="transformer.",
@@ -22,27 +26,23 @@ FAMILY = Family(
     transposed=("qkv.weight", "output.weight", "up.weight", "down.weight"),
     settings={
         "vocab_size": ("vocab_size", 50257),
-        "hidden_size": ("n_embd", 768),
-        "num_hidden_layers": ("n_layer", 12),
-        "num_attention_heads": ("n_head", 12),
-        "intermediate_size": ("n_inner", None),
-        "max_position_embeddings": ("n_positions", 1024),
-        "hidden_dropout": ("resid_pdrop", 0.1),
-        "attention_dropout": ("attn_pdrop", 0.1),
-        "layer_norm_eps": ("layer_norm_epsilon", 1e-5),
+        "n_embd": ("hidden_size", 768),
+        "n_layer": ("num_hidden_layers", 12),
+        "n_head": ("num_attention_heads", 12),
+        "n_inner": ("intermediate_size", None),
+        "n_positions": ("max_position_embeddings", 1024),
+        "embd_pdrop": ("hidden_dropout", 0.1),
+        "resid_pdrop": ("hidden_dropout", 0.1),
+        "attn_pdrop": ("attention_dropout", 0.1),
+        "layer_norm_epsilon": ("layer_norm_eps", 1e-5),
         "initializer_range": ("initializer_range", 0.02),
+        "activation_function": ("hidden_act", "gelu_new"),
     },
     fixed={
         "type_vocab_size": 0, "direction": "left_to_right", "norm_first": True, "embedding_norm": False,
         "lm_head": "plain", "pooler": "last",
     },
-    required={
-        "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "reorder_and_upcast_attn": False,
-        "add_cross_attention": False,
-    },
-    written={"tie_word_embeddings": True, "dtype": "float32", "use_cache": True},
-    copied={"embd_pdrop": "hidden_dropout"},
-    activation="activation_function",
-    default_activation="gelu_new",
+    required=_REQUIRED,
+    written=_REQUIRED | {"tie_word_embeddings": True, "dtype": "float32", "use_cache": True},
     pretraining={frozenset({"lm_head"}): "GPT2LMHeadModel", frozenset(): "GPT2Model"},
 )  # fmt: skip

@@ -21,14 +21,9 @@ FAMILY = Family(
     tied={"lm_head.decoder.weight": "embeddings.word_embeddings.weight", "lm_head.decoder.bias": "lm_head.bias"},
     buffers=frozenset({"embeddings.position_ids", "embeddings.token_type_ids"}),
     unused_positions=2,
-    settings=SETTINGS
-    | {
-        "vocab_size": ("vocab_size", 50265),
-        "max_position_embeddings": ("max_position_embeddings", 512),
-        "type_vocab_size": ("type_vocab_size", 2),
-    },
+    settings=SETTINGS | {"vocab_size": ("vocab_size", 50265)},
     fixed={"pooler_dropout": True},
-    required={"position_embedding_type": "absolute", "is_decoder": False},
+    required={"position_embedding_type": "absolute", "is_decoder": False, "pad_token_id": 1},
     written=WRITTEN,
     pretraining={frozenset({"lm_head"}): "RobertaForMaskedLM", frozenset(): "RobertaModel"},
     tasks=task_classes("Roberta"),
