@@ -231,11 +231,6 @@ def test_only_the_given_documents_are_used():
     assert used == set(documents.tolist())
 
 
-def test_pairs_of_one_document_are_refused():
-    with pytest.raises(ValueError, match="at least two documents"):
-        make_plan(make_store(1), np.array([0]), SamplingConfig(), 64, 0, SPECIAL)
-
-
 @pytest.mark.parametrize("max_length", [5, 16, 64, 5000])
 def test_full_sentences_lose_nothing_and_cross_documents_with_a_separator(max_length):
     store = make_store(40, longest=30)
