@@ -19,7 +19,7 @@ from typing import IO, Any, Literal, TypeVar
 
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.infer_schema import infer_schema
-from bertworks.datasets.reader import Quoting, RowReader
+from bertworks.datasets.reader import Quoting, Row, RowReader
 from bertworks.datasets.schema import Item, Schema, fitted, items, read_item
 from bertworks.datasets.values import EmptyTextError
 from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_lines, write_rows
@@ -198,7 +198,8 @@ def predict_file(
     fingerprint = data_fingerprint(reader, model=predictor.fingerprint, schema=asdict(schema), fields=asdict(fields))
     if predictor.precision == "int8":
         exact = Predictor(source, precision="fp32", threshold=threshold)
-        yield _compare(predictor, exact, list(filter(None, islice(_items(reader, schema, d, fields), _COMPARED))))
+        first = islice(_items(reader, schema, d, fields, IssueCounter()), _COMPARED)
+        yield _compare(predictor, exact, list(filter(None, first)))
     empty = IssueCounter()
     rows = _items(reader, schema, d, fields, empty)
     compute = partial(_predictions, predictor, fields)
@@ -246,11 +247,9 @@ def _tagged_lines(reader: RowReader, schema: Schema, results: Iterator[dict[str,
     if reader.kind == "conll":
         yield from reader.with_tags(tag for result in results for tag in result["predicted_tags"])
         return
-    schema = fitted(schema, reader, labelled=False)
-    for row, result in zip(reader, results, strict=True):
-        tags = result["predicted_tags"] or []
-        words = result["predicted_words"] if schema.raw else tags and read_item(row, schema, labelled=False).texts
-        for word, tag in zip(words or [], tags, strict=True):
+    for (row, item), result in zip(rows_with_items(reader, schema, IssueCounter()), results, strict=True):
+        words = result["predicted_words"] if schema.raw else item.texts if item else ()
+        for word, tag in zip(words or (), result["predicted_tags"] or (), strict=True):
             if "\t" in word or "\n" in word:
                 what = f"the word {word!r} does not fit in a line"
                 raise BertworksError(what, where=row.where, hint="write .jsonl")
@@ -278,25 +277,28 @@ def answer_questions(
         yield features.item.id, answer
 
 
+def rows_with_items(reader: RowReader, schema: Schema, empty: IssueCounter) -> Iterator[tuple[Row, Item | None]]:
+    """Each row with its item, without a label; None for a row without text, which is counted in `empty`."""
+    schema = fitted(schema, reader, labelled=False)
+    for row in reader:
+        try:
+            yield row, read_item(row, schema, labelled=False)
+        except EmptyTextError:
+            empty.add(row.where)
+            yield row, None
+
+
 def _items(
-    reader: RowReader, schema: Schema, d: TaskConfig, fields: OutputFields, empty: IssueCounter | None = None
+    reader: RowReader, schema: Schema, d: TaskConfig, fields: OutputFields, empty: IssueCounter
 ) -> Iterator[Item | None]:
-    """Each row as an item; None for a row without text, which is counted in `empty`.
+    """The items of all rows, checked.
 
     Raises:
         BertworksError: another number of choices, or a field with the name of a new column.
     """
-    schema = fitted(schema, reader, labelled=False)
-    for row in reader:
+    for row, item in rows_with_items(reader, schema, empty):
         fields.refuse_taken(row.written or row.values, row.where)
-        try:
-            item = read_item(row, schema, labelled=False)
-        except EmptyTextError:
-            if empty is not None:
-                empty.add(row.where)
-            yield None
-            continue
-        if d.task == "choice" and d.num_choices and len(item.texts) != d.num_choices + 1:
+        if item and d.task == "choice" and d.num_choices and len(item.texts) != d.num_choices + 1:
             what = f"{len(item.texts) - 1} choices, but the model was trained with {d.num_choices}"
             raise BertworksError(what, where=row.where, hint=f"give every row {d.num_choices} choices")
         yield item
