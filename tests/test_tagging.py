@@ -16,13 +16,14 @@ from fine import FILLER, PEOPLE, PLACES, tokenizer, write_conll, write_multilabe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schemes import Scheme, convert_tags
+from seqeval.metrics.sequence_labeling import get_entities
 
 from bertworks.batching.features import Featurizer
 from bertworks.datasets.annotations import with_tags
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
-from bertworks.inference.decoding import is_entity_tagset, tag_runs
+from bertworks.inference.decoding import is_entity_tagset
 from bertworks.inference.predict import partial_results, predict_file
 from bertworks.inference.predictor import Predictor
 from bertworks.metrics import classification
@@ -55,9 +56,9 @@ def predicted(tagger: Path, data: Path, output: Path, **options: object) -> tupl
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from(TAGS), max_size=12))
-def test_entities_are_those_of_conlleval_in_every_scheme(tags: list[str]) -> None:
-    assert [(start, end, kind) for kind, start, end in tag_runs(tags)] == tag_spans(tags)
+@given(st.lists(st.sampled_from([*TAGS, "B", "I", "E", "S", "I-a-b"]), max_size=12))
+def test_entities_are_those_of_seqeval_in_every_scheme(tags: list[str]) -> None:
+    assert [(kind, start, end - 1) for start, end, kind in tag_spans(tags)] == get_entities(tags)
 
 
 def test_parts_of_speech_are_no_entities() -> None:
