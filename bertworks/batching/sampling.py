@@ -99,28 +99,46 @@ def add_special_tokens(
 
 
 class Sampler(ABC):
-    """The sequences that a plan describes.
+    """The sequences of a format. `plan_blocks` cuts documents; sequence i is a look-up in `plan`.
 
-    targets: names of the targets that each of them has.
+    targets: names of the targets that each sequence has.
     segments: token types that it uses.
-    columns: of the plan.
+    columns: of a plan.
+
+    Raises:
+        UsageError: the length has no room for a token of each segment.
     """
 
     targets: ClassVar[tuple[str, ...]]
     segments: ClassVar[int]
     columns: ClassVar[int]
 
-    def __init__(self, store: TokenStore, plan: Plan, max_length: int, template: Template, seed: int):
-        self.store, self.plan, self.template, self.seed = store, np.asarray(plan), template, seed
-        self.room = max_length - template.num_special(self.segments)
+    def __init__(self, store: TokenStore, c: SamplingConfig, max_length: int, template: Template, seed: int):
+        special = template.num_special(self.segments)
+        if max_length < special + self.segments:
+            what = f"sequences of {max_length} tokens: special tokens and a token of each segment need"
+            raise UsageError(f"{what} {special + self.segments}")
+        self.store, self.config, self.max_length, self.template, self.seed = store, c, max_length, template, seed
+        self.room = max_length - special
+        self.plan: Plan = np.zeros((0, self.columns), np.int64)
 
-    @staticmethod
+    def plan_blocks(self, documents: Ids) -> Iterator[Plan]:
+        """A plan of some documents, int64 [D'], in arrays of BLOCK rows; the last one may be empty. The same arguments
+        give the same plan on every machine."""
+        numbers = chain.from_iterable(self._plan_rows(documents))
+        size = BLOCK * self.columns
+        is_last = False
+        while not is_last:
+            block = np.fromiter(islice(numbers, size), np.int64)
+            is_last = len(block) < size
+            yield block.reshape(-1, self.columns)
+
+    def make_plan(self, documents: Ids) -> Plan:
+        """The same plan in memory, of a small corpus."""
+        return np.concatenate(list(self.plan_blocks(documents)))
+
     @abstractmethod
-    def plan_rows(
-        store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template
-    ) -> Iterator[tuple[int, ...]]:
-        """Rows of a plan over some documents, int64 [D']. The same arguments give the same plan on every machine."""
-
+    def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]: ...
     @abstractmethod
     def __len__(self) -> int: ...
     @abstractmethod
@@ -136,21 +154,18 @@ class NextSentencePairs(Sampler):
     segments = 2
     columns = 5
 
-    @staticmethod
-    def plan_rows(
-        store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template
-    ) -> Iterator[tuple[int, ...]]:
+    def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
         """Sentences are collected up to the target length and split at a random sentence. Half of the second parts are
         replaced from another document; the sentences that they replace are used again."""
-        sentences, budget = np.asarray(store.sentences), max_length - template.num_special(2)
-        limits = np.stack([store.documents[documents], store.documents[documents + 1]], 1)  # first and last sentence
-        for copy, d in product(range(c.copies), range(len(limits))):
+        sentences, edges = np.asarray(self.store.sentences), self.store.documents
+        limits = np.stack([edges[documents], edges[documents + 1]], 1)  # first and last sentence
+        for copy, d in product(range(self.config.copies), range(len(limits))):
             first, last = limits[d].tolist()
-            coin = Random(f"pairs {seed} {copy} {first}").random
+            coin = Random(f"pairs {self.seed} {copy} {first}").random
             starts = sentences[first : last + 1].tolist()
-            count, i, target = last - first, 0, budget
-            if coin() < c.short_rate:
-                target = 2 + int(coin() * (budget - 1))  # uniform from 2 to the budget, once per document
+            count, i, target = last - first, 0, self.room
+            if coin() < self.config.short_rate:
+                target = 2 + int(coin() * (self.room - 1))  # uniform from 2 to the budget, once per document
             while i < count:
                 end = bisect_left(starts, starts[i] + target, lo=i + 1, hi=count)
                 split = end if end - i == 1 else i + 1 + int(coin() * (end - i - 1))
@@ -210,14 +225,13 @@ class FullSentences(Sampler):
     segments = 1
     columns = 3
 
-    @staticmethod
-    def plan_rows(
-        store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template
-    ) -> Iterator[tuple[int, ...]]:
-        full, tail = max_length - len(template.prefix), len(template.suffix)  # every piece needs a suffix
+    def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
+        tail = len(self.template.suffix)  # of every piece
+        full = self.max_length - len(self.template.prefix)
         number, room = 0, full
+        sentences, edges = self.store.sentences, self.store.documents
         for d in documents.tolist():
-            starts = store.sentences[store.documents[d] : store.documents[d + 1] + 1].tolist()
+            starts = sentences[edges[d] : edges[d + 1] + 1].tolist()
             piece = starts[0]
             for start, end in pairwise(starts):
                 if end - piece + tail > room and (start > piece or room < full):  # does not fit: new sequence
@@ -248,40 +262,9 @@ class FullSentences(Sampler):
 FORMATS: Mapping[Format, type[Sampler]] = {"next_sentence": NextSentencePairs, "full_sentences": FullSentences}
 
 
-def plan_blocks(
-    store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template
-) -> Iterator[Plan]:
-    """The cuts of a corpus into sequences of at most `max_length` tokens, in arrays of BLOCK rows, one in memory at a
-    time; the last one may be empty.
-
-    Raises:
-        UsageError: the length has no room for a token of each segment.
-    """
-    sampler = FORMATS[c.format]
-    least = template.num_special(sampler.segments) + sampler.segments
-    if max_length < least:
-        raise UsageError(f"sequences of {max_length} tokens: special tokens and a token of each segment need {least}")
-    numbers = chain.from_iterable(sampler.plan_rows(store, documents, c, max_length, seed, template))
-    size = BLOCK * sampler.columns
-    is_last = False
-    while not is_last:
-        block = np.fromiter(islice(numbers, size), np.int64)
-        is_last = len(block) < size
-        yield block.reshape(-1, sampler.columns)
-
-
-def make_plan(
-    store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template
-) -> Plan:
-    """The same cuts in memory, of a small corpus."""
-    return np.concatenate(list(plan_blocks(store, documents, c, max_length, seed, template)))
-
-
-def make_sampler(
-    store: TokenStore, plan: Plan, c: SamplingConfig, max_length: int, template: Template, seed: int
-) -> Sampler:
-    """The sequences that a plan describes."""
-    return FORMATS[c.format](store, plan, max_length, template, seed)
+def make_sampler(store: TokenStore, c: SamplingConfig, max_length: int, template: Template, seed: int) -> Sampler:
+    """The sampler of a format."""
+    return FORMATS[c.format](store, c, max_length, template, seed)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -304,16 +304,10 @@ def log_probabilities(
     """[examples]: the log-probability of the label of the one masked token of each example. The model is in evaluation
     mode."""
     results = np.zeros(len(examples))
-    device, at_once = next(model.parameters()).device, max(1, MAX_SCORES // model.encoder.config.vocab_size)
-    lengths = [len(example.input_ids) for example in examples]
-    for part in token_budget_indices(lengths, [1] * len(examples), BATCH_TOKENS):
-        for numbers in (part[n : n + at_once] for n in range(0, len(part), at_once)):
-            batch = collate([examples[number] for number in numbers]).to(device)
-            THREADS.adapt()
-            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-                logits = model.scores(batch).float()
-            of_labels = logits.gather(1, batch.target.labels[:, None])[:, 0]
-            results[numbers] = (of_labels - logits.logsumexp(-1)).cpu().numpy()
+    units, at_once = [[example] for example in examples], max(1, MAX_SCORES // model.encoder.config.vocab_size)
+    for numbers, batch, logits in _run_batches(model, model.scores, units, precision, at_once):
+        of_labels = logits.gather(1, batch.target.labels[:, None])[:, 0]
+        results[numbers] = (of_labels - logits.logsumexp(-1)).cpu().numpy()
     return results
 
 
@@ -338,17 +332,22 @@ def compute_vectors(
 
 
 def _run_batches(
-    model: nn.Module, compute: Callable[[Batch], Tensor], units: Sequence[ExampleGroup], precision: InferencePrecision
+    model: nn.Module,
+    compute: Callable[[Batch], Tensor],
+    units: Sequence[ExampleGroup],
+    precision: InferencePrecision,
+    most: int = 1 << 30,
 ) -> Iterator[tuple[list[int], Batch, Tensor]]:
-    """Yield the indices of some units, their batch, and its result."""
+    """Yield the indices of some units, at most `most`, their batch, and its result."""
     training, device = model.training, next((p.device for p in model.parameters()), torch.device("cpu"))
     if training:  # setting the mode of all modules would take a tenth of the time of one short text
         model.eval()
     # A unit without predictions, such as a text without words to tag, is left out.
     present = [n for n, unit in enumerate(units) if any(not e.targets or len(e.target.positions) for e in unit)]
     lengths, sizes = [longest_sequence(units[n]) for n in present], [len(units[n]) for n in present]
-    for part in token_budget_indices(lengths, sizes, BATCH_TOKENS):
-        numbers = [present[index] for index in part]
+    parts = token_budget_indices(lengths, sizes, BATCH_TOKENS)
+    for indices in (part[n : n + most] for part in parts for n in range(0, len(part), most)):
+        numbers = [present[index] for index in indices]
         batch = collate([example for number in numbers for example in units[number]]).to(device)
         THREADS.adapt()
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):

@@ -152,8 +152,8 @@ class Filler:
             yield ids, masks
             return
         for number, mask in enumerate(masks.tolist()):
-            start = min(max(0, mask - room // 2), len(ids) - room)
-            yield ids[start : start + room], masks[number : number + 1] - start
+            start, end = centered_window(mask, mask, len(ids), room)
+            yield ids[start:end], masks[number : number + 1] - start
 
 
 def fill(model: str | Path, texts: Iterable[str], k: int = 5) -> Iterator[list[list[Filling]]]:
