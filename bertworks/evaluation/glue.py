@@ -183,7 +183,7 @@ def find_glue_tasks(folder: str | Path) -> list[GlueTaskFiles]:
 def _files(folder: Path, benchmark: Benchmark) -> dict[str, Path]:
     """Split -> its best file. Every task may have a held-out set, MNLI also a mixed one."""
     present = {tuple(path.name.split(".")[:2]): path for path in sorted(folder.iterdir()) if path.is_file()}
-    files = {}
+    files: dict[str, Path] = {}
     for split in (*benchmark.splits, "heldout", "dev_mixed"):
         for name in product(_STEMS.get(split, (split,)), _SUFFIXES):
             if name in present:

@@ -56,7 +56,7 @@ class OnnxModel(nn.Module):
 
     Args:
         task: of the head; None: no head of a task.
-        gives: without a task: the name of the output for every token, and its width; None: any.
+        gives: without a task: the name of the output for every token, and its width.
 
     Raises:
         BertworksError: no such file, a damaged file, another kind of network, other outputs; onnxruntime is not
@@ -85,15 +85,15 @@ class OnnxModel(nn.Module):
         if not {"input_ids"} <= set(self.inputs) <= set(INPUTS) or self.outputs not in OUTPUTS:
             what = f"not a BERT: from {', '.join(self.inputs)} it computes {', '.join(self.outputs)}"
             raise BertworksError(what, where=str(path))
-        shape = outputs[0].shape
-        self.per_token, self.width = len(outputs) == 2 or len(shape) == 3, None
+        self.shape = outputs[0].shape
+        self.per_token, self.width = len(outputs) == 2 or len(self.shape) == 3, None
         if task is not None:
             self.task, self.width = task, task.outputs
-            self._check_head(shape, task)
-        if gives is not None:
+            names = ["start_logits", "end_logits"] if task.head == "span" else ["logits"]
+            self._check(names, not task.pooled, isinstance(task, MultipleChoice))
+        elif gives is not None:
             self.width = gives[1]
-            if (self.outputs, shape[2:]) != ([gives[0]], [gives[1]]):
-                raise self._other_outputs(shape, f"{gives[0]} of {gives[1]:,} for each token")
+            self._check([gives[0]], per_token=True)
 
     def logits(self, batch: Batch) -> Tensor:
         """float32 [M, outputs]: the logits of all targets of the batch."""
@@ -125,22 +125,17 @@ class OnnxModel(nn.Module):
             raise BertworksError(what, where=self.where, hint="export the model again")
         return x
 
-    def _check_head(self, shape: list[int], task: TaskHead) -> None:
-        is_choice = isinstance(task, MultipleChoice)
-        if task.head == "span":
-            fits = len(self.outputs) == 2
-        else:
-            expected = [3 - task.pooled, task.outputs]
-            fits = self.outputs == ["logits"] and (is_choice or [len(shape), shape[-1]] == expected)
-        if not fits or self.has_choices != is_choice:
-            raise self._other_outputs(shape, "what the task needs")
-
-    def _other_outputs(self, shape: list[int], expected: str) -> BertworksError:
-        return BertworksError(
-            f"this exported model gives {' and '.join(self.outputs)} {shape}, which is not {expected}",
-            where=self.where,
-            hint="export the model with that output; for vectors: bertworks export MODEL --encoder -o FOLDER",
-        )
+    def _check(self, names: list[str], per_token: bool, has_choices: bool = False) -> None:
+        """Refuse a file that declares other outputs."""
+        has_width = has_choices or len(names) == 2 or self.shape[2 if per_token else 1 :] == [self.width]
+        if not has_width or (self.outputs, self.has_choices) != (names, has_choices):
+            places = "choice" if has_choices else "token" if per_token else "text"
+            what = f"this exported model gives {' and '.join(self.outputs)} {self.shape}"
+            raise BertworksError(
+                f"{what}, which is not {' and '.join(names)} of {self.width:,} for each {places}",
+                where=self.where,
+                hint="export the model with that output; for vectors: bertworks export MODEL --encoder -o FOLDER",
+            )
 
 
 def _refuse_subgraphs(path: Path) -> None:
