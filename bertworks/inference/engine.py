@@ -130,9 +130,10 @@ class OnnxModel(nn.Module):
         has_width = has_choices or len(names) == 2 or self.shape[2 if per_token else 1 :] == [self.width]
         if not has_width or (self.outputs, self.has_choices) != (names, has_choices):
             places = "choice" if has_choices else "token" if per_token else "text"
-            what = f"this exported model gives {' and '.join(self.outputs)} {self.shape}"
+            expected = f"{names[0]} of {self.width:,}" if len(names) == 1 else " and ".join(names)
+            given = f"{' and '.join(self.outputs)} {self.shape}"
             raise BertworksError(
-                f"{what}, which is not {' and '.join(names)} of {self.width:,} for each {places}",
+                f"this exported model gives {given}, which is not {expected} for each {places}",
                 where=self.where,
                 hint="export the model with that output; for vectors: bertworks export MODEL --encoder -o FOLDER",
             )
