@@ -200,6 +200,7 @@ def contend(arguments: argparse.Namespace) -> dict[str, Any]:
     from bertworks.checkpoints.resolve import resolve_model
     from bertworks.datasets.schema import items
     from bertworks.evaluation.glue import find_glue_tasks
+    from bertworks.metrics.classification import classification
 
     (task,) = arguments.tasks
     (found,) = find_glue_tasks(arguments.data / task)
@@ -213,7 +214,7 @@ def contend(arguments: argparse.Namespace) -> dict[str, Any]:
     folder = resolve_model(arguments.model)
     learn = {"bertworks": bertworks, "transformers": transformers}[arguments.contender]
     run = learn(folder, found, rows["train"], rows["dev"], arguments.seed, arguments.quick)
-    watch = Watch(lambda given: found.benchmark.score(right, given)[metric])
+    watch = Watch(lambda given: classification(right, given, found.benchmark.labels)[metric])
     run(watch)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
     return {

@@ -216,8 +216,7 @@ def test_wrong_calls(model: Path):
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertworks.inference.embed.AT_ONCE", 3)
-    monkeypatch.setattr("bertworks.inference.embed.AT_ONCE", 3)
+    monkeypatch.setattr("bertworks.inference.predict.AT_ONCE", 3)
 
 
 @pytest.fixture
@@ -333,17 +332,13 @@ def test_whitened_files(kind: str, model: Path, tmp_path: Path, small: None):
 def test_whitening_by_numpy():
     draw = np.random.default_rng(0)
     x = (draw.normal(size=(500, 6)) @ draw.normal(size=(6, 8)) + 3).astype(np.float32)  # six of eight directions
-    moments = Moments(8)
-    for part in np.array_split(x, 7):
-        moments.add(part)
+    moments = Moments(8, np.array_split(x, 7))
     white = moments.whitener("whiten")(x).astype(np.float64)
     values = np.linalg.eigvalsh(np.cov(white.T, bias=True))
     np.testing.assert_allclose(values, [0, 0, 1, 1, 1, 1, 1, 1], atol=1e-4)
     np.testing.assert_allclose(moments.whitener("center")(x), x - x.mean(0), atol=1e-5)
-    few = Moments(8)
-    few.add(x[:8])
     with pytest.raises(BertworksError, match="more vectors than dimensions"):
-        few.whitener("whiten")
+        Moments(8, [x[:8]]).whitener("whiten")
 
 
 def test_sts_before_and_after(model: Path, tmp_path: Path):

@@ -11,7 +11,7 @@ from tiny import write_recipe
 
 from bertworks.batching import sampling
 from bertworks.batching.batch import collate
-from bertworks.batching.sampling import Example, Target, make_plan
+from bertworks.batching.sampling import Example, Sampler, Target, make_sampler
 from bertworks.errors import BertworksError
 from bertworks.runs.pretrain_job import (
     Sections,
@@ -47,10 +47,11 @@ def test_a_plan_on_disk_is_the_plan(
     store, recipe = make_store(), recipe_for(tmp_path, f"sampling.format={pairs}", "seed=3")
     batches = phase_batches(store, every(store), recipe, tokenizer, tmp_path / "plans", 0, 1)
     expected = io.BytesIO()
-    np.save(expected, make_plan(store, every(store), recipe.sampling, 32, 3 << 8, tokenizer.template))
+    sampler = make_sampler(store, recipe.sampling, 32, tokenizer.template, 3 << 8)
+    np.save(expected, sampler.make_plan(every(store)))
     file = tmp_path / "plans" / "phase-0.npy"
     assert file.read_bytes() == expected.getvalue()
-    monkeypatch.setattr("bertworks.runs.pretrain_job.plan_blocks", lambda *_: pytest.fail("it is there already"))
+    monkeypatch.setattr(Sampler, "plan_blocks", lambda *_: pytest.fail("it is there already"))
     again = phase_batches(store, every(store), recipe, tokenizer, tmp_path / "plans", 0, 1)
     assert [b.input_ids.tolist() for b in batches(2)] == [b.input_ids.tolist() for b in again(2)]
 

@@ -400,12 +400,12 @@ def test_damaged_folders(exported: Path, tmp_path: Path):
         Predictor(copied(exported, tmp_path / "cut", model_onnx=(exported / "model.onnx").read_bytes()[:5000]))
     task = json.loads((exported / "task.json").read_text())
     three = json.dumps(task | {"labels": ["a", "b", "c"]}).encode()
-    with pytest.raises(BertworksError, match="not what the task needs"):
+    with pytest.raises(BertworksError, match="which is not logits of 3 for each text"):
         Predictor(copied(exported, tmp_path / "three", task_json=three))
-    with pytest.raises(BertworksError, match="not what the task needs"):
+    with pytest.raises(BertworksError, match="which is not start_logits and end_logits for each token"):
         Predictor(copied(exported, tmp_path / "qa", task_json=json.dumps(task | {"task": "qa"}).encode()))
     choice = json.dumps(task | {"task": "choice", "num_choices": 2}).encode()
-    with pytest.raises(BertworksError, match="not what the task needs"):
+    with pytest.raises(BertworksError, match="which is not logits of 1 for each choice"):
         Predictor(copied(exported, tmp_path / "choice", task_json=choice))
 
 

@@ -301,7 +301,7 @@ def write_documents(path: Path, *extra: dict) -> Path:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertworks.inference.embed.AT_ONCE", 2)
+    monkeypatch.setattr("bertworks.inference.predict.AT_ONCE", 2)
 
 
 def test_files(model: Path, tmp_path: Path, small: None):

@@ -179,10 +179,8 @@ def test_a_question_that_is_surely_without_answer_is_left_without() -> None:
 
 
 def test_whitening_needs_more_vectors_than_dimensions(model: Path, tmp_path: Path) -> None:
-    moments = Moments(4)
-    moments.add(np.eye(4, dtype=np.float32))
     with pytest.raises(BertworksError, match="4 vectors of 4 dimensions"):
-        moments.whitener("whiten")
+        Moments(4, [np.eye(4, dtype=np.float32)]).whitener("whiten")
     pairs = write_pairs(tmp_path / "pairs.tsv", 12)
     with pytest.raises(BertworksError, match="more vectors than dimensions: 12 vectors of 32"):
         list(embed_file(model, pairs, tmp_path / "v.npy", text=["sentence1"], whitening="whiten", device="cpu"))

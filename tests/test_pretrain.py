@@ -21,6 +21,7 @@ import torch
 from tiny import documents, leftovers, metrics, newest, write_corpus, write_recipe
 
 import bertworks.checkpoints.training_state
+from bertworks.batching.sampling import Sampler
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.training_state import locked
 from bertworks.errors import BertworksError, UsageError
@@ -485,8 +486,10 @@ def test_a_run_that_goes_on_reads_its_plans(shards: Path, tmp_path: Path, monkey
             break
     events.close()
     made: list[str] = []
-    for name in ("plan_blocks", "make_plan", "held_out_batches", "most_frequent_token"):
-        monkeypatch.setattr(pretrain_job, name, lambda *_, _name=name, **__: made.append(_name))
+    for owner, name in (
+        (Sampler, "plan_blocks"), (pretrain_job, "held_out_batches"), (pretrain_job, "most_frequent_token"),
+    ):  # fmt: skip
+        monkeypatch.setattr(owner, name, lambda *_, _name=name, **__: made.append(_name))
     steps = pretrain([shards], tmp_path / "a", recipe=str(recipe), device="cpu")
     first = next(event for event in steps if event.kind == "step")
     steps.close()

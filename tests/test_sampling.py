@@ -14,11 +14,10 @@ from bertworks.batching import sampling
 from bertworks.batching.sampling import (
     FullSentences,
     NextSentencePairs,
+    Sampler,
     SamplingConfig,
     add_special_tokens,
-    make_plan,
     make_sampler,
-    plan_blocks,
     truncate,
 )
 from bertworks.errors import UsageError
@@ -53,11 +52,15 @@ def every(store: Store) -> np.ndarray:
     return np.arange(len(store.documents) - 1)
 
 
+def planned(store: Store, max_length: int, seed: int = 0, **settings) -> Sampler:
+    """A sampler with a plan of all documents."""
+    sampler = make_sampler(store, SamplingConfig(**settings), max_length, SPECIAL, seed)
+    sampler.plan = sampler.make_plan(every(store))
+    return sampler
+
+
 def make_pairs(store: Store, max_length: int = 64, seed: int = 0, **settings) -> NextSentencePairs:
-    c = SamplingConfig(**settings)
-    sampler = make_sampler(
-        store, make_plan(store, every(store), c, max_length, seed, SPECIAL), c, max_length, SPECIAL, seed
-    )
+    sampler = planned(store, max_length, seed, **settings)
     assert isinstance(sampler, NextSentencePairs)
     return sampler
 
@@ -226,21 +229,15 @@ def test_copies_are_cut_anew():
 def test_only_the_given_documents_are_used():
     store = make_store()
     documents = np.array([3, 7, 20, 21])
-    plan = make_plan(store, documents, SamplingConfig(), 64, 0, SPECIAL)
+    plan = make_sampler(store, SamplingConfig(), 64, SPECIAL, 0).make_plan(documents)
     used = {document_of(store, 1000 + t) for t in np.concatenate([plan[:, 0], plan[:, 2]])}
     assert used == set(documents.tolist())
-
-
-def test_pairs_of_one_document_are_refused():
-    with pytest.raises(ValueError, match="at least two documents"):
-        make_plan(make_store(1), np.array([0]), SamplingConfig(), 64, 0, SPECIAL)
 
 
 @pytest.mark.parametrize("max_length", [5, 16, 64, 5000])
 def test_full_sentences_lose_nothing_and_cross_documents_with_a_separator(max_length):
     store = make_store(40, longest=30)
-    c = SamplingConfig(format="full_sentences")
-    sampler = make_sampler(store, make_plan(store, every(store), c, max_length, 0, SPECIAL), c, max_length, SPECIAL, 0)
+    sampler = planned(store, max_length, format="full_sentences")
     assert isinstance(sampler, FullSentences)
     sequences = [sampler[i] for i in range(len(sampler))]
     assert all(3 <= len(s.input_ids) <= max_length for s in sequences)
@@ -275,7 +272,7 @@ def test_plans_are_those_of_the_first_release(settings: dict, sha256: str, monke
     store = make_store()
     for block in (1, 7, 1 << 16):
         monkeypatch.setattr(sampling, "BLOCK", block)
-        plan = make_plan(store, every(store), SamplingConfig(**settings), 64, 7, SPECIAL)
+        plan = planned(store, 64, 7, **settings).plan
         assert hashlib.sha256(plan.astype("<i8").tobytes()).hexdigest() == sha256
 
 
@@ -292,21 +289,20 @@ def peak_of(action: Callable[[], object]) -> int:
 @pytest.mark.parametrize("pairs", ["next_sentence", "full_sentences"])
 def test_making_a_plan_takes_the_memory_of_a_block(pairs: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(sampling, "BLOCK", 100)
-    store, c = make_store(300, longest=20), SamplingConfig(format=pairs, copies=3)
-    size = make_plan(store, every(store), c, 16, 0, SPECIAL).nbytes
+    store = make_store(300, longest=20)
+    sampler = planned(store, 16, format=pairs, copies=3)
+    size = sampler.plan.nbytes
     assert size > 100_000
-    assert peak_of(lambda: sum(len(block) for block in plan_blocks(store, every(store), c, 16, 0, SPECIAL))) < size / 4
+    assert peak_of(lambda: sum(map(len, sampler.plan_blocks(every(store))))) < size / 4
 
 
 def test_a_sampler_does_not_read_its_whole_plan():
-    store, c = make_store(300, longest=20), SamplingConfig(format="full_sentences")
-    plan = make_plan(store, every(store), c, 16, 0, SPECIAL)
-    assert peak_of(lambda: make_sampler(store, plan, c, 16, SPECIAL, 0)[len(plan) // 3]) < plan.nbytes / 10
+    sampler = planned(make_store(300, longest=20), 16, format="full_sentences")
+    assert peak_of(lambda: sampler[len(sampler.plan) // 3]) < sampler.plan.nbytes / 10
 
 
 def test_there_is_nothing_beyond_the_end():
-    store, c = make_store(3), SamplingConfig(format="full_sentences")
-    sampler = make_sampler(store, make_plan(store, every(store), c, 16, 0, SPECIAL), c, 16, SPECIAL, 0)
+    sampler = planned(make_store(3), 16, format="full_sentences")
     assert len(list(sampler)) == len(sampler)
     with pytest.raises(IndexError):
         sampler[-1]
@@ -317,5 +313,5 @@ def test_a_length_without_room_for_the_template_is_refused() -> None:
     store = Store(np.zeros(4, np.int32), np.arange(5), np.arange(0, 5, 2))
     for kind, least in (("next_sentence", 5), ("full_sentences", 3)):
         with pytest.raises(UsageError, match=f"need {least}"):
-            make_plan(store, np.arange(2), SamplingConfig(format=kind), least - 1, 0, template)
-        make_plan(store, np.arange(2), SamplingConfig(format=kind), least, 0, template)
+            make_sampler(store, SamplingConfig(format=kind), least - 1, template, 0)
+        make_sampler(store, SamplingConfig(format=kind), least, template, 0).make_plan(np.arange(2))

@@ -42,7 +42,7 @@ ALSO = {  # what single modules may import
     "interop.export": "onnxruntime",
     "interop.onnx_export": "onnx onnxruntime",
     "interop.push": "huggingface_hub",
-    "metrics.classification": "scipy seqeval sklearn",
+    "metrics.classification": "scipy sklearn",
     "retrieval.store": "faiss",
     "serve.application": "msgspec prometheus_client starlette uvicorn",
     "serve.metrics": "prometheus_client",

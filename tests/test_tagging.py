@@ -16,13 +16,14 @@ from fine import FILLER, PEOPLE, PLACES, tokenizer, write_conll, write_multilabe
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from schemes import Scheme, convert_tags
+from seqeval.metrics.sequence_labeling import get_entities
 
 from bertworks.batching.features import Featurizer
 from bertworks.datasets.annotations import with_tags
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
-from bertworks.inference.decoding import is_entity_tagset, tag_runs
+from bertworks.inference.decoding import is_entity_tagset
 from bertworks.inference.predict import partial_results, predict_file
 from bertworks.inference.predictor import Predictor
 from bertworks.metrics import classification
@@ -55,9 +56,9 @@ def predicted(tagger: Path, data: Path, output: Path, **options: object) -> tupl
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from(TAGS), max_size=12))
-def test_entities_are_those_of_conlleval_in_every_scheme(tags: list[str]) -> None:
-    assert [(start, end, kind) for kind, start, end in tag_runs(tags)] == tag_spans(tags)
+@given(st.lists(st.sampled_from([*TAGS, "B", "I", "E", "S", "I-a-b"]), max_size=12))
+def test_entities_are_those_of_seqeval_in_every_scheme(tags: list[str]) -> None:
+    assert [(kind, start, end - 1) for start, end, kind in tag_spans(tags)] == get_entities(tags)
 
 
 def test_parts_of_speech_are_no_entities() -> None:
@@ -314,8 +315,8 @@ def test_documents_are_not_divided_between_portions_nor_by_a_stop(
             if len(counts) == 2:
                 break
     assert counts == [6, 12]
-    with (tmp_path / ".parts.jsonl.partial").open("a") as file:
-        file.write('[{"predicted_tags": [], "truncated_tokens": 0}')  # of a portion that was interrupted
+    content = (tmp_path / ".parts.jsonl.partial").read_bytes()
+    (tmp_path / ".parts.jsonl.partial").write_bytes(content + content[65:265])  # of a portion that was interrupted
     events = list(predict_file(tmp_path / "out", data, tmp_path / "parts.jsonl", device="cpu"))
     assert next(e for e in events if "resumed_row" in e.fields).fields["resumed_row"] == 12
     assert (tmp_path / "parts.jsonl").read_text() == (tmp_path / "whole.jsonl").read_text()
@@ -324,19 +325,24 @@ def test_documents_are_not_divided_between_portions_nor_by_a_stop(
 def test_partial_results_are_those_of_the_same_job(tmp_path: Path) -> None:
     path = tmp_path / ".out.csv.partial"
 
-    def stopped(fingerprint: str, line: bytes) -> bytes:
-        with suppress(KeyboardInterrupt), partial_results(tmp_path / "out.csv", fingerprint) as file:
-            content = file.read()
-            file.write(line)
+    def stopped(fingerprint: str, content: bytes) -> tuple[int, int, list[bytes]]:
+        with suppress(KeyboardInterrupt), partial_results(tmp_path / "out.csv", fingerprint) as results:
+            before = results.rows, results.truncated, list(results)
+            results.add(2, 1, content)
             raise KeyboardInterrupt
-        return content
+        return before
 
-    assert [stopped("abc", b"1\n"), stopped("abc", b"2\n"), stopped("abc", b"3")] == [b"", b"1\n", b"1\n2\n"]
-    assert [stopped("other", b"4\n"), stopped("other", b"5\n")] == [b"", b"4\n"]
-    with partial_results(tmp_path / "out.csv", "other") as file:
+    assert [stopped("abc", b"1"), stopped("abc", b"23"), stopped("abc", b"")] == [
+        (0, 0, []), (2, 1, [b"1"]), (4, 2, [b"1", b"23"]),
+    ]  # fmt: skip
+    assert [stopped("other", b"4"), stopped("other", b"567")] == [(0, 0, []), (2, 1, [b"4"])]
+    path.write_bytes(path.read_bytes()[:-1])  # the end of a portion is missing
+    with partial_results(tmp_path / "out.csv", "other") as results:
         with pytest.raises(BertworksError, match="another process is writing the same output"):
             stopped("other", b"")
-        assert file.read() == b"4\n5\n"
+        assert (results.rows, list(results)) == (2, [b"4"])
+        results.add(1, 0, b"8")
+        assert (results.rows, list(results)) == (3, [b"4", b"8"])
     assert not path.exists()
 
 

@@ -11,20 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from numpy.random import Generator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.sampling import Example, Sampler, TokenSequence, keyed_rng
+from bertworks.batching.sampling import Example, Masker, Sampler, keyed_rng
 from bertworks.models.layout import Layout
-
-
-class Policy(Protocol):
-    def __call__(self, s: TokenSequence, generator: Generator) -> Example: ...
 
 
 @dataclass(frozen=True)
@@ -32,16 +27,14 @@ class ExampleStream:
     """The sequences of a sampler, epoch after epoch, each in another order."""
 
     sampler: Sampler
-    policy: Policy
+    masker: Masker
     seed: int = 0
     dynamic: bool = True  # new masks in every epoch
-    shuffle: bool = True
 
     def __getitem__(self, n: int) -> Example:
         epoch, i = divmod(n, len(self.sampler))
-        if self.shuffle:
-            i = shuffled_index(i, len(self.sampler), self.seed, epoch)
-        return self.policy(self.sampler[i], keyed_rng("mask", self.seed, epoch if self.dynamic else 0, i))
+        i = shuffled_index(i, len(self.sampler), self.seed, epoch)
+        return self.masker(self.sampler[i], keyed_rng("mask", self.seed, epoch if self.dynamic else 0, i))
 
 
 def shuffled_index(i: int, n: int, seed: int, epoch: int) -> int:
@@ -114,10 +107,7 @@ def collate(examples: Sequence[Example]) -> Batch:
 class Batches:
     """`batches(n)` is what this process computes in step n: its part of the same `batch_size` sequences, sorted by
     length (so that little is padded) and divided into micro-batches. Every process has the same number of them, none
-    empty; their sizes differ by at most one sequence.
-
-    Raises:
-        ValueError: if there are more processes than sequences.
+    empty; their sizes differ by at most one sequence. There are at most as many processes as sequences.
     """
 
     stream: ExampleStream
@@ -126,20 +116,13 @@ class Batches:
     rank: int = 0
     world_size: int = 1
 
-    def __post_init__(self) -> None:
-        if self.batch_size < self.world_size:
-            raise ValueError(f"a batch of {self.batch_size} sequences cannot be shared by {self.world_size} processes")
-
     def __call__(self, n: int) -> list[Batch]:
         numbers = range(n * self.batch_size, (n + 1) * self.batch_size)[self.rank :: self.world_size]
         examples = sorted((self.stream[i] for i in numbers), key=lambda e: len(e.input_ids))
-        return [collate(examples[part]) for part in self._cuts(len(examples))]
-
-    def _cuts(self, count: int) -> list[slice]:
         largest_part = -(-self.batch_size // self.world_size)
         parts = min(-(-largest_part // self.micro_batch_size), self.batch_size // self.world_size)
-        edges = [count * p // parts for p in range(parts + 1)]
-        return [slice(a, b) for a, b in pairwise(edges)]
+        edges = [len(examples) * p // parts for p in range(parts + 1)]
+        return [collate(examples[start:end]) for start, end in pairwise(edges)]
 
 
 ExampleGroup = Sequence[Example]  # sequences that are evaluated together: one, or the choices of one item
@@ -175,9 +158,7 @@ class LabelledBatches:
 
 def token_budget_batches(groups: Sequence[ExampleGroup], tokens: int) -> Iterator[list[ExampleGroup]]:
     """The groups, sorted by length, in parts of at most this number of tokens with padding."""
-    for part in token_budget_indices(
-        [longest_sequence(group) for group in groups], [len(group) for group in groups], tokens
-    ):
+    for part in token_budget_indices(list(map(longest_sequence, groups)), list(map(len, groups)), tokens):
         yield [groups[number] for number in part]
 
 

@@ -4,7 +4,7 @@
 - `Featurizer`: items of a task -> `Features`.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, groupby, islice
 from typing import Any, NamedTuple
@@ -96,7 +96,8 @@ class Featurizer:
     document_context: bool = False
 
     def __call__(self, items: Iterable[Item]) -> Iterator[Features]:
-        read = self._reader()
+        readers = {"tagging": self._tagging, "spans": self._spans, "qa": self._questions}
+        read = readers.get(self.task, self._sequences)
         for group in self._groups(iter(items)):
             yield from read(group)
 
@@ -108,42 +109,23 @@ class Featurizer:
         while group := list(islice(items, TOKENIZER_BATCH)):
             yield group
 
-    def _reader(self) -> Callable[[list[Item]], Iterator[Features]]:
-        match self.task:
-            case "classification" | "multilabel" | "regression":
-                return self._sequences
-            case "tagging":
-                return self._tagging
-            case "spans":
-                return self._spans
-            case "qa":
-                return self._questions
-            case "choice":
-                return self._choices
-
     def _tokens(self, texts: Iterable[str]) -> list[NDArray[np.int64]]:
         """Ids without [CLS] and [SEP]."""
         return [_inner(encoding, self.tokenizer)[0] for encoding in self.tokenizer.encode_batch(list(texts))]
 
-    # --- one answer for a sequence
+    # --- one prediction for a sequence
 
     def _sequences(self, items: list[Item]) -> Iterator[Features]:
-        columns = [self._tokens(column) for column in zip(*(item.texts for item in items), strict=True)]
-        for item, *segments in zip(items, *columns, strict=True):
-            kept, cut_off = self._fitting(segments)
-            sequence = add_special_tokens(kept, self.tokenizer.template)
-            yield Features(item, [_example(sequence, [0], self._label(item))], cut_off)
-
-    def _choices(self, items: list[Item]) -> Iterator[Features]:
+        """The text or the pair as a sequence; or the prompt with each choice."""
         tokens = iter(self._tokens(chain.from_iterable(item.texts for item in items)))
         for item in items:
-            prompt, *choices = islice(tokens, len(item.texts))
+            texts = list(islice(tokens, len(item.texts)))
+            sequences = [[texts[0], choice] for choice in texts[1:]] if self.task == "choice" else [texts]
             unit, cut_off = [], 0
-            for number, choice in enumerate(choices):
-                kept, more = self._fitting([prompt, choice])
+            for number, segments in enumerate(sequences):
+                kept, more = self._fitting(segments)
                 sequence = add_special_tokens(kept, self.tokenizer.template)
-                right = np.array([float(number == item.label)], np.float32)
-                unit.append(_example(sequence, [0], right))
+                unit.append(_example(sequence, [0], self._label(item, number)))
                 cut_off += more
             yield Features(item, unit, cut_off)
 
@@ -154,8 +136,10 @@ class Featurizer:
         kept = truncated_lengths(first, second, room)
         return [segment[:n] for segment, n in zip(segments, kept)], first + second - sum(kept)
 
-    def _label(self, item: Item) -> NDArray[np.generic]:
+    def _label(self, item: Item, number: int) -> NDArray[np.generic]:
         match self.task:
+            case "choice":
+                return np.array([float(number == item.label)], np.float32)
             case "regression":
                 return np.array([item.label or 0.0], np.float32)
             case "multilabel":
@@ -204,39 +188,39 @@ class Featurizer:
 
     def _in_windows(self, item: Item, row: Ids, predicted: Ids, tags: Ids) -> Features:
         """predicted: positions in the row, ascending; each is predicted in the window where it has most context."""
-        template = self.tokenizer.template
-        room = self.max_length - template.num_special()
         unit, places = [], []
-        for window in sliding_windows(len(row), room, max(1, room // 2)):
+        room = self.max_length - self.tokenizer.template.num_special()
+        for window, sequence, begin in self._windows(row, max(1, room // 2)):
             numbers = np.flatnonzero((predicted >= window.start) & (predicted < window.end))
             numbers = numbers[window.own[predicted[numbers] - window.start]]
-            sequence = add_special_tokens([row[window.start : window.end]], self.tokenizer.template)
-            positions = predicted[numbers] - window.start + len(template.prefix)
-            unit.append(_example(sequence, positions, tags[numbers]))
+            unit.append(_example(sequence, predicted[numbers] - window.start + begin, tags[numbers]))
             places.append(numbers)
         return Features(item, unit, places=np.concatenate(places))
+
+    def _windows(self, row: Ids, step: int, *before: Ids) -> Iterator[tuple[Window, TokenSequence, int]]:
+        """Windows over a text, their sequences with the segments `before`, and the positions at which they begin."""
+        template = self.tokenizer.template
+        room = self.max_length - sum(map(len, before)) - template.num_special(len(before) + 1)
+        for window in sliding_windows(len(row), room, step):
+            sequence = add_special_tokens([*before, row[window.start : window.end]], template)
+            yield window, sequence, len(sequence.input_ids) - len(template.suffix) - len(window.own)
 
     # --- where the answer to a question stands
 
     def _questions(self, items: list[Item]) -> Iterator[Features]:
         questions = self._tokens(item.texts[0] for item in items)
         contexts = self.tokenizer.encode_batch([item.texts[1] for item in items])
-        template = self.tokenizer.template
         for item, whole, encoding in zip(items, questions, contexts, strict=True):
             question = whole[: min(self.max_question, self.max_length // 2)]
             row, offsets = _inner(encoding, self.tokenizer)
             first, last = _answer(item, offsets)
             unit, places, own = [], [], []
-            room = self.max_length - len(question) - template.num_special(2)
-            for window in sliding_windows(len(row), room, self.stride):
-                sequence = add_special_tokens([question, row[window.start : window.end]], template)
-                begin = len(template.prefix) + len(question) + len(template.between)  # of the context
+            for window, sequence, begin in self._windows(row, self.stride, question):
                 inside = window.start <= first and last < window.end
                 labels = [first - window.start + begin, last - window.start + begin] if inside else [0, 0]
-                n = len(sequence.input_ids)
+                n, context = len(sequence.input_ids), slice(begin, begin + len(window.own))
                 unit.append(_example(sequence, np.arange(n), np.array(labels)))
                 numbers, best = np.full(n, NO_TOKEN), np.zeros(n, np.bool_)
-                context = slice(begin, n - len(template.suffix))
                 numbers[context], best[context] = np.arange(window.start, window.end), window.own
                 places.append(numbers)
                 own.append(best)

@@ -5,11 +5,11 @@ numbers per sequence; then any sequence is one look-up. A plan may be larger tha
 read from a memory map. `FORMATS` has a sampler for each format. `Masker` chooses the tokens that are predicted.
 """
 
-from array import array
+from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, islice, pairwise, product
 from random import Random
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
@@ -98,49 +98,84 @@ def add_special_tokens(
     return TokenSequence(np.concatenate(pieces), np.concatenate(types), np.concatenate(special), targets)
 
 
-class Sampler(Protocol):
-    """The sequences that a plan describes. `targets`: names of the targets that each of them has."""
+class Sampler(ABC):
+    """The sequences of a format. `plan_blocks` cuts documents; sequence i is a look-up in `plan`.
+
+    targets: names of the targets that each sequence has.
+    segments: token types that it uses.
+    columns: of a plan.
+
+    Raises:
+        UsageError: the length has no room for a token of each segment.
+    """
 
     targets: ClassVar[tuple[str, ...]]
-    segments: ClassVar[int]  # token types that it uses
+    segments: ClassVar[int]
+    columns: ClassVar[int]
 
-    def __init__(self, store: TokenStore, plan: Plan, max_length: int, template: Template, seed: int): ...
-    @staticmethod
-    def plan_blocks(
-        store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template
-    ) -> Iterator[Plan]:
-        """Blocks of a plan over some documents, int64 [D']. The same arguments give the same plan on every machine."""
-        ...
+    def __init__(self, store: TokenStore, c: SamplingConfig, max_length: int, template: Template, seed: int):
+        special = template.num_special(self.segments)
+        if max_length < special + self.segments:
+            what = f"sequences of {max_length} tokens: special tokens and a token of each segment need"
+            raise UsageError(f"{what} {special + self.segments}")
+        self.store, self.config, self.max_length, self.template, self.seed = store, c, max_length, template, seed
+        self.room = max_length - special
+        self.plan: Plan = np.zeros((0, self.columns), np.int64)
 
+    def plan_blocks(self, documents: Ids) -> Iterator[Plan]:
+        """A plan of some documents, int64 [D'], in arrays of BLOCK rows; the last one may be empty. The same arguments
+        give the same plan on every machine."""
+        numbers = chain.from_iterable(self._plan_rows(documents))
+        size = BLOCK * self.columns
+        is_last = False
+        while not is_last:
+            block = np.fromiter(islice(numbers, size), np.int64)
+            is_last = len(block) < size
+            yield block.reshape(-1, self.columns)
+
+    def make_plan(self, documents: Ids) -> Plan:
+        """The same plan in memory, of a small corpus."""
+        return np.concatenate(list(self.plan_blocks(documents)))
+
+    @abstractmethod
+    def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]: ...
+    @abstractmethod
     def __len__(self) -> int: ...
+    @abstractmethod
     def __getitem__(self, i: int) -> TokenSequence: ...
 
 
-class NextSentencePairs:
+class NextSentencePairs(Sampler):
     """`create_pretraining_data.py` of google-research/bert. A plan row is five numbers: first and last token of A, of
-    B, and the label of next sentence prediction (0: B follows A; 1: it does not).
+    B, and the label of next sentence prediction (0: B follows A; 1: it does not). There are at least two documents: a
+    wrong B comes from another one."""
 
-    Raises:
-        ValueError: with fewer than two documents: a wrong B comes from another document.
-    """
+    targets = ("next_sentence",)
+    segments = 2
+    columns = 5
 
-    targets: ClassVar[tuple[str, ...]] = ("next_sentence",)
-    segments: ClassVar[int] = 2
-
-    def __init__(self, store: TokenStore, plan: Plan, max_length: int, template: Template, seed: int):
-        self.store, self.plan, self.template, self.seed = store, plan, template, seed
-        self.room = max_length - template.num_special(2)
-
-    @staticmethod
-    def plan_blocks(
-        store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template
-    ) -> Iterator[Plan]:
-        """int64 [n, 5] each."""
-        if len(documents) < 2:
-            raise ValueError("sentence pairs need at least two documents: a wrong B comes from another document")
-        cutter = _PairCutter(store, documents, c, max_length - template.num_special(2))
-        places = ((copy, d) for copy in range(c.copies) for d in range(len(documents)))
-        return _in_blocks((row for copy, d in places for row in cutter.cut(d, seed, copy)), 5)
+    def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
+        """Sentences are collected up to the target length and split at a random sentence. Half of the second parts are
+        replaced from another document; the sentences that they replace are used again."""
+        sentences, edges = np.asarray(self.store.sentences), self.store.documents
+        limits = np.stack([edges[documents], edges[documents + 1]], 1)  # first and last sentence
+        for copy, d in product(range(self.config.copies), range(len(limits))):
+            first, last = limits[d].tolist()
+            coin = Random(f"pairs {self.seed} {copy} {first}").random
+            starts = sentences[first : last + 1].tolist()
+            count, i, target = last - first, 0, self.room
+            if coin() < self.config.short_rate:
+                target = 2 + int(coin() * (self.room - 1))  # uniform from 2 to the budget, once per document
+            while i < count:
+                end = bisect_left(starts, starts[i] + target, lo=i + 1, hi=count)
+                split = end if end - i == 1 else i + 1 + int(coin() * (end - i - 1))
+                if end - i == 1 or coin() < 0.5:
+                    b, b_end = _random_sentences(sentences, limits, d, target - (starts[split] - starts[i]), coin)
+                    yield starts[i], starts[split], b, b_end, 1
+                    i = split
+                else:
+                    yield starts[i], starts[split], starts[split], starts[end], 0
+                    i = end
 
     def __len__(self) -> int:
         return len(self.plan)
@@ -153,41 +188,16 @@ class NextSentencePairs:
         return add_special_tokens(pair, self.template, {"next_sentence": target})
 
 
-class _PairCutter:
-    def __init__(self, store: TokenStore, documents: Ids, c: SamplingConfig, budget: int):
-        self.sentences, self.budget, self.short_rate = np.asarray(store.sentences), budget, c.short_rate
-        self.first = np.asarray(store.documents[documents])  # first sentence of each document in use
-        self.last = np.asarray(store.documents[documents + 1])
-
-    def cut(self, d: int, seed: int, copy: int) -> Iterator[tuple[int, int, int, int, int]]:
-        """Sentences are collected up to the target length and split at a random sentence. Half of the second parts are
-        replaced from another document; the sentences that they replace are used again."""
-        coin = Random(f"pairs {seed} {copy} {self.first[d]}").random
-        first, last = int(self.first[d]), int(self.last[d])
-        starts = self.sentences[first : last + 1].tolist()
-        count, i, target = last - first, 0, self.budget
-        if coin() < self.short_rate:
-            target = 2 + int(coin() * (self.budget - 1))  # uniform from 2 to the budget, once per document
-        while i < count:
-            end = bisect_left(starts, starts[i] + target, lo=i + 1, hi=count)
-            split = end if end - i == 1 else i + 1 + int(coin() * (end - i - 1))
-            if end - i == 1 or coin() < 0.5:
-                b, b_end = self._other(d, target - (starts[split] - starts[i]), coin)
-                yield starts[i], starts[split], b, b_end, 1
-                i = split
-            else:
-                yield starts[i], starts[split], starts[split], starts[end], 0
-                i = end
-
-    def _other(self, d: int, tokens: int, coin: Callable[[], float]) -> tuple[int, int]:
-        """First and last token of sentences of another document than d, from a random one on, up to `tokens`."""
-        e = int(coin() * (len(self.first) - 1))
-        e += e >= d
-        first, last = int(self.first[e]), int(self.last[e])
-        start = first + int(coin() * (last - first))
-        begin = int(self.sentences[start])
-        end = bisect_left(self.sentences, begin + tokens, lo=start + 1, hi=last)
-        return begin, int(self.sentences[end])
+def _random_sentences(
+    sentences: Ids, limits: NDArray[np.int64], d: int, tokens: int, coin: Callable[[], float]
+) -> tuple[int, int]:
+    """First and last token of sentences of another document than d, from a random one on, up to `tokens`."""
+    e = int(coin() * (len(limits) - 1))
+    e += e >= d
+    first, last = limits[e].tolist()
+    start = first + int(coin() * (last - first))
+    begin = int(sentences[start])
+    return begin, int(sentences[bisect_left(sentences, begin + tokens, lo=start + 1, hi=last)])
 
 
 def truncate(
@@ -206,30 +216,22 @@ def truncate(
     return a, a_end, b, b_end
 
 
-class FullSentences:
+class FullSentences(Sampler):
     """Whole sentences in the order of the text until the sequence is full, with an extra [SEP] between documents. A
-    sentence longer than a sequence is cut. A plan row is (sequence, first token, last token) of one piece."""
+    sentence longer than a sequence is cut. A plan row is (sequence, first token, last token) of one piece; the numbers
+    of the sequences are ascending, and none is left out."""
 
-    targets: ClassVar[tuple[str, ...]] = ()
-    segments: ClassVar[int] = 1
+    targets = ()
+    segments = 1
+    columns = 3
 
-    def __init__(self, store: TokenStore, plan: Plan, max_length: int, template: Template, seed: int):
-        self.store, self.plan, self.template = store, plan, template
-        self.numbers = np.asarray(plan)[:, 0]  # [P], ascending and none left out: sequence i begins at row i or later
-
-    @staticmethod
-    def plan_blocks(
-        store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template
-    ) -> Iterator[Plan]:
-        """int64 [n, 3] each."""
-        return _in_blocks(FullSentences._cut(store, documents, max_length, template), 3)
-
-    @staticmethod
-    def _cut(store: TokenStore, documents: Ids, max_length: int, template: Template) -> Iterator[tuple[int, int, int]]:
-        full, tail = max_length - len(template.prefix), len(template.suffix)  # every piece needs a suffix
+    def _plan_rows(self, documents: Ids) -> Iterator[tuple[int, ...]]:
+        tail = len(self.template.suffix)  # of every piece
+        full = self.max_length - len(self.template.prefix)
         number, room = 0, full
+        sentences, edges = self.store.sentences, self.store.documents
         for d in documents.tolist():
-            starts = store.sentences[store.documents[d] : store.documents[d + 1] + 1].tolist()
+            starts = sentences[edges[d] : edges[d + 1] + 1].tolist()
             piece = starts[0]
             for start, end in pairwise(starts):
                 if end - piece + tail > room and (start > piece or room < full):  # does not fit: new sequence
@@ -246,53 +248,23 @@ class FullSentences:
                 number, room = number + 1, full
 
     def __len__(self) -> int:
-        return int(self.numbers[-1]) + 1 if len(self.numbers) else 0
+        return int(self.plan[-1, 0]) + 1 if len(self.plan) else 0
 
     def __getitem__(self, i: int) -> TokenSequence:
         if not 0 <= i < len(self):
             raise IndexError(i)
-        begin = bisect_left(self.numbers, i, lo=i)  # reads about twenty numbers of a mapped plan
-        pieces = self.plan[begin : bisect_right(self.numbers, i, lo=begin), 1:].tolist()
+        numbers = self.plan[:, 0]
+        begin = bisect_left(numbers, i, lo=i)  # reads about twenty numbers of a mapped plan
+        pieces = self.plan[begin : bisect_right(numbers, i, lo=begin), 1:].tolist()
         return add_special_tokens([self.store.tokens[a:b] for a, b in pieces], self.template, one_type=True)
-
-
-def _in_blocks(rows: Iterable[tuple[int, ...]], columns: int) -> Iterator[Plan]:
-    """Rows of numbers as arrays of about BLOCK rows, one in memory at a time."""
-    numbers = array("q")
-    for row in rows:
-        numbers.extend(row)
-        if len(numbers) >= BLOCK * columns:
-            yield np.frombuffer(numbers, np.int64).reshape(-1, columns)
-            numbers = array("q")
-    yield np.frombuffer(numbers, np.int64).reshape(-1, columns)
 
 
 FORMATS: Mapping[Format, type[Sampler]] = {"next_sentence": NextSentencePairs, "full_sentences": FullSentences}
 
 
-def plan_blocks(
-    store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template
-) -> Iterator[Plan]:
-    """The cuts of a corpus into sequences of at most `max_length` tokens, in blocks of some ten thousand rows."""
-    sampler = FORMATS[c.format]
-    least = template.num_special(sampler.segments) + sampler.segments
-    if max_length < least:
-        raise UsageError(f"sequences of {max_length} tokens: special tokens and a token of each segment need {least}")
-    return sampler.plan_blocks(store, documents, c, max_length, seed, template)
-
-
-def make_plan(
-    store: TokenStore, documents: Ids, c: SamplingConfig, max_length: int, seed: int, template: Template
-) -> Plan:
-    """The same cuts in memory, of a small corpus."""
-    return np.concatenate(list(plan_blocks(store, documents, c, max_length, seed, template)))
-
-
-def make_sampler(
-    store: TokenStore, plan: Plan, c: SamplingConfig, max_length: int, template: Template, seed: int
-) -> Sampler:
-    """The sequences that a plan describes."""
-    return FORMATS[c.format](store, plan, max_length, template, seed)
+def make_sampler(store: TokenStore, c: SamplingConfig, max_length: int, template: Template, seed: int) -> Sampler:
+    """The sampler of a format."""
+    return FORMATS[c.format](store, c, max_length, template, seed)
 
 
 @dataclass(frozen=True, kw_only=True)

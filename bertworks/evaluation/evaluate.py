@@ -203,9 +203,8 @@ def evaluate_sts(
     pairs = list(items(reader, schema))
     embedder = Embedder(model, pooling=pooling, device=device)
     first, second = (embedder.embed([pair.texts[place] for pair in pairs]) for place in (0, 1))
-    moments = Moments(embedder.dimension)
-    for vectors in (first, second) if learn_from is None else vectors_of_file(embedder, learn_from):
-        moments.add(vectors)
+    blocks = (first, second) if learn_from is None else vectors_of_file(embedder, learn_from)
+    moments = Moments(embedder.dimension, blocks)
 
     def scores(kind: Whitening) -> Scores:
         ends = (first, second) if kind == "none" else map(moments.whitener(kind), (first, second))

@@ -7,22 +7,24 @@
 """
 
 import json
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.schema import Item, Schema, fitted, items, read_item
-from bertworks.datasets.values import EmptyTextError
+from bertworks.datasets.schema import Schema, items
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, forward_events
+from bertworks.inference.predict import rows_with_items
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import write_text
 from bertworks.io.text_files import IssueCounter
-from bertworks.metrics import classification
+from bertworks.metrics.classification import confidence_interval
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import make_finetune_request
+from bertworks.runs.task_metrics import compute_metrics
 from bertworks.runs.trials import plan_trials, run_trials
 
 _STEMS = {  # split -> file names without suffix, the best first; other splits have files of their own name
@@ -42,13 +44,9 @@ class Benchmark(NamedTuple):
     text: tuple[tuple[str, ...], ...]  # the names that the column of each text has in the known layouts
     label: tuple[str, ...] = ("label",)  # the same for the label
     labels: tuple[str, ...] = ()  # in the official order; () for numbers
-    metrics: tuple[str, ...] = ("accuracy",)  # of `metrics.classification`; the first one counts in averages
+    metrics: tuple[str, ...] = ("accuracy",)  # the first one counts in averages
     splits: tuple[str, ...] = ("train", "dev", "test")  # of the official download
     without_header: tuple[str, ...] = ()  # splits with a .tsv file that has no header
-
-    @property
-    def task(self) -> Literal["classification", "regression"]:
-        return "classification" if self.labels else "regression"
 
     @property
     def submissions(self) -> dict[str, str]:
@@ -58,14 +56,6 @@ class Benchmark(NamedTuple):
     def column(self, split: str) -> str:
         """The column of the table for a split."""
         return self.name + {"matched": "-m", "mismatched": "-mm"}.get(split.partition("_")[2], "")
-
-    def score(self, gold: Sequence[str | float], predicted: Sequence[str | float]) -> dict[str, float]:
-        """The metrics of the task, by name. F1 is that of "1". Raises as `metrics.classification`."""
-        if self.labels:
-            figures = classification.classification([*map(str, gold)], [*map(str, predicted)], self.labels)
-        else:
-            figures = classification.regression([*map(float, gold)], [*map(float, predicted)])
-        return {name: figures[name] for name in self.metrics}
 
 
 _MNLI_SPLITS = ("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched")
@@ -152,22 +142,17 @@ class GlueTaskFiles:
         return ()
 
     def read(self, split: str) -> tuple[RowReader, Schema]:
-        """The rows of a split and their schema; test splits have no labels.
+        """The rows of a split that is there, and their schema; test splits have no labels.
 
         Raises:
-            BertworksError: the split is missing, or its file lacks a column.
+            BertworksError: the file lacks a column.
         """
-        if split not in self.files:
-            hint = f"add {' or '.join(f'{stem}.tsv' for stem in _STEMS.get(split, (split,)))} to its folder"
-            what = f"{self.benchmark.name} has no {split} here, only {', '.join(self.files) or 'nothing'}"
-            raise BertworksError(what, hint=hint)
         path, benchmark = self.files[split], self.benchmark
         is_tsv = path.name.split(".")[1] == "tsv"
-        reader = (
-            RowReader(path, quoting="raw", header=split not in benchmark.without_header) if is_tsv else RowReader(path)
-        )
+        has_header = not is_tsv or split not in benchmark.without_header
+        reader = RowReader(path, quoting="raw" if is_tsv else "auto", header=has_header)
         return reader, Schema(
-            task=benchmark.task,
+            task="classification" if benchmark.labels else "regression",
             text=tuple(_column(reader, names) for names in benchmark.text),
             label=None if split.startswith("test") else _column(reader, benchmark.label),
             labels=benchmark.labels,
@@ -198,11 +183,11 @@ def find_glue_tasks(folder: str | Path) -> list[GlueTaskFiles]:
 def _files(folder: Path, benchmark: Benchmark) -> dict[str, Path]:
     """Split -> its best file. Every task may have a held-out set, MNLI also a mixed one."""
     present = {tuple(path.name.split(".")[:2]): path for path in sorted(folder.iterdir()) if path.is_file()}
-    files = {}
-    for split in (*benchmark.splits, "heldout", *(["dev_mixed"] if benchmark.name == "MNLI" else [])):
-        names = [(stem, suffix) for stem in _STEMS.get(split, (split,)) for suffix in _SUFFIXES]
-        if paths := [present[name] for name in names if name in present]:
-            files[split] = paths[0]
+    files: dict[str, Path] = {}
+    for split in (*benchmark.splits, "heldout", "dev_mixed"):
+        for name in product(_STEMS.get(split, (split,)), _SUFFIXES):
+            if name in present:
+                files.setdefault(split, present[name])
     return files
 
 
@@ -219,26 +204,14 @@ def _column(reader: RowReader, names: Sequence[str]) -> str:
     raise BertworksError(what, where=reader.name, hint="is this file of another task? Fetch it again from GLUE")
 
 
-def write_submission(folder: str | Path, benchmark: Benchmark, split: str, predictions: Sequence[str | float]) -> Path:
-    """Write the file that the leaderboard expects of a test split: `index`, `prediction`, one line for each row in the
-    order of the test file; labels by name, similarities (STS-B) within 0 and 5 with three digits.
-
-    Raises:
-        BertworksError: the leaderboard expects nothing of this split, or a label is not one of the task.
-    """
-    if split not in benchmark.submissions:
-        raise BertworksError(f"{benchmark.name} {split}: the leaderboard expects {', '.join(benchmark.submissions)}")
+def submission(benchmark: Benchmark, predictions: Iterable[str | float]) -> str:
+    """The file that the leaderboard expects of a test split: `index`, `prediction`, one line for each row in the order
+    of the test file; labels by name, similarities (STS-B) within 0 and 5 with three digits."""
     lines = ["index\tprediction"]
     for row, prediction in enumerate(predictions):
-        if not benchmark.labels:
-            prediction = f"{min(max(float(prediction), 0.0), 5.0):.3f}"
-        elif prediction not in benchmark.labels:
-            what = f"{prediction!r} is not a label of {benchmark.name}: {', '.join(benchmark.labels)}"
-            raise BertworksError(what, where=f"row {row}")
-        lines.append(f"{row}\t{prediction}")
-    path = Path(folder) / benchmark.submissions[split]
-    write_text(path, "\n".join(lines) + "\n")
-    return path
+        shown = prediction if benchmark.labels else f"{min(max(float(prediction), 0.0), 5.0):.3f}"
+        lines.append(f"{row}\t{shown}")
+    return "\n".join(lines) + "\n"
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------
@@ -333,8 +306,9 @@ def _figures(
         rows = list(items(reader, schema, left_out=IssueCounter()))
         scores = columns[benchmark.column(other)] = []
         for trial in trials:
-            answers = Predictor(folder / str(trial["folder"]), device=device).answers(rows)
-            scores.append(benchmark.score([row.label for row in rows], [answer["label"] for _, answer in answers]))
+            predictor = Predictor(folder / str(trial["folder"]), device=device)
+            metrics = compute_metrics(predictor.description, rows, [answer for _, answer in predictor.answers(rows)])
+            scores.append({name: metrics[name] for name in benchmark.metrics})
     return {column: about | {"metrics": list(benchmark.metrics), "seeds": seeds} for column, seeds in columns.items()}
 
 
@@ -343,21 +317,11 @@ def _submit(files: GlueTaskFiles, output: Path, device: str) -> None:
     benchmark = files.benchmark
     key, default = ("label", benchmark.labels[0]) if benchmark.labels else ("value", 0.0)
     for split in [split for split in benchmark.submissions if split in files.files]:
-        rows = list(_rows(*files.read(split)))
-        answers = Predictor(output / benchmark.name, device=device).answers(row for row in rows if row is not None)
+        rows = [item for _, item in rows_with_items(*files.read(split), IssueCounter())]
+        answers = Predictor(output / benchmark.name, device=device).answers(filter(None, rows))
         # The leaderboard expects a prediction for every row: a row without text gets any.
         predictions = [default if row is None else next(answers)[1][key] for row in rows]
-        write_submission(output / "submission", benchmark, split, predictions)
-
-
-def _rows(reader: RowReader, schema: Schema) -> Iterator[Item | None]:
-    """Every row; None for one without text."""
-    schema = fitted(schema, reader, labelled=False)
-    for row in reader:
-        try:
-            yield read_item(row, schema, labelled=False)
-        except EmptyTextError:
-            yield None
+        write_text(output / "submission" / benchmark.submissions[split], submission(benchmark, predictions))
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -365,20 +329,13 @@ def _rows(reader: RowReader, schema: Schema) -> Iterator[Item | None]:
 
 def macro_average(row: Mapping[str, float]) -> tuple[float, list[str]]:
     """The mean over tasks, and the names of the tasks without a score. A row of a table is by `COLUMNS`; MNLI counts
-    once: as "MNLI", else as the mean of those of "MNLI-m" and "MNLI-mm" that are there.
-
-    Raises:
-        BertworksError: the row is empty.
-    """
+    once: as "MNLI", else as the mean of those of "MNLI-m" and "MNLI-mm" that are there."""
     values, missing = [], []
     for name in [benchmark.name for benchmark in GLUE]:
-        names = [name] if name in row else [half for half in (f"{name}-m", f"{name}-mm") if half in row]
-        if names:
-            values.append(sum(row[half] for half in names) / len(names))
+        if scores := [row[column] for column in (name, f"{name}-m", f"{name}-mm") if column in row]:
+            values.append(sum(scores) / len(scores))
         else:
             missing.append(name)
-    if not values:
-        raise BertworksError("no task has a score: there is nothing to average")
     return sum(values) / len(values), missing
 
 
@@ -388,7 +345,7 @@ def table(rows: Mapping[str, Mapping[str, Any]], model: str, recipe: str, seeds:
     metrics = {name: row["metrics"][0] for name, row in rows.items()}
     means, cells = dict[str, float](), dict[str, str]()
     for name, row in rows.items():
-        interval = classification.confidence_interval([100 * figures[metrics[name]] for figures in row["seeds"]])
+        interval = confidence_interval([100 * figures[metrics[name]] for figures in row["seeds"]])
         means[name] = interval.mean
         cells[name] = f"{interval.mean:.1f}" + ("" if interval.margin is None else f" ± {interval.margin:.1f}")
     average, missing = macro_average(means)

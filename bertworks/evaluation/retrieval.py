@@ -6,7 +6,7 @@
 
 import re
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import unescape
 from pathlib import Path
 from typing import NamedTuple, get_args
@@ -84,12 +84,19 @@ def _read_beir(folder: Path) -> tuple[dict[str, str], dict[str, str], Grades]:
 def _beir_texts(path: Path) -> dict[str, str]:
     texts: dict[str, str] = {}
     for row in RowReader(path):
-        name = as_text(row.values.get("_id"))
-        if not name or name in texts:
-            what = f"the _id {name!r} occurs twice" if name else "the row has no _id"
-            raise BertworksError(what, where=row.where, hint="give each row its own _id")
-        texts[name] = _titled(as_text(row.values.get("title")), as_text(row.values.get("text")))
+        _add_text(texts, "row", "_id", {name: as_text(value) or "" for name, value in row.values.items()}, row.where)
     return texts
+
+
+def _add_text(texts: dict[str, str], kind: str, key: str, fields: Mapping[str, str], where: str) -> None:
+    """Raises BertworksError if the key is missing, or occurs twice."""
+    name = fields.get(key, "")
+    title, text = (" ".join(fields.get(field, "").split()) for field in ("title", "text"))
+    text = text if text.startswith(title) else f"{title} {text}".strip()
+    if not name or name in texts:
+        what = f"the {key} {name!r} occurs twice" if name else f"a {kind} has no {key}: {text[:40]!r}"
+        raise BertworksError(what, where=where, hint=f"give each {kind} its own {key}")
+    texts[name] = text
 
 
 def _read_trec(folder: Path) -> tuple[dict[str, str], dict[str, str], Grades]:
@@ -107,22 +114,14 @@ def _read_trec(folder: Path) -> tuple[dict[str, str], dict[str, str], Grades]:
             fields = dict[str, str]()
             for name, value in _FIELD.findall(element[2]):  # a text may consist of several pieces
                 fields[name.lower()] = f"{fields.get(name.lower(), '')} {unescape(value).strip()}".strip()
-            is_document = element[1].lower() == "doc"
-            kind, key, texts = ("document", "docno", documents) if is_document else ("topic", "num", queries)
-            number = fields.get(key, "").removeprefix("Number:").strip()
-            text = _titled(fields.get("title"), fields.get("text"))
-            if not number or number in texts:
-                what = f"the {key} {number!r} occurs twice" if number else f"a {kind} has no {key}: {text[:40]!r}"
-                raise BertworksError(what, where=str(path), hint=f"give each {kind} its own number")
-            texts[number] = text
+            if element[1].lower() == "doc":
+                _add_text(documents, "document", "docno", fields, str(path))
+            else:
+                fields["num"] = fields.get("num", "").removeprefix("Number:").strip()
+                _add_text(queries, "topic", "num", fields, str(path))
     if not set(grades) <= set(queries) and set(grades) <= {str(n) for n in range(1, len(queries) + 1)}:
         queries = {str(n): text for n, text in enumerate(queries.values(), 1)}
     return documents, queries, grades
-
-
-def _titled(title: str | None, text: str | None) -> str:
-    title, text = " ".join((title or "").split()), " ".join((text or "").split())
-    return text if text.startswith(title) else f"{title} {text}".strip()
 
 
 def evaluate_retrieval(

@@ -1,6 +1,5 @@
 """Logits -> labels with probabilities, tags, entities, and answers with their positions in the text."""
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer
 from bertworks.checkpoints.model_folder import TaskConfig
+from bertworks.metrics.classification import TAG, tag_runs
 from bertworks.text.tokenizer import Tokenizer, with_marks
 from bertworks.training.recipe import FinetuneRecipe
 from bertworks.training.task_heads import (
@@ -78,7 +78,7 @@ class Decoder:
     def _entities(self, features: Features, logits: Logits) -> Answer:
         tags, scores = self._best_tags(features, logits)
         text, entities = features.item.texts[0], []
-        for kind, first, last in tag_runs(tags):
+        for first, last, kind in tag_runs(tags):
             start, end = _strip_span(text, features.offsets[first, 0], features.offsets[last - 1, 1])
             if start < end:
                 score = float(scores[first:last].mean())
@@ -138,22 +138,7 @@ def best_spans(
 
 def is_entity_tagset(labels: Iterable[str]) -> bool:
     """Whether the labels are tags of entities in IOB1, IOB2 or BIOES; parts of speech are not."""
-    return all(re.fullmatch(r"O|[BIES](-.+)?", label, re.DOTALL) for label in labels)
-
-
-def tag_runs(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Type, start and end of each entity, for tags in IOB1, IOB2 or BIOES, by the rules of conlleval: a tag that
-    continues no entity begins one."""
-    entities: list[tuple[str, int, int]] = []
-    for n, tag in enumerate(tags):
-        if tag == "O":
-            continue
-        kind, (last_kind, start, end) = tag[2:], entities[-1] if entities else ("", 0, 0)
-        if tag[0] in "IE" and n > 0 and tags[n - 1][0] in "BI" and (last_kind, end) == (kind, n):
-            entities[-1] = kind, start, n + 1
-        else:
-            entities.append((kind, n, n + 1))
-    return entities
+    return all(map(TAG.fullmatch, labels))
 
 
 def softmax(x: NDArray[np.floating]) -> NDArray[np.float64]:

@@ -1,18 +1,17 @@
 """Vectors of texts.
 
-- `Moments`, `Whitener`: centering and whitening, computed in one pass and in constant memory
+- `Moments`: centering and whitening, computed in one pass and in constant memory
 - `Embedder`: a loaded model that computes vectors
 - `text_columns`, `row_text`: the text of a row
 - `embed_file`: a file of texts to a file of vectors, which can be resumed
 """
 
-import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import IO, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,8 +25,15 @@ from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_rows
 from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepare_for_inference
-from bertworks.inference.predict import data_fingerprint, done_event, partial_results
-from bertworks.inference.predictor import AT_ONCE, copy_files, empty_folder
+from bertworks.inference.predict import (
+    PartialResults,
+    append_results,
+    data_fingerprint,
+    done_event,
+    partial_results,
+    portions,
+)
+from bertworks.inference.predictor import copy_files, empty_folder
 from bertworks.io.atomic_write import write_npy
 from bertworks.io.tables import as_text, choose_column, find_column
 from bertworks.io.text_files import IssueCounter
@@ -36,71 +42,57 @@ from bertworks.models.packed_linear import InferenceEncoder, with_fp16_weights
 from bertworks.training.device import InferencePrecision, PrecisionOption, disable_heap_trim
 
 Whitening = Literal["none", "center", "whiten"]
+Vectors = NDArray[np.float32]
 _SMALLEST = 1e-7  # of the largest variance: directions with less are noise and become 0
 _SHORTEST = 1e-12
 
 
-@dataclass(frozen=True)
-class Whitener:
-    """`whitener(x)` is `(x - mean) @ matrix`, float32 [N, D]."""
-
-    mean: NDArray[np.float64]
-    matrix: NDArray[np.float64] | None
-
-    def __call__(self, x: NDArray[np.float32]) -> NDArray[np.float32]:
-        centered = x - self.mean
-        return (centered if self.matrix is None else centered @ self.matrix).astype(np.float32)
-
-
 class Moments:
-    """Count, sum and products of the vectors that were added."""
+    """Count, sum and products of vectors, which come in blocks [N, D]."""
 
-    def __init__(self, dimension: int):
+    def __init__(self, dimension: int, blocks: Iterable[Vectors]):
         self.count = 0
         self._sum = np.zeros(dimension)
         self._products = np.zeros((dimension, dimension))
-
-    def add(self, x: NDArray[np.float32]) -> None:
-        """x: [N, D]."""
-        exact = x.astype(np.float64)
-        self.count += len(x)
-        self._sum += exact.sum(0)
-        self._products += exact.T @ exact
+        for block in blocks:
+            exact = block.astype(np.float64)
+            self.count += len(block)
+            self._sum += exact.sum(0)
+            self._products += exact.T @ exact
 
     @property
     def can_whiten(self) -> bool:
         """Whether there are more vectors than dimensions."""
         return self.count > len(self._sum)
 
-    def whitener(self, kind: Literal["center", "whiten"]) -> Whitener:
-        """The transformation that centers, or whitens (Su et al. 2021, arXiv 2103.15316): the covariance of the added
+    def whitener(self, kind: Literal["center", "whiten"]) -> Callable[[Vectors], Vectors]:
+        """The transformation that centers, or whitens (Su et al. 2021, arXiv 2103.15316): the covariance of the
         vectors becomes the identity, except in directions without variance.
 
         Raises:
             BertworksError: to whiten, not more vectors than dimensions: all would end at the same distance.
         """
-        if kind == "whiten" and not self.can_whiten:
+        mean = self._sum / self.count
+        if kind == "center":
+            return lambda x: (x - mean).astype(np.float32)
+        if not self.can_whiten:
             raise BertworksError(
                 f"whitening needs more vectors than dimensions: {self.count:,} vectors of {len(self._sum)} dimensions",
                 hint="--learn-from a file with more texts, or --whitening center",
             )
-        mean = self._sum / self.count
-        if kind == "center":
-            return Whitener(mean, None)
         variances, directions = np.linalg.eigh(self._products / self.count - np.outer(mean, mean))
         is_wide = variances > _SMALLEST * variances[-1]
-        scales = np.where(is_wide, np.where(is_wide, variances, 1.0) ** -0.5, 0.0)
-        return Whitener(mean, directions * scales)
+        matrix = directions * np.where(is_wide, np.where(is_wide, variances, 1.0) ** -0.5, 0.0)
+        return lambda x: ((x - mean) @ matrix).astype(np.float32)
 
 
-def normalized(x: NDArray[np.float32]) -> NDArray[np.float32]:
+def normalized(x: Vectors) -> Vectors:
     """Rows scaled to length 1; rows of zeros stay."""
     lengths = np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), _SHORTEST).astype(np.float32)
-    scaled: NDArray[np.float32] = np.divide(x, lengths, dtype=np.float32)
+    scaled: Vectors = np.divide(x, lengths, dtype=np.float32)
     return scaled
 
 
-Vectors = NDArray[np.float32]
 _SAMPLE_ROWS = 100  # to infer the column of the text from
 
 
@@ -165,10 +157,8 @@ class Embedder:
         Raises:
             UsageError: not a list, or not of strings."""
         texts = listed(texts, "embed([text])[0]")
-        return np.concatenate([
-            np.zeros((0, self.dimension), np.float32),
-            *(self.portion(texts[start : start + AT_ONCE], prompt)[0] for start in range(0, len(texts), AT_ONCE)),
-        ])  # fmt: skip
+        vectors = [self.portion(part, prompt)[0] for part in portions(texts)]
+        return np.concatenate([np.zeros((0, self.dimension), np.float32), *vectors])
 
     def portion(self, texts: Sequence[str], prompt: str | None = None) -> tuple[Vectors, list[int]]:
         """The vectors of texts that fit in memory; and the number of truncated tokens of each."""
@@ -284,13 +274,6 @@ def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
     return text
 
 
-def portions(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    """Lists of AT_ONCE rows."""
-    source = iter(rows)
-    while portion := list(islice(source, AT_ONCE)):
-        yield portion
-
-
 def vectors_of_file(embedder: Embedder, path: str | Path) -> Iterator[Vectors]:
     """The vectors of the texts of a file, in portions. Rows without text are left out."""
     reader = RowReader(path)
@@ -341,58 +324,37 @@ def embed_file(
     columns = text_columns(reader, text)
     yield Event("note", f"text: {', '.join(columns)}; {embedder.settings.pooling} of {embedder.dimension} dimensions")
     fingerprint = data_fingerprint(reader, model=embedder.fingerprint, columns=columns, precision=embedder.precision)
-    with partial_results(output, fingerprint) as file:
-        results = _Results(file, embedder.dimension)
-        if results.count:
-            yield Event("note", f"resumed after {results.count:,} rows", {"resumed_row": results.count})
-        empty = IssueCounter()
-        if embedder.precision == "int8":
-            yield _compare(embedder, make(precision="fp32"), reader, columns)
-        yield from _embed_rest(results, embedder, reader, columns, empty)
-        yield from (Event("note", note) for note in reader.notes)
-        if empty.count:
-            yield Event("note", f"rows without text get the vector of an empty text: {empty}", {"empty": empty.count})
-        whitener = _whitener(embedder, results, whitening, learn_from)
-        vectors = (portion["vector"] for portion in results.portions())
-        if whitener is not None:
-            vectors = (embedder.finish(whitener(portion)) for portion in vectors)
-        if kind is None:
-            no_rows = np.zeros((0, embedder.dimension), "<f4")  # the shape of a file without rows
-            write_npy(Path(output), chain([no_rows], (block.astype("<f4") for block in vectors)))
-        else:
-            _write_columns(output, kind, reader, vectors)
-        truncated = sum(int(portion["is_truncated"].sum()) for portion in results.portions())
-    yield done_event(output, f"vectors of {embedder.dimension}", results.count, truncated, dimension=embedder.dimension)
+    record = np.dtype([("vector", "<f4", (embedder.dimension,)), ("is_empty", "?")])
 
-
-class _Results:
-    """The results so far, in a file of fixed-size records. Incomplete portions are removed, so that they are embedded
-    again as a whole, with equal results.
-
-    count: the number of rows.
-    """
-
-    def __init__(self, file: IO[bytes], dimension: int):
-        self.file, self._start = file, file.tell()
-        self._kind = np.dtype([("vector", "<f4", (dimension,)), ("is_truncated", "?"), ("is_empty", "?")])
-        size = os.fstat(file.fileno()).st_size - self._start
-        self.count = size // self._kind.itemsize // AT_ONCE * AT_ONCE
-        file.truncate(self._start + self.count * self._kind.itemsize)
-
-    def add(self, vectors: Vectors, truncated: Sequence[int], texts: Sequence[str]) -> None:
-        """Append the results of a portion."""
-        portion = np.empty(len(texts), self._kind)
-        portion["vector"], portion["is_truncated"] = vectors, np.array(truncated) > 0
+    def compute(texts: Sequence[str]) -> tuple[int, bytes]:
+        portion = np.empty(len(texts), record)
+        portion["vector"], truncated = embedder.portion(texts)
         portion["is_empty"] = [not text for text in texts]
-        self.file.write(portion.tobytes())
-        self.file.flush()
-        self.count += len(texts)
+        return int(np.count_nonzero(truncated)), portion.tobytes()
 
-    def portions(self) -> Iterator[NDArray[Any]]:
-        """All records, AT_ONCE at a time."""
-        self.file.seek(self._start)
-        while data := self.file.read(AT_ONCE * self._kind.itemsize):
-            yield np.frombuffer(data, self._kind)
+    if embedder.precision == "int8":
+        yield _compare(embedder, make(precision="fp32"), reader, columns)
+    empty = IssueCounter()
+    texts = (row_text(row, columns, empty) for row in reader)
+    with partial_results(output, fingerprint) as results:
+        yield from append_results(results, "embed", texts, compute, reader, empty)
+        vectors = _finished(embedder, results, record, whitening, learn_from)
+        _write_vectors(output, kind, reader, embedder.dimension, vectors)
+    yield done_event(output, f"vectors of {embedder.dimension}", results, dimension=embedder.dimension)
+
+
+def _finished(
+    embedder: Embedder, results: PartialResults, record: np.dtype[Any], whitening: Whitening, path: str | Path | None
+) -> Iterator[Vectors]:
+    """The vectors of all portions, centered or whitened. path: see `learn_from`."""
+    if whitening != "none":
+        stored = (np.frombuffer(content, record) for content in results)
+        own = (portion["vector"][~portion["is_empty"]] for portion in stored)
+        moments = Moments(embedder.dimension, own if path is None else vectors_of_file(embedder, path))
+    vectors: Iterator[Vectors] = (np.frombuffer(content, record)["vector"] for content in results)
+    if whitening == "none" or not moments.count:
+        return vectors
+    return map(embedder.finish, map(moments.whitener(whitening), vectors))
 
 
 def _compare(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequence[str]) -> Event:
@@ -406,31 +368,14 @@ def _compare(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequen
     return Event("note", f"{ours.precision}: {text}", {"least_cosine": least, "mean_cosine": mean})
 
 
-def _embed_rest(
-    results: _Results, embedder: Embedder, reader: RowReader, columns: Sequence[str], empty: IssueCounter
-) -> Iterator[Event]:
-    """Append the vectors of the rows that have none."""
-    rest = iter(reader)
-    for row in islice(rest, results.count):  # for the count of empty rows
-        row_text(row, columns, empty)
-    for rows in portions(rest):
-        texts = [row_text(row, columns, empty) for row in rows]
-        results.add(*embedder.portion(texts), texts)
-        fields = {"stage": "embed", "what": "rows", "amount": results.count}
-        yield Event("stage", f"embed: {results.count:,} rows", fields)
-
-
-def _whitener(embedder: Embedder, results: _Results, kind: Whitening, path: str | Path | None) -> Whitener | None:
-    if kind == "none":
-        return None
-    moments = Moments(embedder.dimension)
-    own = (portion["vector"][~portion["is_empty"]] for portion in results.portions())
-    for vectors in own if path is None else vectors_of_file(embedder, path):
-        moments.add(vectors)
-    return moments.whitener(kind) if moments.count else None
-
-
-def _write_columns(output: str | Path, kind: FileKind, reader: RowReader, portions: Iterable[Vectors]) -> None:
+def _write_vectors(
+    output: str | Path, kind: FileKind | None, reader: RowReader, dimension: int, portions: Iterable[Vectors]
+) -> None:
+    """kind: None: an array."""
+    if kind is None:
+        no_rows = np.zeros((0, dimension), "<f4")  # the shape of a file without rows
+        write_npy(Path(output), chain([no_rows], (block.astype("<f4") for block in portions)))
+        return
     column = "embedding"
     while column in reader.written_columns:
         column += "_"

@@ -56,7 +56,7 @@ class OnnxModel(nn.Module):
 
     Args:
         task: of the head; None: no head of a task.
-        gives: without a task: the name of the output for every token, and its width; None: any.
+        gives: without a task: the name of the output for every token, and its width.
 
     Raises:
         BertworksError: no such file, a damaged file, another kind of network, other outputs; onnxruntime is not
@@ -85,15 +85,15 @@ class OnnxModel(nn.Module):
         if not {"input_ids"} <= set(self.inputs) <= set(INPUTS) or self.outputs not in OUTPUTS:
             what = f"not a BERT: from {', '.join(self.inputs)} it computes {', '.join(self.outputs)}"
             raise BertworksError(what, where=str(path))
-        shape = outputs[0].shape
-        self.per_token, self.width = len(outputs) == 2 or len(shape) == 3, None
+        self.shape = outputs[0].shape
+        self.per_token, self.width = len(outputs) == 2 or len(self.shape) == 3, None
         if task is not None:
             self.task, self.width = task, task.outputs
-            self._check_head(shape, task)
-        if gives is not None:
+            names = ["start_logits", "end_logits"] if task.head == "span" else ["logits"]
+            self._check(names, not task.pooled, isinstance(task, MultipleChoice))
+        elif gives is not None:
             self.width = gives[1]
-            if (self.outputs, shape[2:]) != ([gives[0]], [gives[1]]):
-                raise self._other_outputs(shape, f"{gives[0]} of {gives[1]:,} for each token")
+            self._check([gives[0]], per_token=True)
 
     def logits(self, batch: Batch) -> Tensor:
         """float32 [M, outputs]: the logits of all targets of the batch."""
@@ -125,22 +125,18 @@ class OnnxModel(nn.Module):
             raise BertworksError(what, where=self.where, hint="export the model again")
         return x
 
-    def _check_head(self, shape: list[int], task: TaskHead) -> None:
-        is_choice = isinstance(task, MultipleChoice)
-        if task.head == "span":
-            fits = len(self.outputs) == 2
-        else:
-            expected = [3 - task.pooled, task.outputs]
-            fits = self.outputs == ["logits"] and (is_choice or [len(shape), shape[-1]] == expected)
-        if not fits or self.has_choices != is_choice:
-            raise self._other_outputs(shape, "what the task needs")
-
-    def _other_outputs(self, shape: list[int], expected: str) -> BertworksError:
-        return BertworksError(
-            f"this exported model gives {' and '.join(self.outputs)} {shape}, which is not {expected}",
-            where=self.where,
-            hint="export the model with that output; for vectors: bertworks export MODEL --encoder -o FOLDER",
-        )
+    def _check(self, names: list[str], per_token: bool, has_choices: bool = False) -> None:
+        """Refuse a file that declares other outputs."""
+        has_width = has_choices or len(names) == 2 or self.shape[2 if per_token else 1 :] == [self.width]
+        if not has_width or (self.outputs, self.has_choices) != (names, has_choices):
+            places = "choice" if has_choices else "token" if per_token else "text"
+            expected = f"{names[0]} of {self.width:,}" if len(names) == 1 else " and ".join(names)
+            given = f"{' and '.join(self.outputs)} {self.shape}"
+            raise BertworksError(
+                f"this exported model gives {given}, which is not {expected} for each {places}",
+                where=self.where,
+                hint="export the model with that output; for vectors: bertworks export MODEL --encoder -o FOLDER",
+            )
 
 
 def _refuse_subgraphs(path: Path) -> None:
@@ -304,16 +300,10 @@ def log_probabilities(
     """[examples]: the log-probability of the label of the one masked token of each example. The model is in evaluation
     mode."""
     results = np.zeros(len(examples))
-    device, at_once = next(model.parameters()).device, max(1, MAX_SCORES // model.encoder.config.vocab_size)
-    lengths = [len(example.input_ids) for example in examples]
-    for part in token_budget_indices(lengths, [1] * len(examples), BATCH_TOKENS):
-        for numbers in (part[n : n + at_once] for n in range(0, len(part), at_once)):
-            batch = collate([examples[number] for number in numbers]).to(device)
-            THREADS.adapt()
-            with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-                logits = model.scores(batch).float()
-            of_labels = logits.gather(1, batch.target.labels[:, None])[:, 0]
-            results[numbers] = (of_labels - logits.logsumexp(-1)).cpu().numpy()
+    units, at_once = [[example] for example in examples], max(1, MAX_SCORES // model.encoder.config.vocab_size)
+    for numbers, batch, logits in _run_batches(model, model.scores, units, precision, at_once):
+        of_labels = logits.gather(1, batch.target.labels[:, None])[:, 0]
+        results[numbers] = (of_labels - logits.logsumexp(-1)).cpu().numpy()
     return results
 
 
@@ -338,17 +328,22 @@ def compute_vectors(
 
 
 def _run_batches(
-    model: nn.Module, compute: Callable[[Batch], Tensor], units: Sequence[ExampleGroup], precision: InferencePrecision
+    model: nn.Module,
+    compute: Callable[[Batch], Tensor],
+    units: Sequence[ExampleGroup],
+    precision: InferencePrecision,
+    most: int = 1 << 30,
 ) -> Iterator[tuple[list[int], Batch, Tensor]]:
-    """Yield the indices of some units, their batch, and its result."""
+    """Yield the indices of some units, at most `most`, their batch, and its result."""
     training, device = model.training, next((p.device for p in model.parameters()), torch.device("cpu"))
     if training:  # setting the mode of all modules would take a tenth of the time of one short text
         model.eval()
     # A unit without predictions, such as a text without words to tag, is left out.
     present = [n for n, unit in enumerate(units) if any(not e.targets or len(e.target.positions) for e in unit)]
     lengths, sizes = [longest_sequence(units[n]) for n in present], [len(units[n]) for n in present]
-    for part in token_budget_indices(lengths, sizes, BATCH_TOKENS):
-        numbers = [present[index] for index in part]
+    parts = token_budget_indices(lengths, sizes, BATCH_TOKENS)
+    for indices in (part[n : n + most] for part in parts for n in range(0, len(part), most)):
+        numbers = [present[index] for index in indices]
         batch = collate([example for number in numbers for example in units[number]]).to(device)
         THREADS.adapt()
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):

@@ -6,7 +6,7 @@
 
 import json
 from base64 import b64encode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
@@ -41,6 +41,7 @@ from bertworks.models.encoder import Encoder
 from bertworks.reports.svg import page, section, words
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel
+from bertworks.training.task_heads import TaskModel
 
 MOST_CELLS = 8_000_000  # of all attention maps on a page; long sequences are truncated
 NOT_ATTRIBUTION = (
@@ -116,9 +117,9 @@ class Explanation:
         """All but attention and similarity, which are large."""
         names = ("model", "texts", "answer", "explained", "words")
         values: dict[str, Any] = {name: getattr(self, name) for name in names}
-        if (by_word := self.word_gradients) is not None and self.gradients is not None:
-            values |= {"gradients": by_word.tolist(), "completeness_error": self.gradients.error}
-            values |= {"steps": self.gradients.steps}
+        if self.gradients is not None and self.word_gradients is not None:
+            g = self.gradients
+            values |= {"gradients": self.word_gradients.tolist(), "completeness_error": g.error, "steps": g.steps}
         if self.occlusion is not None:
             values["occlusion"] = self.occlusion.tolist()
         return values | {"baseline": self.baseline, "notes": self.notes}
@@ -366,43 +367,36 @@ def _finetuned(source: LazyModel, texts: Sequence[str], target: str | None) -> _
     notes = [f"{encoded.num_truncated} tokens at the end were truncated"] if encoded.num_truncated else []
     if d.task != "choice" and len(encoded.unit) > 1:
         notes.append("the text is longer than the model's maximum: the window with this prediction is explained")
-    match d.task:
-        case "tagging" | "spans":
-            logits = compute_logits(network, [encoded.unit])[0]
-            output = _tag_output(d, encoded, [d.labels[n] for n in logits.argmax(-1)], target)
-        case "qa":
-            output = _span_output(encoded, answer)
-        case _:
-            output = _sequence_output(d, encoded, answer, target)
+    output, rows = _explained(d, network, encoded, answer, target)
     frozen = network.features is not None
-    return _Prediction(network.encoder, network.logits, output, _shown_answer(d, encoded, answer), notes, frozen)
+    return _Prediction(network.encoder, network.logits, output, tuple(rows), notes, frozen)
 
 
-def _shown_answer(d: TaskConfig, encoded: Features, answer: Answer) -> Rows:
+def _explained(
+    d: TaskConfig, network: TaskModel, encoded: Features, answer: Answer, target: str | None
+) -> tuple[_Output, Iterable[tuple[str, str]]]:
+    """The output to attribute; and the prediction, as names and values."""
     match d.task:
         case "classification" | "multilabel":
-            best = sorted(answer["scores"].items(), key=lambda pair: -pair[1])
-            return tuple((label, f"{p:.1%}") for label, p in best[:MOST_ANSWERS])
+            best = sorted(answer["scores"].items(), key=lambda pair: -pair[1])[:MOST_ANSWERS]
+            return _label_output(d, encoded, target or best[0][0]), [(label, f"{p:.1%}") for label, p in best]
         case "regression":
-            return (("value", f"{answer['value']:.4g}"),)
+            output = _Output(encoded.unit[0], "the value", lambda x: x[:, 0, 0])
+            return output, [("value", f"{answer['value']:.4g}")]
         case "choice":
-            return tuple(zip(encoded.item.texts[1:], (f"{p:.1%}" for p in answer["scores"]), strict=True))
+            number = answer["choice"]
+            output = _Output(encoded.unit[number], f"choice {number + 1} (its score)", lambda x: x[:, 0, 0])
+            return output, zip(encoded.item.texts[1:], (f"{p:.1%}" for p in answer["scores"]), strict=True)
         case "tagging":
-            return tuple(zip(answer["words"], answer["tags"], strict=True))
+            return _tag_output(d, network, encoded, target), zip(answer["words"], answer["tags"], strict=True)
         case "spans":
-            return tuple((entity["text"], entity["type"]) for entity in answer["entities"])
+            entities = [(entity["text"], entity["type"]) for entity in answer["entities"]]
+            return _tag_output(d, network, encoded, target), entities
         case "qa":
-            return ((answer["answer"] or "(no answer)", f"{answer['score']:.1%}"),)
+            return _span_output(encoded, answer), [(answer["answer"] or "(no answer)", f"{answer['score']:.1%}")]
 
 
-def _sequence_output(d: TaskConfig, encoded: Features, answer: dict[str, Any], target: str | None) -> _Output:
-    """The output for the whole sequence."""
-    if d.task == "regression":
-        return _Output(encoded.unit[0], "the value", lambda x: x[:, 0, 0])
-    if d.task == "choice":
-        number = answer["choice"]
-        return _Output(encoded.unit[number], f"choice {number + 1} (its score)", lambda x: x[:, 0, 0])
-    label = target or answer.get("label") or max(answer["scores"], key=answer["scores"].get)
+def _label_output(d: TaskConfig, encoded: Features, label: str) -> _Output:
     if label not in d.labels:
         raise UsageError(f"the model has no label {label!r}", hint=f"use one of {', '.join(d.labels[:20])}")
     number = d.labels.index(label)
@@ -411,10 +405,10 @@ def _sequence_output(d: TaskConfig, encoded: Features, answer: dict[str, Any], t
     return _Output(encoded.unit[0], name, lambda x: x[:, 0, number] if is_independent else log_odds(x[:, 0], number))
 
 
-def _tag_output(d: TaskConfig, encoded: Features, tags: Sequence[str], target: str | None) -> _Output:
-    """The tag of one word, or of one token of spans: the target, else the first that is not O, else the first.
-
-    tags: predictions of all words, in order."""
+def _tag_output(d: TaskConfig, network: TaskModel, encoded: Features, target: str | None) -> _Output:
+    """The tag of one word, or of one token of spans: the target, else the first that is not O, else the first."""
+    (logits,) = compute_logits(network, [encoded.unit])
+    tags = [d.labels[n] for n in logits.argmax(-1)]
     text = encoded.item.texts[0]
     words = [text[slice(*encoded.offsets[place])] for place in encoded.places]
     if not words:

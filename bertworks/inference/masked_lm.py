@@ -152,8 +152,8 @@ class Filler:
             yield ids, masks
             return
         for number, mask in enumerate(masks.tolist()):
-            start = min(max(0, mask - room // 2), len(ids) - room)
-            yield ids[start : start + room], masks[number : number + 1] - start
+            start, end = centered_window(mask, mask, len(ids), room)
+            yield ids[start:end], masks[number : number + 1] - start
 
 
 def fill(model: str | Path, texts: Iterable[str], k: int = 5) -> Iterator[list[list[Filling]]]:
@@ -183,10 +183,7 @@ class Score(TypedDict):
     log_probabilities: list[float]  # of each token, when it alone is masked
 
 
-class _Sentence(NamedTuple):
-    text: str
-    ids: Ids
-    copies: list[Example]
+_Sentence = tuple[str, Ids, list[Example]]  # its tokens, and a copy for each of them, with that token masked
 
 
 def score(
@@ -223,15 +220,11 @@ def scores_of(
     """`score` with a loaded model."""
     longest = network.encoder.config.max_position_embeddings
     for group in _groups(_encoded(sentences, tokenizer, longest, within_word)):
-        results = log_probabilities(network, [copy for s in group for copy in s.copies], precision)
-        ends = np.cumsum([len(s.ids) for s in group])
-        for sentence, values in zip(group, np.split(results, ends[:-1]), strict=True):
-            yield Score(
-                text=sentence.text,
-                score=float(values.sum()),
-                tokens=[tokenizer.tokens[n] for n in sentence.ids],
-                log_probabilities=values.tolist(),
-            )
+        results = log_probabilities(network, [copy for _, _, copies in group for copy in copies], precision)
+        ends = np.cumsum([len(ids) for _, ids, _ in group])
+        for (text, ids, _), values in zip(group, np.split(results, ends[:-1]), strict=True):
+            tokens = [tokenizer.tokens[n] for n in ids]
+            yield Score(text=text, score=float(values.sum()), tokens=tokens, log_probabilities=values.tolist())
 
 
 def _encoded(sentences: Iterable[str], tokenizer: Tokenizer, longest: int, within_word: bool) -> Iterator[_Sentence]:
@@ -242,10 +235,8 @@ def _encoded(sentences: Iterable[str], tokenizer: Tokenizer, longest: int, withi
             if not token_ids:
                 raise BertworksError(f"sentence {number} has no tokens: {text[:60]!r}")
             ids = np.array(token_ids, np.int64)
-            ends = _ends_of_words(ids, tokenizer.starts_word) if within_word else np.arange(1, len(ids) + 1)
-            yield _Sentence(
-                text, ids, [_masked_example(ids, n, int(end), tokenizer, longest) for n, end in enumerate(ends)]
-            )
+            ends = _ends_of_words(ids, tokenizer.starts_word) if within_word else range(1, len(ids) + 1)
+            yield text, ids, [_masked_example(ids, n, int(end), tokenizer, longest) for n, end in enumerate(ends)]
 
 
 def _ends_of_words(ids: Ids, starts_word: NDArray[np.bool_]) -> Ids:
@@ -275,7 +266,7 @@ def _groups(encoded: Iterator[_Sentence]) -> Iterator[list[_Sentence]]:
     copies = 0
     for sentence in encoded:
         group.append(sentence)
-        copies += len(sentence.ids)
+        copies += len(sentence[1])
         if copies >= COPIES:
             yield group
             group, copies = [], 0

@@ -1,22 +1,25 @@
 """The predictions of a fine-tuned model for files of any size, in the order of their rows.
 
-- `partial_results`: results on disk, so that an interrupted job resumes
+- `partial_results`, `append_results`: results on disk, so that an interrupted job resumes
 - `predict_file`, `answer_questions`
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, Literal, TypeVar
 
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.infer_schema import infer_schema
-from bertworks.datasets.reader import Quoting, RowReader
+from bertworks.datasets.reader import Quoting, Row, RowReader
 from bertworks.datasets.schema import Item, Schema, fitted, items, read_item
 from bertworks.datasets.values import EmptyTextError
 from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_lines, write_rows
@@ -30,12 +33,53 @@ from bertworks.io.text_files import IssueCounter
 from bertworks.training.device import PrecisionOption
 
 _COMPARED = 64  # rows that are also predicted in fp32
+_HEAD = struct.Struct("<3Q")  # of a portion: rows, truncated texts, bytes
+_T = TypeVar("_T")
+
+
+class PartialResults:
+    """The results of the first rows of a file, in portions. A portion that is incomplete on disk is removed, so that it
+    is computed again as a whole, with equal results.
+
+    Iterating gives the bytes of each portion.
+
+    Attributes:
+        rows: how many have results.
+        truncated: how many of their texts were truncated.
+    """
+
+    def __init__(self, file: IO[bytes]):
+        self._file, self._start = file, file.tell()
+        self.rows = self.truncated = 0
+        end = self._start
+        for rows, truncated, _ in self._portions():
+            self.rows, self.truncated, end = self.rows + rows, self.truncated + truncated, file.tell()
+        file.truncate(end)
+        file.seek(end)
+
+    def add(self, rows: int, truncated: int, content: bytes) -> None:
+        """Append a portion."""
+        self._file.write(_HEAD.pack(rows, truncated, len(content)) + content)
+        self._file.flush()
+        self.rows, self.truncated = self.rows + rows, self.truncated + truncated
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (content for _, _, content in self._portions())
+
+    def _portions(self) -> Iterator[tuple[int, int, bytes]]:
+        self._file.seek(self._start)
+        end = os.fstat(self._file.fileno()).st_size
+        while len(head := self._file.read(_HEAD.size)) == _HEAD.size:
+            rows, truncated, size = _HEAD.unpack(head)
+            if self._file.tell() + size > end:
+                return
+            yield rows, truncated, self._file.read(size)
 
 
 @contextmanager
-def partial_results(output: str | Path, fingerprint: str) -> Iterator[IO[bytes]]:
-    """The results that an interrupted job for the same output has computed: a file next to the output, open to be read
-    and continued, after its first line. It is deleted at the end of the block, and kept after an error.
+def partial_results(output: str | Path, fingerprint: str) -> Iterator[PartialResults]:
+    """The results that an interrupted job for the same output has computed, in a file next to the output. It is deleted
+    at the end of the block, and kept after an error.
 
     Args:
         output: "-": a temporary file.
@@ -58,7 +102,7 @@ def partial_results(output: str | Path, fingerprint: str) -> Iterator[IO[bytes]]
             file.truncate(0)
             file.write(header)
             file.flush()
-        yield file
+        yield PartialResults(file)
         if path is not None:
             path.unlink()
 
@@ -67,7 +111,49 @@ def data_fingerprint(reader: RowReader, **content: Any) -> str:
     """A hash of a data file and of everything else that its results depend on."""
     state = reader.path.stat()
     data = [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, reader.quoting]
-    return hashlib.sha256(json.dumps({"data": data, **content}, sort_keys=True).encode()).hexdigest()
+    content |= {"data": data, "format": _HEAD.format}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def portions(rows: Iterable[_T], document: Callable[[_T], str] | None = None) -> Iterator[list[_T]]:
+    """Lists of AT_ONCE rows. document: of a row, or ""; documents are not divided."""
+    portion: list[_T] = []
+    for row in rows:
+        is_divided = document is None or not portion or not document(row) or document(row) != document(portion[-1])
+        if len(portion) >= AT_ONCE and is_divided:
+            yield portion
+            portion = []
+        portion.append(row)
+    if portion:
+        yield portion
+
+
+def append_results(
+    results: PartialResults,
+    stage: Literal["predict", "embed"],
+    rows: Iterable[_T],
+    compute: Callable[[list[_T]], tuple[int, bytes]],
+    reader: RowReader,
+    empty: IssueCounter,
+    document: Callable[[_T], str] | None = None,
+) -> Iterator[Event]:
+    """Compute and append the results of the rows that have none; then report on the rows.
+
+    Args:
+        compute: rows -> the number of truncated texts, and the results.
+        empty: the rows without text, counted while `rows` are read.
+        document: see `portions`.
+    """
+    if results.rows:
+        yield Event("note", f"resumed after {results.rows:,} rows", {"resumed_row": results.rows})
+    for portion in portions(islice(rows, results.rows, None), document):
+        results.add(len(portion), *compute(portion))
+        fields = {"stage": stage, "what": "rows", "amount": results.rows}
+        yield Event("stage", f"{stage}: {results.rows:,} rows", fields)
+    yield from (Event("note", note) for note in reader.notes)
+    if empty.count:
+        effect = "have no prediction" if stage == "predict" else "get the vector of an empty text"
+        yield Event("note", f"rows without text {effect}: {empty}", {"empty": empty.count})
 
 
 def predict_file(
@@ -110,71 +196,38 @@ def predict_file(
     if kind != "conll":
         fields.refuse_taken(reader.written_columns)
     fingerprint = data_fingerprint(reader, model=predictor.fingerprint, schema=asdict(schema), fields=asdict(fields))
-    with partial_results(output, fingerprint) as file:
-        if count := _drop_incomplete(file):
-            yield Event("note", f"resumed after {count:,} rows", {"resumed_row": count})
-        if predictor.precision == "int8":
-            exact = Predictor(source, precision="fp32", threshold=threshold)
-            yield _compare(predictor, exact, list(filter(None, islice(_items(reader, schema, d, fields), _COMPARED))))
-        empty = IssueCounter()
-        yield from _predict_rest(file, count, predictor, fields, _items(reader, schema, d, fields, empty))
-        yield from (Event("note", note) for note in reader.notes)
-        if empty.count:
-            yield Event("note", f"rows without text have no prediction: {empty}", {"empty": empty.count})
+    if predictor.precision == "int8":
+        exact = Predictor(source, precision="fp32", threshold=threshold)
+        first = islice(_items(reader, schema, d, fields, IssueCounter()), _COMPARED)
+        yield _compare(predictor, exact, list(filter(None, first)))
+    empty = IssueCounter()
+    rows = _items(reader, schema, d, fields, empty)
+    compute = partial(_predictions, predictor, fields)
+    document = (lambda item: item.document if item else "") if d.document_context else None
+    with partial_results(output, fingerprint) as results:
+        yield from append_results(results, "predict", rows, compute, reader, empty, document)
+        columns = (row for content in results for row in json.loads(content))
         if kind == "conll":
-            write_lines(output, _tagged_lines(reader, schema, _results(file)))
+            write_lines(output, _tagged_lines(reader, schema, columns))
         else:
-            merged = ({**(row.written or row.values), **r} for row, r in zip(reader, _results(file), strict=True))
+            merged = ({**(row.written or row.values), **new} for row, new in zip(reader, columns, strict=True))
             write_rows(output, [*reader.written_columns, *fields.names], merged, kind=kind)
-        rows, truncated = _totals(file)
-    yield done_event(output, "rows", rows, truncated)
+    yield done_event(output, "rows", results)
 
 
-def done_event(output: str | Path, what: str, rows: int, truncated: int, **fields: Any) -> Event:
+def _predictions(predictor: Predictor, fields: OutputFields, rows: Sequence[Item | None]) -> tuple[int, bytes]:
+    """The number of truncated texts, and the new columns of each row as JSON."""
+    answers = predictor.answers(item for item in rows if item is not None)
+    columns = [fields.empty_columns if item is None else fields.columns(*next(answers)) for item in rows]
+    truncated = sum(row["truncated_tokens"] > 0 for row in columns)
+    return truncated, json.dumps(columns, ensure_ascii=False).encode()
+
+
+def done_event(output: str | Path, what: str, results: PartialResults, **fields: Any) -> Event:
     """The last event of a job that writes results of rows."""
-    note = f"; {truncated:,} texts were truncated" if truncated else ""
-    fields = {"output": str(output), "rows": rows, "truncated": truncated, **fields}
-    return Event("done", f"{output}: {rows:,} {what}{note}", fields)
-
-
-def _drop_incomplete(file: IO[bytes]) -> int:
-    """The number of rows that have results. Each line holds a portion; an incomplete one is removed, so that the
-    portion is predicted again as a whole, with equal results."""
-    end, count = file.tell(), 0
-    for line in file:
-        if line.endswith(b"\n"):
-            end, count = end + len(line), count + len(json.loads(line))
-    file.truncate(end)
-    return count
-
-
-def _results(file: IO[bytes]) -> Iterator[dict[str, Any]]:
-    """The new columns of all rows."""
-    file.seek(0)
-    file.readline()
-    for line in file:
-        yield from json.loads(line)
-
-
-def _totals(file: IO[bytes]) -> tuple[int, int]:
-    """The number of rows, and that of truncated texts."""
-    rows = truncated = 0
-    for result in _results(file):
-        rows, truncated = rows + 1, truncated + (result["truncated_tokens"] > 0)
-    return rows, truncated
-
-
-def _predict_rest(
-    file: IO[bytes], count: int, predictor: Predictor, fields: OutputFields, rows: Iterator[Item | None]
-) -> Iterator[Event]:
-    """Append the results of all rows but the first `count`."""
-    for portion in _portions(islice(rows, count, None), predictor.description.document_context):
-        predictions = predictor.answers(item for item in portion if item is not None)
-        results = [fields.empty_columns if item is None else fields.columns(*next(predictions)) for item in portion]
-        file.write(json.dumps(results, ensure_ascii=False).encode() + b"\n")
-        file.flush()
-        count += len(portion)
-        yield Event("stage", f"predict: {count:,} rows", {"stage": "predict", "what": "rows", "amount": count})
+    note = f"; {results.truncated:,} texts were truncated" if results.truncated else ""
+    fields = {"output": str(output), "rows": results.rows, "truncated": results.truncated, **fields}
+    return Event("done", f"{output}: {results.rows:,} {what}{note}", fields)
 
 
 def _compare(ours: Predictor, exact: Predictor, rows: Sequence[Item]) -> Event:
@@ -189,30 +242,14 @@ def _compare(ours: Predictor, exact: Predictor, rows: Sequence[Item]) -> Event:
     return Event("note", f"{ours.precision}: {text} from fp32", fields | {"compared": len(rows)})
 
 
-def _portions(rows: Iterator[Item | None], whole_documents: bool) -> Iterator[list[Item | None]]:
-    """Lists of AT_ONCE rows. With `whole_documents` they end at the end of a document, which is read as a whole."""
-    portion: list[Item | None] = []
-    for item in rows:
-        last = portion[-1] if portion else None
-        is_same = whole_documents and item and last and item.document and item.document == last.document
-        if len(portion) >= AT_ONCE and not is_same:
-            yield portion
-            portion = []
-        portion.append(item)
-    if portion:
-        yield portion
-
-
 def _tagged_lines(reader: RowReader, schema: Schema, results: Iterator[dict[str, Any]]) -> Iterator[str]:
     """The lines of a CoNLL file with predicted tags."""
     if reader.kind == "conll":
         yield from reader.with_tags(tag for result in results for tag in result["predicted_tags"])
         return
-    schema = fitted(schema, reader, labelled=False)
-    for row, result in zip(reader, results, strict=True):
-        tags = result["predicted_tags"] or []
-        words = result["predicted_words"] if schema.raw else tags and read_item(row, schema, labelled=False).texts
-        for word, tag in zip(words or [], tags, strict=True):
+    for (row, item), result in zip(rows_with_items(reader, schema, IssueCounter()), results, strict=True):
+        words = result["predicted_words"] if schema.raw else item.texts if item else ()
+        for word, tag in zip(words or (), result["predicted_tags"] or (), strict=True):
             if "\t" in word or "\n" in word:
                 what = f"the word {word!r} does not fit in a line"
                 raise BertworksError(what, where=row.where, hint="write .jsonl")
@@ -240,25 +277,28 @@ def answer_questions(
         yield features.item.id, answer
 
 
+def rows_with_items(reader: RowReader, schema: Schema, empty: IssueCounter) -> Iterator[tuple[Row, Item | None]]:
+    """Each row with its item, without a label; None for a row without text, which is counted in `empty`."""
+    schema = fitted(schema, reader, labelled=False)
+    for row in reader:
+        try:
+            yield row, read_item(row, schema, labelled=False)
+        except EmptyTextError:
+            empty.add(row.where)
+            yield row, None
+
+
 def _items(
-    reader: RowReader, schema: Schema, d: TaskConfig, fields: OutputFields, empty: IssueCounter | None = None
+    reader: RowReader, schema: Schema, d: TaskConfig, fields: OutputFields, empty: IssueCounter
 ) -> Iterator[Item | None]:
-    """Each row as an item; None for a row without text, which is counted in `empty`.
+    """The items of all rows, checked.
 
     Raises:
         BertworksError: another number of choices, or a field with the name of a new column.
     """
-    schema = fitted(schema, reader, labelled=False)
-    for row in reader:
+    for row, item in rows_with_items(reader, schema, empty):
         fields.refuse_taken(row.written or row.values, row.where)
-        try:
-            item = read_item(row, schema, labelled=False)
-        except EmptyTextError:
-            if empty is not None:
-                empty.add(row.where)
-            yield None
-            continue
-        if d.task == "choice" and d.num_choices and len(item.texts) != d.num_choices + 1:
+        if item and d.task == "choice" and d.num_choices and len(item.texts) != d.num_choices + 1:
             what = f"{len(item.texts) - 1} choices, but the model was trained with {d.num_choices}"
             raise BertworksError(what, where=row.where, hint=f"give every row {d.num_choices} choices")
         yield item

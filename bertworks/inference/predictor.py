@@ -270,26 +270,24 @@ def _prepare(
     return network, precision
 
 
-_EXPECTED = {  # the kind of text, by task
-    "tagging": "a string, or a list of words", "qa": "(question, context)", "choice": "(prompt, choice, choice, ...)",
-    "spans": "a string",
-}  # fmt: skip
-
-
 def item_of(text: Any, number: int, d: TaskConfig) -> Item:
     """One of the texts for `Predictor.predict`, checked. number: for messages."""
     texts = (text,) if isinstance(text, str) else tuple(text) if isinstance(text, list | tuple) else ()
+    count = len(texts)
     match d.task:
         case "tagging":
-            fits = True
+            fits, expected = count > 0, "a string, or a list of words"
         case "choice":
-            fits = len(texts) == d.num_choices + 1 if d.num_choices else len(texts) > 2  # 0: any number
-        case "qa" | "spans":
-            fits = len(texts) == (2 if d.task == "qa" else 1)
+            fits = count == d.num_choices + 1 if d.num_choices else count > 2  # 0: any number
+            expected = "(prompt, choice, choice, ...)"
+        case "qa":
+            fits, expected = count == 2, "(question, context)"
+        case "spans":
+            fits, expected = count == 1, "a string"
         case _:
-            fits = len(texts) <= 2 and (not d.text or len(texts) == len(d.text))
-    if not (fits and texts and all(isinstance(part, str) for part in texts)):
-        expected = _EXPECTED.get(d.task, ("a string, or a pair of them", "a string", "a pair of strings")[len(d.text)])
+            fits = count == len(d.text) if d.text else 1 <= count <= 2
+            expected = ("a string, or a pair of them", "a string", "a pair of strings")[len(d.text)]
+    if not fits or not all(isinstance(part, str) for part in texts):
         raise UsageError(f"text {number} is {str(text)[:60]!r}: expected {expected}")
     return Item(texts, None, f"text {number}", str(number), raw=d.task == "tagging" and isinstance(text, str))
 

@@ -21,7 +21,7 @@ from bertworks.errors import BertworksError
 Scores = dict[str, float]
 Span = tuple[int, int, str]  # start, end, type; ends are exclusive
 
-_TAG = re.compile(r"O|[BIES](-.+)?", re.DOTALL)
+TAG = re.compile(r"O|[BIES](-.+)?", re.DOTALL)  # in IOB1, IOB2 or BIOES
 _Label = TypeVar("_Label", bound=Hashable)
 
 
@@ -142,18 +142,30 @@ def spans_per_type(gold: Sequence[Collection[Span]], predicted: Sequence[Collect
 
 
 def tag_spans(tags: Sequence[str]) -> list[Span]:
-    """The entities of one sentence as (first word, word after the last, type), by the rules of `conlleval`: it reads
-    IOB1, IOB2 and BIOES, and an entity without a proper first tag still counts.
+    """The entities of one sentence as (first word, word after the last, type), by the rules of `conlleval`. The type of
+    a tag without one is "_".
 
     Raises:
         BertworksError: a tag is neither O nor one of B, I, E, S with a type.
     """
-    if wrong := [tag for tag in tags if not _TAG.fullmatch(tag)]:
+    if wrong := [tag for tag in tags if not TAG.fullmatch(tag)]:
         what = f"{wrong[0]!r} is not a tag: a tag is O, or B-, I-, E- or S- and a type"
         raise BertworksError(what, hint="write tags in IOB1, IOB2 or BIOES")
-    from seqeval.metrics.sequence_labeling import get_entities
+    return [(start, end, kind or "_") for start, end, kind in tag_runs(tags)]
 
-    return [(start, last + 1, kind) for kind, start, last in get_entities(list(tags))]
+
+def tag_runs(tags: Sequence[str]) -> list[Span]:
+    """The entities of valid tags. A tag that continues no entity begins one."""
+    entities: list[Span] = []
+    for n, tag in enumerate(tags):
+        if tag == "O":
+            continue
+        start, end, kind = entities[-1] if entities else (0, 0, "")
+        if tag[0] in "IE" and n > 0 and tags[n - 1][0] in "BI" and (end, kind) == (n, tag[2:]):
+            entities[-1] = start, n + 1, kind
+        else:
+            entities.append((n, n + 1, tag[2:]))
+    return entities
 
 
 @dataclass(frozen=True)

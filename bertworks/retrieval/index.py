@@ -21,8 +21,9 @@ from bertworks.datasets.reader import Quoting, Row, RowReader
 from bertworks.datasets.values import ID_NAMES, label_text
 from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
-from bertworks.inference.embed import Embedder, normalized, portions, row_text, text_columns
+from bertworks.inference.embed import Embedder, normalized, row_text, text_columns
 from bertworks.inference.engine import LazyModel
+from bertworks.inference.predict import portions
 from bertworks.io.tables import find_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Pooling

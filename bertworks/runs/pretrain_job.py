@@ -25,9 +25,7 @@ from bertworks.batching.sampling import (
     SamplingConfig,
     TokenStore,
     keyed_rng,
-    make_plan,
     make_sampler,
-    plan_blocks,
 )
 from bertworks.checkpoints.model_card import pretraining_card
 from bertworks.checkpoints.model_folder import load_model, save_model
@@ -133,11 +131,10 @@ def _batches(
 ) -> Batches:
     seed = (recipe.seed << 8) + number
     length = phase.sequence_length
+    sampler = make_sampler(store, recipe.sampling, length, tokenizer.template, seed)
     if not plan_path.exists():
-        blocks = plan_blocks(store, documents, recipe.sampling, length, seed, tokenizer.template)
-        write_npy(plan_path, _not_empty(blocks))
-    plan = np.load(plan_path, mmap_mode="r")
-    sampler = make_sampler(store, plan, recipe.sampling, length, tokenizer.template, seed)
+        write_npy(plan_path, _not_empty(sampler.plan_blocks(documents)))
+    sampler.plan = np.asarray(np.load(plan_path, mmap_mode="r"))
     stream = ExampleStream(sampler, make_masker(recipe.masking, tokenizer), seed, recipe.masking.dynamic)
     micro_batch_size = max(1, recipe.train.micro_batch_tokens // length)
     if phase.batch_size < world_size:
@@ -168,8 +165,8 @@ def held_out_batches(
     """Batches with fixed masks, 15 % of the tokens, 80/10/10, whatever the masking of the training, so that figures of
     different runs on the same text and vocabulary compare."""
     config = SamplingConfig(format=format)
-    plan = make_plan(store, documents, config, sequence_length, MASKS_SEED, tokenizer.template)
-    sampler = make_sampler(store, plan, config, sequence_length, tokenizer.template, MASKS_SEED)
+    sampler = make_sampler(store, config, sequence_length, tokenizer.template, MASKS_SEED)
+    sampler.plan = sampler.make_plan(documents)
     stream = ExampleStream(sampler, make_masker(MaskingConfig(), tokenizer), MASKS_SEED, dynamic=False)
     examples = sorted((stream[n] for n in range(min(sequences, len(sampler)))), key=lambda e: len(e.input_ids))
     return [collate(examples[i : i + batch_size]) for i in range(0, len(examples), batch_size)]
