@@ -372,7 +372,7 @@ def test_an_index_that_was_made_anew_for_another_model_takes_no_vectors_of_the_f
     first = Index.create(tmp_path / "idx", model, device="cpu")
     assert first.embedder.dimension == 32
     Index.create(tmp_path / "idx", model, pooling="cls", device="cpu")  # nothing was in it
-    with pytest.raises(BertworksError, match="made this index again"):
+    with pytest.raises(BertworksError, match="made by another model"):
         first.add(["good film"])
     assert len(Index(tmp_path / "idx", device="cpu")) == 0
 
@@ -381,7 +381,7 @@ def test_a_first_file_that_was_killed_goes_on(model: Path, tmp_path: Path, monke
     """When its segment was on disk, and not yet in the manifest."""
     make = partial(index_file, write_documents(tmp_path / "d.jsonl"), tmp_path / "idx", model=model, device="cpu")
     with monkeypatch.context() as patched:
-        patched.setattr("bertworks.retrieval.store.Stored._commit", lambda *_: 1 / 0)
+        patched.setattr("bertworks.retrieval.store.Documents.commit", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             list(make())
     assert list((tmp_path / "idx").glob("segment-*"))
