@@ -82,6 +82,17 @@ Quoting = Annotated[  # as in `datasets.reader`, which is not imported for help
 Settings = Annotated[
     list[str] | None, repeatable("--set", help="Change a field of the recipe: --set seed=1. Repeatable.")
 ]
+Pooling = Annotated[
+    Literal["mean", "cls", "max", "last-four"] | None,
+    Parameter(help="How token vectors become one vector. Unset: as in the model's files, else the mean."),
+]
+MaxLength = Annotated[int | None, at_least(3, help="Maximum number of tokens. Unset: as in the model's files.")]
+LearnFrom = Annotated[str | None, Parameter(help="Texts to compute centering and whitening from. Unset: the data.")]
+Rerank = Annotated[str | None, Parameter(help="A model fine-tuned on pairs that reranks the first 50 documents.")]
+WithinWord = Annotated[
+    bool,
+    flag(help="With each token, also mask the later pieces of its word, which would reveal it (PLL-word-l2r)."),
+]
 Overwrite = Annotated[bool, flag(help="Replace the content of the output folder.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="The device to compute on.")]
 InferencePrecision = Annotated[
@@ -129,6 +140,14 @@ def say(text: str) -> None:
 def emit(data: Any) -> None:
     """Print a value as one line of JSON to standard output."""
     print(json.dumps(data, ensure_ascii=False, default=str), flush=True)
+
+
+def show(result: Any, text: str, as_json: bool) -> None:
+    """Print a result: as JSON, or as text."""
+    if as_json:
+        emit(result)
+    else:
+        print(text)
 
 
 def table(rows: Iterable[tuple[str, str]]) -> str:
