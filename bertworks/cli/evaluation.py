@@ -144,7 +144,7 @@ def glue(
     data: Path,
     output: console.Output,
     model: console.Model = "minilm",
-    task: Annotated[list[str] | None, console.repeatable()] = None,
+    task: console.Repeatable = None,
     seeds: Annotated[int, console.at_least(1)] = 1,
     seed: int | None = None,
     recipe: str = "stable",

@@ -56,8 +56,8 @@ def export(
     *,
     output: console.Output,
     format: Literal["onnx"] = "onnx",
-    encoder: Annotated[bool, console.flag()] = False,
-    int8: Annotated[bool, console.flag()] = False,
+    encoder: console.Flag = False,
+    int8: console.Flag = False,
     data: str | None = None,
     as_json: console.Json = False,
 ) -> None:
@@ -84,7 +84,7 @@ def import_(
     vocabulary: Annotated[Path | None, Parameter(name="--vocab")] = None,
     lowercase: Annotated[bool | None, Parameter(name="--uncased", negative="--cased")] = None,
     gelu: Literal["tanh", "exact"] = "tanh",
-    leave_out: Annotated[list[str] | None, console.repeatable()] = None,
+    leave_out: console.Repeatable = None,
     as_json: console.Json = False,
 ) -> None:
     """Convert a TensorFlow checkpoint of Google's BERT to a model folder. TensorFlow is not needed.
@@ -121,8 +121,8 @@ def push(
     repository: str,
     /,
     *,
-    dry_run: Annotated[bool, console.flag()] = False,
-    private: Annotated[bool, console.flag()] = False,
+    dry_run: console.Flag = False,
+    private: console.Flag = False,
     licence: Annotated[str | None, Parameter(name="--license")] = None,
     as_json: console.Json = False,
 ) -> None:
