@@ -33,6 +33,7 @@ _MARKUP = (
 )
 _STRAIGHT = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")  # quotation marks
 
+_WHOLE = re.compile(r"[\"'(]?[A-Z].*[.!?][\"')]*")
 _CODE = re.compile(r"[{}<>|\\=^~@#$`_\[\]*+]|://|\w/\w|\.\.|\w(?<!\bi)(?<!\be)\.[a-z]|\(\)|\s-{1,2}\w|--")
 _PLAIN = re.compile(
     r"^[\"'(]*(?:[A-Za-z]?[a-z]*(?:[-'][A-Za-z]?[a-z]+)*|[A-Z]{2,6}s?|Python|i\.e|e\.g|\d+(?:[.,]\d+)*%?)[\"')]*[.,;:!?]*[\"')]*$"
@@ -70,13 +71,9 @@ def prose(text: str, seen: set[str]) -> Iterator[str]:
 def is_sentence(text: str) -> bool:
     """Whether `text` looks like an English sentence: a capital, an end, mostly plain words, some function words."""
     words = text.split()
-    if (
-        not _MIN_SENTENCE <= len(words) <= 80
-        or not re.match(r"[\"'(]?[A-Z]", text)
-        or not re.search(r"[.!?][\"')]*$", text)
-    ):
+    if not (_MIN_SENTENCE <= len(words) <= 80 and _WHOLE.fullmatch(text)) or _CODE.search(text):
         return False
-    if _CODE.search(text) or text.count("(") != text.count(")") or text.count('"') % 2:
+    if text.count("(") != text.count(")") or text.count('"') % 2:
         return False
     plain = sum(bool(_PLAIN.match(word)) for word in words)
     small = sum(word.strip("\"'(),.;:!?").lower() in _FUNCTION_WORDS for word in words)
@@ -104,7 +101,7 @@ def write_demo_corpus(folder: Path) -> list[tuple[int, int]]:
     for name, content in _documents():
         text = "\n".join(prose(content, seen))
         if len(text.split()) >= _MIN_WORDS:
-            part = "training" if _hash(name, 4) % _HELD_OUT else "held-out"
+            part = "training" if _hash(name) % _HELD_OUT else "held-out"
             parts[part].append({"id": name, "text": text})
     for part, rows in parts.items():
         write_rows(folder / f"{part}.jsonl", ("id", "text"), rows)
@@ -182,5 +179,5 @@ def _letters(text: str) -> str:
     return re.sub(r"[\W_]", "", text).lower()
 
 
-def _hash(text: str, size: int = 8) -> int:
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:size], "big")
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
