@@ -119,12 +119,10 @@ class Index(Documents):
         count = len(texts)
         if any(values is not None and len(values) != count for values in (ids, fields)):
             raise UsageError(f"the number of texts, {count}, is not the number of ids or fields")
-        if wrong := [text for text in texts if not isinstance(text, str)]:
-            raise UsageError(f"{wrong[0]!r:.60} is no text", hint="give strings")
-        if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
-            raise UsageError(f"text {empty[0]} is empty")
-        values = [dict(row) for row in fields or [{}] * count]
+        if wrong := [n for n, text in enumerate(texts, 1) if not (isinstance(text, str) and text.strip())]:
+            raise UsageError(f"text {wrong[0]} is {texts[wrong[0] - 1]!r:.60}: expected a string that is not empty")
         try:
+            values = [dict(row) for row in fields or [{}] * count]
             json.dumps(values, allow_nan=False)
         except (TypeError, ValueError) as error:
             what = f"fields hold a value that is not JSON: {error}"
@@ -145,7 +143,9 @@ class Index(Documents):
     def compact(self) -> None:
         """Write the index again: remove deleted documents from disk and merge small segments."""
         with self.changing():
-            manifest, numbers = replace(self.manifest, segments={}, neighbours=()), np.flatnonzero(self.alive)
+            numbers = np.flatnonzero(self.alive)
+            sources = self.manifest.sources if len(numbers) else {}  # the files of an empty index are read again
+            manifest = replace(self.manifest, segments={}, neighbours=(), sources=sources)
             for start in range(0, len(numbers), _COMPACTED_ROWS):
                 documents = [self.segment_of(number) for number in numbers[start : start + _COMPACTED_ROWS]]
                 rows = [segment.row(row) for segment, row in documents]
