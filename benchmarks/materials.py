@@ -74,7 +74,8 @@ def _prose() -> list[str]:
     from bertworks.demo.corpus import write_demo_corpus
 
     with tempfile.TemporaryDirectory() as folder:
-        lines = write_demo_corpus(folder).training.read_text(encoding="utf-8").splitlines()
+        write_demo_corpus(Path(folder))
+        lines = (Path(folder) / "training.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["text"] for line in lines]
 
 

@@ -26,7 +26,6 @@ from provenance import provenance, publish
 from bertworks.inference.embed import normalized
 from bertworks.inference.predictor import AT_ONCE
 from bertworks.retrieval.index import Index
-from bertworks.retrieval.ranking import hash_of, postings
 from bertworks.retrieval.store import write_manifest, write_segment
 
 
@@ -108,9 +107,8 @@ def filled(folder: Path, documents: int, text: Callable[[int], str]) -> Index:
         names = [str(n) for n in range(start, min(start + AT_ONCE, documents))]
         rows = [{"id": name, "text": text(100), "fields": {}} for name in names]
         vectors = normalized(numbers.standard_normal((len(rows), manifest.dimension), np.float32))
-        keys = np.array([hash_of(name) for name in names], np.int64)
         segment = f"segment-{start}"
-        write_segment(folder, segment, rows, vectors, keys, postings(row["text"] for row in rows))
+        write_segment(folder, segment, rows, vectors)
         manifest = replace(manifest, segments={**manifest.segments, segment: ""})
     write_manifest(folder, manifest)
     return Index(folder)

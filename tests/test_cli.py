@@ -71,11 +71,9 @@ def test_every_option_has_a_line_of_help(verb, capsys):
 @pytest.mark.parametrize("option", ["--reset-head", "--new-head"])
 def test_the_old_name_of_a_renamed_option_works(option, monkeypatch):
     requests = []
-    monkeypatch.setattr(
-        "bertworks.runs.finetune.make_finetune_request", lambda data, **options: requests.append(options)
-    )
-    monkeypatch.setattr("bertworks.runs.trials.plan_trials", lambda *_, **__: [None])
-    monkeypatch.setattr("bertworks.runs.finetune.finetune_events", lambda *_, **__: [Event("done", "")])
+    monkeypatch.setattr("bertworks.make_finetune_request", lambda data, **options: requests.append(options))
+    monkeypatch.setattr("bertworks.plan_trials", lambda *_, **__: [None])
+    monkeypatch.setattr("bertworks.finetune_events", lambda *_, **__: [Event("done", "")])
     assert main(["finetune", "a.csv", "-o", "b", option]) == 0
     assert requests[0]["new_head"] is True
 
@@ -275,7 +273,7 @@ def test_a_command_that_is_shown_has_its_path_in_quotes(tmp_path, capsys):
 
 def test_fill_shows_answers_and_json(tmp_path, monkeypatch, capsys):
     answer = {"score": 0.25, "token": 7, "token_str": "house", "sequence": "the house .", "text": "the house."}
-    monkeypatch.setattr("bertworks.inference.masked_lm.fill", lambda model, texts, k: ([[answer] * k] for _ in texts))
+    monkeypatch.setattr("bertworks.fill", lambda model, texts, k: ([[answer] * k] for _ in texts))
     monkeypatch.setattr(sys, "stdin", io.StringIO("the [MASK].\na [MASK].\n"))
     assert main(["fill", "model", "-", "-k", "2"]) == 0
     two = " 25.0%  house  the house.\n" * 2

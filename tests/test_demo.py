@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from bertworks.demo import tour
-from bertworks.demo.corpus import DemoCorpus
 from bertworks.demo.tour import demo
 from bertworks.events import Event
 
@@ -22,13 +21,13 @@ def collected(monkeypatch) -> list[Path]:
     """All other modules replaced by fast ones; the folders for which a corpus was collected."""
     calls: list[Path] = []
 
-    def write_demo_corpus(folder: Path) -> DemoCorpus:
+    def write_demo_corpus(folder: Path) -> list[tuple[int, int]]:
         calls.append(folder)
         folder.mkdir(parents=True)
         lines = [json.dumps({"id": f"{n}", "text": f"Too short.\n{SENTENCE}"}) + "\n" for n in range(9)]
         (folder / "training.jsonl").write_text("".join(lines))
         (folder / "held-out.jsonl").write_text("".join(lines))
-        return DemoCorpus(folder / "training.jsonl", folder / "held-out.jsonl", 9, 1234, 9, 56)
+        return [(9, 1234), (9, 56)]
 
     def pretrain(inputs, output, *, budget):
         assert [path.name for path in inputs] == ["training.jsonl"]
@@ -72,7 +71,7 @@ def test_it_ends_with_figures_blanks_and_the_reports(collected, tmp_path):
     folder = tmp_path / "demo"
     events = list(demo(folder, minutes=1.5))
     assert [event.kind for event in events] == ["stage", "note", "note", "stage", "note", "done"]
-    assert "1,234 words" in events[1].text
+    assert events[1].text == "1,234 words in 9 documents; held out: 56 words in 9 documents"
     assert events[-2].text == f"fine-tuning minilm with {tour.MINILM[0]}"
     lines = events[-1].text.splitlines()
     assert lines[:4] == [

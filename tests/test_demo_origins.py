@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bertworks.demo import corpus as demo_origins
-from bertworks.demo.corpus import MAX_ROWS, read_demo_origins, write_demo_origins
+from bertworks.demo.corpus import MAX_ROWS, write_demo_origins
 from bertworks.errors import BertworksError
 
 LIBRARIES = {"package/alphabet": 400, "package/beta_ray": 200, "python/gamma": 100, "package/small": 2}  # modules
@@ -17,7 +17,7 @@ FILLER = "is what the value of this option decides on when it is set"
 @pytest.fixture
 def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Six paragraphs in each module: three fit, two name a library, one is too short."""
-    names = {"beta_ray": ["electron-tools"], "small": ["small"]}
+    names = {"alphabet": ["alphabet"], "beta_ray": ["electron-tools"], "small": ["small"]}
     monkeypatch.setattr(demo_origins.importlib.metadata, "packages_distributions", lambda: names)
     records = [{"id": "topic/assert", "text": f"Topic: {FILLER}."}]
     for library, count in LIBRARIES.items():
@@ -33,9 +33,19 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return paths
 
 
+def read(folder: Path) -> list[tuple[list[str], list[str]]]:
+    """Texts and libraries, of train and of dev."""
+    parts = []
+    for part in MAX_ROWS:
+        with (folder / f"{part}.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        parts.append(([row["text"] for row in rows], [row["library"] for row in rows]))
+    return parts
+
+
 def test_libraries_have_the_same_share_and_are_not_named(corpus: list[Path], tmp_path: Path):
     write_demo_origins(corpus, tmp_path / "out")
-    for (texts, libraries), most in zip(read_demo_origins(tmp_path / "out"), MAX_ROWS.values(), strict=True):
+    for (texts, libraries), most in zip(read(tmp_path / "out"), MAX_ROWS.values(), strict=True):
         counts = {library: libraries.count(library) for library in libraries}
         assert counts.keys() == {"alphabet", "beta_ray", "python"}, "a small one, or a topic of the language"
         assert counts["alphabet"] == most
@@ -45,8 +55,7 @@ def test_libraries_have_the_same_share_and_are_not_named(corpus: list[Path], tmp
 def test_train_and_dev_are_of_other_modules(corpus: list[Path], tmp_path: Path):
     write_demo_origins(corpus, tmp_path / "out")
     modules = [
-        {(library, text.split()[0]) for text, library in zip(*part, strict=True)}
-        for part in read_demo_origins(tmp_path / "out")
+        {(library, text.split()[0]) for text, library in zip(*part, strict=True)} for part in read(tmp_path / "out")
     ]
     assert not modules[0] & modules[1]
     assert len(modules[1]) > 30

@@ -372,7 +372,7 @@ def test_an_index_that_was_made_anew_for_another_model_takes_no_vectors_of_the_f
     first = Index.create(tmp_path / "idx", model, device="cpu")
     assert first.embedder.dimension == 32
     Index.create(tmp_path / "idx", model, pooling="cls", device="cpu")  # nothing was in it
-    with pytest.raises(BertworksError, match="made this index again"):
+    with pytest.raises(BertworksError, match="made by another model"):
         first.add(["good film"])
     assert len(Index(tmp_path / "idx", device="cpu")) == 0
 
@@ -381,7 +381,7 @@ def test_a_first_file_that_was_killed_goes_on(model: Path, tmp_path: Path, monke
     """When its segment was on disk, and not yet in the manifest."""
     make = partial(index_file, write_documents(tmp_path / "d.jsonl"), tmp_path / "idx", model=model, device="cpu")
     with monkeypatch.context() as patched:
-        patched.setattr("bertworks.retrieval.store.Stored._commit", lambda *_: 1 / 0)
+        patched.setattr("bertworks.retrieval.store.Documents.commit", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             list(make())
     assert list((tmp_path / "idx").glob("segment-*"))
@@ -411,6 +411,16 @@ def test_an_emptied_index_stays_what_it_is(model: Path, tmp_path: Path):
     assert found.fingerprint["pooling"] == "cls"
 
 
+def test_a_file_without_ids_is_read_again_into_an_emptied_index(model: Path, tmp_path: Path):
+    (tmp_path / "d.txt").write_text("\n".join(TEXTS) + "\n")
+    list(index_file(tmp_path / "d.txt", tmp_path / "idx", model=model, device="cpu"))
+    index = Index(tmp_path / "idx", device="cpu")
+    assert index.delete([str(n) for n in range(1, 6)]) == 5
+    index.compact()
+    list(index_file(tmp_path / "d.txt", tmp_path / "idx", device="cpu"))
+    assert set(ids(Index(tmp_path / "idx", device="cpu"))) == {"6", "7", "8", "9", "10"}
+
+
 def test_a_ranking_that_is_none_is_refused(index: Index):
     with pytest.raises(UsageError, match="the ranking 'foo'"):
         index.search("dogs", ranking="foo")
@@ -419,6 +429,8 @@ def test_a_ranking_that_is_none_is_refused(index: Index):
 def test_fields_that_json_cannot_say_are_refused(index: Index):
     with pytest.raises(UsageError, match="JSON"):
         index.add(["a text"], fields=[{"n": float("nan")}])
+    with pytest.raises(UsageError, match="JSON"):
+        index.add(["a text"], fields=[3])
 
 
 def test_a_stopped_file_goes_on(model: Path, tmp_path: Path, small: None):

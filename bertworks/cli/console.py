@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -30,30 +31,15 @@ def _values(kind: Any, tokens: Sequence[Token]) -> Any:
     return values if getattr(kind, "__origin__", kind) is list else values[0]
 
 
-def stdin_or(*names: str, **options: Any) -> Parameter:
-    """Text, files or a file, where "-" means standard input or output."""
-    return Parameter(name=names or None, converter=_values, **options)
-
-
-def flag(*names: str, **options: Any) -> Parameter:
-    """An option without a value."""
-    return Parameter(name=names or None, negative="", show_default=False, **options)
-
-
-def repeatable(*names: str, **options: Any) -> Parameter:
-    """An option that may be given several times."""
-    return Parameter(name=names or None, negative="", **options)
-
-
-def at_least(minimum: float, *names: str, **options: Any) -> Parameter:
+def at_least(minimum: float, name: Sequence[str] = (), **options: Any) -> Parameter:
     """A number with a minimum."""
-    return Parameter(name=names or None, validator=Number(gte=minimum), **options)
+    return Parameter(name or None, validator=Number(gte=minimum), **options)
 
 
-def output_file(**options: Any) -> Parameter:
-    """The option `--output`."""
-    return Parameter(name=["--output", "-o"], **options)
-
+stdin_or = partial(Parameter, converter=_values)  # text, files or a file, where "-" means standard input or output
+output_file = partial(Parameter, ["--output", "-o"])
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]  # an option without a value
+Repeatable = Annotated[list[str] | None, Parameter(negative="")]  # an option that may be given several times
 
 INPUT_FORMATS = ".csv, .tsv, .jsonl, .parquet, CoNLL columns, SQuAD or entity JSON, also compressed"
 Inputs = Annotated[
@@ -73,16 +59,25 @@ Documents = Annotated[
 ]
 TextColumn = Annotated[str | None, Parameter(help="Column or JSON field of the text. Unset: inferred and printed.")]
 TextColumns = Annotated[
-    list[str] | None,
-    repeatable("--text", help="Column of the text; give two for pairs. Unset: inferred and printed. Repeatable."),
+    Repeatable,
+    Parameter("--text", help="Column of the text; give two for pairs. Unset: inferred and printed. Repeatable."),
 ]
 Quoting = Annotated[  # as in `datasets.reader`, which is not imported for help
     Literal["auto", "raw", "quoted"], Parameter(help="Whether quote marks enclose cells (quoted) or are text (raw).")
 ]
-Settings = Annotated[
-    list[str] | None, repeatable("--set", help="Change a field of the recipe: --set seed=1. Repeatable.")
+Settings = Annotated[Repeatable, Parameter("--set", help="Change a field of the recipe: --set seed=1. Repeatable.")]
+Pooling = Annotated[
+    Literal["mean", "cls", "max", "last-four"] | None,
+    Parameter(help="How token vectors become one vector. Unset: as in the model's files, else the mean."),
 ]
-Overwrite = Annotated[bool, flag(help="Replace the content of the output folder.")]
+MaxLength = Annotated[int | None, at_least(3, help="Maximum number of tokens. Unset: as in the model's files.")]
+LearnFrom = Annotated[str | None, Parameter(help="Texts to compute centering and whitening from. Unset: the data.")]
+Rerank = Annotated[str | None, Parameter(help="A model fine-tuned on pairs that reranks the first 50 documents.")]
+WithinWord = Annotated[
+    Flag,
+    Parameter(help="With each token, also mask the later pieces of its word, which would reveal it (PLL-word-l2r)."),
+]
+Overwrite = Annotated[Flag, Parameter(help="Replace the content of the output folder.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="The device to compute on.")]
 InferencePrecision = Annotated[
     Literal["auto", "fp32", "bf16", "int8"],
@@ -95,7 +90,7 @@ TrainingPrecision = Annotated[
     Literal["auto", "fp32", "bf16"],
     Parameter(help="auto: that of the recipe, else bf16 where the hardware is faster with it."),
 ]
-Json = Annotated[bool, flag("--json", help="Write results as JSON to standard output.")]
+Json = Annotated[Flag, Parameter("--json", help="Write results as JSON to standard output.")]
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -129,6 +124,14 @@ def say(text: str) -> None:
 def emit(data: Any) -> None:
     """Print a value as one line of JSON to standard output."""
     print(json.dumps(data, ensure_ascii=False, default=str), flush=True)
+
+
+def show(result: Any, text: str, as_json: bool) -> None:
+    """Print a result: as JSON, or as text."""
+    if as_json:
+        emit(result)
+    else:
+        print(text)
 
 
 def table(rows: Iterable[tuple[str, str]]) -> str:

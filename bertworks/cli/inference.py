@@ -1,6 +1,5 @@
-"""The commands `fill`, `score`, `explain` and `evaluate`: predictions, explanations, metrics."""
+"""Commands that use a model: `fill`, `score`, `explain`; `embed`, `index` and `search` for vectors and search."""
 
-import json
 import sys
 from collections.abc import Iterable, Iterator
 from io import TextIOWrapper
@@ -9,15 +8,13 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
+import bertworks as bw
 from bertworks.cli import console
 from bertworks.errors import UsageError
-from bertworks.io.atomic_write import refuse_unwritable, write_text
 from bertworks.io.text_files import IssueCounter
 
-WithinWord = Annotated[
-    bool,
-    console.flag(help="With each token, also mask the later pieces of its word, which would reveal it (PLL-word-l2r)."),
-]
+_SHOWN = 200  # characters of a text
+_ROWS = "Rows or lines of text, in any format; - for standard input."
 
 
 def fill(
@@ -25,7 +22,7 @@ def fill(
     texts: Annotated[list[str], console.stdin_or()],
     /,
     *,
-    count: Annotated[int, console.at_least(1, "--count", "-k")] = 5,
+    count: Annotated[int, console.at_least(1, ["--count", "-k"])] = 5,
     as_json: console.Json = False,
 ) -> None:
     """Predict the most probable tokens for every [MASK].
@@ -34,9 +31,7 @@ def fill(
         texts: Texts with [MASK], or - for the lines of standard input.
         count: Predictions per [MASK].
     """
-    from bertworks.inference import masked_lm
-
-    for number, masks in enumerate(masked_lm.fill(model, _lines(texts), k=count)):
+    for number, masks in enumerate(bw.fill(model, _lines(texts), k=count)):
         if as_json:
             console.emit(masks)
             continue
@@ -49,7 +44,7 @@ def score(
     sentences: Annotated[list[str], console.stdin_or()],
     /,
     *,
-    within_word: WithinWord = False,
+    within_word: console.WithinWord = False,
     as_json: console.Json = False,
 ) -> None:
     """Pseudo-log-likelihood of sentences: each token is masked in turn.
@@ -59,9 +54,7 @@ def score(
     Args:
         sentences: Sentences, or - for the lines of standard input.
     """
-    from bertworks.inference import masked_lm
-
-    for number, result in enumerate(masked_lm.score(model, _lines(sentences), within_word=within_word)):
+    for number, result in enumerate(bw.score(model, _lines(sentences), within_word=within_word)):
         if as_json:
             console.emit(result)
         else:
@@ -90,182 +83,127 @@ def explain(
         target: What to explain instead of the prediction: a label, a tagged word, or a token.
         baseline: The token that stands for "no information".
     """
-    from bertworks.inference.explain import explain as run
-
-    explanation = run(model, *_lines(texts), target=target, baseline=baseline)
+    explanation = bw.explain(model, *_lines(texts), target=target, baseline=baseline)
     if output is not None:
         explanation.save(output)
-    console.emit(explanation.as_dict()) if as_json else print(explanation)
+    console.show(explanation.as_dict(), str(explanation), as_json)
     if output is not None:
         console.say(f"written to {output}")
 
 
-def mlm(
+def embed(
     model: console.Model,
-    inputs: console.Inputs,
+    data: Annotated[str, console.stdin_or(help=_ROWS)],
     /,
     *,
-    text_column: console.TextColumn = None,
-    documents: console.Documents = "auto",
-    as_json: console.Json = False,
-) -> None:
-    """Masked LM loss, accuracy and perplexity, and next sentence accuracy. The masks are the same every time."""
-    from bertworks.evaluation.evaluate import evaluate_mlm
-
-    result = evaluate_mlm(model, inputs, text_column=text_column, documents=documents)
-    if as_json:
-        console.emit(result)
-    else:
-        print(console.table((name, f"{v:,.0f}" if v == int(v) and v > 1 else f"{v:.4f}") for name, v in result.items()))
-
-
-def task(
-    model: str,
-    data: str,
-    /,
-    *,
-    errors: Annotated[Path | None, Parameter(name=["--errors", "-o"])] = None,
+    output: Annotated[str, console.stdin_or(["--output", "-o"])],
     text: console.TextColumns = None,
-    label: str | None = None,
-    threshold: float | None = None,
+    pooling: console.Pooling = None,
+    normalize: bool | None = None,
+    max_length: console.MaxLength = None,
+    whitening: Literal["none", "center", "whiten"] = "none",
+    learn_from: console.LearnFrom = None,
+    quoting: console.Quoting = "auto",
+    device: console.Device = "auto",
     precision: console.InferencePrecision = "auto",
     as_json: console.Json = False,
 ) -> None:
-    """Metrics of a fine-tuned model on labelled rows, overall and per label.
+    """Write the vector of every row, in order: an array in .npy, else a column next to those of the input.
+
+    Run the same command again to resume. The output appears when it is complete.
 
     Args:
-        model: A fine-tuned model folder.
-        data: Labelled rows outside the training data, in any format of finetune.
-        errors: File for all errors, the most confident first.
-        label: Column of the label. Unset: as in training.
-        threshold: See predict.
+        output: The output file: .npy, .parquet, .jsonl, ...
+        normalize: Vectors of length 1. Unset: as in the model's files.
+        whitening: center: subtract the mean of all vectors. whiten: also make the covariance the identity.
     """
-    from bertworks.evaluation.evaluate import evaluate_task
-    from bertworks.runs.task_metrics import format_metrics
-
-    result = evaluate_task(
-        model, data, errors=errors, text=text or [], label=label, threshold=threshold, precision=precision
-    )
-    if as_json:
-        console.emit(result)
-        return
-    print(f"{result['rows']:,} rows: {format_metrics(result['figures'])}")
-    if result["rows_without_text"]:
-        console.say(f"rows without text, left out: {result['rows_without_text']:,}")
-    if exact := result.get("figures_fp32"):
-        print(f"in fp32: {format_metrics(exact)}")
-
-    def shown(row: dict[str, float]) -> str:
-        return "  ".join(f"{key} {v:,.0f}" if key == "support" else f"{key} {v:.1%}" for key, v in row.items())
-
-    if result["table"]:
-        print(console.table((name, shown(row)) for name, row in result["table"].items()))
-    if result["frequent"]:
-        console.say(f"{result['mistakes']:,} errors: {result['frequent']}")
-    if errors is not None:
-        console.say(f"written to {errors}")
+    events = bw.embed_file(
+        model, data, output, text=text or [], pooling=pooling, normalize=normalize, max_length=max_length,
+        whitening=whitening, learn_from=learn_from, quoting=quoting, device=device, precision=precision,
+    )  # fmt: skip
+    console.show_events(events, as_json=as_json and output != "-", results=output != "-")
 
 
-def squad(
-    *,
-    data: Path,
-    predictions: Path | None = None,
-    model: str | None = None,
-    output: Annotated[Path | None, console.output_file()] = None,
-    no_answer_probabilities: Path | None = None,
-    unit: Literal["auto", "word", "character"] = "auto",
-    as_json: console.Json = False,
-) -> None:
-    """Official SQuAD metrics, in percent, of answers in a file or of a model.
-
-    Args:
-        data: Questions with gold answers, in the format of SQuAD 1.1 or 2.0.
-        predictions: A JSON object of answers: {"question id": "answer"}, "" for no answer.
-        model: A model fine-tuned on questions, to compute the answers.
-        output: JSON file for the model's answers.
-        no_answer_probabilities: A JSON object {"question id": 0.25}. Adds the best threshold for "no answer".
-        unit: Unit of F1. auto: characters for Japanese and Chinese, else words.
-    """
-    from bertworks.evaluation.evaluate import evaluate_squad
-
-    if (predictions is None) == (model is None):
-        raise UsageError("expected either a file of answers or a model", hint="give --predictions or --model")
-    answers: Path | dict[str, str] | None = predictions
-    if model is not None:
-        from bertworks.inference.predict import answer_questions
-
-        if output is not None:
-            refuse_unwritable(output)
-        console.say(f"{model} answers the questions of {data} ...")
-        answers = {identity: answer["answer"] for identity, answer in answer_questions(data, model)}
-        if output is not None:
-            write_text(output, json.dumps(answers, indent=1, ensure_ascii=False) + "\n")
-    assert answers is not None
-    result = evaluate_squad(data, answers, na_probs=no_answer_probabilities, unit=unit)
-    if as_json:
-        console.emit(result)
-        return
-    mismatches = {
-        "questions without an answer": result.pop("missing_ids"),
-        "answers without a question": result.pop("unknown_ids"),
-    }
-    print(console.table((name, f"{v:,}" if isinstance(v, int) else str(v)) for name, v in result.items()))
-    for what, identities in mismatches.items():
-        if identities:
-            console.say(
-                f"{len(identities):,} {what}: {', '.join(identities[:5])}{', ...' if len(identities) > 5 else ''}"
-            )
-
-
-def blimp(
-    model: console.Model,
+def index(
+    documents: Annotated[str | None, console.stdin_or(help=_ROWS)] = None,
     /,
     *,
-    data: Path,
-    output: console.OutputFile = None,
-    sample: Annotated[int, console.at_least(0)] = 0,
-    within_word: WithinWord = False,
-    as_json: console.Json = False,
-) -> None:
-    """BLiMP: the fraction of pairs in which the grammatical sentence has the higher score, per paradigm.
-
-    Args:
-        data: Sentence pairs: a file with sentence_good, sentence_bad, UID, or a folder of .jsonl files.
-        sample: Pairs per paradigm, the same every time; 0: all.
-    """
-    from bertworks.evaluation.evaluate import evaluate_blimp
-
-    events = evaluate_blimp(model, data, output=output, sample=sample, within_word=within_word)
-    console.show_events(events, as_json=as_json)
-
-
-def glue(
-    *,
-    data: Path,
     output: console.Output,
-    model: console.Model = "minilm",
-    task: Annotated[list[str] | None, console.repeatable()] = None,
-    seeds: Annotated[int, console.at_least(1)] = 1,
-    seed: int | None = None,
-    recipe: str = "stable",
-    settings: console.Settings = None,
+    model: str | None = None,
+    text: console.TextColumns = None,
+    identity: Annotated[str | None, Parameter(name="--id")] = None,
+    pooling: console.Pooling = None,
+    max_length: console.MaxLength = None,
+    delete: console.Repeatable = None,
+    compact: console.Flag = False,
+    approximate: console.Flag = False,
+    quoting: console.Quoting = "auto",
+    device: console.Device = "auto",
     as_json: console.Json = False,
 ) -> None:
-    """Fine-tune on every task of GLUE in the folder. Write a table with published results, and leaderboard files.
+    """Create an index of documents, add documents, or delete some.
+
+    A new row replaces a document with the same id. Run the same command again to resume.
 
     Args:
-        data: The folder of GLUE's folders: CoLA, SST-2, MRPC, ...
-        task: Only this task. Repeatable.
-        seeds: Trainings per task.
-        seed: Seed of the first training. Unset: the recipe's.
-        recipe: stable, paper, or a .toml file.
+        model: Unset: the model of the index; minilm for a new index.
+        identity: Column of the row ids. Unset: inferred.
+        delete: Id of a document to delete. Repeatable.
+        compact: Remove deleted documents from disk.
+        approximate: Build the graph for approximate search (needs faiss).
     """
-    from bertworks.evaluation.glue import evaluate_glue
+    if documents is None and not (delete or compact or approximate):
+        raise UsageError("nothing to do", hint="name a file of documents, or give --delete, --compact or --approximate")
+    if documents is not None:
+        events = bw.index_file(
+            documents, output, model=model, text=text or [], identity=identity, pooling=pooling,
+            max_length=max_length, device=device, quoting=quoting,
+        )  # fmt: skip
+        console.show_events(events, as_json=as_json)
+    if delete:
+        count = bw.Index(output).delete(delete)
+        console.emit({"deleted": count}) if as_json else console.say(f"deleted {count:,} of {len(delete):,}")
+    if compact:
+        bw.Index(output).compact()
+    if approximate:
+        recall = bw.Index(output).build_graph()
+        line = f"the graph finds {recall:.1%} of the ten nearest documents, measured with 100 documents"
+        console.emit({"recall": recall}) if as_json else console.say(line)
 
-    events = evaluate_glue(
-        data, output, model=model, tasks=task or [], seeds=seeds, seed=seed, recipe=recipe, overrides=settings or []
-    )
-    console.show_events(events, as_json=as_json)
+
+def search(
+    folder: Path,
+    query: str,
+    /,
+    *,
+    count: Annotated[int, console.at_least(1, ["--count", "-k"])] = 10,
+    ranking: Literal["hybrid", "dense", "bm25"] = "hybrid",
+    rerank: console.Rerank = None,
+    approximate: console.Flag = False,
+    model: str | None = None,
+    device: console.Device = "auto",
+    as_json: console.Json = False,
+) -> None:
+    """Find the best documents of an index for a query. With --json each is a JSON object on a line.
+
+    Args:
+        folder: The folder of an index.
+        query: The query.
+        count: Number of documents.
+        ranking: Rank by vectors (dense), by words (bm25), or by both.
+        approximate: Search with the graph from index --approximate.
+        model: Path of the index's model, if it has moved.
+    """
+    opened = bw.Index(folder, model=model, device=device)
+    hits = opened.search(query, count, ranking=ranking, rerank=rerank, approximate=approximate)
+    if not hits:  # with bm25, or in an empty index
+        console.say("nothing found")
+    for hit in hits:
+        if as_json:
+            console.emit(hit)
+        else:
+            text = " ".join(hit["text"].split())
+            print(f"{hit['score']:.3f}  {hit['id']}  {text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}")
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:

@@ -12,49 +12,18 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from types import ModuleType
 from typing import NoReturn
 
 from cyclopts import App, CycloptsError
 
 from bertworks import __version__
-from bertworks.cli import inference, models, search, training
+from bertworks.cli import evaluation, inference, models, training
 from bertworks.cli.console import say
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.text_files import STDIN
-
-_COMMANDS: tuple[Callable[..., object], ...] = (
-    training.vocab,
-    training.prepare,
-    training.pretrain,
-    training.check,
-    training.finetune,
-    training.predict,
-    inference.fill,
-    inference.score,
-    inference.explain,
-    search.embed,
-    search.index,
-    search.search,
-    models.serve,
-    models.export,
-    models.import_,
-    models.convert,
-    models.push,
-    models.doctor,
-    models.demo,
-)
-_EVALUATIONS = (
-    inference.mlm,
-    inference.blimp,
-    inference.task,
-    inference.squad,
-    inference.glue,
-    search.sts,
-    search.retrieval,
-)
-
 
 _EPILOGUE = (
     "Every command has its own --help. Two options may stand anywhere: --debug shows the traceback of an error; "
@@ -77,20 +46,23 @@ def make_app() -> App:
         result_action="return_value",
     )
     app.register_install_completion_command()
-    for position, command in enumerate(_COMMANDS):
-        app.command(_unwrapped(command), sort_key=position)
     evaluate = App(name="evaluate", help="Evaluate a model, or predictions, on held-out data.", sort_key=11.5)
-    for command in _EVALUATIONS:
-        evaluate.command(_unwrapped(command))
+    for command in _commands(evaluation):
+        evaluate.command(command)
+    for position, command in enumerate(_commands(training, inference, models)):
+        app.command(command, sort_key=position)
     app.command(evaluate)
     return app
 
 
-def _unwrapped(command: Callable[..., object]) -> Callable[..., object]:
-    """The command, its docstring without line breaks within a paragraph or the help of an option: the terminal's width
-    decides where lines break."""
-    command.__doc__ = re.sub(r"(?<=\S)\n( {8,}|(?=\S))", " ", inspect.cleandoc(command.__doc__ or ""))
-    return command
+def _commands(*modules: ModuleType) -> Iterator[Callable[..., object]]:
+    """The public functions that these modules define, in order. Their docstrings have no line breaks within a paragraph
+    or the help of an option: the terminal's width decides where lines break."""
+    for module in modules:
+        for name, value in vars(module).items():
+            if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_"):
+                value.__doc__ = re.sub(r"(?<=\S)\n( {8,}|(?=\S))", " ", inspect.getdoc(value) or "")
+                yield value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

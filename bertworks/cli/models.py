@@ -1,4 +1,4 @@
-"""The commands `import`, `convert`, `push`, `export`, `serve`, `doctor` and `demo`."""
+"""The commands `serve`, `export`, `import`, `convert`, `push`, `doctor` and `demo`."""
 
 import os
 from dataclasses import asdict
@@ -8,104 +8,8 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
+import bertworks as bw
 from bertworks.cli import console
-
-
-def import_(
-    checkpoint: Path,
-    /,
-    *,
-    output: console.Output,
-    config: Path | None = None,
-    vocabulary: Annotated[Path | None, Parameter(name="--vocab")] = None,
-    lowercase: Annotated[bool | None, Parameter(name="--uncased", negative="--cased")] = None,
-    gelu: Literal["tanh", "exact"] = "tanh",
-    leave_out: Annotated[list[str] | None, console.repeatable()] = None,
-    as_json: console.Json = False,
-) -> None:
-    """Convert a TensorFlow checkpoint of Google's BERT to a model folder. TensorFlow is not needed.
-
-    Args:
-        checkpoint: A TensorFlow checkpoint, such as bert_model.ckpt, or its folder.
-        config: Unset: bert_config.json next to the checkpoint.
-        vocabulary: Unset: vocab.txt next to the checkpoint.
-        lowercase: Lowercase the text. Unset: inferred from the names, else from the vocabulary.
-        gelu: tanh: the approximation in Google's code; exact: the exact function.
-        leave_out: A variable to leave out, or a pattern with *. Repeatable.
-    """
-    from bertworks.interop.convert import import_checkpoint
-
-    options: dict[str, Any] = {"config": config, "vocabulary": vocabulary, "lowercase": lowercase, "gelu": gelu}
-    console.show_events(import_checkpoint(checkpoint, output, leave_out=leave_out or [], **options), as_json=as_json)
-
-
-def convert(
-    model: str,
-    /,
-    *,
-    output: console.Output,
-    as_json: console.Json = False,
-) -> None:
-    """Convert a model to a clean folder: safetensors, configuration, tokenizer, model card.
-
-    Args:
-        model: A model folder, old or new, a name on the hub, or a TensorFlow checkpoint of Google's.
-    """
-    from bertworks.interop.convert import convert as run
-
-    console.show_events(run(model, output), as_json=as_json)
-
-
-def push(
-    folder: Path,
-    repository: str,
-    /,
-    *,
-    dry_run: Annotated[bool, console.flag()] = False,
-    private: Annotated[bool, console.flag()] = False,
-    licence: Annotated[str | None, Parameter(name="--license")] = None,
-    as_json: console.Json = False,
-) -> None:
-    """Upload a model folder to the Hugging Face hub: only weights, configuration, tokenizer and card.
-
-    Args:
-        folder: A model folder.
-        repository: owner/name on the Hugging Face hub.
-        dry_run: Show the files and the card; send nothing.
-        private: Make a new repository private.
-        licence: License for the model card, such as mit or apache-2.0.
-    """
-    from bertworks.interop.push import push as run
-
-    events = run(folder, repository, dry_run=dry_run, private=private, licence=licence)
-    console.show_events(events, as_json=as_json)
-
-
-def export(
-    model: console.Model,
-    /,
-    *,
-    output: console.Output,
-    format: Literal["onnx"] = "onnx",
-    encoder: Annotated[bool, console.flag()] = False,
-    int8: Annotated[bool, console.flag()] = False,
-    data: str | None = None,
-    as_json: console.Json = False,
-) -> None:
-    """Export a model to one ONNX file, and compare it with the original.
-
-    `predict` and `evaluate task` read the folder too. The outputs are the logits of a fine-tuned model, the logits over
-    the vocabulary of a pre-trained model, or the hidden states of an encoder.
-
-    Args:
-        format: The file format.
-        encoder: Export the hidden states only, without the head.
-        int8: 8-bit weights: smaller, faster, slightly less accurate.
-        data: Labelled rows to evaluate, compare and time both models on.
-    """
-    from bertworks.interop.export import export as run
-
-    console.show_events(run(model, output, format=format, encoder=encoder, int8=int8, data=data), as_json=as_json)
 
 
 def serve(
@@ -146,12 +50,99 @@ def serve(
         console.emit({"kind": event.kind, **event.fields}) if as_json else print(event.text, flush=True)
 
 
+def export(
+    model: console.Model,
+    /,
+    *,
+    output: console.Output,
+    format: Literal["onnx"] = "onnx",
+    encoder: console.Flag = False,
+    int8: console.Flag = False,
+    data: str | None = None,
+    as_json: console.Json = False,
+) -> None:
+    """Export a model to one ONNX file, and compare it with the original.
+
+    `predict` and `evaluate task` read the folder too. The outputs are the logits of a fine-tuned model, the logits over
+    the vocabulary of a pre-trained model, or the hidden states of an encoder.
+
+    Args:
+        format: The file format.
+        encoder: Export the hidden states only, without the head.
+        int8: 8-bit weights: smaller, faster, slightly less accurate.
+        data: Labelled rows to evaluate, compare and time both models on.
+    """
+    console.show_events(bw.export(model, output, format=format, encoder=encoder, int8=int8, data=data), as_json=as_json)
+
+
+def import_(
+    checkpoint: Path,
+    /,
+    *,
+    output: console.Output,
+    config: Path | None = None,
+    vocabulary: Annotated[Path | None, Parameter(name="--vocab")] = None,
+    lowercase: Annotated[bool | None, Parameter(name="--uncased", negative="--cased")] = None,
+    gelu: Literal["tanh", "exact"] = "tanh",
+    leave_out: console.Repeatable = None,
+    as_json: console.Json = False,
+) -> None:
+    """Convert a TensorFlow checkpoint of Google's BERT to a model folder. TensorFlow is not needed.
+
+    Args:
+        checkpoint: A TensorFlow checkpoint, such as bert_model.ckpt, or its folder.
+        config: Unset: bert_config.json next to the checkpoint.
+        vocabulary: Unset: vocab.txt next to the checkpoint.
+        lowercase: Lowercase the text. Unset: inferred from the names, else from the vocabulary.
+        gelu: tanh: the approximation in Google's code; exact: the exact function.
+        leave_out: A variable to leave out, or a pattern with *. Repeatable.
+    """
+    options: dict[str, Any] = {"config": config, "vocabulary": vocabulary, "lowercase": lowercase, "gelu": gelu}
+    console.show_events(bw.import_checkpoint(checkpoint, output, leave_out=leave_out or [], **options), as_json=as_json)
+
+
+def convert(
+    model: str,
+    /,
+    *,
+    output: console.Output,
+    as_json: console.Json = False,
+) -> None:
+    """Convert a model to a clean folder: safetensors, configuration, tokenizer, model card.
+
+    Args:
+        model: A model folder, old or new, a name on the hub, or a TensorFlow checkpoint of Google's.
+    """
+    console.show_events(bw.convert(model, output), as_json=as_json)
+
+
+def push(
+    folder: Path,
+    repository: str,
+    /,
+    *,
+    dry_run: console.Flag = False,
+    private: console.Flag = False,
+    licence: Annotated[str | None, Parameter(name="--license")] = None,
+    as_json: console.Json = False,
+) -> None:
+    """Upload a model folder to the Hugging Face hub: only weights, configuration, tokenizer and card.
+
+    Args:
+        folder: A model folder.
+        repository: owner/name on the Hugging Face hub.
+        dry_run: Show the files and the card; send nothing.
+        private: Make a new repository private.
+        licence: License for the model card, such as mit or apache-2.0.
+    """
+    events = bw.push(folder, repository, dry_run=dry_run, private=private, licence=licence)
+    console.show_events(events, as_json=as_json)
+
+
 def doctor(*, as_json: console.Json = False) -> int:
     """Report this machine's hardware, the settings chosen for it, and whether training works. Takes a few seconds."""
-    from bertworks.diagnostics import doctor as run
-
     checks = []
-    for check in run():
+    for check in bw.doctor():
         checks.append(check)
         if not as_json:
             print(f"{'  ' if check.good else '! '}{check.name:<14}{check.text}", flush=True)

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+import bertworks as bw
 from bertworks.cli import console
 
 
@@ -32,9 +33,8 @@ def vocab(
         max_memory: Memory for counting words: 512m, 1g.
     """
     from bertworks.runs.prepare import make_vocabulary, read_text
-    from bertworks.text.vocabulary import VocabularyConfig
 
-    config = VocabularyConfig(size=size, algorithm=algorithm, lowercase=lowercase)
+    config = bw.VocabularyConfig(size=size, algorithm=algorithm, lowercase=lowercase)
     memory = console.parse_size(max_memory, "--max-memory")
     reader = read_text(inputs, text_column, documents)
     events = make_vocabulary(reader, output, config, max_memory=memory, workers=workers)
@@ -59,9 +59,8 @@ def prepare(
         tokenizer: A tokenizer folder, such as `vocab` writes.
     """
     from bertworks.runs.prepare import make_shards, read_text
-    from bertworks.text.tokenizer import Tokenizer
 
-    vocabulary = Tokenizer.load(tokenizer)
+    vocabulary = bw.Tokenizer.load(tokenizer)
     reader = read_text(inputs, text_column, documents)
     events = make_shards(reader, output, vocabulary, workers=workers, overwrite=overwrite)
     console.show_events(events, as_json=as_json)
@@ -75,7 +74,7 @@ def pretrain(
     recipe: str | None = None,
     settings: console.Settings = None,
     budget: str | None = None,
-    estimate: Annotated[bool, console.flag()] = False,
+    estimate: console.Flag = False,
     tokenizer: str | None = None,
     init: str | None = None,
     device: console.Device = "auto",
@@ -100,20 +99,17 @@ def pretrain(
         init: Initialize from this model: a folder, minilm, or a name on the hub.
         seed: Seed of the weights, the order of the text and the masks.
     """
-    from bertworks.runs import pretrain as module
-
     request: dict[str, Any] = {
         "recipe": recipe, "overrides": settings or [], "budget": budget, "tokenizer": tokenizer, "init": init,
         "device": device, "precision": None if precision == "auto" else precision, "seed": seed,
         "text_column": text_column, "documents": documents,
     }  # fmt: skip
     if estimate:
-        result = module.estimate(inputs, **request)
-        console.emit(result.as_dict()) if as_json else print(result)
+        result = bw.estimate(inputs, **request)
+        console.show(result.as_dict(), str(result), as_json)
     else:
-        console.show_events(
-            module.pretrain(inputs, output, overwrite=overwrite, workers=workers, **request), as_json=as_json
-        )
+        events = bw.pretrain(inputs, output, overwrite=overwrite, workers=workers, **request)
+        console.show_events(events, as_json=as_json)
 
 
 DataOrFolder = Annotated[
@@ -142,16 +138,13 @@ def check(
     as_json: console.Json = False,
 ) -> None:
     """Report what is in labelled data before training: labels, lengths, duplicates, conflicting labels, problems."""
-    from bertworks.runs.dataset_report import check_file
-
     options: dict[str, Any] = {
         "dev": dev, "model": model, "task": task, "label": label, "group": group, "quoting": quoting,
     }  # fmt: skip
-    report = check_file(data, text=text or [], **options)
+    report = bw.check_file(data, text=text or [], **options)
+    console.show(report.as_dict(), str(report), as_json)
     if as_json:
-        console.emit(report.as_dict())
         return
-    print(report)
     typed = [(name, value) for name, value in options.items() if value not in (None, "minilm", "auto")]
     typed += [("text", column) for column in text or []]
     words = [data, *(word for name, value in typed for word in (f"--{name}", str(value)))]
@@ -175,8 +168,8 @@ def finetune(
     seed: int | None = None,
     seeds: Annotated[int, console.at_least(1)] = 1,
     folds: Annotated[int, console.at_least(0)] = 0,
-    sweep: Annotated[list[str] | None, console.repeatable()] = None,
-    reset_head: Annotated[bool, console.flag("--reset-head", "--new-head")] = False,
+    sweep: console.Repeatable = None,
+    reset_head: Annotated[console.Flag, Parameter(["--reset-head", "--new-head"])] = False,
     quoting: console.Quoting = "auto",
     device: console.Device = "auto",
     precision: console.TrainingPrecision = "auto",
@@ -197,20 +190,17 @@ def finetune(
         sweep: Try several values: --sweep batch_size=16,32; or paper: the grid of the BERT paper. Repeatable.
         reset_head: Discard the existing task head and train a new one. --new-head is the old name of this option.
     """  # fmt: skip
-    from bertworks.runs.finetune import finetune_events, make_finetune_request
-    from bertworks.runs.trials import plan_trials, run_trials
-
     options: dict[str, Any] = {
         "model": model, "dev": dev, "recipe": recipe, "overrides": settings or [], "task": task, "text": text or [],
         "label": label, "group": group, "metric": metric, "quoting": quoting, "seed": seed, "new_head": reset_head,
         "precision": None if precision == "auto" else precision,
     }  # fmt: skip
-    request = make_finetune_request(data, **options)
-    trials = plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])
+    request = bw.make_finetune_request(data, **options)
+    trials = bw.plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])
     if len(trials) == 1:
-        events = finetune_events(output, request, device=device, overwrite=overwrite)
+        events = bw.finetune_events(output, request, device=device, overwrite=overwrite)
     else:
-        events = run_trials(output, trials, device=device, overwrite=overwrite)
+        events = bw.run_trials(output, trials, device=device, overwrite=overwrite)
     console.show_events(events, as_json=as_json)
 
 
@@ -219,10 +209,10 @@ def predict(
     data: Annotated[str, console.stdin_or(help=f"A file, or - for standard input: {console.INPUT_FORMATS}.")],
     /,
     *,
-    output: Annotated[str, console.stdin_or("--output", "-o")] = "-",
+    output: Annotated[str, console.stdin_or(["--output", "-o"])] = "-",
     text: console.TextColumns = None,
-    top_k: Annotated[int, console.at_least(1, "--top-k", "-k")] = 1,
-    probabilities: Annotated[bool, console.flag()] = False,
+    top_k: Annotated[int, console.at_least(1, ["--top-k", "-k"])] = 1,
+    probabilities: console.Flag = False,
     threshold: float | None = None,
     kind: Annotated[Literal["csv", "tsv", "jsonl", "parquet", "conll"] | None, Parameter(name="--format")] = None,
     quoting: console.Quoting = "auto",
@@ -243,11 +233,9 @@ def predict(
             logits from which "no answer" is predicted; unset: the best value on dev.
         kind: Unset: that of the suffix. conll: the input lines with a column of tags.
     """
-    from bertworks.inference.predict import predict_file
-
     if as_json and kind is None and output == "-":
         kind = "jsonl"
-    events = predict_file(
+    events = bw.predict_file(
         model, data, output, text=text or [], top_k=top_k, probabilities=probabilities, threshold=threshold, kind=kind,
         quoting=quoting, device=device, precision=precision,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bertworks.checkpoints.resolve import packaged_minilm
 from bertworks.datasets.reader import RowReader
-from bertworks.demo.corpus import read_demo_origins, write_demo_corpus, write_demo_origins
+from bertworks.demo.corpus import write_demo_corpus, write_demo_origins
 from bertworks.events import Event, forward_events
 from bertworks.inference.masked_lm import fill
 from bertworks.runs.finetune import finetune_events, make_finetune_request
@@ -46,12 +46,10 @@ def demo(folder: str | Path, *, minutes: float = 3.5) -> Iterator[Event]:
     training, held_out = folder / "training.jsonl", folder / "held-out.jsonl"
     if not (training.exists() and held_out.exists()):
         yield Event("stage", "collecting the English that comes with Python and the installed packages")
-        corpus = write_demo_corpus(folder)
-        text = (
-            f"{corpus.training_words:,} words in {corpus.training_documents:,} documents; held out: "
-            f"{corpus.held_out_words:,} words in {corpus.held_out_documents:,} documents"
-        )
-        yield Event("note", text, {"training_words": corpus.training_words, "held_out_words": corpus.held_out_words})
+        (documents, words), (held_documents, held_words) = write_demo_corpus(folder)
+        text = f"{words:,} words in {documents:,} documents"
+        text += f"; held out: {held_words:,} words in {held_documents:,} documents"
+        yield Event("note", text, {"training_words": words, "held_out_words": held_words})
     model, origins, classifier = folder / "model", folder / "origins", folder / "classifier"
     pretrained = yield from forward_events(pretrain([training], model, budget=f"{round(minutes * 60)}s"))
     if not (origins / "dev.csv").exists():
@@ -116,15 +114,16 @@ def baselines(origins: Path) -> dict[str, float]:
     """Accuracy on dev without a network: the most frequent library, and a bag of words."""
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
 
-    (texts, libraries), (dev_texts, labels) = read_demo_origins(origins)
+    parts = [[row.values for row in RowReader(origins / f"{part}.csv", header=True)] for part in ("train", "dev")]
+    texts, dev_texts = ([row["text"] for row in part] for part in parts)
+    libraries, labels = ([row["library"] for row in part] for part in parts)
     most = Counter(libraries).most_common(1)[0][0]
-    bag, classifier = TfidfVectorizer(), LogisticRegression(max_iter=1000)
-    classifier.fit(bag.fit_transform(texts), libraries)
-    predictions = classifier.predict(bag.transform(dev_texts))
+    bag_of_words = make_pipeline(TfidfVectorizer(), LogisticRegression(max_iter=1000)).fit(texts, libraries)
     return {
         f"always {most!r}": labels.count(most) / len(labels),
-        "bag of words (scikit-learn)": sum(a == b for a, b in zip(predictions, labels, strict=True)) / len(labels),
+        "bag of words (scikit-learn)": float(bag_of_words.score(dev_texts, labels)),
     }
 
 

@@ -28,12 +28,22 @@ from bertworks.io.tables import find_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Pooling
 from bertworks.retrieval.ranking import DEPTH, Reranker, Scores, bm25, fuse_rankings, top_k
-from bertworks.retrieval.store import MANIFEST, NAMED, Manifest, Sources, Stored, read_manifest, write_manifest, writing
+from bertworks.retrieval.store import (
+    MANIFEST,
+    NAMED,
+    Documents,
+    Manifest,
+    Sources,
+    read_manifest,
+    write_manifest,
+    writing,
+)
 
 Ranking = Literal["hybrid", "dense", "bm25"]
 RERANKED = 50  # minimum number of hits that are reranked
 _MIN_CANDIDATES = 128  # of approximate search
 _MAX_SCORES = 1 << 24  # in memory
+_COMPACTED_ROWS = 1 << 16  # of a segment that `compact` writes
 _ID_NAMES = (*ID_NAMES, "_id", "docno", "doc_id")
 
 
@@ -46,7 +56,7 @@ class Hit(TypedDict):
     fields: dict[str, Any]  # the other columns of its row
 
 
-class Index:
+class Index(Documents):
     """Documents and their vectors, in a folder. Vectors have length 1: their inner product is the cosine. Changes by
     other processes are visible after the folder is opened again.
 
@@ -54,7 +64,6 @@ class Index:
         model: the path of the model if it has moved, or the open model; None: the path stored in the index.
 
     Attributes:
-        stored: the documents on disk (`Stored`).
         manifest: the state of the index.
 
     Raises:
@@ -63,8 +72,8 @@ class Index:
     """
 
     def __init__(self, folder: str | Path, *, model: str | Path | LazyModel | None = None, device: str = "auto"):
-        self.folder, self._model, self._device = Path(folder), model, device
-        self.stored = Stored(self.folder)
+        super().__init__(Path(folder))
+        self._model, self._device = model, device
 
     @classmethod
     def create(
@@ -89,19 +98,10 @@ class Index:
         embedder = Embedder(model, pooling=pooling, max_length=max_length, device=device)
         name = str(model) if is_model_name(model) else str(Path(model).resolve())
         with writing(folder):
-            previous = _refuse_documents(folder)  # another process may have been faster
-            manifest = Manifest(model=name, fingerprint=embedder.fingerprint, dimension=embedder.dimension)
-            if previous is not None:  # numbers are never used again
-                manifest = replace(manifest, next_segment=previous.next_segment, next_row=previous.next_row)
-            write_manifest(folder, manifest)
+            numbers = _refuse_documents(folder)  # another process may have been faster
+            fingerprint, dimension = embedder.fingerprint, embedder.dimension
+            write_manifest(folder, Manifest(model=name, fingerprint=fingerprint, dimension=dimension, **numbers))
         return cls(folder, model=model, device=device)
-
-    def __len__(self) -> int:
-        return len(self.stored)
-
-    @property
-    def manifest(self) -> Manifest:
-        return self.stored.manifest
 
     def add(
         self, texts: Iterable[str], ids: Sequence[str] | None = None, fields: Sequence[Mapping[str, Any]] | None = None
@@ -120,29 +120,40 @@ class Index:
         count = len(texts)
         if any(values is not None and len(values) != count for values in (ids, fields)):
             raise UsageError(f"the number of texts, {count}, is not the number of ids or fields")
-        if wrong := [text for text in texts if not isinstance(text, str)]:
-            raise UsageError(f"{wrong[0]!r:.60} is no text", hint="give strings")
-        if empty := [number for number, text in enumerate(texts, 1) if not text.strip()]:
-            raise UsageError(f"text {empty[0]} is empty")
+        if wrong := [n for n, text in enumerate(texts, 1) if not (isinstance(text, str) and text.strip())]:
+            raise UsageError(f"text {wrong[0]} is {texts[wrong[0] - 1]!r:.60}: expected a string that is not empty")
         try:
-            json.dumps(list(map(dict, fields or ())), allow_nan=False)
+            values = [dict(row) for row in fields or [{}] * count]
+            json.dumps(values, allow_nan=False)
         except (TypeError, ValueError) as error:
             what = f"fields hold a value that is not JSON: {error}"
             raise UsageError(what, hint="use None if it is missing") from None
-        with self.stored.changing():
-            return self.append(texts, ids, fields) if count else 0
+        with self.changing():
+            return self.append(texts, ids, values) if count else 0
 
     def delete(self, ids: Iterable[str]) -> int:
         """Delete the documents with these ids. The number of deleted documents; their texts stay on disk until
         `compact`."""
         names = list(map(str, listed(ids, "delete([id])", "id")))
-        with self.stored.changing():
-            return self.stored.delete(names)
+        with self.changing():
+            manifest, count = self.without(names)
+            if count:
+                self.commit(manifest)
+            return count
 
     def compact(self) -> None:
         """Write the index again: remove deleted documents from disk and merge small segments."""
-        with self.stored.changing():
-            self.stored.compact()
+        with self.changing():
+            numbers = np.flatnonzero(self.alive)
+            sources = self.manifest.sources if len(numbers) else {}  # the files of an empty index are read again
+            manifest = replace(self.manifest, segments={}, neighbours=(), sources=sources)
+            for start in range(0, len(numbers), _COMPACTED_ROWS):
+                documents = [self.segment_of(number) for number in numbers[start : start + _COMPACTED_ROWS]]
+                rows = [segment.row(row) for segment, row in documents]
+                vectors = np.stack([segment.vectors[row] for segment, row in documents])
+                manifest = self.with_segment(manifest, rows, vectors)
+            self.commit(manifest)
+            self.remove_strays()
 
     def search(
         self,
@@ -173,7 +184,7 @@ class Index:
         candidates = max(4 * k, _MIN_CANDIDATES if ranking == "dense" else DEPTH) if approximate else None
         (scores,) = self.scores([query], ranking, candidates)
         numbers = top_k(scores, k if reranker is None else max(k, RERANKED))
-        rows, final = list(self.stored.rows(numbers)), scores[numbers]
+        rows, final = [segment.row(row) for segment, row in map(self.segment_of, numbers)], scores[numbers]
         if reranker is not None:
             final = reranker(query, [row["text"] for row in rows])
         hits = ((rows[number], float(final[number])) for number in top_k(final, k))
@@ -187,11 +198,11 @@ class Index:
             UsageError: there are no documents.
             BertworksError: faiss is not installed.
         """
-        with self.stored.changing():
-            self.stored.build_graph()
-        parts = [segment.vectors for segment in self.stored.segments.values()]
+        with self.changing():
+            self.write_graph()
+        parts = [segment.vectors for segment in self.segments]
         sample = parts[0][:: max(1, len(parts[0]) // 100)][:100]
-        scores, (_, numbers) = np.concatenate([sample @ part.T for part in parts], 1), self.stored.nearest(sample, 11)
+        scores, (_, numbers) = np.concatenate([sample @ part.T for part in parts], 1), self.nearest(sample, 11)
         nearest = (set(top_k(row, 11).tolist()) for row in scores)
         return float(np.mean([len(exact & set(row)) / len(exact) for exact, row in zip(nearest, numbers.tolist())]))
 
@@ -200,35 +211,21 @@ class Index:
     ) -> Iterator[Scores]:
         """For each query float32 [documents, including deleted ones]: -inf if a document is no hit. candidates: number
         of documents that the graph scores; None: all documents have a vector score."""
-        segments = self.stored.segments.values()
-        parts, alive = [segment.postings for segment in segments], [segment.alive for segment in segments]
-        size = max(1, _MAX_SCORES // max(1, self.stored.edges[-1]))
+        size = max(1, _MAX_SCORES // max(1, len(self.alive)))
         for start in range(0, len(queries), size):
             group = queries[start : start + size]
-            dense = self._dense(group, candidates) if ranking != "bm25" else np.zeros((len(group), 0), np.float32)
-            for query, cosines in zip(group, dense, strict=True):
-                if ranking == "dense":
-                    yield cosines
-                    continue
-                try:
-                    words = bm25(query, parts, alive)
-                except IndexError:
-                    what = "words are in documents that do not exist"
-                    raise BertworksError(what, where=str(self.folder), hint="make it again") from None
-                yield words if ranking == "bm25" else fuse_rankings(cosines, words)
+            if ranking == "bm25":
+                yield from map(self._bm25, group)
+                continue
+            for query, cosines in zip(group, self._cosines(group, candidates), strict=True):
+                yield cosines if ranking == "dense" else fuse_rankings(cosines, self._bm25(query))
 
-    @cached_property
+    @property
     def embedder(self) -> Embedder:
         """The model, which must be the one that made the index."""
-        self._embedder_fingerprint = expected = self.manifest.fingerprint
-        name = self.manifest.model
-        embedder = Embedder(
-            self._model or resolve_model(name, fetch=False),  # the index may come from an untrusted source
-            pooling=expected.get("pooling"), normalize=expected.get("normalize"), max_length=expected.get("max_length"),
-            device=self._device,
-        )  # fmt: skip
-        differing = [key for key, value in embedder.fingerprint.items() if expected.get(key) != value]
-        if differing:
+        embedder, fingerprint = self._embedder
+        name, expected = self.manifest.model, self.manifest.fingerprint
+        if differing := [key for key, value in fingerprint.items() if expected.get(key) != value]:
             raise BertworksError(
                 f"this index was made by another model than {self._model or name}: {differing[0]} "
                 "is not the same, and vectors of two models cannot be compared",
@@ -237,59 +234,72 @@ class Index:
             )
         return embedder
 
+    @cached_property
+    def _embedder(self) -> tuple[Embedder, dict[str, Any]]:
+        """The model with the settings of the index, and all that its vectors depend on."""
+        names, fingerprint = ("pooling", "normalize", "max_length"), self.manifest.fingerprint
+        settings: dict[str, Any] = {name: fingerprint.get(name) for name in names}
+        # The index may come from an untrusted source: its model is not fetched.
+        model = self._model or resolve_model(self.manifest.model, fetch=False)
+        embedder = Embedder(model, device=self._device, **settings)
+        return embedder, embedder.fingerprint
+
     def append(
         self,
         texts: Sequence[str],
         ids: Sequence[str] | None,
-        fields: Sequence[Mapping[str, Any]] | None,
+        fields: Sequence[dict[str, Any]],
         sources: Sources | None = None,
     ) -> int:
-        """`add` without its checks, within `stored.changing`. Of documents with the same id the last one is kept.
-        sources: see `Stored.add`."""
+        """`add` without its checks, within `changing`. Of documents with the same id the last one is kept. sources:
+        new states of indexed files."""
         first = self.manifest.next_row
-        names = [str(first + n) for n in range(len(texts))] if ids is None else list(map(str, ids))
-        kept = sorted({name: number for number, name in enumerate(names)}.values())
-        embedder = self.embedder
-        if self._embedder_fingerprint != self.manifest.fingerprint:
-            what = "another process has made this index again, for another model"
-            raise BertworksError(what, where=str(self.folder), hint="open it again")
-        prompt = embedder.settings.prompt("document", "passage", "corpus")
-        vectors = normalized(embedder.embed([texts[n] for n in kept], prompt=prompt))
-        rows = [{"id": names[n], "text": texts[n], "fields": dict(fields[n]) if fields else {}} for n in kept]
-        replaced = self.stored.add(rows, vectors, first + len(texts), sources)
-        return replaced + len(texts) - len(kept)
+        names = map(str, range(first, first + len(texts)) if ids is None else ids)
+        rows: dict[str, dict[str, Any]] = {}
+        for name, text, values in zip(names, texts, fields, strict=True):
+            rows.pop(name, None)
+            rows[name] = {"id": name, "text": text, "fields": values}
+        prompt = self.embedder.settings.prompt("document", "passage", "corpus")
+        vectors = normalized(self.embedder.embed([row["text"] for row in rows.values()], prompt=prompt))
+        manifest, replaced = self.without(list(rows))
+        manifest = replace(manifest, next_row=first + len(texts), sources={**manifest.sources, **(sources or {})})
+        self.commit(self.with_segment(manifest, list(rows.values()), vectors))
+        return replaced + len(texts) - len(rows)
 
-    def _dense(self, queries: Sequence[str], candidates: int | None) -> Scores:
+    def _cosines(self, queries: Sequence[str], candidates: int | None) -> Scores:
         """Cosines [queries, documents]."""
         vectors = normalized(self.embedder.embed(queries, prompt=self.embedder.settings.prompt("query")))
-        edges, segments = self.stored.edges, self.stored.segments.values()
-        scores = np.full((len(queries), edges[-1]), -np.inf, np.float32)
-        covered = 0 if candidates is None else edges[len(self.manifest.neighbours)]
+        scores = np.full((len(queries), len(self.alive)), -np.inf, np.float32)
+        covered = 0
         if candidates is not None:
-            deleted = sum(int((~segment.alive).sum()) for segment in segments)
-            cosines, numbers = self.stored.nearest(vectors, min(covered, candidates + deleted))
-            for row, values, columns in zip(scores, cosines, numbers, strict=True):
-                row[columns[columns >= 0]] = values[columns >= 0]
-        for segment, (start, end) in zip(segments, pairwise(edges), strict=True):
+            covered = int(self.edges[len(self.manifest.neighbours)])
+            deleted = len(self.alive) - len(self)
+            for row, cosines, numbers in zip(scores, *self.nearest(vectors, min(covered, candidates + deleted))):
+                row[numbers[numbers >= 0]] = cosines[numbers >= 0]
+        for segment, (start, end) in zip(self.segments, pairwise(self.edges), strict=True):
             if start >= covered:  # by torch: numpy's threads keep spinning on the cores that the next query needs
                 scores[:, start:end] = (torch.from_numpy(vectors) @ torch.from_numpy(segment.vectors).T).numpy()
-            if segment.deleted:
-                scores[:, start:end][:, ~segment.alive] = -np.inf
+        scores[:, ~self.alive] = -np.inf
         return scores
 
+    def _bm25(self, query: str) -> Scores:
+        try:
+            return bm25(query, [segment.postings for segment in self.segments], self.alive)
+        except IndexError:
+            what = "words are in documents that do not exist"
+            raise BertworksError(what, where=str(self.folder), hint="make it again") from None
 
-def _refuse_documents(folder: Path) -> Manifest | None:
-    """Refuse a folder for a new index, unless it is empty or holds an index without documents, whose manifest is the
-    result."""
-    names = [path.name for path in folder.iterdir() if path.name[0] != "."] if folder.is_dir() else []
-    # A process that was killed during the first documents leaves segments that the manifest does not name.
-    other = [name for name in names if name != MANIFEST and not (MANIFEST in names and name.startswith("segment-"))]
-    if MANIFEST in names and not other and not (manifest := read_manifest(folder)).segments:
-        return manifest
+
+def _refuse_documents(folder: Path) -> dict[str, Any]:
+    """Refuse a folder for a new index, unless it is empty or holds an index without documents. The result are the
+    numbers of that index, which are never used again."""
+    names = sorted(path.name for path in folder.glob("[!.]*"))
+    if MANIFEST in names and not (manifest := read_manifest(folder)).segments:
+        return {"next_segment": manifest.next_segment, "next_row": manifest.next_row}
     if names:
-        what = "there is an index already" if MANIFEST in names else f"the folder is not empty: {other[0]}"
+        what = "there is an index already" if MANIFEST in names else f"the folder is not empty: {names[0]}"
         raise UsageError(what, where=str(folder), hint="name another folder")
-    return None
+    return {}
 
 
 def index_file(
@@ -328,7 +338,7 @@ def index_file(
     if (similarity := index.embedder.settings.similarity) != "cosine":
         yield Event("note", f"the model's vectors are meant to be compared by {similarity}; an index takes the cosine")
     source, empty, replaced = _fingerprint(reader, columns, id_column), IssueCounter(), 0
-    with index.stored.changing():
+    with index.changing():
         done, complete = index.manifest.sources.get(source, (0, False))
         if complete:
             yield _done(index, f"{reader.name} is in the index already", replaced)
@@ -347,7 +357,7 @@ def index_file(
             if kept:
                 replaced += index.append([text for _, text in kept], ids, fields, {source: (done, False)})
             yield Event("stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done})
-        index.stored.note_sources({source: (done, True)})
+        index.note_sources({source: (done, True)})
     yield from (Event("note", note) for note in reader.notes)
     if empty.count:
         yield Event("note", f"rows without text, which are left out: {empty}", {"empty": empty.count})
@@ -358,18 +368,15 @@ def _open_or_create(
     folder: Path, model: str | Path | None, pooling: Pooling | None, max_length: int | None, device: str
 ) -> Index:
     """The index in a folder, whose settings must match, or a new one."""
-    manifest = read_manifest(folder) if (folder / MANIFEST).exists() else None
-    if manifest is not None and manifest.segments:
-        index = Index(folder, model=model, device=device)
-        for name, value in (("pooling", pooling), ("max_length", max_length)):
-            if value not in (None, stored := manifest.fingerprint.get(name)):
-                raise UsageError(f"the index has {name} {stored}, not {value}", where=str(folder), hint="leave it out")
-        _ = index.embedder  # report a wrong model before rows are read
-        return index
-    if manifest is not None and model is None:  # an index without documents keeps its settings
-        model, settings = manifest.model, manifest.fingerprint
-        pooling, max_length = pooling or settings.get("pooling"), max_length or settings.get("max_length")
-    return Index.create(folder, model or "minilm", pooling=pooling, max_length=max_length, device=device)
+    index = Index(folder, model=model, device=device) if (folder / MANIFEST).exists() else None
+    if index is None or (not index.segments and (model or pooling or max_length)):
+        name = model or (index.manifest.model if index else "minilm")
+        return Index.create(folder, name, pooling=pooling, max_length=max_length, device=device)
+    for setting, value in (("pooling", pooling), ("max_length", max_length)):
+        if value not in (None, stored := index.manifest.fingerprint.get(setting)):
+            raise UsageError(f"the index has {setting} {stored}, not {value}", where=str(folder), hint="leave it out")
+    _ = index.embedder  # report a wrong model before rows are read
+    return index
 
 
 def _done(index: Index, what: str, replaced: int) -> Event:

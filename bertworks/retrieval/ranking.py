@@ -31,6 +31,8 @@ _MARKS = (
 )
 _WORD = re.compile(rf"([{_UNSPACED}]+)|[^\W_{_UNSPACED}](?:[^\W_{_UNSPACED}]|[{_MARKS}])*")
 
+Scores = NDArray[np.float32]  # of documents; -inf: no hit
+
 
 class Postings(NamedTuple):
     """V different words in N texts; P pairs of a word and a text."""
@@ -72,38 +74,35 @@ def postings(texts: Iterable[str]) -> Postings:
     )
 
 
-def bm25(query: str, parts: Sequence[Postings], alive: Sequence[NDArray[np.bool_]]) -> NDArray[np.float32]:
+def bm25(query: str, parts: Sequence[Postings], alive: NDArray[np.bool_]) -> Scores:
     """The score of every text of all parts, in order; -inf for a text without a word of the query, and for texts that
-    are not alive, which are ignored in all counts.
+    are not alive, which are ignored in all counts. alive: bool [texts].
 
     sum over words of idf * count / (count + K1 * (1 - B + B * length / mean length)), with
     idf = log(1 + (texts - texts with the word + 0.5) / (texts with the word + 0.5)), as in Lucene.
     """
-    sizes = [len(part.lengths) for part in parts]
-    edges = np.cumsum([0, *sizes])
-    scores = np.full(edges[-1], -np.inf, np.float32)
-    total = sum(int(mask.sum()) for mask in alive)
+    scores = np.full(len(alive), -np.inf, np.float32)
+    total = int(alive.sum())
     if not total:
         return scores
-    mean = max(1.0, sum(int(part.lengths[mask].sum()) for part, mask in zip(parts, alive)) / total)
+    lengths = np.concatenate([part.lengths for part in parts])
+    mean = max(1.0, int(lengths[alive].sum()) / total)
+    edges = np.cumsum([0, *(len(part.lengths) for part in parts)])
     for word, times in Counter(words_of(query)).items():
-        matches = [_occurrences(part, mask, hash_of(word)) for part, mask in zip(parts, alive)]
-        containing = sum(len(texts) for texts, _ in matches)
-        idf = np.log1p((total - containing + 0.5) / (containing + 0.5))
-        for part, edge, (texts, counts) in zip(parts, edges, matches):
-            saturation = counts / (counts + K1 * (1 - B + B * part.lengths[texts] / mean))
-            scores[edge + texts] = np.maximum(scores[edge + texts], 0) + times * idf * saturation
+        spans = [_span(part, hash_of(word)) for part in parts]
+        texts = np.concatenate([edge + part.texts[span] for edge, part, span in zip(edges, parts, spans)])
+        counts = np.concatenate([part.counts[span] for part, span in zip(parts, spans)])
+        texts, counts = texts[alive[texts]], counts[alive[texts]]
+        idf = np.log1p((total - len(texts) + 0.5) / (len(texts) + 0.5))
+        saturation = counts / (counts + K1 * (1 - B + B * lengths[texts] / mean))
+        scores[texts] = np.maximum(scores[texts], 0) + times * idf * saturation
     return scores
 
 
-def _occurrences(part: Postings, alive: NDArray[np.bool_], word: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The texts that are alive and contain a word, and the counts of the word in them."""
-    number = int(np.searchsorted(part.words, word))
-    if number == len(part.words) or part.words[number] != word:
-        return part.texts[:0], part.counts[:0]
-    span = slice(part.starts[number], part.starts[number + 1])
-    mask = alive[part.texts[span]]
-    return part.texts[span][mask], part.counts[span][mask]
+def _span(part: Postings, word: int) -> slice:
+    """Where the texts of a word are in the postings; empty if no text contains it."""
+    first, last = part.words.searchsorted(word), part.words.searchsorted(word, "right")
+    return slice(part.starts[first], part.starts[last])
 
 
 @lru_cache(1 << 18)
@@ -112,7 +111,6 @@ def hash_of(word: str) -> int:
     return int.from_bytes(blake2b(word.encode(errors="surrogatepass"), digest_size=8).digest(), "little", signed=True)
 
 
-Scores = NDArray[np.float32]  # of documents; -inf: no hit
 DEPTH, _RANK_CONSTANT = 1000, 60  # of the fusion
 
 

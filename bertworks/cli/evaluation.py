@@ -1,0 +1,210 @@
+"""The commands `evaluate ...`: metrics of models and of predictions on held-out data."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+import bertworks as bw
+from bertworks.cli import console
+from bertworks.errors import UsageError
+from bertworks.io.atomic_write import refuse_unwritable, write_text
+
+
+def mlm(
+    model: console.Model,
+    inputs: console.Inputs,
+    /,
+    *,
+    text_column: console.TextColumn = None,
+    documents: console.Documents = "auto",
+    as_json: console.Json = False,
+) -> None:
+    """Masked LM loss, accuracy and perplexity, and next sentence accuracy. The masks are the same every time."""
+    result = bw.evaluate_mlm(model, inputs, text_column=text_column, documents=documents)
+    rows = ((name, f"{v:,.0f}" if v == int(v) and v > 1 else f"{v:.4f}") for name, v in result.items())
+    console.show(result, console.table(rows), as_json)
+
+
+def blimp(
+    model: console.Model,
+    /,
+    *,
+    data: Path,
+    output: console.OutputFile = None,
+    sample: Annotated[int, console.at_least(0)] = 0,
+    within_word: console.WithinWord = False,
+    as_json: console.Json = False,
+) -> None:
+    """BLiMP: the fraction of pairs in which the grammatical sentence has the higher score, per paradigm.
+
+    Args:
+        data: Sentence pairs: a file with sentence_good, sentence_bad, UID, or a folder of .jsonl files.
+        sample: Pairs per paradigm, the same every time; 0: all.
+    """
+    events = bw.evaluate_blimp(model, data, output=output, sample=sample, within_word=within_word)
+    console.show_events(events, as_json=as_json)
+
+
+def task(
+    model: str,
+    data: str,
+    /,
+    *,
+    errors: Annotated[Path | None, Parameter(name=["--errors", "-o"])] = None,
+    text: console.TextColumns = None,
+    label: str | None = None,
+    threshold: float | None = None,
+    precision: console.InferencePrecision = "auto",
+    as_json: console.Json = False,
+) -> None:
+    """Metrics of a fine-tuned model on labelled rows, overall and per label.
+
+    Args:
+        model: A fine-tuned model folder.
+        data: Labelled rows outside the training data, in any format of finetune.
+        errors: File for all errors, the most confident first.
+        label: Column of the label. Unset: as in training.
+        threshold: See predict.
+    """
+    from bertworks.runs.task_metrics import format_metrics
+
+    result = bw.evaluate_task(
+        model, data, errors=errors, text=text or [], label=label, threshold=threshold, precision=precision
+    )
+    if as_json:
+        console.emit(result)
+        return
+    print(f"{result['rows']:,} rows: {format_metrics(result['figures'])}")
+    if result["rows_without_text"]:
+        console.say(f"rows without text, left out: {result['rows_without_text']:,}")
+    if exact := result.get("figures_fp32"):
+        print(f"in fp32: {format_metrics(exact)}")
+
+    def shown(row: dict[str, float]) -> str:
+        return "  ".join(f"{key} {v:,.0f}" if key == "support" else f"{key} {v:.1%}" for key, v in row.items())
+
+    if result["table"]:
+        print(console.table((name, shown(row)) for name, row in result["table"].items()))
+    if result["frequent"]:
+        console.say(f"{result['mistakes']:,} errors: {result['frequent']}")
+    if errors is not None:
+        console.say(f"written to {errors}")
+
+
+def squad(
+    *,
+    data: Path,
+    predictions: Path | None = None,
+    model: str | None = None,
+    output: Annotated[Path | None, console.output_file()] = None,
+    no_answer_probabilities: Path | None = None,
+    unit: Literal["auto", "word", "character"] = "auto",
+    as_json: console.Json = False,
+) -> None:
+    """Official SQuAD metrics, in percent, of answers in a file or of a model.
+
+    Args:
+        data: Questions with gold answers, in the format of SQuAD 1.1 or 2.0.
+        predictions: A JSON object of answers: {"question id": "answer"}, "" for no answer.
+        model: A model fine-tuned on questions, to compute the answers.
+        output: JSON file for the model's answers.
+        no_answer_probabilities: A JSON object {"question id": 0.25}. Adds the best threshold for "no answer".
+        unit: Unit of F1. auto: characters for Japanese and Chinese, else words.
+    """
+    if (predictions is None) == (model is None):
+        raise UsageError("expected either a file of answers or a model", hint="give --predictions or --model")
+    answers: Path | dict[str, str] | None = predictions
+    if model is not None:
+        if output is not None:
+            refuse_unwritable(output)
+        console.say(f"{model} answers the questions of {data} ...")
+        answers = {identity: answer["answer"] for identity, answer in bw.answer_questions(data, model)}
+        if output is not None:
+            write_text(output, json.dumps(answers, indent=1, ensure_ascii=False) + "\n")
+    assert answers is not None
+    result = bw.evaluate_squad(data, answers, na_probs=no_answer_probabilities, unit=unit)
+    if as_json:
+        console.emit(result)
+        return
+    mismatches = {
+        "questions without an answer": result.pop("missing_ids"),
+        "answers without a question": result.pop("unknown_ids"),
+    }
+    print(console.table((name, f"{v:,}" if isinstance(v, int) else str(v)) for name, v in result.items()))
+    for what, identities in mismatches.items():
+        if identities:
+            more = ", ..." if len(identities) > 5 else ""
+            console.say(f"{len(identities):,} {what}: {', '.join(identities[:5])}{more}")
+
+
+def glue(
+    *,
+    data: Path,
+    output: console.Output,
+    model: console.Model = "minilm",
+    task: console.Repeatable = None,
+    seeds: Annotated[int, console.at_least(1)] = 1,
+    seed: int | None = None,
+    recipe: str = "stable",
+    settings: console.Settings = None,
+    as_json: console.Json = False,
+) -> None:
+    """Fine-tune on every task of GLUE in the folder. Write a table with published results, and leaderboard files.
+
+    Args:
+        data: The folder of GLUE's folders: CoLA, SST-2, MRPC, ...
+        task: Only this task. Repeatable.
+        seeds: Trainings per task.
+        seed: Seed of the first training. Unset: the recipe's.
+        recipe: stable, paper, or a .toml file.
+    """
+    events = bw.evaluate_glue(
+        data, output, model=model, tasks=task or [], seeds=seeds, seed=seed, recipe=recipe, overrides=settings or []
+    )
+    console.show_events(events, as_json=as_json)
+
+
+def sts(
+    model: console.Model,
+    data: str,
+    /,
+    *,
+    pooling: console.Pooling = None,
+    learn_from: console.LearnFrom = None,
+    as_json: console.Json = False,
+) -> None:
+    """Correlation of cosine similarity with human scores: plain, centered and whitened.
+
+    Args:
+        data: Pairs of texts with a similarity score.
+    """
+    result = bw.evaluate_sts(model, data, pooling=pooling, learn_from=learn_from)
+    _show_figures(result, ("none", "center", "whiten"), as_json)
+
+
+def retrieval(
+    *,
+    data: str,
+    model: console.Model = "minilm",
+    pooling: console.Pooling = None,
+    max_length: console.MaxLength = None,
+    rerank: console.Rerank = None,
+    as_json: console.Json = False,
+) -> None:
+    """nDCG, average precision and recall of search by vectors, by words and by both.
+
+    Args:
+        data: A test collection: a folder in the layout of TREC or BEIR.
+    """
+    events = bw.evaluate_retrieval(data, model, pooling=pooling, max_length=max_length, rerank=rerank)
+    last = console.show_events(events, results=False)
+    assert last is not None
+    _show_figures(last.fields, ("dense", "bm25", "hybrid", "reranked"), as_json)
+
+
+def _show_figures(result: dict[str, Any], names: tuple[str, ...], as_json: bool) -> None:
+    counts = "  ".join(f"{value:,} {name}" for name, value in result.items() if isinstance(value, int))
+    shown = ((name, "  ".join(f"{k} {v:.4f}" for k, v in result[name].items())) for name in names if name in result)
+    console.show(result, f"{counts}\n{console.table(shown)}", as_json)
