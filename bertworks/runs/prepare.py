@@ -6,19 +6,19 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from bertworks.errors import UsageError
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.corpus_report import CorpusStatistics, corpus_report
+from bertworks.text.formats import Documents
 from bertworks.text.shards import Shards, holds_shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 from bertworks.text.vocabulary import VocabularyConfig, VocabularyReport, train_vocabulary
 
-Documents = Literal["auto", "blank_line", "file"]
 Result = TypeVar("Result")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")  # of a model folder
 PATIENCE = 2.0  # seconds for the work to end after the caller has stopped
