@@ -9,21 +9,11 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertworks.errors import BertworksError
-from bertworks.io.tables import (
-    as_text,
-    choose_column,
-    delimiter_of,
-    is_header,
-    is_parquet,
-    open_parquet,
-    quotes_matter,
-    split_rows,
-)
+from bertworks.io import tables
 from bertworks.io.text_files import (
     COMPRESSIONS,
     LONGEST_PIECE,
@@ -135,7 +125,7 @@ class FileReader:
     documents: Documents
 
     def __iter__(self) -> Iterator[RawDocument]:
-        if is_parquet(self.path):
+        if tables.is_parquet(self.path):
             yield from self._parquet()
             return
         with open_lines(self.path, self.name, self.report) as reader:
@@ -234,16 +224,16 @@ class FileReader:
 
     def _table(self, reader: LineReader) -> Iterator[RawDocument]:
         sample = reader.sample()
-        delimiter = "\t" if format_suffix(self.name) in (".tsv", ".tab") else delimiter_of(sample)
-        quoted = delimiter != "\t" or quotes_matter(sample)
-        rows = filter(itemgetter(1), split_rows(reader.lines(), delimiter, quoted=quoted, name=self.name))
+        delimiter = tables.delimiter_of(sample, format_suffix(self.name))
+        quoted = delimiter != "\t" or tables.quotes_matter(sample)
+        rows = tables.split_rows(reader.lines(), delimiter, quoted=quoted, name=self.name)
+        rows = ((number, row) for number, row in rows if row)
         first = next(rows, None)
         if first is None:
             return iter(())
-        header = first[1]
-        if not is_header(header):
-            rows = itertools.chain([first], rows)
-            header = [f"column {index}" for index in range(1, len(header) + 1)]
+        named = tables.is_header(first[1])
+        header = tables.column_names(first[1], named=named)
+        rows = rows if named else itertools.chain([first], rows)
 
         def records() -> Iterator[_Record]:
             for number, row in rows:
@@ -271,7 +261,7 @@ class FileReader:
             if not record.problem:
                 good += 1
                 value = record.value if isinstance(record.value, str) else record.value.get(column)
-                if (text := as_text(value)) is not None:
+                if (text := tables.as_text(value)) is not None:
                     yield _document(record.line, text)
                     continue
                 record = record._replace(problem=f"{column!r} holds {type(value).__name__}, not text")
@@ -284,7 +274,7 @@ class FileReader:
             self._refuse_malformed(first_bad, bad, good)
 
     def _parquet(self) -> Iterator[RawDocument]:
-        with open_parquet(self.path, self.name) as file:
+        with tables.open_parquet(self.path, self.name) as file:
             names = [column.name for column in file.schema_arrow if _is_text_type(column.type)]
             sample = next(file.iter_batches(batch_size=_SAMPLE_RECORDS, columns=names), None) if names else None
             texts = sample.to_pydict() if sample else {}
@@ -293,11 +283,11 @@ class FileReader:
             for batch in file.iter_batches(batch_size=256, columns=[column]):
                 self.report.bytes += batch.nbytes
                 for value in batch.column(0).to_pylist():
-                    yield _document(next(row), as_text(value) or "")
+                    yield _document(next(row), tables.as_text(value) or "")
 
     def _text_column(self, columns: Mapping[str, Sequence[object]]) -> str:
         """The column of the text; it is also reported."""
-        column = choose_column(columns, self.name, self.text_column)
+        column = tables.choose_column(columns, self.name, self.text_column)
         self.report.columns[column] = self.report.columns.get(column, 0) + 1
         return column
 
