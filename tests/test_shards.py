@@ -474,7 +474,8 @@ def large(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> tup
 
 
 def children(process: int) -> list[int]:
-    return [int(number) for number in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    tasks = Path(f"/proc/{process}/task").glob("*/children")  # each thread may start some
+    return [int(number) for task in tasks for number in task.read_text().split()]
 
 
 def start_and_wait(
