@@ -255,7 +255,7 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
         elif not _exchange(temporary, target):
             _exchange_by_renames(temporary, target)
         _fsync(target.parent)
-    _remove(temporary)  # the former content, if there was any
+    remove(temporary)  # the former content, if there was any
 
 
 def remove_leftovers(folder: str | Path, *, name: str | None = None) -> int:
@@ -274,7 +274,7 @@ def remove_leftovers(folder: str | Path, *, name: str | None = None) -> int:
         if _is_alive(process) and (start is None or _start_time(process) in ("", start)):
             continue
         if name is None or entry.name.startswith(f".{_shorten(name)}@"):
-            _remove(entry)
+            remove(entry)
             removed += 1
     return removed
 
@@ -302,7 +302,7 @@ def _temporary_sibling(path: str | Path) -> Iterator[tuple[Path, Path]]:
         remove_leftovers(target.parent, name=target.name)
         yield target, temporary
     except BaseException as error:
-        _remove(temporary)
+        remove(temporary)
         if (isinstance(error, OSError) and error.errno in _DISK_FULL) or _DISK_FULL_WORDS.search(str(error)):
             raise _disk_full(target) from error
         if isinstance(error, OSError) and _concerns(error, target):
@@ -378,8 +378,9 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def _remove(path: Path) -> None:
-    with suppress(OSError):  # its cause is already reported, or will be at the next attempt to write
+def remove(path: Path) -> None:
+    """Delete a file or a folder, if it exists and can be deleted."""
+    with suppress(OSError):  # the cause is already reported, or will be at the next attempt to write
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:

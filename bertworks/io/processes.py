@@ -24,10 +24,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from bertworks.errors import BertworksError
 
+_T = TypeVar("_T")
 _READ_AHEAD = 2  # inputs that wait for a worker
 
 
@@ -112,14 +113,14 @@ def read_system_file(path: str | Path) -> str:
         return ""
 
 
-def chunk_by_size(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
-    """Lists of texts of at least this number of characters; the last may be shorter."""
-    chunk: list[str] = []
+def chunk_by_size(values: Iterable[_T], smallest: int, size_of: Callable[[_T], int]) -> Iterator[list[_T]]:
+    """Lists of values of at least this size together; the last may be smaller."""
+    chunk: list[_T] = []
     size = 0
-    for text in texts:
-        chunk.append(text)
-        size += len(text)
-        if size >= characters:
+    for value in values:
+        chunk.append(value)
+        size += size_of(value)
+        if size >= smallest:
             yield chunk
             chunk, size = [], 0
     if chunk:
