@@ -92,7 +92,11 @@ class LineReader:
     def __init__(self, stream: IO[bytes], name: str, repairs: Repairs):
         self._stream, self._name, self._repairs = stream, name, repairs
         self._decoder: codecs.IncrementalDecoder | None = None
-        self.head = self._start()
+        self.head = self._read().removeprefix(codecs.BOM_UTF8)
+        encoding = next((encoding for mark, encoding in _BYTE_ORDER_MARKS if self.head.startswith(mark)), None)
+        if encoding:
+            self._decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
+            self.head = self._transcode(self.head)
 
     def sample(self) -> list[str]:
         """The complete lines of `head`: the format is inferred from these."""
@@ -113,7 +117,10 @@ class LineReader:
             try:
                 text = block.decode()
             except UnicodeDecodeError:
-                text = self._decode_badly(number, block)
+                text = block.decode("utf-8", "replace")
+                for index, (before, after) in enumerate(zip(block.split(b"\n"), text.split("\n"))):
+                    if before != after.encode():
+                        self._repairs.bad_bytes.add(f"{self._name}:{number + index}")
             if "\0" in text and not exact:
                 self._repairs.null_characters.add(f"{self._name}:{number}")
                 text = text.replace("\0", "")
@@ -126,35 +133,19 @@ class LineReader:
 
     def _blocks(self, longest: int | None) -> Iterator[bytes]:
         """Blocks of bytes that end with a line, unless the line is longer than `longest` or the file ends."""
-        pending, size = [self.head], len(self.head)
-        while True:
-            data = pending.pop()
-            cut = data.rfind(b"\n") + 1
-            if cut:
-                yield b"".join([*pending, data[:cut]])
-                pending, size = [data[cut:]], len(data) - cut
-            elif longest is not None and size > longest:
-                joined = b"".join([*pending, data])
-                cut = _cut_position(joined)
-                yield joined[:cut]
-                pending, size = [joined[cut:]], size - cut
-            else:
-                pending.append(data)
-            data = self._read()
-            if not data:
-                break
+        pending, size, data = list[bytes](), 0, self.head
+        while data:
             pending.append(data)
             size += len(data)
+            newline = data.rfind(b"\n")
+            if newline >= 0 or (longest is not None and size > longest):
+                block = b"".join(pending)
+                cut = size - len(data) + newline + 1 if newline >= 0 else _cut_position(block)
+                yield block[:cut]
+                pending, size = [block[cut:]], size - cut
+            data = self._read()
         if rest := b"".join(pending):
             yield rest
-
-    def _start(self) -> bytes:
-        data = self._read()
-        for mark, encoding in _BYTE_ORDER_MARKS:
-            if data.startswith(mark):
-                self._decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
-                return self._transcode(data)
-        return data.removeprefix(codecs.BOM_UTF8)
 
     def _read(self) -> bytes:
         """The next block as UTF-8; empty at the end of the file."""
@@ -176,16 +167,6 @@ class LineReader:
         except UnicodeDecodeError:
             self._decoder.reset()
             return b"\xff"
-
-    def _decode_badly(self, number: int, block: bytes) -> str:
-        lines = []
-        for index, line in enumerate(block.split(b"\n")):
-            try:
-                lines.append(line.decode())
-            except UnicodeDecodeError:
-                self._repairs.bad_bytes.add(f"{self._name}:{number + index}")
-                lines.append(line.decode("utf-8", "replace"))
-        return "\n".join(lines)
 
 
 @contextmanager
