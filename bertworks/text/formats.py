@@ -29,6 +29,7 @@ from bertworks.text.segmentation import margin_of, separation
 _BAD_BYTES = "lines with bytes that are not UTF-8 (replaced by \N{REPLACEMENT CHARACTER})"
 _MANY_BAD_LINES = 100  # more suggest that the file has another encoding
 LARGEST_DOCUMENT = 1 << 22  # characters; longer documents are divided, to bound memory
+_LONGEST_BLOCK = LARGEST_DOCUMENT + LARGEST_DOCUMENT // 4  # of lines without a blank one, at which it is divided
 SUFFIXES = {
     **dict.fromkeys((".txt", ".text"), "text"),
     **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines", ".json"), "json"),
@@ -172,9 +173,9 @@ class FileReader:
 
         for number, line in reader.lines(longest=LONGEST_PIECE):
             blank = not line or line.isspace()
-            too_long = size >= (LARGEST_DOCUMENT if blank else 1.25 * LARGEST_DOCUMENT)
-            if lines and (too_long or (blank and ends == "blank_line")):
-                if too_long:
+            longest = LARGEST_DOCUMENT if blank else _LONGEST_BLOCK
+            if lines and (size >= longest or (blank and ends == "blank_line")):
+                if size >= longest:
                     self.report.cut_documents.add(f"{self.name}:{number}")
                 yield document()
                 lines, size = [], 0
