@@ -334,7 +334,7 @@ def _ends_full_width(text: str, start: int, stop: int, end: int) -> bool:
 
 
 def _is_inside_quote(text: str, start: int, end: int) -> bool:
-    pairs = ("「」", "『』", "（）")
+    pairs = ("「", "」"), ("『", "』"), ("（", "）")
     return any(text.count(opening, start, end) > text.count(closing, start, end) for opening, closing in pairs)
 
 

@@ -8,8 +8,7 @@ may continue in the next part, empty documents are dropped, and a corpus of one 
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +30,8 @@ _SAMPLED_SENTENCES = 16  # per part: sentences with [UNK] whose unknown words ar
 _SAMPLED_CHARACTERS = 1 << 12  # of such a sentence
 _WORD_CHARACTERS = 40  # of a word kept as an example
 _UNKNOWN_WORDS = 100  # of these, per part
+_LISTED_UNKNOWN_WORDS = 1000  # in the manifest
+_SUMMED = ("sentences", "tokens", "characters", "unknown_tokens", "empty_sentences")
 
 
 class Part(NamedTuple):
@@ -69,7 +70,7 @@ def token_dtype(vocab_size: int) -> np.dtype[Any]:
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
 
 
-def most_frequent(words: Counter[str], number: int) -> dict[str, int]:
+def _most_frequent(words: Counter[str], number: int) -> dict[str, int]:
     return dict(sorted(words.items(), key=lambda item: (-item[1], item[0]))[:number])
 
 
@@ -87,8 +88,8 @@ def cut_into_parts(documents: Iterable[str], part_characters: int) -> Iterator[P
 
 def write_parts(
     parts: Iterable[Part], tokenizer_folder: Path, folder: Path, workers: int | None
-) -> Generator[PartCounts, None, None]:
-    """Write the parts that do not exist yet; yield the counts of all, in order.
+) -> Generator[int, None, None]:
+    """Write the parts that do not exist yet; yield the characters of each, in order.
 
     Args:
         workers: processes; None: one per CPU; 1: this process only.
@@ -96,7 +97,7 @@ def write_parts(
     Raises:
         BertworksError: a worker was killed, or could not write. The parts written before are kept.
     """
-    results = in_processes(
+    return in_processes(
         "bertworks.text.shard_writer:PartWriter",
         [str(tokenizer_folder), str(folder)],
         map(tuple, parts),
@@ -104,8 +105,6 @@ def write_parts(
         ended="a worker process ended while it made part {number} ({how})",
         hint="run the same command again: it resumes after the finished parts; fewer --workers need less memory",
     )
-    with closing(results):
-        yield from (PartCounts(**counts) for counts in results)
 
 
 class PartWriter:
@@ -128,10 +127,10 @@ class PartWriter:
         self._dtype = token_dtype(tokenizer.vocab_size)
         self._folder = Path(folder)
 
-    def __call__(self, part: tuple[Any, ...]) -> dict[str, Any]:
-        """Write a part unless a complete file exists. Part and counts are plain values, as `workers` needs them."""
+    def __call__(self, part: tuple[Any, ...]) -> int:
+        """Write a part unless a complete file exists. Returns its characters. Parts are plain values for a process."""
         named = Part(*part)
-        return asdict(find_part(self._folder, named, self._tokenizer.sha256) or self.write(named))
+        return (find_part(self._folder, named, self._tokenizer.sha256) or self.write(named)).characters
 
     def write(self, part: Part) -> PartCounts:
         """Split, encode and write one part."""
@@ -175,7 +174,7 @@ class PartWriter:
     def _unknown_words(self, sentences: list[str]) -> dict[str, int]:
         """The words that [UNK] stands for."""
         words = self._tokenizer.unknown([sentence[:_SAMPLED_CHARACTERS] for sentence in sentences])
-        return most_frequent(Counter(word[:_WORD_CHARACTERS] for word in words), _UNKNOWN_WORDS)
+        return _most_frequent(Counter(word[:_WORD_CHARACTERS] for word in words), _UNKNOWN_WORDS)
 
 
 def _sentences(part: Part) -> tuple[list[str], list[int]]:
@@ -207,33 +206,36 @@ def find_part(folder: Path, part: Part, tokenizer_sha256: str) -> PartCounts | N
     return counts if found == (part.sha256, tokenizer_sha256, hashlib.sha256(payload).hexdigest()) else None
 
 
-def read_part(folder: Path, number: int, counts: PartCounts, dtype: np.dtype[Any]) -> PartArrays:
-    """The arrays of a complete part."""
-    with part_path(folder, number).open("rb") as file:
-        file.readline()
-        return PartArrays(
-            np.fromfile(file, dtype, counts.tokens),
-            np.fromfile(file, "<i4", counts.sentences),
-            np.fromfile(file, "<i4", counts.fragments),
-        )
+def read_parts(folder: Path, number: int, dtype: np.dtype[Any]) -> Iterator[tuple[PartCounts, PartArrays]]:
+    """The content of complete parts, the first `number`."""
+    for index in range(number):
+        with part_path(folder, index).open("rb") as file:
+            counts = PartCounts(**json.loads(file.readline()))
+            tokens = np.fromfile(file, dtype, counts.tokens)
+            lengths = np.fromfile(file, "<i4", counts.sentences)
+            yield counts, PartArrays(tokens, lengths, np.fromfile(file, "<i4", counts.fragments))
 
 
-def join_parts(parts: Path, counts: Sequence[PartCounts], dtype: np.dtype[Any], folder: Path) -> dict[str, Any]:
+def join_parts(parts: Path, number: int, dtype: np.dtype[Any], folder: Path) -> dict[str, Any]:
     """Write the data files into `folder`, each atomically. Returns the counts of a manifest.
 
     Args:
         parts: the folder of the part files.
-        counts: of part 0, 1, ...
+        number: of parts.
     """
 
     def arrays() -> Iterator[tuple[PartCounts, PartArrays]]:
-        for number, part in enumerate(counts):
-            yield part, read_part(parts, number, part, dtype)
+        return read_parts(parts, number, dtype)
 
-    summed = ("sentences", "tokens", "characters", "unknown_tokens", "empty_sentences")
-    totals = {name: sum(getattr(part, name) for part in counts) for name in summed}
+    totals: Counter[str] = Counter()
+    unknown_words: Counter[str] = Counter()
+    for part, _ in arrays():
+        totals.update({name: getattr(part, name) for name in _SUMMED})
+        totals["empty_documents"] += part.fragments - part.continues
+        unknown_words.update(part.unknown_words)
     sentences = totals["sentences"]
-    non_empty = documents = sum(map(len, _document_sizes(arrays())))
+    documents = sum(map(len, _document_sizes(arrays())))
+    totals["empty_documents"] -= documents
     sizes = _document_sizes(arrays())
     sections = documents == 1 and sentences > 1
     if sections:
@@ -241,12 +243,12 @@ def join_parts(parts: Path, counts: Sequence[PartCounts], dtype: np.dtype[Any], 
         documents = max(2, round(sentences / SECTION_SENTENCES))
         sizes = iter([(sentences + documents - 1 - np.arange(documents)) // documents])  # they differ by one at most
     with replacing(folder / "tokens.bin") as temporary, temporary.open("wb") as file:
-        for _, part in arrays():
-            file.write(part.tokens.tobytes())
-    write_npy(folder / "sentences.npy", _borders(part.lengths for _, part in arrays()))
+        for _, content in arrays():
+            file.write(content.tokens.tobytes())
+    write_npy(folder / "sentences.npy", _borders(content.lengths for _, content in arrays()))
     write_npy(folder / "documents.npy", _borders(sizes))
-    begun = sum(part.fragments - part.continues for part in counts)
-    return {**totals, "documents": documents, "empty_documents": begun - non_empty, "sections": sections}
+    words = _most_frequent(unknown_words, _LISTED_UNKNOWN_WORDS)
+    return {**totals, "documents": documents, "sections": sections, "unknown_words": words}
 
 
 def _document_sizes(parts: Iterable[tuple[PartCounts, PartArrays]]) -> Iterator[NDArray[np.int64]]:

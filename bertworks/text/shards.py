@@ -11,7 +11,6 @@ after the parts that it wrote.
 """
 
 import json
-from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
@@ -26,17 +25,14 @@ from bertworks.io.atomic_write import folder_lock, read_small, remove, remove_le
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shard_writer import (
     DATA_FILES,
-    PartCounts,
     cut_into_parts,
     join_parts,
-    most_frequent,
     token_dtype,
     write_parts,
 )
 from bertworks.text.tokenizer import Tokenizer
 
 FORMAT = 1  # of the folder and of the rules that make its bytes
-_UNKNOWN_WORDS = 1000  # examples in the manifest
 _MAX_MANIFEST = 1 << 24  # bytes
 _OUR_FILES = (*DATA_FILES, "preflight.json", "parts", "tokenizer", "plan.json", "manifest.json")
 _KEYS = {  # of our files, in every format; other programs write a manifest.json too
@@ -193,19 +189,15 @@ def write_shards(
             _refuse_other(Manifest.load(folder / "manifest.json").settings, settings, reader, folder)
         else:
             _begin(folder, settings, reader, tokenizer)
-            counts: list[PartCounts] = []
-            unknown_words: Counter[str] = Counter()
-            done = 0
+            done = number = 0
             parts = cut_into_parts((document.text for document in reader), part_characters)
             with closing(write_parts(parts, folder / "tokenizer", folder / "parts", workers)) as written:
-                for part in written:
-                    unknown_words.update(part.unknown_words)
-                    part.unknown_words = {}
-                    counts.append(part)
-                    done += part.characters
+                for characters in written:
+                    number += 1
+                    done += characters
                     if progress:
                         progress(done)
-            manifest = _join(folder, counts, tokenizer, settings, reader, unknown_words)
+            manifest = _join(folder, number, tokenizer, settings, reader)
             write_json(folder / "manifest.json", asdict(manifest))
         # Only an unfinished folder needs these.
         remove(folder / "plan.json")
@@ -213,29 +205,22 @@ def write_shards(
     return Shards.open(folder, written_now=not finished)
 
 
-def _join(
-    folder: Path,
-    counts: list[PartCounts],
-    tokenizer: Tokenizer,
-    settings: dict[str, Any],
-    reader: CorpusReader,
-    unknown_words: Counter[str],
-) -> Manifest:
+def _join(folder: Path, number: int, tokenizer: Tokenizer, settings: dict[str, Any], reader: CorpusReader) -> Manifest:
     """Join the parts into the data files. Returns their manifest.
 
     Raises:
-        BertworksError: there is no text, or input files have changed since the beginning.
+        BertworksError: input files have changed since the beginning, or there is no text.
     """
-    if not any(part.tokens for part in counts):
-        hint = "give files that hold text"
-        raise BertworksError("there is no text in the corpus", where=_names(reader), hint=hint)
     settings = settings | {"content_sha256": reader.content_sha256()}
     if reader.identity().stamp != settings["files_sha256"]:
         what = "files of the corpus changed while they were read"
         hint = "run the same command again: parts of unchanged text are kept"
         raise BertworksError(what, where=_names(reader), hint=hint)
     dtype = token_dtype(tokenizer.vocab_size)
-    joined = join_parts(folder / "parts", counts, dtype, folder)
+    joined = join_parts(folder / "parts", number, dtype, folder)
+    if not joined["tokens"]:
+        hint = "give files that hold text"
+        raise BertworksError("there is no text in the corpus", where=_names(reader), hint=hint)
     files = [*(folder / name for name in DATA_FILES), *sorted((folder / "tokenizer").iterdir())]
     return Manifest(
         format=FORMAT,
@@ -243,7 +228,6 @@ def _join(
         dtype=dtype.str,
         vocab_size=tokenizer.vocab_size,
         tokenizer_sha256=tokenizer.sha256,
-        unknown_words=most_frequent(unknown_words, _UNKNOWN_WORDS),
         files={path.relative_to(folder).as_posix(): sha256(path) for path in files},
         corpus=asdict(reader.report),
         settings=settings,
