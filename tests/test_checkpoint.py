@@ -304,7 +304,7 @@ def test_death_at_every_call_leaves_the_old_or_the_new_one(tmp_path, deadly, sav
         for step in steps_in(run):  # those that were to be deleted are whole, or gone
             assert is_complete(module._read(run / f"step-{step:08d}", step)), k
         with pytest.MonkeyPatch.context() as patch:  # a new process: the dead one's number is nobody's
-            patch.setattr("bertworks.io.atomic_write._is_alive", lambda process: False)
+            patch.setattr("bertworks.io.atomic_write._is_running", lambda process, start: False)
             save(run, 4)
         assert latest_checkpoint(run)[0].step == 4
         assert [path.name for path in run.iterdir() if path.name[5:].isdigit() is False] == [], k

@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 from bertworks.datasets import annotations
 from bertworks.datasets.values import SAMPLE_ROWS, has_header, names_columns
 from bertworks.errors import BertworksError, UsageError
-from bertworks.io.tables import delimiter_of, is_parquet, open_parquet, quotes_matter, rejoin_broken_rows, split_rows
+from bertworks.io import tables
 from bertworks.io.text_files import (
     IssueCounter,
     LineReader,
@@ -85,10 +85,10 @@ class RowReader:
         self.columns: list[str]
         self.written_columns: list[str] = []
         self._rows: Callable[[], Iterator[Row]]
-        if is_parquet(self.path):
+        if tables.is_parquet(self.path):
             self.kind = "parquet"
             self._rows = lambda: itertools.starmap(self._row, enumerate(self._parquet_values(), 1))
-            with open_parquet(self.path, self.name) as file:
+            with tables.open_parquet(self.path, self.name) as file:
                 self.columns = list(file.schema_arrow.names)
             self._check_names("the schema", "give the columns different names")
         else:
@@ -120,7 +120,7 @@ class RowReader:
         return Row(values, f"{self.name}:{number}")
 
     def _parquet_values(self) -> Iterator[dict[str, Any]]:
-        with open_parquet(self.path, self.name) as file:
+        with tables.open_parquet(self.path, self.name) as file:
             for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
                 yield from batch.to_pylist()
 
@@ -155,8 +155,8 @@ class RowReader:
 
     def _recognize_table(self, suffix: str, sample: list[str]) -> None:
         self.kind = "table"
-        delimiter = "\t" if suffix in (".tsv", ".tab") else delimiter_of(sample)
-        if suffix not in (".csv", ".tsv", ".tab"):
+        delimiter = tables.delimiter_of(sample, suffix)
+        if suffix not in (".csv", *tables.TSV_SUFFIXES):
             first_line = next(line for line in sample if line.strip())
             delimiter = "\t" if "\t" in first_line else delimiter
             if self._header is None and delimiter != "\t" and not has_header(sample, delimiter):
@@ -165,18 +165,18 @@ class RowReader:
                 return
         quoted = self.quoting == "quoted"
         if self.quoting == "auto":
-            quoted = delimiter != "\t" or quotes_matter(_quoted_lines(self._lines()))
-        rows = split_rows(self._lines(), delimiter, quoted=quoted, name=self.name, strict=True)
+            quoted = delimiter != "\t" or tables.quotes_matter(_quoted_lines(self._lines()))
+        rows = tables.split_rows(self._lines(), delimiter, quoted=quoted, name=self.name, strict=True)
         first, *others = [row for _, row in itertools.islice(rows, SAMPLE_ROWS) if row]
         named = self._header if self._header is not None else names_columns(first, others)
-        self.columns = [cell if named and cell.strip() else f"column {index}" for index, cell in enumerate(first, 1)]
+        self.columns = tables.column_names(first, named=named)
         self._check_names("the header", "name them differently, or read it without header")
         self._rows = lambda: self._table_rows(delimiter, quoted, named)
 
     def _table_rows(self, delimiter: str, quoted: bool, named: bool) -> Iterator[Row]:
         width = len(self.columns)
-        rows = split_rows(self._lines(), delimiter, quoted=quoted, name=self.name, strict=True)
-        for number, cells in rows if quoted else rejoin_broken_rows(rows, width, self.broken, self.name):
+        rows = tables.split_rows(self._lines(), delimiter, quoted=quoted, name=self.name, strict=True)
+        for number, cells in rows if quoted else tables.rejoin_broken_rows(rows, width, self.broken, self.name):
             if not cells and (named or width > 1):
                 continue  # a blank line
             if named:

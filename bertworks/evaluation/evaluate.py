@@ -38,9 +38,10 @@ from bertworks.metrics import squad
 from bertworks.metrics.classification import Scores, regression
 from bertworks.models.encoder import Pooling
 from bertworks.runs.final_evaluation import table, write_errors
-from bertworks.runs.prepare import Documents, read_text
+from bertworks.runs.prepare import read_text
 from bertworks.runs.pretrain_job import held_out_batches, split_long_documents
 from bertworks.runs.task_metrics import compute_metrics, frequent, mistakes
+from bertworks.text.formats import Documents
 from bertworks.text.shards import write_shards
 from bertworks.training.device import Precision, PrecisionOption, choose_device
 from bertworks.training.loop import evaluate

@@ -19,7 +19,7 @@ import shutil
 import socket
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ _COUNTER = itertools.count()
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # safetensors and numpy's tofile report a full disk in words only.
 _DISK_FULL_WORDS = re.compile(r"No space left on device|os error 28\b|\d+ requested and \d+ written")
-_LEFTOVER = re.compile(r"\..+@(?P<host>[^@]*)\.(?P<process>\d+)(-(?P<start>\d+))?\.\d+\.tmp")
+_LEFTOVER = re.compile(r"\..+@(?P<host>[^@]*)\.(?P<process>\d+)-?(?P<start>\d*)\.\d+\.tmp")
 _MAX_LISTS, _MAX_NAMES = 300_000, 900_000  # the largest vocabularies of BERT models have 250,000 and 500,000 tokens
 _MAX_NAME_BYTES = 100  # of a name, kept in the name of its temporary sibling; file systems allow 255
 _LOCK_SECONDS = 0.1  # to acquire a lock that a process is about to release
@@ -162,25 +162,18 @@ def folder_lock(folder: Path, busy: str, hint: str) -> Iterator[None]:
     """
     refuse_file(folder)
     path = folder / ".lock"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = acquire_lock(path, busy, hint)
-    except BertworksError:
-        process = path.read_text()[:20].strip() or "unknown"
-        raise BertworksError(busy.format(process=process), where=str(folder), hint=hint) from None
-    except OSError as error:
-        raise _unwritable(folder, error) from None
-    with lock:
+    with ExitStack() as stack:
         try:
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.callback(acquire_lock(path, busy, hint).release)
             path.write_text(f"{os.getpid()}\n")
+        except BertworksError:
+            process = path.read_text()[:20].strip() or "unknown"
+            raise BertworksError(busy.format(process=process), where=str(folder), hint=hint) from None
         except OSError as error:
-            raise _unwritable(folder, error) from None
+            hint = "free space on that disk and make the folder writable, or choose another folder with -o"
+            raise BertworksError(f"cannot be written: {error.strerror}", where=str(folder), hint=hint) from None
         yield
-
-
-def _unwritable(folder: Path, error: OSError) -> BertworksError:
-    hint = "free space on that disk and make the folder writable, or choose another folder with -o"
-    return BertworksError(f"cannot be written: {error.strerror}", where=str(folder), hint=hint)
 
 
 def write_bytes(path: str | Path, data: bytes) -> None:
@@ -266,7 +259,7 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
         elif not _exchange(temporary, target):
             _exchange_by_renames(temporary, target)
         _fsync(target.parent)
-    _remove(temporary)  # the former content, if there was any
+    remove(temporary)  # the former content, if there was any
 
 
 def remove_leftovers(folder: str | Path, *, name: str | None = None) -> int:
@@ -280,12 +273,9 @@ def remove_leftovers(folder: str | Path, *, name: str | None = None) -> int:
         match = _LEFTOVER.fullmatch(entry.name)
         if match is None or match["host"] != socket.gethostname():
             continue
-        process, start = int(match["process"]), match["start"]
-        # Another process may have the same number: a later one, or one of another container.
-        if _is_alive(process) and (start is None or _start_time(process) in ("", start)):
-            continue
-        if name is None or entry.name.startswith(f".{_shorten(name)}@"):
-            _remove(entry)
+        is_wanted = name is None or entry.name.startswith(f".{_shorten(name)}@")
+        if is_wanted and not _is_running(int(match["process"]), match["start"]):
+            remove(entry)
             removed += 1
     return removed
 
@@ -305,15 +295,14 @@ def _temporary_sibling(path: str | Path) -> Iterator[tuple[Path, Path]]:
     """Yield the target of a path and a temporary sibling. No other process or thread uses its name, and
     `remove_leftovers` recognizes it. When the block fails, the sibling is removed and the error is explained."""
     target = Path(os.path.realpath(path))
-    start = _start_time(os.getpid())
-    writer = f"{os.getpid()}-{start}" if start else str(os.getpid())
+    writer = f"{os.getpid()}-{_start_time(os.getpid())}"
     temporary = target.with_name(f".{_shorten(target.name)}@{socket.gethostname()}.{writer}.{next(_COUNTER)}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent, name=target.name)
         yield target, temporary
     except BaseException as error:
-        _remove(temporary)
+        remove(temporary)
         if (isinstance(error, OSError) and error.errno in _DISK_FULL) or _DISK_FULL_WORDS.search(str(error)):
             raise _disk_full(target) from error
         if isinstance(error, OSError) and _concerns(error, target):
@@ -379,18 +368,23 @@ def _start_time(process: int) -> str:
         return ""
 
 
-def _is_alive(process: int) -> bool:
+def _is_running(process: int, start: str) -> bool:
+    """Whether a process runs. Another may have the same number: a later one, or one of another container.
+
+    Args:
+        start: when it started; empty if that is unknown.
+    """
     try:
-        os.kill(process, 0)
+        with suppress(PermissionError):  # it belongs to another user
+            os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
-        return True
-    return True
+    return not start or _start_time(process) in ("", start)
 
 
-def _remove(path: Path) -> None:
-    with suppress(OSError):  # its cause is already reported, or will be at the next attempt to write
+def remove(path: Path) -> None:
+    """Delete a file or a folder, if it exists and can be deleted."""
+    with suppress(OSError):  # the cause is already reported, or will be at the next attempt to write
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path, ignore_errors=True)
         else:

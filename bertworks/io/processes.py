@@ -13,9 +13,10 @@ import json
 import marshal
 import math
 import os
-import queue
+import re
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections import deque
@@ -23,10 +24,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from bertworks.errors import BertworksError
 
+_T = TypeVar("_T")
 _READ_AHEAD = 2  # inputs that wait for a worker
 
 
@@ -41,12 +43,11 @@ def cpu_quota() -> float | None:
     """CPUs that the control groups of this process may use per second of time; None: no limit is set."""
     limits = []
     for folder in group_folders("cpu"):
-        values = read_system_file(folder / "cpu.max").split() or [
-            read_system_file(folder / "cpu.cfs_quota_us").strip(),
-            read_system_file(folder / "cpu.cfs_period_us").strip(),
-        ]
-        if len(values) == 2 and all(value.isdigit() for value in values) and int(values[1]):
-            limits.append(int(values[0]) / int(values[1]))
+        text = read_system_file(folder / "cpu.max") or " ".join(
+            read_system_file(folder / f"cpu.cfs_{name}_us") for name in ("quota", "period")
+        )
+        if limit := re.fullmatch(r"(\d+)\s+([1-9]\d*)\s*", text):
+            limits.append(int(limit[1]) / int(limit[2]))
     return min(limits, default=None)
 
 
@@ -112,14 +113,14 @@ def read_system_file(path: str | Path) -> str:
         return ""
 
 
-def chunk_by_size(texts: Iterable[str], characters: int) -> Iterator[list[str]]:
-    """Lists of texts of at least this number of characters; the last may be shorter."""
-    chunk: list[str] = []
+def chunk_by_size(values: Iterable[_T], smallest: int, size_of: Callable[[_T], int]) -> Iterator[list[_T]]:
+    """Lists of values of at least this size together; the last may be smaller."""
+    chunk: list[_T] = []
     size = 0
-    for text in texts:
-        chunk.append(text)
-        size += len(text)
-        if size >= characters:
+    for value in values:
+        chunk.append(value)
+        size += size_of(value)
+        if size >= smallest:
             yield chunk
             chunk, size = [], 0
     if chunk:
@@ -150,7 +151,7 @@ def in_processes(
     pool = _Pool(workers, json.dumps([maker, settings]), ended, hint)
     try:
         for number, value in enumerate(inputs):
-            pending.append(pool.submit(number, value))
+            pending.append(pool.threads.submit(pool.run, number, value))
             while len(pending) > workers + _READ_AHEAD or (pending and pending[0].done()):
                 yield pending.popleft().result()
         while pending:
@@ -166,32 +167,19 @@ def _make(maker: str, settings: Sequence[Any]) -> Callable[[Any], Any]:
 
 
 class _Pool:
-    """Worker processes, with a thread for each that waits for it. They start when there is work."""
+    """Threads that have a worker process each, and wait for it. They start when there is work."""
 
     def __init__(self, workers: int, work: str, ended: str, hint: str):
-        self._workers, self._work, self._ended, self._hint = workers, work, ended, hint
-        self._threads = ThreadPoolExecutor(workers)
-        self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+        self._work, self._ended, self._hint = work, ended, hint
+        self.threads = ThreadPoolExecutor(workers)
+        self._of_thread = threading.local()
         self._all: list[subprocess.Popen[bytes]] = []
 
-    def submit(self, number: int, value: Any) -> Future[Any]:
-        if len(self._all) < self._workers:
-            self._start()
-        return self._threads.submit(self._run, number, value)
-
-    def _start(self) -> None:
-        command = [sys.executable, "-c", "from bertworks.io.processes import serve; serve()", self._work]
-        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(sys.path)}
-        worker = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
-        )
-        self._all.append(worker)
-        self._idle.put(worker)
-
-    def _run(self, number: int, value: Any) -> Any:
-        worker = self._idle.get()
-        assert worker.stdin is not None
-        assert worker.stdout is not None
+    def run(self, number: int, value: Any) -> Any:
+        """The result of an input, from the process of this thread."""
+        if not hasattr(self._of_thread, "worker"):
+            self._of_thread.worker = self._start()
+        worker = self._of_thread.worker
         try:
             _send(worker.stdin, value)
             result, error, bug = _receive(worker.stdout)
@@ -199,8 +187,6 @@ class _Pool:
             code = worker.wait()
             how = f"killed by signal {-code}, perhaps for lack of memory" if code < 0 else f"exit code {code}"
             raise BertworksError(self._ended.format(number=number, how=how), hint=self._hint) from None
-        finally:  # also when it died: the next input must not wait forever
-            self._idle.put(worker)
         if error:
             what, where, hint = error
             raise BertworksError(what, where=where, hint=hint)
@@ -208,11 +194,20 @@ class _Pool:
             raise RuntimeError(f"in a worker process:\n{bug}")
         return result
 
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", "from bertworks.io.processes import serve; serve()", self._work]
+        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(sys.path)}
+        worker = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+        )
+        self._all.append(worker)
+        return worker
+
     def stop(self) -> None:
         """Kill the processes; unfinished results are lost."""
         for worker in self._all:
             worker.kill()
-        self._threads.shutdown(cancel_futures=True)
+        self.threads.shutdown(cancel_futures=True)
         for worker in self._all:
             worker.communicate()
 

@@ -16,18 +16,20 @@ TEXT_NAMES = (
     *("sentence", "sentences", "raw_text", "raw_content", "plain_text", "maintext", "story", "abstract", "review"),
     *("comment", "本文", "テキスト", "본문", "텍스트"),
 )
+TSV_SUFFIXES = (".tsv", ".tab")
 _MIN_TEXT = 20  # characters on average of a column that is inferred to be text
 _LONGEST_CELL = 1 << 26  # characters; longer cells come from a quote mark that is never closed
 _UNCLOSED = re.compile("end of data|field limit")
-_QUOTED_CELL = re.compile(r'"((?:[^"]+|"")*+)"(?=[\t\n]|\Z)')
+_QUOTED_CELL = r'"((?:[^"]+|"")*+)"(?=[\t\n]|\Z)'
+_CELL = re.compile(_QUOTED_CELL + r'|[^"\t\n]*+(?=[\t\n]|\Z)')
 _UNFINISHED_CELL = re.compile(r'"(?:[^"]+|"")*+\Z')
-_PLAIN_CELL = re.compile(r'[^"\t\n]*+(?=[\t\n]|\Z)')
 
 
-def delimiter_of(sample: Sequence[str]) -> str:
-    """The delimiter among , ; tab |: the most frequent in the first line."""
+def delimiter_of(sample: Sequence[str], suffix: str) -> str:
+    """The delimiter of a table: a tab if the suffix of its name says so, else the most frequent of , ; tab | in the
+    first line."""
     header = next((line for line in sample if line.strip()), "")
-    return max(",;\t|", key=header.count)
+    return "\t" if suffix in TSV_SUFFIXES else max(",;\t|", key=header.count)
 
 
 def quotes_matter(lines: Sequence[str]) -> bool:
@@ -43,15 +45,14 @@ def quotes_matter(lines: Sequence[str]) -> bool:
     if '"' not in text:
         return False
     uneven = len({line.count("\t") for line in lines if line}) > 1
-    needed = uneven or all(_QUOTED_CELL.fullmatch(cell) for cell in lines[0].split("\t"))
+    needed = uneven or all(re.fullmatch(_QUOTED_CELL, cell) for cell in lines[0].split("\t"))
     position = 0
     while position < len(text):
-        if match := _QUOTED_CELL.match(text, position):
-            needed = needed or not match[1] or any(mark in match[1] for mark in '"\t\n\r')
-        elif match := _PLAIN_CELL.match(text, position):
-            pass
-        else:
+        match = _CELL.match(text, position)
+        if match is None:
             return needed and _UNFINISHED_CELL.match(text, position) is not None
+        if (quoted := match[1]) is not None:
+            needed = needed or not quoted or any(mark in quoted for mark in '"\t\n\r')
         position = match.end() + 1
     return needed
 
@@ -77,15 +78,18 @@ def split_rows(
         return
     csv.field_size_limit(_LONGEST_CELL)
     rows = csv.reader((line + "\n" for _, line in lines), delimiter=delimiter, strict=strict)
-    while True:
-        number = rows.line_num + 1
-        try:
-            row = next(rows)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            raise _not_a_table(f"{name}:{number}", str(error)) from error
-        yield number, row
+    number = 1
+    try:
+        for row in rows:
+            yield number, row
+            number = rows.line_num + 1
+    except csv.Error as error:
+        raise _not_a_table(f"{name}:{number}", str(error)) from error
+
+
+def column_names(first: Sequence[str], *, named: bool) -> list[str]:
+    """The names of the columns of a table: the cells of its first row if it is a header, else "column 1", ..."""
+    return [cell if named and cell.strip() else f"column {index}" for index, cell in enumerate(first, 1)]
 
 
 def rejoin_broken_rows(
@@ -100,18 +104,18 @@ def rejoin_broken_rows(
     """
     before: tuple[int, list[str]] | None = None
     for number, cells in rows:
-        if before is not None:
+        if before and len(cells) < width == len(before[1]) + len(cells) - 1:
             begin, first = before
-            if len(cells) < width == len(first) + len(cells) - 1:
-                broken.add(f"{name}:{begin}")
-                yield begin, [*first[:-1], f"{first[-1]}\n{cells[0]}", *cells[1:]]
-                before = None
-                continue
+            broken.add(f"{name}:{begin}")
+            yield begin, [*first[:-1], f"{first[-1]}\n{cells[0]}", *cells[1:]]
+            before = None
+            continue
+        if before:
             yield before
         before = (number, cells) if 0 < len(cells) < width else None
-        if before is None:
+        if not before:
             yield number, cells
-    if before is not None:
+    if before:
         yield before
 
 

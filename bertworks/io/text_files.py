@@ -7,20 +7,19 @@ import bz2
 import codecs
 import difflib
 import gzip
-import io
 import lzma
-import os
 import shlex
 import shutil
 import sys
+import tarfile
 import tempfile
 import weakref
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from bertworks.errors import BertworksError, UsageError
 
@@ -29,11 +28,19 @@ LONGEST_PIECE = 1 << 22  # bytes; a longer line of plain text is cut at a space,
 STDIN = "<stdin>"  # standard input in messages and in the parser of the command line
 _NAMED_PLACES = 5
 
-COMPRESSIONS = {  # by suffix: the first bytes of a file, and the command that checks it
-    ".gz": (b"\x1f\x8b", "gzip -t"),
-    ".zst": (b"\x28\xb5\x2f\xfd", "zstd -t"),
-    ".xz": (b"\xfd7zXZ\0", "xz -t"),
-    ".bz2": (b"BZh", "bzip2 -t"),
+
+def _open_zst(path: Path) -> Any:
+    import pyarrow
+
+    return pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
+
+
+COMPRESSIONS: dict[str, tuple[bytes, str, Callable[[Path], Any]]] = {
+    # by suffix: the first bytes of a file, the command that checks it, how it is opened
+    ".gz": (b"\x1f\x8b", "gzip -t", gzip.open),
+    ".zst": (b"\x28\xb5\x2f\xfd", "zstd -t", _open_zst),
+    ".xz": (b"\xfd7zXZ\0", "xz -t", lzma.open),
+    ".bz2": (b"BZh", "bzip2 -t", bz2.open),
 }
 _SKIPPABLE = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5f: a frame without text at the start of a .zst file
 _BYTE_ORDER_MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
@@ -85,7 +92,11 @@ class LineReader:
     def __init__(self, stream: IO[bytes], name: str, repairs: Repairs):
         self._stream, self._name, self._repairs = stream, name, repairs
         self._decoder: codecs.IncrementalDecoder | None = None
-        self.head = self._start()
+        self.head = self._read().removeprefix(codecs.BOM_UTF8)
+        encoding = next((encoding for mark, encoding in _BYTE_ORDER_MARKS if self.head.startswith(mark)), None)
+        if encoding:
+            self._decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
+            self.head = self._transcode(self.head)
 
     def sample(self) -> list[str]:
         """The complete lines of `head`: the format is inferred from these."""
@@ -106,7 +117,10 @@ class LineReader:
             try:
                 text = block.decode()
             except UnicodeDecodeError:
-                text = self._decode_badly(number, block)
+                text = block.decode("utf-8", "replace")
+                for index, (before, after) in enumerate(zip(block.split(b"\n"), text.split("\n"))):
+                    if before != after.encode():
+                        self._repairs.bad_bytes.add(f"{self._name}:{number + index}")
             if "\0" in text and not exact:
                 self._repairs.null_characters.add(f"{self._name}:{number}")
                 text = text.replace("\0", "")
@@ -119,42 +133,26 @@ class LineReader:
 
     def _blocks(self, longest: int | None) -> Iterator[bytes]:
         """Blocks of bytes that end with a line, unless the line is longer than `longest` or the file ends."""
-        pending, size = [self.head], len(self.head)
-        while True:
-            data = pending.pop()
-            cut = data.rfind(b"\n") + 1
-            if cut:
-                yield b"".join([*pending, data[:cut]])
-                pending, size = [data[cut:]], len(data) - cut
-            elif longest is not None and size > longest:
-                joined = b"".join([*pending, data])
-                cut = _cut_position(joined)
-                yield joined[:cut]
-                pending, size = [joined[cut:]], size - cut
-            else:
-                pending.append(data)
-            data = self._read()
-            if not data:
-                break
+        pending, size, data = list[bytes](), 0, self.head
+        while data:
             pending.append(data)
             size += len(data)
+            newline = data.rfind(b"\n")
+            if newline >= 0 or (longest is not None and size > longest):
+                block = b"".join(pending)
+                cut = size - len(data) + newline + 1 if newline >= 0 else _cut_position(block)
+                yield block[:cut]
+                pending, size = [block[cut:]], size - cut
+            data = self._read()
         if rest := b"".join(pending):
             yield rest
-
-    def _start(self) -> bytes:
-        data = self._read()
-        for mark, encoding in _BYTE_ORDER_MARKS:
-            if data.startswith(mark):
-                self._decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
-                return self._transcode(data)
-        return data.removeprefix(codecs.BOM_UTF8)
 
     def _read(self) -> bytes:
         """The next block as UTF-8; empty at the end of the file."""
         try:
             data = self._stream.read(BLOCK_SIZE)
         except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
-            check = next((command for end, (_, command) in COMPRESSIONS.items() if self._name.endswith(end)), "file")
+            check = next((command for end, (_, command, _) in COMPRESSIONS.items() if self._name.endswith(end)), "file")
             hint = f"fetch it again (`{check} {shlex.quote(self._name)}` checks it), or leave it out"
             what = f"the file is damaged or incomplete: {error}"
             raise BertworksError(what, where=self._name, hint=hint) from error
@@ -169,16 +167,6 @@ class LineReader:
         except UnicodeDecodeError:
             self._decoder.reset()
             return b"\xff"
-
-    def _decode_badly(self, number: int, block: bytes) -> str:
-        lines = []
-        for index, line in enumerate(block.split(b"\n")):
-            try:
-                lines.append(line.decode())
-            except UnicodeDecodeError:
-                self._repairs.bad_bytes.add(f"{self._name}:{number + index}")
-                lines.append(line.decode("utf-8", "replace"))
-        return "\n".join(lines)
 
 
 @contextmanager
@@ -222,8 +210,7 @@ def _spooled(stream: IO[bytes], owner: object) -> Path:
     try:
         with tempfile.NamedTemporaryFile(prefix="bertworks-stdin-", delete=False) as file:
             path = Path(file.name).resolve()
-            # Forked workers must not delete it.
-            weakref.finalize(owner, _delete_if_owner, path, os.getpid())
+            weakref.finalize(owner, path.unlink, missing_ok=True)
             shutil.copyfileobj(stream, file, BLOCK_SIZE)
     except OSError as error:
         what = f"the input of a pipe cannot be copied to a file: {error.strerror}"
@@ -243,7 +230,7 @@ def not_text(head: bytes) -> tuple[str, str] | None:
     for first, format_and_hint in _OTHER_FORMATS.items():
         if head.startswith(first):
             return format_and_hint
-    if head[257:262] == b"ustar" or _is_old_tar(head):
+    if _is_tar(head):
         return "a tar archive", "`tar xf FILE -C FOLDER` unpacks it; then name the folder"
     head = head[:8192]
     control = sum(head.count(byte) for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
@@ -252,11 +239,13 @@ def not_text(head: bytes) -> tuple[str, str] | None:
     return ("not text", "") if binary else None
 
 
-def _is_old_tar(head: bytes) -> bool:
-    """Whether the bytes are a tar header of Unix V7: it has no name, but the sum of its bytes in octal digits, which
-    count as spaces."""
-    written, counted = head[148:156].strip(b" \0"), head[:148] + b" " * 8 + head[156:512]
-    return written != b"" and written.strip(b"01234567") == b"" and int(written, 8) == sum(counted)
+def _is_tar(head: bytes) -> bool:
+    """Whether the bytes begin with the header of a tar archive, by its checksum."""
+    try:
+        tarfile.TarInfo.frombuf(head[:512], "utf-8", "surrogateescape")
+    except tarfile.HeaderError:
+        return False
+    return True
 
 
 def nothing_there(path: Path) -> UsageError:
@@ -270,31 +259,16 @@ def nothing_there(path: Path) -> UsageError:
     return UsageError("there is no such file or folder", where=str(path), hint=meant)
 
 
-def _delete_if_owner(path: Path, process: int) -> None:
-    if os.getpid() == process:
-        path.unlink(missing_ok=True)
-
-
 def _decompressed(path: Path) -> IO[bytes]:
-    stream: IO[bytes]
     with path.open("rb") as file:
         magic = file.read(6)
     if magic[1:4] == _SKIPPABLE and 0x50 <= magic[0] <= 0x5F:
         magic = COMPRESSIONS[".zst"][0]
-    match next((suffix for suffix, (start, _) in COMPRESSIONS.items() if magic.startswith(start)), None):
-        case ".gz":
-            return io.BufferedReader(gzip.open(path), BLOCK_SIZE)
-        case ".bz2":
-            return bz2.open(path)
-        case ".xz":
-            return lzma.open(path)
-        case ".zst":
-            import pyarrow
-
-            stream = pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
+    for first, _, open_compressed in COMPRESSIONS.values():
+        if magic.startswith(first):
+            stream: IO[bytes] = open_compressed(path)
             return stream
-        case _:
-            return path.open("rb")
+    return path.open("rb")
 
 
 def _unify_line_ends(text: str) -> str:

@@ -4,21 +4,23 @@ import queue
 import shlex
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from bertworks.errors import UsageError
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.corpus_report import CorpusStatistics, corpus_report
+from bertworks.text.formats import Documents
 from bertworks.text.shards import Shards, holds_shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 from bertworks.text.vocabulary import VocabularyConfig, VocabularyReport, train_vocabulary
 
-Documents = Literal["auto", "blank_line", "file"]
 Result = TypeVar("Result")
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")  # of a model folder
 PATIENCE = 2.0  # seconds for the work to end after the caller has stopped
@@ -76,13 +78,10 @@ def make_vocabulary(
     """
     _refuse_in_corpus(output, reader)
     refuse_file(output)  # before the words are counted, which may take an hour
-    strange = sorted(p.name for p in output.iterdir() if p.name not in TOKENIZER_FILES) if output.is_dir() else []
+    strange = sorted(path.name for path in output.glob("*") if path.name not in TOKENIZER_FILES)
     if strange:
-        raise UsageError(
-            f"the folder holds more than a tokenizer: {', '.join(strange[:5])}",
-            where=str(output),
-            hint="-o ANOTHER-FOLDER: its content would be lost",
-        )
+        what = f"the folder holds more than a tokenizer: {', '.join(strange[:5])}"
+        raise UsageError(what, where=str(output), hint="-o ANOTHER-FOLDER: its content would be lost")
 
     def work(report_progress: Callable[[str, int], None]) -> tuple[Tokenizer, VocabularyReport]:
         texts = (document.text for document in reader)
@@ -111,9 +110,7 @@ def make_shards(
     _refuse_in_corpus(output, reader)
 
     def work(report_progress: Callable[[str, int], None]) -> tuple[Shards, CorpusStatistics | None]:
-        def progress(characters: int) -> None:
-            report_progress("characters", characters)
-
+        progress = partial(report_progress, "characters")
         shards = write_shards(reader, tokenizer, output, workers=workers, overwrite=overwrite, progress=progress)
         if not shards.written_now and (output / "preflight.json").exists():
             return shards, None
@@ -138,8 +135,7 @@ def in_background(name: str, work: Callable[[Callable[[str, int], None]], Result
     """Runs `work(report_progress)` in a thread, yields its progress as "stage" events, and returns its result. If the
     caller stops iterating (Ctrl-C, a closed generator), the next call of `report_progress` raises and ends the work."""
     progress: queue.SimpleQueue[tuple[str, int] | None] = queue.SimpleQueue()
-    outcome: list[Result] = []
-    failure: list[BaseException] = []
+    result: Future[Result] = Future()
     stopped = threading.Event()
 
     def report_progress(what: str, amount: int) -> None:
@@ -149,21 +145,17 @@ def in_background(name: str, work: Callable[[Callable[[str, int], None]], Result
 
     def run() -> None:
         try:
-            outcome.append(work(report_progress))
+            result.set_result(work(report_progress))
         except BaseException as error:
-            failure.append(error)
-        finally:
-            progress.put(None)
+            result.set_exception(error)
+        progress.put(None)
 
     thread = threading.Thread(target=run, daemon=True, name=name)
     thread.start()
     try:
-        while (item := progress.get()) is not None:
-            what, amount = item
+        for what, amount in iter(progress.get, None):
             yield Event("stage", f"{name}: {what} {amount:,}", {"stage": name, "what": what, "amount": amount})
     finally:
         stopped.set()
         thread.join(PATIENCE)
-    if failure:
-        raise failure[0]
-    return outcome[0]
+    return result.result()

@@ -24,12 +24,13 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
 from bertworks.io.atomic_write import refuse_nested, write_text
 from bertworks.models.config import EncoderConfig
-from bertworks.runs.prepare import Documents, make_shards, make_vocabulary, read_text
+from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
 from bertworks.runs.pretrain_job import Corpus, PretrainJob
 from bertworks.runs.processes import Processes, terminable
 from bertworks.runs.run_folder import absolute, check_same_request, create_run_folder, delete_run
 from bertworks.runs.training_run import TrainingRun
 from bertworks.text.corpus import CorpusReader
+from bertworks.text.formats import Documents
 from bertworks.text.shards import Shards, holds_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.budget import choose_recipe, fit_steps, measure_steps

@@ -9,12 +9,12 @@ import os
 import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import sha256
 from bertworks.io.text_files import COMPRESSIONS, IssueCounter, format_suffix, nothing_there, rereadable
-from bertworks.text.formats import LARGEST_DOCUMENT, SUFFIXES, CorpusReport, FileReader
+from bertworks.text.formats import LARGEST_DOCUMENT, SUFFIXES, CorpusReport, Documents, FileReader
 from bertworks.text.segmentation import cut_text, paragraphs
 
 _SPECIAL = "a pipe or a device; name it as an input of its own"
@@ -64,7 +64,7 @@ class CorpusReader:
         inputs: Sequence[str | Path],
         *,
         text_column: str | None = None,
-        documents: Literal["auto", "blank_line", "file"] = "auto",
+        documents: Documents = "auto",
     ):
         self.text_column, self.documents = text_column, documents
         self.folders: list[Path] = []
@@ -72,8 +72,16 @@ class CorpusReader:
         self._names: dict[Path, str] = {}
         self._relative: dict[Path, str] = {}  # file -> path relative to its input
         for item in [inputs] if isinstance(inputs, str | Path) else inputs:
-            for path, relative in self._find(item).items():
-                self._relative[path] = min(relative, self._relative.get(path, relative))
+            path, pipe_name = rereadable(item, self)
+            found = [(path, "")] if pipe_name else self._find(path)
+            files = {file.resolve(): (relative, pipe_name or str(file)) for file, relative in found}
+            if not files:
+                what = f"the folder has no file to read; skipped: {self._skipped}"
+                hint = f"put files there that end in {', '.join(SUFFIXES)}, or name a file of another kind itself"
+                raise BertworksError(what, where=str(path), hint=hint)
+            for file, (relative, name) in files.items():
+                self._names[file] = name
+                self._relative[file] = min(relative, self._relative.get(file, relative))
         if not self._relative:
             hint = "name files, folders, a glob in quotes, or - for standard input"
             raise UsageError("no input was given", hint=hint)
@@ -132,58 +140,35 @@ class CorpusReader:
                 report.characters += len(piece)
                 yield Document(piece, source)
 
-    def _find(self, item: str | Path) -> dict[Path, str]:
+    def _find(self, path: Path) -> Iterator[tuple[Path, str]]:
         """The files of an input, with their paths relative to it."""
-        path, pipe_name = rereadable(item, self)
-        if pipe_name:
-            self._names[path] = pipe_name
-            return {path: ""}
-        if path.is_dir():
-            files = self._walk(path)
-        elif path.exists():
-            files = {path: path.name}
-        else:
-            files = {}
-            matches = [Path(match) for match in glob.glob(str(path), recursive=True)]  # noqa: PTH207 - it may be absolute
-            if not matches:
-                raise _nothing_there(path)
-            for match in matches:
-                if match.is_dir():
-                    files |= self._walk(match)
-                elif _is_special(match):
-                    self._skipped.add(f"{match} ({_SPECIAL})")
-                else:
-                    files[match] = match.name
-        if not files:
-            what = f"the folder has no file to read; skipped: {self._skipped}"
-            hint = f"put files there that end in {', '.join(SUFFIXES)}, or name a file of another kind itself"
-            raise BertworksError(what, where=str(path), hint=hint)
-        resolved = {file.resolve(): relative for file, relative in files.items()}
-        self._names |= {file.resolve(): str(file) for file in files}
-        return resolved
+        matches = [path] if path.exists() else [Path(match) for match in glob.glob(str(path), recursive=True)]  # noqa: PTH207 - it may be absolute
+        if not matches:
+            raise _nothing_there(path)
+        for match in matches:
+            if match.is_dir():
+                yield from self._walk(match)
+            elif match != path and _is_special(match):
+                self._skipped.add(f"{match} ({_SPECIAL})")
+            else:
+                yield match, match.name
 
-    def _walk(self, folder: Path) -> dict[Path, str]:
-        files = {}
+    def _walk(self, folder: Path) -> Iterator[tuple[Path, str]]:
         self.folders.append(folder.resolve())
         for parent, folders, names in os.walk(folder, onerror=_raise_unreadable):
-            folders[:] = self._select(parent, folders)
-            for name in self._select(parent, names):
-                path = Path(parent) / name
-                files[path] = path.relative_to(folder).as_posix()
-        return files
+            folders[:] = [name for name in folders if self._is_read(Path(parent, name))]
+            for path in [Path(parent, name) for name in names]:
+                if self._is_read(path):
+                    yield path, path.relative_to(folder).as_posix()
 
-    def _select(self, parent: str, names: list[str]) -> list[str]:
-        """The entries of a folder to read. Others, except hidden ones, are counted with the reason."""
-        kept = []
-        for name in names:
-            path = Path(parent) / name
-            if name.startswith("."):
-                continue
-            if reason := _skip_reason(path):
-                self._skipped.add(f"{path} ({reason})")
-            else:
-                kept.append(name)
-        return kept
+    def _is_read(self, path: Path) -> bool:
+        """Whether an entry of a folder is read. Others, except hidden ones, are counted with the reason."""
+        if path.name.startswith("."):
+            return False
+        reason = _skip_reason(path)
+        if reason:
+            self._skipped.add(f"{path} ({reason})")
+        return not reason
 
 
 def _skip_reason(path: Path) -> str:

@@ -121,7 +121,7 @@ def corpus_report(shards: Shards, tokenizer: Tokenizer | None = None) -> CorpusS
         ),
         warnings=[],
     )
-    return replace(report, warnings=_warnings(report, shards, tokenizer))
+    return replace(report, warnings=list(_warnings(report, shards, tokenizer)))
 
 
 def _ranges(borders: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
@@ -222,70 +222,66 @@ def _cured_by_lowercase(words: dict[str, int], tokenizer: Tokenizer) -> float:
     return cured / max(sum(words.values()), 1)
 
 
-def _warnings(report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer) -> list[str]:
+def _warnings(report: CorpusStatistics, shards: Shards, tokenizer: Tokenizer) -> Iterator[str]:
     """Problems to expect and what to do, the worst first."""
-    warnings = [*tokenizer.notes, *_vocabulary_warnings(report, tokenizer)]
+    yield from tokenizer.notes
+    yield from _vocabulary_warnings(report, tokenizer)
     documents, sentences = report.duplicate_documents, report.duplicate_sentences
     if documents.share > _MANY_DUPLICATE_DOCUMENTS:
-        warnings.append(
+        yield (
             f"{documents.share:.1%} of the documents are copies of others: the model will memorize them, and "
             "held-out documents may be among them; remove copies from the corpus"
         )
     if sentences.share > _MANY_DUPLICATE_SENTENCES:
-        warnings.append(
+        yield (
             f"{sentences.share:.1%} of the sentences are copies of others, such as "
             f"{next(iter(sentences.most_repeated), '')!r}: remove menus, headers and other lines that are on every "
             "page"
         )
     if shards.manifest.sections:
-        warnings.append(
+        yield (
             "the corpus is one document, which was cut into sections so that next sentence prediction has others to "
             "draw from; separate documents by blank lines"
         )
     if report.single_sentence_documents > report.documents // 2:
-        warnings.append(
+        yield (
             f"{report.single_sentence_documents:,} documents have a single sentence, and next sentence "
             "prediction needs two: join related sentences into documents, or pre-train without it"
         )
     most = min(tokenizer.model_max_length, 512)
     long = sum(count for name, count in report.sentence_lengths.items() if int(name.split("-")[0]) >= most)
     if long > report.sentences // 1000:
-        warnings.append(
+        yield (
             f"{long:,} sentences are longer than {most} tokens and will be cut: is the text without full stops and "
             "line ends, or in a language without word borders for this vocabulary?"
         )
-    return warnings
 
 
-def _vocabulary_warnings(report: CorpusStatistics, tokenizer: Tokenizer) -> list[str]:
-    warnings = []
+def _vocabulary_warnings(report: CorpusStatistics, tokenizer: Tokenizer) -> Iterator[str]:
     if report.unknown_share > _MANY_UNKNOWN:
-        warnings.append(
+        yield (
             f"{report.unknown_share:.1%} of the tokens are [UNK]{_examples(report.unknown_words)}: the vocabulary does "
             "not fit this text; train one on it with `bertworks vocab`"
         )
     if report.unknown_share > _CASING_UNKNOWN and report.unknown_cured_by_lowercase > 0.5 and not tokenizer.lowercase:
         share = f"{report.unknown_cured_by_lowercase:.0%} of the unknown words are known in lower case: "
         if count_cased(tokenizer.tokens) <= len(tokenizer.tokens) // 100:
-            warnings.append(
+            yield (
                 share + "the vocabulary is uncased but the tokenizer keeps capitals; set do_lower_case to true in its "
                 "tokenizer_config.json (and lowercase in tokenizer.json)"
             )
         else:
-            warnings.append(
-                share + "much of the text is in capitals that the cased vocabulary lacks; use an uncased one"
-            )
+            yield share + "much of the text is in capitals that the cased vocabulary lacks; use an uncased one"
     if report.tokens_per_word > _MANY_PIECES:
-        warnings.append(
+        yield (
             f"a word takes {report.tokens_per_word:.1f} tokens on average: the vocabulary is of another language or "
             "field, or too small; train one with `bertworks vocab`"
         )
     if report.tokens < _FEW_USES * tokenizer.vocab_size:
-        warnings.append(
+        yield (
             f"{report.tokens:,} tokens are few for a vocabulary of {tokenizer.vocab_size:,}: many tokens will hardly "
             f"be seen; a vocabulary of about {max(report.tokens // _FEW_USES, 1000):,} fits better"
         )
-    return warnings
 
 
 def _examples(words: dict[str, int]) -> str:

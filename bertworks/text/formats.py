@@ -13,16 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertworks.errors import BertworksError
-from bertworks.io.tables import (
-    as_text,
-    choose_column,
-    delimiter_of,
-    is_header,
-    is_parquet,
-    open_parquet,
-    quotes_matter,
-    split_rows,
-)
+from bertworks.io import tables
 from bertworks.io.text_files import (
     COMPRESSIONS,
     LONGEST_PIECE,
@@ -38,6 +29,7 @@ from bertworks.text.segmentation import margin_of, separation
 _BAD_BYTES = "lines with bytes that are not UTF-8 (replaced by \N{REPLACEMENT CHARACTER})"
 _MANY_BAD_LINES = 100  # more suggest that the file has another encoding
 LARGEST_DOCUMENT = 1 << 22  # characters; longer documents are divided, to bound memory
+_LONGEST_BLOCK = LARGEST_DOCUMENT + LARGEST_DOCUMENT // 4  # of lines without a blank one, at which it is divided
 SUFFIXES = {
     **dict.fromkeys((".txt", ".text"), "text"),
     **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines", ".json"), "json"),
@@ -50,12 +42,23 @@ _MIN_LINES = 1000  # before a file with malformed lines is refused before its en
 _OWN_MARGIN = 30  # lines of a document that has its own margin, not that of its file
 
 
+Documents = Literal["auto", "blank_line", "file"]  # what ends a document in plain text
+
+
 class RawDocument(NamedTuple):
     """A document with its lines as in the file."""
 
     line: int  # its first line, from 1; of Parquet the row
     lines: list[str]
     margin: int | None  # the right margin if its lines are hard-wrapped
+
+
+class _Record(NamedTuple):
+    """A line of JSON or a row of a table."""
+
+    line: int
+    value: dict[str, Any] | str  # by column, or the text itself
+    problem: str = ""  # why it is malformed
 
 
 @dataclass(kw_only=True)
@@ -120,13 +123,10 @@ class FileReader:
     name: str
     report: CorpusReport
     text_column: str | None
-    documents: Literal["auto", "blank_line", "file"]
-    _good: int = 0
-    _bad: int = 0
-    _first_bad: tuple[int, str] = (0, "")  # line and problem
+    documents: Documents
 
     def __iter__(self) -> Iterator[RawDocument]:
-        if is_parquet(self.path):
+        if tables.is_parquet(self.path):
             yield from self._parquet()
             return
         with open_lines(self.path, self.name, self.report) as reader:
@@ -173,19 +173,16 @@ class FileReader:
 
         for number, line in reader.lines(longest=LONGEST_PIECE):
             blank = not line or line.isspace()
-            if lines and (size >= LARGEST_DOCUMENT if blank else size >= 1.25 * LARGEST_DOCUMENT):
-                self.report.cut_documents.add(f"{self.name}:{number}")
+            longest = LARGEST_DOCUMENT if blank else _LONGEST_BLOCK
+            if lines and (size >= longest or (blank and ends == "blank_line")):
+                if size >= longest:
+                    self.report.cut_documents.add(f"{self.name}:{number}")
                 yield document()
                 lines, size = [], 0
-            elif blank and lines and ends == "blank_line":
-                yield document()
-                lines, size = [], 0
-            if blank and not lines:
-                continue
-            if not lines:
-                start = number
-            lines.append(line)
-            size += len(line)
+            if lines or not blank:
+                start = start if lines else number
+                lines.append(line)
+                size += len(line)
         if lines:
             yield document()
 
@@ -209,120 +206,117 @@ class FileReader:
             yield RawDocument(start, lines, None)
 
     def _json(self, reader: LineReader) -> Iterator[RawDocument]:
-        first, rest = _peek(self._json_values(reader))
-        objects = [record for _, record in first if isinstance(record, dict)]
-        column = ""
-        if objects:
-            keys = dict.fromkeys(itertools.chain(*objects))
-            column = self._text_column({key: [record.get(key) for record in objects] for key in keys})
-        for number, record in rest:
-            value = record if isinstance(record, str) else record.get(column)
-            text = as_text(value)
-            if text is None:
-                self._malformed(number, f"{column!r} holds {type(value).__name__}, not text")
-            else:
-                yield _record(number, text)
-        self._refuse_malformed()
+        def records() -> Iterator[_Record]:
+            for number, line in reader.lines():
+                if not line or line.isspace():
+                    continue
+                try:
+                    record = json.loads(line)
+                except (ValueError, RecursionError) as error:
+                    yield _Record(number, "", f"this is not a JSON value ({error})")
+                    continue
+                if isinstance(record, dict | str):
+                    yield _Record(number, record)
+                else:
+                    problem = 'expected a JSON object like {"text": "..."} or a JSON string'
+                    yield _Record(number, "", problem)
 
-    def _json_values(self, reader: LineReader) -> Iterator[tuple[int, Any]]:
-        for number, line in reader.lines():
-            if not line or line.isspace():
-                continue
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                self._malformed(number, f"this is not a JSON value ({error})")
-                continue
-            if isinstance(record, dict | str):
-                self._good += 1
-                yield number, record
-            else:
-                self._malformed(number, 'expected a JSON object like {"text": "..."} or a JSON string')
+        return self._from_records(records())
 
     def _table(self, reader: LineReader) -> Iterator[RawDocument]:
         sample = reader.sample()
-        delimiter = "\t" if format_suffix(self.name) in (".tsv", ".tab") else delimiter_of(sample)
-        quoted = delimiter != "\t" or quotes_matter(sample)
-        rows = split_rows(reader.lines(), delimiter, quoted=quoted, name=self.name)
-        first, rest = _peek((number, row) for number, row in rows if row)
-        if not first:
-            return
-        header = first[0][1]
-        if is_header(header):
-            next(rest)
-            first = first[1:]
-        else:
-            header = [f"column {index}" for index in range(1, len(header) + 1)]
-        column = self._text_column(
-            {key: [row[index] for _, row in first if index < len(row)] for index, key in enumerate(header)}
-        )
-        index = header.index(column)
-        for line, row in rest:
-            if len(row) == len(header):
-                self._good += 1
-                yield _record(line, row[index])
-            else:
-                self._malformed(line, f"{len(row)} cells where the first row has {len(header)}")
-        self._refuse_malformed()
+        delimiter = tables.delimiter_of(sample, format_suffix(self.name))
+        quoted = delimiter != "\t" or tables.quotes_matter(sample)
+        rows = tables.split_rows(reader.lines(), delimiter, quoted=quoted, name=self.name)
+        rows = ((number, row) for number, row in rows if row)
+        first = next(rows, None)
+        if first is None:
+            return iter(())
+        named = tables.is_header(first[1])
+        header = tables.column_names(first[1], named=named)
+        rows = rows if named else itertools.chain([first], rows)
+
+        def records() -> Iterator[_Record]:
+            for number, row in rows:
+                problem = f"{len(row)} cells where the first row has {len(header)}" if len(row) != len(header) else ""
+                yield _Record(number, dict(zip(header, row)), problem)
+
+        return self._from_records(records(), header)
+
+    def _from_records(self, records: Iterator[_Record], names: Sequence[str] = ()) -> Iterator[RawDocument]:
+        """The documents of records.
+
+        Args:
+            names: of all columns; empty: those of the first records.
+
+        Raises:
+            BertworksError: there is no text column; all records are malformed, or more than one and more than 1 %.
+        """
+        first, records = _peek(records)
+        objects = [record.value for record in first if isinstance(record.value, dict)]
+        names = names or list(dict.fromkeys(itertools.chain(*objects)))
+        column = self._text_column({name: [value.get(name) for value in objects] for name in names}) if names else ""
+        good = bad = 0
+        first_bad: _Record | None = None
+        for record in records:
+            if not record.problem:
+                good += 1
+                value = record.value if isinstance(record.value, str) else record.value.get(column)
+                if (text := tables.as_text(value)) is not None:
+                    yield _document(record.line, text)
+                    continue
+                record = record._replace(problem=f"{column!r} holds {type(value).__name__}, not text")
+            self.report.malformed.add(f"{self.name}:{record.line}")
+            bad += 1
+            first_bad = first_bad or record
+            if bad + good >= _MIN_LINES:
+                self._refuse_malformed(first_bad, bad, good)
+        if first_bad:
+            self._refuse_malformed(first_bad, bad, good)
 
     def _parquet(self) -> Iterator[RawDocument]:
-        with open_parquet(self.path, self.name) as file:
-            readable = [column.name for column in file.schema_arrow if _is_text_type(column.type)]
-            others = [name for name in file.schema_arrow.names if name not in readable]
-            beginning = next(file.iter_batches(batch_size=_SAMPLE_RECORDS, columns=readable), None)
-            columns = beginning.to_pydict() if beginning is not None and readable else {}
-            column = self._text_column({**dict.fromkeys(others, ()), **columns})
-            row = 1
+        with tables.open_parquet(self.path, self.name) as file:
+            names = [column.name for column in file.schema_arrow if _is_text_type(column.type)]
+            sample = next(file.iter_batches(batch_size=_SAMPLE_RECORDS, columns=names), None) if names else None
+            texts = sample.to_pydict() if sample else {}
+            column = self._text_column({name: texts.get(name, ()) for name in file.schema_arrow.names})
+            row = itertools.count(1)
             for batch in file.iter_batches(batch_size=256, columns=[column]):
                 self.report.bytes += batch.nbytes
                 for value in batch.column(0).to_pylist():
-                    yield _record(row, as_text(value) or "")
-                    row += 1
+                    yield _document(next(row), tables.as_text(value) or "")
 
     def _text_column(self, columns: Mapping[str, Sequence[object]]) -> str:
         """The column of the text; it is also reported."""
-        column = choose_column(columns, self.name, self.text_column)
+        column = tables.choose_column(columns, self.name, self.text_column)
         self.report.columns[column] = self.report.columns.get(column, 0) + 1
         return column
 
-    def _malformed(self, line: int, problem: str) -> None:
-        """Count a malformed line. A long file may be refused before its end."""
-        self._bad += 1
-        self._first_bad = self._first_bad if self._first_bad[0] else (line, problem)
-        self.report.malformed.add(f"{self.name}:{line}")
-        if self._bad + self._good >= _MIN_LINES:
-            self._refuse_malformed()
-
-    def _refuse_malformed(self) -> None:
-        """Raises BertworksError if all lines are malformed, or more than one line and more than 1 %."""
-        if self._bad <= (1 + self._good // 100 if self._good else 0):
-            return
-        line, problem = self._first_bad
-        what = f"{self._bad:,} malformed lines and only {self._good:,} good ones so far; the first: {problem}"
-        hint = f"look at it with `sed -n {line}p {shlex.quote(self.name)}`, repair the file or leave it out"
-        raise BertworksError(what, where=f"{self.name}:{line}", hint=hint)
+    def _refuse_malformed(self, first: _Record, bad: int, good: int) -> None:
+        if bad > (1 + good // 100 if good else 0):
+            what = f"{bad:,} malformed lines and only {good:,} good ones so far; the first: {first.problem}"
+            hint = f"look at it with `sed -n {first.line}p {shlex.quote(self.name)}`, repair the file or leave it out"
+            raise BertworksError(what, where=f"{self.name}:{first.line}", hint=hint)
 
 
 def _is_text_type(kind: Any) -> bool:
     from pyarrow import types
 
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_dictionary(kind):
-        kind = kind.value_type
+    kind = getattr(kind, "value_type", kind)  # of a list, of a dictionary
     return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
 
 
-def _peek(records: Iterator[tuple[int, Any]]) -> tuple[list[tuple[int, Any]], Iterator[tuple[int, Any]]]:
+def _peek(records: Iterator[_Record]) -> tuple[list[_Record], Iterator[_Record]]:
     """The first records, from which the columns are inferred, and an iterator over all records."""
-    first, size = list[tuple[int, Any]](), 0
-    while size < _SAMPLE_CHARACTERS and len(first) < _SAMPLE_RECORDS:
-        record = next(records, None)
-        if record is None:
-            break
+    first, size = list[_Record](), 0
+    for record in itertools.islice(records, _SAMPLE_RECORDS):
         first.append(record)
-        size += len(str(record))
+        size += len(str(record.value))
+        if size >= _SAMPLE_CHARACTERS:
+            break
     return first, itertools.chain(first, records)
 
 
-def _record(line: int, text: str) -> RawDocument:
+def _document(line: int, text: str) -> RawDocument:
     lines = text.split("\n")
     return RawDocument(line, lines, margin_of(lines) if len(lines) > 1 else None)

@@ -8,8 +8,9 @@
 """
 
 import re
-from collections.abc import Iterator, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cache
+from itertools import groupby
 from pathlib import Path
 from typing import Literal
 
@@ -42,20 +43,20 @@ def margin_of(lines: Sequence[str]) -> int | None:
     lengths = [len(line) for line in lines if line]
     if sum(length > 2 * _WIDEST for length in lengths) > 0.02 * len(lengths):
         return None  # a fast check: most text is not wrapped
-    widths = [_width(line.strip()) for line in lines]
-    filled = sorted(width for width in widths if width)
+    stripped = [line.strip() for line in lines]
+    widths = list(map(_width, stripped))
+    filled = sorted(filter(None, widths))
     if len(filled) <= _MIN_BREAKS:
         return None
     margin = filled[int(len(filled) * 0.98)]
     if not _NARROWEST <= margin <= _WIDEST:
         return None
     breaks = tight = through = capital = 0
-    for index in range(len(lines) - 1):
-        if not widths[index] or not widths[index + 1]:
+    for line, width, following in zip(stripped, widths, stripped[1:]):
+        if not line or not following:
             continue
-        line, following = lines[index].strip(), lines[index + 1].strip()
         breaks += 1
-        if _is_full(widths[index], following, margin) and not _LIST_ITEM.match(following):
+        if _is_full(width, following, margin) and not _LIST_ITEM.match(following):
             tight += 1
             if not _ENDS_SENTENCE.search(line[-8:]):
                 through += 1
@@ -72,15 +73,9 @@ def separation(lines: Sequence[str], margin: int | None) -> tuple[Literal["blank
     in the original BERT's input); where they stand around nearly every line, between wrapped paragraphs or between
     stanzas, they separate paragraphs and the file is the document.
     """
-    blocks: list[int] = []
-    size = 0
-    for line in [*lines, ""]:
-        if line.strip():
-            size += 1
-        elif size:
-            blocks.append(size)
-            size = 0
-    filled = [line.strip() for line in lines if line.strip()]
+    stripped = [line.strip() for line in lines]
+    filled = list(filter(None, stripped))
+    blocks = [len(list(block)) for is_filled, block in groupby(stripped, bool) if is_filled]
     if len(blocks) <= 1:
         return "file", "no blank lines"
     if margin is not None:
@@ -98,7 +93,18 @@ def paragraphs(lines: Sequence[str], margin: int | None) -> list[str]:
     """The stripped lines without empty ones; with a margin, the lines of a paragraph are joined."""
     if margin is None:
         return [stripped for line in lines if (stripped := line.strip())]
-    return _Joiner(lines, margin).paragraphs()
+    words = cache(lambda: _words(lines))  # few texts need them
+    joined: list[list[str]] = []  # the parts of each paragraph
+    previous = ""
+    for line in lines:
+        stripped = line.strip()
+        if stripped and previous and _continues(previous, line, margin):
+            last = joined[-1].pop()
+            joined[-1] += _join(last, stripped, words)
+        elif stripped:
+            joined.append([stripped])
+        previous = line if stripped else ""
+    return ["".join(parts) for parts in joined]
 
 
 def cut_text(text: str, longest: int, *marks: str) -> Iterator[str]:
@@ -114,77 +120,56 @@ def cut_text(text: str, longest: int, *marks: str) -> Iterator[str]:
     yield text[start:]
 
 
-class _Joiner:
-    def __init__(self, lines: Sequence[str], margin: int):
-        self._lines, self._margin = lines, margin
+def _continues(line: str, following: str, margin: int) -> bool:
+    """Whether two lines with text belong to one paragraph."""
+    end, start = line.strip(), following.strip()
+    width = _width(end)
+    if width > 1.3 * margin or (not start[0].isalpha() and _LIST_ITEM.match(start)):
+        return False
+    if following[0].isspace() and _indentation(following) > _indentation(line) and not _LIST_ITEM.match(end):
+        return False
+    if any(gap in line or gap in following for gap in _GAPS) and (_TABLE_GAP.search(end) or _TABLE_GAP.search(start)):
+        return False
+    if _is_full(width, start, margin):
+        return True
+    return start[0].islower() and width > 0.6 * margin and not _ENDS_SENTENCE.search(end[-8:])
 
-    def paragraphs(self) -> list[str]:
-        done: list[str] = []
-        parts: list[str] = []  # of the current paragraph
-        previous = ""
-        for line in self._lines:
-            if parts and self._continues(previous, line):
-                self._append(parts, line.strip())
-            else:
-                if parts:
-                    done.append("".join(parts))
-                parts = [stripped] if (stripped := line.strip()) else []
-            previous = line
-        if parts:
-            done.append("".join(parts))
-        return done
 
-    def _continues(self, line: str, following: str) -> bool:
-        """Whether two lines, the first of which is not empty, belong to one paragraph."""
-        start, end = following.strip(), line.strip()
-        width = _width(end)
-        if not start or width > 1.3 * self._margin or (not start[0].isalpha() and _LIST_ITEM.match(start)):
-            return False
-        if following[0].isspace() and _indentation(following) > _indentation(line) and not _LIST_ITEM.match(end):
-            return False
-        if any(gap in line or gap in following for gap in _GAPS) and (
-            _TABLE_GAP.search(end) or _TABLE_GAP.search(start)
-        ):
-            return False
-        if _is_full(width, start, self._margin):
-            return True
-        return start[0].islower() and width > 0.6 * self._margin and not _ENDS_SENTENCE.search(end[-8:])
+def _join(line: str, following: str, words: Callable[[], set[str]]) -> tuple[str, str]:
+    """Two lines of a paragraph as they are in it: without the end of the line, and without a hyphen of the page."""
+    broken = _WORD_BROKEN.search(line[-40:]) if line.endswith(_HYPHENS) else None
+    if broken and (rest := _FIRST_LETTERS.match(following)):
+        is_one_word = _is_one_word(broken[1].lower(), broken[2], rest[0], words)
+        return line[:-1] if is_one_word else line, following
+    if line.endswith(("—", "--")) or _is_unspaced(line[-1]) or _is_unspaced(following[0]):
+        return line, following
+    return line, " " + following
 
-    def _append(self, parts: list[str], following: str) -> None:
-        end = parts[-1]
-        broken = _WORD_BROKEN.search(end[-40:]) if end.endswith(_HYPHENS) else None
-        if broken and (rest := _FIRST_LETTERS.match(following)):
-            if self._is_one_word(broken[1].lower(), broken[2], rest[0]):
-                parts[-1] = end[:-1]
-            parts.append(following)
-        elif end.endswith(("—", "--")) or _is_unspaced(end[-1]) or _is_unspaced(following[0]):
-            parts.append(following)
-        else:
-            parts.append(" " + following)
 
-    def _is_one_word(self, first: str, hyphen: str, rest: str) -> bool:
-        """Whether a hyphen at the end of a line belongs to the page ("consid-eration"), not the word ("short-sword").
+def _is_one_word(first: str, hyphen: str, rest: str, words: Callable[[], set[str]]) -> bool:
+    """Whether a hyphen at the end of a line belongs to the page ("consid-eration"), not the word ("short-sword").
 
-        The form that occurs elsewhere in the text is the right one.
-        """
-        if hyphen == "\u00ad":
-            return True
-        if rest[0].isupper():
-            return False
-        together, apart = first + rest.lower() in self._vocabulary, f"{first}-{rest.lower()}" in self._vocabulary
-        if together != apart:
-            return together
-        return not (first in self._vocabulary and rest.lower() in self._vocabulary)
+    The form that occurs elsewhere in the text is the right one.
+    """
+    if hyphen == "\u00ad":
+        return True
+    if rest[0].isupper():
+        return False
+    rest = rest.lower()
+    together, apart = first + rest in words(), f"{first}-{rest}" in words()
+    if together != apart:
+        return together
+    return not (first in words() and rest in words())
 
-    @cached_property
-    def _vocabulary(self) -> set[str]:
-        words: set[str] = set()
-        broken = False  # the halves of a broken word do not count as words
-        for line in self._lines:
-            new = _WORDS.findall(line.lower())
-            first, broken = broken, line.rstrip().endswith(_HYPHENS)
-            words.update(new[first : len(new) - broken])
-        return words
+
+def _words(lines: Iterable[str]) -> set[str]:
+    words: set[str] = set()
+    broken = False  # the halves of a broken word do not count as words
+    for line in lines:
+        new = _WORDS.findall(line.lower())
+        first, broken = broken, line.rstrip().endswith(_HYPHENS)
+        words.update(new[first : len(new) - broken])
+    return words
 
 
 def _is_full(width: int, following: str, margin: int) -> bool:
@@ -349,10 +334,8 @@ def _ends_full_width(text: str, start: int, stop: int, end: int) -> bool:
 
 
 def _is_inside_quote(text: str, start: int, end: int) -> bool:
-    return any(
-        text.count(opening, start, end) > text.count(closing, start, end)
-        for opening, closing in ("「」", "『』", "（）")
-    )
+    pairs = ("「", "」"), ("『", "』"), ("（", "）")
+    return any(text.count(opening, start, end) > text.count(closing, start, end) for opening, closing in pairs)
 
 
 def _first_letter(text: str, position: int) -> str:

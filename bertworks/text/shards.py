@@ -11,8 +11,6 @@ after the parts that it wrote.
 """
 
 import json
-import shutil
-from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
@@ -23,13 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError
-from bertworks.io.atomic_write import folder_lock, read_small, remove_leftovers, sha256, write_json, write_text
+from bertworks.io.atomic_write import folder_lock, read_small, remove, remove_leftovers, sha256, write_json, write_text
 from bertworks.text.corpus import CorpusReader
-from bertworks.text.shard_writer import DATA_FILES, PartCounts, cut_into_parts, join_parts, token_dtype, write_parts
+from bertworks.text.shard_writer import (
+    DATA_FILES,
+    cut_into_parts,
+    join_parts,
+    token_dtype,
+    write_parts,
+)
 from bertworks.text.tokenizer import Tokenizer
 
 FORMAT = 1  # of the folder and of the rules that make its bytes
-_UNKNOWN_WORDS = 1000  # examples in the manifest
 _MAX_MANIFEST = 1 << 24  # bytes
 _OUR_FILES = (*DATA_FILES, "preflight.json", "parts", "tokenizer", "plan.json", "manifest.json")
 _KEYS = {  # of our files, in every format; other programs write a manifest.json too
@@ -179,55 +182,53 @@ def write_shards(
     with folder_lock(folder, busy, "wait until it is done, or choose another folder with -o"):
         _refuse_other_files(folder, overwrite)
         if overwrite:
-            _clear(folder)
-        if (folder / "manifest.json").exists():
+            for name in _OUR_FILES:  # those that identify the folder go last, so that the command can be repeated
+                remove(folder / name)
+        finished = (folder / "manifest.json").exists()
+        if finished:
             _refuse_other(Manifest.load(folder / "manifest.json").settings, settings, reader, folder)
-            _remove_temporary(folder)
-            return Shards.open(folder)
-        _begin(folder, settings, reader, tokenizer)
-        counts: list[PartCounts] = []
-        unknown_words: Counter[str] = Counter()
-        done = 0
-        parts = cut_into_parts((document.text for document in reader), part_characters)
-        with closing(write_parts(parts, folder / "tokenizer", folder / "parts", workers)) as written:
-            for part in written:
-                unknown_words.update(part.unknown_words)
-                part.unknown_words = {}
-                counts.append(part)
-                done += part.characters
-                if progress:
-                    progress(done)
-        if not any(part.tokens for part in counts):
-            hint = "give files that hold text"
-            raise BertworksError("there is no text in the corpus", where=_names(reader), hint=hint)
-        manifest = _join(folder, counts, tokenizer, _with_content(settings, reader), reader, unknown_words)
-        write_json(folder / "manifest.json", asdict(manifest))
-        _remove_temporary(folder)
-    return Shards.open(folder, written_now=True)
+        else:
+            _begin(folder, settings, reader, tokenizer)
+            done = number = 0
+            parts = cut_into_parts((document.text for document in reader), part_characters)
+            with closing(write_parts(parts, folder / "tokenizer", folder / "parts", workers)) as written:
+                for characters in written:
+                    number += 1
+                    done += characters
+                    if progress:
+                        progress(done)
+            manifest = _join(folder, number, tokenizer, settings, reader)
+            write_json(folder / "manifest.json", asdict(manifest))
+        # Only an unfinished folder needs these.
+        remove(folder / "plan.json")
+        remove(folder / "parts")
+    return Shards.open(folder, written_now=not finished)
 
 
-def _join(
-    folder: Path,
-    counts: list[PartCounts],
-    tokenizer: Tokenizer,
-    settings: dict[str, Any],
-    reader: CorpusReader,
-    unknown_words: Counter[str],
-) -> Manifest:
-    """Join the parts into the data files. Returns their manifest."""
+def _join(folder: Path, number: int, tokenizer: Tokenizer, settings: dict[str, Any], reader: CorpusReader) -> Manifest:
+    """Join the parts into the data files. Returns their manifest.
+
+    Raises:
+        BertworksError: input files have changed since the beginning, or there is no text.
+    """
+    settings = settings | {"content_sha256": reader.content_sha256()}
+    if reader.identity().stamp != settings["files_sha256"]:
+        what = "files of the corpus changed while they were read"
+        hint = "run the same command again: parts of unchanged text are kept"
+        raise BertworksError(what, where=_names(reader), hint=hint)
     dtype = token_dtype(tokenizer.vocab_size)
-    joined = join_parts(folder / "parts", counts, dtype, folder)
-    for path in sorted((folder / "tokenizer").iterdir()):
-        joined["files"][f"tokenizer/{path.name}"] = sha256(path)
-    summed = ("sentences", "tokens", "characters", "unknown_tokens", "empty_sentences")
+    joined = join_parts(folder / "parts", number, dtype, folder)
+    if not joined["tokens"]:
+        hint = "give files that hold text"
+        raise BertworksError("there is no text in the corpus", where=_names(reader), hint=hint)
+    files = [*(folder / name for name in DATA_FILES), *sorted((folder / "tokenizer").iterdir())]
     return Manifest(
         format=FORMAT,
-        **{name: sum(getattr(part, name) for part in counts) for name in summed},
         **joined,
         dtype=dtype.str,
         vocab_size=tokenizer.vocab_size,
         tokenizer_sha256=tokenizer.sha256,
-        unknown_words=dict(sorted(unknown_words.items(), key=lambda item: (-item[1], item[0]))[:_UNKNOWN_WORDS]),
+        files={path.relative_to(folder).as_posix(): sha256(path) for path in files},
         corpus=asdict(reader.report),
         settings=settings,
     )
@@ -262,21 +263,6 @@ def _settings(reader: CorpusReader, tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _with_content(settings: dict[str, Any], reader: CorpusReader) -> dict[str, Any]:
-    """The settings of a finished folder, with the sha256 of the content of all input files.
-
-    Raises:
-        BertworksError: input files have changed since the beginning.
-    """
-    content = reader.content_sha256()
-    if reader.identity().stamp != settings["files_sha256"]:
-        what = "files of the corpus changed while they were read"
-        raise BertworksError(
-            what, where=_names(reader), hint="run the same command again: parts of unchanged text are kept"
-        )
-    return settings | {"content_sha256": content}
-
-
 def _refuse_other(existing: dict[str, Any], settings: dict[str, Any], reader: CorpusReader, folder: Path) -> None:
     """Refuse a folder of other settings. Files that were copied, moved or touched are compared by content."""
     names = [name for name in settings if existing.get(name) != settings[name]]
@@ -306,12 +292,6 @@ def _begin(folder: Path, settings: dict[str, Any], reader: CorpusReader, tokeniz
         remove_leftovers(parts)
 
 
-def _remove_temporary(folder: Path) -> None:
-    """Remove files that only an unfinished folder needs."""
-    (folder / "plan.json").unlink(missing_ok=True)
-    shutil.rmtree(folder / "parts", ignore_errors=True)
-
-
 def _visible(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
 
@@ -328,16 +308,6 @@ def _refuse_other_files(folder: Path, overwrite: bool) -> None:
     else:
         return
     raise BertworksError(what, where=str(folder), hint="choose a new or empty folder with -o")
-
-
-def _clear(folder: Path) -> None:
-    """Delete shards. The files that identify them go last, so that the command can be repeated after a kill."""
-    for name in _OUR_FILES:
-        path = folder / name
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
 
 
 def _names(reader: CorpusReader) -> str:

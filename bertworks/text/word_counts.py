@@ -171,7 +171,7 @@ def count_words(
     Raises:
         BertworksError: a process was killed.
     """
-    batches = chunk_by_size(map(str, documents), _BATCH)  # numpy strings cannot be sent to a process
+    batches = chunk_by_size(map(str, documents), _BATCH, len)  # numpy strings cannot be sent to a process
     first = list(itertools.islice(batches, 2))
     counted = in_processes(
         "bertworks.text.word_counts:counter",
