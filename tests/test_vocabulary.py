@@ -144,14 +144,7 @@ def test_merges_are_those_of_the_definition(score, words):
     try:
         items = sorted(words.items())
         alphabet = sorted({form for word, _ in items for form in characters_of(word)})
-        numbers = {form: number for number, form in enumerate(alphabet)}
-        learner = MergeLearner(
-            [[numbers[form] for form in characters_of(word)] for word, _ in items],
-            [count for _, count in items],
-            alphabet,
-            lambda left, right: left + right.removeprefix("##"),
-            score=score,
-        )
+        learner = MergeLearner(items, alphabet, "##", score=score)
         while len(learner.merges) < 30 and learner.step():
             pass
     finally:
