@@ -129,15 +129,9 @@ class WordCounts:
         return bool(self._counts or self._runs)
 
     def _spill(self) -> None:
-        self._write_run(iter(sorted(self._counts.items())))
-        self._counts, self._used = {}, 0
-        if len(self._runs) >= _RUNS:
-            merged, self._runs = self._runs, []
-            self._write_run(_summed(list(map(_read_run, merged))))
-            for run in merged:
-                run.unlink()
-
-    def _write_run(self, items: Iterator[tuple[str, int]]) -> None:
+        """Move the counts to a file; when there are many files, together with these, as few may be open at a time."""
+        merged = self._runs if len(self._runs) >= _RUNS else []
+        items = _summed([sorted(self._counts.items()), *map(_read_run, merged)])
         path = Path(self._folder.name) / f"{next(self._names)}.tsv"
         try:
             with path.open("w", encoding="utf-8", newline="") as file:
@@ -146,7 +140,10 @@ class WordCounts:
             what = f"word counts cannot be written: {error.strerror}"
             hint = "allow more memory, or set TMPDIR to a folder with more free space"
             raise BertworksError(what, where=str(path.parent), hint=hint) from error
-        self._runs.append(path)
+        for run in merged:
+            run.unlink()
+        self._runs = [*([] if merged else self._runs), path]
+        self._counts, self._used = {}, 0
 
 
 def count_words(
