@@ -27,10 +27,8 @@ TOKENS = list(dict.fromkeys(TOKENS))
 
 
 def serialized(tokens=TOKENS, lowercase=True, strip_accents=None):
-    model = word_piece_model(tokens)
-    return json.dumps(
-        bert_pipeline(model, model["vocab"], SPECIAL_TOKENS, lowercase=lowercase, strip_accents=strip_accents)
-    )
+    library = bert_pipeline(word_piece_model(tokens), SPECIAL_TOKENS, lowercase=lowercase, strip_accents=strip_accents)
+    return library.to_str()
 
 
 @pytest.fixture(scope="module")
@@ -289,7 +287,10 @@ BAD_FILES = {
         "tokenizer.json",
     ),
     "absurd id": (holes(), "tokenizer.json"),
-    "no specials": (broken(added_tokens=[], model=word_piece_model(["[UNK]", "a"]), post_processor=None), "tokenizer"),
+    "no specials": (
+        broken(added_tokens=[], model={"type": "WordPiece", "vocab": {"[UNK]": 0, "a": 1}}, post_processor=None),
+        "tokenizer",
+    ),
 }  # fmt: skip
 
 

@@ -10,8 +10,10 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import models, normalizers, pre_tokenizers
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.text import word_counts, wordpiece
@@ -20,12 +22,19 @@ from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 from bertworks.text.word_counts import Splitter, WordCounts, count_words
 from bertworks.text.wordpiece import MergeLearner, characters_of, train_word_pieces
 
-BERT = '{"type":"BertNormalizer","clean_text":true,"handle_chinese_chars":true,"strip_accents":%s,"lowercase":true}'
-SPLITTER = Splitter(BERT % "false", '{"type":"BertPreTokenizer"}', 100, True)
-BYTES = Splitter(
-    '{"type":"Sequence","normalizers":[%s,{"type":"Strip","strip_left":true,"strip_right":true},'
-    '{"type":"Replace","pattern":{"Regex":" {2,}"},"content":" "}]}' % (BERT % "false"),
-    '{"type":"ByteLevel","add_prefix_space":true,"trim_offsets":true,"use_regex":true}',
+BERT = normalizers.BertNormalizer(strip_accents=False)
+
+
+def make_splitter(normalizer, pre_tokenizer, max_length, lowercase_ascii):
+    library = tokenizers.Tokenizer(models.WordPiece({"[UNK]": 0}))
+    library.normalizer, library.pre_tokenizer = normalizer, pre_tokenizer
+    return Splitter(library.to_str(), max_length, lowercase_ascii)
+
+
+SPLITTER = make_splitter(BERT, pre_tokenizers.BertPreTokenizer(), 100, True)
+BYTES = make_splitter(
+    normalizers.Sequence([BERT, normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]),
+    pre_tokenizers.ByteLevel(add_prefix_space=True),
     1000,
     None,
 )
@@ -144,14 +153,7 @@ def test_merges_are_those_of_the_definition(score, words):
     try:
         items = sorted(words.items())
         alphabet = sorted({form for word, _ in items for form in characters_of(word)})
-        numbers = {form: number for number, form in enumerate(alphabet)}
-        learner = MergeLearner(
-            [[numbers[form] for form in characters_of(word)] for word, _ in items],
-            [count for _, count in items],
-            alphabet,
-            lambda left, right: left + right.removeprefix("##"),
-            score=score,
-        )
+        learner = MergeLearner(items, alphabet, "##", score=score)
         while len(learner.merges) < 30 and learner.step():
             pass
     finally:

@@ -20,7 +20,7 @@ import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import tokenizers
@@ -29,9 +29,7 @@ from numpy.typing import NDArray
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import write_bytes, write_json, write_text
 from bertworks.text.tokenizer_folder import DEFAULT_LENGTH, TokenizerFolder, count_cased, read_folder, read_vocabulary
-from bertworks.text.tokenizer_pipeline import SPECIAL_TOKENS, spell_special_tokens
-
-Result = TypeVar("Result")
+from bertworks.text.tokenizer_pipeline import SPECIAL_TOKENS, guarded, spell_special_tokens
 
 
 class Encoding(NamedTuple):
@@ -98,19 +96,20 @@ class Tokenizer:
         self.model_max_length = model_max_length
         self.notes = tuple(notes)
         self.files = dict(files or {})
-        self._library = _guarded(lambda: tokenizers.Tokenizer.from_str(serialized), "not a tokenizer")
+        self._library = guarded(lambda: tokenizers.Tokenizer.from_str(serialized), "not a tokenizer")
         # Comes first: to_str() of the library counts up to the largest id.
         self.tokens = _tokens_in_order(self._library.get_vocab(with_added_tokens=True))
         self.vocab_size = len(self.tokens)
         self._library.no_truncation()
         self._library.no_padding()
+        content = self._library.to_str()
         # The same without the template, which is applied once, after truncation.
-        self._plain = tokenizers.Tokenizer.from_str(self._library.to_str())
+        self._plain = tokenizers.Tokenizer.from_str(content)
         self._plain.post_processor = None
         # The same without special tokens in the text: a corpus is only text.
-        self._literal = tokenizers.Tokenizer.from_str(self._library.to_str())
+        self._literal = tokenizers.Tokenizer.from_str(content)
         self._literal.encode_special_tokens = True
-        self._description: dict[str, Any] = json.loads(self._library.to_str())
+        self._description: dict[str, Any] = json.loads(content)
         numbers = {token: number for number, token in enumerate(self.tokens)}
         names = special_tokens or {}
         self.special_tokens = spell_special_tokens(names, numbers)
@@ -124,7 +123,7 @@ class Tokenizer:
         added = self._description["added_tokens"]
         special = {token["content"] for token in added if token["special"]} | set(self.special_tokens.values())
         self.special_ids = frozenset(numbers[token] for token in special)
-        _guarded(lambda: self._library.encode("a", "b"), "the tokenizer cannot encode a pair of texts")
+        guarded(lambda: self._library.encode("a", "b"), "the tokenizer cannot encode a pair of texts")
 
     @cached_property
     def template(self) -> Template:
@@ -313,14 +312,14 @@ class Tokenizer:
         """Encode texts one by one without the template; a lone surrogate counts as U+FFFD."""
         texts = list(texts)
         try:
-            return _guarded(lambda: encode(texts, add_special_tokens=False), "the text cannot be encoded")
+            return guarded(lambda: encode(texts, add_special_tokens=False), "the text cannot be encoded")
         except BertworksError:
             if wrong := [text for text in texts if not isinstance(text, str)]:
                 raise UsageError(f"{wrong[0]!r:.60} is not a text", hint="use a string") from None
             valid = [re.sub("[\ud800-\udfff]", "\ufffd", text) for text in texts]
             if valid == texts:
                 raise
-            return _guarded(lambda: encode(valid, add_special_tokens=False), "the text cannot be encoded")
+            return guarded(lambda: encode(valid, add_special_tokens=False), "the text cannot be encoded")
 
     def _finish(self, first: Any, second: Any, max_length: int | None) -> Encoding:
         """Truncate to `max_length` and apply the template."""
@@ -362,16 +361,6 @@ def _words(text: str, encoding: Any) -> NDArray[np.int64]:
         span[0] += len(text[span[0] : span[1]]) - len(text[span[0] : span[1]].lstrip())
         span[1] = with_marks(text, span[1]) if span[0] < span[1] else span[1]
     return np.array([span for span in spans if span[0] < span[1]], np.int64).reshape(-1, 2)
-
-
-def _guarded(call: Callable[[], Result], what: str) -> Result:
-    """Call the library. Its panics, which are not an `Exception`, become BertworksError."""
-    try:
-        return call()
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:
-        raise BertworksError(f"{what}: {str(error)[:200]}") from None
 
 
 def _tokens_in_order(ids: dict[str, int]) -> list[str]:

@@ -15,16 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
+
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import read_small, refuse_many_parts
 from bertworks.text.tokenizer_pipeline import (
+    NO_TEMPLATE,
     SPECIAL_TOKENS,
-    added_token,
     bert_pipeline,
-    pipeline,
+    guarded,
     refuse_style,
     sentencepiece_pipeline,
     spell_special_tokens,
+    template,
     word_piece_model,
 )
 
@@ -67,25 +71,20 @@ def read_folder(folder: Path) -> TokenizerFolder:
     settings = _read_json(folder / "special_tokens_map.json") | config
     special_tokens = {name: token for name in SPECIAL_TOKENS if (token := _content(settings.get(name))) is not None}
     notes: list[str] = []
-    if (path := folder / "tokenizer.json").exists():
+    path = next((folder / name for name in ("tokenizer.json", *_READERS) if (folder / name).exists()), None)
+    if path is None:
+        raise BertworksError(
+            "no tokenizer here: neither tokenizer.json nor vocab.txt, vocab.json or spiece.model",
+            where=str(folder),
+            hint="make one with `bertworks vocab TEXT -o FOLDER`",
+        )
+    if path.name == "tokenizer.json":
         serialized = _as_configured(_read_text(path), path, config, notes)
     else:
-        if (path := folder / "vocab.txt").exists():
-            _refuse_other_words(folder, config)
-            content = _from_vocabulary(path, config, SPECIAL_TOKENS | special_tokens, notes)
-        elif (path := folder / "vocab.json").exists():
-            content = _from_merges(path, config, _style_of(folder, config), special_tokens)
-        elif names := [name for name in SENTENCEPIECE_FILES if (folder / name).exists()]:
-            path = folder / names[0]
-            content = sentencepiece_pipeline(path, config, _style_of(folder, config), special_tokens)
-        else:
-            raise BertworksError(
-                "no tokenizer here: neither tokenizer.json nor vocab.txt, vocab.json or spiece.model",
-                where=str(folder),
-                hint="make one with `bertworks vocab TEXT -o FOLDER`",
-            )
-        _add_tokens(content, folder, settings, special_tokens)
-        serialized = json.dumps(content)
+        read = _READERS[path.name]
+        library = guarded(lambda: read(path, config, special_tokens, notes), "not a tokenizer", str(path))
+        _add_tokens(library, folder, settings, special_tokens)
+        serialized = library.to_str()
     length = config.get("model_max_length")
     if not isinstance(length, int | float) or isinstance(length, bool) or not 2 < length < 1e9:
         notes.append(f"model_max_length is not set: {DEFAULT_LENGTH} is used")
@@ -102,7 +101,7 @@ def read_vocabulary(path: Path, *, lowercase: bool | None, model_max_length: int
     """
     notes: list[str] = []
     config = {} if lowercase is None else {"do_lower_case": lowercase}
-    serialized = json.dumps(_from_vocabulary(path, config, SPECIAL_TOKENS, notes))
+    serialized = _from_vocabulary(path, config, {}, notes).to_str()
     return TokenizerFolder(path, serialized, dict(SPECIAL_TOKENS), model_max_length, tuple(notes), {})
 
 
@@ -159,9 +158,11 @@ def _content(token: Any) -> str | None:
 
 
 def _from_vocabulary(
-    path: Path, config: dict[str, Any], special_tokens: dict[str, str], notes: list[str]
-) -> dict[str, Any]:
-    """The content of a tokenizer.json for a vocab.txt, with the casing of its config, else inferred with a note."""
+    path: Path, config: dict[str, Any], names: dict[str, str], notes: list[str]
+) -> tokenizers.Tokenizer:
+    """WordPiece with the vocabulary of a vocab.txt and the casing of its config, else inferred with a note."""
+    _refuse_other_words(path.with_name("tokenizer_config.json"), config)
+    special_tokens = SPECIAL_TOKENS | names
     tokens = _read_vocabulary(path)
     for token in special_tokens.values():
         if token not in tokens:
@@ -177,10 +178,8 @@ def _from_vocabulary(
             + ("lower-cased" if lowercase else "left as it is")
             + (", accents kept" if strip_accents is False else "")
         )
-    model = word_piece_model(tokens, special_tokens["unk_token"])
     return bert_pipeline(
-        model,
-        model["vocab"],
+        word_piece_model(tokens, special_tokens["unk_token"]),
         special_tokens,
         lowercase=lowercase,
         strip_accents=strip_accents if isinstance(strip_accents, bool) else None,
@@ -212,13 +211,13 @@ def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: l
     return json.dumps(content, ensure_ascii=False)
 
 
-def _refuse_other_words(folder: Path, config: dict[str, Any]) -> None:
+def _refuse_other_words(path: Path, config: dict[str, Any]) -> None:
     """A vocab.txt of pieces of words that another program finds must not be read as if they stood between spaces."""
     kinds = config.get("word_tokenizer_type", "basic"), config.get("subword_tokenizer_type", "wordpiece")
     if config.get("tokenizer_class") == "BertJapaneseTokenizer" and kinds != ("basic", "wordpiece"):
         raise BertworksError(
             f"the pre-tokenizer {str(kinds[0])[:40]} and the model {str(kinds[1])[:40]} are not supported",
-            where=str(folder / "tokenizer_config.json"),
+            where=str(path),
             hint="choose a model with a tokenizer.json, or one whose words are those of BERT",
         )
 
@@ -251,38 +250,56 @@ def _style_of(folder: Path, config: dict[str, Any]) -> str:
     return ""
 
 
-def _from_merges(path: Path, config: dict[str, Any], style: str, names: dict[str, str]) -> dict[str, Any]:
+def _from_merges(path: Path, config: dict[str, Any], names: dict[str, str], notes: list[str]) -> tokenizers.Tokenizer:
     """Byte-level BPE (Radford et al. 2019): RoBERTa's, with <s> and </s> around a text, or GPT-2's without."""
+    style = _style_of(path.parent, config)
     if style and style not in _BYTE_LEVEL:
         refuse_style(path, style)
     ids = _parse_json(_read_text(path), path)
     if "Ġ" not in ids or any(token.endswith("</w>") or type(number) is not int for token, number in ids.items()):
         raise BertworksError("not the vocabulary of a byte-level BPE", where=str(path), hint="use its tokenizer.json")
+    if sorted(ids.values()) != list(range(len(ids))):
+        raise BertworksError(f"ids of the vocabulary are not 0..{len(ids) - 1}", where=str(path))
+    tokens = spell_special_tokens(names, ids)
+    has_template = _BYTE_LEVEL.get(style, {"<s>", "</s>"} <= ids.keys())
+    if has_template and not {"cls_token", "sep_token"} <= tokens.keys():
+        raise BertworksError("the vocabulary lacks <s> or </s>", where=str(path))
     path = path.with_name("merges.txt")
     merges = []
     for number, line in enumerate(_read_text(path).split("\n"), 1):
         if not line or line.startswith("#version"):
             continue
-        merges.append(line.split(" "))
-        if len(merges[-1]) != 2:
+        pair = line.split(" ")
+        if len(pair) != 2:
             raise BertworksError("not two pieces with one space between them", where=f"{path}:{number}")
-    model = {"type": "BPE", "vocab": ids, "merges": merges, "continuing_subword_prefix": "", "end_of_word_suffix": ""}
-    prefix = {"add_prefix_space": config.get("add_prefix_space") is True, "trim_offsets": True}
-    pre_tokenizer = {"type": "ByteLevel", "use_regex": True} | prefix
-    tokens = spell_special_tokens(names, ids)
-    content = pipeline(model, None, pre_tokenizer, "A0", "A0 B1", tokens, ids)
-    if _BYTE_LEVEL.get(style, {"<s>", "</s>"} <= ids.keys()):
-        if not {"cls_token", "sep_token"} <= tokens.keys():
-            raise BertworksError("the vocabulary lacks <s> or </s>", where=str(path.with_name("vocab.json")))
-        cls, sep = ([tokens[name], ids[tokens[name]]] for name in ("cls_token", "sep_token"))
-        content["post_processor"] = {"type": "RobertaProcessing", "sep": sep, "cls": cls} | prefix
-    return content
+        merges.append((pair[0], pair[1]))
+    library = tokenizers.Tokenizer(models.BPE(ids, merges, continuing_subword_prefix="", end_of_word_suffix=""))
+    add_prefix_space = config.get("add_prefix_space") is True
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
+    library.decoder = decoders.ByteLevel()
+    if has_template:
+        cls, sep = ((tokens[name], ids[tokens[name]]) for name in ("cls_token", "sep_token"))
+        library.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=add_prefix_space)
+    else:
+        library.post_processor = template(library, NO_TEMPLATE, tokens)
+    return library
 
 
-def _add_tokens(content: dict[str, Any], folder: Path, settings: dict[str, Any], names: dict[str, str]) -> None:
+def _from_sentencepiece(
+    path: Path, config: dict[str, Any], names: dict[str, str], notes: list[str]
+) -> tokenizers.Tokenizer:
+    return sentencepiece_pipeline(path, config, _style_of(path.parent, config), names)
+
+
+_READERS = {  # of the files that hold a vocabulary
+    "vocab.txt": _from_vocabulary,
+    "vocab.json": _from_merges,
+    **dict.fromkeys(SENTENCEPIECE_FILES, _from_sentencepiece),
+}
+
+
+def _add_tokens(library: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any], names: dict[str, str]) -> None:
     """Add the tokens that a folder lists outside its vocabulary, and those that it calls special."""
-    vocabulary = content["model"]["vocab"]
-    ids = dict(vocabulary) if isinstance(vocabulary, dict) else {token: n for n, (token, _) in enumerate(vocabulary)}
     added, more = _read_json(folder / "added_tokens.json"), settings.get("additional_special_tokens") or []
     decoder = settings.get("added_tokens_decoder") or {}
     if not isinstance(more, list):
@@ -291,7 +308,7 @@ def _add_tokens(content: dict[str, Any], folder: Path, settings: dict[str, Any],
         raise BertworksError("added_tokens_decoder does not map ids to tokens", where=str(folder))
     if len(added) + len(more) + len(decoder) > _MOST_ADDED:
         raise BertworksError(f"{len(added) + len(more) + len(decoder):,} added tokens: too many", where=str(folder))
-    ids |= added
+    ids: dict[str, Any] = library.get_vocab() | added
     entries: dict[str, dict[str, Any]] = {token: {"special": False} for token in added}
     entries |= {str(_content(token)): token if isinstance(token, dict) else {} for token in more}
     for number, token in decoder.items():
@@ -300,17 +317,22 @@ def _add_tokens(content: dict[str, Any], folder: Path, settings: dict[str, Any],
     named = spell_special_tokens(names, ids)
     named |= {name: str(_content(settings.get(name))) for name in ("bos_token", "eos_token") if name in settings}
     for name, token in named.items():
-        if token not in ids:
-            continue
-        # The mask replaces a word together with the space before it.
-        flags = settings[name] if isinstance(settings.get(name), dict) else {"lstrip": name == "mask_token"}
-        entries[token] = entries.get(token, {}) | flags | {"special": True}
-    known = {token["content"]: token for token in content["added_tokens"]}
-    for token, flags in sorted(entries.items()):
+        if token in ids:
+            # The mask replaces a word together with the space before it.
+            flags = settings[name] if isinstance(settings.get(name), dict) else {"lstrip": name == "mask_token"}
+            entries[token] = entries.get(token, {}) | flags | {"special": True}
+    if isinstance(library.model, models.WordPiece):  # its special tokens stay as they are
+        present = {token.content for token in library.get_added_tokens_decoder().values()}
+        entries = {token: flags for token, flags in entries.items() if token not in present}
+    for token in entries:
         if type(ids.get(token)) is not int or not 0 <= ids[token] < len(ids):
             what = f"the added token {token[:60]!r} has no place in the vocabulary"
             raise BertworksError(what, where=str(folder), hint="give it the next number in added_tokens.json")
-        if token not in known or content["model"]["type"] != "WordPiece":
-            kept = {flag: value for flag, value in flags.items() if flag in _FLAGS and isinstance(value, bool)}
-            known[token] = added_token(token, ids[token], special=kept.pop("special", True)) | kept
-    content["added_tokens"] = sorted(known.values(), key=lambda token: token["id"])
+    library.add_tokens([_added_token(token, entries[token]) for token in sorted(entries, key=ids.__getitem__)])
+
+
+def _added_token(content: str, flags: dict[str, Any]) -> AddedToken:
+    """A token with the settings of `flags`; tokens are special unless it says otherwise."""
+    kept = {flag: value for flag, value in flags.items() if flag in _FLAGS and isinstance(value, bool)}
+    special = kept.setdefault("special", True)
+    return AddedToken(content, **({"normalized": not special} | kept))

@@ -1,20 +1,23 @@
-"""The content of a tokenizer.json for each kind of model: what comes before and after it.
+"""Tokenizers of the `tokenizers` library around each kind of model: what comes before and after it.
 
-- `bert_pipeline`: WordPiece
-- `byte_level_pipeline`: byte-level BPE
+- `bert_pipeline`: WordPiece, or another model with BERT's normalizer and template
 - `sentencepiece_pipeline`: a SentencePiece file (Kudo and Richardson 2018), unigram or BPE
 """
 
-import base64
 import math
 import struct
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import read_small
 from bertworks.io.protobuf import Protobuf, read_protobuf
+
+Result = TypeVar("Result")
 
 SPECIAL_TOKENS = {
     "pad_token": "[PAD]",
@@ -33,106 +36,68 @@ SPELLINGS = {  # of special tokens in published vocabularies, where a folder doe
 LONGEST_WORD = 100  # characters; a longer word becomes one [UNK]
 _LARGEST_SENTENCEPIECE = 1 << 23  # bytes; that of XLM-R has 5 MB
 _LONGEST_PIECE = 512  # characters; SentencePiece stops at 16 by default
+NO_TEMPLATE = ("$A:0", "$A:0 $B:1")
 _STYLES = {  # families of SentencePiece files, with their templates for one text and two
-    "albert": ("C0 A0 S0", "C0 A0 S0 B1 S1"),
-    "xlnet": ("A0 S0 C2", "A0 S0 B1 S1 C2"),
-    "xlmroberta": ("C0 A0 S0", "C0 A0 S0 S0 B0 S0"),
-    "sentencepiece": ("A0", "A0 B1"),
+    "albert": ("C:0 $A:0 S:0", "C:0 $A:0 S:0 $B:1 S:1"),
+    "xlnet": ("$A:0 S:0 C:2", "$A:0 S:0 $B:1 S:1 C:2"),
+    "xlmroberta": ("C:0 $A:0 S:0", "C:0 $A:0 S:0 S:0 $B:0 S:0"),
+    "sentencepiece": NO_TEMPLATE,
 }
 _STYLE_MARKS = {"albert": {"[CLS]", "[SEP]"}, "xlnet": {"<cls>", "<sep>"}}
 
 
+def guarded(call: Callable[[], Result], what: str, where: str = "") -> Result:
+    """Call the library. Its panics, which are not an `Exception`, become BertworksError."""
+    try:
+        return call()
+    except (BertworksError, KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as error:
+        raise BertworksError(f"{what}: {str(error)[:200]}", where=where) from None
+
+
+def word_piece_model(tokens: Sequence[str], unk_token: str = "[UNK]") -> models.WordPiece:
+    """A WordPiece model for a vocabulary in the order of its ids."""
+    ids = {token: number for number, token in enumerate(tokens)}
+    return models.WordPiece(ids, unk_token=unk_token, max_input_chars_per_word=LONGEST_WORD)
+
+
 def bert_pipeline(
-    model: dict[str, Any],
-    ids: dict[str, int],
+    model: models.Model,
     special_tokens: dict[str, str],
     *,
     lowercase: bool,
     strip_accents: bool | None,
     chinese_characters: bool = True,
-) -> dict[str, Any]:
-    """The content of a tokenizer.json around a WordPiece model: BERT's normalizer, pre-tokenizer and template.
+) -> tokenizers.Tokenizer:
+    """A tokenizer with BERT's normalizer, pre-tokenizer and template.
 
     Args:
-        model: the `model` part.
-        ids: id of each special token by its spelling.
         special_tokens: as for Tokenizer.
         strip_accents: None follows `lowercase`.
         chinese_characters: put every Chinese character on its own.
     """
-    normalizer = {
-        "type": "BertNormalizer",
-        "clean_text": True,
-        "handle_chinese_chars": chinese_characters,
-        "strip_accents": strip_accents,
-        "lowercase": lowercase,
-    }
-    content = pipeline(
-        model, normalizer, {"type": "BertPreTokenizer"}, "C0 A0 S0", "C0 A0 S0 B1 S1", special_tokens, ids
+    library = tokenizers.Tokenizer(model)
+    library.normalizer = normalizers.BertNormalizer(
+        handle_chinese_chars=chinese_characters, strip_accents=strip_accents, lowercase=lowercase
     )
-    content["decoder"] = {"type": "WordPiece", "prefix": "##", "cleanup": True}
-    content["added_tokens"] = [
-        added_token(token, number, special=True)
-        for number, token in sorted((ids[token], token) for token in set(special_tokens.values()))
-    ]
-    return content
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.post_processor = template(library, _STYLES["albert"], special_tokens)
+    library.decoder = decoders.WordPiece()
+    library.add_special_tokens(list(special_tokens.values()))
+    return library
 
 
-def pipeline(
-    model: dict[str, Any],
-    normalizer: dict[str, Any] | None,
-    pre_tokenizer: dict[str, Any],
-    single: str,
-    pair: str,
-    special_tokens: Mapping[str, str],
-    ids: Mapping[str, int],
-) -> dict[str, Any]:
-    """The content of a tokenizer.json. single, pair: A and B for the texts, C and S for their special tokens, each with
-    its token type."""
+def template(
+    library: tokenizers.Tokenizer, patterns: tuple[str, str], special_tokens: Mapping[str, str]
+) -> processors.TemplateProcessing:
+    """The special tokens around one text and two. patterns: $A and $B for the texts, C and S for the special tokens,
+    each with its token type."""
     names = {"C": special_tokens.get("cls_token", ""), "S": special_tokens.get("sep_token", "")}
-
-    def parts(pattern: str) -> list[dict[str, Any]]:
-        pairs = [(part[0], int(part[1])) for part in pattern.split()]
-        return [
-            {"SpecialToken" if kind in names else "Sequence": {"id": names.get(kind, kind), "type_id": type_id}}
-            for kind, type_id in pairs
-        ]
-
-    template = {
-        "type": "TemplateProcessing",
-        "single": parts(single),
-        "pair": parts(pair),
-        "special_tokens": {
-            token: {"id": token, "ids": [ids[token]], "tokens": [token]} for token in names.values() if token in ids
-        },
-    }
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": normalizer,
-        "pre_tokenizer": pre_tokenizer,
-        "post_processor": template,
-        "decoder": pre_tokenizer,
-        "model": model,
-    }
-
-
-def added_token(token: str, number: int, *, special: bool) -> dict[str, Any]:
-    plain = {"id": number, "content": token, "single_word": False, "lstrip": False, "rstrip": False}
-    return plain | {"normalized": not special, "special": special}
-
-
-def word_piece_model(tokens: Sequence[str], unk_token: str = "[UNK]") -> dict[str, Any]:
-    """The `model` part of a tokenizer.json for a WordPiece vocabulary in the order of its ids."""
-    return {
-        "type": "WordPiece",
-        "unk_token": unk_token,
-        "continuing_subword_prefix": "##",
-        "max_input_chars_per_word": LONGEST_WORD,
-        "vocab": {token: number for number, token in enumerate(tokens)},
-    }
+    single, pair = ([names.get(part[:-2], part[:-2]) + part[-2:] for part in pattern.split()] for pattern in patterns)
+    ids = ((token, library.token_to_id(token)) for token in names.values())
+    special = [(token, number) for token, number in ids if number is not None]
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=special)
 
 
 def spell_special_tokens(names: Mapping[str, str], tokens: Container[str]) -> dict[str, str]:
@@ -142,7 +107,7 @@ def spell_special_tokens(names: Mapping[str, str], tokens: Container[str]) -> di
     return {name: token for name, token in spelled.items() if token is not None}
 
 
-def refuse_style(path: Path, style: str) -> None:
+def refuse_style(path: Path, style: str) -> NoReturn:
     """Raise BertworksError: a family with its own normalization and ids is not read as if it were another."""
     load = "from transformers import AutoTokenizer as T; T.from_pretrained(f).save_pretrained(f)"
     raise BertworksError(
@@ -166,74 +131,72 @@ class _SentencePiece(NamedTuple):
     user_defined: list[str]  # tokens that are never split
 
 
-def sentencepiece_pipeline(path: Path, config: dict[str, Any], style: str, names: dict[str, str]) -> dict[str, Any]:
+def sentencepiece_pipeline(
+    path: Path, config: dict[str, Any], style: str, names: dict[str, str]
+) -> tokenizers.Tokenizer:
     """SentencePiece in the pipeline of its family: ids as in transformers. Of no family: as the sentencepiece library
     reads it, without special tokens around a text."""
     s = _read_sentencepiece(path)
-    pieces, ids = s.pieces, {piece: number for number, (piece, _) in enumerate(s.pieces)}
+    pieces, unk_id, known = s.pieces, s.unk_id, {piece for piece, _ in s.pieces}
     if not style:
-        style = next((style for style, ends in _STYLE_MARKS.items() if ends <= ids.keys()), "sentencepiece")
+        style = next((style for style, ends in _STYLE_MARKS.items() if ends <= known), "sentencepiece")
         if style == "sentencepiece" and path.name == "sentencepiece.bpe.model":
             refuse_style(path, "")
     if style not in _STYLES:
         refuse_style(path, style)
-    unk_id = s.unk_id
     if style == "xlmroberta":  # the ids of fairseq: <pad> comes in between, and <mask> last
         if [piece for piece, _ in pieces[:3]] != ["<unk>", "<s>", "</s>"]:
             raise BertworksError("its first pieces are not <unk>, <s> and </s>", where=str(path))
         first = [(token, 0.0) for token in ("<s>", "<pad>", "</s>", "<unk>")]
         pieces, unk_id = [*first, *pieces[3:], ("<mask>", 0.0)], 3
-        ids = {piece: number for number, (piece, _) in enumerate(pieces)}
-    model: dict[str, Any]
+    ids = {piece: number for number, (piece, _) in enumerate(pieces)}
+    tokens = spell_special_tokens(names, ids)
+    if "C" in _STYLES[style][0] and not {"cls_token", "sep_token"} <= tokens.keys():
+        raise BertworksError("the vocabulary lacks the special tokens of its family", where=str(path))
+    model: models.Model
     if s.is_bpe:
         cuts = ((piece[:n], piece[n:]) for piece in ids for n in range(1, len(piece)))
         merges = [pair for pair in cuts if pair[0] in ids and pair[1] in ids]
-        model = {"type": "BPE", "vocab": ids, "merges": merges, "unk_token": pieces[unk_id][0], "fuse_unk": True}
+        unk_token = pieces[unk_id][0]
+        model = models.BPE(ids, merges, unk_token=unk_token, fuse_unk=True, byte_fallback=s.byte_fallback)
     else:
-        model = {"type": "Unigram", "vocab": pieces, "unk_id": unk_id}
-    model["byte_fallback"] = s.byte_fallback
-    spaces = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
-    if style == "sentencepiece":
-        spaces["prepend_scheme"] = "always" if s.adds_space else "never"
-        spaces["split"] = not any("▁" in piece[1:] for piece in ids)
-        pre_tokenizer = spaces
-    else:
-        pre_tokenizer = {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, spaces]}
-    tokens = spell_special_tokens(names, ids)
-    single, pair = _STYLES[style]
-    if "C" in single and not {"cls_token", "sep_token"} <= tokens.keys():
-        raise BertworksError("the vocabulary lacks the special tokens of its family", where=str(path))
-    normalizer = {"type": "Sequence", "normalizers": _sentencepiece_normalizers(s, style, config)}
-    content = pipeline(model, normalizer, pre_tokenizer, single, pair, tokens, ids)
-    content["decoder"] = spaces
+        model = models.Unigram(pieces, unk_id, s.byte_fallback)
+    library = tokenizers.Tokenizer(model)
+    library.normalizer = normalizers.Sequence(_sentencepiece_normalizers(s, style, config))
+    is_family = style != "sentencepiece"
+    scheme = "always" if is_family or s.adds_space else "never"
+    split = is_family or not any("▁" in piece[1:] for piece in ids)
+    spaces = pre_tokenizers.Metaspace(prepend_scheme=scheme, split=split)
+    white_space = pre_tokenizers.WhitespaceSplit()
+    library.pre_tokenizer = pre_tokenizers.Sequence([white_space, spaces]) if is_family else spaces
+    library.post_processor = template(library, _STYLES[style], tokens)
+    library.decoder = decoders.Metaspace(prepend_scheme=scheme, split=split)
     if s.byte_fallback:
-        decoders: list[dict[str, Any]] = [{"type": "ByteFallback"}, {"type": "Fuse"}]
-        decoders.insert(0, {"type": "Replace", "pattern": {"String": "▁"}, "content": " "})
-        decoders.append({"type": "Strip", "content": " ", "start": int(s.adds_space), "stop": 0})
-        content["decoder"] = {"type": "Sequence", "decoders": decoders}
-    content["added_tokens"] = [added_token(token, ids[token], special=True) for token in s.control if token in ids]
-    if s.is_bpe:
-        # The scores of unigram pieces make them win by themselves.
-        content["added_tokens"] += [
-            added_token(token, ids[token], special=False) | {"normalized": False} for token in s.user_defined
-        ]
-    return content
+        library.decoder = decoders.Sequence(
+            [
+                decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+                decoders.Strip(" ", int(s.adds_space), 0),
+            ]
+        )  # fmt: skip
+    library.add_special_tokens([token for token in s.control if token in ids])
+    if s.is_bpe:  # the scores of unigram pieces make them win by themselves
+        library.add_tokens([AddedToken(token, normalized=False) for token in s.user_defined])
+    return library
 
 
-def _sentencepiece_normalizers(s: _SentencePiece, style: str, config: dict[str, Any]) -> list[dict[str, Any]]:
-    normalizers: list[dict[str, Any]] = []
+def _sentencepiece_normalizers(s: _SentencePiece, style: str, config: dict[str, Any]) -> list[normalizers.Normalizer]:
+    steps: list[normalizers.Normalizer] = []
     if style in ("albert", "xlnet"):
-        normalizers += [{"type": "Replace", "pattern": {"String": quotes}, "content": '"'} for quotes in ("``", "''")]
+        steps += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
         if config.get("keep_accents") is not True:
-            normalizers += [{"type": "NFKD"}, {"type": "StripAccents"}]
+            steps += [normalizers.NFKD(), normalizers.StripAccents()]
         if config.get("do_lower_case", style == "albert") is not False:
-            normalizers.append({"type": "Lowercase"})
+            steps.append(normalizers.Lowercase())
     if s.charsmap:
-        normalizers.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(s.charsmap).decode()})
+        steps.append(normalizers.Precompiled(s.charsmap))
     if style == "sentencepiece" and s.removes_spaces:
-        normalizers.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
-        normalizers.append({"type": "Replace", "pattern": {"Regex": "^ | $"}, "content": ""})
-    return normalizers
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex("^ | $"), "")]
+    return steps
 
 
 def _read_sentencepiece(path: Path) -> _SentencePiece:

@@ -5,7 +5,6 @@ exactly and sorted, and ties are broken by code points.
 """
 
 import io
-import json
 import sys
 import tempfile
 import time
@@ -13,9 +12,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-from tokenizers import pre_tokenizers
+import tokenizers
+from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors
 
 from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.text.tokenizer import Tokenizer
@@ -132,8 +132,8 @@ def train_vocabulary(
     report_progress = progress or (lambda stage, done: None)
     count = partial(report_progress, "counting")
     statistics, config = _count(sample, config, max_memory, workers, count, notes)
-    serialized, alphabet = _train(statistics, config, partial(report_progress, "merging"))
-    tokenizer = Tokenizer(json.dumps(serialized), model_max_length=config.model_max_length)
+    library, alphabet = _train(statistics, config, partial(report_progress, "merging"))
+    tokenizer = Tokenizer(library.to_str(), model_max_length=config.model_max_length)
     if tokenizer.vocab_size < config.size:
         notes.append(f"the text gives only {tokenizer.vocab_size:,} tokens, not {config.size:,}")
     if not sample.is_large:
@@ -177,8 +177,8 @@ def _count(
         decided = replace(config, strip_accents=_decide_accents(config, fraction, notes))
         if decided.strip_accents and not undecided.strip_accents:
             strip_accents(counts, stripped, as_bytes=as_bytes)
-            return WordStatistics.of(stripped, max_memory, notes), decided
-        return WordStatistics.of(counts, max_memory, notes), decided
+            return WordStatistics(stripped, max_memory, notes), decided
+        return WordStatistics(counts, max_memory, notes), decided
 
 
 def _no_words(sample: Sample, splitter: Splitter) -> BertworksError:
@@ -212,8 +212,8 @@ def _decide_accents(config: VocabularyConfig, script_fraction: float, notes: lis
 
 def _train(
     statistics: WordStatistics, config: VocabularyConfig, progress: Callable[[int], None]
-) -> tuple[dict[str, Any], list[str]]:
-    """The content of a tokenizer.json, and the alphabet."""
+) -> tuple[tokenizers.Tokenizer, list[str]]:
+    """The tokenizer, and the alphabet."""
     reserved = _SPECIALS + [f"[unused{number}]" for number in range(config.unused)]
     room = config.size - len(reserved)
     words, least, score = statistics.words, config.min_frequency, config.score
@@ -225,20 +225,18 @@ def _train(
     if len(alphabet) > room:
         hint = f"choose a size of at least {len(reserved) + len(alphabet):,}, better several times that"
         raise UsageError(f"a size of {config.size:,} does not hold the alphabet of this text", hint=hint)
-    model: dict[str, Any]
+    model: models.Model
     if config.algorithm == "wordpiece":
         pieces = train_word_pieces(words, alphabet, room, score=score, min_frequency=least, progress=progress)
         model = word_piece_model(reserved + pieces)
-        ids = model["vocab"]
     elif config.algorithm == "bpe":
         pieces, merges = train_byte_pairs(words, alphabet, room, min_frequency=least, progress=progress)
         ids = {token: number for number, token in enumerate(reserved + pieces)}
-        model = {"type": "BPE", "unk_token": "[UNK]", "vocab": ids, "merges": [list(pair) for pair in merges]}
+        model = models.BPE(ids, merges, unk_token="[UNK]")
     else:
         scored = [(token, 0.0) for token in reserved] + _unigram_pieces(words, alphabet, room)
-        ids = {token: number for number, (token, _) in enumerate(scored)}
-        model = {"type": "Unigram", "unk_id": ids["[UNK]"], "vocab": scored, "byte_fallback": False}
-    return _pipeline(config, model, ids), alphabet
+        model = models.Unigram(scored, reserved.index("[UNK]"), byte_fallback=False)
+    return _pipeline(config, model), alphabet
 
 
 def _unigram_pieces(words: list[tuple[str, int]], alphabet: list[str], size: int) -> list[tuple[str, float]]:
@@ -265,42 +263,36 @@ def _unigram_pieces(words: list[tuple[str, int]], alphabet: list[str], size: int
     return [(processor.id_to_piece(number), processor.get_score(number)) for number in range(1, len(processor))]
 
 
-def _pipeline(config: VocabularyConfig, model: dict[str, Any], ids: dict[str, int]) -> dict[str, Any]:
-    """A tokenizer.json around a model: that of BERT for WordPiece; the others keep spaces at word starts."""
-    pipeline = bert_pipeline(
+def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Tokenizer:
+    """The tokenizer around a model: that of BERT for WordPiece; the others keep spaces at word starts."""
+    library = bert_pipeline(
         model,
-        ids,
         SPECIAL_TOKENS,
         lowercase=config.lowercase,
         strip_accents=config.strip_accents,
         chinese_characters=config.algorithm == "wordpiece",
     )
     if config.algorithm == "wordpiece":
-        return pipeline
-    one_space = {"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "}
-    strip = {"type": "Strip", "strip_left": True, "strip_right": True}
-    pipeline["normalizer"] = {"type": "Sequence", "normalizers": [pipeline["normalizer"], one_space, strip]}
+        return library
+    one_space = normalizers.Replace(Regex(" {2,}"), " ")
+    library.normalizer = normalizers.Sequence([library.normalizer, one_space, normalizers.Strip()])
     if config.algorithm == "bpe":
-        bytes_of = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
-        pipeline["pre_tokenizer"] = bytes_of
-        first_space = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
-        pipeline["decoder"] = {"type": "Sequence", "decoders": [bytes_of, first_space]}
-        pipeline["post_processor"] = {"type": "Sequence", "processors": [bytes_of, pipeline["post_processor"]]}
+        library.pre_tokenizer = pre_tokenizers.ByteLevel()
+        library.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+        trim_offsets = processors.ByteLevel(add_prefix_space=True, trim_offsets=True, use_regex=True)
+        library.post_processor = processors.Sequence([trim_offsets, library.post_processor])
     else:
-        spaces = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
-        marks = {"type": "Punctuation", "behavior": "Isolated"}  # so that text never becomes a special token
-        pipeline["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [spaces, marks]}
-        pipeline["decoder"] = spaces
-    return pipeline
+        marks = pre_tokenizers.Punctuation()  # so that text never becomes a special token
+        library.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace(), marks])
+        library.decoder = decoders.Metaspace()
+    return library
 
 
 def _splitter(config: VocabularyConfig) -> Splitter:
     """The normalizer and pre-tokenizer that the tokenizer will have."""
-    parts = _pipeline(config, {}, dict.fromkeys(_SPECIALS, 0))
     word_piece = config.algorithm == "wordpiece"
     return Splitter(
-        normalizer=json.dumps(parts["normalizer"]),
-        pre_tokenizer=json.dumps(parts["pre_tokenizer"]),
+        serialized=_pipeline(config, word_piece_model(_SPECIALS)).to_str(),
         max_length=LONGEST_WORD if word_piece else _LONGEST_UNBROKEN,
         lowercase_ascii=config.lowercase if word_piece else None,
     )

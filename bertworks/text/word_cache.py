@@ -8,8 +8,9 @@ separates: the clean-up deletes other white space, such as U+000B, and joins the
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, count, islice
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,9 @@ class WordCache:
     def __init__(self, serialized: str):
         self._library = tokenizers.Tokenizer.from_str(serialized)
         self._library.encode_special_tokens = True
-        self._separator = self._find_separator()
+        # No piece has a newline: as a token of its own, it separates pieces that are encoded as one text.
+        self._library.add_tokens([tokenizers.AddedToken("\n", normalized=False)])
+        self._newline = self._library.token_to_id("\n")
         self._clear()
 
     @staticmethod
@@ -59,8 +62,7 @@ class WordCache:
             joined = joined.replace(mark, f" {mark} ")
         pieces = joined.split(" ")
         numbers = np.fromiter(map(self._numbers.__getitem__, pieces), np.int64, len(pieces))
-        if self._numbers.new:
-            self._add(self._numbers.take_new())
+        self._encode_new()
         lengths = self._lengths[numbers]
         ends = np.cumsum(lengths)
         shifts = self._starts[numbers] - (ends - lengths)
@@ -69,66 +71,26 @@ class WordCache:
         return ids, np.diff(ends[borders], prepend=0)
 
     def _clear(self) -> None:
-        self._numbers = _Numbers()
+        self._numbers = defaultdict[str, int](count().__next__)  # from 0, in the order of the first occurrence
+        _ = self._numbers["\n"]
         self._characters = 0
         self._ids = np.zeros(0, np.int32)
-        self._starts = np.zeros(0, np.int64)
-        self._lengths = np.zeros(0, np.int64)
-        for piece in ["\n", "", *_MARKS]:
-            _ = self._numbers[piece]
-        self._append(self._encode_each(self._numbers.take_new()))
+        self._starts = np.zeros(1, np.int64)
+        self._lengths = np.zeros(1, np.int64)
 
-    def _add(self, pieces: list[str]) -> None:
+    def _encode_new(self) -> None:
+        """Encode the pieces that have a number, but no ids yet."""
+        pieces = list(islice(reversed(self._numbers), len(self._numbers) - len(self._lengths)))[::-1]
+        if not pieces:
+            return
+        groups = ["\n".join([*pieces[i : i + _GROUP], ""]) for i in range(0, len(pieces), _GROUP)]
+        encodings = self._library.encode_batch_fast(groups, add_special_tokens=False)
+        ids, _ = flat_arrays([encoding.ids for encoding in encodings])
+        ends = np.flatnonzero(ids == self._newline)
         self._characters += sum(map(len, pieces))
-        self._append(self._encode_grouped(pieces) or self._encode_each(pieces))
-
-    def _append(self, arrays: Arrays) -> None:
-        ids, lengths = arrays
-        starts = len(self._ids) + np.cumsum(lengths) - lengths
-        self._ids = np.concatenate([self._ids, ids])
-        self._starts = np.concatenate([self._starts, starts])
-        self._lengths = np.concatenate([self._lengths, lengths])
-
-    def _encode_each(self, pieces: list[str]) -> Arrays:
-        encodings = self._library.encode_batch_fast(pieces, add_special_tokens=False)
-        return flat_arrays([encoding.ids for encoding in encodings])
-
-    def _encode_grouped(self, pieces: list[str]) -> Arrays | None:
-        """Many pieces in one text, separated by a character that none of them contains; None if that is unclear."""
-        if self._separator is None:
-            return None
-        mark, number = self._separator
-        groups = [f" {mark} ".join([*pieces[i : i + _GROUP], ""]) for i in range(0, len(pieces), _GROUP)]
-        ids, _ = self._encode_each(groups)
-        ends = np.flatnonzero(ids == number)
-        if len(ends) != len(pieces):
-            return None
-        return np.delete(ids, ends), np.diff(ends, prepend=-1) - 1
-
-    def _find_separator(self) -> tuple[str, int] | None:
-        """A punctuation mark that is one token of the vocabulary, and its id."""
-        for mark in _MARKS:
-            ids = self._library.encode(mark, add_special_tokens=False).ids
-            if len(ids) == 1 and self._library.id_to_token(ids[0]) == mark:
-                return mark, ids[0]
-        return None
-
-
-class _Numbers(dict[str, int]):
-    """Numbers pieces from 0 in the order of their first occurrence, and lists the new ones."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.new: list[str] = []
-
-    def __missing__(self, piece: str) -> int:
-        number = self[piece] = len(self)
-        self.new.append(piece)
-        return number
-
-    def take_new(self) -> list[str]:
-        new, self.new = self.new, []
-        return new
+        self._ids = np.concatenate([self._ids, np.delete(ids, ends)])
+        self._lengths = np.concatenate([self._lengths, np.diff(ends, prepend=-1) - 1])
+        self._starts = np.cumsum(self._lengths) - self._lengths
 
 
 def flat_arrays(ids: list[list[int]]) -> Arrays:

@@ -10,7 +10,6 @@ The counts do not depend on the order of the documents, on the number of process
 
 import heapq
 import itertools
-import json
 import re
 import tempfile
 import zlib
@@ -45,23 +44,19 @@ class Splitter:
     """Splits texts into words.
 
     Args:
-        normalizer, pre_tokenizer: these parts of a tokenizer.json.
+        serialized: a tokenizer.json, of which the normalizer and the pre-tokenizer are used.
         max_length: characters; longer words are not counted.
         lowercase_ascii: for a chunk of ASCII letters and digits: True: it is one word in lower case; False: one word as
             it is; None: the tokenizer decides.
     """
 
-    normalizer: str
-    pre_tokenizer: str
+    serialized: str
     max_length: int
     lowercase_ascii: bool | None
 
     @cached_property
     def _parts(self) -> tuple[Any, Any]:
-        model = {"type": "WordPiece", "vocab": {"[UNK]": 0}, "unk_token": "[UNK]", "max_input_chars_per_word": 100}
-        content = {"version": "1.0", "added_tokens": [], "model": model | {"continuing_subword_prefix": "##"}}
-        content |= {"normalizer": json.loads(self.normalizer), "pre_tokenizer": json.loads(self.pre_tokenizer)}
-        library = tokenizers.Tokenizer.from_str(json.dumps(content))
+        library = tokenizers.Tokenizer.from_str(self.serialized)
         return library.normalizer, library.pre_tokenizer
 
     def words(self, chunk: str) -> list[str]:
@@ -134,15 +129,9 @@ class WordCounts:
         return bool(self._counts or self._runs)
 
     def _spill(self) -> None:
-        self._write_run(iter(sorted(self._counts.items())))
-        self._counts, self._used = {}, 0
-        if len(self._runs) >= _RUNS:
-            merged, self._runs = self._runs, []
-            self._write_run(_summed(list(map(_read_run, merged))))
-            for run in merged:
-                run.unlink()
-
-    def _write_run(self, items: Iterator[tuple[str, int]]) -> None:
+        """Move the counts to a file; when there are many files, together with these, as few may be open at a time."""
+        merged = self._runs if len(self._runs) >= _RUNS else []
+        items = _summed([sorted(self._counts.items()), *map(_read_run, merged)])
         path = Path(self._folder.name) / f"{next(self._names)}.tsv"
         try:
             with path.open("w", encoding="utf-8", newline="") as file:
@@ -151,7 +140,10 @@ class WordCounts:
             what = f"word counts cannot be written: {error.strerror}"
             hint = "allow more memory, or set TMPDIR to a folder with more free space"
             raise BertworksError(what, where=str(path.parent), hint=hint) from error
-        self._runs.append(path)
+        for run in merged:
+            run.unlink()
+        self._runs = [*([] if merged else self._runs), path]
+        self._counts, self._used = {}, 0
 
 
 def count_words(
@@ -245,37 +237,39 @@ class Sample:
         return self.held_out if self.is_large else self.training or self.held_out
 
 
-@dataclass(frozen=True)
 class WordStatistics:
-    """The words and characters of a text."""
+    """The words and characters of a text.
 
-    words: list[tuple[str, int]]  # by falling count, then by code points
-    characters: Counter[str]
-    inside: frozenset[str]  # characters that occur after the first character of a word
-    num_words: int
-    num_unique: int
+    Args:
+        max_memory: bytes for the training: as many of the most frequent words as fit are kept.
+        notes: a note is added if words are left out.
 
-    @classmethod
-    def of(cls, counts: WordCounts, max_memory: int, notes: list[str]) -> Self:
-        characters: Counter[str] = Counter()
-        inside: set[str] = set()
-        num_words = num_unique = 0
+    Attributes:
+        words: (word, count), by falling count, then by code points.
+        characters: their counts.
+        inside: characters that occur after the first character of a word.
+        num_words, num_unique: all words, and different ones.
+    """
 
-        def counted() -> Iterator[tuple[str, int]]:
-            nonlocal num_words, num_unique
-            for word, count in counts:
-                num_words += count
-                num_unique += 1
-                inside.update(word[1:])
-                for character in word:
-                    characters[character] += count
-                yield word, count
-
+    def __init__(self, counts: WordCounts, max_memory: int, notes: list[str]):
+        self.characters: Counter[str] = Counter()
+        self.inside: set[str] = set()
+        self.num_words = self.num_unique = 0
         limit = max(_MIN_WORDS, max_memory // _WORD_MEMORY)
-        words = heapq.nsmallest(limit, counted(), key=lambda item: (-item[1], item[0]))
-        if num_unique > limit:
-            notes.append(f"memory allows training on the {limit:,} most frequent of {num_unique:,} different words")
-        return cls(words, characters, frozenset(inside), num_words, num_unique)
+        self.words = heapq.nsmallest(limit, self._read(counts), key=lambda item: (-item[1], item[0]))
+        if self.num_unique > limit:
+            notes.append(
+                f"memory allows training on the {limit:,} most frequent of {self.num_unique:,} different words"
+            )
+
+    def _read(self, counts: WordCounts) -> Iterator[tuple[str, int]]:
+        for word, count in counts:
+            self.num_words += count
+            self.num_unique += 1
+            self.inside.update(word[1:])
+            for character in word:
+                self.characters[character] += count
+            yield word, count
 
     def alphabet(self, coverage: float, size: int, *, marked: bool) -> list[str]:
         """The most frequent characters that cover `coverage` of the text, and more while they are few for `size`.

@@ -1,10 +1,11 @@
 """Trains WordPiece and BPE vocabularies: words with counts -> pieces, by merging neighbours.
 
-Symbols are numbers with a written form. The caller defines how two forms are joined.
+Symbols are numbers with a written form.
 """
 
 import heapq
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal
@@ -22,40 +23,46 @@ class MergeLearner:
     of other pairs; these are recomputed when N has fallen by 2 %. Of equal pairs, that of the older symbols is merged.
 
     Args:
-        words: the symbols of each word.
-        counts: of each word.
-        forms: the written form of each symbol.
-        join: the written form of two merged symbols; equal forms are one symbol.
+        words: (word, count). All their characters are in the alphabet.
+        alphabet: the written forms of the first symbols.
+        prefix: of a symbol inside a word, such as `##`. Equal written forms are one symbol.
         score: the criterion.
         min_frequency: less frequent pairs are not merged.
     """
 
     def __init__(
         self,
-        words: list[list[int]],
-        counts: Sequence[int],
-        forms: Sequence[str],
-        join: Callable[[str, str], str],
+        words: Sequence[tuple[str, int]],
+        alphabet: Sequence[str],
+        prefix: str,
         *,
         score: Score,
         min_frequency: int = 2,
     ):
-        self.forms = list(forms)
+        self.forms = list(alphabet)
         self.merges: list[tuple[str, str]] = []
         self._numbers = {form: number for number, form in enumerate(self.forms)}
-        self._words, self._counts, self._join = words, counts, join
+        self._words = [[self._numbers[form] for form in characters_of(word, prefix)] for word, _ in words]
+        self._counts = [count for _, count in words]
+        self._prefix = prefix
         self._by_likelihood, self._min_frequency = score == "likelihood", max(1, min_frequency)
         self._symbol_counts = [0] * len(self.forms)
-        self._pair_counts: dict[tuple[int, int], int] = {}
-        self._where: dict[tuple[int, int], list[int]] = {}
-        for place, (word, count) in enumerate(zip(words, counts)):
+        self._pair_counts = defaultdict[tuple[int, int], int](int)
+        self._where = defaultdict[tuple[int, int], list[int]](list)
+        for place, (word, count) in enumerate(zip(self._words, self._counts)):
             for symbol in word:
                 self._symbol_counts[symbol] += count
             for pair in pairwise(word):
-                self._pair_counts[pair] = self._pair_counts.get(pair, 0) + count
-                self._where.setdefault(pair, []).append(place)
+                self._pair_counts[pair] += count
+                self._where[pair].append(place)
         self._total = sum(self._symbol_counts)
         self._rebuild()
+
+    def merge_until(self, size: int, progress: Callable[[int], None] | None) -> None:
+        """Merge until there are `size` symbols, or no pair is left."""
+        while len(self.forms) < size and self.step():
+            if progress and len(self.merges) % 1000 == 0:
+                progress(len(self.forms))
 
     def step(self) -> bool:
         """Merge the best pair; False if there is none."""
@@ -94,7 +101,7 @@ class MergeLearner:
     def _merge(self, pair: tuple[int, int]) -> None:
         """Replace a pair by one symbol in all words."""
         first, second = pair
-        form = self._join(self.forms[first], self.forms[second])
+        form = self.forms[first] + self.forms[second].removeprefix(self._prefix)
         merged = self._numbers.setdefault(form, len(self.forms))
         if merged == len(self.forms):
             self.forms.append(form)
@@ -135,9 +142,9 @@ class MergeLearner:
                 pair_counts[second, right] -= count
                 neighbours.append((merged, right))
             for pair in neighbours:
-                pair_counts[pair] = pair_counts.get(pair, 0) + count
-                self._where.setdefault(pair, []).append(place)
-                new_pairs.add(pair)
+                pair_counts[pair] += count
+                self._where[pair].append(place)
+            new_pairs.update(neighbours)
             word[position : position + 2] = [merged]
             replaced += count
 
@@ -162,18 +169,11 @@ def train_word_pieces(
         size: maximal number of tokens.
         progress: called with the number of pieces so far.
     """
-    numbers = {form: number for number, form in enumerate(alphabet)}
-    known = [(word, count) for word, count in words if all(form in numbers for form in characters_of(word))]
-    learner = MergeLearner(
-        [[numbers[form] for form in characters_of(word)] for word, _ in known],
-        [count for _, count in known],
-        alphabet,
-        lambda left, right: left + right.removeprefix("##"),
-        score=score,
-        min_frequency=min_frequency,
-    )
-    _merge_until(learner, size + (size - len(alphabet)) // 5, progress)
-    kept = _most_used(known, set(learner.forms), set(alphabet), size)
+    characters = set(alphabet)
+    known = [(word, count) for word, count in words if characters.issuperset(characters_of(word))]
+    learner = MergeLearner(known, alphabet, "##", score=score, min_frequency=min_frequency)
+    learner.merge_until(size + (size - len(alphabet)) // 5, progress)
+    kept = _most_used(known, set(learner.forms), characters, size)
     return [form for form in learner.forms if form in kept]
 
 
@@ -186,28 +186,14 @@ def train_byte_pairs(
     progress: Callable[[int], None] | None = None,
 ) -> tuple[list[str], list[tuple[str, str]]]:
     """A BPE vocabulary without special tokens, and its merges in order. Arguments as for `train_word_pieces`."""
-    numbers = {form: number for number, form in enumerate(alphabet)}
-    learner = MergeLearner(
-        [[numbers[character] for character in word] for word, _ in words],
-        [count for _, count in words],
-        alphabet,
-        lambda left, right: left + right,
-        score="frequency",
-        min_frequency=min_frequency,
-    )
-    _merge_until(learner, size, progress)
+    learner = MergeLearner(words, alphabet, "", score="frequency", min_frequency=min_frequency)
+    learner.merge_until(size, progress)
     return learner.forms, learner.merges
 
 
-def characters_of(word: str) -> list[str]:
+def characters_of(word: str, prefix: str = "##") -> list[str]:
     """A word in its smallest pieces: "abc" -> ["a", "##b", "##c"]."""
-    return [word[0], *("##" + character for character in word[1:])]
-
-
-def _merge_until(learner: MergeLearner, size: int, progress: Callable[[int], None] | None) -> None:
-    while len(learner.forms) < size and learner.step():
-        if progress and len(learner.merges) % 1000 == 0:
-            progress(len(learner.forms))
+    return [word[0], *(prefix + character for character in word[1:])]
 
 
 def _most_used(words: Sequence[tuple[str, int]], pieces: set[str], alphabet: set[str], size: int) -> set[str]:
