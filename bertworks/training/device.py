@@ -158,14 +158,13 @@ class ThreadPolicy:
             self._free = None
             time.sleep(FIRST_SECONDS)
             self.adapt(seconds=0)
-        if self.fixed is not None or self.training_adapts:
-            yield self.adapt()
-            return
-        self.fixed = self.count = count or self.count
+        fixed = self.fixed
+        if fixed is None and not self.training_adapts:
+            self.fixed = self.count = count or self.count
         try:
             yield self.adapt()
         finally:
-            self.fixed = None
+            self.fixed = fixed
 
     def _maximum(self) -> int:
         return min(available_cpus(), self._default)
