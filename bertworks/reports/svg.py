@@ -87,8 +87,7 @@ def figures(title: str, columns: Sequence[tuple[str, str, Show]], rows: Sequence
     lines = ["".join(f"<th>{escape(title)}</th>" for _, title, _ in present)]
     for row in rows:
         lines.append("".join(f"<td>{escape(show(row[key])) if key in row else ''}</td>" for key, _, show in present))
-    table = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return section(title, f'<div class="scroll"><table>\n{table}\n</table></div>')
+    return section(title, _table(lines))
 
 
 def words(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -97,8 +96,12 @@ def words(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     classes = ["quiet", "text", *["cell"] * len(columns)]
     for row in rows:
         lines.append("".join(f'<td class="{style}">{escape(cell)}</td>' for style, cell in zip(classes, row)))
-    table = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div class="scroll"><table class="words">\n{table}\n</table></div>'
+    return _table(lines, ' class="words"')
+
+
+def _table(rows: Sequence[str], attributes: str = "") -> str:
+    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+    return f'<div class="scroll"><table{attributes}>\n{body}\n</table></div>'
 
 
 def points(rows: list[dict[str, Any]], name: str) -> list[Point]:
@@ -201,7 +204,7 @@ def heat(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
     short_names = [name if len(name) <= 24 else f"{name[:23]}…" for name in names]
     heads = [f'title="{escape(name)}">{escape(shown)}' for name, shown in zip(names, short_names)]
     head = "".join(f'<th class="{style}"><span {name}</span></th>' for name in heads)
-    lines = [f'<tr><th class="corner">label &#8595; prediction &#8594;</th>{head}</tr>']
+    lines = [f'<th class="corner">label &#8595; prediction &#8594;</th>{head}']
     for row, of_row in enumerate(counts):
         total = max(1, sum(of_row))
         cells = []
@@ -209,8 +212,8 @@ def heat(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
             style = "right" if row == column else "wrong"
             percentage = f"<small>{count / total:.0%}</small>" if count else ""
             cells.append(f'<td class="{style}" style="--share: {count / total:.3f}">{count:,}{percentage}</td>')
-        lines.append(f"<tr><th {heads[row]}</th>{''.join(cells)}</tr>")
-    return '<div class="scroll"><table class="heat">\n' + "\n".join(lines) + "\n</table></div>"
+        lines.append(f"<th {heads[row]}</th>{''.join(cells)}")
+    return _table(lines, ' class="heat"')
 
 
 def grouped(points: Sequence[Point]) -> list[tuple[float, float, float, float]]:

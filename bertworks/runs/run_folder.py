@@ -9,9 +9,7 @@ import math
 import os
 import platform
 import shutil
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ import bertworks
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import write_json, write_text
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
-from bertworks.training.objectives import OBJECTIVES, LossStats
+from bertworks.training.objectives import OBJECTIVES, LossStats, Measure
 
 FILES = (  # of a run folder, besides run.json
     "recipe.toml", "metrics.jsonl", "report.html", "config.json", "model.safetensors", "README.md", "task.json",
@@ -150,30 +148,25 @@ class Metrics:
         """Each line, its step, and whether it is an evaluation, up to the first broken line."""
         for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                content = json.loads(line)
-                yield line, int(content["step"]), "evaluation" in content
-            except (ValueError, KeyError, TypeError):
+                step, _, is_evaluation = parse_metrics(line)
+            except ValueError:
                 return
+            yield line, step, is_evaluation
 
 
-class Stopwatch:
-    """Seconds and tokens of training since the last lap, without pauses."""
+def parse_metrics(line: str) -> tuple[int, dict[str, float], bool]:
+    """The step of a line of metrics.jsonl, its numbers, and whether it is an evaluation.
 
-    def __init__(self) -> None:
-        self.tokens, self._mark = 0, time.perf_counter()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        self._mark += time.perf_counter() - begin
-
-    def lap(self) -> tuple[float, int]:
-        """Seconds and tokens since the last lap; both restart at 0."""
-        now = time.perf_counter()
-        result = now - self._mark, self.tokens
-        self.tokens, self._mark = 0, now
-        return result
+    Raises:
+        ValueError: the line is damaged.
+    """
+    try:
+        content = json.loads(line)
+        figures = content.get("evaluation", content)
+        numbers = {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
+        return int(content["step"]), numbers, "evaluation" in content
+    except (TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+        raise ValueError(line) from error
 
 
 def finite(figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,20 +188,20 @@ def total_loss(means: Mapping[str, LossStats], weights: Mapping[str, float]) -> 
     return sum(weights[name] * stats.loss for name, stats in means.items())
 
 
-def lengths(figures: Mapping[str, float]) -> list[int]:
-    """The longer sequences that were evaluated, too."""
-    return sorted(int(name.rpartition("_")[2]) for name in figures if "_loss_at_" in name)
+def named_measures(figures: Mapping[str, float]) -> Iterator[tuple[str, Measure, str]]:
+    """The figures of a pre-training's evaluation: what is predicted, the measure and the name of the figure. Those of
+    longer sequences, if there are any, follow those of their objective."""
+    longer = sorted(int(name.rpartition("_")[2]) for name in figures if "_loss_at_" in name)
+    for kind, objective in OBJECTIVES.items():
+        for suffix, where in (("", ""), *((f"_at_{length}", f" at {length} tokens") for length in longer)):
+            for m in objective.measures:
+                if (name := f"{kind}_{m.name}{suffix}") in figures:
+                    yield objective.title + where, m, name
 
 
 def describe(figures: Mapping[str, float]) -> str:
     """The figures of a pre-training's evaluation as a sentence."""
-    parts = []
-    for kind, objective in OBJECTIVES.items():
-        for suffix in ("", *(f"_at_{length}" for length in lengths(figures))):
-            named = [
-                (m, f"{kind}_{m.name}{suffix}") for m in objective.measures if f"{kind}_{m.name}{suffix}" in figures
-            ]
-            if named:
-                title = f"{objective.title}{suffix.replace('_', ' ')}{' tokens' if suffix else ''}"
-                parts.append(f"{title}: " + ", ".join(f"{m.name} {m.show(figures[name])}" for m, name in named))
-    return "; ".join(parts) or "nothing was evaluated"
+    parts: dict[str, list[str]] = {}
+    for title, m, name in named_measures(figures):
+        parts.setdefault(title, []).append(f"{m.name} {m.show(figures[name])}")
+    return "; ".join(f"{title}: {', '.join(part)}" for title, part in parts.items()) or "nothing was evaluated"
