@@ -17,7 +17,7 @@ from bertworks.errors import UsageError
 T = TypeVar("T")
 
 
-def read_recipe_text(name: str, what: str, known: Sequence[str], of_known: Callable[[], str]) -> str:
+def read_recipe_text(name: str, what: str, known: Mapping[str, str]) -> str:
     """The TOML text of a file, or of a name that is known. what: it is called in messages.
 
     Raises:
@@ -34,7 +34,7 @@ def read_recipe_text(name: str, what: str, known: Sequence[str], of_known: Calla
         near = get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"name one of {', '.join(known)}, or a .toml file"
         raise UsageError(f"there is no {what} called {name!r}", hint=hint)
-    return of_known()
+    return known[name]
 
 
 def parse_as(kind: type[T], text: str, where: str, overrides: Sequence[str] = ()) -> T:
@@ -212,15 +212,5 @@ def require(config: object, expected: str, is_valid: Callable[[Any], bool], *nam
 
 
 def _toml(value: Any) -> str:
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case str():
-            # TOML escapes as JSON does, and DEL.
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        case list():
-            return f"[{', '.join(map(_toml, value))}]"
-        case float():
-            return repr(value) if "." in repr(value) or "e" in repr(value) or "inf" in repr(value) else f"{value!r}.0"
-        case _:
-            return str(value)
+    """Values are written as in JSON, but for infinity and the escape of DEL."""
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

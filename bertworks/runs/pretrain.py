@@ -4,7 +4,6 @@
 - `pretrain`: the run, as events; `estimate`: its cost
 """
 
-import hashlib
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -18,16 +17,15 @@ import torch
 from bertworks.checkpoints.hf_mapping import check_representable
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
-from bertworks.checkpoints.training_state import locked
 from bertworks.config import dump_recipe, override, parse_overrides
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
-from bertworks.io.atomic_write import refuse_nested, write_text
+from bertworks.io.atomic_write import refuse_nested, sha256, write_text
 from bertworks.models.config import EncoderConfig
 from bertworks.runs.prepare import Documents, make_shards, make_vocabulary, read_text
-from bertworks.runs.pretrain_job import Corpus, PretrainJob
-from bertworks.runs.processes import Processes, terminable
-from bertworks.runs.run_folder import absolute, check_same_request, create_run_folder, delete_run
+from bertworks.runs.pretrain_job import PretrainJob
+from bertworks.runs.processes import training_processes
+from bertworks.runs.run_folder import absolute, check_same_request, open_run
 from bertworks.runs.training_run import TrainingRun
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import Shards, holds_shards
@@ -83,9 +81,9 @@ class Request:
         """The request as JSON, with the hashes of its files."""
         content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         if self.recipe and self.recipe.endswith(".toml") and Path(self.recipe).is_file():
-            content["recipe_sha256"] = hashlib.sha256(Path(self.recipe).read_bytes()).hexdigest()
+            content["recipe_sha256"] = sha256(self.recipe)
         if self.is_shards and (manifest := Path(self.inputs[0]) / "manifest.json").is_file():
-            content["shards_sha256"] = hashlib.sha256(manifest.read_bytes()).hexdigest()
+            content["shards_sha256"] = sha256(manifest)
         return content
 
     def reader(self) -> CorpusReader:
@@ -211,27 +209,25 @@ def pretrain(
         inputs, recipe=recipe, overrides=overrides, budget=budget, tokenizer=tokenizer, init=init, precision=precision,
         seed=seed, text_column=text_column, documents=documents,
     )  # fmt: skip
-    output, where = Path(output), choose_device(device)
-    with terminable(), Processes(where) as processes:
+    output, where, content = Path(output), choose_device(device), request.content()
+    with training_processes(where) as processes:
         refuse_nested(output, request.paths, request.inputs)
         if processes.first:
-            resumes = not overwrite and check_same_request(output, request.content())
+            resumes = check_same_request(output, content, overwrite)
             draft = None if resumes and (output / "recipe.toml").exists() else _draft(request, where)
         else:
             processes.meet()
-        with locked(output) if processes.first else nullcontext():
+        with open_run(output, content, overwrite) if processes.first else nullcontext():
             if processes.first:
-                if (overwrite and delete_run(output)) or not check_same_request(output, request.content()):
-                    create_run_folder(output, request.content())
                 yield from _prepare(output, draft, _Budget(request, where, begin, processes.count), workers)
                 processes.meet()
             resolved = parse_recipe((output / "recipe.toml").read_text(encoding="utf-8"), str(output / "recipe.toml"))
+            processes.refuse_to_share(min(phase.batch_size for phase in resolved.train.phases))
             shards = Shards.open(request.shards_folder(output))
             vocabulary = shards.tokenizer()
             vocabulary.model_max_length = resolved.encoder.max_position_embeddings
-            corpus = Corpus(shards, vocabulary, _corpus_facts(shards))
             disable_heap_trim()
-            yield from TrainingRun(output, PretrainJob(resolved, corpus, request.init), where).events()
+            yield from TrainingRun(output, PretrainJob(resolved, shards, vocabulary, request.init), where).events()
 
 
 def estimate(inputs: Sequence[str | Path], *, device: str = "auto", **options: Any) -> Estimate:
@@ -248,7 +244,9 @@ def estimate(inputs: Sequence[str | Path], *, device: str = "auto", **options: A
         phase.num_steps * cost for phase, cost in zip(resolved.train.phases, measured.step_seconds, strict=True)
     )
     parameters = resolved.encoder.num_parameters(*heads_of(resolved.weights))
-    shards = 0 if request.is_shards else draft.tokens * (2 if resolved.encoder.vocab_size <= 1 << 16 else 4)
+    shards = (
+        0 if request.is_shards else corpus_tokens(draft.corpus) * (2 if resolved.encoder.vocab_size <= 1 << 16 else 4)
+    )
     disk = 4 * parameters * (3 * CHECKPOINTS + 1) + shards
     steps, tokens = resolved.train.num_steps, resolved.train.num_tokens
     return Estimate(
@@ -262,7 +260,6 @@ class _Draft(NamedTuple):
 
     recipe: Recipe
     corpus: CorpusReader | Shards
-    tokens: int  # of the corpus, or an estimate
     tokenizer: Tokenizer | None  # None: to be trained
     vocab_size: int  # or its maximum
 
@@ -281,40 +278,33 @@ def _draft(request: Request, device: torch.device) -> _Draft:
                 hint=f"make new ones: bertworks prepare TEXT --tokenizer {request.tokenizer or begin} -o OTHER",
             )  # fmt: skip
         tokenizer = own
-    tokens = corpus_tokens(corpus)
-    recipe = _recipe(request, device, tokens, model.config if model else None)
+    recipe = _recipe(request, device, corpus_tokens(corpus), model.config if model else None)
     vocab_size = tokenizer.vocab_size if tokenizer else recipe.vocabulary.size
     check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else 0)  # 0: in vocabularies trained here
     _check_memory(_with_vocabulary(recipe, vocab_size), device)
-    return _Draft(recipe, corpus, tokens, tokenizer, vocab_size)
+    return _Draft(recipe, corpus, tokenizer, vocab_size)
 
 
 def _recipe(request: Request, device: torch.device, tokens: int, encoder: EncoderConfig | None) -> Recipe:
     """The recipe of the request, or one for its budget; with its precision, without the size of its vocabulary."""
-    if request.recipe:
-        recipe = load_recipe(request.recipe, request.overrides)
-        precision = _precision(request.precision or recipe.train.precision, device)
-    else:
-        name = request.precision or parse_overrides(request.overrides).get("train.precision", "auto")
-        precision = _precision(name, device)
+    recipe = load_recipe(request.recipe, request.overrides) if request.recipe else None
+    given = recipe.train.precision if recipe else parse_overrides(request.overrides).get("train.precision")
+    name = request.precision or given
+    # The best of the device for "auto", and for what the recipe will refuse.
+    precision = cast(Precision, name) if name in DTYPES else best_precision(device)
+    if recipe is None:
         matmul = measure_matmul(DTYPES[precision], device)
         recipe = choose_recipe(seconds_of(str(request.budget)), matmul, tokens, encoder)
-        recipe = override(recipe, request.overrides)
+        recipe, encoder = override(recipe, request.overrides), None
     try:
-        recipe = replace(
+        return replace(
             recipe,
             train=replace(recipe.train, precision=precision),
-            encoder=encoder if request.recipe and encoder else recipe.encoder,
+            encoder=encoder or recipe.encoder,
             seed=recipe.seed if request.seed is None else request.seed,
         )
     except ValueError as error:
         raise UsageError(str(error), where=request.init) from error
-    return recipe
-
-
-def _precision(name: str, device: torch.device) -> Precision:
-    """A precision; the best of the device for "auto", and for what the recipe will refuse."""
-    return cast(Precision, name) if name in DTYPES else best_precision(device)
 
 
 class _Budget(NamedTuple):
@@ -406,11 +396,6 @@ def _notes(events: Iterator[Event]) -> Iterator[Event]:
     """The events of a stage; its end is a note, because the run continues."""
     for event in events:
         yield replace(event, kind="note") if event.kind == "done" else event
-
-
-def _corpus_facts(shards: Shards) -> dict[str, object]:
-    m = shards.manifest
-    return {"documents": m.documents, "sentences": m.sentences, "tokens": m.tokens, "sha256": m.files["tokens.bin"]}
 
 
 def _describe(recipe: Recipe) -> str:

@@ -10,12 +10,14 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import bertworks
+from bertworks.checkpoints.training_state import locked
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import write_json, write_text
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
@@ -29,14 +31,16 @@ FILES = (  # of a run folder, besides run.json
 FOLDERS = ("checkpoints", "plans", "shards", "tokenizer")
 
 
-def check_same_request(output: Path, now: Mapping[str, Any]) -> bool:
-    """True if the folder holds this request already; False if it is empty.
+def check_same_request(output: Path, now: Mapping[str, Any], overwrite: bool = False) -> bool:
+    """True if the folder holds this request already; False if it is empty, or its run is to be overwritten.
 
     Raises:
         UsageError: it holds another run, or other files.
     """
     path = output / "run.json"
     if path.exists():
+        if overwrite:
+            return False
         old = _read_request(path)
         if differing := [name for name in now if old.get(name) != now[name]]:
             lines = "".join(
@@ -58,21 +62,29 @@ def check_same_request(output: Path, now: Mapping[str, Any]) -> bool:
     return False
 
 
+@contextmanager
+def open_run(output: Path, request: Mapping[str, Any], overwrite: bool) -> Iterator[None]:
+    """Locks the folder in the block, after it has got the request unless it holds it already.
+
+    Raises:
+        UsageError: it holds another run, or other files.
+        BertworksError: another process writes to it.
+    """
+    with locked(output):
+        if not check_same_request(output, request, overwrite):
+            create_run_folder(output, request)
+        yield
+
+
 def create_run_folder(output: Path, request: Mapping[str, Any]) -> None:
-    """Writes the request into a folder that is empty, or whose run was deleted."""
+    """Writes the request into a folder, and deletes the run that is there, and no other files. Its run.json stays until
+    this request replaces it, so that the remains of a killed process can be deleted again."""
+    if (output / "run.json").exists():
+        for name in FOLDERS:
+            shutil.rmtree(output / name, ignore_errors=True)
+        for name in FILES:
+            (output / name).unlink(missing_ok=True)
     write_json(output / "run.json", {"request": request, "versions": versions()})
-
-
-def delete_run(output: Path) -> bool:
-    """Deletes the run in a folder and no other files; False: there is no run. Its run.json stays until the next request
-    replaces it, so that the remains of a killed process can be deleted again."""
-    if not (output / "run.json").exists():
-        return False
-    for name in FOLDERS:
-        shutil.rmtree(output / name, ignore_errors=True)
-    for name in FILES:
-        (output / name).unlink(missing_ok=True)
-    return True
 
 
 def absolute(path: str | Path) -> str:
@@ -181,11 +193,6 @@ def training_figures(means: Mapping[str, LossStats]) -> dict[str, float]:
         for name, mean in means.items()
         for kind, value in (("loss", mean.loss), ("accuracy", mean.accuracy))
     }
-
-
-def total_loss(means: Mapping[str, LossStats], weights: Mapping[str, float]) -> float:
-    """The weighted sum of the losses, which a training minimizes."""
-    return sum(weights[name] * stats.loss for name, stats in means.items())
 
 
 def named_measures(figures: Mapping[str, float]) -> Iterator[tuple[str, Measure, str]]:

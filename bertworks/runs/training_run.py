@@ -22,7 +22,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
 from bertworks.models.encoder import meta_device_init
 from bertworks.runs.processes import GracefulShutdown, ShutdownError
-from bertworks.runs.run_folder import Metrics, finite, total_loss, training_figures
+from bertworks.runs.run_folder import Metrics, finite, training_figures
 from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, Precision, measure_matmul
 from bertworks.training.loop import Step, train
 from bertworks.training.objectives import OBJECTIVES, LossStats, TrainableModel
@@ -56,7 +56,7 @@ class TrainingJob(Protocol):
     def progress(self, step: int) -> dict[str, Any]: ...  # further figures to show, such as the phase
     def describe(self, figures: Mapping[str, float]) -> str: ...
     def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None: ...  # model and card
-    def report(self, folder: Path) -> None: ...
+    def report(self, folder: Path) -> object: ...
 
 
 class TrainingRun:
@@ -71,17 +71,16 @@ class TrainingRun:
         self.memory, self.shutdown = HeapTrimmer(device), GracefulShutdown()
         self.metrics = Metrics(folder / "metrics.jsonl")
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        self.checkpoint, damaged = latest_checkpoint(folder / "checkpoints")
-        # Notes to print at the start.
-        instead = "using the newest checkpoint before it" if self.checkpoint else "there is none before it"
-        self.notes = [f"{note.path}: {note.why}; {instead}" for note in damaged]
-        if self.checkpoint is None and self.metrics.last_step():
+        checkpoint, damaged = latest_checkpoint(folder / "checkpoints")
+        instead = "using the newest checkpoint before it" if checkpoint else "there is none before it"
+        self.notes = [Event("note", f"{note.path}: {note.why}; {instead}") for note in damaged]
+        if checkpoint is None and self.metrics.last_step():
             raise BertworksError(
                 f"the run was at step {self.metrics.last_step():,}, but its checkpoints are missing",
                 where=str(folder / "checkpoints"),
                 hint="put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again",
             )
-        self.model = self._network()
+        self.model = self._network(is_new=checkpoint is None)
         self._parameters = dict(self.model.named_parameters())
         self.optimizer = make_optimizer(self.model, job.optimizer)
         self.num_steps = job.num_steps
@@ -103,18 +102,23 @@ class TrainingRun:
         # Reading figures waits for the GPU, so it is done rarely.
         self.read_every = 10 if device.type == "cuda" else 1
         self.log_every = self.read_every * max(1, -(-self.num_steps // (MOST_LINES * self.read_every)))
+        if checkpoint:
+            self._restore(checkpoint)
 
-    def _network(self) -> nn.Module:
-        if self.checkpoint is None:
+    def _network(self, is_new: bool) -> nn.Module:
+        if is_new:
             network, notes = self.job.begin()
-            self.notes += notes
+            self.notes += [Event("note", text) for text in notes]
             return network.to(self.device)
         with meta_device_init():
             return self.job.blank().to_empty(device=self.device)
 
     def events(self) -> Iterator[Event]:
         """Trains to the end. Ctrl-C and SIGTERM save, then raise KeyboardInterrupt and SystemExit."""
-        yield from self._resume()
+        yield from self.notes
+        if self.rank == 0:
+            remove_deleted(self.folder / "checkpoints")
+            self.metrics.forget(self.step, -1 if self.facts["evaluated"] is None else self.facts["evaluated"])
         batches = self._batches()
         with self.shutdown.handling(), THREADS.hold(self.facts["threads"]) as threads:
             if self.facts["threads"] not in (None, threads):
@@ -190,17 +194,6 @@ class TrainingRun:
         row = (row + step.skipped) * step.skipped
         self.skipped = torch.stack([total + step.skipped, row, torch.maximum(most, row)])
 
-    def _resume(self) -> Iterator[Event]:
-        yield from (Event("note", text) for text in self.notes)
-        if self.checkpoint:
-            self._restore(self.checkpoint)
-        if self.rank == 0:
-            remove_deleted(self.folder / "checkpoints")
-            self.metrics.forget(self.step, -1 if self.facts["evaluated"] is None else self.facts["evaluated"])
-        if self.checkpoint:
-            yield Event("note", f"resuming after step {self.step:,} of {self.num_steps:,}", {"resumed_step": self.step})
-            self.checkpoint = None  # closes its file
-
     def _restore(self, checkpoint: Checkpoint) -> None:
         if checkpoint.facts.get("recipe_sha256") != self.facts["recipe_sha256"]:
             raise UsageError(
@@ -215,6 +208,8 @@ class TrainingRun:
                 )  # fmt: skip
             tensor.copy_(checkpoint.tensors[name])
         self.step, self.facts, self.saved = checkpoint.step, dict(checkpoint.facts), checkpoint.step
+        text = f"resuming after step {self.step:,} of {self.num_steps:,}"
+        self.notes.append(Event("note", text, {"resumed_step": self.step}))
 
     def _batches(self) -> Callable[[int], list[Batch]]:
         """The micro-batches of a step. The first process writes the plans; the others read them."""
@@ -255,9 +250,9 @@ class TrainingRun:
         if self.rank == 0:
             yield from self._evaluate_here()
         if self.world_size > 1:
-            facts = [self.facts]
-            dist.broadcast_object_list(facts, src=0)
-            self.facts = facts[0]
+            changed = [{name: self.facts[name] for name in ("evaluated", "evaluation", "best")}]
+            dist.broadcast_object_list(changed, src=0)
+            self.facts |= changed[0]
 
     def _evaluate_here(self) -> Iterator[Event]:
         begin = time.perf_counter()
@@ -284,29 +279,23 @@ class TrainingRun:
         tokens, seconds = self._logged
         self._logged = self.facts["tokens"], self.facts["seconds"]
         tokens_per_second = (self.facts["tokens"] - tokens) / (self.facts["seconds"] - seconds)
-        figures = {"loss": total_loss(means, cast(TrainableModel, self.model).weights), **training_figures(means)}
-        learned = finite({"step": step.number, **figures, "learning_rate": step.learning_rate})
-        learned |= finite({"gradient_norm": step.grad_norm.item(), "tokens": self.facts["tokens"]})
+        weights = cast(TrainableModel, self.model).weights
+        loss = sum(weights[name] * stats.loss for name, stats in means.items())  # that a training minimizes
         flops = tokens_per_second * self.job.flops_per_token(step.number)
-        measured = {
-            "tokens_per_second": tokens_per_second,
-            "matmul_share": flops / self._matmul_speed / self.world_size,
-            "memory": self.memory.look(),
-            "seconds": self.facts["seconds"],
-        }
+        figures = finite({
+            "step": step.number, "loss": loss, **training_figures(means), "learning_rate": step.learning_rate,
+            "gradient_norm": step.grad_norm.item(), "tokens": self.facts["tokens"],
+            "tokens_per_second": tokens_per_second, "matmul_share": flops / self._matmul_speed / self.world_size,
+            "memory": self.memory.look(), "seconds": self.facts["seconds"],
+        })  # fmt: skip
         if self.rank == 0:
-            self.metrics.record(learned | measured)
+            self.metrics.record(figures)
         left = self.facts["seconds"] * (self.job.cost(self.num_steps) / self.job.cost(step.number) - 1)
         left += self._evaluation_seconds * math.ceil((self.num_steps - step.number) / self.evaluate_every)
-        shown = {
-            "steps": self.num_steps,
-            **self.job.progress(step.number),
-            "eta_seconds": left,
-            "skipped": int(self.skipped[0].item()),
-        }
-        fields = learned | measured | shown
+        fields = figures | {"steps": self.num_steps, **self.job.progress(step.number)}
+        fields |= {"eta_seconds": left, "skipped": int(self.skipped[0].item())}
         accuracies = [f"{OBJECTIVES[kind].title} {means[kind].accuracy:.1%}" for kind in means if kind in OBJECTIVES]
-        parts = [f"step {step.number:,}/{self.num_steps:,}", f"loss {figures['loss']:.3f}", *accuracies]
+        parts = [f"step {step.number:,}/{self.num_steps:,}", f"loss {loss:.3f}", *accuracies]
         parts += [show(fields[name]) for name, show in _SHOWN.items() if fields[name] is not None]
         return Event("step", "  ".join(parts), fields)
 
