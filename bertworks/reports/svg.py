@@ -3,7 +3,7 @@
 import hashlib
 import math
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -149,21 +149,20 @@ class _Axes:
         fraction = (self.high - min(max(y, self.low), self.high)) / (self.high - self.low)
         return across, TOP + (HEIGHT - TOP - BOTTOM) * fraction
 
-    def text(self, x: float, y: float) -> str:
-        across, down = self.place(x, y)
-        return f"{across:.1f},{down:.1f}"
+    def path(self, points: Iterable[Point]) -> str:
+        return " ".join(f"{x:.1f},{y:.1f}" for x, y in (self.place(*point) for point in points))
 
     def draw(self, xs: Sequence[float], ys: Sequence[float], show_x: Show, show_y: Show, name: str) -> list[str]:
         """Horizontal lines at `ys`, numbers at `xs` and `ys`, and the name of the horizontal axis."""
         parts = []
         for y in ys:
-            across, down = self.text(self.left, y).split(",")
-            parts.append(f'<line class="grid" x1="{across}" x2="{WIDTH - RIGHT}" y1="{down}" y2="{down}"/>')
-            parts.append(f'<text x="{LEFT - 8}" y="{down}" dy="4" text-anchor="end">{show_y(y)}</text>')
+            x1, down = self.place(self.left, y)
+            parts.append(f'<line class="grid" x1="{x1:.1f}" x2="{WIDTH - RIGHT}" y1="{down:.1f}" y2="{down:.1f}"/>')
+            parts.append(f'<text x="{LEFT - 8}" y="{down:.1f}" dy="4" text-anchor="end">{show_y(y)}</text>')
         for x in xs:
-            across = self.text(x, self.low).split(",")[0]
-            anchor = "end" if float(across) > WIDTH - RIGHT - 16 else "middle"
-            parts.append(f'<text x="{across}" y="{HEIGHT - BOTTOM + 17}" text-anchor="{anchor}">{show_x(x)}</text>')
+            across, _ = self.place(x, self.low)
+            anchor = "end" if across > WIDTH - RIGHT - 16 else "middle"
+            parts.append(f'<text x="{across:.1f}" y="{HEIGHT - BOTTOM + 17}" text-anchor="{anchor}">{show_x(x)}</text>')
         middle = (LEFT + WIDTH - RIGHT) / 2
         return [*parts, f'<text x="{middle}" y="{HEIGHT - 5}" text-anchor="middle">{escape(name)}</text>']
 
@@ -180,15 +179,14 @@ def _line(series: Series, axes: _Axes, show: Show) -> str:
     groups = grouped(series.points)
     parts = []
     if len(groups) < len(series.points):
-        edge = [axes.text(x, high) for x, _, _, high in groups]
-        edge += [axes.text(x, low) for x, _, low, _ in reversed(groups)]
-        parts.append(f'<polygon class="band" points="{" ".join(edge)}"/>')
-    parts.append(f'<polyline class="path" points="{" ".join(axes.text(x, y) for x, y, _, _ in groups)}"/>')
+        edge = [(x, high) for x, _, _, high in groups] + [(x, low) for x, _, low, _ in reversed(groups)]
+        parts.append(f'<polygon class="band" points="{axes.path(edge)}"/>')
+    parts.append(f'<polyline class="path" points="{axes.path((x, y) for x, y, _, _ in groups)}"/>')
     if series.style == "held" or len(groups) == 1:
         for x, y, _, _ in groups:
-            across, down = axes.text(x, y).split(",")
+            across, down = axes.place(x, y)
             hint = f"<title>step {x:,.0f}: {show(y)}</title>"
-            parts.append(f'<circle class="dot" cx="{across}" cy="{down}" r="3.5">{hint}</circle>')
+            parts.append(f'<circle class="dot" cx="{across:.1f}" cy="{down:.1f}" r="3.5">{hint}</circle>')
     if series.best:  # a ring, with words that stay inside the chart
         x, y = axes.place(*series.best)
         text_y = y + (20 if y < TOP + 24 else -10)

@@ -4,7 +4,6 @@
 """
 
 import hashlib
-import json
 import shutil
 import weakref
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import torch
 from bertworks.batching.features import training_groups
 from bertworks.checkpoints.model_folder import ModelFolder, check_same_task
 from bertworks.checkpoints.resolve import resolve_model
+from bertworks.checkpoints.storage import read_json
 from bertworks.config import dump_recipe, parse_as
 from bertworks.datasets.reader import Quoting
 from bertworks.datasets.schema import TaskType
@@ -26,7 +26,7 @@ from bertworks.errors import UsageError
 from bertworks.events import Event, duration, forward_events
 from bertworks.inference.decoding import make_featurizer
 from bertworks.inference.predictor import Predictor
-from bertworks.io.atomic_write import refuse_nested, sha256, write_text
+from bertworks.io.atomic_write import refuse_nested, sha256, write_json, write_text
 from bertworks.runs.data_splits import LabelledData, describe_task, find_files, read_data
 from bertworks.runs.final_evaluation import FinalEvaluation, task_card
 from bertworks.runs.finetune_job import FinetuneJob, Prepared, forecast
@@ -146,8 +146,6 @@ def prepare(
         precision = request.precision or recipe.precision
         chosen = best_precision(device) if precision == "auto" else cast(Precision, precision)
         recipe = replace(recipe, precision=chosen)
-    if request.task and request.task != "tagging":  # the metrics of tagging depend on its labels
-        metric_of(request.task, request.metric)
     folder = ModelFolder(resolve_model(request.model))
     model = folder.load(needs={"encoder"})
     data = data or read_data(
@@ -173,7 +171,7 @@ def train(prepared: Prepared, output: Path, device: torch.device, processes: Pro
     """The training and the final evaluation. The folder exists and is locked; only the first process writes to it."""
     p, data_report = prepared, prepared.data_report()
     if processes.first:
-        write_text(output / "data.json", json.dumps(data_report.as_dict(), indent=2, ensure_ascii=False) + "\n")
+        write_json(output / "data.json", data_report.as_dict())
     disable_heap_trim()
     evaluation = FinalEvaluation(output, p.description, p.dev, data_report)
     job = FinetuneJob(
@@ -192,7 +190,7 @@ def train(prepared: Prepared, output: Path, device: torch.device, processes: Pro
         metrics, text = evaluation.evaluate(device, job.precision, job.saved)
         results = {"figures": metrics, "metric": p.metric, "score": metrics[p.metric]}
         content = {"text": text, "fields": done.fields | results | {"best": done.fields["best"] or {}}}
-        write_text(output / FINISHED, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        write_json(output / FINISHED, content)
         shutil.rmtree(output / "checkpoints")  # a finished run is not resumed
     processes.wait()
     yield _done_event(output)
@@ -200,7 +198,7 @@ def train(prepared: Prepared, output: Path, device: torch.device, processes: Pro
 
 def _done_event(output: Path) -> Event:
     """The last event of a finished run."""
-    content = json.loads((output / FINISHED).read_text(encoding="utf-8"))
+    content = read_json(output / FINISHED)
     return Event("done", content["text"], content["fields"])
 
 

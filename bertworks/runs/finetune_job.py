@@ -150,8 +150,7 @@ class FinetuneJob:
         elif self.description.labels:  # its outputs in the order of the labels of the data
             order = torch.tensor([p.head.labels.index(label) for label in self.description.labels])
             state |= {name: value[order] for name, value in state.items() if name.startswith("classifier.")}
-        ours = network.state_dict()
-        missing, _ = network.load_state_dict({name: state[name] for name in ours if name in state}, strict=False)
+        missing, _ = network.load_state_dict(state, strict=False)
         if any(name.startswith("pooler") for name in missing):
             notes.append(f"{p.model_name} has no pooler: it starts at random")
         if network.features is not None and not self.caches_features:

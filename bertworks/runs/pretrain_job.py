@@ -183,8 +183,10 @@ class PretrainJob:
     keeps: ClassVar[Literal["last", "best"]] = "last"
     describe, report = staticmethod(describe), staticmethod(write_report)
 
-    def __init__(self, recipe: Recipe, shards: Shards, tokenizer: Tokenizer, init: str | None = None):
-        self.recipe, self.shards, self.tokenizer, self.init = recipe, shards, tokenizer, init
+    def __init__(self, recipe: Recipe, shards: Shards, init: str | None = None):
+        self.recipe, self.shards, self.init = recipe, shards, init
+        self.tokenizer = shards.tokenizer()
+        self.tokenizer.model_max_length = recipe.encoder.max_position_embeddings
         self.seed, self.optimizer = recipe.seed, recipe.optimizer
         self.precision = cast(Precision, recipe.train.precision)
         self.num_steps = recipe.train.num_steps
@@ -203,8 +205,8 @@ class PretrainJob:
         torch.manual_seed(self.recipe.seed)
         model, notes = self.blank(), []
         if self.init is not None:
-            ours, state = model.state_dict(), load_model(resolve_model(self.init), needs={"encoder"}).state
-            missing, _ = model.load_state_dict({name: state[name] for name in ours if name in state}, strict=False)
+            state = load_model(resolve_model(self.init), needs={"encoder"}).state
+            missing, _ = model.load_state_dict(state, strict=False)
             if missing:
                 heads = ", ".join(sorted({name.split(".")[0] for name in missing}))
                 notes.append(f"{self.init} has no {heads}: initialized at random")

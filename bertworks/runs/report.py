@@ -8,12 +8,11 @@ from typing import Any, cast
 
 from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.schema import TaskType
-from bertworks.errors import BertworksError
 from bertworks.events import duration
 from bertworks.io.atomic_write import write_text
 from bertworks.reports import svg
 from bertworks.reports.svg import Point, Series, Show
-from bertworks.runs.run_folder import describe, named_measures, parse_metrics
+from bertworks.runs.run_folder import describe, named_measures, read_metrics
 from bertworks.runs.task_metrics import NAMES, NOTHING, SHARES, counted, format_metrics, metric_of
 from bertworks.training.objectives import OBJECTIVES, PERPLEXITY
 
@@ -54,7 +53,7 @@ def write_report(folder: str | Path) -> Path:
         BertworksError: a line of metrics.jsonl is damaged; the page cannot be written.
     """
     folder = Path(folder)
-    steps, evaluations = read_metrics(folder / "metrics.jsonl")
+    steps, evaluations = _read_rows(folder)
     charts = [*OBJECTIVE_CHARTS, *OPTIMIZATION_CHARTS, *SPEED_CHARTS]
     sections, summary = [svg.side_by_side(_lines(charts, steps, evaluations, "held out"))], _spent(steps, evaluations)
     if evaluations:
@@ -74,7 +73,7 @@ def write_task_report(folder: Path, data: str, result: Mapping[str, Any] | None)
     Raises:
         BertworksError: a line of metrics.jsonl is damaged; the page cannot be written.
     """
-    steps, evaluations = read_metrics(folder / "metrics.jsonl")
+    steps, evaluations = _read_rows(folder)
     summary, metric = _spent(steps, evaluations), _metric(folder)
     best = max(evaluations, key=lambda row: (row.get(metric, 0.0), -row.get("loss", 0.0)), default={})
     marks = {metric: (best["step"], best[metric])} if metric in best else {}
@@ -107,23 +106,12 @@ def _write(folder: Path, kind: str, summary: list[str], sections: list[str]) -> 
     return folder / "report.html"
 
 
-def read_metrics(path: Path) -> tuple[Rows, Rows]:
-    """Steps, and evaluations (their figures with the step among them), in the order of steps.
-
-    A run that was resumed may repeat steps: the last line counts. An incomplete last line is of a killed process.
-    """
+def _read_rows(folder: Path) -> tuple[Rows, Rows]:
+    """Steps, and evaluations (their figures with the step among them), in the order of steps. A run that was resumed
+    may repeat steps: the last line counts."""
     steps: dict[int, dict[str, Any]] = {}
     evaluations: dict[int, dict[str, Any]] = {}
-    lines = path.read_bytes().decode("utf-8", errors="replace").split("\n") if path.exists() else []
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            step, figures, is_evaluation = parse_metrics(line)
-        except ValueError:
-            raise BertworksError(
-                "the line is damaged: expected a JSON object with a step and numbers",
-                where=f"{path}:{number}",
-                hint="delete the line",
-            ) from None
+    for _, step, figures, is_evaluation in read_metrics(folder / "metrics.jsonl"):
         (evaluations if is_evaluation else steps)[step] = figures | {"step": step}
     return [steps[step] for step in sorted(steps)], [evaluations[step] for step in sorted(evaluations)]
 

@@ -10,7 +10,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,42 +143,43 @@ class Metrics:
     def forget(self, after: int, evaluated: int) -> None:
         """Drops steps after `after` and evaluations after `evaluated`, which a resumed run repeats, and an incomplete
         last line."""
-        if not self.path.exists():
-            return
-        kept = [
-            line + "\n"
-            for line, step, is_evaluation in self._lines()
-            if step <= (evaluated if is_evaluation else after)
-        ]
-        write_text(self.path, "".join(kept))
+        if self.path.exists():
+            lines = [
+                line for line, step, is_evaluation in self._intact() if step <= (evaluated if is_evaluation else after)
+            ]
+            write_text(self.path, "".join(f"{line}\n" for line in lines))
 
     def last_step(self) -> int:
         """The last recorded step, or 0."""
-        return max((step for _, step, _ in self._lines()), default=0) if self.path.exists() else 0
+        return max((step for _, step, _ in self._intact()), default=0)
 
-    def _lines(self) -> Iterator[tuple[str, int, bool]]:
-        """Each line, its step, and whether it is an evaluation, up to the first broken line."""
-        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                step, _, is_evaluation = parse_metrics(line)
-            except ValueError:
-                return
-            yield line, step, is_evaluation
+    def _intact(self) -> Iterator[tuple[str, int, bool]]:
+        """Each line up to the first damaged one, its step, and whether it is an evaluation."""
+        with suppress(BertworksError):
+            for line, step, _, is_evaluation in read_metrics(self.path):
+                yield line, step, is_evaluation
 
 
-def parse_metrics(line: str) -> tuple[int, dict[str, float], bool]:
-    """The step of a line of metrics.jsonl, its numbers, and whether it is an evaluation.
+def read_metrics(path: Path) -> Iterator[tuple[str, int, dict[str, float], bool]]:
+    """The lines of metrics.jsonl: each with its step, its numbers, and whether it is an evaluation. An incomplete last
+    line is of a killed process, and is left out.
 
     Raises:
-        ValueError: the line is damaged.
+        BertworksError: a line is damaged.
     """
-    try:
-        content = json.loads(line)
-        figures = content.get("evaluation", content)
-        numbers = {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
-        return int(content["step"]), numbers, "evaluation" in content
-    except (TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        raise ValueError(line) from error
+    lines = path.read_bytes().decode("utf-8", errors="replace").split("\n") if path.exists() else []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            content = json.loads(line)
+            step, figures = int(content["step"]), content.get("evaluation", content)
+            numbers = {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+            raise BertworksError(
+                "the line is damaged: expected a JSON object with a step and numbers",
+                where=f"{path}:{number}",
+                hint="delete the line",
+            ) from None
+        yield line, step, numbers, "evaluation" in content
 
 
 def finite(figures: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,5 @@
 """Many fine-tunings of one request: seeds, folds, settings; and their summary."""
 
-import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 from bertworks.errors import UsageError
 from bertworks.events import Event
-from bertworks.io.atomic_write import refuse_nested, replacing, write_text
+from bertworks.io.atomic_write import refuse_nested, replacing, write_json
 from bertworks.metrics.classification import confidence_interval
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import FinetuneRequest, finetune_events
@@ -105,15 +104,15 @@ def run_trials(
             {"folder": trial.folder, "setting": trial.setting, "seed": trial.request.seed, "fold": trial.request.fold}
             | results
         )
-        write_text(output / "trials.json", json.dumps({"trials": done, "settings": summary(done)}, indent=2) + "\n")
-    settings = summary(done)
+        settings = summary(done)
+        write_json(output / "trials.json", {"trials": done, "settings": settings})
     best_setting = max(settings, key=lambda row: row["mean"])["setting"]  # not the best single run: that is luck
     best = max((result for result in done if result["setting"] == best_setting), key=lambda result: result["score"])
     for name in MODEL_FILES:
         if (output / best["folder"] / name).exists():
             with replacing(output / name) as temporary:
                 shutil.copyfile(output / best["folder"] / name, temporary)
-    text = f"{table(done)}\n{output}: the best model, of {best['folder']}"
+    text = f"{table(best['metric'], settings)}\n{output}: the best model, of {best['folder']}"
     yield Event("done", text, {"folder": str(output), "trials": done, "settings": settings, "best": best})
 
 
@@ -127,11 +126,10 @@ def summary(done: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def table(done: Sequence[dict[str, Any]]) -> str:
+def table(metric: str, settings: Sequence[dict[str, Any]]) -> str:
     """The summary in words."""
-    metric = done[0]["metric"]
     lines = []
-    for row in sorted(summary(done), key=lambda row: -row["mean"]):
+    for row in sorted(settings, key=lambda row: -row["mean"]):
         spread = f" ± {row['margin']:.4f} (95 %), deviation {row['deviation']:.4f}" if row["count"] > 1 else ""
         each = ", ".join(f"{score:.4f}" for score in row["scores"])
         lines.append(f"{row['setting'] or 'all'}: {metric} {row['mean']:.4f}{spread}; {each}")

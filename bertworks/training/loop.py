@@ -99,7 +99,8 @@ def train(
                 losses = [t.loss * (weights[name] * world_size / counts[name]) for name, t in part_sums.items()]
                 torch.stack(losses).sum().backward()
             sums = add_sums(sums, {name: LossSum(t.loss.detach(), t.correct) for name, t in part_sums.items()})
-        sums = _reduced(sums)
+        if world_size > 1:
+            sums = _reduced(sums)
         grad_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         # A loss that is not finite may have finite gradients: make the norm not finite, so that the step is skipped.
         grad_norm = grad_norm + 0 * torch.stack([t.loss for t in sums.values()]).sum()
@@ -167,9 +168,7 @@ def _global_counts(
 
 
 def _reduced(sums: dict[str, LossSum]) -> dict[str, LossSum]:
-    """Sums over processes, if there are several: one small message."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return sums
+    """Sums over processes: one small message."""
     row = torch.stack([part for part_sum in sums.values() for part in part_sum])
     dist.all_reduce(row)
     return {name: LossSum(row[2 * i], row[2 * i + 1]) for i, name in enumerate(sums)}

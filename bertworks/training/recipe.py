@@ -327,13 +327,8 @@ def default_learning_rate(hidden_size: int) -> float:
 
 
 def resolve_recipe(recipe: FinetuneRecipe, count: int, c: EncoderConfig) -> FinetuneRecipe:
-    """The recipe with values for everything that is 0 for "default". count: training examples; c: the network."""
+    """The recipe with epochs and learning rate where they are 0 for "default". count: examples; c: the network."""
     steps_per_epoch = math.ceil(count / recipe.batch_size)
     epochs = recipe.epochs or min(20, max(3, math.ceil(MIN_STEPS / steps_per_epoch)))
     rate = recipe.optimizer.learning_rate or default_learning_rate(c.hidden_size)
-    return replace(
-        recipe,
-        epochs=epochs,
-        max_length=default_max_length(recipe, c.max_position_embeddings),
-        optimizer=replace(recipe.optimizer, learning_rate=rate),
-    )
+    return replace(recipe, epochs=epochs, optimizer=replace(recipe.optimizer, learning_rate=rate))
