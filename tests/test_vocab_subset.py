@@ -67,6 +67,7 @@ def test_a_shortlist_reads_the_rows_of_the_tokens() -> None:
     shortlist.attach(embedding)
     for (one,) in units:
         assert torch.equal(embedding(torch.from_numpy(one.input_ids)), table[one.input_ids])
+    assert embedding.to("meta")(torch.from_numpy(units[0][0].input_ids).to("meta")).is_meta  # as on a GPU
     assert torch.equal(shortlist.merge(table, shortlist.rows(table)), table)  # to the last bit
 
 

@@ -84,23 +84,22 @@ def software(versions: Mapping[str, Any]) -> str:
 def figures(title: str, columns: Sequence[tuple[str, str, Show]], rows: Sequence[Mapping[str, Any]]) -> str:
     """A table of numbers. columns: key in a row, title, format; a column that no row has is left out."""
     present = [column for column in columns if any(column[0] in row for row in rows)]
-    lines = ["".join(f"<th>{escape(title)}</th>" for _, title, _ in present)]
-    for row in rows:
-        lines.append("".join(f"<td>{escape(show(row[key])) if key in row else ''}</td>" for key, _, show in present))
-    return section(title, _table(lines))
+    head = [f"<th>{escape(title)}</th>" for _, title, _ in present]
+    body = [[f"<td>{escape(show(row[key])) if key in row else ''}</td>" for key, _, show in present] for row in rows]
+    return section(title, _table([head, *body]))
 
 
 def words(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table of texts; the second column is the widest."""
-    lines = ["".join(f"<th>{escape(column)}</th>" for column in columns)]
     classes = ["quiet", "text", *["cell"] * len(columns)]
-    for row in rows:
-        lines.append("".join(f'<td class="{style}">{escape(cell)}</td>' for style, cell in zip(classes, row)))
-    return _table(lines, ' class="words"')
+    head = [f"<th>{escape(column)}</th>" for column in columns]
+    body = [[f'<td class="{style}">{escape(cell)}</td>' for style, cell in zip(classes, row)] for row in rows]
+    return _table([head, *body], ' class="words"')
 
 
-def _table(rows: Sequence[str], attributes: str = "") -> str:
-    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+def _table(rows: Sequence[Sequence[str]], attributes: str = "") -> str:
+    """rows: HTML of cells."""
+    body = "\n".join(f"<tr>{''.join(cells)}</tr>" for cells in rows)
     return f'<div class="scroll"><table{attributes}>\n{body}\n</table></div>'
 
 
@@ -201,17 +200,17 @@ def heat(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
     style = "tall" if len(names) > _MAX_HORIZONTAL else "narrow"
     short_names = [name if len(name) <= 24 else f"{name[:23]}…" for name in names]
     heads = [f'title="{escape(name)}">{escape(shown)}' for name, shown in zip(names, short_names)]
-    head = "".join(f'<th class="{style}"><span {name}</span></th>' for name in heads)
-    lines = [f'<th class="corner">label &#8595; prediction &#8594;</th>{head}']
+    head = [f'<th class="{style}"><span {name}</span></th>' for name in heads]
+    rows = [['<th class="corner">label &#8595; prediction &#8594;</th>', *head]]
     for row, of_row in enumerate(counts):
         total = max(1, sum(of_row))
-        cells = []
+        cells = [f"<th {heads[row]}</th>"]
         for column, count in enumerate(of_row):
             style = "right" if row == column else "wrong"
             percentage = f"<small>{count / total:.0%}</small>" if count else ""
             cells.append(f'<td class="{style}" style="--share: {count / total:.3f}">{count:,}{percentage}</td>')
-        lines.append(f"<th {heads[row]}</th>{''.join(cells)}")
-    return _table(lines, ' class="heat"')
+        rows.append(cells)
+    return _table(rows, ' class="heat"')
 
 
 def grouped(points: Sequence[Point]) -> list[tuple[float, float, float, float]]:
