@@ -42,12 +42,14 @@ def check_same_request(output: Path, now: Mapping[str, Any], overwrite: bool = F
         if overwrite:
             return False
         old = _read_request(path)
-        if differing := [name for name in now if old.get(name) != now[name]]:
-            lines = "".join(
-                f"\n  {name}: {_show_value(old, name)} there, {_show_value(now, name)} now" for name in differing
-            )
+        differing = [
+            f"\n  {name}: {_show_value(name, old.get(name))} there, {_show_value(name, value)} now"
+            for name, value in now.items()
+            if old.get(name) != value
+        ]
+        if differing:
             raise UsageError(
-                f"the folder holds a run with other settings:{lines}",
+                f"the folder holds a run with other settings:{''.join(differing)}",
                 where=str(output),
                 hint="-o ANOTHER-FOLDER keeps both; --overwrite deletes the present run",
             )
@@ -103,8 +105,7 @@ def _read_request(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def _show_value(content: Mapping[str, Any], name: str) -> str:
-    value = content.get(name)
+def _show_value(name: str, value: Any) -> str:
     return f"{value[:12]}..." if name.endswith("sha256") and value else repr(value)
 
 
@@ -189,11 +190,7 @@ def finite(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 def training_figures(means: Mapping[str, LossStats]) -> dict[str, float]:
     """Losses and accuracies by name."""
-    return {
-        f"{name}_{kind}": value
-        for name, mean in means.items()
-        for kind, value in (("loss", mean.loss), ("accuracy", mean.accuracy))
-    }
+    return {f"{name}_{kind}": getattr(mean, kind) for name, mean in means.items() for kind in ("loss", "accuracy")}
 
 
 def named_measures(figures: Mapping[str, float]) -> Iterator[tuple[str, Measure, str]]:

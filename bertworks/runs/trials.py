@@ -14,14 +14,10 @@ from bertworks.io.atomic_write import refuse_nested, replacing, write_json
 from bertworks.metrics.classification import confidence_interval
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import FinetuneRequest, finetune_events
-from bertworks.runs.run_folder import check_same_request, create_run_folder
-from bertworks.text.tokenizer_folder import TOKENIZER_FILES
+from bertworks.runs.run_folder import FILES, check_same_request, create_run_folder
 from bertworks.training.recipe import PAPER_GRID, load_finetune_recipe
 
-MODEL_FILES = (
-    "config.json", "task.json", *TOKENIZER_FILES,
-    "README.md", "report.html", "errors.csv", "result.json", "recipe.toml", "model.safetensors",
-)  # fmt: skip
+NOT_COPIED = ("metrics.jsonl", "data.json", "finished.json", "trials.json")  # of the best training
 
 
 @dataclass(frozen=True)
@@ -108,8 +104,8 @@ def run_trials(
         write_json(output / "trials.json", {"trials": done, "settings": settings})
     best_setting = max(settings, key=lambda row: row["mean"])["setting"]  # not the best single run: that is luck
     best = max((result for result in done if result["setting"] == best_setting), key=lambda result: result["score"])
-    for name in MODEL_FILES:
-        if (output / best["folder"] / name).exists():
+    for name in FILES:
+        if name not in NOT_COPIED and (output / best["folder"] / name).exists():
             with replacing(output / name) as temporary:
                 shutil.copyfile(output / best["folder"] / name, temporary)
     text = f"{table(best['metric'], settings)}\n{output}: the best model, of {best['folder']}"
