@@ -41,16 +41,16 @@ class VocabSubset:
         ids = np.flatnonzero(used)
         self.ids = torch.from_numpy(np.append(ids, np.flatnonzero(~used)[:1]))  # int64 [S], the unused one last
         self.has_unused = len(ids) < vocab_size
-        self._rows = torch.full((vocab_size,), -1)  # of each token
-        self._rows[ids] = torch.arange(len(ids))
+        self._row_of_token = torch.full((vocab_size,), -1)  # int64 [V]
+        self._row_of_token[ids] = torch.arange(len(ids))
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def attach(self, embedding: nn.Embedding) -> None:
         """Lets an embedding matrix of these rows read the token ids of the whole vocabulary."""
-        rows = cache(self._rows.to)  # on a device
-        embedding.register_forward_pre_hook(lambda _, inputs: rows(inputs[0].device)[inputs[0]])
+        row_of_token = cache(self._row_of_token.to)  # on each device
+        embedding.register_forward_pre_hook(lambda _, inputs: row_of_token(inputs[0].device)[inputs[0]])
 
     def rows(self, embeddings: Tensor) -> Tensor:
         """[V, hidden] -> [S, hidden]."""
