@@ -245,10 +245,7 @@ def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: i
         disable_heap_trim()
         memory = HeapTrimmer()
         p = prepare(request, torch.device("cpu"), data=LabelledData(schema, rows, dev))
-        work = FinetuneJob(
-            p.recipe, p.description, p.initial, p.groups, p.dev, p.recipe.precision,
-            card=lambda _: "", report=lambda _: None,
-        )  # fmt: skip
+        work = FinetuneJob(p, card=lambda _: "", report=lambda _: None)
         network, _ = work.begin()
         optimizer, batches = make_optimizer(network, work.optimizer), work.train_batches
         steps = train(
@@ -256,9 +253,9 @@ def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: i
         )
 
         def answers() -> list[str]:
-            said, _ = compute_logits_and_loss(network, [encoded.unit for encoded in work.dev], work.precision)
+            said, _ = compute_logits_and_loss(network, work.dev_units, work.precision)
             decoding = Decoder(p.description)
-            return [decoding(encoded, of_one)["label"] for encoded, of_one in zip(work.dev, said, strict=True)]
+            return [decoding(encoded, of_one)["label"] for encoded, of_one in zip(p.dev, said, strict=True)]
 
         for step in steps:
             memory.look()

@@ -142,7 +142,7 @@ def answers(model: Any, p: Any) -> list[Any]:
     """To the whole of dev, asked sorted by length."""
     task = p.description.task
     decoding = Decoder(replace(p.description, threshold=None))
-    dev = list(make_featurizer(p.description, p.initial.model.tokenizer)(p.data.dev))
+    dev = list(make_featurizer(p.description, p.model.tokenizer)(p.data.dev))
     places = [(n, k) for n, one in enumerate(dev) for k in range(len(one.unit))]
     places.sort(key=lambda place: len(dev[place[0]].unit[place[1]].input_ids))
     known: dict[tuple[int, int], Any] = {}

@@ -17,7 +17,7 @@ from bertworks.errors import UsageError
 T = TypeVar("T")
 
 
-def read_recipe_text(name: str, what: str, known: Sequence[str], of_known: Callable[[], str]) -> str:
+def read_recipe_text(name: str, what: str, known: Mapping[str, str]) -> str:
     """The TOML text of a file, or of a name that is known. what: it is called in messages.
 
     Raises:
@@ -34,7 +34,7 @@ def read_recipe_text(name: str, what: str, known: Sequence[str], of_known: Calla
         near = get_close_matches(name, known, 1)
         hint = f"did you mean {near[0]}?" if near else f"name one of {', '.join(known)}, or a .toml file"
         raise UsageError(f"there is no {what} called {name!r}", hint=hint)
-    return of_known()
+    return known[name]
 
 
 def parse_as(kind: type[T], text: str, where: str, overrides: Sequence[str] = ()) -> T:
@@ -127,30 +127,29 @@ def parse_overrides(overrides: Sequence[str], aliases: Mapping[str, str] = Mappi
 
 
 def _set_overrides(table: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Sets fields by their path, as in train.phases.1.num_steps. A missing table is added."""
     for name, value in values.items():
-        *path, last = name.split(".")
         place: Any = table
+        *path, last = name.split(".")
         for key in path:
-            place = _item_at(place, key, name)
-        if isinstance(place, list) and last.isdigit() and int(last) < len(place):
-            place[int(last)] = value
-        elif isinstance(place, dict):
-            place[last] = value
-        else:
-            raise UsageError(f"{name}: {last!r} is not inside a table")
+            if isinstance(place, dict):
+                place.setdefault(key, {})
+            place = place[_index(place, key, name)]
+        place[_index(place, last, name)] = value
 
 
-def _item_at(place: Any, key: str, name: str) -> Any:
-    """The item of a table or a list; a missing table is added."""
-    if isinstance(place, list) and key.isdigit() and int(key) < len(place):
-        return place[int(key)]
+def _index(place: Any, key: str, name: str) -> str | int:
+    """The key as that of a table, or as the number of an item of a list."""
     if isinstance(place, dict):
-        return place.setdefault(key, {})
+        return key
+    if isinstance(place, list) and key.isdigit() and int(key) < len(place):
+        return int(key)
     raise UsageError(f"{name}: there is no {key!r}")
 
 
 def _line_of_field(text: str, name: str, at: str) -> str:
     """`name:line` of the field `at` (as in train.phases[1].num_steps), or `name` alone if it is not in the text."""
+    lines: dict[str, int] = {}
     table, counts = "", Counter[str]()
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*(\[\[?)\s*([\w.]+)", line):
@@ -158,14 +157,11 @@ def _line_of_field(text: str, name: str, at: str) -> str:
             if header[1] == "[[":
                 table += f"[{counts[header[2]]}]"
                 counts[header[2]] += 1
-            if at == table:
-                return f"{name}:{number}"
-        elif (field_name := re.match(r"\s*([\w.]+)\s*=", line)) and at in (
-            f"{table}.{field_name[1]}".lstrip("."),
-            f"{table}.{field_name[1]}[0]".lstrip("."),
-        ):
-            return f"{name}:{number}"
-    return name
+            lines[table] = number
+        elif field := re.match(r"\s*([\w.]+)\s*=", line):
+            lines[f"{table}.{field[1]}".lstrip(".")] = number
+    line_number = lines.get(at) or lines.get(re.sub(r"\[\d+\]$", "", at))
+    return f"{name}:{line_number}" if line_number else name
 
 
 def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "") -> T:
@@ -216,15 +212,5 @@ def require(config: object, expected: str, is_valid: Callable[[Any], bool], *nam
 
 
 def _toml(value: Any) -> str:
-    match value:
-        case bool():
-            return "true" if value else "false"
-        case str():
-            # TOML escapes as JSON does, and DEL.
-            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-        case list():
-            return f"[{', '.join(map(_toml, value))}]"
-        case float():
-            return repr(value) if "." in repr(value) or "e" in repr(value) or "inf" in repr(value) else f"{value!r}.0"
-        case _:
-            return str(value)
+    """Values are written as in JSON, but for infinity and the escape of DEL."""
+    return repr(value) if isinstance(value, float) else json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -31,8 +31,8 @@ from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import write_text
 from bertworks.runs import final_evaluation
 from bertworks.runs.final_evaluation import FinalEvaluation, best_threshold, task_card
-from bertworks.runs.finetune import Prepared, make_finetune_request, prepare
-from bertworks.runs.finetune_job import FinetuneJob
+from bertworks.runs.finetune import make_finetune_request, prepare
+from bertworks.runs.finetune_job import FinetuneJob, Prepared
 from bertworks.runs.run_folder import create_run_folder
 from bertworks.runs.task_metrics import compute_metrics
 
@@ -53,16 +53,7 @@ def begun(task: str, model: Path, folder: Path) -> tuple[Path, Prepared]:
     output.mkdir()
     create_run_folder(output, request.content())
     write_text(output / "recipe.toml", dump_recipe(p.recipe))
-    work = FinetuneJob(
-        p.recipe,
-        p.description,
-        p.initial,
-        p.groups,
-        p.dev,
-        "fp32",
-        card=lambda facts: "card",
-        report=lambda path: None,
-    )
+    work = FinetuneJob(p, card=lambda facts: "card", report=lambda path: None)
     network, _ = work.begin()
     work.save(output, network, {"step": 0, "evaluated": None})
     figures = work.evaluate(network)
@@ -112,7 +103,7 @@ def test_every_task_is_examined_and_all_files_agree(task: str, done: Callable[[s
     assert result["rows"] == len(p.data.dev)
     errors = list(RowReader(output / "errors.csv"))
     assert len(errors) == result["mistakes"] > 0
-    assert all(Path(row.values["where"].partition(":")[0]).name == Path(p.request.data).name for row in errors)
+    assert all(Path(row.values["where"].partition(":")[0]).name == WRITERS[task][1] for row in errors)
     card = (output / "README.md").read_text()
     assert f"{p.data_report().train:,} rows in train" in card
     page = (output / "report.html").read_text()

@@ -426,16 +426,14 @@ def test_frozen_settings_change_what_they_say(model: Path, tmp_path: Path) -> No
 def work_for(data: Path, model: Path, *overrides: str) -> FinetuneJob:
     """What a run with these settings trains."""
     p = prepare(make_finetune_request(data, model=model, overrides=(*FAST, *overrides)), torch.device("cpu"))
-    return FinetuneJob(
-        p.recipe, p.description, p.initial, p.groups, p.dev, "fp32", card=lambda facts: "", report=lambda folder: None
-    )
+    return FinetuneJob(p, card=lambda facts: "", report=lambda folder: None)
 
 
 def test_rare_labels_weigh_as_in_scikit_learn(model: Path, tmp_path: Path) -> None:
     rows = [f"a film {n},{'rare' if n % 5 == 0 else 'usual'}" for n in range(60)]
     (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     work = work_for(tmp_path / "d.csv", model, "class_weights=balanced", "label_smoothing=0.1")
-    labels = [unit[0].target.labels.item() for unit in work.groups]
+    labels = [unit[0].target.labels.item() for unit in work.prepared.groups]
     expected = compute_class_weight("balanced", classes=np.array([0, 1]), y=labels)
     assert work.network().task == Classification(num_labels=2, weights=tuple(expected), smoothing=0.1)
     assert work_for(tmp_path / "d.csv", model).network().task == Classification(num_labels=2)
@@ -450,8 +448,8 @@ def test_a_label_that_never_occurs_weighs_one() -> None:
 
 def test_the_last_layers_begin_anew_and_the_first_do_not(model: Path, tmp_path: Path) -> None:
     work = work_for(write_reviews(tmp_path / "r.csv", 40), model, "reinitialized_layers=1")
-    learned = {name: value + 0.5 for name, value in work.initial.model.state.items()}
-    work.initial = replace(work.initial, model=work.initial.model._replace(state=learned))
+    learned = {name: value + 0.5 for name, value in work.prepared.model.state.items()}
+    work.prepared = replace(work.prepared, model=work.prepared.model._replace(state=learned))
     begun = work.begin()[0].state_dict()
     learned[TOKEN_EMBEDDING_KEY] = work.vocab_subset.rows(learned[TOKEN_EMBEDDING_KEY])
     kept = {name for name, value in begun.items() if name in learned and torch.equal(value, learned[name])}

@@ -54,7 +54,8 @@ def test_memory_that_has_grown_by_half_is_returned(monkeypatch: pytest.MonkeyPat
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device.torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UsageError, match="no GPU"):
+    monkeypatch.setattr(device.torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UsageError, match="there is no cuda:0: the number of GPUs is 0"):
         device.choose_device("cuda")
     assert device.choose_device("auto").type == "cpu"
     monkeypatch.setattr(device.torch.cuda, "is_available", lambda: True)

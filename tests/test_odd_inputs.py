@@ -118,7 +118,7 @@ def test_labels_in_another_order_contradict_nothing(model: Path, tmp_path: Path)
     from bertworks.runs.finetune import prepare
 
     prepared = prepare(make_finetune_request(tmp_path / "a.jsonl", model=model, overrides=FAST), _cpu())
-    found = make_dataset_report(prepared.data, prepared.train, prepared.dev, prepared.initial.model.tokenizer, 64)
+    found = make_dataset_report(prepared.data, prepared.train, prepared.dev, prepared.model.tokenizer, 64)
     assert found.copies.rows
     assert not found.conflicts.rows
 

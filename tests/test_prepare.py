@@ -8,7 +8,7 @@ import pytest
 
 from bertworks.errors import UsageError
 from bertworks.runs.prepare import in_background, make_shards, make_vocabulary, read_text
-from bertworks.runs.pretrain import corpus_tokens, make_request, seconds_of
+from bertworks.runs.pretrain import estimate_tokens, make_request, seconds_of
 from bertworks.runs.run_folder import check_same_request, create_run_folder
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.tokenizer import Tokenizer
@@ -56,9 +56,9 @@ def test_a_file_name_that_is_not_utf8_goes_all_the_way(tmp_path):
 
 def test_packed_text_is_more_than_its_bytes(tmp_path):
     reader = make_text(tmp_path)
-    plain = corpus_tokens(reader)
+    plain = estimate_tokens(reader)
     (tmp_path / "text.txt").rename(tmp_path / "text.txt.gz")
-    assert corpus_tokens(CorpusReader([tmp_path / "text.txt.gz"])) == pytest.approx(2.8 * plain, rel=0.01)
+    assert estimate_tokens(CorpusReader([tmp_path / "text.txt.gz"])) == pytest.approx(2.8 * plain, rel=0.01)
 
 
 @pytest.mark.parametrize(("budget", "seconds"), [("10s", 10), ("1h30m", 5400), ("1.5h", 5400), ("2D", 172_800)])

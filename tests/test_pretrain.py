@@ -251,7 +251,7 @@ def test_what_is_read_is_not_written_over(shards: Path, tmp_path: Path):
         ({"overrides": ["encoder.hidden_sise=64"]}, None, "did you mean encoder.hidden_size"),
         ({"overrides": ["train.phases.0.num_step=1"]}, None, r"did you mean train.phases\[0\].num_steps"),
         ({"overrides": ["train.phases.7.num_steps=1"]}, None, "there is no '7'"),
-        ({"overrides": ["title.x=1"]}, None, "not inside a table"),
+        ({"overrides": ["title.x=1"]}, None, "title.x: there is no 'x'"),
         ({"overrides": ["seed"]}, None, "sets nothing"),
         ({"seed": -1}, None, "seed is -1"),
         ({"tokenizer": "nowhere"}, None, "nowhere"),

@@ -20,8 +20,8 @@ from bertworks.training.recipe import (
     Recipe,
     TrainConfig,
     load_recipe,
+    packaged_recipes,
     parse_recipe,
-    recipe_names,
 )
 
 MINIMAL = """
@@ -39,7 +39,7 @@ sequence_length = 512
 """
 
 
-@pytest.mark.parametrize("name", recipe_names())
+@pytest.mark.parametrize("name", packaged_recipes())
 def test_the_published_recipes(name: str):
     recipe = load_recipe(name)
     size = name.removeprefix("bert-")
@@ -58,7 +58,7 @@ def test_the_published_recipes(name: str):
 
 
 def test_there_is_a_recipe_for_every_size():
-    assert recipe_names() == sorted(f"bert-{size}" for size in BERT_SIZES)
+    assert list(packaged_recipes()) == sorted(f"bert-{size}" for size in BERT_SIZES)
 
 
 def test_what_is_not_said_is_the_default():

@@ -51,26 +51,23 @@ def test_a_shortlist_learns_what_the_whole_table_does(spoilt: int | None) -> Non
     assert len(shortlist) < CONFIG.vocab_size
     small = TaskModel(replace(CONFIG, vocab_size=len(shortlist)), task)
     small.load_state_dict(begun | {WORDS: shortlist.rows(begun[WORDS])})
+    shortlist.attach(small.encoder.embeddings.token)
     expected = trained(whole, units, spoilt=spoilt)
-    found = trained(small, shortlist.over(units), spoilt=spoilt)
+    found = trained(small, units, spoilt=spoilt)
     found[WORDS] = shortlist.merge(begun[WORDS], found[WORDS])
     assert not torch.allclose(expected[WORDS][shortlist.ids[-1]], begun[WORDS][shortlist.ids[-1]], rtol=1e-4)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-7, msg=name)
 
 
-def test_the_numbers_of_a_shortlist_are_those_of_the_rows() -> None:
+def test_a_shortlist_reads_the_rows_of_the_tokens() -> None:
     units, table = some_units(5), torch.randn(CONFIG.vocab_size, 4)
     shortlist = VocabSubset(units, CONFIG.vocab_size)
-    renumbered = shortlist.over(units)
-    assert len(renumbered) == len(units)
-    assert [unit[0].input_ids.tolist() for unit in renumbered[1:3]] == [
-        shortlist.renumbered(unit)[0].input_ids.tolist() for unit in units[1:3]
-    ]
-    for unit, again in zip(units, renumbered, strict=True):
-        (before,), (after,) = unit, again
-        assert torch.equal(shortlist.rows(table)[after.input_ids], table[before.input_ids])
-        assert after._replace(input_ids=before.input_ids) == before
+    embedding = torch.nn.Embedding.from_pretrained(shortlist.rows(table))
+    shortlist.attach(embedding)
+    for (one,) in units:
+        assert torch.equal(embedding(torch.from_numpy(one.input_ids)), table[one.input_ids])
+    assert embedding.to("meta")(torch.from_numpy(units[0][0].input_ids).to("meta")).is_meta  # as on a GPU
     assert torch.equal(shortlist.merge(table, shortlist.rows(table)), table)  # to the last bit
 
 

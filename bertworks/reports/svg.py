@@ -3,7 +3,7 @@
 import hashlib
 import math
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -84,21 +84,23 @@ def software(versions: Mapping[str, Any]) -> str:
 def figures(title: str, columns: Sequence[tuple[str, str, Show]], rows: Sequence[Mapping[str, Any]]) -> str:
     """A table of numbers. columns: key in a row, title, format; a column that no row has is left out."""
     present = [column for column in columns if any(column[0] in row for row in rows)]
-    lines = ["".join(f"<th>{escape(title)}</th>" for _, title, _ in present)]
-    for row in rows:
-        lines.append("".join(f"<td>{escape(show(row[key])) if key in row else ''}</td>" for key, _, show in present))
-    table = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return section(title, f'<div class="scroll"><table>\n{table}\n</table></div>')
+    head = [f"<th>{escape(title)}</th>" for _, title, _ in present]
+    body = [[f"<td>{escape(show(row[key])) if key in row else ''}</td>" for key, _, show in present] for row in rows]
+    return section(title, _table([head, *body]))
 
 
 def words(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table of texts; the second column is the widest."""
-    lines = ["".join(f"<th>{escape(column)}</th>" for column in columns)]
     classes = ["quiet", "text", *["cell"] * len(columns)]
-    for row in rows:
-        lines.append("".join(f'<td class="{style}">{escape(cell)}</td>' for style, cell in zip(classes, row)))
-    table = "\n".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<div class="scroll"><table class="words">\n{table}\n</table></div>'
+    head = [f"<th>{escape(column)}</th>" for column in columns]
+    body = [[f'<td class="{style}">{escape(cell)}</td>' for style, cell in zip(classes, row)] for row in rows]
+    return _table([head, *body], ' class="words"')
+
+
+def _table(rows: Sequence[Sequence[str]], attributes: str = "") -> str:
+    """rows: HTML of cells."""
+    body = "\n".join(f"<tr>{''.join(cells)}</tr>" for cells in rows)
+    return f'<div class="scroll"><table{attributes}>\n{body}\n</table></div>'
 
 
 def points(rows: list[dict[str, Any]], name: str) -> list[Point]:
@@ -146,21 +148,20 @@ class _Axes:
         fraction = (self.high - min(max(y, self.low), self.high)) / (self.high - self.low)
         return across, TOP + (HEIGHT - TOP - BOTTOM) * fraction
 
-    def text(self, x: float, y: float) -> str:
-        across, down = self.place(x, y)
-        return f"{across:.1f},{down:.1f}"
+    def path(self, points: Iterable[Point]) -> str:
+        return " ".join(f"{x:.1f},{y:.1f}" for x, y in (self.place(*point) for point in points))
 
     def draw(self, xs: Sequence[float], ys: Sequence[float], show_x: Show, show_y: Show, name: str) -> list[str]:
         """Horizontal lines at `ys`, numbers at `xs` and `ys`, and the name of the horizontal axis."""
         parts = []
         for y in ys:
-            across, down = self.text(self.left, y).split(",")
-            parts.append(f'<line class="grid" x1="{across}" x2="{WIDTH - RIGHT}" y1="{down}" y2="{down}"/>')
-            parts.append(f'<text x="{LEFT - 8}" y="{down}" dy="4" text-anchor="end">{show_y(y)}</text>')
+            x1, down = self.place(self.left, y)
+            parts.append(f'<line class="grid" x1="{x1:.1f}" x2="{WIDTH - RIGHT}" y1="{down:.1f}" y2="{down:.1f}"/>')
+            parts.append(f'<text x="{LEFT - 8}" y="{down:.1f}" dy="4" text-anchor="end">{show_y(y)}</text>')
         for x in xs:
-            across = self.text(x, self.low).split(",")[0]
-            anchor = "end" if float(across) > WIDTH - RIGHT - 16 else "middle"
-            parts.append(f'<text x="{across}" y="{HEIGHT - BOTTOM + 17}" text-anchor="{anchor}">{show_x(x)}</text>')
+            across, _ = self.place(x, self.low)
+            anchor = "end" if across > WIDTH - RIGHT - 16 else "middle"
+            parts.append(f'<text x="{across:.1f}" y="{HEIGHT - BOTTOM + 17}" text-anchor="{anchor}">{show_x(x)}</text>')
         middle = (LEFT + WIDTH - RIGHT) / 2
         return [*parts, f'<text x="{middle}" y="{HEIGHT - 5}" text-anchor="middle">{escape(name)}</text>']
 
@@ -177,15 +178,14 @@ def _line(series: Series, axes: _Axes, show: Show) -> str:
     groups = grouped(series.points)
     parts = []
     if len(groups) < len(series.points):
-        edge = [axes.text(x, high) for x, _, _, high in groups]
-        edge += [axes.text(x, low) for x, _, low, _ in reversed(groups)]
-        parts.append(f'<polygon class="band" points="{" ".join(edge)}"/>')
-    parts.append(f'<polyline class="path" points="{" ".join(axes.text(x, y) for x, y, _, _ in groups)}"/>')
+        edge = [(x, high) for x, _, _, high in groups] + [(x, low) for x, _, low, _ in reversed(groups)]
+        parts.append(f'<polygon class="band" points="{axes.path(edge)}"/>')
+    parts.append(f'<polyline class="path" points="{axes.path((x, y) for x, y, _, _ in groups)}"/>')
     if series.style == "held" or len(groups) == 1:
         for x, y, _, _ in groups:
-            across, down = axes.text(x, y).split(",")
+            across, down = axes.place(x, y)
             hint = f"<title>step {x:,.0f}: {show(y)}</title>"
-            parts.append(f'<circle class="dot" cx="{across}" cy="{down}" r="3.5">{hint}</circle>')
+            parts.append(f'<circle class="dot" cx="{across:.1f}" cy="{down:.1f}" r="3.5">{hint}</circle>')
     if series.best:  # a ring, with words that stay inside the chart
         x, y = axes.place(*series.best)
         text_y = y + (20 if y < TOP + 24 else -10)
@@ -200,17 +200,17 @@ def heat(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
     style = "tall" if len(names) > _MAX_HORIZONTAL else "narrow"
     short_names = [name if len(name) <= 24 else f"{name[:23]}…" for name in names]
     heads = [f'title="{escape(name)}">{escape(shown)}' for name, shown in zip(names, short_names)]
-    head = "".join(f'<th class="{style}"><span {name}</span></th>' for name in heads)
-    lines = [f'<tr><th class="corner">label &#8595; prediction &#8594;</th>{head}</tr>']
+    head = [f'<th class="{style}"><span {name}</span></th>' for name in heads]
+    rows = [['<th class="corner">label &#8595; prediction &#8594;</th>', *head]]
     for row, of_row in enumerate(counts):
         total = max(1, sum(of_row))
-        cells = []
+        cells = [f"<th {heads[row]}</th>"]
         for column, count in enumerate(of_row):
             style = "right" if row == column else "wrong"
             percentage = f"<small>{count / total:.0%}</small>" if count else ""
             cells.append(f'<td class="{style}" style="--share: {count / total:.3f}">{count:,}{percentage}</td>')
-        lines.append(f"<tr><th {heads[row]}</th>{''.join(cells)}</tr>")
-    return '<div class="scroll"><table class="heat">\n' + "\n".join(lines) + "\n</table></div>"
+        rows.append(cells)
+    return _table(rows, ' class="heat"')
 
 
 def grouped(points: Sequence[Point]) -> list[tuple[float, float, float, float]]:

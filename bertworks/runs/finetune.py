@@ -4,23 +4,21 @@
 """
 
 import hashlib
-import json
 import shutil
-import tempfile
 import weakref
 from collections.abc import Iterator
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import torch
 
-from bertworks.batching.batch import ExampleGroup
-from bertworks.batching.features import Features, training_groups
-from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig, check_same_task
+from bertworks.batching.features import training_groups
+from bertworks.checkpoints.model_folder import ModelFolder, check_same_task
 from bertworks.checkpoints.resolve import resolve_model
-from bertworks.checkpoints.training_state import locked
+from bertworks.checkpoints.storage import read_json
 from bertworks.config import dump_recipe, parse_as
 from bertworks.datasets.reader import Quoting
 from bertworks.datasets.schema import TaskType
@@ -28,22 +26,16 @@ from bertworks.errors import UsageError
 from bertworks.events import Event, duration, forward_events
 from bertworks.inference.decoding import make_featurizer
 from bertworks.inference.predictor import Predictor
-from bertworks.io.atomic_write import refuse_nested, sha256, write_text
+from bertworks.io.atomic_write import refuse_nested, sha256, write_json, write_text
 from bertworks.runs.data_splits import LabelledData, describe_task, find_files, read_data
-from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
 from bertworks.runs.final_evaluation import FinalEvaluation, task_card
-from bertworks.runs.finetune_job import FinetuneJob, InitialModel, forecast
-from bertworks.runs.processes import Processes, terminable
-from bertworks.runs.run_folder import absolute, check_same_request, create_run_folder, delete_run
+from bertworks.runs.finetune_job import FinetuneJob, Prepared, forecast
+from bertworks.runs.processes import Processes, training_processes
+from bertworks.runs.run_folder import absolute, check_same_request, open_run
 from bertworks.runs.task_metrics import metric_of
 from bertworks.runs.training_run import TrainingRun
 from bertworks.training.device import Precision, best_precision, choose_device, disable_heap_trim
-from bertworks.training.recipe import (
-    FinetuneRecipe,
-    default_max_length,
-    load_finetune_recipe,
-    resolve_recipe,
-)
+from bertworks.training.recipe import FinetuneRecipe, default_max_length, load_finetune_recipe, resolve_recipe
 
 FINISHED = "finished.json"  # the last event; a folder with it is finished
 
@@ -99,24 +91,6 @@ class FinetuneRequest:
         return content
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """Everything that a fine-tuning needs, read and checked."""
-
-    request: FinetuneRequest
-    recipe: FinetuneRecipe
-    data: LabelledData
-    description: TaskConfig
-    initial: InitialModel
-    groups: list[ExampleGroup]
-    train: list[Features]
-    dev: list[Features]
-
-    def data_report(self) -> DatasetReport:
-        tokenizer = self.initial.model.tokenizer
-        return make_dataset_report(self.data, self.train, self.dev, tokenizer, self.description.max_length)
-
-
 def finetune_events(
     output: str | Path,
     request: FinetuneRequest,
@@ -133,12 +107,12 @@ def finetune_events(
         UsageError: the folder belongs to a run with other settings, or the request is contradictory.
         BertworksError: the data, the model, the disk or the training does not allow it.
     """
-    output, device_ = Path(output), choose_device(device)
-    with terminable(), Processes(device_) as processes:
+    output, device_, content = Path(output), choose_device(device), request.content()
+    with training_processes(device_) as processes:
         refuse_nested(output, request.paths)
         if not processes.first:
             processes.meet()  # the first process has created the folder by then, or seen that the run is finished
-        resumes = not (overwrite and processes.first) and check_same_request(output, request.content())
+        resumes = check_same_request(output, content, overwrite and processes.first)
         if resumes and (output / FINISHED).exists():
             if processes.first:
                 processes.meet()
@@ -150,12 +124,9 @@ def finetune_events(
             recipe = parse_as(FinetuneRecipe, recipe_file.read_text(encoding="utf-8"), "recipe.toml")
         prepared = prepare(request, device_, recipe, data)
         processes.refuse_to_share(min(prepared.recipe.batch_size, len(prepared.groups)))
-        with locked(output) if processes.first else nullcontext():
-            if processes.first:
-                if (overwrite and delete_run(output)) or not resumes:
-                    create_run_folder(output, request.content())
-                if not recipe_file.exists():
-                    write_text(recipe_file, dump_recipe(prepared.recipe))
+        with open_run(output, content, overwrite) if processes.first else nullcontext():
+            if processes.first and not recipe_file.exists():
+                write_text(recipe_file, dump_recipe(prepared.recipe))
             yield from train(prepared, output, device_, processes)
 
 
@@ -175,8 +146,6 @@ def prepare(
         precision = request.precision or recipe.precision
         chosen = best_precision(device) if precision == "auto" else cast(Precision, precision)
         recipe = replace(recipe, precision=chosen)
-    if request.task and request.task != "tagging":  # the metrics of tagging depend on its labels
-        metric_of(request.task, request.metric)
     folder = ModelFolder(resolve_model(request.model))
     model = folder.load(needs={"encoder"})
     data = data or read_data(
@@ -184,7 +153,7 @@ def prepare(
         quoting=request.quoting, fold=None if request.fold is None else (request.fold, request.folds),
         whole_documents=recipe.document_context,
     )  # fmt: skip
-    metric_of(data.schema.task, request.metric, data.schema.labels)
+    metric = metric_of(data.schema.task, request.metric, data.schema.labels)
     recipe = replace(recipe, max_length=default_max_length(recipe, model.config.max_position_embeddings))
     description = describe_task(data, recipe)
     featurize = make_featurizer(description, model.tokenizer)
@@ -195,23 +164,21 @@ def prepare(
         head = folder.task_config
         check_same_task(head, description.task, description.labels, request.model, lstm_units=description.lstm_units)
     recipe = resolve_recipe(recipe, len(groups), model.config)
-    return Prepared(request, recipe, data, description, InitialModel(request.model, model, head), groups, train, dev)
+    return Prepared(recipe, data, description, metric, request.model, model, head, groups, train, dev)
 
 
 def train(prepared: Prepared, output: Path, device: torch.device, processes: Processes) -> Iterator[Event]:
     """The training and the final evaluation. The folder exists and is locked; only the first process writes to it."""
     p, data_report = prepared, prepared.data_report()
     if processes.first:
-        write_text(output / "data.json", json.dumps(data_report.as_dict(), indent=2, ensure_ascii=False) + "\n")
+        write_json(output / "data.json", data_report.as_dict())
     disable_heap_trim()
     evaluation = FinalEvaluation(output, p.description, p.dev, data_report)
-    precision = cast(Precision, p.recipe.precision)
     job = FinetuneJob(
-        p.recipe, p.description, p.initial, p.groups, p.dev, precision,
-        metric=metric_of(p.description.task, p.request.metric, p.description.labels),
-        card=lambda facts: task_card(output, p.description, p.recipe, p.request.model, data_report, facts),
+        p,
+        card=lambda facts: task_card(output, p.description, p.recipe, p.model_name, data_report, facts),
         report=evaluation.report,
-    )  # fmt: skip
+    )
     seconds = 0.0
     if processes.first:
         seconds = forecast(job, device, processes.count)  # before the first step that all processes compute together
@@ -220,10 +187,10 @@ def train(prepared: Prepared, output: Path, device: torch.device, processes: Pro
     yield Event("plan", f"{data_report}\n{_plan(p, job, seconds)}", fields)
     done = yield from forward_events(TrainingRun(output, job, device).events())
     if processes.first:
-        metrics, text = evaluation.evaluate(device, precision, job.saved)
-        results = {"figures": metrics, "metric": job.metric, "score": metrics[job.metric]}
+        metrics, text = evaluation.evaluate(device, job.precision, job.saved)
+        results = {"figures": metrics, "metric": p.metric, "score": metrics[p.metric]}
         content = {"text": text, "fields": done.fields | results | {"best": done.fields["best"] or {}}}
-        write_text(output / FINISHED, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        write_json(output / FINISHED, content)
         shutil.rmtree(output / "checkpoints")  # a finished run is not resumed
     processes.wait()
     yield _done_event(output)
@@ -231,7 +198,7 @@ def train(prepared: Prepared, output: Path, device: torch.device, processes: Pro
 
 def _done_event(output: Path) -> Event:
     """The last event of a finished run."""
-    content = json.loads((output / FINISHED).read_text(encoding="utf-8"))
+    content = read_json(output / FINISHED)
     return Event("done", content["text"], content["fields"])
 
 
@@ -240,7 +207,7 @@ def _plan(p: Prepared, job: FinetuneJob, seconds: float) -> str:
     can_end_early = 0 < p.recipe.patience * job.evaluate_every < job.num_steps - job.evaluate_every
     early = f"; ends early after {p.recipe.patience} evaluations without gain" if can_end_early else ""
     return (
-        f"model        {p.request.model}: {p.initial.model.config.num_parameters():,} parameters{lstm}\n"
+        f"model        {p.model_name}: {p.model.config.num_parameters():,} parameters{lstm}\n"
         f"training     {p.recipe.epochs} epochs of {job.train_batches.steps_per_epoch:,} steps, "
         f"{p.recipe.batch_size} at a time, rate {p.recipe.optimizer.learning_rate:g}{early}\n"
         f"time         about {duration(seconds)} on this machine"
@@ -290,15 +257,11 @@ def finetune(
         UsageError, BertworksError: see `finetune_events`.
     """
     request = make_finetune_request(data, model=model, **options)
-    folder = Path(tempfile.mkdtemp(prefix="bertworks-") if output is None else output)
-    try:
-        for _ in finetune_events(folder, request, device=device, overwrite=overwrite):
-            pass
-        predictor = Predictor(folder, device=device)
-    except BaseException:
+    with ExitStack() as stack:
         if output is None:
-            shutil.rmtree(folder)
-        raise
-    if output is None:
-        weakref.finalize(predictor, shutil.rmtree, folder, ignore_errors=True)
+            output = stack.enter_context(TemporaryDirectory(prefix="bertworks-", ignore_cleanup_errors=True))
+        for _ in finetune_events(output, request, device=device, overwrite=overwrite):
+            pass
+        predictor = Predictor(output, device=device)
+        weakref.finalize(predictor, stack.pop_all().close)
     return predictor

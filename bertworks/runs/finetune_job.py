@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Literal, overload
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -11,13 +12,14 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, ExampleGroup, LabelledBatches, collate
 from bertworks.batching.features import Features
-from bertworks.batching.sampling import Example
 from bertworks.checkpoints.model_folder import Model, TaskConfig, save_model, task_settings
 from bertworks.errors import BertworksError
 from bertworks.inference.decoding import Decoder, Logits, make_task_head
 from bertworks.inference.engine import compute_logits_and_loss
 from bertworks.models.encoder import initialize, meta_device_init, num_lstm_parameters
-from bertworks.runs.task_metrics import compute_metrics, format_metrics, metric_of
+from bertworks.runs.data_splits import LabelledData
+from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
+from bertworks.runs.task_metrics import compute_metrics, format_metrics
 from bertworks.training.budget import time_step
 from bertworks.training.device import Precision
 from bertworks.training.recipe import FinetuneRecipe
@@ -39,19 +41,16 @@ class VocabSubset:
         ids = np.flatnonzero(used)
         self.ids = torch.from_numpy(np.append(ids, np.flatnonzero(~used)[:1]))  # int64 [S], the unused one last
         self.has_unused = len(ids) < vocab_size
-        self._numbers = np.full(vocab_size, -1)
-        self._numbers[ids] = np.arange(len(ids))
+        self._row_of_token = torch.full((vocab_size,), -1)  # int64 [V]
+        self._row_of_token[ids] = torch.arange(len(ids))
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def renumbered(self, unit: ExampleGroup) -> list[Example]:
-        """The same sequences with positions in this list as token ids."""
-        return [example._replace(input_ids=self._numbers[example.input_ids]) for example in unit]
-
-    def over(self, units: Sequence[ExampleGroup]) -> Sequence[ExampleGroup]:
-        """All units, each renumbered on access: a second copy of all texts would double the memory."""
-        return _Renumbered(self, units)
+    def attach(self, embedding: nn.Embedding) -> None:
+        """Lets an embedding matrix of these rows read the token ids of the whole vocabulary."""
+        row_of_token = cache(self._row_of_token.to)  # on each device
+        embedding.register_forward_pre_hook(lambda _, inputs: row_of_token(inputs[0].device)[inputs[0]])
 
     def rows(self, embeddings: Tensor) -> Tensor:
         """[V, hidden] -> [S, hidden]."""
@@ -73,69 +72,56 @@ class VocabSubset:
         return (old * new).sum().item() / size if size else 1.0
 
 
-class _Renumbered(Sequence[ExampleGroup]):
-    def __init__(self, subset: VocabSubset, units: Sequence[ExampleGroup]):
-        self._subset, self._units = subset, units
-
-    def __len__(self) -> int:
-        return len(self._units)
-
-    @overload
-    def __getitem__(self, number: int) -> ExampleGroup: ...
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[ExampleGroup]: ...
-    def __getitem__(self, number: int | slice) -> ExampleGroup | Sequence[ExampleGroup]:
-        if isinstance(number, slice):
-            return _Renumbered(self._subset, self._units[number])
-        return self._subset.renumbered(self._units[number])
-
-
 TOKEN_EMBEDDING_KEY = "encoder.embeddings.token.weight"  # in a state dict
 
 
 @dataclass(frozen=True)
-class InitialModel:
-    """The model that a fine-tuning starts from."""
+class Prepared:
+    """Everything that a fine-tuning needs, read and checked.
 
-    name: str  # as in the request
+    metric: the metric that selects the best checkpoint.
+    model_name, model: the initial model, as in the request and in memory.
+    head: the task of its own head; None: it has none, or it is not used.
+    groups: the training examples.
+    train, dev: the items and their examples.
+    """
+
+    recipe: FinetuneRecipe
+    data: LabelledData
+    description: TaskConfig
+    metric: str
+    model_name: str
     model: Model
-    head: TaskConfig | None  # the task of its own head; None: it has none, or it is not used
+    head: TaskConfig | None
+    groups: list[ExampleGroup]
+    train: list[Features]
+    dev: list[Features]
+
+    def data_report(self) -> DatasetReport:
+        return make_dataset_report(self.data, self.train, self.dev, self.model.tokenizer, self.description.max_length)
 
 
 class FinetuneJob:
     """A task trained on labelled items and evaluated on others: see `training_run.TrainingJob`."""
 
     keeps: ClassVar[Literal["last", "best"]] = "best"
+    describe = staticmethod(format_metrics)
 
-    def __init__(
-        self,
-        recipe: FinetuneRecipe,
-        description: TaskConfig,
-        initial: InitialModel,
-        groups: Sequence[ExampleGroup],
-        dev: Sequence[Features],
-        precision: Precision,
-        *,
-        metric: str | None = None,
-        card: Callable[[Mapping[str, Any]], str],
-        report: Callable[[Path], None],
-    ):
-        self.recipe, self.description, self.initial = recipe, description, initial
-        self.precision, self.metric = precision, metric or metric_of(description.task, None, description.labels)
-        c = initial.model.config
-        # The network has embeddings only of the tokens in the data; the model folder has all of them.
-        self.vocab_subset = VocabSubset([*groups, *(features.unit for features in dev)], c.vocab_size)
-        self.groups = self.vocab_subset.over(groups)
-        self.dev = [features._replace(unit=self.vocab_subset.renumbered(features.unit)) for features in dev]
-        lengths = [len(example.input_ids) for group in groups[:1000] for example in group]
+    def __init__(self, prepared: Prepared, *, card: Callable[[Mapping[str, Any]], str], report: Callable[[Path], None]):
+        p, recipe = prepared, prepared.recipe
+        self.prepared, self.recipe, self.description = p, recipe, p.description
+        self.seed, self.optimizer, self.save_every = recipe.seed, recipe.optimizer, recipe.save_every
+        self.precision = cast(Precision, recipe.precision)
+        self.card, self.report = card, report
+        self.dev_units = [features.unit for features in p.dev]
+        lengths = [len(example.input_ids) for group in p.groups[:1000] for example in group]
         self._mean_length = sum(lengths) // len(lengths)
-        self._card, self._report = card, report
-        self.seed, self.optimizer = recipe.seed, recipe.optimizer
-        self.train_batches = LabelledBatches(self.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed)
+        self.train_batches = LabelledBatches(p.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed)
         self.num_steps = recipe.epochs * self.train_batches.steps_per_epoch
         self.evaluate_every = max(1, self.train_batches.steps_per_epoch // recipe.evaluations)
-        self.save_every = recipe.save_every
-        rate, c = recipe.dropout, replace(c, vocab_size=len(self.vocab_subset))
+        # The network has embeddings only of the tokens in the data; the model folder has all of them.
+        self.vocab_subset = VocabSubset([*p.groups, *self.dev_units], p.model.config.vocab_size)
+        rate, c = recipe.dropout, replace(p.model.config, vocab_size=len(self.vocab_subset))
         if rate >= 0:
             spans = None if c.span_dropout is None else rate
             c = replace(c, hidden_dropout=rate, attention_dropout=rate, sequence_dropout=rate, span_dropout=spans)
@@ -146,50 +132,41 @@ class FinetuneJob:
 
     def network(self) -> TaskModel:
         """A network with random weights."""
-        task = make_task_head(self.description, self.groups, self.recipe)
-        return TaskModel(self.config, task, lstm_units=self.recipe.lstm_units)
+        task = make_task_head(self.description, self.prepared.groups, self.recipe)
+        network = TaskModel(self.config, task, lstm_units=self.recipe.lstm_units)
+        self.vocab_subset.attach(network.encoder.embeddings.token)
+        return network
 
     def blank(self) -> TaskModel:
-        network = self.network()
-        if network.features is not None:
-            dev = [features.unit for features in self.dev]
-            self.caches_features = network.features.remember([*self.groups, *dev]) or network.features.remember(
-                self.groups
-            )
+        network, groups = self.network(), self.prepared.groups
+        if features := network.features:
+            self.caches_features = features.remember([*groups, *self.dev_units]) or features.remember(groups)
         return network
 
     def begin(self) -> tuple[nn.Module, list[str]]:
         torch.manual_seed(self.recipe.seed)
-        network, notes = self.blank(), []
-        state = dict(self.initial.model.state)
+        p, network, notes = self.prepared, self.blank(), []
+        state = dict(p.model.state)
         state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
-        if self.initial.head:
-            state |= self._head_by_name(self.initial.head)
-        else:
+        if p.head is None:
             state = {name: value for name, value in state.items() if name.split(".")[0] in ("encoder", "pooler")}
-        ours = network.state_dict()
-        missing, _ = network.load_state_dict({name: state[name] for name in ours if name in state}, strict=False)
+        elif self.description.labels:  # its outputs in the order of the labels of the data
+            order = torch.tensor([p.head.labels.index(label) for label in self.description.labels])
+            state |= {name: value[order] for name, value in state.items() if name.startswith("classifier.")}
+        missing, _ = network.load_state_dict(state, strict=False)
         if any(name.startswith("pooler") for name in missing):
-            notes.append(f"{self.initial.name} has no pooler: it starts at random")
+            notes.append(f"{p.model_name} has no pooler: it starts at random")
         if network.features is not None and not self.caches_features:
             notes.append("the features of the frozen encoder do not fit in memory: they are computed in every epoch")
         if self.recipe.reinitialized_layers:
             self._reinitialize(network, self.recipe.reinitialized_layers)
         return network, notes
 
-    def _head_by_name(self, head: TaskConfig) -> dict[str, Tensor]:
-        """The model's own head, with its outputs in the order of the labels of the data."""
-        state = self.initial.model.state
-        if not self.description.labels:
-            return {}
-        order = torch.tensor([head.labels.index(label) for label in self.description.labels])
-        return {name: value[order] for name, value in state.items() if name.startswith("classifier.")}
-
     def _reinitialize(self, network: TaskModel, layers: int) -> None:
         blocks = list(network.encoder.blocks)
         if layers > len(blocks):
             what = f"reinitialized_layers is {layers}, but the model has {len(blocks)}"
-            raise BertworksError(what, where=self.initial.name)
+            raise BertworksError(what, where=self.prepared.model_name)
         for part in [*blocks[len(blocks) - layers :], *([network.pooler] if network.pooler else [])]:
             initialize(part, self.config)
             for norm in part.modules():
@@ -201,14 +178,15 @@ class FinetuneJob:
 
     def evaluate(self, network: nn.Module) -> dict[str, float]:
         assert isinstance(network, TaskModel)
-        self._last, mean = compute_logits_and_loss(network, [features.unit for features in self.dev], self.precision)
-        decode = Decoder(self.description)
-        answers = [decode(features, logits) for features, logits in zip(self.dev, self._last, strict=True)]
-        items = [features.item for features in self.dev]
+        self._last, mean = compute_logits_and_loss(network, self.dev_units, self.precision)
+        dev, decode = self.prepared.dev, Decoder(self.description)
+        answers = [decode(features, logits) for features, logits in zip(dev, self._last, strict=True)]
+        items = [features.item for features in dev]
         return {"loss": mean.loss, **compute_metrics(self.description, items, answers)}
 
     def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool:
-        return (figures[self.metric], -figures["loss"]) > (best[self.metric], -best["loss"])
+        metric = self.prepared.metric
+        return (figures[metric], -figures["loss"]) > (best[metric], -best["loss"])
 
     def enough(self, evaluated: int, best: int) -> bool:
         """Whether the score did not improve for `patience` evaluations."""
@@ -230,27 +208,15 @@ class FinetuneJob:
     def progress(self, step: int) -> dict[str, Any]:
         return {"epoch": step / self.train_batches.steps_per_epoch, "epochs": self.recipe.epochs}
 
-    def describe(self, figures: Mapping[str, float]) -> str:
-        return format_metrics(figures)
-
     def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
         state = {name: p.detach() for name, p in network.named_parameters()}
-        b = self.initial.model
-        state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.merge(b.state[TOKEN_EMBEDDING_KEY], state[TOKEN_EMBEDDING_KEY])
-        # b.config has the dropout of the model, not that of the recipe.
-        save_model(
-            folder,
-            state,
-            b.config,
-            b.tokenizer,
-            card=self._card(facts),
-            head=task_settings(self.description, b.config.family),
-        )
+        m = self.prepared.model
+        state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.merge(m.state[TOKEN_EMBEDDING_KEY], state[TOKEN_EMBEDDING_KEY])
+        head = task_settings(self.description, m.config.family)
+        # m.config has the dropout of the model, not that of the recipe.
+        save_model(folder, state, m.config, m.tokenizer, card=self.card(facts), head=head)
         self.description.save(folder)
         self.saved = self._last if facts["evaluated"] == facts["step"] else None
-
-    def report(self, folder: Path) -> None:
-        self._report(folder)
 
 
 CPU_TOKENS = 512  # of the timed steps: enough to be efficient, few enough to be fast
@@ -268,12 +234,13 @@ def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> floa
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=TIMING_DEVIATION)
     max_tokens = recipe.micro_batch_tokens if device.type == "cuda" else CPU_TOKENS
-    sample = _sample_lengths(job.groups, recipe.batch_size, max_tokens)
+    groups = job.prepared.groups
+    sample = _sample_lengths(groups, recipe.batch_size, max_tokens)
     batch = collate([example for group in sample for example in group]).to(device)
-    train_tokens, dev_tokens = num_tokens(job.groups), num_tokens([features.unit for features in job.dev])
+    train_tokens, dev_tokens = num_tokens(groups), num_tokens(job.dev_units)
     per_batch, update = time_step(network, recipe.optimizer, job.precision, batch, TIMING_SECONDS)
     once = 0.0
-    if network.features is not None and network.features.remember(job.groups):
+    if network.features is not None and network.features.remember(groups):
         network.features.remember(sample)  # the encoder runs once per example, in the training too
         head_only, update = time_step(network, recipe.optimizer, job.precision, batch, TIMING_SECONDS)
         once, per_batch = per_batch - head_only, head_only

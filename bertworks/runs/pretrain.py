@@ -4,7 +4,6 @@
 - `pretrain`: the run, as events; `estimate`: its cost
 """
 
-import hashlib
 import re
 import time
 from collections.abc import Iterator, Sequence
@@ -18,16 +17,15 @@ import torch
 from bertworks.checkpoints.hf_mapping import check_representable
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
-from bertworks.checkpoints.training_state import locked
 from bertworks.config import dump_recipe, override, parse_overrides
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
-from bertworks.io.atomic_write import refuse_nested, write_text
+from bertworks.io.atomic_write import refuse_nested, sha256, write_text
 from bertworks.models.config import EncoderConfig
 from bertworks.runs.prepare import make_shards, make_vocabulary, read_text
-from bertworks.runs.pretrain_job import Corpus, PretrainJob
-from bertworks.runs.processes import Processes, terminable
-from bertworks.runs.run_folder import absolute, check_same_request, create_run_folder, delete_run
+from bertworks.runs.pretrain_job import PretrainJob
+from bertworks.runs.processes import training_processes
+from bertworks.runs.run_folder import absolute, check_same_request, open_run
 from bertworks.runs.training_run import TrainingRun
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.formats import Documents
@@ -84,9 +82,9 @@ class Request:
         """The request as JSON, with the hashes of its files."""
         content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
         if self.recipe and self.recipe.endswith(".toml") and Path(self.recipe).is_file():
-            content["recipe_sha256"] = hashlib.sha256(Path(self.recipe).read_bytes()).hexdigest()
+            content["recipe_sha256"] = sha256(self.recipe)
         if self.is_shards and (manifest := Path(self.inputs[0]) / "manifest.json").is_file():
-            content["shards_sha256"] = hashlib.sha256(manifest.read_bytes()).hexdigest()
+            content["shards_sha256"] = sha256(manifest)
         return content
 
     def reader(self) -> CorpusReader:
@@ -98,11 +96,9 @@ class Request:
         return read_text(self.inputs, self.text_column, self.documents)
 
 
-def corpus_tokens(corpus: CorpusReader | Shards) -> int:
-    """The tokens of shards; of raw text, an estimate from the sizes of its files."""
-    if isinstance(corpus, Shards):
-        return corpus.manifest.tokens
-    size = sum(path.stat().st_size * COMPRESSION.get(path.suffix, 1.0) for path in corpus.files)
+def estimate_tokens(reader: CorpusReader) -> int:
+    """The tokens of raw text, estimated from the sizes of its files."""
+    size = sum(path.stat().st_size * COMPRESSION.get(path.suffix, 1.0) for path in reader.files)
     return int(size / CHARACTERS_PER_TOKEN)
 
 
@@ -195,10 +191,9 @@ def pretrain(
 
     Args:
         inputs: raw text (files, folders, globs), or one shards folder.
-        recipe: a name or a TOML file.
+        recipe: a name or a TOML file; overrides: `table.field=value` words, applied to it.
         budget: a time such as "30m" or "2h". Without a recipe it decides everything; with a recipe, only the number of
             steps. With neither: one hour.
-        overrides: `table.field=value` words, applied to the recipe.
         tokenizer: a tokenizer folder; None: a vocabulary is trained on the text.
         init: a model to continue from, a folder or a name on the Hugging Face hub, with its configuration and
             tokenizer.
@@ -212,27 +207,29 @@ def pretrain(
         inputs, recipe=recipe, overrides=overrides, budget=budget, tokenizer=tokenizer, init=init, precision=precision,
         seed=seed, text_column=text_column, documents=documents,
     )  # fmt: skip
-    output, where = Path(output), choose_device(device)
-    with terminable(), Processes(where) as processes:
+    output, where, content = Path(output), choose_device(device), request.content()
+    with training_processes(where) as processes:
         refuse_nested(output, request.paths, request.inputs)
         if processes.first:
-            resumes = not overwrite and check_same_request(output, request.content())
+            resumes = check_same_request(output, content, overwrite)
             draft = None if resumes and (output / "recipe.toml").exists() else _draft(request, where)
         else:
             processes.meet()
-        with locked(output) if processes.first else nullcontext():
+        with open_run(output, content, overwrite) if processes.first else nullcontext():
             if processes.first:
-                if (overwrite and delete_run(output)) or not check_same_request(output, request.content()):
-                    create_run_folder(output, request.content())
-                yield from _prepare(output, draft, _Budget(request, where, begin, processes.count), workers)
+                yield from _prepare_text(output, request, draft, workers)
+                if draft:
+                    vocab_size = Shards.open(request.shards_folder(output)).manifest.vocab_size
+                    resolved = _with_vocabulary(draft.recipe, vocab_size).with_objectives()
+                    resolved = _fill_budget(resolved, request, where, begin, processes.count)
+                    write_text(output / "recipe.toml", dump_recipe(resolved))
+                    yield _plan_event(resolved)
                 processes.meet()
             resolved = parse_recipe((output / "recipe.toml").read_text(encoding="utf-8"), str(output / "recipe.toml"))
-            shards = Shards.open(request.shards_folder(output))
-            vocabulary = shards.tokenizer()
-            vocabulary.model_max_length = resolved.encoder.max_position_embeddings
-            corpus = Corpus(shards, vocabulary, _corpus_facts(shards))
+            processes.refuse_to_share(min(phase.batch_size for phase in resolved.train.phases))
             disable_heap_trim()
-            yield from TrainingRun(output, PretrainJob(resolved, corpus, request.init), where).events()
+            shards = Shards.open(request.shards_folder(output))
+            yield from TrainingRun(output, PretrainJob(resolved, shards, request.init), where).events()
 
 
 def estimate(inputs: Sequence[str | Path], *, device: str = "auto", **options: Any) -> Estimate:
@@ -245,16 +242,12 @@ def estimate(inputs: Sequence[str | Path], *, device: str = "auto", **options: A
     if request.budget:
         seconds = seconds_of(request.budget) * (1 - RESERVE)
         resolved = fit_steps(resolved, seconds, measured.step_seconds, parse_overrides(request.overrides))
-    seconds = sum(
-        phase.num_steps * cost for phase, cost in zip(resolved.train.phases, measured.step_seconds, strict=True)
-    )
-    parameters = resolved.encoder.num_parameters(*heads_of(resolved.weights))
-    shards = 0 if request.is_shards else draft.tokens * (2 if resolved.encoder.vocab_size <= 1 << 16 else 4)
-    disk = 4 * parameters * (3 * CHECKPOINTS + 1) + shards
-    steps, tokens = resolved.train.num_steps, resolved.train.num_tokens
-    return Estimate(
-        resolved.title, parameters, measured.memory, steps, tokens, seconds, disk, tokens / seconds
-    )  # fmt: skip
+    train, parameters = resolved.train, resolved.encoder.num_parameters(*heads_of(resolved.weights))
+    seconds = sum(phase.num_steps * cost for phase, cost in zip(train.phases, measured.step_seconds, strict=True))
+    ids = 0 if request.is_shards else draft.tokens
+    disk = 4 * parameters * (3 * CHECKPOINTS + 1) + ids * (2 if resolved.encoder.vocab_size <= 1 << 16 else 4)
+    steps, tokens = train.num_steps, train.num_tokens
+    return Estimate(resolved.title, parameters, measured.memory, steps, tokens, seconds, disk, tokens / seconds)
 
 
 class _Draft(NamedTuple):
@@ -262,8 +255,8 @@ class _Draft(NamedTuple):
     budget, without its steps."""
 
     recipe: Recipe
-    corpus: CorpusReader | Shards
-    tokens: int  # of the corpus, or an estimate
+    reader: CorpusReader | None  # None: there are shards
+    tokens: int  # of the text, or an estimate
     tokenizer: Tokenizer | None  # None: to be trained
     vocab_size: int  # or its maximum
 
@@ -273,112 +266,83 @@ def _draft(request: Request, device: torch.device) -> _Draft:
     begin = resolve_model(request.init) if request.init else None
     model = load_model(begin) if begin else None
     tokenizer = model.tokenizer if model else Tokenizer.load(request.tokenizer) if request.tokenizer else None
-    corpus = Shards.open(request.inputs[0]) if request.is_shards else request.reader()
-    if isinstance(corpus, Shards):
-        own = corpus.tokenizer()
+    reader = None if request.is_shards else request.reader()
+    if reader:
+        tokens = estimate_tokens(reader)
+    else:
+        shards = Shards.open(request.inputs[0])
+        tokens, own = shards.manifest.tokens, shards.tokenizer()
         if tokenizer and tokenizer.sha256 != own.sha256:
             raise BertworksError(
-                "these shards were made with another tokenizer", where=str(corpus.folder),
+                "these shards were made with another tokenizer", where=str(shards.folder),
                 hint=f"make new ones: bertworks prepare TEXT --tokenizer {request.tokenizer or begin} -o OTHER",
             )  # fmt: skip
         tokenizer = own
-    tokens = corpus_tokens(corpus)
     recipe = _recipe(request, device, tokens, model.config if model else None)
     vocab_size = tokenizer.vocab_size if tokenizer else recipe.vocabulary.size
     check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else 0)  # 0: in vocabularies trained here
     _check_memory(_with_vocabulary(recipe, vocab_size), device)
-    return _Draft(recipe, corpus, tokens, tokenizer, vocab_size)
+    return _Draft(recipe, reader, tokens, tokenizer, vocab_size)
 
 
 def _recipe(request: Request, device: torch.device, tokens: int, encoder: EncoderConfig | None) -> Recipe:
     """The recipe of the request, or one for its budget; with its precision, without the size of its vocabulary."""
-    if request.recipe:
-        recipe = load_recipe(request.recipe, request.overrides)
-        precision = _precision(request.precision or recipe.train.precision, device)
-    else:
-        name = request.precision or parse_overrides(request.overrides).get("train.precision", "auto")
-        precision = _precision(name, device)
+    recipe = load_recipe(request.recipe, request.overrides) if request.recipe else None
+    given = recipe.train.precision if recipe else parse_overrides(request.overrides).get("train.precision")
+    name = request.precision or given
+    # The best of the device for "auto", and for what the recipe will refuse.
+    precision = cast(Precision, name) if name in DTYPES else best_precision(device)
+    if recipe is None:
         matmul = measure_matmul(DTYPES[precision], device)
         recipe = choose_recipe(seconds_of(str(request.budget)), matmul, tokens, encoder)
-        recipe = override(recipe, request.overrides)
+        recipe, encoder = override(recipe, request.overrides), None
     try:
-        recipe = replace(
+        return replace(
             recipe,
             train=replace(recipe.train, precision=precision),
-            encoder=encoder if request.recipe and encoder else recipe.encoder,
+            encoder=encoder or recipe.encoder,
             seed=recipe.seed if request.seed is None else request.seed,
         )
     except ValueError as error:
         raise UsageError(str(error), where=request.init) from error
-    return recipe
 
 
-def _precision(name: str, device: torch.device) -> Precision:
-    """A precision; the best of the device for "auto", and for what the recipe will refuse."""
-    return cast(Precision, name) if name in DTYPES else best_precision(device)
-
-
-class _Budget(NamedTuple):
-    """A time on a device, with a number of processes."""
-
-    request: Request
-    device: torch.device
-    begin: float  # of the clock
-    processes: int
-
-    def fill(self, recipe: Recipe, preparation: float) -> Recipe:
-        """The recipe with the steps that fit into the rest of the time. preparation: seconds already spent on the
-        vocabulary and the shards, which are kept."""
-        budget = seconds_of(str(self.request.budget))
-        # Measure longer for longer plans: a shared machine is fast and slow in turns.
-        seconds = min(30.0, max(6.0, budget / 60))
-        measured = measure_steps(recipe, self.device, cast(Precision, recipe.train.precision), seconds)
-        left = budget * (1 - RESERVE) - (time.perf_counter() - self.begin)
-        if left + preparation < 5:
-            raise BertworksError(
-                f"measuring the speed of this machine took the whole budget of {self.request.budget}",
-                hint="give a longer --budget, and --overwrite",
-            )
-        if left < 5:
-            raise BertworksError(
-                f"making the vocabulary and the shards took the whole budget of {self.request.budget}",
-                hint="run the same command again: they are kept, and the whole budget is for training",
-            )
-        step_seconds = [seconds / self.processes for seconds in measured.step_seconds]
-        return fit_steps(recipe, left, step_seconds, parse_overrides(self.request.overrides))
-
-
-def _prepare(output: Path, draft: _Draft | None, budget: _Budget, workers: int | None) -> Iterator[Event]:
-    """The vocabulary, the shards, and recipe.toml."""
-    request = budget.request
-    if draft is None:  # recipe.toml exists
-        if not request.is_shards and "-" not in request.inputs:  # standard input cannot be read twice
-            yield from _notes(
-                make_shards(request.reader(), output / "shards", Tokenizer.load(output / "tokenizer"), workers=workers)
-            )
+def _prepare_text(output: Path, request: Request, draft: _Draft | None, workers: int | None) -> Iterator[Event]:
+    """The folders `tokenizer` and `shards` of raw text. draft: None: they were begun already."""
+    if request.is_shards or (draft is None and "-" in request.inputs):  # standard input cannot be read twice
         return
-    begin = time.perf_counter()
-    if isinstance(draft.corpus, CorpusReader):
-        yield from _prepare_text(output, draft, draft.corpus, workers)
-    preparation = time.perf_counter() - begin
-    resolved = _with_vocabulary(draft.recipe, Shards.open(request.shards_folder(output)).manifest.vocab_size)
-    if request.budget:
-        resolved = budget.fill(resolved, preparation)
-    resolved = resolved.with_objectives()
-    write_text(output / "recipe.toml", dump_recipe(resolved))
-    yield Event("plan", _describe(resolved), {"recipe": asdict(resolved)})
-
-
-def _prepare_text(output: Path, draft: _Draft, reader: CorpusReader, workers: int | None) -> Iterator[Event]:
-    """The folders `tokenizer` and `shards`."""
-    folder = output / "tokenizer"
-    if draft.tokenizer:
+    reader, folder = (draft and draft.reader) or request.reader(), output / "tokenizer"
+    if draft and draft.tokenizer:
         draft.tokenizer.save(folder)
-    elif not (folder / "tokenizer.json").exists():
+    elif draft and not (folder / "tokenizer.json").exists():
         yield Event("stage", "training the vocabulary", {"stage": "vocabulary"})
         yield from _notes(make_vocabulary(reader, folder, draft.recipe.vocabulary, workers=workers))
-    yield Event("stage", "writing shards", {"stage": "shards"})
+    if draft:
+        yield Event("stage", "writing shards", {"stage": "shards"})
     yield from _notes(make_shards(reader, output / "shards", Tokenizer.load(folder), workers=workers))
+
+
+def _fill_budget(recipe: Recipe, request: Request, device: torch.device, begin: float, processes: int) -> Recipe:
+    """The recipe with the steps that fit into the rest of the budget, if there is one, which began at `begin`."""
+    if not request.budget:
+        return recipe
+    budget, measuring = seconds_of(request.budget), time.perf_counter()
+    # Measure longer for longer plans: a shared machine is fast and slow in turns.
+    seconds = min(30.0, max(6.0, budget / 60))
+    measured = measure_steps(recipe, device, cast(Precision, recipe.train.precision), seconds)
+    now, available = time.perf_counter(), budget * (1 - RESERVE)
+    if available - (now - measuring) < 5:
+        raise BertworksError(
+            f"measuring the speed of this machine took the whole budget of {request.budget}",
+            hint="give a longer --budget, and --overwrite",
+        )
+    if available - (now - begin) < 5:
+        raise BertworksError(
+            f"making the vocabulary and the shards took the whole budget of {request.budget}",
+            hint="run the same command again: they are kept, and the whole budget is for training",
+        )
+    step_seconds = [seconds / processes for seconds in measured.step_seconds]
+    return fit_steps(recipe, available - (now - begin), step_seconds, parse_overrides(request.overrides))
 
 
 def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
@@ -409,17 +373,13 @@ def _notes(events: Iterator[Event]) -> Iterator[Event]:
         yield replace(event, kind="note") if event.kind == "done" else event
 
 
-def _corpus_facts(shards: Shards) -> dict[str, object]:
-    m = shards.manifest
-    return {"documents": m.documents, "sentences": m.sentences, "tokens": m.tokens, "sha256": m.files["tokens.bin"]}
-
-
-def _describe(recipe: Recipe) -> str:
+def _plan_event(recipe: Recipe) -> Event:
     c, weights = recipe.encoder, recipe.weights
     phases = [f"{p.num_steps:,} steps of {p.batch_size} x {p.sequence_length} tokens" for p in recipe.train.phases]
     objectives = [kind if weight == 1 else f"{weight:g} {kind}" for kind, weight in weights.items()]
-    return (
+    text = (
         f"{recipe.title}: {c.num_hidden_layers} layers, hidden size {c.hidden_size}, vocabulary {c.vocab_size:,}, "
         f"{c.num_parameters(*heads_of(weights)) / 1e6:.1f} M parameters, {recipe.train.precision}; "
         f"{' + '.join(objectives)}; {', then '.join(phases)}"
     )
+    return Event("plan", text, {"recipe": asdict(recipe)})

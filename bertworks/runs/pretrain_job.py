@@ -4,9 +4,11 @@
 - `PretrainJob`: what a `TrainingRun` trains
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -31,16 +33,17 @@ from bertworks.checkpoints.model_card import pretraining_card
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import dump_recipe
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import write_npy
 from bertworks.models.encoder import init_local_attention
 from bertworks.runs.report import write_report
 from bertworks.runs.run_folder import describe, training_figures, versions
+from bertworks.text.shards import Shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.device import Precision
 from bertworks.training.loop import evaluate
 from bertworks.training.objectives import OBJECTIVES, PretrainingModel, figures
-from bertworks.training.recipe import Phase, Recipe
+from bertworks.training.recipe import Recipe
 
 # No document is longer than this fraction of the text: wrong sentences come from other documents, and the held-out part
 # should be small.
@@ -105,41 +108,23 @@ def phase_batches(
 ) -> Callable[[int], list[Batch]]:
     """The micro-batches of step n of the whole run, phase after phase. Plans are functions of the arguments, kept in
     the folder `plans`, so that a resumed run need not wait for them."""
-    starts = [0, *np.cumsum([phase.num_steps for phase in recipe.train.phases]).tolist()]
-    of_phase = [
-        _batches(store, documents, recipe, tokenizer, phase, plans / f"phase-{number}.npy", number, rank, world_size)
-        for number, phase in enumerate(recipe.train.phases)
-    ]
+    of_phase = []
+    for number, phase in enumerate(recipe.train.phases):
+        path, seed, length = plans / f"phase-{number}.npy", (recipe.seed << 8) + number, phase.sequence_length
+        sampler = make_sampler(store, recipe.sampling, length, tokenizer.template, seed)
+        if not path.exists():
+            write_npy(path, _not_empty(sampler.plan_blocks(documents)))
+        sampler.plan = np.asarray(np.load(path, mmap_mode="r"))
+        stream = ExampleStream(sampler, make_masker(recipe.masking, tokenizer), seed, recipe.masking.dynamic)
+        micro_batch_size = max(1, recipe.train.micro_batch_tokens // length)
+        of_phase.append(Batches(stream, phase.batch_size, micro_batch_size, rank, world_size))
+    starts = [0, *accumulate(phase.num_steps for phase in recipe.train.phases[:-1])]
 
     def batches(step: int) -> list[Batch]:
-        phase = next(p for p in reversed(range(len(of_phase))) if starts[p] <= step)
+        phase = bisect_right(starts, step) - 1
         return of_phase[phase](step - starts[phase])
 
     return batches
-
-
-def _batches(
-    store: TokenStore,
-    documents: Ids,
-    recipe: Recipe,
-    tokenizer: Tokenizer,
-    phase: Phase,
-    plan_path: Path,
-    number: int,
-    rank: int,
-    world_size: int,
-) -> Batches:
-    seed = (recipe.seed << 8) + number
-    length = phase.sequence_length
-    sampler = make_sampler(store, recipe.sampling, length, tokenizer.template, seed)
-    if not plan_path.exists():
-        write_npy(plan_path, _not_empty(sampler.plan_blocks(documents)))
-    sampler.plan = np.asarray(np.load(plan_path, mmap_mode="r"))
-    stream = ExampleStream(sampler, make_masker(recipe.masking, tokenizer), seed, recipe.masking.dynamic)
-    micro_batch_size = max(1, recipe.train.micro_batch_tokens // length)
-    if phase.batch_size < world_size:
-        raise UsageError(f"a batch of {phase.batch_size} sequences cannot be shared by {world_size} processes")
-    return Batches(stream, phase.batch_size, micro_batch_size, rank, world_size)
 
 
 def _not_empty(blocks: Iterable[Plan]) -> Iterator[Plan]:
@@ -189,27 +174,21 @@ def most_frequent_token(
     return tokenizer.tokens[best], correct / max(1, sum(map(len, labels)))
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """The text of a training."""
-
-    store: TokenStore
-    tokenizer: Tokenizer
-    facts: Mapping[str, object]  # for the model card
-
-
 class PretrainJob:
     """A `TrainingJob`."""
 
     keeps: ClassVar[Literal["last", "best"]] = "last"
+    describe, report = staticmethod(describe), staticmethod(write_report)
 
-    def __init__(self, recipe: Recipe, corpus: Corpus, init: str | None = None):
-        self.recipe, self.corpus, self.init = recipe, corpus, init
+    def __init__(self, recipe: Recipe, shards: Shards, init: str | None = None):
+        self.recipe, self.shards, self.init = recipe, shards, init
+        self.tokenizer = shards.tokenizer()
+        self.tokenizer.model_max_length = recipe.encoder.max_position_embeddings
         self.seed, self.optimizer = recipe.seed, recipe.optimizer
         self.precision = cast(Precision, recipe.train.precision)
         self.num_steps = recipe.train.num_steps
         self.evaluate_every, self.save_every = recipe.train.evaluate_every, recipe.train.save_every
-        self.store = split_long_documents(corpus.store)
+        self.store = split_long_documents(shards)
         self.documents, self.held_out = split_documents(self.store, recipe.seed)
 
     def blank(self) -> PretrainingModel:
@@ -223,8 +202,8 @@ class PretrainJob:
         torch.manual_seed(self.recipe.seed)
         model, notes = self.blank(), []
         if self.init is not None:
-            ours, state = model.state_dict(), load_model(resolve_model(self.init), needs={"encoder"}).state
-            missing, _ = model.load_state_dict({name: state[name] for name in ours if name in state}, strict=False)
+            state = load_model(resolve_model(self.init), needs={"encoder"}).state
+            missing, _ = model.load_state_dict(state, strict=False)
             if missing:
                 heads = ", ".join(sorted({name.split(".")[0] for name in missing}))
                 notes.append(f"{self.init} has no {heads}: initialized at random")
@@ -233,14 +212,13 @@ class PretrainJob:
         return model, notes
 
     def batches(self, plans: Path, rank: int, world_size: int) -> Callable[[int], list[Batch]]:
-        return phase_batches(self.store, self.documents, self.recipe, self.corpus.tokenizer, plans, rank, world_size)
+        return phase_batches(self.store, self.documents, self.recipe, self.tokenizer, plans, rank, world_size)
 
     def evaluate(self, network: nn.Module) -> dict[str, float]:
-        result = figures(evaluate(network, self._held_out_batches, self.precision))
-        if self._long_batches:
-            main = self._main_objective
-            means = {main: evaluate(network, self._long_batches, self.precision)[main]}
-            length = self.recipe.train.sequence_length
+        usual, *longer = self._held_out_batches.items()
+        result = figures(evaluate(network, usual[1], self.precision))
+        for length, batches in longer:
+            means = {self._main_objective: evaluate(network, batches, self.precision)[self._main_objective]}
             result |= {f"{name}_at_{length}": value for name, value in training_figures(means).items()}
         return result
 
@@ -253,80 +231,60 @@ class PretrainJob:
         return False
 
     def baseline(self) -> tuple[str, dict[str, Any]]:
-        token, accuracy = most_frequent_token(self.store, self.documents, self.corpus.tokenizer, self._held_out_batches)
+        batches = self._held_out_batches[self.recipe.train.held_out_length]
+        token, accuracy = most_frequent_token(self.store, self.documents, self.tokenizer, batches)
         text = f"always predicting {token!r} would get {accuracy:.1%} of the masked tokens right"
         return text, {"token": token, "masked_lm_accuracy": accuracy}
 
     def flops_per_token(self, step: int) -> float:
-        return self._flops_per_token(self.recipe.train.phases[self._phase(step)])
-
-    def _flops_per_token(self, phase: Phase) -> float:
-        length, rate = phase.sequence_length, self.recipe.masking.rate
+        length, rate = self.recipe.train.phases[self._phase(step)].sequence_length, self.recipe.masking.rate
         return self.recipe.encoder.flops_per_token(length, rate, finished=rate + 1 / length)
 
     def cost(self, steps: int) -> float:
-        total, before = 0.0, 0
-        for phase in self.recipe.train.phases:
-            done = min(max(steps - before, 0), phase.num_steps)
-            total += done * phase.batch_size * phase.sequence_length * self._flops_per_token(phase)
-            before += phase.num_steps
-        return total
+        phases, ends = self.recipe.train.phases, self._phase_ends
+        costs = [p.num_steps * p.batch_size * p.sequence_length * self.flops_per_token(e) for p, e in zip(phases, ends)]
+        return float(np.interp(steps, [0, *ends], [0, *accumulate(costs)]))
 
     def progress(self, step: int) -> dict[str, Any]:
         return {"phase": self._phase(step) + 1, "phases": len(self.recipe.train.phases)}
 
-    def describe(self, figures: Mapping[str, float]) -> str:
-        return describe(figures)
-
     def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
+        m = self.shards.manifest
+        corpus = {"documents": m.documents, "sentences": m.sentences, "tokens": m.tokens}
         card = pretraining_card(
             self.recipe.encoder,
             name=folder.resolve().name,
             recipe=dump_recipe(self.recipe),
             steps=facts["step"],
             tokens=facts["tokens"],
-            corpus=self.corpus.facts,
+            corpus=corpus | {"sha256": m.files["tokens.bin"]},
             held_out=facts["evaluation"],
             versions=versions(),
         )
         state = {name: p.detach() for name, p in network.named_parameters()}
-        save_model(folder, state, self.recipe.encoder, self.corpus.tokenizer, card=card)
-
-    def report(self, folder: Path) -> None:
-        write_report(folder)
+        save_model(folder, state, self.recipe.encoder, self.tokenizer, card=card)
 
     @property
     def _main_objective(self) -> str:
         return next(iter(self.recipe.weights))
 
+    @property
+    def _phase_ends(self) -> list[int]:
+        """The last step of each phase, counted from 1."""
+        return list(accumulate(phase.num_steps for phase in self.recipe.train.phases))
+
     def _phase(self, step: int) -> int:
-        end = 0
-        for number, phase in enumerate(self.recipe.train.phases):
-            end += phase.num_steps
-            if step <= end:
-                return number
-        return len(self.recipe.train.phases) - 1
+        return bisect_left(self._phase_ends[:-1], step)
 
     @cached_property
-    def _held_out_batches(self) -> list[Batch]:
-        train = self.recipe.train
-        return self._evaluation_batches(train.held_out_length, train.held_out_sequences)
-
-    @cached_property
-    def _long_batches(self) -> list[Batch]:
-        """About as many tokens in sequences of the greatest length; none if the others have this length."""
-        train = self.recipe.train
-        if train.sequence_length <= train.held_out_length:
-            return []
-        sequences = train.held_out_sequences * train.held_out_length // train.sequence_length
-        return self._evaluation_batches(train.sequence_length, max(1, sequences))
-
-    def _evaluation_batches(self, sequence_length: int, sequences: int) -> list[Batch]:
-        return held_out_batches(
-            self.store,
-            self.held_out,
-            self.corpus.tokenizer,
-            format=self.recipe.sampling.format,
-            sequence_length=sequence_length,
-            sequences=sequences,
-        )
+    def _held_out_batches(self) -> dict[int, list[Batch]]:
+        """By their length: sequences of the usual length, and about as many tokens in the longest ones."""
+        train, format = self.recipe.train, self.recipe.sampling.format
+        tokens = train.held_out_sequences * train.held_out_length
+        return {
+            length: held_out_batches(
+                self.store, self.held_out, self.tokenizer,
+                format=format, sequence_length=length, sequences=max(1, tokens // length),
+            )
+            for length in dict.fromkeys((train.held_out_length, train.sequence_length))
+        }  # fmt: skip

@@ -4,9 +4,9 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import NoReturn
 
 import torch
@@ -15,15 +15,13 @@ import torch.distributed as dist
 from bertworks.errors import BertworksError, UsageError
 
 
-@contextmanager
-def terminable() -> Iterator[None]:
+def terminable() -> AbstractContextManager[None]:
     """SIGTERM raises SystemExit(143) in the block, as Ctrl-C raises KeyboardInterrupt."""
 
     def leave(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    with _handlers(leave, signal.SIGTERM):
-        yield
+    return _handlers(leave, signal.SIGTERM)
 
 
 @contextmanager
@@ -55,11 +53,9 @@ class GracefulShutdown:
     def __init__(self) -> None:
         self.requested, self._computes = 0, False
 
-    @contextmanager
-    def handling(self) -> Iterator[None]:
+    def handling(self) -> AbstractContextManager[None]:
         """Handles the signals in the block."""
-        with _handlers(self._note, signal.SIGINT, signal.SIGTERM):
-            yield
+        return _handlers(self._note, signal.SIGINT, signal.SIGTERM)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self.requested = number
@@ -93,10 +89,8 @@ class Processes:
     """The processes that torchrun started, or one process. The first one prepares alone; then all join a group."""
 
     def __init__(self, device: torch.device):
-        self.count, rank = (
-            int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0"))
-        )
-        self.first, self.device = rank == 0, device
+        self.count, self.device = int(os.environ.get("WORLD_SIZE", "1")), device
+        self.first = os.environ.get("RANK", "0") == "0"
         if self.count > 1 and dist.is_initialized():
             raise BertworksError("a process group exists already", hint="let the training create it")
 
@@ -120,29 +114,30 @@ class Processes:
         if self.count > 1:
             dist.barrier()
 
-    def __enter__(self) -> "Processes":
-        return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if self.count > 1 and dist.is_initialized():
+@contextmanager
+def training_processes(device: torch.device) -> Iterator[Processes]:
+    """The processes of a training, which SIGTERM ends as Ctrl-C does.
+
+    Raises:
+        BertworksError: another process of the training ended.
+    """
+    processes = Processes(device)
+    try:
+        with terminable():
+            yield processes
+    except RuntimeError as error:
+        if processes.count == 1 or not _is_lost(error):
+            raise
+        raise BertworksError(
+            "another process of this training ended; its own message says why",
+            hint="run the same command again: it resumes from the last checkpoint",
+        ) from error
+    finally:
+        if processes.count > 1 and dist.is_initialized():
             dist.destroy_process_group()
-        if self.count > 1 and isinstance(error, RuntimeError) and _is_lost(error):
-            raise BertworksError(
-                "another process of this training ended; its own message says why",
-                hint="run the same command again: it resumes from the last checkpoint",
-            ) from error
 
 
 def _is_lost(error: RuntimeError) -> bool:
     """Whether the error means that a process does not answer. Only NCCL has an exception for it; gloo has texts."""
     return isinstance(error, dist.DistError) or "gloo" in str(error) or "Connection" in str(error)
-
-
-def refuse_many(what: str, hint: str) -> None:
-    """Refuses several processes.
-
-    Raises:
-        UsageError: torchrun started several.
-    """
-    if (count := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
-        raise UsageError(f"{what}, and there are {count} processes", hint=hint)

@@ -1,7 +1,6 @@
 """report.html of a pre-training and of a fine-tuning, from metrics.jsonl, recipe.toml, run.json and the final
 evaluation."""
 
-import json
 from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
@@ -9,20 +8,42 @@ from typing import Any, cast
 
 from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.schema import TaskType
-from bertworks.errors import BertworksError
 from bertworks.events import duration
 from bertworks.io.atomic_write import write_text
 from bertworks.reports import svg
 from bertworks.reports.svg import Point, Series, Show
-from bertworks.runs.run_folder import describe, lengths
+from bertworks.runs.run_folder import describe, named_measures, read_metrics
 from bertworks.runs.task_metrics import NAMES, NOTHING, SHARES, counted, format_metrics, metric_of
 from bertworks.training.objectives import OBJECTIVES, PERPLEXITY
 
 Rows = list[dict[str, Any]]
-OPTIMIZATION: tuple[tuple[str, str, Show, bool], ...] = (  # charts of every training
+Chart = tuple[str, str, Show, bool]  # title, name of the figure, format, whether the axis begins at zero
+Column = tuple[str, str, Show]  # name of the figure, title, format
+OBJECTIVE_CHARTS: list[Chart] = [
+    (
+        f"{objective.title}: {m.name}".capitalize(),
+        f"{kind}_{m.name}",
+        svg.percent if "%" in m.format else svg.plain,
+        m.starts_at_zero,
+    )
+    for kind, objective in OBJECTIVES.items()
+    for m in objective.measures
+    if m is not PERPLEXITY  # a function of the loss
+]
+OPTIMIZATION_CHARTS: list[Chart] = [
     ("Learning rate", "learning_rate", svg.scientific, True),
     ("Norm of the gradient", "gradient_norm", svg.plain, True),
-)
+]
+SPEED_CHARTS: list[Chart] = [
+    ("Tokens per second", "tokens_per_second", svg.short, True),
+    ("Fraction of the matrix-product speed", "matmul_share", svg.percent, True),
+]
+STEP_COLUMN: Column = ("step", "step", "{:,.0f}".format)
+SHOWN_CHARACTERS = 500  # of a text
+PARTS: Mapping[TaskType, str] = {  # of which figures are given
+    "classification": "label", "multilabel": "label", "tagging": "kind of entity", "spans": "kind of entity",
+    "qa": "kind of question",
+}  # fmt: skip
 
 
 def write_report(folder: str | Path) -> Path:
@@ -32,12 +53,47 @@ def write_report(folder: str | Path) -> Path:
         BertworksError: a line of metrics.jsonl is damaged; the page cannot be written.
     """
     folder = Path(folder)
-    steps, evaluations = read_metrics(folder / "metrics.jsonl")
-    sections = [svg.side_by_side(list(_charts(steps, evaluations)))]
+    steps, evaluations = _read_rows(folder)
+    charts = [*OBJECTIVE_CHARTS, *OPTIMIZATION_CHARTS, *SPEED_CHARTS]
+    sections, summary = [svg.side_by_side(_lines(charts, steps, evaluations, "held out"))], _spent(steps, evaluations)
     if evaluations:
-        sections.append(svg.figures("Held-out text", _columns(evaluations[-1]), evaluations))
-    held = [f"held out: {describe(evaluations[-1])}"] if evaluations else []
-    return _write(folder, "pre-training", [*_spent(steps, evaluations), *held], sections)
+        columns = [(name, f"{m.name}, {title}", m.show) for title, m, name in named_measures(evaluations[-1])]
+        sections.append(svg.figures("Held-out text", [STEP_COLUMN, *columns], evaluations))
+        summary.append(f"held out: {describe(evaluations[-1])}")
+    return _write(folder, "pre-training", summary, sections)
+
+
+def write_task_report(folder: Path, data: str, result: Mapping[str, Any] | None) -> Path:
+    """Draws the page of a run folder and returns its path. What is not there yet is left out.
+
+    Args:
+        data: what is known of the data, for people.
+        result: what the best state makes of dev, as in result.json; None: not evaluated yet.
+
+    Raises:
+        BertworksError: a line of metrics.jsonl is damaged; the page cannot be written.
+    """
+    steps, evaluations = _read_rows(folder)
+    summary, metric = _spent(steps, evaluations), _metric(folder)
+    best = max(evaluations, key=lambda row: (row.get(metric, 0.0), -row.get("loss", 0.0)), default={})
+    marks = {metric: (best["step"], best[metric])} if metric in best else {}
+    title = f"{NAMES[metric][0].upper()}{NAMES[metric][1:]} on dev"
+    charts = [("Loss", "loss", svg.plain, False), (title, metric, _show(metric), False), *OPTIMIZATION_CHARTS]
+    drawn = _lines(charts, steps, evaluations, "dev", marks)
+    if result and result.get("points"):
+        drawn.append(svg.scatter("Numbers of dev", result["points"], "right", "answered"))
+    sections = [svg.side_by_side(drawn), *(_evaluation_sections(result) if result else ())]
+    if evaluations:
+        columns = [
+            STEP_COLUMN,
+            ("loss", "loss", "{:.4f}".format),
+            *((name, NAMES[name], _show(name)) for name in NAMES),
+        ]
+        sections.append(svg.figures("Evaluations on dev", columns, evaluations))
+        figures = format_metrics(result["figures"] if result else best)
+        summary.append(f"best after step {best['step']:,}: {figures}")
+    sections.append(svg.preformatted("Data", data))
+    return _write(folder, "fine-tuning", summary, sections)
 
 
 def _write(folder: Path, kind: str, summary: list[str], sections: list[str]) -> Path:
@@ -50,27 +106,13 @@ def _write(folder: Path, kind: str, summary: list[str], sections: list[str]) -> 
     return folder / "report.html"
 
 
-def read_metrics(path: Path) -> tuple[Rows, Rows]:
-    """Steps, and evaluations (their figures with the step among them), in the order of steps.
-
-    A run that was resumed may repeat steps: the last line counts. An incomplete last line is of a killed process.
-    """
+def _read_rows(folder: Path) -> tuple[Rows, Rows]:
+    """Steps, and evaluations (their figures with the step among them), in the order of steps. A run that was resumed
+    may repeat steps: the last line counts."""
     steps: dict[int, dict[str, Any]] = {}
     evaluations: dict[int, dict[str, Any]] = {}
-    lines = path.read_bytes().decode("utf-8", errors="replace").split("\n") if path.exists() else []
-    for number, line in enumerate(lines[:-1], 1):
-        try:
-            content = json.loads(line)
-            step = int(content["step"])
-            figures = content.get("evaluation", content)
-            numbers = {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
-            raise BertworksError(
-                "the line is damaged: expected a JSON object with a step and numbers",
-                where=f"{path}:{number}",
-                hint="delete the line",
-            ) from None
-        (evaluations if "evaluation" in content else steps)[step] = numbers | {"step": step}
+    for _, step, figures, is_evaluation in read_metrics(folder / "metrics.jsonl"):
+        (evaluations if is_evaluation else steps)[step] = figures | {"step": step}
     return [steps[step] for step in sorted(steps)], [evaluations[step] for step in sorted(evaluations)]
 
 
@@ -86,80 +128,20 @@ def _spent(steps: Rows, evaluations: Rows) -> list[str]:
 
 
 def _lines(
-    charts: Iterable[tuple[str, str, Show, bool]], steps: Rows, evaluations: Rows, held: str, best: Mapping[str, Point]
-) -> Iterable[str]:
+    charts: Iterable[Chart], steps: Rows, evaluations: Rows, held: str, best: Mapping[str, Point] | None = None
+) -> list[str]:
     """Charts of figures over steps; a figure that nothing has is left out.
 
     Args:
-        charts: title, name of the figure, format, whether the axis begins at zero.
         held: the name of the evaluations. best: points to mark, by figure.
     """
+    drawn = []
     for title, name, show, from_zero in charts:
         train = Series("training", "train", svg.points(steps, name))
-        series = [train, Series(held, "held", svg.points(evaluations, name), best.get(name))]
+        series = [train, Series(held, "held", svg.points(evaluations, name), (best or {}).get(name))]
         if series := [line for line in series if line.points]:
-            yield svg.chart(title, series, show, from_zero)
-
-
-def _charts(steps: Rows, evaluations: Rows) -> Iterable[str]:
-    charts: list[tuple[str, str, Show, bool]] = [
-        (
-            f"{objective.title}: {m.name}".capitalize(),
-            f"{kind}_{m.name}",
-            svg.percent if "%" in m.format else svg.plain,
-            m.starts_at_zero,
-        )
-        for kind, objective in OBJECTIVES.items()
-        for m in objective.measures
-        if m is not PERPLEXITY  # a function of the loss
-    ]
-    speed: list[tuple[str, str, Show, bool]] = [
-        ("Tokens per second", "tokens_per_second", svg.short, True),
-        ("Fraction of the matrix-product speed", "matmul_share", svg.percent, True),
-    ]
-    return _lines([*charts, *OPTIMIZATION, *speed], steps, evaluations, "held out", {})
-
-
-def _columns(evaluation: dict[str, Any]) -> list[tuple[str, str, Show]]:
-    """The figures of all objectives, and those of longer sequences if there are any."""
-    columns: list[tuple[str, str, Show]] = [("step", "step", lambda step: f"{step:,.0f}")]
-    for kind, objective in OBJECTIVES.items():
-        for suffix in ("", *(f"_at_{length}" for length in lengths(evaluation))):
-            title = f"{objective.title}{suffix.replace('_', ' ')}{' tokens' if suffix else ''}"
-            columns += [(f"{kind}_{m.name}{suffix}", f"{m.name}, {title}", m.show) for m in objective.measures]
-    return [column for column in columns if column[0] in evaluation]
-
-
-SHOWN_CHARACTERS = 500  # of a text
-PARTS: Mapping[TaskType, str] = {  # of which figures are given
-    "classification": "label", "multilabel": "label", "tagging": "kind of entity", "spans": "kind of entity",
-    "qa": "kind of question",
-}  # fmt: skip
-
-
-def write_task_report(folder: Path, data: str, result: Mapping[str, Any] | None) -> Path:
-    """Draws the page of a run folder and returns its path. What is not there yet is left out.
-
-    Args:
-        data: what is known of the data, for people.
-        result: what the best state makes of dev, as in result.json; None: not evaluated yet.
-
-    Raises:
-        BertworksError: a line of metrics.jsonl is damaged; the page cannot be written.
-    """
-    steps, evaluations = read_metrics(folder / "metrics.jsonl")
-    metric = _metric(folder)
-    best = max(evaluations, key=lambda row: (row.get(metric, 0.0), -row.get("loss", 0.0)), default=None)
-    sections = [svg.side_by_side(list(_task_charts(steps, evaluations, metric, best, result or {})))]
-    if result:
-        sections += _evaluation_sections(result)
-    if evaluations:
-        sections.append(svg.figures("Evaluations on dev", _task_columns(), evaluations))
-    sections.append(svg.preformatted("Data", data))
-    summary = _spent(steps, evaluations)
-    if best is not None:
-        summary.append(f"best after step {best['step']:,}: {format_metrics(result['figures'] if result else best)}")
-    return _write(folder, "fine-tuning", summary, sections)
+            drawn.append(svg.chart(title, series, show, from_zero))
+    return drawn
 
 
 def _metric(folder: Path) -> str:
@@ -169,28 +151,8 @@ def _metric(folder: Path) -> str:
     return metric_of(cast(TaskType, task["task"]), request.get("metric"), task["labels"])
 
 
-def _task_charts(
-    steps: Rows, evaluations: Rows, metric: str, best: Mapping[str, Any] | None, result: Mapping[str, Any]
-) -> Iterable[str]:
-    charts = [("Loss", "loss", svg.plain, False), (f"{_title(metric)} on dev", metric, _show(metric), False)]
-    marks = {metric: (best["step"], best[metric])} if best is not None and metric in best else {}
-    yield from _lines([*charts, *OPTIMIZATION], steps, evaluations, "dev", marks)
-    if result.get("points"):
-        yield svg.scatter("Numbers of dev", [(x, y) for x, y in result["points"]], "right", "answered")
-
-
-def _task_columns() -> list[tuple[str, str, Show]]:
-    figures = [(name, title, _show(name)) for name, title in NAMES.items()]
-    return [("step", "step", lambda step: f"{step:,.0f}"), ("loss", "loss", lambda loss: f"{loss:.4f}"), *figures]
-
-
 def _show(name: str) -> Show:
     return svg.percent if name in SHARES else svg.plain
-
-
-def _title(name: str) -> str:
-    title = NAMES[name]
-    return title[0].upper() + title[1:]
 
 
 def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[str]:
@@ -202,32 +164,24 @@ def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[str]:
             table += f'<p class="quiet">{note}</p>'
         yield svg.section("Confusion matrix", table)
     if parts := result["table"]:
+        part = PARTS[result["task"]]
         shares = [(name, NAMES.get(name, name), svg.percent) for name in ("precision", "recall", "exact", "f1")]
-        columns: list[tuple[str, str, Show]] = [("name", PARTS[result["task"]], str), *shares]
-        columns.append(("support", "support", lambda number: f"{number:,.0f}"))
-        yield svg.figures(
-            f"By {PARTS[result['task']]}", columns, [{"name": name, **row} for name, row in parts.items()]
-        )
+        columns: list[Column] = [("name", part, str), *shares, ("support", "support", "{:,.0f}".format)]
+        yield svg.figures(f"By {part}", columns, [{"name": name, **row} for name, row in parts.items()])
     if worst := result["worst"]:
-        note = counted(result["mistakes"], result["rows"])
+        note, last, show = counted(result["mistakes"], result["rows"]), "score", svg.percent
         if result["task"] == "regression":
-            note = f"{result['rows']:,} rows"
+            note, last, show = f"{result['rows']:,} rows", "difference", svg.plain
         note += f"; most frequent: {result['frequent']}" if result["frequent"] else ""
         note += "; all are in errors.csv"
-        last = "difference" if result["task"] == "regression" else "score"
-        show = svg.plain if result["task"] == "regression" else svg.percent
         rows = []
         for one in worst:
-            texts = [_shown(text) for text in (" / ".join(one["texts"]), one["gold"], one["predicted"])]
-            rows.append([_end(one["where"]), *texts, "" if one["score"] is None else show(one["score"])])
+            where = one["where"].rpartition("/")[2]  # without the folders
+            texts = [_shorten(text) for text in (" / ".join(one["texts"]), one["gold"], one["predicted"])]
+            rows.append([where, *texts, "" if one["score"] is None else show(one["score"])])
         table = svg.words(["where", "text", "label", "prediction", last], rows)
         yield svg.section("The worst mistakes", f'<p class="quiet">{escape(note)}</p>\n{table}')
 
 
-def _end(where: str) -> str:
-    """File and row, without the folders."""
-    return where.rpartition("/")[2]
-
-
-def _shown(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + " …"

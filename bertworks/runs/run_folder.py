@@ -9,19 +9,19 @@ import math
 import os
 import platform
 import shutil
-import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import bertworks
+from bertworks.checkpoints.training_state import locked
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import write_json, write_text
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
-from bertworks.training.objectives import OBJECTIVES, LossStats
+from bertworks.training.objectives import OBJECTIVES, LossStats, Measure
 
 FILES = (  # of a run folder, besides run.json
     "recipe.toml", "metrics.jsonl", "report.html", "config.json", "model.safetensors", "README.md", "task.json",
@@ -31,21 +31,25 @@ FILES = (  # of a run folder, besides run.json
 FOLDERS = ("checkpoints", "plans", "shards", "tokenizer")
 
 
-def check_same_request(output: Path, now: Mapping[str, Any]) -> bool:
-    """True if the folder holds this request already; False if it is empty.
+def check_same_request(output: Path, now: Mapping[str, Any], overwrite: bool = False) -> bool:
+    """True if the folder holds this request already; False if it is empty, or its run is to be overwritten.
 
     Raises:
         UsageError: it holds another run, or other files.
     """
     path = output / "run.json"
     if path.exists():
+        if overwrite:
+            return False
         old = _read_request(path)
-        if differing := [name for name in now if old.get(name) != now[name]]:
-            lines = "".join(
-                f"\n  {name}: {_show_value(old, name)} there, {_show_value(now, name)} now" for name in differing
-            )
+        differing = [
+            f"\n  {name}: {_show_value(name, old.get(name))} there, {_show_value(name, value)} now"
+            for name, value in now.items()
+            if old.get(name) != value
+        ]
+        if differing:
             raise UsageError(
-                f"the folder holds a run with other settings:{lines}",
+                f"the folder holds a run with other settings:{''.join(differing)}",
                 where=str(output),
                 hint="-o ANOTHER-FOLDER keeps both; --overwrite deletes the present run",
             )
@@ -60,21 +64,29 @@ def check_same_request(output: Path, now: Mapping[str, Any]) -> bool:
     return False
 
 
+@contextmanager
+def open_run(output: Path, request: Mapping[str, Any], overwrite: bool) -> Iterator[None]:
+    """Locks the folder in the block, after it has got the request unless it holds it already.
+
+    Raises:
+        UsageError: it holds another run, or other files.
+        BertworksError: another process writes to it.
+    """
+    with locked(output):
+        if not check_same_request(output, request, overwrite):
+            create_run_folder(output, request)
+        yield
+
+
 def create_run_folder(output: Path, request: Mapping[str, Any]) -> None:
-    """Writes the request into a folder that is empty, or whose run was deleted."""
+    """Writes the request into a folder, and deletes the run that is there, and no other files. Its run.json stays until
+    this request replaces it, so that the remains of a killed process can be deleted again."""
+    if (output / "run.json").exists():
+        for name in FOLDERS:
+            shutil.rmtree(output / name, ignore_errors=True)
+        for name in FILES:
+            (output / name).unlink(missing_ok=True)
     write_json(output / "run.json", {"request": request, "versions": versions()})
-
-
-def delete_run(output: Path) -> bool:
-    """Deletes the run in a folder and no other files; False: there is no run. Its run.json stays until the next request
-    replaces it, so that the remains of a killed process can be deleted again."""
-    if not (output / "run.json").exists():
-        return False
-    for name in FOLDERS:
-        shutil.rmtree(output / name, ignore_errors=True)
-    for name in FILES:
-        (output / name).unlink(missing_ok=True)
-    return True
 
 
 def absolute(path: str | Path) -> str:
@@ -93,8 +105,7 @@ def _read_request(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def _show_value(content: Mapping[str, Any], name: str) -> str:
-    value = content.get(name)
+def _show_value(name: str, value: Any) -> str:
     return f"{value[:12]}..." if name.endswith("sha256") and value else repr(value)
 
 
@@ -133,47 +144,43 @@ class Metrics:
     def forget(self, after: int, evaluated: int) -> None:
         """Drops steps after `after` and evaluations after `evaluated`, which a resumed run repeats, and an incomplete
         last line."""
-        if not self.path.exists():
-            return
-        kept = [
-            line + "\n"
-            for line, step, is_evaluation in self._lines()
-            if step <= (evaluated if is_evaluation else after)
-        ]
-        write_text(self.path, "".join(kept))
+        if self.path.exists():
+            lines = [
+                line for line, step, is_evaluation in self._intact() if step <= (evaluated if is_evaluation else after)
+            ]
+            write_text(self.path, "".join(f"{line}\n" for line in lines))
 
     def last_step(self) -> int:
         """The last recorded step, or 0."""
-        return max((step for _, step, _ in self._lines()), default=0) if self.path.exists() else 0
+        return max((step for _, step, _ in self._intact()), default=0)
 
-    def _lines(self) -> Iterator[tuple[str, int, bool]]:
-        """Each line, its step, and whether it is an evaluation, up to the first broken line."""
-        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
-            try:
-                content = json.loads(line)
-                yield line, int(content["step"]), "evaluation" in content
-            except (ValueError, KeyError, TypeError):
-                return
+    def _intact(self) -> Iterator[tuple[str, int, bool]]:
+        """Each line up to the first damaged one, its step, and whether it is an evaluation."""
+        with suppress(BertworksError):
+            for line, step, _, is_evaluation in read_metrics(self.path):
+                yield line, step, is_evaluation
 
 
-class Stopwatch:
-    """Seconds and tokens of training since the last lap, without pauses."""
+def read_metrics(path: Path) -> Iterator[tuple[str, int, dict[str, float], bool]]:
+    """The lines of metrics.jsonl: each with its step, its numbers, and whether it is an evaluation. An incomplete last
+    line is of a killed process, and is left out.
 
-    def __init__(self) -> None:
-        self.tokens, self._mark = 0, time.perf_counter()
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        self._mark += time.perf_counter() - begin
-
-    def lap(self) -> tuple[float, int]:
-        """Seconds and tokens since the last lap; both restart at 0."""
-        now = time.perf_counter()
-        result = now - self._mark, self.tokens
-        self.tokens, self._mark = 0, now
-        return result
+    Raises:
+        BertworksError: a line is damaged.
+    """
+    lines = path.read_bytes().decode("utf-8", errors="replace").split("\n") if path.exists() else []
+    for number, line in enumerate(lines[:-1], 1):
+        try:
+            content = json.loads(line)
+            step, figures = int(content["step"]), content.get("evaluation", content)
+            numbers = {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
+            raise BertworksError(
+                "the line is damaged: expected a JSON object with a step and numbers",
+                where=f"{path}:{number}",
+                hint="delete the line",
+            ) from None
+        yield line, step, numbers, "evaluation" in content
 
 
 def finite(figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,32 +190,23 @@ def finite(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 def training_figures(means: Mapping[str, LossStats]) -> dict[str, float]:
     """Losses and accuracies by name."""
-    return {
-        f"{name}_{kind}": value
-        for name, mean in means.items()
-        for kind, value in (("loss", mean.loss), ("accuracy", mean.accuracy))
-    }
+    return {f"{name}_{kind}": getattr(mean, kind) for name, mean in means.items() for kind in ("loss", "accuracy")}
 
 
-def total_loss(means: Mapping[str, LossStats], weights: Mapping[str, float]) -> float:
-    """The weighted sum of the losses, which a training minimizes."""
-    return sum(weights[name] * stats.loss for name, stats in means.items())
-
-
-def lengths(figures: Mapping[str, float]) -> list[int]:
-    """The longer sequences that were evaluated, too."""
-    return sorted(int(name.rpartition("_")[2]) for name in figures if "_loss_at_" in name)
+def named_measures(figures: Mapping[str, float]) -> Iterator[tuple[str, Measure, str]]:
+    """The figures of a pre-training's evaluation: what is predicted, the measure and the name of the figure. Those of
+    longer sequences, if there are any, follow those of their objective."""
+    longer = sorted(int(name.rpartition("_")[2]) for name in figures if "_loss_at_" in name)
+    for kind, objective in OBJECTIVES.items():
+        for suffix, where in (("", ""), *((f"_at_{length}", f" at {length} tokens") for length in longer)):
+            for m in objective.measures:
+                if (name := f"{kind}_{m.name}{suffix}") in figures:
+                    yield objective.title + where, m, name
 
 
 def describe(figures: Mapping[str, float]) -> str:
     """The figures of a pre-training's evaluation as a sentence."""
-    parts = []
-    for kind, objective in OBJECTIVES.items():
-        for suffix in ("", *(f"_at_{length}" for length in lengths(figures))):
-            named = [
-                (m, f"{kind}_{m.name}{suffix}") for m in objective.measures if f"{kind}_{m.name}{suffix}" in figures
-            ]
-            if named:
-                title = f"{objective.title}{suffix.replace('_', ' ')}{' tokens' if suffix else ''}"
-                parts.append(f"{title}: " + ", ".join(f"{m.name} {m.show(figures[name])}" for m, name in named))
-    return "; ".join(parts) or "nothing was evaluated"
+    parts: dict[str, list[str]] = {}
+    for title, m, name in named_measures(figures):
+        parts.setdefault(title, []).append(f"{m.name} {m.show(figures[name])}")
+    return "; ".join(f"{title}: {', '.join(part)}" for title, part in parts.items()) or "nothing was evaluated"

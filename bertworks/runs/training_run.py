@@ -22,14 +22,13 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
 from bertworks.models.encoder import meta_device_init
 from bertworks.runs.processes import GracefulShutdown, ShutdownError
-from bertworks.runs.run_folder import Metrics, Stopwatch, finite, total_loss, training_figures
+from bertworks.runs.run_folder import Metrics, finite, training_figures
 from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, Precision, measure_matmul
 from bertworks.training.loop import Step, train
 from bertworks.training.objectives import OBJECTIVES, LossStats, TrainableModel
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
 
 EVALUATIONS, SAVE_SECONDS, MOST_LINES = 20, 120.0, 10_000
-EVALUATION_FACTS = ("evaluated", "evaluation", "best")  # the facts that an evaluation changes
 STOP_AFTER = 3  # steps in a row whose loss or gradient is not finite
 
 
@@ -57,7 +56,7 @@ class TrainingJob(Protocol):
     def progress(self, step: int) -> dict[str, Any]: ...  # further figures to show, such as the phase
     def describe(self, figures: Mapping[str, float]) -> str: ...
     def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None: ...  # model and card
-    def report(self, folder: Path) -> None: ...
+    def report(self, folder: Path) -> object: ...
 
 
 class TrainingRun:
@@ -69,20 +68,19 @@ class TrainingRun:
 
     def __init__(self, folder: Path, job: TrainingJob, device: torch.device):
         self.folder, self.job, self.device = folder, job, device
-        self.memory = HeapTrimmer(device)
+        self.memory, self.shutdown = HeapTrimmer(device), GracefulShutdown()
         self.metrics = Metrics(folder / "metrics.jsonl")
         self.rank, self.world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        self.checkpoint, damaged = latest_checkpoint(folder / "checkpoints")
-        # Notes to print at the start.
-        instead = "using the newest checkpoint before it" if self.checkpoint else "there is none before it"
-        self.notes = [f"{note.path}: {note.why}; {instead}" for note in damaged]
-        if self.checkpoint is None and self.metrics.last_step():
+        checkpoint, damaged = latest_checkpoint(folder / "checkpoints")
+        instead = "using the newest checkpoint before it" if checkpoint else "there is none before it"
+        self.notes = [Event("note", f"{note.path}: {note.why}; {instead}") for note in damaged]
+        if checkpoint is None and self.metrics.last_step():
             raise BertworksError(
                 f"the run was at step {self.metrics.last_step():,}, but its checkpoints are missing",
                 where=str(folder / "checkpoints"),
                 hint="put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again",
             )
-        self.model = self._network()
+        self.model = self._network(is_new=checkpoint is None)
         self._parameters = dict(self.model.named_parameters())
         self.optimizer = make_optimizer(self.model, job.optimizer)
         self.num_steps = job.num_steps
@@ -104,66 +102,72 @@ class TrainingRun:
         # Reading figures waits for the GPU, so it is done rarely.
         self.read_every = 10 if device.type == "cuda" else 1
         self.log_every = self.read_every * max(1, -(-self.num_steps // (MOST_LINES * self.read_every)))
+        if checkpoint:
+            self._restore(checkpoint)
 
-    def _network(self) -> nn.Module:
-        if self.checkpoint is None:
+    def _network(self, is_new: bool) -> nn.Module:
+        if is_new:
             network, notes = self.job.begin()
-            self.notes += notes
+            self.notes += [Event("note", text) for text in notes]
             return network.to(self.device)
         with meta_device_init():
             return self.job.blank().to_empty(device=self.device)
 
     def events(self) -> Iterator[Event]:
         """Trains to the end. Ctrl-C and SIGTERM save, then raise KeyboardInterrupt and SystemExit."""
-        yield from self._resume()
+        yield from self.notes
+        if self.rank == 0:
+            remove_deleted(self.folder / "checkpoints")
+            self.metrics.forget(self.step, -1 if self.facts["evaluated"] is None else self.facts["evaluated"])
         batches = self._batches()
-        shutdown = GracefulShutdown()
-        with shutdown.handling(), THREADS.hold(self.facts["threads"]) as threads:
+        with self.shutdown.handling(), THREADS.hold(self.facts["threads"]) as threads:
             if self.facts["threads"] not in (None, threads):
                 text = f"{threads} threads, before {self.facts['threads']}: the last bits may differ"
                 yield Event("note", text)
             self.facts["threads"] = threads
             try:
-                yield from self._train(batches, shutdown)
+                yield from self._train(batches)
             except (ShutdownError, RuntimeError) as error:
                 # A RuntimeError: another process left before this one.
-                if not shutdown.requested or (isinstance(error, RuntimeError) and self.world_size == 1):
+                if not self.shutdown.requested or (isinstance(error, RuntimeError) and self.world_size == 1):
                     raise
                 if self.step and self.saved != self.step:  # before the first step there is nothing to save
                     yield from self._save()
-                shutdown.end()
+                self.shutdown.end()
         yield self._done()
 
-    def _train(self, batches: Callable[[int], list[Batch]], shutdown: GracefulShutdown) -> Iterator[Event]:
+    def _train(self, batches: Callable[[int], list[Batch]]) -> Iterator[Event]:
         overdue = self._should_evaluate() and self.facts["evaluated"] != self.step
         if overdue:
-            yield from self._evaluate(shutdown)
+            yield from self._evaluate()
         if overdue or self.facts["exported"] is None:
             yield from self._save()
         if self._is_over():
             return
         steps = train(
             self.model, self.optimizer, batches, self.job.optimizer, self.num_steps, precision=self.job.precision,
-            seed=self.job.seed, start=self.step, before_update=shutdown.protect,
+            seed=self.job.seed, start=self.step, before_update=self.shutdown.protect,
         )  # fmt: skip
-        saved, clock = time.perf_counter(), Stopwatch()
+        saved, self._logged = time.perf_counter(), (self.facts["tokens"], self.facts["seconds"])
         while not self._is_over():
-            with shutdown.computing():
+            begin = time.perf_counter()
+            with self.shutdown.computing():
                 step = next(steps)
             if THREADS.training_adapts:
                 self.facts["threads"] = THREADS.adapt()
-            event = self._record(step, clock)
-            if event:
-                yield event
-            is_last = step.number == self.num_steps
-            if (is_last or step.number % self.read_every == 0) and self.skipped[2].item() >= STOP_AFTER:
+            self._count(step)
+            is_last = self.step == self.num_steps
+            means = step.read() if is_last or self.step % self.log_every == 0 else None
+            self.facts["seconds"] += time.perf_counter() - begin
+            if means:
+                yield self._step_event(step, means)
+            if (is_last or self.step % self.read_every == 0) and self.skipped[2].item() >= STOP_AFTER:
                 raise self._diverged(f"loss or gradient was not finite in {STOP_AFTER} steps in a row")
-            with clock.paused():
-                if self._should_evaluate():
-                    yield from self._evaluate(shutdown)
-                if self._is_over() or self._is_due(saved):
-                    yield from self._save()
-                    saved = time.perf_counter()
+            if self._should_evaluate():
+                yield from self._evaluate()
+            if self._is_over() or self._is_due(saved):
+                yield from self._save()
+                saved = time.perf_counter()
 
     def _should_evaluate(self) -> bool:
         if self.step == 0:  # a random network may be good by chance
@@ -182,32 +186,13 @@ class TrainingRun:
         every = self.job.save_every
         return self.step % every == 0 if every else time.perf_counter() - saved > SAVE_SECONDS
 
-    def _record(self, step: Step, clock: Stopwatch) -> Event | None:
-        """Updates the facts that a checkpoint after this step holds, and metrics.jsonl."""
+    def _count(self, step: Step) -> None:
+        """Updates what a checkpoint after this step holds."""
         self.step = step.number
         self.facts["tokens"] += step.tokens
         total, row, most = self.skipped
         row = (row + step.skipped) * step.skipped
         self.skipped = torch.stack([total + step.skipped, row, torch.maximum(most, row)])
-        clock.tokens += step.tokens
-        if step.number % self.log_every and step.number != self.num_steps:
-            return None
-        means = step.read()
-        seconds, tokens = clock.lap()
-        self.facts["seconds"] += seconds
-        with clock.paused():
-            return self._step_event(step, means, tokens / seconds)
-
-    def _resume(self) -> Iterator[Event]:
-        yield from (Event("note", text) for text in self.notes)
-        if self.checkpoint:
-            self._restore(self.checkpoint)
-        if self.rank == 0:
-            remove_deleted(self.folder / "checkpoints")
-            self.metrics.forget(self.step, -1 if self.facts["evaluated"] is None else self.facts["evaluated"])
-        if self.checkpoint:
-            yield Event("note", f"resuming after step {self.step:,} of {self.num_steps:,}", {"resumed_step": self.step})
-            self.checkpoint = None  # closes its file
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         if checkpoint.facts.get("recipe_sha256") != self.facts["recipe_sha256"]:
@@ -223,6 +208,8 @@ class TrainingRun:
                 )  # fmt: skip
             tensor.copy_(checkpoint.tensors[name])
         self.step, self.facts, self.saved = checkpoint.step, dict(checkpoint.facts), checkpoint.step
+        text = f"resuming after step {self.step:,} of {self.num_steps:,}"
+        self.notes.append(Event("note", text, {"resumed_step": self.step}))
 
     def _batches(self) -> Callable[[int], list[Batch]]:
         """The micro-batches of a step. The first process writes the plans; the others read them."""
@@ -244,43 +231,38 @@ class TrainingRun:
             state |= {f"{part}/{name}": value for part, value in self.optimizer.state[p].items()}
         return state | {"skipped": self.skipped}
 
-    def _save_state(self) -> Path:
-        self.metrics.sync()  # the lines before a checkpoint must be on disk
-        best = self.facts["best"]["step"] if self.facts["best"] else None
-        path = save_checkpoint(self.folder / "checkpoints", self.step, self._state(), self.facts, best=best)
-        self.saved = self.step
-        return path
-
     def _save(self) -> Iterator[Event]:
         """The model, the report, and last the checkpoint: if it exists, the others do."""
         if self.rank != 0:
             return
-        best = self.facts["best"]
-        if self.job.keeps == "last" or best is None or best["step"] == self.step:
+        best = self.facts["best"]["step"] if self.facts["best"] else None
+        if self.job.keeps == "last" or best in (None, self.step):
             self.job.save(self.folder, self.model, self.facts | {"step": self.step})
         self.job.report(self.folder)
-        self.facts = self.facts | {"exported": self.step}
-        path = self._save_state()
+        self.facts["exported"] = self.step
+        self.metrics.sync()  # the lines before a checkpoint must be on disk
+        path = save_checkpoint(self.folder / "checkpoints", self.step, self._state(), self.facts, best=best)
+        self.saved = self.step
         yield Event("saved", f"saved {path}", {"step": self.step, "path": str(path)})
 
-    def _evaluate(self, shutdown: GracefulShutdown) -> Iterator[Event]:
+    def _evaluate(self) -> Iterator[Event]:
         """The first process evaluates; its figures decide in all processes whether the training continues."""
         if self.rank == 0:
-            yield from self._evaluate_here(shutdown)
+            yield from self._evaluate_here()
         if self.world_size > 1:
-            facts = [{name: self.facts[name] for name in EVALUATION_FACTS}]
-            dist.broadcast_object_list(facts, src=0)
-            self.facts = self.facts | facts[0]
+            changed = [{name: self.facts[name] for name in ("evaluated", "evaluation", "best")}]
+            dist.broadcast_object_list(changed, src=0)
+            self.facts |= changed[0]
 
-    def _evaluate_here(self, shutdown: GracefulShutdown) -> Iterator[Event]:
+    def _evaluate_here(self) -> Iterator[Event]:
         begin = time.perf_counter()
-        with shutdown.computing():
+        with self.shutdown.computing():
             baseline = None if "baseline" in self.facts else self.job.baseline()
             figures = self.job.evaluate(self.model)
         seconds = time.perf_counter() - begin
         if baseline:
-            self.facts = self.facts | {"baseline": baseline[1]}
-            yield Event("note", baseline[0], {"baseline": baseline[1]})
+            text, self.facts["baseline"] = baseline
+            yield Event("note", text, {"baseline": self.facts["baseline"]})
         self._evaluation_seconds = min(seconds, self._evaluation_seconds or seconds)  # the first is slow
         if not all(map(math.isfinite, figures.values())):
             raise self._diverged("the loss on held-out text is not finite")
@@ -288,34 +270,32 @@ class TrainingRun:
         if best is None or self.job.is_better(figures, best):
             best = {"step": self.step, **figures}
         self.metrics.record({"step": self.step, "evaluation": figures})
-        self.facts = self.facts | {"evaluated": self.step, "evaluation": figures, "best": best}
+        self.facts |= {"evaluated": self.step, "evaluation": figures, "best": best}
         text = f"held out after step {self.step:,}: {self.job.describe(figures)}"
         yield Event("evaluation", text, {"step": self.step, **figures})
 
-    def _step_event(self, step: Step, means: dict[str, LossStats], tokens_per_second: float) -> Event:
-        figures = {"loss": total_loss(means, cast(TrainableModel, self.model).weights), **training_figures(means)}
-        learned = finite({"step": step.number, **figures, "learning_rate": step.learning_rate})
-        learned |= finite({"gradient_norm": step.grad_norm.item(), "tokens": self.facts["tokens"]})
+    def _step_event(self, step: Step, means: dict[str, LossStats]) -> Event:
+        """Writes a line of metrics.jsonl. The speed is that of the steps since the line before it."""
+        tokens, seconds = self._logged
+        self._logged = self.facts["tokens"], self.facts["seconds"]
+        tokens_per_second = (self.facts["tokens"] - tokens) / (self.facts["seconds"] - seconds)
+        weights = cast(TrainableModel, self.model).weights
+        loss = sum(weights[name] * stats.loss for name, stats in means.items())  # that a training minimizes
         flops = tokens_per_second * self.job.flops_per_token(step.number)
-        measured = {
-            "tokens_per_second": tokens_per_second,
-            "matmul_share": flops / self._matmul_speed / self.world_size,
-            "memory": self.memory.look(),
-            "seconds": self.facts["seconds"],
-        }
+        figures = finite({
+            "step": step.number, "loss": loss, **training_figures(means), "learning_rate": step.learning_rate,
+            "gradient_norm": step.grad_norm.item(), "tokens": self.facts["tokens"],
+            "tokens_per_second": tokens_per_second, "matmul_share": flops / self._matmul_speed / self.world_size,
+            "memory": self.memory.look(), "seconds": self.facts["seconds"],
+        })  # fmt: skip
         if self.rank == 0:
-            self.metrics.record(learned | measured)
+            self.metrics.record(figures)
         left = self.facts["seconds"] * (self.job.cost(self.num_steps) / self.job.cost(step.number) - 1)
         left += self._evaluation_seconds * math.ceil((self.num_steps - step.number) / self.evaluate_every)
-        shown = {
-            "steps": self.num_steps,
-            **self.job.progress(step.number),
-            "eta_seconds": left,
-            "skipped": int(self.skipped[0].item()),
-        }
-        fields = learned | measured | shown
+        fields = figures | {"steps": self.num_steps, **self.job.progress(step.number)}
+        fields |= {"eta_seconds": left, "skipped": int(self.skipped[0].item())}
         accuracies = [f"{OBJECTIVES[kind].title} {means[kind].accuracy:.1%}" for kind in means if kind in OBJECTIVES]
-        parts = [f"step {step.number:,}/{self.num_steps:,}", f"loss {figures['loss']:.3f}", *accuracies]
+        parts = [f"step {step.number:,}/{self.num_steps:,}", f"loss {loss:.3f}", *accuracies]
         parts += [show(fields[name]) for name, show in _SHOWN.items() if fields[name] is not None]
         return Event("step", "  ".join(parts), fields)
 

@@ -1,28 +1,23 @@
 """Many fine-tunings of one request: seeds, folds, settings; and their summary."""
 
-import json
+import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 from bertworks.errors import UsageError
-from bertworks.events import Event, forward_events
-from bertworks.io.atomic_write import refuse_nested, replacing, write_text
+from bertworks.events import Event
+from bertworks.io.atomic_write import refuse_nested, replacing, write_json
 from bertworks.metrics.classification import confidence_interval
 from bertworks.runs.data_splits import LabelledData
 from bertworks.runs.finetune import FinetuneRequest, finetune_events
-from bertworks.runs.processes import refuse_many
-from bertworks.runs.run_folder import check_same_request, create_run_folder, delete_run
-from bertworks.text.tokenizer_folder import TOKENIZER_FILES
+from bertworks.runs.run_folder import FILES, check_same_request, create_run_folder
 from bertworks.training.recipe import PAPER_GRID, load_finetune_recipe
 
-MODEL_FILES = (
-    "config.json", "task.json", *TOKENIZER_FILES,
-    "README.md", "report.html", "errors.csv", "result.json", "recipe.toml", "model.safetensors",
-)  # fmt: skip
+NOT_COPIED = ("metrics.jsonl", "data.json", "finished.json", "trials.json")  # of the best training
 
 
 @dataclass(frozen=True)
@@ -49,7 +44,8 @@ def plan_trials(request: FinetuneRequest, *, seeds: int = 1, folds: int = 0, swe
         raise UsageError("folds divide the training data: expected 2 or more, and no --dev")
     first = load_finetune_recipe(request.recipe, request.overrides).seed if request.seed is None else request.seed
     trials = []
-    for words in product(*(_values(word) for word in _grid(sweep))):
+    grid = [word for words in sweep for word in (PAPER_GRID if words == "paper" else (words,))]
+    for words in product(*map(_values, grid)):
         for number in range(max(1, folds)):
             for seed in range(first, first + seeds):
                 name = [word.replace("optimizer.", "") for word in words]
@@ -79,44 +75,41 @@ def run_trials(
     Raises:
         UsageError: torchrun started several processes. Otherwise as `finetune_events`.
     """
-    refuse_many(
-        "several fine-tunings run one after the other, in one process",
-        "leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1",
-    )
+    if (count := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
+        raise UsageError(
+            f"several fine-tunings run one after the other, in one process, and there are {count} processes",
+            hint="leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1",
+        )
     output = Path(output)
     shared = {k: v for k, v in trials[0].request.content().items() if k not in ("seed", "fold", "folds", "overrides")}
     request = shared | {"several": True}
     refuse_nested(output, trials[0].request.paths)
-    resumes = not overwrite and check_same_request(output, request)
+    exists = check_same_request(output, request, overwrite)
     done: list[dict[str, Any]] = []
     for number, trial in enumerate(trials, 1):
         yield Event("stage", f"fine-tuning {number} of {len(trials)}: {trial.folder}", {"stage": trial.folder})
-        events = finetune_events(output / trial.folder, trial.request, device=device, overwrite=overwrite, data=data)
-        if number == 1 and not resumes:
-            events = _create_at_plan(events, output, request)
-        f = (yield from forward_events(events)).fields
+        folder = output / trial.folder
+        for event in finetune_events(folder, trial.request, device=device, overwrite=overwrite, data=data):
+            if event.kind == "plan" and not exists:  # the request is checked by then
+                create_run_folder(output, request)
+                exists = True
+            if event.kind != "done":
+                yield event
+        results = {name: event.fields[name] for name in ("metric", "score", "figures", "seconds")}
         done.append(
             {"folder": trial.folder, "setting": trial.setting, "seed": trial.request.seed, "fold": trial.request.fold}
-            | {"metric": f["metric"], "score": f["score"], "figures": f["figures"], "seconds": f["seconds"]}
+            | results
         )
-        write_text(output / "trials.json", json.dumps({"trials": done, "settings": summary(done)}, indent=2) + "\n")
-    best_setting = max(summary(done), key=lambda row: row["mean"])["setting"]  # not the best single run: that is luck
+        settings = summary(done)
+        write_json(output / "trials.json", {"trials": done, "settings": settings})
+    best_setting = max(settings, key=lambda row: row["mean"])["setting"]  # not the best single run: that is luck
     best = max((result for result in done if result["setting"] == best_setting), key=lambda result: result["score"])
-    for name in MODEL_FILES:
-        if (output / best["folder"] / name).exists():
+    for name in FILES:
+        if name not in NOT_COPIED and (output / best["folder"] / name).exists():
             with replacing(output / name) as temporary:
                 shutil.copyfile(output / best["folder"] / name, temporary)
-    text = f"{table(done)}\n{output}: the best model, of {best['folder']}"
-    yield Event("done", text, {"folder": str(output), "trials": done, "settings": summary(done), "best": best})
-
-
-def _create_at_plan(events: Iterator[Event], output: Path, request: Mapping[str, Any]) -> Iterator[Event]:
-    """Creates the run folder when the first training has a plan: the request is checked by then."""
-    for event in events:
-        if event.kind == "plan":
-            delete_run(output)
-            create_run_folder(output, request)
-        yield event
+    text = f"{table(best['metric'], settings)}\n{output}: the best model, of {best['folder']}"
+    yield Event("done", text, {"folder": str(output), "trials": done, "settings": settings, "best": best})
 
 
 def summary(done: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -129,25 +122,14 @@ def summary(done: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def table(done: Sequence[dict[str, Any]]) -> str:
+def table(metric: str, settings: Sequence[dict[str, Any]]) -> str:
     """The summary in words."""
-    metric = done[0]["metric"]
     lines = []
-    for row in sorted(summary(done), key=lambda row: -row["mean"]):
+    for row in sorted(settings, key=lambda row: -row["mean"]):
         spread = f" ± {row['margin']:.4f} (95 %), deviation {row['deviation']:.4f}" if row["count"] > 1 else ""
         each = ", ".join(f"{score:.4f}" for score in row["scores"])
         lines.append(f"{row['setting'] or 'all'}: {metric} {row['mean']:.4f}{spread}; {each}")
     return "\n".join(lines)
-
-
-def _grid(sweep: Sequence[str]) -> list[str]:
-    words = []
-    for word in sweep:
-        if word == "paper":
-            words += [f"{name}={','.join(map(str, values))}" for name, values in PAPER_GRID.items()]
-        else:
-            words.append(word)
-    return words
 
 
 def _values(word: str) -> list[str]:

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from operator import mul
 from typing import NamedTuple
 
 import numpy as np
@@ -39,8 +40,7 @@ def time_step(
         return time.perf_counter()
 
     begins: list[float] = []  # of the updates
-    whole: list[float] = []
-    updates: list[float] = []
+    times: list[tuple[float, float]] = []  # of a step, and of its update
     steps = train(
         objective, make_optimizer(objective, optimizer), lambda _: [batch], optimizer, 1 << 30, precision=precision,
         before_update=lambda: begins.append(now()),
@@ -49,13 +49,12 @@ def time_step(
         begin = last = now()
         for _ in steps:
             end = now()
-            whole.append(end - last)
-            updates.append(end - begins[-1])
+            times.append((end - last, end - begins[-1]))
             last = end
-            if len(whole) >= 3 and end - begin > seconds:
+            if len(times) >= 3 and end - begin > seconds:
                 break
-    update = float(np.median(updates[1:]))  # the first step prepares kernels and memory
-    return float(np.median(whole[1:])) - update, update
+    step, update = np.median(times[1:], axis=0).tolist()  # the first step prepares kernels and memory
+    return step - update, update
 
 
 class SizePreset(NamedTuple):
@@ -154,11 +153,8 @@ def fit_steps(
     else:
         costs = [phase.num_steps * cost for phase, cost in zip(old, step_seconds, strict=True)]
         fractions = [cost / sum(costs) for cost in costs]
-    phases = tuple(
-        replace(phase, num_steps=max(1, int(seconds * fraction / cost)))
-        for phase, fraction, cost in zip(old, fractions, step_seconds, strict=True)
-    )
-    if sum(phase.num_steps * cost for phase, cost in zip(phases, step_seconds, strict=True)) > OVERRUN * seconds:
+    steps = [max(1, int(seconds * fraction / cost)) for fraction, cost in zip(fractions, step_seconds, strict=True)]
+    if sum(map(mul, steps, step_seconds)) > OVERRUN * seconds:
         # The time in which each phase has a step.
         needed = [cost / fraction for cost, fraction in zip(step_seconds, fractions, strict=True)]
         number = needed.index(max(needed))
@@ -169,10 +165,12 @@ def fit_steps(
             hint=f"--budget {math.ceil(1.1 * needed[number] / 60)}m; or a smaller recipe; or smaller batches: "
             f"--set train.phases.{number}.batch_size={max(1, batch_size // 8)}",
         )
-    if "train.phases" in fixed:
-        phases = old
-    kept = [f"train.phases.{number}.num_steps" in fixed for number in range(len(old))]
-    phases = tuple(a if keep else b for keep, a, b in zip(kept, old, phases, strict=True))
+    phases = tuple(
+        replace(phase, num_steps=count)
+        if {"train.phases", f"train.phases.{number}.num_steps"}.isdisjoint(fixed)
+        else phase
+        for number, (phase, count) in enumerate(zip(old, steps, strict=True))
+    )
     # A forward pass is a third of a step; the longest sequences are as many tokens again.
     token = step_seconds[0] / old[0].batch_size / old[0].sequence_length
     evaluation = 2 / 3 * token * recipe.train.held_out_sequences * recipe.train.held_out_length

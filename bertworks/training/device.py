@@ -43,11 +43,8 @@ def choose_device(name: str = "auto") -> torch.device:
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
         raise UsageError(f"the device {name!r} is not known", hint="name auto, cpu, cuda or cuda:1")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if name == "cuda" else torch.device(name)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise UsageError("PyTorch finds no GPU here", hint="leave --device out; `bertworks doctor` lists the devices")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        hint = f"name another; under torchrun, start at most {count} processes"
+    if device.type == "cuda" and (device.index or 0) >= (count := torch.cuda.device_count()):
+        hint = f"leave --device out: `bertworks doctor` lists the devices; under torchrun, at most {count} processes"
         raise UsageError(f"there is no {device}: the number of GPUs is {count}, counted from 0", hint=hint)
     return device
 
@@ -158,14 +155,13 @@ class ThreadPolicy:
             self._free = None
             time.sleep(FIRST_SECONDS)
             self.adapt(seconds=0)
-        if self.fixed is not None or self.training_adapts:
-            yield self.adapt()
-            return
-        self.fixed = self.count = count or self.count
+        fixed = self.fixed
+        if fixed is None and not self.training_adapts:
+            self.fixed = self.count = count or self.count
         try:
             yield self.adapt()
         finally:
-            self.fixed = None
+            self.fixed = fixed
 
     def _maximum(self) -> int:
         return min(available_cpus(), self._default)

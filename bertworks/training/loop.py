@@ -1,6 +1,7 @@
 """The training loop. It yields after every step; the caller logs, evaluates and saves."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import cast
@@ -87,7 +88,7 @@ def train(
         torch.manual_seed(_dropout_seed(seed, step, rank))
         own = batches(step)
         # A process without a batch computes one with weight 0: the others wait for its gradients.
-        weight = 1.0 if own else 0.0
+        weight = 1 if own else 0
         parts = [batch.to(device) for batch in own or batches(0)[:1]]
         counts, tokens = _global_counts(cast(TrainableModel, objective), parts, weight, device)
         sums: dict[str, LossSum] = {}
@@ -97,8 +98,9 @@ def train(
                 # Data parallelism averages gradients; the losses are divided by global counts, so undo the average.
                 losses = [t.loss * (weights[name] * world_size / counts[name]) for name, t in part_sums.items()]
                 torch.stack(losses).sum().backward()
-            sums = add_sums([sums, {name: LossSum(t.loss.detach(), t.correct) for name, t in part_sums.items()}])
-        sums = _reduced(sums)
+            sums = add_sums(sums, {name: LossSum(t.loss.detach(), t.correct) for name, t in part_sums.items()})
+        if world_size > 1:
+            sums = _reduced(sums)
         grad_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         # A loss that is not finite may have finite gradients: make the norm not finite, so that the step is skipped.
         grad_norm = grad_norm + 0 * torch.stack([t.loss for t in sums.values()]).sum()
@@ -116,16 +118,15 @@ def evaluate(objective: nn.Module, batches: Iterable[Batch], precision: Precisio
     training = objective.training
     objective.eval()
     sums: dict[str, LossSum] = {}
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     for batch in batches:
-        sums = add_sums([sums, compute(batch.to(device))])
-        for name, count in cast(TrainableModel, objective).counts(batch).items():
-            counts[name] = counts.get(name, 0) + count
+        sums = add_sums(sums, compute(batch.to(device)))
+        counts.update(cast(TrainableModel, objective).counts(batch))
     objective.train(training)
     return means(sums, counts)
 
 
-def means(sums: dict[str, LossSum], counts: dict[str, int]) -> dict[str, LossStats]:
+def means(sums: Mapping[str, LossSum], counts: Mapping[str, int]) -> dict[str, LossStats]:
     """Sums over counts, on the host."""
     return {
         name: LossStats(t.loss.item() / counts[name], t.correct.item() / counts[name], counts[name])
@@ -133,13 +134,10 @@ def means(sums: dict[str, LossSum], counts: dict[str, int]) -> dict[str, LossSta
     }
 
 
-def add_sums(parts: Iterable[dict[str, LossSum]]) -> dict[str, LossSum]:
-    """The sums of loss sums, name by name."""
-    total: dict[str, LossSum] = {}
-    for part in parts:
-        for name, part_sum in part.items():
-            total[name] = LossSum(*map(torch.add, total[name], part_sum)) if name in total else part_sum
-    return total
+def add_sums(total: Mapping[str, LossSum], part: Mapping[str, LossSum]) -> dict[str, LossSum]:
+    """The sums of both, name by name."""
+    both = {name: LossSum(*map(torch.add, total[name], part[name])) for name in part if name in total}
+    return {**total, **part, **both}
 
 
 def _dropout_seed(seed: int, step: int, rank: int) -> int:
@@ -155,25 +153,22 @@ def _no_reduction(compute: nn.Module, last: bool) -> AbstractContextManager[None
 
 
 def _global_counts(
-    objective: TrainableModel, parts: Sequence[Batch], weight: float, device: torch.device
+    objective: TrainableModel, parts: Sequence[Batch], weight: int, device: torch.device
 ) -> tuple[dict[str, int], int]:
-    counts = dict.fromkeys(objective.counts(parts[0]), 0)
+    counts, tokens = Counter[str](), 0
     for batch in parts:
-        for name, count in objective.counts(batch).items():
-            counts[name] += int(weight * count)
-    tokens = int(weight * sum(len(batch.input_ids) for batch in parts))
+        counts.update(objective.counts(batch))
+        tokens += len(batch.input_ids)
     if dist.is_initialized() and dist.get_world_size() > 1:
-        row = torch.tensor([*counts.values(), tokens], device=device)
+        row = weight * torch.tensor([*counts.values(), tokens], device=device)
         dist.all_reduce(row)
         *totals, tokens = row.tolist()
-        counts = dict(zip(counts, totals, strict=True))
+        counts = Counter(dict(zip(counts, totals, strict=True)))
     return {name: max(count, 1) for name, count in counts.items()}, tokens
 
 
 def _reduced(sums: dict[str, LossSum]) -> dict[str, LossSum]:
-    """Sums over processes, if there are several: one small message."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return sums
+    """Sums over processes: one small message."""
     row = torch.stack([part for part_sum in sums.values() for part in part_sum])
     dist.all_reduce(row)
     return {name: LossSum(row[2 * i], row[2 * i + 1]) for i, name in enumerate(sums)}

@@ -10,7 +10,7 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -138,81 +138,77 @@ ACCURACY = Measure("accuracy", lambda stats: stats.accuracy, "{:.1%}", True)
 PERPLEXITY = Measure("perplexity", lambda stats: math.exp(min(stats.loss, 700.0)), "{:,.1f}", True)
 
 
-class Objective(Protocol):
-    """A loss over the hidden states at the positions of its target."""
+class Objective(NamedTuple):
+    """A loss over the hidden states at the positions of its target.
 
-    kind: ClassVar[str]
-    title: ClassVar[str]  # what is predicted, in reports
-    heads: ClassVar[tuple[Head, ...]]
-    measures: ClassVar[tuple[Measure, ...]]  # the first one decides which checkpoint is the best: lower is better
+    title: what is predicted, in reports.
+    measures: the first one decides which checkpoint is the best: lower is better.
+    positions: int64 [M], the rows of a batch whose last hidden states the loss reads.
+    loss: the sum of the losses, of states [M, hidden] at these positions and labels int64 [M].
+    random_target: a target in the shape of a real one, to measure the speed of a training: for a length and a rate of
+        masked tokens.
+    """
 
-    @staticmethod
-    def positions(model: "PretrainingModel", batch: Batch) -> Tensor:
-        """int64 [M]: the rows of the batch whose last hidden states the loss reads."""
-        ...
-
-    @staticmethod
-    def loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
-        """The sum of the losses. states: [M, hidden], at these positions. labels: int64 [M]."""
-        ...
-
-    @staticmethod
-    def random_target(c: EncoderConfig, length: int, rate: float, generator: Generator) -> Target:
-        """A target in the shape of a real one, to measure the speed of a training. rate: of masked tokens."""
-        ...
+    title: str
+    heads: tuple[Head, ...]
+    measures: tuple[Measure, ...]
+    positions: Callable[["PretrainingModel", Batch], Tensor]
+    loss: Callable[["PretrainingModel", Tensor, Tensor], LossSum]
+    random_target: Callable[[EncoderConfig, int, float, Generator], Target]
 
 
-class MaskedLM:
-    """Predict the masked tokens (Devlin et al. 2019, section 3.1, task 1)."""
-
-    kind: ClassVar[str] = "masked_lm"
-    title: ClassVar[str] = "masked tokens"
-    heads: ClassVar[tuple[Head, ...]] = ("lm_head",)
-    measures: ClassVar[tuple[Measure, ...]] = (LOSS, ACCURACY, PERPLEXITY)
-
-    @staticmethod
-    def positions(model: "PretrainingModel", batch: Batch) -> Tensor:
-        return batch.targets["masked_lm"].positions
-
-    @staticmethod
-    def loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
-        assert model.lm_head is not None
-        x = model.lm_head.transform(states)
-        embeddings = model.encoder.embeddings.token.weight.to(x.dtype)
-        return vocabulary_cross_entropy(x, embeddings, model.lm_head.bias, labels)
-
-    @staticmethod
-    def random_target(c: EncoderConfig, length: int, rate: float, generator: Generator) -> Target:
-        count = max(1, round(length * rate))
-        positions = np.sort(generator.permutation(length)[:count])
-        return Target(positions, generator.integers(c.vocab_size, size=count))
+def _masked_positions(model: "PretrainingModel", batch: Batch) -> Tensor:
+    return batch.targets["masked_lm"].positions
 
 
-class NextSentence:
-    """Predict whether segment B follows segment A (Devlin et al. 2019, section 3.1, task 2)."""
-
-    kind: ClassVar[str] = "next_sentence"
-    title: ClassVar[str] = "next sentence"
-    heads: ClassVar[tuple[Head, ...]] = ("pooler", "next_sentence")
-    measures: ClassVar[tuple[Measure, ...]] = (LOSS, ACCURACY)
-
-    @staticmethod
-    def positions(model: "PretrainingModel", batch: Batch) -> Tensor:
-        assert model.pooler is not None
-        return model.pooler.tokens(batch.layout).long()
-
-    @staticmethod
-    def loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
-        assert model.pooler is not None
-        assert model.next_sentence is not None
-        return cross_entropy(model.next_sentence(model.pooler(states)), labels)
-
-    @staticmethod
-    def random_target(c: EncoderConfig, length: int, rate: float, generator: Generator) -> Target:
-        return Target(np.zeros(1, np.int64), generator.integers(2, size=1))
+def _masked_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
+    assert model.lm_head is not None
+    x = model.lm_head.transform(states)
+    embeddings = model.encoder.embeddings.token.weight.to(x.dtype)
+    return vocabulary_cross_entropy(x, embeddings, model.lm_head.bias, labels)
 
 
-OBJECTIVES: Mapping[str, type[Objective]] = {each.kind: each for each in (MaskedLM, NextSentence)}
+def _random_masked(c: EncoderConfig, length: int, rate: float, generator: Generator) -> Target:
+    count = max(1, round(length * rate))
+    positions = np.sort(generator.permutation(length)[:count])
+    return Target(positions, generator.integers(c.vocab_size, size=count))
+
+
+def _pooled_positions(model: "PretrainingModel", batch: Batch) -> Tensor:
+    assert model.pooler is not None
+    return model.pooler.tokens(batch.layout).long()
+
+
+def _next_sentence_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
+    assert model.pooler is not None
+    assert model.next_sentence is not None
+    return cross_entropy(model.next_sentence(model.pooler(states)), labels)
+
+
+def _random_next_sentence(c: EncoderConfig, length: int, rate: float, generator: Generator) -> Target:
+    return Target(np.zeros(1, np.int64), generator.integers(2, size=1))
+
+
+OBJECTIVES: Mapping[str, Objective] = {
+    # Predict the masked tokens (Devlin et al. 2019, section 3.1, task 1).
+    "masked_lm": Objective(
+        title="masked tokens",
+        heads=("lm_head",),
+        measures=(LOSS, ACCURACY, PERPLEXITY),
+        positions=_masked_positions,
+        loss=_masked_loss,
+        random_target=_random_masked,
+    ),
+    # Predict whether segment B follows segment A (task 2).
+    "next_sentence": Objective(
+        title="next sentence",
+        heads=("pooler", "next_sentence"),
+        measures=(LOSS, ACCURACY),
+        positions=_pooled_positions,
+        loss=_next_sentence_loss,
+        random_target=_random_next_sentence,
+    ),
+}
 BERT: Mapping[ObjectiveKind, float] = {"masked_lm": 1.0, "next_sentence": 1.0}
 
 

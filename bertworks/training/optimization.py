@@ -71,7 +71,6 @@ def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.AdamW:
             f"layer_decay {c.layer_decay} with num_hidden_groups {config.num_hidden_groups}: layers that share a block "
             "have one rate; use layer_decay 1"
         )
-    trained = [p for p in model.parameters() if p.requires_grad]
     blocks = [int(name.split(".")[2]) + 1 for name, _ in model.named_parameters() if name.startswith(BLOCKS)]
     members: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, p in model.named_parameters():
@@ -80,7 +79,7 @@ def make_optimizer(model: nn.Module, c: OptimizerConfig) -> torch.optim.AdamW:
             members.setdefault((factor, c.weight_decay if p.ndim > 1 else 0.0), []).append(p)
     groups = [{"params": part, "weight_decay": decay, "factor": factor} for (factor, decay), part in members.items()]
     optimizer = torch.optim.AdamW(groups, lr=c.learning_rate, betas=(c.beta1, c.beta2), eps=c.eps, fused=True)
-    for p in trained:
+    for p in (p for part in members.values() for p in part):
         # The corrections are powers of the betas: after many steps there is no correction.
         step = torch.tensor(0.0 if c.bias_correction else MANY_STEPS, device=p.device)
         optimizer.state[p] = {"step": step, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 from bertworks.batching.sampling import FORMATS, MaskingConfig, SamplingConfig
 from bertworks.config import dump_recipe, parse_as, read_recipe_text, require
@@ -187,9 +187,10 @@ class Recipe:
                 )
 
 
-def recipe_names() -> list[str]:
-    """The recipes that come with the package."""
-    return sorted(p.name.removesuffix(".toml") for p in _folder().iterdir() if p.name.endswith(".toml"))
+def packaged_recipes() -> dict[str, str]:
+    """The recipes that come with the package: their texts by name."""
+    files = [p for p in (resources.files("bertworks") / "recipes").iterdir() if p.name.endswith(".toml")]
+    return {p.name.removesuffix(".toml"): p.read_text(encoding="utf-8") for p in sorted(files, key=lambda p: p.name)}
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -198,19 +199,12 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         UsageError: no such recipe; unknown field, wrong type, missing or refused value: with its path.
     """
-    text = read_recipe_text(
-        name, "recipe", recipe_names(), lambda: (_folder() / f"{name}.toml").read_text(encoding="utf-8")
-    )
-    return parse_recipe(text, name, overrides)
+    return parse_recipe(read_recipe_text(name, "recipe", packaged_recipes()), name, overrides)
 
 
 def parse_recipe(text: str, where: str, overrides: Sequence[str] = ()) -> Recipe:
     """The recipe that a TOML text describes. `where` is its name in errors."""
     return parse_as(Recipe, text, where, overrides)
-
-
-def _folder() -> Any:
-    return resources.files("bertworks") / "recipes"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,7 +295,7 @@ RECIPES = {
     ),
 }
 ALIASES = {"features": "feature_based"}  # of recipes, for one release
-PAPER_GRID = {"batch_size": (16, 32), "optimizer.learning_rate": (5e-5, 3e-5, 2e-5), "epochs": (2, 3, 4)}
+PAPER_GRID = ("batch_size=16,32", "optimizer.learning_rate=5e-05,3e-05,2e-05", "epochs=2,3,4")
 
 
 def load_finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRecipe:
@@ -310,9 +304,8 @@ def load_finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRe
     Raises:
         UsageError: no such recipe; unknown field, wrong type or refused value: with its path.
     """
-    name = ALIASES.get(name, name)
-    text = read_recipe_text(name, "fine-tuning recipe", list(RECIPES), lambda: dump_recipe(RECIPES[name]))
-    return parse_as(FinetuneRecipe, text, name, overrides)
+    name, known = ALIASES.get(name, name), {known: dump_recipe(recipe) for known, recipe in RECIPES.items()}
+    return parse_as(FinetuneRecipe, read_recipe_text(name, "fine-tuning recipe", known), name, overrides)
 
 
 def default_max_length(recipe: FinetuneRecipe, max_positions: int) -> int:
@@ -334,13 +327,8 @@ def default_learning_rate(hidden_size: int) -> float:
 
 
 def resolve_recipe(recipe: FinetuneRecipe, count: int, c: EncoderConfig) -> FinetuneRecipe:
-    """The recipe with values for everything that is 0 for "default". count: training examples; c: the network."""
+    """The recipe with epochs and learning rate where they are 0 for "default". count: examples; c: the network."""
     steps_per_epoch = math.ceil(count / recipe.batch_size)
     epochs = recipe.epochs or min(20, max(3, math.ceil(MIN_STEPS / steps_per_epoch)))
     rate = recipe.optimizer.learning_rate or default_learning_rate(c.hidden_size)
-    return replace(
-        recipe,
-        epochs=epochs,
-        max_length=default_max_length(recipe, c.max_position_embeddings),
-        optimizer=replace(recipe.optimizer, learning_rate=rate),
-    )
+    return replace(recipe, epochs=epochs, optimizer=replace(recipe.optimizer, learning_rate=rate))

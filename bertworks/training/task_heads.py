@@ -5,10 +5,11 @@
 - `TaskModel`: an encoder with the head of a task
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Literal, Protocol
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -79,21 +80,33 @@ def _sequence_keys(batch: Batch) -> list[bytes]:
     return [rows[:, start:end].tobytes() for start, end in pairwise(ends)]
 
 
-class TaskHead(Protocol):
-    """The loss of a task over the M predictions of a batch of B sequences: one each, or one for many tokens of each."""
+@dataclass(frozen=True, kw_only=True)
+class TaskHead(ABC):
+    """The loss of a task over the M predictions of a batch of B sequences: one each, or one for many tokens of each.
+
+    head: name of the output layer in a model folder.
+    pooled: whether the pooled [CLS] is classified, or tokens.
+    """
+
+    head: ClassVar[Literal["classifier", "span"]] = "classifier"
+    pooled: bool = True
 
     @property
-    def head(self) -> Literal["classifier", "span"]: ...  # name of the output layer in a model folder
-    @property
-    def pooled(self) -> bool: ...  # whether the pooled [CLS] is classified, or tokens
-    @property
-    def outputs(self) -> int: ...
-    def count(self, batch: Batch) -> int: ...  # number of terms of the loss
-    def tally(self, logits: Tensor, batch: Batch) -> LossSum: ...  # logits float32 [M, outputs]
+    def outputs(self) -> int:
+        """Logits of a prediction."""
+        return 1
+
+    def count(self, batch: Batch) -> int:
+        """The number of terms of the loss."""
+        return len(batch.target.labels)
+
+    @abstractmethod
+    def tally(self, logits: Tensor, batch: Batch) -> LossSum:
+        """The loss. logits: float32 [M, outputs]."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Classification:
+class Classification(TaskHead):
     """One of several labels: of a sequence (Devlin et al. 2019, section 4.1) or, if not `pooled`, of each predicted
     token (section 5.3).
 
@@ -102,17 +115,12 @@ class Classification:
     """
 
     num_labels: int
-    pooled: bool = True
     weights: tuple[float, ...] = ()
     smoothing: float = 0.0
-    head: ClassVar[Literal["classifier", "span"]] = "classifier"
 
     @property
     def outputs(self) -> int:
         return self.num_labels
-
-    def count(self, batch: Batch) -> int:
-        return len(batch.target.labels)
 
     def tally(self, logits: Tensor, batch: Batch) -> LossSum:
         weights = logits.new_tensor(self.weights) if self.weights else None
@@ -121,12 +129,10 @@ class Classification:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiLabel:
+class MultiLabel(TaskHead):
     """Each label, yes or no. Labels of a batch: float32 [B, num_labels] of zeros and ones."""
 
     num_labels: int
-    head: ClassVar[Literal["classifier", "span"]] = "classifier"
-    pooled: ClassVar[bool] = True
 
     @property
     def outputs(self) -> int:
@@ -141,18 +147,12 @@ class MultiLabel:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Regression:
+class Regression(TaskHead):
     """A number. Labels of a batch: float32 [B]. The squared error is in units of the standard deviation of the targets,
     and the bias starts at their mean, so that the scale of the targets does not matter."""
 
     mean: float = 0.0
     deviation: float = 1.0
-    head: ClassVar[Literal["classifier", "span"]] = "classifier"
-    pooled: ClassVar[bool] = True
-    outputs: ClassVar[int] = 1
-
-    def count(self, batch: Batch) -> int:
-        return len(batch.target.labels)
 
     def tally(self, logits: Tensor, batch: Batch) -> LossSum:
         off = (logits[:, 0] - batch.target.labels) / self.deviation
@@ -160,13 +160,16 @@ class Regression:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpanExtraction:
+class SpanExtraction(TaskHead):
     """Start and end of an answer (section 4.2), predicted from all tokens. Labels of a batch: int64 [2 B], positions of
     the first and last token of the answer, both 0 ([CLS]) if there is none (section 4.3)."""
 
     head: ClassVar[Literal["classifier", "span"]] = "span"
-    pooled: ClassVar[bool] = False
-    outputs: ClassVar[int] = 2
+    pooled: bool = False
+
+    @property
+    def outputs(self) -> int:
+        return 2
 
     def count(self, batch: Batch) -> int:
         return batch.layout.num_sequences
@@ -180,14 +183,11 @@ class SpanExtraction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultipleChoice:
+class MultipleChoice(TaskHead):
     """The best of several continuations (section 4.4): `num_choices` sequences in a row, each with one score. Labels of
     a batch: float32 [B], 1 for the right choice, else 0."""
 
     num_choices: int
-    head: ClassVar[Literal["classifier", "span"]] = "classifier"
-    pooled: ClassVar[bool] = True
-    outputs: ClassVar[int] = 1
 
     def count(self, batch: Batch) -> int:
         return len(batch.target.labels) // self.num_choices
