@@ -90,39 +90,28 @@ class EncoderConfig:
             value, least = getattr(self, name), int(name not in _MAY_BE_0)
             if type(value) is not int or not least <= value <= limit:
                 raise ValueError(f"{name} is {value!r}: expected a whole number from {least} to {limit:,}")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} does not divide into {self.num_attention_heads} attention heads"
-            )
-        for name in ("hidden_dropout", "attention_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)!r}: expected a number from 0 to below 1")
-        if not self.layer_norm_eps > 0:
-            raise ValueError(f"layer_norm_eps is {self.layer_norm_eps!r}: expected a number above 0")
-        self._check_combinations()
-
-    def _check_combinations(self) -> None:
-        """Refuses values of two fields that exclude each other."""
-        if self.num_hidden_layers % self.num_groups:
-            raise ValueError(
-                f"num_hidden_groups {self.num_hidden_groups} does not divide num_hidden_layers "
-                f"{self.num_hidden_layers}: use a divisor, or 0 for a block per layer"
-            )
-        if self.embedding_width != self.hidden_size and self.lm_head != "transform":
-            raise ValueError(
-                f"lm_head {self.lm_head!r} with embedding_size {self.embedding_size} and hidden_size "
-                f"{self.hidden_size}: only lm_head 'transform' leads from one width to the other"
-            )
-        if self.direction == "left_to_right" and self.pooler.startswith("first"):
-            raise ValueError(
-                f"pooler {self.pooler!r} with direction 'left_to_right': the first token has read nothing; "
-                "use 'last' or 'last_tanh'"
-            )
-        if self.direction == "right_to_left" and self.pooler.startswith("last"):
-            raise ValueError(
-                f"pooler {self.pooler!r} with direction 'right_to_left': the last token has read nothing; "
-                "use 'first_tanh'"
-            )
+        rules = [
+            (self.hidden_size % self.num_attention_heads == 0,
+             "hidden_size {hidden_size} does not divide into {num_attention_heads} attention heads"),
+            (0 <= self.hidden_dropout < 1, "hidden_dropout is {hidden_dropout}: expected a number from 0 to below 1"),
+            (0 <= self.attention_dropout < 1,
+             "attention_dropout is {attention_dropout}: expected a number from 0 to below 1"),
+            (self.layer_norm_eps > 0, "layer_norm_eps is {layer_norm_eps}: expected a number above 0"),
+            (self.num_hidden_layers % self.num_groups == 0,
+             "num_hidden_groups {num_hidden_groups} does not divide num_hidden_layers {num_hidden_layers}: use a "
+             "divisor, or 0 for a block per layer"),
+            (self.embedding_width == self.hidden_size or self.lm_head == "transform",
+             "lm_head {lm_head!r} with embedding_size {embedding_size} and hidden_size {hidden_size}: only lm_head "
+             "'transform' leads from one width to the other"),
+            (self.direction != "left_to_right" or not self.pooler.startswith("first"),
+             "pooler {pooler!r} with direction 'left_to_right': the first token has read nothing; use 'last' or "
+             "'last_tanh'"),
+            (self.direction != "right_to_left" or not self.pooler.startswith("last"),
+             "pooler {pooler!r} with direction 'right_to_left': the last token has read nothing; use 'first_tanh'"),
+        ]  # fmt: skip
+        for holds, message in rules:
+            if not holds:
+                raise ValueError(message.format_map(vars(self)))
 
     @property
     def ffn_size(self) -> int:
