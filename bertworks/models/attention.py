@@ -137,8 +137,8 @@ class Attention(nn.Module):
             ends = layout.cu_seqlens, layout.cu_seqlens, layout.max_seqlen, layout.max_seqlen
             window = (-1, 0 if layout.is_causal else -1)
             context = varlen.varlen_attn(q, k, v, *ends, window_size=window)  # type: ignore[assignment]
-        elif layout.rank is None and not (qkv.is_cuda or torch.is_grad_enabled() or _is_exported()):
-            context = attention_inference_cpu(qkv, layout, p)
+        elif p == 0 and layout.rank is None and not (qkv.is_cuda or torch.is_grad_enabled() or _is_exported()):
+            context = attention_inference_cpu(qkv, layout)
         else:
             context = attention_padded(qkv, [layout] if qkv.is_cuda else layout.groups, p)
         context = context.flatten(1)
@@ -193,15 +193,15 @@ def attention_padded(qkv: Tensor, groups: Sequence[Layout], p: float, memory: Te
     return results[0] if len(results) == 1 else torch.cat(results)
 
 
-def attention_inference_cpu(qkv: Tensor, layout: Layout, p: float = 0.0) -> Tensor:
-    """[T, 3, heads, d] -> [T, heads, d], without gradients and rank, on a CPU."""
+def attention_inference_cpu(qkv: Tensor, layout: Layout) -> Tensor:
+    """[T, 3, heads, d] -> [T, heads, d], without gradients, dropout and rank, on a CPU."""
     # In bf16 the fused kernel takes 1.5 times as long as matrix products, except for few tokens.
-    if qkv.dtype == torch.bfloat16 and len(qkv) > _MIN_TOKENS_FOR_BMM and p == 0:
+    if qkv.dtype == torch.bfloat16 and len(qkv) > _MIN_TOKENS_FOR_BMM:
         return _attention_bucketed(qkv, layout)
-    return _attention_by_equal_length(qkv, layout, p)
+    return _attention_by_equal_length(qkv, layout)
 
 
-def _attention_by_equal_length(qkv: Tensor, layout: Layout, p: float) -> Tensor:
+def _attention_by_equal_length(qkv: Tensor, layout: Layout) -> Tensor:
     """[T, 3, heads, d] -> [T, heads, d], without padding: one call for neighbours of one length. Sorted batches have
     many of them."""
     results = []
@@ -214,7 +214,7 @@ def _attention_by_equal_length(qkv: Tensor, layout: Layout, p: float) -> Tensor:
             # The keys of the next tokens fill the multiple and are masked: up to 1.7 times as fast.
             mask = F.pad(qkv.new_zeros(1, 1, 1, length), (0, extra), value=-torch.inf).expand(count, 1, length, -1)
             k, v = (t.as_strided((*t.shape[:2], length + extra, t.shape[3]), t.stride()) for t in (k, v))
-        results.append(attention(q, k, v, mask, p).transpose(1, 2).flatten(0, 1))
+        results.append(attention(q, k, v, mask).transpose(1, 2).flatten(0, 1))
     return results[0] if len(results) == 1 else torch.cat(results)
 
 
@@ -255,7 +255,7 @@ def _attention_exp2(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, out: Tensor) 
     out.copy_(torch.bmm(scores.flatten(0, 1), values[..., :-1]).view(v.shape))
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float = 0.0) -> Tensor:
     """q [B, heads, L, d], k and v [B, heads, K, d] -> [B, heads, L, d].
 
     mask: bool [B or 1, 1, L or 1, K], True where a token is read; without gradients also a number that is added to the

@@ -72,22 +72,19 @@ class Embeddings(nn.Module):
 
     def _places(self, x: Tensor, layout: Layout, token_type_ids: Tensor | None) -> Tensor:
         """[T, width]: position and token type embeddings."""
-        if self.position is None:
-            places = sinusoids(layout.position_ids, x.shape[1]).to(x.dtype)
-            if self.token_type is None:
-                return places
-            one_type = token_type_ids is None or self.token_type.num_embeddings == 1
-            types = torch.zeros_like(layout.position_ids) if one_type else token_type_ids
-            return places + self.token_type(types)  # type: ignore[no-any-return]
-        table = self.position.weight[: layout.num_positions]
+        positions = layout.position_ids
         if self.token_type is None:
-            return table.index_select(0, layout.position_ids)
+            if self.position is None:
+                return sinusoids(positions, x.shape[1]).to(x.dtype)
+            return self.position.weight[: layout.num_positions].index_select(0, positions)
         kinds = self.token_type.num_embeddings
         # A model that was trained without pairs (RoBERTa) has one type for all tokens.
-        types = torch.zeros_like(layout.position_ids) if token_type_ids is None or kinds == 1 else token_type_ids
+        types = torch.zeros_like(positions) if token_type_ids is None or kinds == 1 else token_type_ids
+        if self.position is None:
+            return sinusoids(positions, x.shape[1]).to(x.dtype) + self.token_type(types)  # type: ignore[no-any-return]
         # A row of the product table is position + type: one small table, read once, instead of two large sums.
-        product = (table[:, None] + self.token_type.weight).view(-1, table.shape[1])
-        return product.index_select(0, layout.position_ids * kinds + types)
+        product = (self.position.weight[: layout.num_positions, None] + self.token_type.weight).flatten(0, 1)
+        return product.index_select(0, positions * kinds + types)
 
 
 def sinusoids(position_ids: Tensor, width: int) -> Tensor:
@@ -227,9 +224,6 @@ def initialize(module: nn.Module, c: EncoderConfig) -> None:
             nn.init.zeros_(part.bias)
 
 
-_POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gelu": F.gelu, "relu": F.relu}
-
-
 class Pooler(nn.Module):
     """The vector of a sequence: the state of its first or last token, through a dense layer and an activation (BERT:
     the first, tanh). The kind "last" has no parameters."""
@@ -238,7 +232,7 @@ class Pooler(nn.Module):
         super().__init__()
         place, _, activation = c.pooler.partition("_")
         self.reads_last = place == "last"
-        self.activation = _POOLER_ACTIVATIONS.get(activation)
+        self.activation = torch.tanh if activation == "tanh" else ACTIVATIONS.get(activation)
         self.dense = Linear(c.hidden_size, c.hidden_size) if activation else None
         initialize(self, c)
 
