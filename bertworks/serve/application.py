@@ -107,11 +107,10 @@ class Application:
         self._heap = HeapTrimmer()
         patience, workers = self._limits.patience, min(MAX_WORKERS, THREADS.adapt()) if abilities.on_cpu else 1
         self._batchers = {
-            "network": Batcher(self._limits.batch_tokens, patience=patience, observe=self._observe, workers=workers,
-                               sharing=THREADS.adapt),
-            "search": Batcher(8, patience=patience, sharing=THREADS.adapt),
-            "explain": Batcher(1, patience=EXPLAIN_PATIENCE, sharing=THREADS.adapt),
-        }  # fmt: skip
+            "network": Batcher(self._limits.batch_tokens, patience=patience, observe=self._observe, workers=workers),
+            "search": Batcher(8, patience=patience),
+            "explain": Batcher(1, patience=EXPLAIN_PATIENCE),
+        }
         self._metrics.watch("te_request_active", "Requests in the server", lambda: self._active)
         for name, batcher in self._batchers.items():
             what = "Cost of what waits or is computed, in tokens"
