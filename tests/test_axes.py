@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers
 
-from bertworks.models.config import PRESETS, EncoderConfig
+from bertworks.models.config import BERT_SIZES, EncoderConfig
 from bertworks.models.encoder import Encoder, LMHead, Pooler, meta_device_init
 from bertworks.models.layout import Layout
 from bertworks.models.packed_linear import to_bf16_inference, to_fp32_inference
@@ -195,6 +195,22 @@ def test_parameters_are_counted_exactly(name: str):
     assert c.num_parameters("pooler", "lm_head") == sum(p.numel() for p in modules.parameters())
 
 
+# Liu et al. 2019; Sanh et al. 2019; Radford et al. 2019
+ROBERTA_BASE = replace(BERT_SIZES["base"], vocab_size=50265, type_vocab_size=1)
+GPT2_SMALL = EncoderConfig(
+    vocab_size=50257, max_position_embeddings=1024, type_vocab_size=0, direction="left_to_right", norm_first=True,
+    embedding_norm=False, lm_head="plain", pooler="last",
+)  # fmt: skip
+PRESETS = {
+    "bert-base": BERT_SIZES["base"],
+    "bert-large": BERT_SIZES["large"],
+    "roberta-base": ROBERTA_BASE,
+    "distilbert-base": replace(BERT_SIZES["base"], num_hidden_layers=6, type_vocab_size=0, pooler="first_relu"),
+    "gpt2": GPT2_SMALL,
+    "gpt2-medium": replace(GPT2_SMALL, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16),
+    "gpt2-large": replace(GPT2_SMALL, hidden_size=1280, num_hidden_layers=36, num_attention_heads=20),
+    "gpt2-xl": replace(GPT2_SMALL, hidden_size=1600, num_hidden_layers=48, num_attention_heads=25),
+}
 PUBLISHED = {  # of transformers, counted on the meta device
     "roberta-base": (("pooler",), 124_645_632 - 2 * 768),  # two rows of its position table are never used
     "distilbert-base": ((), 66_362_880),

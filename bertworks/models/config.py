@@ -1,10 +1,10 @@
 """What can vary in a network, and the published sizes.
 
 - `EncoderConfig`: one field, one axis. Its defaults are BERT-Base (Devlin et al. 2019).
-- `BERT_SIZES` and other presets: published models as points on these axes.
+- `BERT_SIZES`: the published BERTs as points on these axes.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 LIMITS = {  # beyond these a configuration is a mistake or an attack, not a model
@@ -162,37 +162,17 @@ class EncoderConfig:
         return total * (3 if training else 1)
 
 
-BERT_BASE = EncoderConfig(vocab_size=30522)
-BERT_LARGE = replace(BERT_BASE, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16)
-BERT_MEDIUM = replace(BERT_BASE, hidden_size=512, num_hidden_layers=8, num_attention_heads=8)
-BERT_SMALL = replace(BERT_MEDIUM, num_hidden_layers=4)
-BERT_MINI = replace(BERT_BASE, hidden_size=256, num_hidden_layers=4, num_attention_heads=4)
-BERT_TINY = replace(BERT_BASE, hidden_size=128, num_hidden_layers=2, num_attention_heads=2)
+def _bert(layers: int, hidden: int) -> EncoderConfig:
+    """A BERT of this size, uncased; its heads have 64 dimensions."""
+    heads = hidden // 64
+    return EncoderConfig(vocab_size=30522, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads)
+
 
 BERT_SIZES: dict[str, EncoderConfig] = {  # Devlin et al. 2019; Turc et al. 2019, table 1
-    "tiny": BERT_TINY,
-    "mini": BERT_MINI,
-    "small": BERT_SMALL,
-    "medium": BERT_MEDIUM,
-    "base": BERT_BASE,
-    "large": BERT_LARGE,
-}
-# Liu et al. 2019; Sanh et al. 2019; Radford et al. 2019
-ROBERTA_BASE = replace(
-    BERT_BASE, vocab_size=50265, type_vocab_size=1, layer_norm_eps=1e-5, pooler_dropout=True, family="roberta"
-)
-DISTILBERT_BASE = replace(BERT_BASE, num_hidden_layers=6, type_vocab_size=0, pooler="first_relu", family="distilbert")
-GPT2_SMALL = EncoderConfig(
-    vocab_size=50257, max_position_embeddings=1024, type_vocab_size=0, direction="left_to_right", norm_first=True,
-    embedding_norm=False, hidden_act="gelu_tanh", layer_norm_eps=1e-5, lm_head="plain", pooler="last", family="gpt2",
-)  # fmt: skip
-PRESETS: dict[str, EncoderConfig] = {
-    **{f"bert-{name}": config for name, config in BERT_SIZES.items()},
-    "roberta-base": ROBERTA_BASE,
-    "roberta-large": replace(ROBERTA_BASE, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16),
-    "distilbert-base": DISTILBERT_BASE,
-    "gpt2": GPT2_SMALL,
-    "gpt2-medium": replace(GPT2_SMALL, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16),
-    "gpt2-large": replace(GPT2_SMALL, hidden_size=1280, num_hidden_layers=36, num_attention_heads=20),
-    "gpt2-xl": replace(GPT2_SMALL, hidden_size=1600, num_hidden_layers=48, num_attention_heads=25),
+    "tiny": _bert(2, 128),
+    "mini": _bert(4, 256),
+    "small": _bert(4, 512),
+    "medium": _bert(8, 512),
+    "base": _bert(12, 768),
+    "large": _bert(24, 1024),
 }
