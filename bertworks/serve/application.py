@@ -165,13 +165,13 @@ class Application:
     async def _respond(self, request: Request, path: str) -> Answer:
         try:
             self._check_access(request, path)
-            name, get = self._post.get(path), self._get.get(path)
-            if name is None and get is None:
+            is_post = path in self._post
+            if not is_post and path not in self._get:
                 raise RequestError(404, "Not Found")
-            allowed = ("GET", "HEAD") if get else ("POST",)
+            allowed = ("POST",) if is_post else ("GET", "HEAD")
             if request.method not in allowed:
                 raise RequestError(405, "Method Not Allowed", headers={"allow": ", ".join(allowed)})
-            return get() if get else await self._compute(name, request)
+            return await self._compute(self._post[path], request) if is_post else self._get[path]()
         except BertworksError as error:
             status = getattr(error, "status", 422 if isinstance(error, UsageError) else 424)
             what, headers = error.what + (f" ({error.hint})" if error.hint else ""), getattr(error, "headers", None)
