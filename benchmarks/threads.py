@@ -18,7 +18,7 @@ import torch
 STEPS = """
 import json, sys, time
 import torch
-from bertworks.models.config import BERT_MINI
+from bertworks.models.config import BERT_SIZES
 from bertworks.training.budget import random_batch
 from bertworks.training.device import THREADS, disable_heap_trim
 from bertworks.training.loop import train
@@ -28,9 +28,9 @@ from bertworks.training.recipe import Phase, Recipe, TrainConfig
 seconds = float(sys.argv[1])
 disable_heap_trim()
 torch.manual_seed(0)
-model, c = PretrainingModel(BERT_MINI), OptimizerConfig(learning_rate=1e-4)
+model, c = PretrainingModel(BERT_SIZES["mini"]), OptimizerConfig(learning_rate=1e-4)
 phase = Phase(num_steps=1, batch_size=16, sequence_length=128)
-recipe = Recipe(title="threads", train=TrainConfig(phases=(phase,)), encoder=BERT_MINI)
+recipe = Recipe(title="threads", train=TrainConfig(phases=(phase,)), encoder=BERT_SIZES["mini"])
 batches = [random_batch(recipe, 16, 128)]
 with THREADS.hold():
     start, tokens, counts = None, 0, []

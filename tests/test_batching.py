@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from bertworks.errors import BertworksError
 from bertworks.serve.batching import Batcher, Compute, InferenceJob, OverloadedError
+from bertworks.training.device import THREADS
 
 
 class Squares:
@@ -89,14 +90,15 @@ def test_only_who_asks_what_nobody_knows_gets_an_error(questions: list[list[int]
     assert (batcher.cost, batcher.load) == (0, 0)
 
 
-def test_several_batches_are_computed_at_once_and_know_it():
+def test_several_batches_are_computed_at_once_and_know_it(monkeypatch: pytest.MonkeyPatch):
     both, told = threading.Barrier(2, timeout=10), list[int]()
+    monkeypatch.setattr(THREADS, "adapt", told.append)
 
     def compute(units: Sequence[int]) -> Sequence[int]:
         both.wait()
         return units
 
-    batcher = eager(1, workers=2, sharing=told.append)
+    batcher = eager(1, workers=2)
     futures = [batcher.submit(job(compute, n)) for n in range(4)]
     assert [future.result(10) for future in futures] == [[0], [1], [2], [3]]
     assert told[1:] == [2, 2, 2]

@@ -9,7 +9,7 @@ import torch
 from bertworks.batching.sampling import SamplingConfig
 from bertworks.config import dump_recipe
 from bertworks.errors import UsageError
-from bertworks.models.config import BERT_BASE, EncoderConfig
+from bertworks.models.config import BERT_SIZES, EncoderConfig
 from bertworks.training import budget
 from bertworks.training.budget import (
     SIZE_PRESETS,
@@ -65,7 +65,7 @@ def test_little_text_gets_dropout():
 
 
 def test_a_model_to_begin_with_keeps_its_shape():
-    encoder = replace(BERT_BASE, max_position_embeddings=100, vocab_size=30528)
+    encoder = replace(BERT_SIZES["base"], max_position_embeddings=100, vocab_size=30528)
     recipe = choose_recipe(600, 1e11, 10**9, encoder)
     assert replace(recipe.encoder, hidden_dropout=0.1, attention_dropout=0.1) == encoder
     assert recipe.train.sequence_length == 100
@@ -165,7 +165,7 @@ def test_measuring_a_large_model_on_a_slow_machine_takes_few_sequences(monkeypat
     monkeypatch.setattr(budget, "measure_matmul", lambda *_: 5e10)
     monkeypatch.setattr(budget, "PretrainingModel", lambda _, *options, **named: Model(TINY, *options, **named))
     monkeypatch.setattr(budget, "random_batch", seen)
-    recipe = replace(load_recipe("bert-base"), encoder=BERT_BASE)
+    recipe = replace(load_recipe("bert-base"), encoder=BERT_SIZES["base"])
     measured = measure_steps(recipe, torch.device("cpu"), "fp32", 0.2)
     assert asked == [128, 128, 256, 512, 512, 1024]  # one to time, one and two to count memory
     assert len(measured.step_seconds) == 2

@@ -403,6 +403,10 @@ def test_hostile_requests_are_told_so(name: str, words: Local):
 def test_errors_say_where(words: Local):
     assert "inputs[1]" in words.post("/embed", {"inputs": ["a", 1]}).json()["error"]
     assert "top_k" in words.post("/fill", {"inputs": "[MASK]", "top_k": 101}).json()["error"]
+    error = words.post("/search", {"query": "a", "ranking": "best"}).json()["error"]
+    assert """ranking: Invalid enum value 'best': expected one of "hybrid", "dense", "bm25\"""" in error
+    body = {"inputs": {"source_sentence": "a", "sentences": ["b"]}, "parameters": {"truncation_direction": "Left"}}
+    assert 'expected one of "Right", "right"' in words.post("/similarity", body).json()["error"]
     assert "[MASK]" in words.post("/fill", {"inputs": "a"}).json()["error"]
     assert "message" in words.post("/v1/embeddings", {"input": [], "model": "a"}).json()["error"]
     for ids in ([1, 2], [[1, 2], [3]]):

@@ -118,27 +118,23 @@ class Attention(nn.Module):
         self.qkv = Linear(c.hidden_size, 3 * c.hidden_size)
         self.output = Linear(c.hidden_size, c.hidden_size)
 
-    def forward(self, x: Tensor, layout: Layout, rows: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
         """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only.
 
         x: may have more rows than the layout has tokens; their result is of no use.
-        memory: [tokens of layout.memory, hidden]: states that are read as well.
         """
         p, num_padding_rows = self.dropout if self.training else 0.0, len(x) - len(layout.position_ids)
         qkv = self._heads(self.qkv(x))
         qkv = qkv[:-num_padding_rows] if num_padding_rows else qkv
-        if memory is not None:
-            kv = self._heads(self.qkv(memory))[:, 1:]
-            context = attention_padded(qkv, [layout], p, kv)
-        elif p == 0 and (layout.rank is None or layout.is_causal) and _supports_varlen(qkv):
+        if p == 0 and (layout.rank is None or layout.is_causal) and _supports_varlen(qkv):
             from torch.nn.attention import varlen  # imports torch's compiler, which takes seconds
 
             q, k, v = qkv.unbind(1)
             ends = layout.cu_seqlens, layout.cu_seqlens, layout.max_seqlen, layout.max_seqlen
             window = (-1, 0 if layout.is_causal else -1)
-            context = varlen.varlen_attn(q, k, v, *ends, window_size=window)  # type: ignore[assignment]
-        elif layout.rank is None and not (qkv.is_cuda or torch.is_grad_enabled() or _is_exported()):
-            context = attention_inference_cpu(qkv, layout, p)
+            context: Tensor = varlen.varlen_attn(q, k, v, *ends, window_size=window)  # type: ignore[assignment]
+        elif p == 0 and layout.rank is None and not (qkv.is_cuda or torch.is_grad_enabled() or _is_exported()):
+            context = attention_inference_cpu(qkv, layout)
         else:
             context = attention_padded(qkv, [layout] if qkv.is_cuda else layout.groups, p)
         context = context.flatten(1)
@@ -176,32 +172,28 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-def attention_padded(qkv: Tensor, groups: Sequence[Layout], p: float, memory: Tensor | None = None) -> Tensor:
+def attention_padded(qkv: Tensor, groups: Sequence[Layout], p: float) -> Tensor:
     """[T, 3, heads, d] -> [T, heads, d]; the sequences of a group are padded to its longest.
 
     p: dropout of the attention probabilities.
-    memory: [M, 2, heads, d]: keys and values of the memory of the only group.
     """
     results = []
     parts = [qkv] if len(groups) == 1 else qkv.split([len(layout.position_ids) for layout in groups])
     for part, layout in zip(parts, groups, strict=True):
         q, k, v = layout.pad(part).permute(2, 0, 3, 1, 4)  # [B, heads, length, d] each
-        if memory is not None and layout.memory is not None:
-            before = layout.memory.pad(memory).permute(2, 0, 3, 1, 4)
-            k, v = (torch.cat([old, new], 2) for old, new in zip(before, (k, v), strict=True))
         results.append(layout.unpad(attention(q, k, v, layout.visible, p).transpose(1, 2)))
     return results[0] if len(results) == 1 else torch.cat(results)
 
 
-def attention_inference_cpu(qkv: Tensor, layout: Layout, p: float = 0.0) -> Tensor:
-    """[T, 3, heads, d] -> [T, heads, d], without gradients and rank, on a CPU."""
+def attention_inference_cpu(qkv: Tensor, layout: Layout) -> Tensor:
+    """[T, 3, heads, d] -> [T, heads, d], without gradients, dropout and rank, on a CPU."""
     # In bf16 the fused kernel takes 1.5 times as long as matrix products, except for few tokens.
-    if qkv.dtype == torch.bfloat16 and len(qkv) > _MIN_TOKENS_FOR_BMM and p == 0:
+    if qkv.dtype == torch.bfloat16 and len(qkv) > _MIN_TOKENS_FOR_BMM:
         return _attention_bucketed(qkv, layout)
-    return _attention_by_equal_length(qkv, layout, p)
+    return _attention_by_equal_length(qkv, layout)
 
 
-def _attention_by_equal_length(qkv: Tensor, layout: Layout, p: float) -> Tensor:
+def _attention_by_equal_length(qkv: Tensor, layout: Layout) -> Tensor:
     """[T, 3, heads, d] -> [T, heads, d], without padding: one call for neighbours of one length. Sorted batches have
     many of them."""
     results = []
@@ -214,7 +206,7 @@ def _attention_by_equal_length(qkv: Tensor, layout: Layout, p: float) -> Tensor:
             # The keys of the next tokens fill the multiple and are masked: up to 1.7 times as fast.
             mask = F.pad(qkv.new_zeros(1, 1, 1, length), (0, extra), value=-torch.inf).expand(count, 1, length, -1)
             k, v = (t.as_strided((*t.shape[:2], length + extra, t.shape[3]), t.stride()) for t in (k, v))
-        results.append(attention(q, k, v, mask, p).transpose(1, 2).flatten(0, 1))
+        results.append(attention(q, k, v, mask).transpose(1, 2).flatten(0, 1))
     return results[0] if len(results) == 1 else torch.cat(results)
 
 
@@ -255,7 +247,7 @@ def _attention_exp2(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, out: Tensor) 
     out.copy_(torch.bmm(scores.flatten(0, 1), values[..., :-1]).view(v.shape))
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, p: float = 0.0) -> Tensor:
     """q [B, heads, L, d], k and v [B, heads, K, d] -> [B, heads, L, d].
 
     mask: bool [B or 1, 1, L or 1, K], True where a token is read; without gradients also a number that is added to the

@@ -1,7 +1,7 @@
 """What can vary in a network, and the published sizes.
 
 - `EncoderConfig`: one field, one axis. Its defaults are BERT-Base (Devlin et al. 2019).
-- `BERT_SIZES` and other presets: published models as points on these axes.
+- `PRESETS`: published models as points on these axes; `BERT_SIZES`: the BERTs among them.
 """
 
 from dataclasses import dataclass, replace
@@ -94,39 +94,27 @@ class EncoderConfig:
             value, least = getattr(self, name), int(name not in _MAY_BE_0)
             if type(value) is not int or not least <= value <= limit:
                 raise ValueError(f"{name} is {value!r}: expected a whole number from {least} to {limit:,}")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size {self.hidden_size} does not divide into {self.num_attention_heads} attention heads"
-            )
-        for name in ("hidden_dropout", "attention_dropout", "sequence_dropout", "span_dropout"):
-            if not 0 <= (getattr(self, name) or 0) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)!r}: expected a number from 0 to below 1")
-        if not self.layer_norm_eps > 0:
-            raise ValueError(f"layer_norm_eps is {self.layer_norm_eps!r}: expected a number above 0")
-        self._check_combinations()
-
-    def _check_combinations(self) -> None:
-        """Refuses values of two fields that exclude each other."""
-        if self.num_hidden_layers % self.num_groups:
-            raise ValueError(
-                f"num_hidden_groups {self.num_hidden_groups} does not divide num_hidden_layers "
-                f"{self.num_hidden_layers}: use a divisor, or 0 for a block per layer"
-            )
-        if self.embedding_width != self.hidden_size and self.lm_head != "transform":
-            raise ValueError(
-                f"lm_head {self.lm_head!r} with embedding_size {self.embedding_size} and hidden_size "
-                f"{self.hidden_size}: only lm_head 'transform' leads from one width to the other"
-            )
-        if self.direction == "left_to_right" and self.pooler.startswith("first"):
-            raise ValueError(
-                f"pooler {self.pooler!r} with direction 'left_to_right': the first token has read nothing; "
-                "use 'last' or 'last_tanh'"
-            )
-        if self.direction == "right_to_left" and self.pooler.startswith("last"):
-            raise ValueError(
-                f"pooler {self.pooler!r} with direction 'right_to_left': the last token has read nothing; "
-                "use 'first_tanh'"
-            )
+        rules = [
+            (self.hidden_size % self.num_attention_heads == 0,
+             "hidden_size {hidden_size} does not divide into {num_attention_heads} attention heads"),
+            *((0 <= (getattr(self, name) or 0) < 1, f"{name} is {{{name}}}: expected a number from 0 to below 1")
+              for name in ("hidden_dropout", "attention_dropout", "sequence_dropout", "span_dropout")),
+            (self.layer_norm_eps > 0, "layer_norm_eps is {layer_norm_eps}: expected a number above 0"),
+            (self.num_hidden_layers % self.num_groups == 0,
+             "num_hidden_groups {num_hidden_groups} does not divide num_hidden_layers {num_hidden_layers}: use a "
+             "divisor, or 0 for a block per layer"),
+            (self.embedding_width == self.hidden_size or self.lm_head == "transform",
+             "lm_head {lm_head!r} with embedding_size {embedding_size} and hidden_size {hidden_size}: only lm_head "
+             "'transform' leads from one width to the other"),
+            (self.direction != "left_to_right" or not self.pooler.startswith("first"),
+             "pooler {pooler!r} with direction 'left_to_right': the first token has read nothing; use 'last' or "
+             "'last_tanh'"),
+            (self.direction != "right_to_left" or not self.pooler.startswith("last"),
+             "pooler {pooler!r} with direction 'right_to_left': the last token has read nothing; use 'first_tanh'"),
+        ]  # fmt: skip
+        for holds, message in rules:
+            if not holds:
+                raise ValueError(message.format_map(vars(self)))
 
     @property
     def ffn_size(self) -> int:
@@ -177,40 +165,40 @@ class EncoderConfig:
         return total * (3 if training else 1)
 
 
-BERT_BASE = EncoderConfig(vocab_size=30522)
-BERT_LARGE = replace(BERT_BASE, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16)
-BERT_MEDIUM = replace(BERT_BASE, hidden_size=512, num_hidden_layers=8, num_attention_heads=8)
-BERT_SMALL = replace(BERT_MEDIUM, num_hidden_layers=4)
-BERT_MINI = replace(BERT_BASE, hidden_size=256, num_hidden_layers=4, num_attention_heads=4)
-BERT_TINY = replace(BERT_BASE, hidden_size=128, num_hidden_layers=2, num_attention_heads=2)
-
-BERT_SIZES: dict[str, EncoderConfig] = {  # Devlin et al. 2019; Turc et al. 2019, table 1
-    "tiny": BERT_TINY,
-    "mini": BERT_MINI,
-    "small": BERT_SMALL,
-    "medium": BERT_MEDIUM,
-    "base": BERT_BASE,
-    "large": BERT_LARGE,
-}
-# Liu et al. 2019; Sanh et al. 2019; Radford et al. 2019
-ROBERTA_BASE = replace(
-    BERT_BASE, vocab_size=50265, type_vocab_size=1, layer_norm_eps=1e-5, pooler_dropout=True, family="roberta"
+_BERT = EncoderConfig(vocab_size=30522)
+_ROBERTA = EncoderConfig(
+    vocab_size=50265, type_vocab_size=1, layer_norm_eps=1e-5, pooler_dropout=True, family="roberta"
 )
-DISTILBERT_BASE = replace(
-    BERT_BASE, num_hidden_layers=6, type_vocab_size=0, sequence_dropout=0.2, span_dropout=0.1, pooler="first_relu",
-    family="distilbert",
+_DISTILBERT = EncoderConfig(
+    vocab_size=30522, num_hidden_layers=6, type_vocab_size=0, sequence_dropout=0.2, span_dropout=0.1,
+    pooler="first_relu", family="distilbert",
 )  # fmt: skip
-GPT2_SMALL = EncoderConfig(
+_GPT2 = EncoderConfig(
     vocab_size=50257, max_position_embeddings=1024, type_vocab_size=0, direction="left_to_right", norm_first=True,
     embedding_norm=False, hidden_act="gelu_tanh", layer_norm_eps=1e-5, lm_head="plain", pooler="last", family="gpt2",
 )  # fmt: skip
+
+
+def _sized(config: EncoderConfig, layers: int, hidden: int) -> EncoderConfig:
+    """The same kind of network in another size, with heads of 64 dimensions."""
+    return replace(config, num_hidden_layers=layers, hidden_size=hidden, num_attention_heads=hidden // 64)
+
+
+BERT_SIZES: dict[str, EncoderConfig] = {  # Devlin et al. 2019; Turc et al. 2019, table 1
+    "tiny": _sized(_BERT, 2, 128),
+    "mini": _sized(_BERT, 4, 256),
+    "small": _sized(_BERT, 4, 512),
+    "medium": _sized(_BERT, 8, 512),
+    "base": _BERT,
+    "large": _sized(_BERT, 24, 1024),
+}
 PRESETS: dict[str, EncoderConfig] = {
     **{f"bert-{name}": config for name, config in BERT_SIZES.items()},
-    "roberta-base": ROBERTA_BASE,
-    "roberta-large": replace(ROBERTA_BASE, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16),
-    "distilbert-base": DISTILBERT_BASE,
-    "gpt2": GPT2_SMALL,
-    "gpt2-medium": replace(GPT2_SMALL, hidden_size=1024, num_hidden_layers=24, num_attention_heads=16),
-    "gpt2-large": replace(GPT2_SMALL, hidden_size=1280, num_hidden_layers=36, num_attention_heads=20),
-    "gpt2-xl": replace(GPT2_SMALL, hidden_size=1600, num_hidden_layers=48, num_attention_heads=25),
+    "roberta-base": _ROBERTA,  # Liu et al. 2019
+    "roberta-large": _sized(_ROBERTA, 24, 1024),
+    "distilbert-base": _DISTILBERT,  # Sanh et al. 2019
+    "gpt2": _GPT2,  # Radford et al. 2019
+    "gpt2-medium": _sized(_GPT2, 24, 1024),
+    "gpt2-large": _sized(_GPT2, 36, 1280),
+    "gpt2-xl": _sized(_GPT2, 48, 1600),
 }

@@ -72,22 +72,19 @@ class Embeddings(nn.Module):
 
     def _places(self, x: Tensor, layout: Layout, token_type_ids: Tensor | None) -> Tensor:
         """[T, width]: position and token type embeddings."""
-        if self.position is None:
-            places = sinusoids(layout.position_ids, x.shape[1]).to(x.dtype)
-            if self.token_type is None:
-                return places
-            one_type = token_type_ids is None or self.token_type.num_embeddings == 1
-            types = torch.zeros_like(layout.position_ids) if one_type else token_type_ids
-            return places + self.token_type(types)  # type: ignore[no-any-return]
-        table = self.position.weight[: layout.num_positions]
+        positions = layout.position_ids
         if self.token_type is None:
-            return table.index_select(0, layout.position_ids)
+            if self.position is None:
+                return sinusoids(positions, x.shape[1]).to(x.dtype)
+            return self.position.weight[: layout.num_positions].index_select(0, positions)
         kinds = self.token_type.num_embeddings
         # A model that was trained without pairs (RoBERTa) has one type for all tokens.
-        types = torch.zeros_like(layout.position_ids) if token_type_ids is None or kinds == 1 else token_type_ids
+        types = torch.zeros_like(positions) if token_type_ids is None or kinds == 1 else token_type_ids
+        if self.position is None:
+            return sinusoids(positions, x.shape[1]).to(x.dtype) + self.token_type(types)  # type: ignore[no-any-return]
         # A row of the product table is position + type: one small table, read once, instead of two large sums.
-        product = (table[:, None] + self.token_type.weight).view(-1, table.shape[1])
-        return product.index_select(0, layout.position_ids * kinds + types)
+        product = (self.position.weight[: layout.num_positions, None] + self.token_type.weight).flatten(0, 1)
+        return product.index_select(0, positions * kinds + types)
 
 
 def sinusoids(position_ids: Tensor, width: int) -> Tensor:
@@ -124,17 +121,11 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(c)
         self.feed_forward_norm = nn.LayerNorm(c.hidden_size, c.layer_norm_eps)
 
-    def forward(self, x: Tensor, layout: Layout, rows: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
-        """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only: they read all the others.
-
-        memory: see `Attention.forward`.
-        """
+    def forward(self, x: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
+        """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only: they read all the others."""
         p = self.dropout if self.training else 0.0
         residual = x if rows is None else x.index_select(0, rows)
-        read = self.attention_input(x)
-        if memory is not None:
-            memory = self.attention_input(memory)
-        x = dropout(self.attention(read, layout, rows, memory), p, residual=residual)
+        x = dropout(self.attention(self.attention_input(x), layout, rows), p, residual=residual)
         if self.norm_first:
             return dropout(self.feed_forward(self.feed_forward_norm(x)), p, residual=x)
         x = self.attention_norm(x)
@@ -170,18 +161,12 @@ class Encoder(nn.Module):
         return [cast(Block, self.blocks[i * c.num_groups // c.num_hidden_layers]) for i in range(c.num_hidden_layers)]
 
     def forward(
-        self,
-        input_ids: Tensor,
-        layout: Layout,
-        token_type_ids: Tensor | None = None,
-        rows: Tensor | None = None,
-        memories: Sequence[Tensor] | None = None,
+        self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None, rows: Tensor | None = None
     ) -> list[Tensor]:
         """input_ids, token_type_ids int64 [T] -> num_hidden_layers + 1 tensors [T, hidden], embeddings first.
 
         rows: int64 [R], the only tokens whose last state is needed: the last tensor is [R, hidden], and most of the
             last layer's work is saved.
-        memories: for each layer [tokens of layout.memory, hidden], the states before it that are read as well.
         """
         layout = layout.directed(self.config.direction)
         states = [self.embeddings(input_ids, layout, token_type_ids)]
@@ -193,7 +178,7 @@ class Encoder(nn.Module):
             states, rows = [pad_rows_to_bucket(states[0])], None if rows is None else pad_rows_to_bucket(rows)
         layers = self.layers
         for number, block in enumerate(layers):
-            given = states[-1], layout, rows if number == len(layers) - 1 else None, memories and memories[number]
+            given = states[-1], layout, rows if number == len(layers) - 1 else None
             if self.gradient_checkpointing and self.training:
                 # With the parameters of now: in bf16 they are copies, which are gone when the block is computed again.
                 copies = dict(block.named_parameters())
@@ -227,9 +212,6 @@ def initialize(module: nn.Module, c: EncoderConfig) -> None:
             nn.init.zeros_(part.bias)
 
 
-_POOLER_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "gelu": F.gelu, "relu": F.relu}
-
-
 class Pooler(nn.Module):
     """The vector of a sequence: the state of its first or last token, through a dense layer and an activation (BERT:
     the first, tanh). The kind "last" has no parameters."""
@@ -238,7 +220,7 @@ class Pooler(nn.Module):
         super().__init__()
         place, _, activation = c.pooler.partition("_")
         self.reads_last = place == "last"
-        self.activation = _POOLER_ACTIVATIONS.get(activation)
+        self.activation = torch.tanh if activation == "tanh" else ACTIVATIONS.get(activation)
         self.dense = Linear(c.hidden_size, c.hidden_size) if activation else None
         initialize(self, c)
 

@@ -58,12 +58,8 @@ def _replace_linears(module: nn.Module, pack: Pack) -> nn.Module:
         else:
             result._modules[name] = None if part is None else _replace_linears(part, pack)
     if isinstance(result, FeedForward):
-        result.activation = _identity  # part of the packed layer before it
+        result.activation = lambda x: x  # part of the packed layer before it
     return result
-
-
-def _identity(x: Tensor) -> Tensor:
-    return x
 
 
 class InferenceEncoder(nn.Module):

@@ -1,6 +1,7 @@
 """The HTTP side of the server. It needs the extra `serve`.
 
 - `Application`: access, paths, bodies, errors, the files of the page
+- `Answer`: JSON, or a file of the page
 - `Connection`: a connection with limits on the size and time of a request head
 """
 
@@ -9,7 +10,7 @@ import hmac
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
@@ -61,7 +62,23 @@ CLIENT_CLOSED = 499  # logged status of a request if the client closed the conne
 _KINDS = {401: "Unauthorized", 403: "Forbidden", 404: "NotFound", 405: "NotAllowed", 424: "Backend",
           429: "Overloaded", 500: "Backend", 503: "Unhealthy"}  # fmt: skip  # others: Validation
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+
+class Answer(Response):
+    """JSON, or bytes of another type, with the headers that all answers have."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return content if isinstance(content, bytes) else msgspec.json.encode(content, enc_hook=_encode_vector)
+
+    def init_headers(self, headers: Mapping[str, str] | None = None) -> None:
+        super().init_headers(headers)
+        self.raw_headers += HEADERS
+
+
+def _encode_vector(vector: NDArray[np.float32]) -> msgspec.Raw:
+    """float32 is exact with nine digits."""
+    return msgspec.Raw(b"[" + b",".join([b"%.9g"] * len(vector)) % tuple(vector.tolist()) + b"]")
 
 
 class Application:
@@ -90,11 +107,10 @@ class Application:
         self._heap = HeapTrimmer()
         patience, workers = self._limits.patience, min(MAX_WORKERS, THREADS.adapt()) if abilities.on_cpu else 1
         self._batchers = {
-            "network": Batcher(self._limits.batch_tokens, patience=patience, observe=self._observe, workers=workers,
-                               sharing=THREADS.adapt),
-            "search": Batcher(8, patience=patience, sharing=THREADS.adapt),
-            "explain": Batcher(1, patience=EXPLAIN_PATIENCE, sharing=THREADS.adapt),
-        }  # fmt: skip
+            "network": Batcher(self._limits.batch_tokens, patience=patience, observe=self._observe, workers=workers),
+            "search": Batcher(8, patience=patience),
+            "explain": Batcher(1, patience=EXPLAIN_PATIENCE),
+        }
         self._metrics.watch("te_request_active", "Requests in the server", lambda: self._active)
         for name, batcher in self._batchers.items():
             what = "Cost of what waits or is computed, in tokens"
@@ -110,17 +126,15 @@ class Application:
             "/" if path.name == "index.html" else f"/{path.name}": path for path in (*PAGE.iterdir(), *MAPS.iterdir())
         }
         self._public = {*page, "/health"}
-        self._get: dict[str, Endpoint] = {
-            "/info": _constant(_encode(abilities.info | server_info)),
-            "/openapi.json": _constant(_encode(document(abilities.info, self._requests, token=bool(token)))),
-            "/v1/models": _constant(_encode({"object": "list", "data": [model]})),
+        self._get: dict[str, Callable[[], Answer]] = {
+            "/info": partial(Answer, abilities.info | server_info),
+            "/openapi.json": partial(Answer, document(abilities.info, self._requests, token=bool(token))),
+            "/v1/models": partial(Answer, {"object": "list", "data": [model]}),
             "/health": self._health,
-            "/metrics": self._prometheus,
-            **{path: _constant(file.read_bytes(), TYPES.get(file.suffix, "")) for path, file in page.items()},
+            "/metrics": lambda: Answer(self._metrics.text(), media_type=CONTENT_TYPE_LATEST),
+            **{path: partial(Answer, file.read_bytes(), media_type=TYPES[file.suffix]) for path, file in page.items()},
         }
-        self._post: dict[str, Endpoint] = {
-            path: partial(self._compute, name) for name in ENDPOINTS for path in paths_of(name)
-        }
+        self._post = {path: name for name in ENDPOINTS for path in paths_of(name)}
 
     def close(self) -> None:
         """Accept no more jobs. Accepted jobs are still computed."""
@@ -135,7 +149,6 @@ class Application:
         self._active += 1
         try:
             response = await self._respond(request, path)
-            response.raw_headers += HEADERS
             await response(scope, receive, send)
         finally:
             self._active -= 1
@@ -149,16 +162,16 @@ class Application:
                       "milliseconds": round(1000 * seconds, 1), "bytes": len(response.body)}  # fmt: skip
             _LOG.info("request", extra={"fields": fields})
 
-    async def _respond(self, request: Request, path: str) -> Response:
+    async def _respond(self, request: Request, path: str) -> Answer:
         try:
             self._check_access(request, path)
-            endpoints = self._post if path in self._post else self._get
-            if path not in endpoints:
+            is_post = path in self._post
+            if not is_post and path not in self._get:
                 raise RequestError(404, "Not Found")
-            allowed = ("POST",) if endpoints is self._post else ("GET", "HEAD")
+            allowed = ("POST",) if is_post else ("GET", "HEAD")
             if request.method not in allowed:
                 raise RequestError(405, "Method Not Allowed", headers={"allow": ", ".join(allowed)})
-            return await endpoints[path](request)
+            return await self._compute(self._post[path], request) if is_post else self._get[path]()
         except BertworksError as error:
             status = getattr(error, "status", 422 if isinstance(error, UsageError) else 424)
             what, headers = error.what + (f" ({error.hint})" if error.hint else ""), getattr(error, "headers", None)
@@ -171,7 +184,7 @@ class Application:
         body: dict[str, Any] = {"error": what, "error_type": kind}
         if path.startswith("/v1/"):  # as the clients of OpenAI expect it
             body = {"error": {"message": what, "type": kind, "param": None, "code": None}}
-        return Response(_encode(body), status, headers, "application/json")
+        return Answer(body, status, headers)
 
     def _check_access(self, request: Request, path: str) -> None:
         scope, headers = request.scope, request.headers
@@ -193,7 +206,7 @@ class Application:
         if origin is not None and origin.partition("://")[2] != host:
             raise RequestError(403, "the request comes from a page of another server; set a token to allow that")
 
-    async def _compute(self, name: str, request: Request) -> Response:
+    async def _compute(self, name: str, request: Request) -> Answer:
         """The answer of an endpoint. What is too much is refused before the body is read: a cheap refusal leaves more
         time for answers."""
         if self._active > self._limits.requests:
@@ -207,8 +220,7 @@ class Application:
             raise error
         job = await self._job(name, request)
         results = await self._results(batcher, job, request) if job.units else []
-        content = await asyncio.get_running_loop().run_in_executor(self._readers, _encode_answer, job, results)
-        return Response(content, media_type="application/json")
+        return await asyncio.get_running_loop().run_in_executor(self._readers, _answer, job, results)
 
     async def _job(self, name: str, request: Request) -> InferenceJob:
         """The job of a request. Large bodies are parsed one at a time, and refused if many of them wait."""
@@ -278,15 +290,12 @@ class Application:
         self._metrics.inference.observe(seconds)
         self._heap.look()
 
-    async def _health(self, _: Request) -> Response:
+    def _health(self) -> Answer:
         since = [begin for batcher in self._batchers.values() for begin in list(batcher.busy.values())]
         seconds = time.monotonic() - min(since, default=time.monotonic())
         if seconds > STUCK_SECONDS:
             raise RequestError(503, f"a computation has been going on for {seconds:.0f} seconds")
-        return Response(_encode({"status": "ok"}), media_type="application/json")
-
-    async def _prometheus(self, _: Request) -> Response:
-        return Response(self._metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        return Answer({"status": "ok"})
 
 
 async def _wait_until_closed(request: Request) -> None:
@@ -294,27 +303,11 @@ async def _wait_until_closed(request: Request) -> None:
         pass
 
 
-def _encode_answer(job: InferenceJob, results: list[Any]) -> bytes:
+def _answer(job: InferenceJob, results: list[Any]) -> Answer:
     """Called in a thread of the readers."""
     if not all(np.isfinite(np.asarray(row)).all() for row in results if not isinstance(row, dict | list)):
         raise BertworksError("the network's output has values that are not finite, which is not JSON")
-    return _encode(job.answer(results))
-
-
-def _encode(value: Any) -> bytes:
-    return msgspec.json.encode(value, enc_hook=_encode_vector)
-
-
-def _encode_vector(vector: NDArray[np.float32]) -> msgspec.Raw:
-    """float32 is exact with nine digits."""
-    return msgspec.Raw(b"[" + b",".join([b"%.9g"] * len(vector)) % tuple(vector.tolist()) + b"]")
-
-
-def _constant(content: bytes, media_type: str = "application/json") -> Endpoint:
-    async def endpoint(_: Request) -> Response:
-        return Response(content, media_type=media_type)
-
-    return endpoint
+    return Answer(job.answer(results))
 
 
 class Connection(HttpToolsProtocol):

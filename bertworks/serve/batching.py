@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bertworks.errors import BertworksError
-from bertworks.training.device import lower_thread_priority
+from bertworks.training.device import THREADS, lower_thread_priority
 
 Compute = Callable[[Sequence[Any]], Any]  # units -> a result for each, whatever the other units are
 SPEED_MEMORY = 0.8  # weight of the old speed in the moving average, after each batch
@@ -85,8 +85,8 @@ class Batcher:
         patience: seconds in which a job should be finished. A job that would take longer is refused. The speed is
             measured with the batches.
         observe: called with units, cost and seconds of each batch, in the thread that computed it.
-        workers: number of threads, each with its own batch.
-        sharing: called before each batch, in its thread, with the number of batches computed at the same time.
+        workers: number of threads, each with its own batch. The batches that are computed at the same time share the
+            threads of torch.
 
     Attributes:
         busy: thread -> when its batch began.
@@ -97,13 +97,11 @@ class Batcher:
         self,
         batch_cost: int,
         *,
-        patience: float = 2.0,
+        patience: float,
         observe: Callable[[int, int, float], None] = lambda units, cost, seconds: None,
         workers: int = 1,
-        sharing: Callable[[int], object] = lambda batches: None,
     ):
-        self.batch_cost, self.patience, self.workers = batch_cost, patience, workers
-        self._observe, self._sharing = observe, sharing
+        self.batch_cost, self.patience, self.workers, self._observe = batch_cost, patience, workers, observe
         self.speed = batch_cost / patience  # cost per second; this value until the first batch
         self.cost = 0  # of all that waits or is computed
         self.load = 0  # the same, but at most a batch of each job: no job has to wait for more
@@ -154,7 +152,7 @@ class Batcher:
         while batch := self._next_batch():
             begin = self.busy[thread] = time.monotonic()
             batches = min(self.workers, len(self.busy) + any(list(self._waiting.values())))
-            self._sharing(batches)
+            THREADS.adapt(batches)
             errors = _compute(batch)
             seconds = time.monotonic() - begin
             units, cost = sum(map(len, batch.values())), sum(job.costs[n] for job in batch for n in batch[job])

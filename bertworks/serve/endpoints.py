@@ -37,6 +37,9 @@ Endpoint = Callable[[Request], InferenceJob]
 Rows = NDArray[np.float32]
 MAX_FILLINGS = 100  # of a mask
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}  # the names of TEI
+TASKS = {  # task -> endpoint, and what it reads; other tasks predict, and read what their columns are
+    "tagging": ("ner", "text"), "spans": ("ner", "text"), "qa": ("qa", "question"), "choice": ("predict", "choices"),
+}  # fmt: skip
 
 
 def _list_of(inputs: Any) -> list[Any]:
@@ -112,12 +115,10 @@ class PretrainedEndpoints:
     def embeddings(self, request: Request) -> InferenceJob:
         def answer(raw: Rows) -> Any:
             vectors = normalized(raw[:, : request["dimensions"]]).astype("<f4")
-            if request["encoding_format"] == "base64":
-                values = [base64.b64encode(vector.tobytes()).decode() for vector in vectors]
-            else:
-                values = vectors.tolist()
+            is_base64 = request["encoding_format"] == "base64"
+            values = [base64.b64encode(vector).decode() if is_base64 else vector.tolist() for vector in vectors]
             data = [{"object": "embedding", "index": n, "embedding": value} for n, value in enumerate(values)]
-            usage = {"prompt_tokens": sum(job.costs), "total_tokens": sum(job.costs)}
+            usage = dict.fromkeys(("prompt_tokens", "total_tokens"), sum(job.costs))
             return {"object": "list", "data": data, "model": self._name, "usage": usage}
 
         job = self._job(_list_of(request["input"]), request, answer)
@@ -143,11 +144,10 @@ class FinetunedEndpoints:
         self._config = c = self._predictor.description
         self._decode = Decoder(c)
         self.reranker = Reranker(self._predictor) if fits_pairs(c) else None
-        name = {"tagging": "ner", "spans": "ner", "qa": "qa"}.get(c.task, "predict")
-        self.endpoints: dict[str, Endpoint] = {name: getattr(self, name)}
+        endpoint, reads = TASKS.get(c.task, ("predict", None))
+        self.endpoints: dict[str, Endpoint] = {endpoint: getattr(self, endpoint)}
         if self.reranker is not None:
             self.endpoints["rerank"] = self.rerank
-        reads = {"qa": "question", "choice": "choices", "tagging": "text", "spans": "text"}.get(c.task)
         reads = reads or ("text" if c.separator else {1: "text", 2: "pair"}.get(len(c.text), "text or pair"))
         names = c.labels or (("LABEL_0",) if c.task == "regression" else ())
         label_names = {"id2label": {str(n): name for n, name in enumerate(names)},

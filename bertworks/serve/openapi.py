@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, TypedDict, get_args
 
 import msgspec
 from msgspec import Meta
@@ -48,8 +48,16 @@ def read(body: bytes, types: Sequence[Type]) -> dict[str, Any]:
     limit = re.search(r"`array` of length <= (\d+)", what)
     status = 413 if limit and int(limit[1]) > 2 else 422  # three texts are not too large, but no pair
     where = where.strip("`").removeprefix("$").removeprefix(".") or "the request"
+    if what.startswith("Invalid enum value"):
+        what += f": expected one of {_choices(types[0], where.rpartition('.')[2])}"
     hint = "send no ids of tokens; LangChain: check_embedding_ctx_length=False" if where.startswith("input[") else None
     raise RequestError(status, f"{where}: {what}", hint=hint or "GET /openapi.json describes all requests")
+
+
+def _choices(type_: Type, name: str) -> str:
+    """The values that a field may have, as JSON."""
+    choices = next(get_args(field.type) for field in msgspec.structs.fields(type_) if field.name == name)
+    return ", ".join(map(json.dumps, choices))
 
 
 def _number(text: str) -> float:
