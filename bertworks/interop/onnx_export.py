@@ -168,7 +168,7 @@ class _Traced(torch.nn.Module):
 class _PaddedLayout:
     """The interface of `Layout` for a rectangle of which a mask says where the tokens are. All sizes are traced."""
 
-    is_uniform, is_causal, rank = False, False, None
+    is_uniform, is_causal, rank, memory = False, False, None, None
 
     def __init__(self, mask: Tensor, num_positions: int):
         self.present = mask.bool()

@@ -118,15 +118,19 @@ class Attention(nn.Module):
         self.qkv = Linear(c.hidden_size, 3 * c.hidden_size)
         self.output = Linear(c.hidden_size, c.hidden_size)
 
-    def forward(self, x: Tensor, layout: Layout, rows: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, layout: Layout, rows: Tensor | None = None, memory: Tensor | None = None) -> Tensor:
         """[T, hidden] -> [T, hidden], or [R, hidden] for the tokens `rows` int64 [R] only.
 
         x: may have more rows than the layout has tokens; their result is of no use.
+        memory: [tokens of layout.memory, hidden]: states that are read as well.
         """
         p, num_padding_rows = self.dropout if self.training else 0.0, len(x) - len(layout.position_ids)
         qkv = self._heads(self.qkv(x))
         qkv = qkv[:-num_padding_rows] if num_padding_rows else qkv
-        if p == 0 and (layout.rank is None or layout.is_causal) and _supports_varlen(qkv):
+        if memory is not None:
+            kv = self._heads(self.qkv(memory))[:, 1:]
+            context = attention_padded(qkv, [layout], p, kv)
+        elif p == 0 and (layout.rank is None or layout.is_causal) and _supports_varlen(qkv):
             from torch.nn.attention import varlen  # imports torch's compiler, which takes seconds
 
             q, k, v = qkv.unbind(1)
@@ -172,15 +176,19 @@ def _capability(device: torch.device) -> tuple[int, int]:
     return torch.cuda.get_device_capability(device)
 
 
-def attention_padded(qkv: Tensor, groups: Sequence[Layout], p: float) -> Tensor:
+def attention_padded(qkv: Tensor, groups: Sequence[Layout], p: float, memory: Tensor | None = None) -> Tensor:
     """[T, 3, heads, d] -> [T, heads, d]; the sequences of a group are padded to its longest.
 
     p: dropout of the attention probabilities.
+    memory: [M, 2, heads, d]: keys and values of the memory of the only group.
     """
     results = []
     parts = [qkv] if len(groups) == 1 else qkv.split([len(layout.position_ids) for layout in groups])
     for part, layout in zip(parts, groups, strict=True):
         q, k, v = layout.pad(part).permute(2, 0, 3, 1, 4)  # [B, heads, length, d] each
+        if memory is not None and layout.memory is not None:
+            before = layout.memory.pad(memory).permute(2, 0, 3, 1, 4)
+            k, v = (torch.cat([old, new], 2) for old, new in zip(before, (k, v), strict=True))
         results.append(layout.unpad(attention(q, k, v, layout.visible, p).transpose(1, 2)))
     return results[0] if len(results) == 1 else torch.cat(results)
 

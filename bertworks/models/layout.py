@@ -34,7 +34,8 @@ class PaddedBuckets(NamedTuple):
 class Layout:
     """T tokens in B sequences.
 
-    A token reads all tokens of its sequence, or with a `rank` those of its own rank or a lower one.
+    A token reads all tokens of its sequence, or with a `rank` those of its own rank or a lower one. `memory` is the
+    layout of states that come before the tokens of each sequence and are read by all of them (Dai et al. 2019).
     """
 
     cu_seqlens: Tensor  # int32 [B+1]; sequence b is tokens cu_seqlens[b]:cu_seqlens[b+1]
@@ -43,6 +44,7 @@ class Layout:
     num_positions: int = 0  # all position_ids are below it; 0: max_seqlen
     rank: Tensor | None = None  # int64 [T]; None: every token reads every token of its sequence
     is_causal: bool = False  # whether the rank is the place in the sequence
+    memory: Layout | None = None
 
     def __post_init__(self) -> None:
         if not self.num_positions:
@@ -61,6 +63,7 @@ class Layout:
             cu_seqlens=self.cu_seqlens.to(device, non_blocking=True),
             position_ids=self.position_ids.to(device, non_blocking=True),
             rank=None if self.rank is None else self.rank.to(device, non_blocking=True),
+            memory=None if self.memory is None else self.memory.to(device),
         )
 
     def directed(self, direction: str) -> Layout:
@@ -114,16 +117,22 @@ class Layout:
 
     @cached_property
     def visible(self) -> Tensor | None:
-        """bool [B or 1, 1, max_seqlen or 1, max_seqlen]: which tokens of the rectangle a token reads; a place without a
-        token reads at least one. None: every place reads every place."""
-        if self.is_causal:  # one mask for all: padding comes after every token
+        """bool [B or 1, 1, max_seqlen or 1, keys]: which tokens of the rectangle, after those of the memory, a token
+        reads; a place without a token reads at least one. None: every place reads every place."""
+        if self.is_causal and self.memory is None:  # one mask for all: padding comes after every token
             places = torch.arange(self.max_seqlen, device=self.cu_seqlens.device)
             return (places[None, :] <= places[:, None])[None, None]
-        if self.rank is None:
-            return None if self.is_uniform else self.present[:, None, None]
-        rank = self.pad(self.rank)
-        reads = (rank[:, None] <= rank[:, :, None]) | ~self.present[:, :, None]
-        return (self.present[:, None] & reads)[:, None]
+        if self.is_uniform and self.rank is None and (self.memory is None or self.memory.is_uniform):
+            return None
+        mask = self.present[:, None, None]
+        if self.rank is not None:
+            rank = self.pad(self.rank)
+            reads = (rank[:, None] <= rank[:, :, None]) | ~self.present[:, :, None]
+            mask = mask & reads[:, None]
+        if self.memory is not None:
+            shape = (*mask.shape[:3], self.memory.max_seqlen)
+            mask = torch.cat([self.memory.present[:, None, None].expand(shape), mask], -1)
+        return mask
 
     @cached_property
     def equal_lengths(self) -> list[tuple[int, int, int]]:
