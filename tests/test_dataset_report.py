@@ -3,6 +3,7 @@
 import json
 import random
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +119,8 @@ def test_labels_are_counted_in_train_and_dev() -> None:
     ],
 )
 def test_what_counts_as_a_label(task: TaskType, labels: list[Any], expected: dict[str, int]) -> None:
-    assert count_labels([item(n, label, "text") for n, label in enumerate(labels)], task) == expected
+    tags = tuple(chain(*labels)) if task == "tagging" else ()
+    assert count_labels([item(n, label, "text") for n, label in enumerate(labels)], task, tags) == expected
 
 
 def test_copies_leaks_and_conflicts_are_reported_with_their_rows() -> None:
