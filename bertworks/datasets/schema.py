@@ -158,12 +158,9 @@ def _field(row: Row, column: str) -> Any:
 
 
 def _label(value: Any, column: str, texts: tuple[str, ...], schema: Schema, where: str) -> Any:
-    label: Any
     match schema.task:
-        case "classification":
-            if not isinstance(value, list | dict):
-                return values.known_label(values.label_text(value), schema.labels, column, where)
-            label, hint = None, "write one name there; or is it --task multilabel?"
+        case "classification" if not isinstance(value, list | dict):
+            return values.known_label(values.label_text(value), schema.labels, column, where)
         case "multilabel":
             parts = values.several_labels(value, schema.separator, column, where)
             return tuple(values.known_label(part, schema.labels, column, where) for part in parts)
@@ -173,13 +170,13 @@ def _label(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wher
             return values.tags_of(value, texts, schema.labels, column, where)
         case "spans":
             return values.spans_of(value, texts[0], schema.labels, column, where)
-        case "qa":
-            answers = values.answers_of(value)
-            label = None if answers is None else tuple(answers)
-            hint = 'write answers as [{"text": "1968", "answer_start": 17}]'
-        case "choice":
-            label = values.choice_number(value, texts[1:], schema.first_choice)
-            hint = f"write the number of the right one, {schema.first_choice}-{schema.first_choice + len(texts) - 2}"
-    if label is None:
-        raise values.bad_label(value, column, where, hint)
-    return label
+        case "qa" if (answers := values.answers_of(value)) is not None:
+            return tuple(answers)
+        case "choice" if (number := values.choice_number(value, texts[1:], schema.first_choice)) is not None:
+            return number
+    hints = {
+        "classification": "write one name there; or is it --task multilabel?",
+        "qa": 'write answers as [{"text": "1968", "answer_start": 17}]',
+        "choice": f"write the number of the right one, {schema.first_choice}-{schema.first_choice + len(texts) - 2}",
+    }
+    raise values.bad_label(value, column, where, hints[schema.task])
