@@ -263,8 +263,11 @@ def _labels(reader: RowReader, schema: Schema) -> tuple[str, ...]:
     if schema.task in ("regression", "qa", "choice"):
         return ()
     counts = Counter[str | None]()
+    is_of_texts = schema.task in ("classification", "multilabel")
     for row in reader:
         value = row.values.get(schema.label or "")
+        if is_of_texts and any(values.is_empty_text(row.values.get(name)) for name in schema.text):
+            continue  # left out
         if schema.task == "classification":
             counts[None if isinstance(value, list | dict) else values.label_text(value)] += 1
         elif schema.task == "multilabel":
@@ -304,7 +307,7 @@ def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: boo
     count = f"{column.filled:,} rows"
     task, labels = schema.task, schema.labels
     if task == "classification" and len(labels) < 2:
-        what = f"all {count} have the same label, {labels[0]!r}" if labels else "there is no label"
+        what = f"all rows with a text have the same label, {labels[0]!r}" if labels else "there is no label"
         hint = "add rows with another label"
     elif task == "classification":
         if not is_explicit and len(column.values) > MAX_CLASSES and not column.has_few_values:

@@ -59,13 +59,19 @@ class Schema:
 
 
 def items(
-    reader: RowReader, schema: Schema, *, labelled: bool = True, left_out: IssueCounter | None = None
+    reader: RowReader,
+    schema: Schema,
+    *,
+    labelled: bool = True,
+    left_out: IssueCounter | None = None,
+    errors: list[BertworksError] | None = None,
 ) -> Iterator[Item]:
     """The rows of a file as items, every row checked.
 
     Args:
         labelled: whether labels are read and required, and ids must be unique.
         left_out: counts the rows with an empty text, which are left out; None: an empty text is an error.
+        errors: collects the errors of rows, which are left out; None: the first one is raised.
 
     Raises:
         UsageError: the file lacks a column.
@@ -79,18 +85,22 @@ def items(
         is_empty = False
         try:
             item = read_item(row, schema, labelled=labelled)
+            if labelled and item.id in places:
+                hint = "give each row its own id, or rename the column if it does not hold ids"
+                what = f"the id {item.id!r} in column {schema.id!r} occurs twice; first at {places[item.id]}"
+                raise BertworksError(what, where=row.where, hint=hint)
         except values.EmptyTextError:
             if left_out is None:
                 raise
             left_out.add(row.where)
-            continue
-        if labelled and item.id:
-            if item.id in places:
-                hint = "give each row its own id, or rename the column if it does not hold ids"
-                what = f"the id {item.id!r} in column {schema.id!r} occurs twice; first at {places[item.id]}"
-                raise BertworksError(what, where=row.where, hint=hint)
-            places[item.id] = row.where
-        yield item
+        except BertworksError as error:
+            if errors is None:
+                raise
+            errors.append(error.with_traceback(None))
+        else:
+            if labelled and item.id:
+                places[item.id] = row.where
+            yield item
     if is_empty:
         raise BertworksError("there are no rows", where=reader.name, hint="name a file that holds rows")
 

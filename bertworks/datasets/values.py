@@ -67,13 +67,16 @@ def has_header(sample: list[str], delimiter: str) -> bool:
 
 
 def text_of(value: Any, column: str, where: str) -> str:
-    missing = _is_missing(value)
-    if not missing and not isinstance(value, str):
-        raise BertworksError(f"{column!r} holds {value!r:.60}, not a text", where=where, hint='write it as "text"')
-    if missing or value.strip() in _MISSING:
-        what = f"the text in {column!r} is empty" + ("" if missing else f": {value!r}")
+    if is_empty_text(value):
+        what = f"the text in {column!r} is empty" + (f": {value!r}" if isinstance(value, str) else "")
         raise EmptyTextError(what, where=where, hint="write a text there, or remove the row")
-    return str(value)
+    if not isinstance(value, str):
+        raise BertworksError(f"{column!r} holds {value!r:.60}, not a text", where=where, hint='write it as "text"')
+    return value
+
+
+def is_empty_text(value: Any) -> bool:
+    return value.strip() in _MISSING if isinstance(value, str) else _is_missing(value)
 
 
 def words_of(value: Any, column: str, where: str) -> tuple[str, ...]:

@@ -21,11 +21,8 @@ from bertworks.batching.batch import longest_sequence
 from bertworks.batching.features import NO_TOKEN, Features
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import resolve_model
-from bertworks.datasets.infer_schema import infer_schema
-from bertworks.datasets.reader import Quoting, RowReader
-from bertworks.datasets.schema import Item, TaskType, read_item
-from bertworks.datasets.values import EmptyTextError
-from bertworks.errors import BertworksError, UsageError
+from bertworks.datasets.reader import Quoting
+from bertworks.datasets.schema import Item, TaskType
 from bertworks.inference.decoding import is_entity_tagset, make_featurizer
 from bertworks.runs.data_splits import LabelledData, describe_task, read_data
 from bertworks.runs.task_metrics import named_spans
@@ -41,7 +38,6 @@ FEW_DEV, FEW_TRAIN = 200, 100
 MANY_COPIES, MANY_LONG = 0.01, 0.05  # fractions of the rows
 UNBALANCED = 5  # ratio of the most to the least frequent label
 MANY_UNKNOWN, MANY_PIECES = 0.005, 2.0  # as in `text.corpus_report`
-LISTED = 20  # rows with errors that are shown
 _COUNTED: dict[TaskType, str] = {  # what the numbers of labels count, if not rows
     "tagging": "entities in train", "spans": "entities in train", "qa": "questions in train",
     "choice": "rows in train, by the position of the right choice",
@@ -212,44 +208,12 @@ def check_file(
     """
     folder = ModelFolder(resolve_model(model))
     tokenizer, max_positions = folder.tokenizer, folder.config.max_position_embeddings
-    try:
-        labelled = read_data(data, dev=dev, task=task, text=text, label=label, group=group, quoting=quoting)
-    except UsageError:
-        raise
-    except BertworksError as error:
-        if not Path(data).is_file():
-            raise
-        raise _all_row_errors(error, RowReader(data, quoting=quoting), task, text, label) from error
+    labelled = read_data(data, dev=dev, task=task, text=text, label=label, group=group, quoting=quoting)
     recipe = load_finetune_recipe("stable")
     description = describe_task(labelled, replace(recipe, max_length=default_max_length(recipe, max_positions)))
     featurize = make_featurizer(description, tokenizer)
     train, held_out = list(featurize(labelled.train)), list(featurize(labelled.dev))
     return make_dataset_report(labelled, train, held_out, tokenizer, description.max_length)
-
-
-def _all_row_errors(
-    first: BertworksError, reader: RowReader, task: TaskType | None, text: Sequence[str], label: str | None
-) -> BertworksError:
-    """One error that lists all rows with errors; the first error itself if it is not about rows."""
-    errors: list[BertworksError] = []
-    try:
-        schema, _ = infer_schema(reader, task=task, text=text, label=label)
-        for row in reader:
-            try:
-                read_item(row, schema)
-            except EmptyTextError:
-                continue  # rows without text are left out of a training
-            except BertworksError as error:
-                errors.append(error)
-    except BertworksError:
-        return first
-    if len(errors) < 2:
-        return first
-    lines = [f"  {error.where}: {error.what}" for error in errors[:LISTED]]
-    lines += [f"  and {len(errors) - LISTED:,} others"] if len(errors) > LISTED else []
-    hints = list(dict.fromkeys(error.hint for error in errors if error.hint))
-    what = "\n".join([f"{len(errors):,} rows cannot be used for training", *lines])
-    return BertworksError(what, where=reader.name, hint="; ".join(hints[:3]))
 
 
 def count_labels(items: Iterable[Item], task: TaskType, labels: Sequence[str]) -> Counter[str]:
