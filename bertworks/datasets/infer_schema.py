@@ -266,7 +266,7 @@ def _labels(reader: RowReader, schema: Schema) -> tuple[str, ...]:
     is_of_texts = schema.task in ("classification", "multilabel")
     for row in reader:
         value = row.values.get(schema.label or "")
-        if is_of_texts and any(values.is_empty_text(row.values.get(name)) for name in schema.text):
+        if is_of_texts and any(map(values.is_empty_text, map(row.values.get, schema.text))):
             continue  # left out
         if schema.task == "classification":
             counts[None if isinstance(value, list | dict) else values.label_text(value)] += 1
