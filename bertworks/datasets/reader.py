@@ -83,6 +83,7 @@ class RowReader:
         self._lines = partial(utf8_lines, self.path, self.name)
         self.kind: Kind
         self.columns: list[str]
+        self.written_columns: list[str] = []
         self._rows: Callable[[], Iterator[tuple[int | str, dict[str, Any]]]]  # line or number, or name; values
         self._spans: str | None = None  # the field with spans
         if is_parquet(self.path):
@@ -93,9 +94,7 @@ class RowReader:
         else:
             with open_lines(self.path, self.name, Repairs()) as reader:
                 self._recognize(reader)
-        self.written_columns = self.columns
-        if self._spans is not None:
-            self.columns = list(dict.fromkeys("entities" if name == self._spans else name for name in self.columns))
+        self.written_columns = self.written_columns or self.columns
 
     def __iter__(self) -> Iterator[Row]:
         self._check_unchanged()
@@ -223,7 +222,8 @@ class RowReader:
         if self._spans is None and annotations.may_hold_spans(sample):
             self._spans = annotations.span_column(values for _, values in self._rows())
         self.kind = "json" if self._spans is None else "spans"
-        self.columns = list(dict.fromkeys(itertools.chain.from_iterable(sample)))
+        self.written_columns = list(dict.fromkeys(itertools.chain.from_iterable(sample)))
+        self.columns = list(dict.fromkeys("entities" if name == self._spans else name for name in self.written_columns))
 
     def _line_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, line in self._lines():

@@ -256,7 +256,7 @@ def _length(features: Features, task: TaskType, tokenizer: Tokenizer) -> int:
     return len(features.offsets) + int(others)
 
 
-def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Finding]:
+def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
     """Copies within train; rows of dev that are in train; rows with the text of an earlier one and another label."""
     task = data.schema.task
     earlier: dict[bytes, Item] = {}

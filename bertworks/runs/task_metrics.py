@@ -230,8 +230,8 @@ def _label_sets(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[M
         wrong = {name: p if name in given else 1 - p for name, p in answer["scores"].items() if name in gold ^ given}
         worst = max(wrong, key=wrong.__getitem__)
         kind = f"{worst!r} {'given wrongly' if worst in given else 'missed'}"
-        names = [json.dumps(sorted(labels), ensure_ascii=False) for labels in (gold, given)]
-        yield Mistake(item.where, item.texts, *names, wrong[worst], sum(wrong.values()), kind)
+        names, others = (json.dumps(sorted(labels), ensure_ascii=False) for labels in (gold, given))
+        yield Mistake(item.where, item.texts, names, others, wrong[worst], sum(wrong.values()), kind)
 
 
 def _numbers(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mistake]:
@@ -264,8 +264,10 @@ def _answers(d: TaskConfig, item: Item, answer: Answer, unit: squad.F1Unit) -> I
 
 def _entities(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mistake]:
     is_by_word = d.task == "tagging"
-    text, scores = " ".join(item.texts), {}
-    if not is_by_word:
+    text = " ".join(item.texts)
+    if is_by_word:
+        scores = answer["scores"]
+    else:
         scores = {(entity["start"], entity["end"], entity["type"]): entity["score"] for entity in answer["entities"]}
 
     def named(span: Span | None) -> str:
@@ -275,11 +277,14 @@ def _entities(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mis
         return f"{name}: {' '.join(item.texts[start:end]) if is_by_word else text[start:end]}"
 
     for gold, given in chain(*(paired(*spans) for spans in span_pairs(d, [item], [answer]))):
-        if gold == given:
+        place = given or gold
+        if gold == given or place is None:
             continue
-        start, end, _ = given or gold
-        score = sum(answer["scores"][start:end]) / (end - start) if is_by_word else scores.get(given)
-        badness = 0.5 if score is None else score  # a span that is missed has no score
+        if is_by_word:
+            score = sum(scores[place[0] : place[1]]) / (place[1] - place[0])
+        else:
+            score = scores.get(given)  # a span that is missed has no score
+        badness = 0.5 if score is None else score
         yield Mistake(item.where, (text,), named(gold), named(given), score, badness, _kind(gold, given))
 
 
