@@ -330,7 +330,7 @@ def _reasons(schema: Schema, columns: Mapping[str, Column]) -> list[str]:
     lines = [f"task: {schema.task} ({_TASKS[schema.task][0]})", f"text: {' and '.join(map(repr, schema.text))}"]
     if schema.label is not None:
         column = columns[schema.label]
-        shown = ", ".join(schema.labels[:_SHOWN_LABELS]) + (", ..." if len(schema.labels) > _SHOWN_LABELS else "")
+        shown = values.first_names(schema.labels, _SHOWN_LABELS)
         meaning = {
             "classification": f"{len(schema.labels)} different values: {shown}",
             "multilabel": f"any of {len(schema.labels)}, separated by {schema.separator or 'commas'}: {shown}",

@@ -201,8 +201,7 @@ def _write_parquet(path: Path, rows: Iterator[Mapping[str, Any]], columns: Seque
     try:
         while batch := list(itertools.islice(rows, _BATCH_ROWS)):
             try:
-                arrays = [pyarrow.array([row.get(column) for row in batch]) for column in columns]
-                table = pyarrow.Table.from_arrays(arrays, names=list(columns))
+                table = pyarrow.table({column: [row.get(column) for row in batch] for column in columns})
                 wider = pyarrow.unify_schemas([schema, table.schema], promote_options="permissive")
                 if wider != schema:
                     writer.close()

@@ -180,7 +180,7 @@ def mistakes(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) ->
     """All mistakes, the worst first. Regression: all rows. Entities: one mistake for each."""
     find = {
         "classification": _labels, "multilabel": _label_sets, "regression": _numbers, "tagging": _entities,
-        "spans": _entities, "qa": _answers, "choice": _choices,
+        "spans": _entities, "qa": _answers, "choice": _labels,
     }[d.task]  # fmt: skip
     unit = squad.f1_unit_of([item.texts[1] for item in items]) if d.task == "qa" else "word"
     found = [one for item, answer in zip(items, answers, strict=True) for one in find(d, item, answer, unit)]
@@ -217,11 +217,14 @@ def paired(gold: Sequence[Span], given: Sequence[Span]) -> list[tuple[Span | Non
 
 
 def _labels(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mistake]:
-    given = answer["label"]
-    if given != item.label:
-        p = answer["scores"][item.label]
-        kind = f"{item.label!r} taken for {given!r}"
-        yield Mistake(item.where, item.texts, item.label, given, answer["score"], -p, kind, {"gold_score": p})
+    """One label, or one of several choices."""
+    gold, given, texts = item.label, predicted_label(answer), item.texts
+    if gold == given:
+        return
+    p, kind = answer["scores"][gold], f"{gold!r} taken for {given!r}"
+    if d.task == "choice":
+        gold, given, texts, kind = texts[1 + gold], texts[1 + given], texts[:1], ""
+    yield Mistake(item.where, texts, gold, given, answer["score"], -p, kind, {"gold_score": p})
 
 
 def _label_sets(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mistake]:
@@ -237,14 +240,6 @@ def _label_sets(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[M
 def _numbers(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mistake]:
     off = answer["value"] - item.label
     yield Mistake(item.where, item.texts, f"{item.label:g}", f"{answer['value']:.4g}", off, abs(off))
-
-
-def _choices(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mistake]:
-    prompt, *choices = item.texts
-    gold, given = choices[item.label], choices[answer["choice"]]
-    if answer["choice"] != item.label:
-        p = answer["scores"][item.label]
-        yield Mistake(item.where, (prompt,), gold, given, answer["score"], -p, figures={"gold_score": p})
 
 
 def _answers(d: TaskConfig, item: Item, answer: Answer, unit: squad.F1Unit) -> Iterator[Mistake]:
