@@ -100,9 +100,8 @@ def read_data(
         train = [item for item in train if not misplaced(item)]
         notes += _count_note(wrong, "answers are not at their position in the context, and are left out of train")
     if not train or not held_out:
-        raise BertworksError(
-            f"{len(all_items)} rows are too few to train and to evaluate", where=str(path), hint="--dev FILE"
-        )
+        what = f"{len(all_items)} rows are too few to train and to evaluate"
+        raise BertworksError(what, where=str(path), hint="--dev FILE")
     return LabelledData(schema, train, held_out, notes)
 
 

@@ -238,9 +238,8 @@ def _lengths(features: Sequence[Features], task: TaskType, tokenizer: Tokenizer,
     width = max(1, math.ceil(limit / BARS))
     bins = np.bincount(np.minimum(lengths // width, math.ceil(limit / width)))
     too_long = sum((len(item.unit) > 1) if windows else (item.num_truncated > 0) for item in features)
-    return Lengths(
-        width, bins.tolist(), int(np.median(lengths)), int(lengths.max()), max_length, too_long, windows
-    )  # fmt: skip
+    median, longest = int(np.median(lengths)), int(lengths.max())
+    return Lengths(width, bins.tolist(), median, longest, max_length, too_long, windows)
 
 
 def _length(features: Features, task: TaskType, tokenizer: Tokenizer) -> int:
