@@ -412,7 +412,7 @@ def test_conll_can_be_something_else_and_tables_can_be_tagging(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("rows", "what"),
     [
-        ([{"text": f"text {n}", "label": "x"} for n in range(5)], "all 5 rows have the same label, 'x'"),
+        ([{"text": f"text {n}", "label": "x"} for n in range(5)], "all rows with a text have the same label, 'x'"),
         ([{"text": f"text {n}", "score": 2.5} for n in range(5)], "same number, 2.5"),
         ([{"tokens": ["a"], "tags": ["O"]}] * 5, "other than O"),
         ([{"text": f"text {n}", "label": f"another remark {n}"} for n in range(99)], "99 different values in 99 rows"),

@@ -112,7 +112,7 @@ def is_squad(value: object) -> bool:
 
 
 def read_squad(document: Mapping[str, Any], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield (question id, values) for each question: id, title, context, question, answers, is_impossible.
+    """Yield (" question ID", values) for each question: id, title, context, question, answers, is_impossible.
 
     `answers` is a list of {"text", "answer_start"} that may have more fields; None where the file has no answers.
 
@@ -120,29 +120,24 @@ def read_squad(document: Mapping[str, Any], name: str) -> Iterator[tuple[str, di
         BertworksError: something is missing or has the wrong type; `where` names the question or the paragraph.
     """
     for article_number, article in enumerate(document["data"], 1):
-        place = f"{name}: article {article_number}"
-        title = str(_part(article, "title", str | None, place) or "")
-        for paragraph_number, paragraph in enumerate(_part(article, "paragraphs", list, place), 1):
-            inside = f"{place}, paragraph {paragraph_number}"
+        within = f"{name}: article {article_number}"
+        title = str(_part(article, "title", str | None, within) or "")
+        for paragraph_number, paragraph in enumerate(_part(article, "paragraphs", list, within), 1):
+            inside = f"{within}, paragraph {paragraph_number}"
             context = _part(paragraph, "context", str, inside)
             for entry in _part(paragraph, "qas", list, inside):
                 question = str(_part(entry, "id", str | int, inside))
-                where = f"{name}: question {question}"
+                place = f" question {question}"
+                where = f"{name}:{place}"
                 answers = _part(entry, "answers", list | None, where)
                 for answer in answers or ():
                     _part(answer, "text", str, where)
                     _part(answer, "answer_start", int, where)
-                yield (
-                    question,
-                    {
-                        "id": question,
-                        "title": title,
-                        "context": context,
-                        "question": _part(entry, "question", str, where),
-                        "answers": answers,
-                        "is_impossible": bool(_part(entry, "is_impossible", bool | None, where)),
-                    },
-                )
+                values = {"id": question, "title": title, "context": context}
+                values["question"] = _part(entry, "question", str, where)
+                values["answers"] = answers
+                values["is_impossible"] = bool(_part(entry, "is_impossible", bool | None, where))
+                yield place, values
 
 
 def _part(entry: Any, key: str, kind: Any, where: str) -> Any:

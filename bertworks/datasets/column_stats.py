@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bertworks.datasets.reader import Row
-from bertworks.datasets.values import answers_of, label_text, list_of
+from bertworks.datasets.values import answers_of, as_number, label_text, list_of
 
 MAX_CLASSES = 20  # different numbers without fraction; more of them are amounts
 MAX_LABEL_LENGTH = 60  # characters
@@ -90,22 +90,15 @@ class Column:
             return
         self.filled += 1
         self.characters += len(text)
-        if len(text) <= MAX_LABEL_LENGTH:
-            self._add_number(text)
-        if text in self.values or len(self.values) < _MAX_VALUES:
-            self.values[text] += 1
-        else:
-            self.has_more_values = True
-
-    def _add_number(self, text: str) -> None:
-        try:
-            number = float(text)
-        except ValueError:
-            return
+        number = as_number(text) if len(text) <= MAX_LABEL_LENGTH else math.nan
         if math.isfinite(number):
             self.numbers += 1
             self.fractions += not number.is_integer()
             self.low, self.high = min(self.low, number), max(self.high, number)
+        if text in self.values or len(self.values) < _MAX_VALUES:
+            self.values[text] += 1
+        else:
+            self.has_more_values = True
 
 
 def study(rows: Iterable[Row], names: Sequence[str]) -> dict[str, Column]:

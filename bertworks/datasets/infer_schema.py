@@ -263,8 +263,11 @@ def _labels(reader: RowReader, schema: Schema) -> tuple[str, ...]:
     if schema.task in ("regression", "qa", "choice"):
         return ()
     counts = Counter[str | None]()
+    is_of_texts = schema.task in ("classification", "multilabel")
     for row in reader:
         value = row.values.get(schema.label or "")
+        if is_of_texts and any(map(values.is_empty_text, map(row.values.get, schema.text))):
+            continue  # left out
         if schema.task == "classification":
             counts[None if isinstance(value, list | dict) else values.label_text(value)] += 1
         elif schema.task == "multilabel":
@@ -304,7 +307,7 @@ def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: boo
     count = f"{column.filled:,} rows"
     task, labels = schema.task, schema.labels
     if task == "classification" and len(labels) < 2:
-        what = f"all {count} have the same label, {labels[0]!r}" if labels else "there is no label"
+        what = f"all rows with a text have the same label, {labels[0]!r}" if labels else "there is no label"
         hint = "add rows with another label"
     elif task == "classification":
         if not is_explicit and len(column.values) > MAX_CLASSES and not column.has_few_values:
@@ -327,7 +330,7 @@ def _reasons(schema: Schema, columns: Mapping[str, Column]) -> list[str]:
     lines = [f"task: {schema.task} ({_TASKS[schema.task][0]})", f"text: {' and '.join(map(repr, schema.text))}"]
     if schema.label is not None:
         column = columns[schema.label]
-        shown = ", ".join(schema.labels[:_SHOWN_LABELS]) + (", ..." if len(schema.labels) > _SHOWN_LABELS else "")
+        shown = values.first_names(schema.labels, _SHOWN_LABELS)
         meaning = {
             "classification": f"{len(schema.labels)} different values: {shown}",
             "multilabel": f"any of {len(schema.labels)}, separated by {schema.separator or 'commas'}: {shown}",

@@ -84,10 +84,10 @@ class RowReader:
         self.kind: Kind
         self.columns: list[str]
         self.written_columns: list[str] = []
-        self._rows: Callable[[], Iterator[Row]]
+        self._rows: Callable[[], Iterator[tuple[int | str, dict[str, Any]]]]  # line or number, or name; values
+        self._spans: str | None = None  # the field with spans
         if tables.is_parquet(self.path):
-            self.kind = "parquet"
-            self._rows = lambda: itertools.starmap(self._row, enumerate(self._parquet_values(), 1))
+            self.kind, self._rows = "parquet", self._parquet_rows
             with tables.open_parquet(self.path, self.name) as file:
                 self.columns = list(file.schema_arrow.names)
             self._check_names("the schema", "give the columns different names")
@@ -99,7 +99,12 @@ class RowReader:
     def __iter__(self) -> Iterator[Row]:
         self._check_unchanged()
         self.broken = IssueCounter()
-        yield from self._rows()
+        for place, values in self._rows():
+            where = f"{self.name}:{place}"
+            if self._spans is None:
+                yield Row(values, where)
+            else:
+                yield Row(annotations.with_entities(values, self._spans, where), where, values)
         self._check_unchanged()
 
     @property
@@ -116,13 +121,10 @@ class RowReader:
             what, hint = "the file changed while it was read", "wait until it is complete, then try again"
             raise BertworksError(what, where=self.name, hint=hint)
 
-    def _row(self, number: int, values: dict[str, Any]) -> Row:
-        return Row(values, f"{self.name}:{number}")
-
-    def _parquet_values(self) -> Iterator[dict[str, Any]]:
+    def _parquet_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         with tables.open_parquet(self.path, self.name) as file:
-            for batch in file.iter_batches(batch_size=_PARQUET_ROWS):
-                yield from batch.to_pylist()
+            batches = file.iter_batches(batch_size=_PARQUET_ROWS)
+            yield from enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches), 1)
 
     def _recognize(self, reader: LineReader) -> None:
         suffix, head = format_suffix(self.name), reader.head.lstrip()
@@ -142,7 +144,7 @@ class RowReader:
         if suffix in _CONLL_SUFFIXES or annotations.looks_like_conll(sample):
             width = self._width = annotations.conll_width(sample)
             self.kind = "conll"
-            self._rows = lambda: itertools.starmap(self._row, annotations.read_conll(self._lines(), self.name, width))
+            self._rows = lambda: annotations.read_conll(self._lines(), self.name, width)
             self.columns = ["tokens", *(["tags"] if width > 1 else []), "document", "lines"]
         else:
             self._recognize_table(suffix, sample)
@@ -161,7 +163,7 @@ class RowReader:
             delimiter = "\t" if "\t" in first_line else delimiter
             if self._header is None and delimiter != "\t" and not has_header(sample, delimiter):
                 self.columns = ["text"]
-                self._rows = lambda: (self._row(n, {"text": line.removesuffix("\r")}) for n, line in self._lines())
+                self._rows = lambda: ((n, {"text": line.removesuffix("\r")}) for n, line in self._lines())
                 return
         quoted = self.quoting == "quoted"
         if self.quoting == "auto":
@@ -173,7 +175,7 @@ class RowReader:
         self._check_names("the header", "name them differently, or read it without header")
         self._rows = lambda: self._table_rows(delimiter, quoted, named)
 
-    def _table_rows(self, delimiter: str, quoted: bool, named: bool) -> Iterator[Row]:
+    def _table_rows(self, delimiter: str, quoted: bool, named: bool) -> Iterator[tuple[int, dict[str, Any]]]:
         width = len(self.columns)
         rows = tables.split_rows(self._lines(), delimiter, quoted=quoted, name=self.name, strict=True)
         for number, cells in rows if quoted else tables.rejoin_broken_rows(rows, width, self.broken, self.name):
@@ -190,7 +192,7 @@ class RowReader:
                 what = f"{len(cells)} cells, but the first row has {width}: {cells!r:.120}"
                 hint = f"repair the row; or is the table {other}? It was read as {was}"
                 raise BertworksError(what, where=f"{self.name}:{number}", hint=hint)
-            yield self._row(number, dict(zip(self.columns, cells)))
+            yield number, dict(zip(self.columns, cells))
 
     def _check_names(self, where: str, hint: str) -> None:
         twice = [name for index, name in enumerate(self.columns) if name in self.columns[:index]]
@@ -206,59 +208,50 @@ class RowReader:
             value = json.loads(first)
         except (ValueError, RecursionError):
             if format_suffix(self.name) != ".json" and not first.lstrip().startswith(("[", "{")):
-                raise _not_json(f"{self.name}:{number}", first) from None
+                parse_json(first, self.name, number)
             value = None
         whole = not isinstance(value, dict) or annotations.is_squad(value)
         if whole and annotations.is_squad(self._whole_json()):
             self.kind = "squad"
-            self._rows = lambda: (
-                Row(values, f"{self.name}: question {question}")
-                for question, values in annotations.read_squad(self._whole_json(), self.name)
-            )
+            self._rows = lambda: annotations.read_squad(self._whole_json(), self.name)
             self.columns = ["id", "title", "context", "question", "answers", "is_impossible"]
             return
-        records = self._array_rows if whole else self._line_rows
-        sample = [row.values for row in itertools.islice(records(), SAMPLE_ROWS)]
-        self.columns = list(dict.fromkeys(itertools.chain.from_iterable(sample)))
-        column = annotations.span_column(sample)
-        if column is None and annotations.may_hold_spans(sample):
-            column = annotations.span_column(row.values for row in records())
-        if column is None:
-            self.kind, self._rows = "json", records
-        else:
-            self.kind, self.written_columns = "spans", self.columns
-            self._rows = lambda: (
-                Row(annotations.with_entities(values, column, where), where, values) for values, where, _ in records()
-            )
-            sample = [row.values for row in itertools.islice(self._rows(), SAMPLE_ROWS)]
-            self.columns = list(dict.fromkeys(itertools.chain.from_iterable(sample)))
+        self._rows = self._array_rows if whole else self._line_rows
+        sample = [values for _, values in itertools.islice(self._rows(), SAMPLE_ROWS)]
+        self._spans = annotations.span_column(sample)
+        if self._spans is None and annotations.may_hold_spans(sample):
+            self._spans = annotations.span_column(values for _, values in self._rows())
+        self.kind = "json" if self._spans is None else "spans"
+        self.written_columns = list(dict.fromkeys(itertools.chain.from_iterable(sample)))
+        self.columns = list(dict.fromkeys("entities" if name == self._spans else name for name in self.written_columns))
 
-    def _line_rows(self) -> Iterator[Row]:
+    def _line_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, line in self._lines():
             if line.strip():
-                yield self._record(number, parse_json(line, self.name, number), line)
+                yield number, self._checked(parse_json(line, self.name, number), number, line)
 
-    def _array_rows(self) -> Iterator[Row]:
+    def _array_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         value = self._whole_json()
         if not isinstance(value, list):
             hint = 'write one object like {"text": "...", "label": "..."} on each line'
             what = f"the file is one JSON value, {value!r:.60}, not a list of rows"
             raise BertworksError(what, where=self.name, hint=hint)
         for number, record in enumerate(value, 1):
-            yield self._record(number, record, repr(record))
+            yield number, self._checked(record, number, repr(record))
 
-    def _record(self, number: int, value: Any, source: str) -> Row:
-        row = self._row(number, value)
+    def _checked(self, value: Any, number: int, source: str) -> dict[str, Any]:
+        """A JSON object. source: its text."""
+        where = f"{self.name}:{number}"
         if not isinstance(value, dict):
             hint = 'write it as {"text": "...", ...}'
-            raise BertworksError(f"expected a JSON object, not {value!r:.60}", where=row.where, hint=hint)
+            raise BertworksError(f"expected a JSON object, not {value!r:.60}", where=where, hint=hint)
         if "\\ud" in source.lower():  # only such an escape can be half a character
             try:
                 json.dumps(value, ensure_ascii=False).encode()
             except UnicodeEncodeError as error:
                 what = f"a text holds half a character, {error.object[error.start]!r}"
-                raise BertworksError(what, where=row.where, hint="repair the text") from error
-        return row
+                raise BertworksError(what, where=where, hint="repair the text") from error
+        return value
 
     def _whole_json(self) -> Any:
         return parse_json("\n".join(line for _, line in self._lines()), self.name)
@@ -292,15 +285,12 @@ def parse_json(text: str, name: str, line: int = 1) -> Any:
     try:
         return json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
+        content = text.split("\n")[error.lineno - 1]
+        what = f"this is not JSON ({error.msg} at character {error.colno}): {content!r:.80}"
         where = f"{name}:{line + error.lineno - 1}"
-        raise _not_json(where, text.split("\n")[error.lineno - 1], error) from error
+        raise BertworksError(what, where=where, hint="repair or remove the line") from error
     except (ValueError, RecursionError) as error:
         raise BertworksError(str(error), where=f"{name}:{line}", hint="repair the line") from error
-
-
-def _not_json(where: str, line: str, error: json.JSONDecodeError | None = None) -> BertworksError:
-    why = f" ({error.msg} at character {error.colno})" if error else ""
-    return BertworksError(f"this is not JSON{why}: {line!r:.80}", where=where, hint="repair or remove the line")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

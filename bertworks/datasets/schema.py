@@ -59,13 +59,19 @@ class Schema:
 
 
 def items(
-    reader: RowReader, schema: Schema, *, labelled: bool = True, left_out: IssueCounter | None = None
+    reader: RowReader,
+    schema: Schema,
+    *,
+    labelled: bool = True,
+    left_out: IssueCounter | None = None,
+    errors: list[BertworksError] | None = None,
 ) -> Iterator[Item]:
     """The rows of a file as items, every row checked.
 
     Args:
         labelled: whether labels are read and required, and ids must be unique.
         left_out: counts the rows with an empty text, which are left out; None: an empty text is an error.
+        errors: collects the errors of rows, which are left out; None: the first one is raised.
 
     Raises:
         UsageError: the file lacks a column.
@@ -79,18 +85,22 @@ def items(
         is_empty = False
         try:
             item = read_item(row, schema, labelled=labelled)
+            if labelled and item.id in places:
+                hint = "give each row its own id, or rename the column if it does not hold ids"
+                what = f"the id {item.id!r} in column {schema.id!r} occurs twice; first at {places[item.id]}"
+                raise BertworksError(what, where=row.where, hint=hint)
         except values.EmptyTextError:
             if left_out is None:
                 raise
             left_out.add(row.where)
-            continue
-        if labelled and item.id:
-            if item.id in places:
-                hint = "give each row its own id, or rename the column if it does not hold ids"
-                what = f"the id {item.id!r} in column {schema.id!r} occurs twice; first at {places[item.id]}"
-                raise BertworksError(what, where=row.where, hint=hint)
-            places[item.id] = row.where
-        yield item
+        except BertworksError as error:
+            if errors is None:
+                raise
+            errors.append(error.with_traceback(None))
+        else:
+            if labelled and item.id:
+                places[item.id] = row.where
+            yield item
     if is_empty:
         raise BertworksError("there are no rows", where=reader.name, hint="name a file that holds rows")
 
@@ -158,12 +168,9 @@ def _field(row: Row, column: str) -> Any:
 
 
 def _label(value: Any, column: str, texts: tuple[str, ...], schema: Schema, where: str) -> Any:
-    label: Any
     match schema.task:
-        case "classification":
-            if not isinstance(value, list | dict):
-                return values.known_label(values.label_text(value), schema.labels, column, where)
-            label, hint = None, "write one name there; or is it --task multilabel?"
+        case "classification" if not isinstance(value, list | dict):
+            return values.known_label(values.label_text(value), schema.labels, column, where)
         case "multilabel":
             parts = values.several_labels(value, schema.separator, column, where)
             return tuple(values.known_label(part, schema.labels, column, where) for part in parts)
@@ -173,13 +180,13 @@ def _label(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wher
             return values.tags_of(value, texts, schema.labels, column, where)
         case "spans":
             return values.spans_of(value, texts[0], schema.labels, column, where)
-        case "qa":
-            answers = values.answers_of(value)
-            label = None if answers is None else tuple(answers)
-            hint = 'write answers as [{"text": "1968", "answer_start": 17}]'
-        case "choice":
-            label = values.choice_number(value, texts[1:], schema.first_choice)
-            hint = f"write the number of the right one, {schema.first_choice}-{schema.first_choice + len(texts) - 2}"
-    if label is None:
-        raise values.bad_label(value, column, where, hint)
-    return label
+        case "qa" if (answers := values.answers_of(value)) is not None:
+            return tuple(answers)
+        case "choice" if (number := values.choice_number(value, texts[1:], schema.first_choice)) is not None:
+            return number
+    hints = {
+        "classification": "write one name there; or is it --task multilabel?",
+        "qa": 'write answers as [{"text": "1968", "answer_start": 17}]',
+        "choice": f"write the number of the right one, {schema.first_choice}-{schema.first_choice + len(texts) - 2}",
+    }
+    raise values.bad_label(value, column, where, hints[schema.task])

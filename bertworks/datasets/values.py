@@ -67,13 +67,16 @@ def has_header(sample: list[str], delimiter: str) -> bool:
 
 
 def text_of(value: Any, column: str, where: str) -> str:
-    missing = _is_missing(value)
-    if not missing and not isinstance(value, str):
-        raise BertworksError(f"{column!r} holds {value!r:.60}, not a text", where=where, hint='write it as "text"')
-    if missing or value.strip() in _MISSING:
-        what = f"the text in {column!r} is empty" + ("" if missing else f": {value!r}")
+    if is_empty_text(value):
+        what = f"the text in {column!r} is empty" + (f": {value!r}" if isinstance(value, str) else "")
         raise EmptyTextError(what, where=where, hint="write a text there, or remove the row")
-    return str(value)
+    if not isinstance(value, str):
+        raise BertworksError(f"{column!r} holds {value!r:.60}, not a text", where=where, hint='write it as "text"')
+    return value
+
+
+def is_empty_text(value: Any) -> bool:
+    return value.strip() in _MISSING if isinstance(value, str) else _is_missing(value)
 
 
 def words_of(value: Any, column: str, where: str) -> tuple[str, ...]:
@@ -90,20 +93,20 @@ def words_of(value: Any, column: str, where: str) -> tuple[str, ...]:
 
 def list_of(value: Any) -> list[Any] | None:
     """A list, a JSON list, or a text split at white space; else None, also for a list as Python or numpy print it."""
-    if isinstance(value, str):
-        parsed = _json_list(value)
-        if parsed is None and _PRINTED_LIST.fullmatch(value.strip()):
-            return None
-        return value.split() if parsed is None else parsed
-    return value if isinstance(value, list) else None
+    if not isinstance(value, str):
+        return value if isinstance(value, list) else None
+    parsed = _from_json(value)
+    if isinstance(parsed, list):
+        return parsed
+    return None if _PRINTED_LIST.fullmatch(value.strip()) else value.split()
 
 
-def _json_list(text: str) -> list[Any] | None:
+def _from_json(text: str) -> Any:
+    """The value; None if the text is not JSON."""
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except ValueError:
         return None
-    return value if isinstance(value, list) else None
 
 
 def _is_missing(value: Any) -> bool:
@@ -131,7 +134,7 @@ def several_labels(value: Any, separator: str, column: str, where: str) -> tuple
     """
     parts = [] if _is_missing(value) else value
     if isinstance(value, str):
-        parts = value.split(separator) if separator else _json_list(value) if value.strip() else []
+        parts = value.split(separator) if separator else _from_json(value) if value.strip() else []
     if not isinstance(parts, list) or any(isinstance(part, list | dict) for part in parts):
         raise bad_label(value, column, where, 'write several labels as a list, ["one", "another"]')
     return tuple(dict.fromkeys(text for part in parts if (text := label_text(part)) is not None))
@@ -140,11 +143,13 @@ def several_labels(value: Any, separator: str, column: str, where: str) -> tuple
 def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
     """The labels sorted; by value if all are numbers."""
     names = sorted(set(labels))
-    try:
-        numbers = {name: float(name) for name in names}
-    except ValueError:
-        return tuple(names)
+    numbers = {name: as_number(name) for name in names}
     return tuple(names if any(map(math.isnan, numbers.values())) else sorted(names, key=numbers.__getitem__))
+
+
+def first_names(names: Sequence[str], count: int) -> str:
+    """Up to `count` names in words."""
+    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
 
 
 def known_label(label: str | None, labels: Sequence[str], column: str, where: str) -> str:
@@ -155,10 +160,11 @@ def known_label(label: str | None, labels: Sequence[str], column: str, where: st
         same = [known for known in labels if _canonical(known) == _canonical(label)]
         if len(same) == 1:
             return same[0]
-    listed = ", ".join(labels[:_LISTED_LABELS]) + (", ..." if len(labels) > _LISTED_LABELS else "")
     close = [f"did you mean {name!r}? " for name in difflib.get_close_matches(label or "", labels, 1)]
     what = f"the label in {column!r} is missing" if label is None else f"the label {label!r} is not known"
-    raise BertworksError(what, where=where, hint=f"{''.join(close)}the labels are: {listed}")
+    raise BertworksError(
+        what, where=where, hint=f"{''.join(close)}the labels are: {first_names(labels, _LISTED_LABELS)}"
+    )
 
 
 def _canonical(label: str) -> str:
@@ -173,11 +179,16 @@ def bad_label(value: Any, column: str, where: str, hint: str) -> BertworksError:
     return BertworksError(what, where=where, hint=hint)
 
 
-def number_of(value: Any, column: str, where: str) -> float:
+def as_number(value: Any) -> float:
+    """A number, or a text that is one; NaN for other values."""
     try:
-        number = float(value) if not isinstance(value, bool) else math.nan
-    except (TypeError, ValueError):
-        number = math.nan
+        return math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def number_of(value: Any, column: str, where: str) -> float:
+    number = as_number(value)
     if not math.isfinite(number):
         raise bad_label(value, column, where, "write a number there, or remove the row")
     return number
@@ -194,7 +205,7 @@ def tags_of(value: Any, words: Sequence[str], labels: Sequence[str], column: str
 
 
 def spans_of(value: Any, text: str, labels: Sequence[str], column: str, where: str) -> tuple[tuple[int, int, str], ...]:
-    value = _json_list(value) if isinstance(value, str) and value.strip() else value
+    value = _from_json(value) if isinstance(value, str) else value
     if not isinstance(value, list):
         raise bad_label(value, column, where, 'write a list of {"start": 0, "end": 5, "type": "person"}, or []')
     spans = []
@@ -212,11 +223,8 @@ def spans_of(value: Any, text: str, labels: Sequence[str], column: str, where: s
 
 def answers_of(value: Any) -> list[tuple[int, str]] | None:
     """The answers to a question as (start, text), from any usual layout; None if the value holds no answers."""
-    if isinstance(value, str) and value.strip():
-        try:
-            value = json.loads(value)
-        except ValueError:
-            return None
+    if isinstance(value, str):
+        value = _from_json(value)
     if isinstance(value, dict):  # {"text": [...], "answer_start": [...]}
         texts, starts = value.get("text"), value.get("answer_start")
         if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):

@@ -167,16 +167,12 @@ def _open_output(path: str | Path) -> Iterator[Any]:
         yield sys.stdout.buffer
         return
     target = Path(path).expanduser()
-    with (
-        replacing(target) as temporary,
-        temporary.open("wb") as file,
-        _compressed(file, target.suffix.lower()) as stream,
-    ):
+    with replacing(target) as temporary, temporary.open("wb") as file, _compressed(file, target.suffix) as stream:
         yield stream
 
 
 def _compressed(file: IO[bytes], suffix: str) -> Any:
-    match suffix:
+    match suffix.lower():
         case ".gz":  # without a name and a time: the same rows give the same bytes
             return gzip.GzipFile("", "wb", 6, file, mtime=0)
         case ".bz2":
@@ -201,8 +197,7 @@ def _write_parquet(path: Path, rows: Iterator[Mapping[str, Any]], columns: Seque
     try:
         while batch := list(itertools.islice(rows, _BATCH_ROWS)):
             try:
-                arrays = [pyarrow.array([row.get(column) for row in batch]) for column in columns]
-                table = pyarrow.Table.from_arrays(arrays, names=list(columns))
+                table = pyarrow.table({column: [row.get(column) for row in batch] for column in columns})
                 wider = pyarrow.unify_schemas([schema, table.schema], promote_options="permissive")
                 if wider != schema:
                     writer.close()

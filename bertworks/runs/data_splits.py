@@ -8,7 +8,7 @@ import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from numpy.random import Generator
@@ -18,6 +18,7 @@ from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import Quoting, RowReader
 from bertworks.datasets.schema import Item, Schema, TaskType, items, misplaced, overlapping
+from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.recipe import RECIPES, FinetuneRecipe
@@ -28,7 +29,7 @@ SPLITS = {
     "train": ("train", "training"),
     "dev": ("dev", "valid", "validation", "val", "devel", "development"),
 }
-LISTED = 5  # rows named in a note
+LISTED, LISTED_ERRORS = 5, 20  # rows named in a note, and in an error
 _SETTING_TASKS: dict[str, tuple[TaskType, ...]] = {  # settings that apply to some tasks only
     "lstm_units": ("tagging", "spans"), "document_context": ("tagging",),
     "class_weights": ("classification", "tagging", "spans"), "label_smoothing": ("classification", "tagging", "spans"),
@@ -69,7 +70,7 @@ def read_data(
 
     Raises:
         UsageError: no such file or column.
-        BertworksError: a row that cannot be used for training, with its line; too few rows.
+        BertworksError: rows that cannot be used for training: all of them, with their lines; too few rows.
     """
     path, dev = find_files(Path(data), None if dev is None else Path(dev))
     if fold is not None and dev is not None:
@@ -80,13 +81,11 @@ def read_data(
     reader = RowReader(path, quoting=quoting)
     schema, notes = infer_schema(reader, task=task, text=text, label=label, group=group)
     empty = IssueCounter()
-    all_items = list(items(reader, schema, left_out=empty))
-    if empty.count:
-        schema = _drop_unused_labels(all_items, schema, reader.name)
+    all_items = _read_items(reader, schema, empty)
     notes += reader.notes
     if dev is not None:
         dev_reader = RowReader(dev, quoting=quoting)
-        train, held_out = all_items, list(items(dev_reader, schema, left_out=empty))
+        train, held_out = all_items, _read_items(dev_reader, schema, empty)
         notes += [f"evaluated on {dev}: {len(held_out):,} rows", *dev_reader.notes]
     else:
         groups = _groups(all_items, schema, by_document=group is not None or whole_documents)
@@ -101,10 +100,24 @@ def read_data(
         train = [item for item in train if not misplaced(item)]
         notes += _count_note(wrong, "answers are not at their position in the context, and are left out of train")
     if not train or not held_out:
-        raise BertworksError(
-            f"{len(all_items)} rows are too few to train and to evaluate", where=str(path), hint="--dev FILE"
-        )
+        what = f"{len(all_items)} rows are too few to train and to evaluate"
+        raise BertworksError(what, where=str(path), hint="--dev FILE")
     return LabelledData(schema, train, held_out, notes)
+
+
+def _read_items(reader: RowReader, schema: Schema, empty: IssueCounter) -> list[Item]:
+    """The rows as items. Rows with errors are listed in one error."""
+    errors: list[BertworksError] = []
+    rows = list(items(reader, schema, left_out=empty, errors=errors))
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        lines = [f"{len(errors):,} rows cannot be used for training"]
+        lines += [f"  {error.where}: {error.what}" for error in errors[:LISTED_ERRORS]]
+        lines += [f"  and {len(errors) - LISTED_ERRORS:,} others"] if len(errors) > LISTED_ERRORS else []
+        hints = list(dict.fromkeys(error.hint for error in errors if error.hint))
+        raise BertworksError("\n".join(lines), where=reader.name, hint="; ".join(hints[:3]))
+    return rows
 
 
 def find_files(data: Path, dev: Path | None) -> tuple[Path, Path | None]:
@@ -148,6 +161,7 @@ def describe_task(data: LabelledData, recipe: FinetuneRecipe) -> TaskConfig:
     if schema.task == "spans":
         labels = ("O", *(f"{part}-{kind}" for kind in labels for part in "BI"))
     without_answer = schema.task == "qa" and not all(item.label for item in (*data.train, *data.dev))
+    copied = ("max_length", "stride", "max_question", "max_answer", "document_context", "lstm_units")
     return TaskConfig(
         task=schema.task,
         labels=labels,
@@ -156,14 +170,9 @@ def describe_task(data: LabelledData, recipe: FinetuneRecipe) -> TaskConfig:
         separator=schema.separator,
         num_choices=_num_choices(data) if schema.task == "choice" else 0,
         first_choice=schema.first_choice if schema.task == "choice" else None,
-        max_length=recipe.max_length,
-        stride=recipe.stride,
-        max_question=recipe.max_question,
-        max_answer=recipe.max_answer,
-        document_context=recipe.document_context,
         document=schema.document if recipe.document_context else None,
-        lstm_units=recipe.lstm_units,
         threshold=0.0 if without_answer else None,
+        **{name: getattr(recipe, name) for name in copied},
     )
 
 
@@ -213,29 +222,7 @@ def _document_notes(train: Sequence[Item], dev: Sequence[Item], schema: Schema) 
 
 
 def _count_note(rows: Sequence[Item], what: str) -> list[str]:
-    where = ", ".join(item.where for item in rows[:LISTED]) + ", ..." * (len(rows) > LISTED)
-    return [f"{len(rows):,} {what}: {where}"] if rows else []
-
-
-def _drop_unused_labels(all_items: Sequence[Item], schema: Schema, name: str) -> Schema:
-    """The schema with only the labels of rows with a text.
-
-    Raises:
-        BertworksError: there is one class left, or none.
-    """
-    if schema.task not in ("classification", "multilabel"):
-        return schema
-    single = schema.task == "classification"
-    used = {label for item in all_items for label in ((item.label,) if single else item.label)}
-    labels = tuple(label for label in schema.labels if label in used)
-    if len(labels) < 1 + single:
-        what = (
-            f"all rows with a text have the same label, {labels[0]!r}" if labels else "no row with a text has a label"
-        )
-        raise BertworksError(
-            f"all rows with a text {what} (in {schema.label!r})", where=name, hint="add rows with another label"
-        )
-    return replace(schema, labels=labels)
+    return [f"{len(rows):,} {what}: {first_names([item.where for item in rows], LISTED)}"] if rows else []
 
 
 def _groups(all_items: Sequence[Item], schema: Schema, *, by_document: bool) -> list[Hashable]:

@@ -8,7 +8,7 @@ import hashlib
 import math
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -21,14 +21,11 @@ from bertworks.batching.batch import longest_sequence
 from bertworks.batching.features import NO_TOKEN, Features
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import resolve_model
-from bertworks.datasets.infer_schema import infer_schema
-from bertworks.datasets.reader import Quoting, RowReader
-from bertworks.datasets.schema import Item, TaskType, read_item
-from bertworks.datasets.values import EmptyTextError
-from bertworks.errors import BertworksError, UsageError
+from bertworks.datasets.reader import Quoting
+from bertworks.datasets.schema import Item, TaskType
 from bertworks.inference.decoding import is_entity_tagset, make_featurizer
-from bertworks.metrics.classification import tag_spans
 from bertworks.runs.data_splits import LabelledData, describe_task, read_data
+from bertworks.runs.task_metrics import named_spans
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.recipe import default_max_length, load_finetune_recipe
 
@@ -41,7 +38,6 @@ FEW_DEV, FEW_TRAIN = 200, 100
 MANY_COPIES, MANY_LONG = 0.01, 0.05  # fractions of the rows
 UNBALANCED = 5  # ratio of the most to the least frequent label
 MANY_UNKNOWN, MANY_PIECES = 0.005, 2.0  # as in `text.corpus_report`
-LISTED = 20  # rows with errors that are shown
 _COUNTED: dict[TaskType, str] = {  # what the numbers of labels count, if not rows
     "tagging": "entities in train", "spans": "entities in train", "qa": "questions in train",
     "choice": "rows in train, by the position of the right choice",
@@ -123,23 +119,25 @@ class DatasetReport:
         return asdict(self)
 
     def __str__(self) -> str:
-        rows = [("rows", f"{self.train:,} in train, {self.dev:,} in dev"), *self._label_lines()]
-        rows += [("lengths" if not n else "", line) for n, line in enumerate(self.lengths.lines())]
-        words = f", such as {', '.join(self.unknown_words)}" if self.unknown_words else ""
-        rows.append(("vocabulary", f"{self.pieces:.2f} tokens per word; {self.unknown:.2%} of them [UNK]{words}"))
-        findings = {"in train": self.copies, "of dev in train": self.leaked, "with different labels": self.conflicts}
-        same = [f"{rows.rows:,} {name}: {rows}" for name, rows in findings.items() if rows.rows] or ["none"]
-        rows += [("" if n else "same texts", line) for n, line in enumerate(same)]
-        notes = []
+        parts: list[tuple[str, list[str]]] = []
         for note in self.notes:  # "label: 'stars'" is a value with a name, other notes are sentences
             name, _, value = note.partition(": ")
-            notes.append((name, value) if value and len(name) <= 11 else ("note", note))
-        lines = [f"{name:<11}  {value}" for name, value in (*notes, *rows)]
+            parts.append((name, [value]) if value and len(name) <= 11 else ("note", [note]))
+        parts.append(("rows", [f"{self.train:,} in train, {self.dev:,} in dev"]))
+        if t := self.targets:
+            parts.append(("numbers", [f"{t['min']:g} to {t['max']:g}, on average {t['mean']:.4g}"]))
+        words = f", such as {', '.join(self.unknown_words)}" if self.unknown_words else ""
+        findings = {"in train": self.copies, "of dev in train": self.leaked, "with different labels": self.conflicts}
+        parts += [
+            ("labels", self._label_lines()),
+            ("lengths", self.lengths.lines()),
+            ("vocabulary", [f"{self.pieces:.2f} tokens per word; {self.unknown:.2%} of them [UNK]{words}"]),
+            ("same texts", [f"{x.rows:,} {name}: {x}" for name, x in findings.items() if x.rows] or ["none"]),
+        ]
+        lines = [f"{name if not n else '':<11}  {line}" for name, part in parts for n, line in enumerate(part)]
         return "\n".join(lines + [f"warning: {warning}" for warning in self.warnings])
 
-    def _label_lines(self) -> list[tuple[str, str]]:
-        if t := self.targets:
-            return [("numbers", f"{t['min']:g} to {t['max']:g}, on average {t['mean']:.4g}")]
+    def _label_lines(self) -> list[str]:
         shown = list(self.labels.items())[:SHOWN_LABELS]
         total, width = sum(n for n, _ in self.labels.values()), max((_width(name) for name, _ in shown), default=0)
         lines = [f"{total:,} {self.unit}"] if self.unit else []
@@ -148,7 +146,7 @@ class DatasetReport:
         if others := len(self.labels) - len(shown):
             name, (n, _) = list(self.labels.items())[-1]
             lines.append(f"and {others:,} others, the rarest {name!r} with {n:,}")
-        return [("" if n else "labels", line) for n, line in enumerate(lines)]
+        return lines
 
 
 def make_dataset_report(
@@ -160,13 +158,12 @@ def make_dataset_report(
         train, dev: what the network reads of the items of `data`, in their order.
         max_length: tokens of a sequence.
     """
-    task = data.schema.task
+    task, labels = data.schema.task, data.schema.labels
     both = [*train, *dev]
-    in_train, in_dev = count_labels(data.train, task), count_labels(data.dev, task)
+    in_train, in_dev = count_labels(data.train, task, labels), count_labels(data.dev, task, labels)
     names = sorted({*in_train, *in_dev}, key=lambda name: (-in_train[name], name))
-    words = task == "tagging" and not is_entity_tagset(data.schema.labels)
+    words = task == "tagging" and not is_entity_tagset(labels)
     unknown, pieces = _vocabulary(both, tokenizer)
-    copies, leaked, conflicts = _same_texts(data, tokenizer.lowercase)
     report = DatasetReport(
         task=task,
         notes=list(data.notes),
@@ -176,16 +173,15 @@ def make_dataset_report(
         unit="words in train" if words else _COUNTED.get(task, ""),
         targets=_targets(data.train) if task == "regression" else {},
         lengths=_lengths(both, task, tokenizer, max_length),
-        copies=copies,
-        leaked=leaked,
-        conflicts=conflicts,
+        **_same_texts(data, tokenizer.lowercase),
         unknown=unknown,
         unknown_words=_unknown_words(both, tokenizer) if unknown else [],
         pieces=pieces,
         warnings=[],
     )
     texts = [" ".join(item.texts) for item in (*data.train[:SAMPLE], *data.dev[:SAMPLE])]
-    report.warnings.extend([*tokenizer.notes, *_warnings(report), *_language_warnings(report, texts, tokenizer)])
+    warnings = chain(tokenizer.notes, _warnings(report), _label_warnings(report))
+    report.warnings.extend(chain(warnings, _size_warnings(report), _language_warnings(report, texts, tokenizer)))
     return report
 
 
@@ -212,14 +208,7 @@ def check_file(
     """
     folder = ModelFolder(resolve_model(model))
     tokenizer, max_positions = folder.tokenizer, folder.config.max_position_embeddings
-    try:
-        labelled = read_data(data, dev=dev, task=task, text=text, label=label, group=group, quoting=quoting)
-    except UsageError:
-        raise
-    except BertworksError as error:
-        if not Path(data).is_file():
-            raise
-        raise _all_row_errors(error, RowReader(data, quoting=quoting), task, text, label) from error
+    labelled = read_data(data, dev=dev, task=task, text=text, label=label, group=group, quoting=quoting)
     recipe = load_finetune_recipe("stable")
     description = describe_task(labelled, replace(recipe, max_length=default_max_length(recipe, max_positions)))
     featurize = make_featurizer(description, tokenizer)
@@ -227,52 +216,9 @@ def check_file(
     return make_dataset_report(labelled, train, held_out, tokenizer, description.max_length)
 
 
-def _all_row_errors(
-    first: BertworksError, reader: RowReader, task: TaskType | None, text: Sequence[str], label: str | None
-) -> BertworksError:
-    """One error that lists all rows with errors; the first error itself if it is not about rows."""
-    errors: list[BertworksError] = []
-    try:
-        schema, _ = infer_schema(reader, task=task, text=text, label=label)
-        for row in reader:
-            try:
-                read_item(row, schema)
-            except EmptyTextError:
-                continue  # rows without text are left out of a training
-            except BertworksError as error:
-                errors.append(error)
-    except BertworksError:
-        return first
-    if len(errors) < 2:
-        return first
-    lines = [f"  {error.where}: {error.what}" for error in errors[:LISTED]]
-    lines += [f"  and {len(errors) - LISTED:,} others"] if len(errors) > LISTED else []
-    hints = list(dict.fromkeys(error.hint for error in errors if error.hint))
-    what = "\n".join([f"{len(errors):,} rows cannot be used for training", *lines])
-    return BertworksError(what, where=reader.name, hint="; ".join(hints[:3]))
-
-
-def count_labels(items: Iterable[Item], task: TaskType) -> Counter[str]:
-    """How often each label occurs. Tagging and spans: entities of each type, or words of each tag if the tags do not
-    mark entities."""
-    labels = [item.label for item in items]
-    match task:
-        case "classification":
-            return Counter(labels)
-        case "multilabel":
-            return Counter(chain.from_iterable(labels))
-        case "regression":
-            return Counter()
-        case "tagging":
-            if not is_entity_tagset(chain.from_iterable(labels)):
-                return Counter(chain.from_iterable(labels))
-            return Counter(kind for tags in labels for _, _, kind in tag_spans(tags))
-        case "spans":
-            return Counter(kind for spans in labels for _, _, kind in spans)
-        case "qa":
-            return Counter("with an answer" if answers else "without an answer" for answers in labels)
-        case "choice":
-            return Counter(str(number + 1) for number in labels)
+def count_labels(items: Iterable[Item], task: TaskType, labels: Sequence[str]) -> Counter[str]:
+    """How often each label occurs (`named_spans`): of entities, each type."""
+    return Counter(name for item in items for _, _, name in named_spans(task, item.label, labels))
 
 
 def _width(name: str) -> int:
@@ -292,9 +238,8 @@ def _lengths(features: Sequence[Features], task: TaskType, tokenizer: Tokenizer,
     width = max(1, math.ceil(limit / BARS))
     bins = np.bincount(np.minimum(lengths // width, math.ceil(limit / width)))
     too_long = sum((len(item.unit) > 1) if windows else (item.num_truncated > 0) for item in features)
-    return Lengths(
-        width, bins.tolist(), int(np.median(lengths)), int(lengths.max()), max_length, too_long, windows
-    )  # fmt: skip
+    median, longest = int(np.median(lengths)), int(lengths.max())
+    return Lengths(width, bins.tolist(), median, longest, max_length, too_long, windows)
 
 
 def _length(features: Features, task: TaskType, tokenizer: Tokenizer) -> int:
@@ -310,25 +255,26 @@ def _length(features: Features, task: TaskType, tokenizer: Tokenizer) -> int:
     return len(features.offsets) + int(others)
 
 
-def _same_texts(data: LabelledData, lowercase: bool) -> tuple[Finding, Finding, Finding]:
+def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
     """Copies within train; rows of dev that are in train; rows with the text of an earlier one and another label."""
     task = data.schema.task
     earlier: dict[bytes, Item] = {}
-    copies, leaked, conflicts = list[str](), list[str](), list[str]()
-    for part, places in ((data.train, copies), (data.dev, leaked)):
+    places: dict[str, list[str]] = {"copies": [], "leaked": [], "conflicts": []}
+    for part, kind in ((data.train, "copies"), (data.dev, "leaked")):
         for item in part:
             key = _text_hash(item, lowercase)
-            same = earlier.get(key) if part is data.dev else earlier.setdefault(key, item)
-            if same is None or same is item:
+            same = earlier.get(key)
+            if same is None:
+                if kind == "copies":
+                    earlier[key] = item
                 continue
-            places.append(f"{_row_name(item)} = {_row_name(same)}")
+            places[kind].append(f"{_row_name(item)} = {_row_name(same)}")
             # A question may have several right answers. The order of several labels means nothing.
             labels = [frozenset(x.label) if task in ("multilabel", "spans") else x.label for x in (item, same)]
             if task != "qa" and labels[0] != labels[1]:
                 shown = f": {item.label!r} and {same.label!r}" if task in ("classification", "regression") else ""
-                conflicts.append(f"{_row_name(item)} and {_row_name(same)}{shown}")
-    copied, leaking, conflicting = (Finding(len(rows), rows[:NUM_EXAMPLES]) for rows in (copies, leaked, conflicts))
-    return copied, leaking, conflicting
+                places["conflicts"].append(f"{_row_name(item)} and {_row_name(same)}{shown}")
+    return {kind: Finding(len(rows), rows[:NUM_EXAMPLES]) for kind, rows in places.items()}
 
 
 def _row_name(item: Item) -> str:
@@ -361,55 +307,49 @@ def _unknown_words(features: Sequence[Features], tokenizer: Tokenizer) -> list[s
     return [word for word, _ in words.most_common(NUM_EXAMPLES)]
 
 
-def _warnings(report: DatasetReport) -> list[str]:
-    """The worst first."""
-    warnings = []
-    if report.leaked.rows:
-        warnings.append(
-            f"{report.leaked.rows:,} rows of dev ({report.leaked.rows / report.dev:.1%}) are in train as well "
-            f"({report.leaked.places[0]}): the scores will be too good; remove the copies"
+def _warnings(report: DatasetReport) -> Iterator[str]:
+    """Warnings of copies, the worst first."""
+    copies, leaked, conflicts = report.copies, report.leaked, report.conflicts
+    if leaked.rows:
+        yield (
+            f"{leaked.rows:,} rows of dev ({leaked.rows / report.dev:.1%}) are in train as well ({leaked.places[0]}): "
+            "the scores will be too good; remove the copies"
         )
-    if report.conflicts.rows:
-        warnings.append(
-            f"{report.conflicts.rows:,} rows have the text of another row and a different label "
-            f"({report.conflicts.places[0]}): no model can predict both"
-        )
-    if report.copies.rows > MANY_COPIES * report.train:
-        warnings.append(f"{report.copies.rows:,} rows of train are copies of others ({report.copies.places[0]})")
-    warnings += _label_warnings(report)
-    lengths = report.lengths
-    if not lengths.windows and lengths.too_long > MANY_LONG * sum(lengths.counts):
-        warnings.append(
-            f"{lengths.too_long / sum(lengths.counts):.0%} of the rows lose their end: the model reads "
-            f"{lengths.max_length} tokens; put what matters at the beginning"
-        )
-    if report.train < FEW_TRAIN:
-        warnings.append(f"few training rows ({report.train}): scores differ much between seeds")
-    if report.dev < FEW_DEV:
-        warnings.append(
-            f"few dev rows ({report.dev}): the 95 % interval of a score is about ± {1 / math.sqrt(report.dev):.0%}"
-        )
-    return warnings
+    if conflicts.rows:
+        what = f"{conflicts.rows:,} rows have the text of another row and a different label"
+        yield f"{what} ({conflicts.places[0]}): no model can predict both"
+    if copies.rows > MANY_COPIES * report.train:
+        yield f"{copies.rows:,} rows of train are copies of others ({copies.places[0]})"
 
 
-def _label_warnings(report: DatasetReport) -> list[str]:
-    if report.task == "regression":
-        return []
-    warnings = []
-    if missing := [name for name, (train, dev) in report.labels.items() if dev and not train]:
-        warnings.append(f"labels of dev that are not in train cannot be learned: {_some(missing)}")
-    if rare := [name for name, (train, _) in report.labels.items() if 0 < train < RARE]:
-        warnings.append(f"labels with fewer than {RARE} examples in train, too few to learn well: {_some(rare)}")
-    if not_in_dev := [name for name, (train, dev) in report.labels.items() if train and not dev]:
-        warnings.append(f"labels that are not in dev cannot be evaluated: {_some(not_in_dev)}")
-    counts = [(n, name) for name, (n, _) in report.labels.items() if n]
+def _label_warnings(report: DatasetReport) -> Iterator[str]:
+    labels = report.labels
+    if missing := [name for name, (train, dev) in labels.items() if dev and not train]:
+        yield f"labels of dev that are not in train cannot be learned: {_some(missing)}"
+    if rare := [name for name, (train, _) in labels.items() if 0 < train < RARE]:
+        yield f"labels with fewer than {RARE} examples in train, too few to learn well: {_some(rare)}"
+    if not_in_dev := [name for name, (train, dev) in labels.items() if train and not dev]:
+        yield f"labels that are not in dev cannot be evaluated: {_some(not_in_dev)}"
+    counts = [(n, name) for name, (n, _) in labels.items() if n]
     if report.task == "classification" and len(counts) > 1 and counts[0][0] >= UNBALANCED * counts[-1][0]:
         (most, frequent), (least, rarest) = counts[0], counts[-1]
-        warnings.append(
+        yield (
             f"{frequent!r} is {most / least:.0f} times as frequent as {rarest!r}: always predicting {frequent!r} is "
             f"right in {most / report.train:.1%}; look at macro F1, and try --set class_weights=balanced"
         )
-    return warnings
+
+
+def _size_warnings(report: DatasetReport) -> Iterator[str]:
+    lengths = report.lengths
+    too_long = lengths.too_long / sum(lengths.counts)
+    if not lengths.windows and too_long > MANY_LONG:
+        limit = f"the model reads {lengths.max_length} tokens"
+        yield f"{too_long:.0%} of the rows lose their end: {limit}; put what matters at the beginning"
+    if report.train < FEW_TRAIN:
+        yield f"few training rows ({report.train}): scores differ much between seeds"
+    if report.dev < FEW_DEV:
+        interval = 1 / math.sqrt(report.dev)
+        yield f"few dev rows ({report.dev}): the 95 % interval of a score is about ± {interval:.0%}"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -417,19 +357,15 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:SHOWN_LABELS])) + others
 
 
-def _language_warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer) -> list[str]:
+def _language_warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[str]:
     """Problems of the tokenizer with the language of the texts."""
-    warnings = []
     if report.unknown > MANY_UNKNOWN or report.pieces > MANY_PIECES:
-        warnings.append(
-            f"the model's vocabulary does not fit these texts ({report.pieces:.1f} tokens per word, "
-            f"{report.unknown:.1%} unknown): name a model for their language with --model"
-        )
+        fit = f"{report.pieces:.1f} tokens per word, {report.unknown:.1%} unknown"
+        yield f"the model's vocabulary does not fit these texts ({fit}): name a model for their language with --model"
     with_capitals = sum(text != text.lower() for text in texts)
     if tokenizer.lowercase and report.task in ("tagging", "spans") and with_capitals > len(texts) / 2:
-        warnings.append("the model is uncased, and capitals help to find names: try a cased model")
+        yield "the model is uncased, and capitals help to find names: try a cased model"
     voiced = next((c for c in "".join(texts) if "ぁ" <= c <= "ヿ" and len(unicodedata.normalize("NFD", c)) > 1), "")
     plain = unicodedata.normalize("NFD", voiced)[:1]
     if voiced and tokenizer.ids([voiced]) == tokenizer.ids([plain]):
-        warnings.append(f"the model reads {voiced} as {plain}: it is not for Japanese")
-    return warnings
+        yield f"the model reads {voiced} as {plain}: it is not for Japanese"

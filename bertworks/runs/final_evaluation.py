@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -35,9 +36,10 @@ from bertworks.runs.task_metrics import (
     counted,
     format_metrics,
     frequent,
-    given_spans,
-    gold_spans,
     mistakes,
+    predicted_label,
+    span_pairs,
+    titled_metrics,
 )
 from bertworks.training.device import Precision
 from bertworks.training.recipe import FinetuneRecipe
@@ -57,8 +59,7 @@ class FinalEvaluation:
 
     def report(self, folder: Path) -> None:
         """Writes report.html, with the results so far."""
-        result = self._stored(sha256(folder / WEIGHTS)) if (folder / RESULT_FILE).exists() else None
-        write_task_report(folder, str(self.data_report), result)
+        write_task_report(folder, str(self.data_report), self._stored())
 
     def evaluate(
         self, device: torch.device, precision: Precision, logits: list[Logits] | None = None
@@ -71,21 +72,20 @@ class FinalEvaluation:
         Raises:
             BertworksError: the model cannot be read, or the disk is full.
         """
-        weights = sha256(self.folder / WEIGHTS)
-        result = self._stored(weights)
+        result = self._stored()
         if result is None:
             if logits is None:
                 logits = compute_logits(self._network(device), [features.unit for features in self.dev], precision)
             contents, wrong = self._compute(logits)
-            result = {"weights_sha256": weights, **contents}
+            result = {"weights_sha256": sha256(self.folder / WEIGHTS), **contents}
             self._write(result, wrong)
         return result["figures"], self._summary(result)
 
-    def _stored(self, weights: str) -> dict[str, Any] | None:
-        """The stored result of these weights; None: there is none."""
+    def _stored(self) -> dict[str, Any] | None:
+        """The stored result of the weights in the folder; None: there is none."""
         path = self.folder / RESULT_FILE
-        result = read_json(path) if path.exists() else {}
-        return result if result.get("weights_sha256") == weights else None
+        result = read_json(path) if path.exists() else None
+        return result if result and result.get("weights_sha256") == sha256(self.folder / WEIGHTS) else None
 
     def _compute(self, logits: Sequence[Logits]) -> tuple[dict[str, Any], list[Mistake]]:
         """The contents of result.json except the hash, and all mistakes."""
@@ -165,16 +165,10 @@ def table(d: TaskConfig, dev: Sequence[Features], answers: Sequence[Answer]) -> 
     items = [features.item for features in dev]
     match d.task:
         case "classification":
-            return classification.per_class([x.label for x in items], [answer["label"] for answer in answers], d.labels)
-        case "multilabel":  # counted like entities
-            gold = [[(0, 1, name) for name in item.label] for item in items]
-            return classification.spans_per_type(
-                gold, [[(0, 1, name) for name in answer["labels"]] for answer in answers]
-            )
-        case "tagging" | "spans":
-            return classification.spans_per_type(
-                [gold_spans(d, x) for x in items], [given_spans(d, a) for a in answers]
-            )
+            return classification.per_class([x.label for x in items], list(map(predicted_label, answers)), d.labels)
+        case "multilabel" | "tagging" | "spans":  # labels are counted like entities
+            gold, given = zip(*span_pairs(d, items, answers), strict=True)
+            return classification.spans_per_type(gold, given)
         case "qa":
             return _questions(dev, answers)
         case "regression" | "choice":
@@ -187,21 +181,18 @@ def _questions(dev: Sequence[Features], answers: Sequence[Answer]) -> dict[str, 
     unit = squad.f1_unit_of([item.texts[1] for item in items])
     without = not all(item.label for item in items)
     version: squad.SquadVersion = "2.0" if without else "1.1"
-    parts: dict[str, list[squad.SquadScore]] = {}
+    parts: dict[str, list[squad.SquadScore]] = defaultdict(list)
     for features, answer in zip(dev, answers, strict=True):
         golds = [text for _, text in features.item.label]
         score = squad.score_answer(golds, answer["answer"], version=version, unit=unit)
-        kinds = ["with an answer" if golds else "without an answer"] if without else []
-        for kind in [*kinds, "context in one piece" if len(features.unit) == 1 else "context in several pieces"]:
-            parts.setdefault(kind, []).append(score)
-    return {
-        kind: {
-            "exact": sum(x.exact for x in scores) / len(scores),
-            "f1": sum(x.f1 for x in scores) / len(scores),
-            "support": float(len(scores)),
-        }
-        for kind, scores in sorted(parts.items())
-    }
+        parts["context in one piece" if len(features.unit) == 1 else "context in several pieces"].append(score)
+        if without:
+            parts["with an answer" if golds else "without an answer"].append(score)
+    table = {}
+    for kind, scores in sorted(parts.items()):
+        exact, f1 = (sum(figures) / len(scores) for figures in zip(*scores, strict=True))
+        table[kind] = {"exact": exact, "f1": f1, "support": float(len(scores))}
+    return table
 
 
 def points(items: Sequence[Item], answers: Sequence[Answer]) -> list[tuple[float, float]]:
@@ -213,7 +204,7 @@ def points(items: Sequence[Item], answers: Sequence[Answer]) -> list[tuple[float
 def write_errors(path: Path, d: TaskConfig, wrong: Sequence[Mistake]) -> None:
     """Writes errors.csv: for each mistake its row, the texts in their columns, the gold label, the prediction and its
     probability."""
-    texts = {"tagging": d.text[:1], "qa": d.text[:1], "choice": d.text[:1]}.get(d.task, d.text)
+    texts = d.text[:1] if d.task in ("tagging", "qa", "choice") else d.text
     others = list(wrong[0].figures) if wrong else []
     score = "difference" if d.task == "regression" else "score"
     columns = ["where", *texts, "gold", "predicted", score, *others]
@@ -234,17 +225,14 @@ _PIPELINES: Mapping[TaskType, str] = {
     "tagging": "token-classification", "spans": "token-classification", "qa": "question-answering",
     "choice": "multiple-choice",
 }  # fmt: skip
-_METRICS = {  # ours -> those of the hub
-    "accuracy": "accuracy", "f1": "f1", "macro_f1": "f1", "micro_f1": "f1", "precision": "precision",
-    "recall": "recall", "matthews_correlation": "matthews_correlation", "pearson": "pearsonr",
-    "spearman": "spearmanr", "exact": "exact_match",
+_METRICS = {  # of the hub, if it has another name
+    "macro_f1": "f1", "micro_f1": "f1", "pearson": "pearsonr", "spearman": "spearmanr", "exact": "exact_match",
 }  # fmt: skip
-_ASKS: Mapping[TaskType, str] = {  # lines of Python, in transformers
-    "classification": 'ask = pipeline("text-classification", model=".")\nask({example})',
-    "multilabel": 'ask = pipeline("text-classification", model=".", top_k=None)\nask({example})',
-    "regression": 'ask = pipeline("text-classification", model=".", function_to_apply="none")\nask({example})',
-    "tagging": 'ask = pipeline("token-classification", model=".", aggregation_strategy="first")\nask("Some words.")',
-    "spans": 'ask = pipeline("token-classification", model=".", aggregation_strategy="simple")\nask("Some words.")',
+_OPTIONS: Mapping[TaskType, str] = {  # of a pipeline in transformers
+    "multilabel": ", top_k=None",
+    "regression": ', function_to_apply="none"',
+    "tagging": ', aggregation_strategy="first"',
+    "spans": ', aggregation_strategy="simple"',
 }
 _LIMITS = """
 The model repeats the errors and prejudices of its training data. It answers any text with one of its labels or with a
@@ -286,7 +274,7 @@ It reads {columns} and at most {d.max_length} tokens at once; longer texts are {
 
 def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) -> dict[str, str]:
     base = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}.get(model_name, model_name)
-    metrics = list(dict.fromkeys(_METRICS[name] for name in figures if name in _METRICS))
+    metrics = dict.fromkeys(_METRICS.get(name, name) for name in figures if name in {*NAMES, *SHARES})
     fields = {"library_name": "bertworks" if d.lstm_units else "transformers", "pipeline_tag": _PIPELINES[d.task]}
     fields |= {"base_model": base} if is_model_name(model_name) and "/" in base else {}
     fields |= {"metrics": f"[{', '.join(metrics)}]"} if metrics else {}
@@ -294,14 +282,9 @@ def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) ->
 
 
 def _quality(data_report: DatasetReport, figures: Mapping[str, float]) -> str:
-    rows = {
-        title: f"{figures[name]:.1%}" if name in SHARES else f"{figures[name]:.3f}"
-        for name, title in NAMES.items()
-        if name in figures
-    }
     note = next((note for note in data_report.notes if note.startswith("evaluated on")), "evaluated on held-out rows")
     note = re.sub("evaluated on .*/", "evaluated on ", note)  # without the folders
-    return f"""{render_table(("On dev", ""), rows)}
+    return f"""{render_table(("On dev", ""), titled_metrics(figures))}
 Dev: {note}.
 These rows also selected the checkpoint: expect slightly lower figures on other texts.
 """
@@ -315,16 +298,19 @@ def _data(data_report: DatasetReport) -> str:
 
 
 def _usage(d: TaskConfig) -> str:
-    example = '{"text": "A text", "text_pair": "and another"}' if len(d.text) == 2 else '"A text"'
     command = f"{render_code('', 'bertworks predict . new.csv -o scored.csv')}\nThe dot is the path of this folder.\n"
     if d.lstm_units:
         return f"{command}\ntransformers has no such network, and refuses this folder."
-    if d.task in _ASKS:
-        code = f"from transformers import pipeline\n\n{_ASKS[d.task].replace('{example}', example)}"
-    else:
+    if d.task in _CLASSES:
         name = _CLASSES[d.task]
         code = (
             f"from transformers import {name}, AutoTokenizer\n\n"
             f'model = {name}.from_pretrained(".")\ntokenizer = AutoTokenizer.from_pretrained(".")'
         )
+    else:
+        kind, example = _PIPELINES[d.task], '"Some words."'
+        if kind == "text-classification":
+            example = '{"text": "A text", "text_pair": "and another"}' if len(d.text) == 2 else '"A text"'
+        ask = f'ask = pipeline("{kind}", model="."{_OPTIONS.get(d.task, "")})\nask({example})'
+        code = f"from transformers import pipeline\n\n{ask}"
     return f"{command}\n{render_code('python', code)}"

@@ -6,8 +6,9 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -58,27 +59,60 @@ def metric_of(task: TaskType, metric: str | None = None, labels: Sequence[str] =
     return metric or known[0]
 
 
+_SCORES: Mapping[str, Callable[[Sequence[Any], Sequence[Any]], dict[str, float]]] = {
+    "multilabel": classification.multilabel, "regression": classification.regression, "choice": classification.choice,
+    "tagging": classification.tagging, "spans": classification.spans,
+}  # fmt: skip
+
+
+def predicted_label(answer: Answer) -> Any:
+    """The prediction in the form of `Item.label`; the text of the answer to a question."""
+    if "entities" in answer:
+        return [(one["start"], one["end"], one["type"]) for one in answer["entities"]]
+    return next(answer[part] for part in ("label", "labels", "value", "tags", "choice", "answer") if part in answer)
+
+
+def named_spans(task: TaskType, label: Any, labels: Sequence[str]) -> list[Span]:
+    """A gold or predicted label as spans with names: entities by words or characters, other tags by words. The labels
+    of a whole text have the span 0 to 1; choices are named by their positions.
+
+    labels: of the task.
+    """
+    match task:
+        case "tagging":
+            return tag_spans(label) if is_entity_tagset(labels) else [(n, n + 1, tag) for n, tag in enumerate(label)]
+        case "spans":
+            return list(label)
+        case "multilabel":
+            return [(0, 1, name) for name in label]
+        case "regression":
+            return []
+        case "classification":
+            return [(0, 1, label)]
+        case "choice":
+            return [(0, 1, str(label + 1))]
+        case "qa":
+            return [(0, 1, "with an answer" if label else "without an answer")]
+
+
+def span_pairs(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> list[tuple[list[Span], list[Span]]]:
+    """The `named_spans` of the label and of the prediction of each item."""
+    pairs = [(item.label, predicted_label(answer)) for item, answer in zip(items, answers, strict=True)]
+    return [(named_spans(d.task, gold, d.labels), named_spans(d.task, given, d.labels)) for gold, given in pairs]
+
+
 def compute_metrics(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, float]:
     """The metrics of a task; all items have labels."""
-    gold = [item.label for item in items]
+    gold, predicted = [item.label for item in items], list(map(predicted_label, answers))
     match d.task:
-        case "classification":
-            return classification.classification(gold, [answer["label"] for answer in answers], d.labels)
-        case "multilabel":
-            return classification.multilabel(gold, [answer["labels"] for answer in answers])
-        case "regression":
-            return classification.regression(gold, [answer["value"] for answer in answers])
-        case "choice":
-            return classification.choice(gold, [answer["choice"] for answer in answers])
-        case "tagging" if not is_entity_tagset(d.labels):
-            predicted = [tag for answer in answers for tag in answer["tags"]]
-            return classification.classification([tag for tags in gold for tag in tags], predicted, d.labels)
-        case "tagging":
-            return classification.tagging(gold, [answer["tags"] for answer in answers])
-        case "spans":
-            return classification.spans(gold, [given_spans(d, answer) for answer in answers])
         case "qa":
             return compute_answer_metrics(items, answers)
+        case "classification":
+            return classification.classification(gold, predicted, d.labels)
+        case "tagging" if not is_entity_tagset(d.labels):
+            return classification.classification(list(chain(*gold)), list(chain(*predicted)), d.labels)
+        case task:
+            return _SCORES[task](gold, predicted)
 
 
 def compute_answer_metrics(items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, float]:
@@ -106,12 +140,17 @@ def format_metrics(figures: Mapping[str, Any]) -> str:
     """Metrics in one line."""
     if not figures:
         return "nothing was evaluated"
-    shown = [f"loss {figures['loss']:.3f}"] if "loss" in figures else []
-    for name, title in NAMES.items():
-        if name in figures:
-            value = figures[name]
-            shown.append(f"{title} {value:.1%}" if name in SHARES else f"{title} {value:.3f}")
-    return ", ".join(shown)
+    shown = {"loss": f"{figures['loss']:.3f}"} if "loss" in figures else {}
+    return ", ".join(f"{title} {figure}" for title, figure in (shown | titled_metrics(figures)).items())
+
+
+def titled_metrics(figures: Mapping[str, float]) -> dict[str, str]:
+    """Metrics in words, by title."""
+    return {
+        title: f"{figures[name]:.1%}" if name in SHARES else f"{figures[name]:.3f}"
+        for name, title in NAMES.items()
+        if name in figures
+    }
 
 
 Counts = NDArray[np.int64]
@@ -141,7 +180,7 @@ def mistakes(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) ->
     """All mistakes, the worst first. Regression: all rows. Entities: one mistake for each."""
     find = {
         "classification": _labels, "multilabel": _label_sets, "regression": _numbers, "tagging": _entities,
-        "spans": _entities, "qa": _answers, "choice": _choices,
+        "spans": _entities, "qa": _answers, "choice": _labels,
     }[d.task]  # fmt: skip
     unit = squad.f1_unit_of([item.texts[1] for item in items]) if d.task == "qa" else "word"
     found = [one for item, answer in zip(items, answers, strict=True) for one in find(d, item, answer, unit)]
@@ -157,23 +196,6 @@ def frequent(found: Sequence[Mistake], count: int = 3) -> str:
     """The most frequent kinds in one line; "": there are none."""
     kinds = Counter(one.kind for one in found if one.kind)
     return ", ".join(f"{kind} ({times:,})" for kind, times in kinds.most_common(count))
-
-
-def gold_spans(d: TaskConfig, item: Item) -> list[Span]:
-    """The entities of an item: by words where words are tagged, else by characters."""
-    return list(item.label) if d.task == "spans" else _spans(d, item.label)
-
-
-def given_spans(d: TaskConfig, answer: Answer) -> list[Span]:
-    """Those of an answer."""
-    if "entities" in answer:
-        return [(one["start"], one["end"], one["type"]) for one in answer["entities"]]
-    return _spans(d, answer["tags"])
-
-
-def _spans(d: TaskConfig, tags: Sequence[str]) -> list[Span]:
-    """The entities of tags; for other tags, each word is a span."""
-    return tag_spans(tags) if is_entity_tagset(d.labels) else [(n, n + 1, tag) for n, tag in enumerate(tags)]
 
 
 def paired(gold: Sequence[Span], given: Sequence[Span]) -> list[tuple[Span | None, Span | None]]:
@@ -194,104 +216,92 @@ def paired(gold: Sequence[Span], given: Sequence[Span]) -> list[tuple[Span | Non
     return pairs + [(None, span) for span in left]
 
 
-def _labels(d: TaskConfig, item: Item, answer: Answer, _: str) -> list[Mistake]:
-    given = answer["label"]
-    if given == item.label:
-        return []
-    p = answer["scores"][item.label]
-    kind = f"{item.label!r} taken for {given!r}"
-    return [Mistake(item.where, item.texts, item.label, given, answer["score"], -p, kind, {"gold_score": p})]
-
-
-def _label_sets(d: TaskConfig, item: Item, answer: Answer, _: str) -> list[Mistake]:
-    gold, given = set(item.label), set(answer["labels"])
+def _labels(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mistake]:
+    """One label, or one of several choices."""
+    gold, given, texts = item.label, predicted_label(answer), item.texts
     if gold == given:
-        return []
-    wrong = {name: p if name in given else 1 - p for name, p in answer["scores"].items() if name in gold ^ given}
-    worst = max(wrong, key=wrong.__getitem__)
-    kind = f"{worst!r} {'given wrongly' if worst in given else 'missed'}"
-    names = [json.dumps(sorted(labels), ensure_ascii=False) for labels in (gold, given)]
-    return [Mistake(item.where, item.texts, names[0], names[1], wrong[worst], sum(wrong.values()), kind)]
+        return
+    p, kind = answer["scores"][gold], f"{gold!r} taken for {given!r}"
+    if d.task == "choice":
+        gold, given, texts, kind = texts[1 + gold], texts[1 + given], texts[:1], ""
+    yield Mistake(item.where, texts, gold, given, answer["score"], -p, kind, {"gold_score": p})
 
 
-def _numbers(d: TaskConfig, item: Item, answer: Answer, _: str) -> list[Mistake]:
+def _label_sets(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mistake]:
+    gold, given = set(item.label), set(answer["labels"])
+    if gold != given:
+        wrong = {name: p if name in given else 1 - p for name, p in answer["scores"].items() if name in gold ^ given}
+        worst = max(wrong, key=wrong.__getitem__)
+        kind = f"{worst!r} {'given wrongly' if worst in given else 'missed'}"
+        names, others = (json.dumps(sorted(labels), ensure_ascii=False) for labels in (gold, given))
+        yield Mistake(item.where, item.texts, names, others, wrong[worst], sum(wrong.values()), kind)
+
+
+def _numbers(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mistake]:
     off = answer["value"] - item.label
-    return [Mistake(item.where, item.texts, f"{item.label:g}", f"{answer['value']:.4g}", off, abs(off))]
+    yield Mistake(item.where, item.texts, f"{item.label:g}", f"{answer['value']:.4g}", off, abs(off))
 
 
-def _choices(d: TaskConfig, item: Item, answer: Answer, _: str) -> list[Mistake]:
-    given, right = answer["choice"], item.label
-    if given == right:
-        return []
-    p = answer["scores"][right]
-    texts = item.texts[1:]
-    return [Mistake(item.where, item.texts[:1], texts[right], texts[given], answer["score"], -p, "", {"gold_score": p})]
-
-
-def _answers(d: TaskConfig, item: Item, answer: Answer, unit: squad.F1Unit) -> list[Mistake]:
+def _answers(d: TaskConfig, item: Item, answer: Answer, unit: squad.F1Unit) -> Iterator[Mistake]:
     golds, given = [text for _, text in item.label], answer["answer"]
     exact, f1 = squad.score_answer(golds, given, version="2.0", unit=unit)
-    if exact:
-        return []
-    kind = "answered, but there is no answer" if not golds else "left without an answer" if not given else ""
-    kind = kind or ("partly right" if f1 else "quite another answer")
-    shown = json.dumps(list(dict.fromkeys(golds)), ensure_ascii=False) if golds else NOTHING
-    badness = 1 - f1 + answer["score"]
-    return [Mistake(item.where, item.texts[:1], shown, given or NOTHING, answer["score"], badness, kind, {"f1": f1})]
+    if not golds:
+        kind = "answered, but there is no answer"
+    elif not given:
+        kind = "left without an answer"
+    else:
+        kind = "partly right" if f1 else "quite another answer"
+    if not exact:
+        shown = json.dumps(list(dict.fromkeys(golds)), ensure_ascii=False) if golds else NOTHING
+        badness = 1 - f1 + answer["score"]
+        yield Mistake(item.where, item.texts[:1], shown, given or NOTHING, answer["score"], badness, kind, {"f1": f1})
 
 
-def _entities(d: TaskConfig, item: Item, answer: Answer, _: str) -> list[Mistake]:
-    words = d.task == "tagging"
-    scores = answer["scores"] if words else {(e["start"], e["end"], e["type"]): e["score"] for e in answer["entities"]}
+def _entities(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mistake]:
+    is_by_word = d.task == "tagging"
     text = " ".join(item.texts)
+    if is_by_word:
+        scores = answer["scores"]
+    else:
+        scores = {(entity["start"], entity["end"], entity["type"]): entity["score"] for entity in answer["entities"]}
 
     def named(span: Span | None) -> str:
         if span is None:
             return NOTHING
-        inside = " ".join(item.texts[span[0] : span[1]]) if words else item.texts[0][span[0] : span[1]]
-        return f"{span[2]}: {inside}"
+        start, end, name = span
+        return f"{name}: {' '.join(item.texts[start:end]) if is_by_word else text[start:end]}"
 
-    found = []
-    for gold, given in paired(gold_spans(d, item), given_spans(d, answer)):
-        if gold == given:
-            continue
+    for gold, given in chain(*(paired(*spans) for spans in span_pairs(d, [item], [answer]))):
         place = given or gold
-        assert place is not None
-        if words:
+        if gold == given or place is None:
+            continue
+        if is_by_word:
             score = sum(scores[place[0] : place[1]]) / (place[1] - place[0])
         else:
-            score = scores.get(given)  # what is not seen has no score
+            score = scores.get(given)  # a span that is missed has no score
         badness = 0.5 if score is None else score
-        found.append(Mistake(item.where, (text,), named(gold), named(given), score, badness, _what(gold, given)))
-    return found
+        yield Mistake(item.where, (text,), named(gold), named(given), score, badness, _kind(gold, given))
 
 
-def _what(gold: Span | None, given: Span | None) -> str:
-    if given is None:
-        return f"{gold[2]!r} missed" if gold else ""
-    if gold is None:
-        return f"{given[2]!r} predicted where there is no entity"
-    if gold[2] == given[2]:
-        return f"borders of {gold[2]!r} wrong"
-    return f"{gold[2]!r} taken for {given[2]!r}"
+def _kind(gold: Span | None, given: Span | None) -> str:
+    if gold is None or given is None:
+        return f"{gold[2]!r} missed" if gold else f"{given[2]!r} predicted where there is no entity" if given else ""
+    return f"borders of {gold[2]!r} wrong" if gold[2] == given[2] else f"{gold[2]!r} taken for {given[2]!r}"
 
 
 def confusion(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> tuple[list[str], Counts]:
     """Names, and the confusion matrix: gold labels in rows, predictions in columns. NOTHING: an entity without a
     counterpart. Choices are named by their positions. Empty for tasks without classes."""
-    pairs: Counter[tuple[str, str]] = Counter()
-    names: list[str] = list(d.labels)
-    match d.task:
-        case "classification":
-            pairs.update((item.label, answer["label"]) for item, answer in zip(items, answers, strict=True))
-        case "choice":
-            names = [str(number + 1) for number in range(d.num_choices)]
-            pairs.update((names[x.label], names[answer["choice"]]) for x, answer in zip(items, answers, strict=True))
-        case "tagging" | "spans":
-            for item, answer in zip(items, answers, strict=True):
-                both = paired(gold_spans(d, item), given_spans(d, answer))
-                pairs.update((a[2] if a else NOTHING, b[2] if b else NOTHING) for a, b in both)
-            names = [*sorted({name for pair in pairs for name in pair} - {NOTHING}), NOTHING]
-        case "multilabel" | "regression" | "qa":
-            return [], np.zeros((0, 0), np.int64)
+    if d.task in ("multilabel", "regression", "qa"):
+        return [], np.zeros((0, 0), np.int64)
+    pairs = Counter(
+        (gold[2] if gold else NOTHING, given[2] if given else NOTHING)
+        for spans in span_pairs(d, items, answers)
+        for gold, given in paired(*spans)
+    )
+    names = [*sorted(set(chain(*pairs)) - {NOTHING}), NOTHING]
+    if d.task == "classification":
+        names = list(d.labels)
+    elif d.task == "choice":
+        names = [str(number + 1) for number in range(d.num_choices)]
     return names, np.array([[pairs[gold, given] for given in names] for gold in names], np.int64)
