@@ -136,7 +136,7 @@ class Attention(nn.Module):
             q, k, v = qkv.unbind(1)
             ends = layout.cu_seqlens, layout.cu_seqlens, layout.max_seqlen, layout.max_seqlen
             window = (-1, 0 if layout.is_causal else -1)
-            context: Tensor = varlen.varlen_attn(q, k, v, *ends, window_size=window)  # type: ignore[assignment]
+            context = varlen.varlen_attn(q, k, v, *ends, window_size=window)  # type: ignore[assignment]
         elif p == 0 and layout.rank is None and not (qkv.is_cuda or torch.is_grad_enabled() or _is_exported()):
             context = attention_inference_cpu(qkv, layout)
         else:

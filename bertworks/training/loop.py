@@ -67,7 +67,7 @@ def train(
     precision: Precision = "fp32",
     seed: int = 0,
     start: int = 0,
-    before_update: Callable[[], None] = lambda: None,
+    before_update: Callable[[], None] | None = None,
 ) -> Iterator[Step]:
     """`batches(n)` are the micro-batches of step n, always the same: to resume is to start at another number. In some
     of several processes there may be none, except in step 0.
@@ -105,7 +105,8 @@ def train(
         # A loss that is not finite may have finite gradients: make the norm not finite, so that the step is skipped.
         grad_norm = grad_norm + 0 * torch.stack([t.loss for t in sums.values()]).sum()
         learning_rate = config.rate(step, num_steps)
-        before_update()
+        if before_update is not None:
+            before_update()
         skipped = update(optimizer, learning_rate, grad_norm, config.max_grad_norm)
         optimizer.zero_grad(set_to_none=world_size == 1)
         yield Step(step + 1, learning_rate, grad_norm, skipped, sums, counts, tokens)
