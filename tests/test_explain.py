@@ -187,6 +187,7 @@ def test_another_target(reviews: Path, model: Path, tmp_path: Path):
         explain(reviews, TEXT, target="good")
     tagger = write_task_model(model, tmp_path / "t", "tagging")
     assert "“storytown”" in explain(tagger, TEXT, target="storytown").explained
+    assert "“dogs”" in explain(tagger, "men", "dogs", target="dogs").explained  # words, not a text
     with pytest.raises(UsageError, match="'bad' is not in the text"):
         explain(tagger, TEXT, target="bad")
     with pytest.raises(UsageError, match="single prediction"):

@@ -409,8 +409,8 @@ def _tag_output(d: TaskConfig, network: TaskModel, encoded: Features, target: st
     """The tag of one word, or of one token of spans: the target, else the first that is not O, else the first."""
     (logits,) = compute_logits(network, [encoded.unit])
     tags = [d.labels[n] for n in logits.argmax(-1)]
-    text = encoded.item.texts[0]
-    words = [text[slice(*encoded.offsets[place])] for place in encoded.places]
+    text, offsets = encoded.item.texts[0], encoded.offsets
+    words = [text[slice(*offsets[place])] for place in encoded.places] if len(offsets) else list(encoded.item.texts)
     if not words:
         return _Output(encoded.unit[0])
     if target is not None and target not in words:
