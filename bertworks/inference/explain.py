@@ -388,7 +388,8 @@ def _explained(
             output = _Output(encoded.unit[number], f"choice {number + 1} (its score)", lambda x: x[:, 0, 0])
             return output, zip(encoded.item.texts[1:], (f"{p:.1%}" for p in answer["scores"]), strict=True)
         case "tagging":
-            return _tag_output(d, network, encoded, target), zip(answer["words"], answer["tags"], strict=True)
+            words = answer.get("words", encoded.item.texts)
+            return _tag_output(d, network, encoded, target), zip(words, answer["tags"], strict=True)
         case "spans":
             entities = [(entity["text"], entity["type"]) for entity in answer["entities"]]
             return _tag_output(d, network, encoded, target), entities
