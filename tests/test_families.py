@@ -120,16 +120,19 @@ def test_hidden_states_logits_and_gradients(family: str, dtype: torch.dtype, off
         assert difference <= (1e-4 if dtype == torch.float32 else 1e-10) * (wanted[name].norm() + 1e-3), name
 
 
+TASKS = {
+    "SequenceClassification": Classification(num_labels=3),
+    "TokenClassification": Classification(num_labels=2, pooled=False),
+    "QuestionAnswering": SpanExtraction(),
+    "MultipleChoice": MultipleChoice(num_choices=3),
+}
+
+
 @pytest.mark.parametrize(("family", "kind"), HEADS)
 def test_heads_of_tasks(family: str, kind: str):
     theirs = theirs_of(family, f"For{kind}")
     config, state = ours_of(theirs)
-    task = {
-        "SequenceClassification": Classification(num_labels=3),
-        "TokenClassification": Classification(num_labels=2, pooled=False),
-        "QuestionAnswering": SpanExtraction(),
-        "MultipleChoice": MultipleChoice(num_choices=3),
-    }[kind]
+    task = TASKS[kind]
     model = TaskModel(config, task).eval()
     missing, unexpected = model.load_state_dict({n: v for n, v in state.items() if n != UNUSED_POSITIONS}, strict=False)
     assert not missing
@@ -174,12 +177,7 @@ def test_dropout_of_heads_is_where_transformers_has_it(family: str, kind: str, m
         for module in theirs.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.3
-    task = {
-        "SequenceClassification": Classification(num_labels=3),
-        "TokenClassification": Classification(num_labels=2, pooled=False),
-        "QuestionAnswering": SpanExtraction(),
-        "MultipleChoice": MultipleChoice(num_choices=3),
-    }[kind]
+    task = TASKS[kind]
     model = TaskModel(config, task).train()
     model.encoder.eval()
     model.load_state_dict({n: v for n, v in state.items() if n != UNUSED_POSITIONS}, strict=False)

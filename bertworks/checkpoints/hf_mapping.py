@@ -324,7 +324,7 @@ def _untied(theirs: dict[str, Tensor], family: Family, where: str | None) -> dic
         original = theirs.setdefault(original_name, copy)
         if copy.dtype != original.dtype or not torch.equal(copy, original):
             raise BertworksError(
-                f"{name} differs from {original_name}: only models whose logits are tied to the embeddings are "
+                f"{name} differs from {original_name}: only models with an output layer tied to the embeddings are "
                 "supported", where=where,
             )  # fmt: skip
     return theirs
@@ -362,7 +362,7 @@ def _check_shape(name: str, value: Tensor, shape: Sequence[int], where: str | No
     if not fits or not value.is_floating_point():
         axes = ", ".join("any" if size == _ANY else str(size) for size in shape)
         raise BertworksError(
-            f"{name} is {value.dtype} {list(value.shape)}, but the configuration asks for floating-point "
+            f"{name} is {value.dtype} {list(value.shape)}, but the configuration expects floating-point "
             f"numbers of the shape [{axes}]",
             where=where,
             hint=_OTHER_CONFIG,

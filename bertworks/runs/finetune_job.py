@@ -48,7 +48,7 @@ class VocabSubset:
         return len(self.ids)
 
     def attach(self, embedding: nn.Embedding) -> None:
-        """Lets an embedding matrix of these rows read the token ids of the whole vocabulary."""
+        """Make an embedding of these rows, [S, hidden], accept token ids of the whole vocabulary, int64 [T]."""
         row_of_token = cache(self._row_of_token.to)  # on each device
         embedding.register_forward_pre_hook(lambda _, inputs: row_of_token(inputs[0].device)[inputs[0]])
 

@@ -143,7 +143,7 @@ class Objective(NamedTuple):
 
     title: what is predicted, in reports.
     measures: the first one decides which checkpoint is the best: lower is better.
-    positions: int64 [M], the rows of a batch whose last hidden states the loss reads.
+    positions: int64 [M], rows of a batch: the loss reads the last hidden states of these tokens.
     loss: the sum of the losses, of states [M, hidden] at these positions and labels int64 [M].
     random_target: a target in the shape of a real one, to measure the speed of a training: for a length and a rate of
         masked tokens.
