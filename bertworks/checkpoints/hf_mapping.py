@@ -8,7 +8,7 @@ configuration first: a name, a shape or a size that does not fit is an error.
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +20,7 @@ from bertworks.errors import BertworksError, some_names
 from bertworks.models.config import LIMITS, EncoderConfig
 
 _FAMILIES: list[Family] = [module.FAMILY for module in (bert, roberta, distilbert, gpt2)]
-FAMILIES = {family.model_type: family for family in _FAMILIES}
+FAMILIES = {family.default.family: family for family in _FAMILIES}
 # transformers has no such network: this part has our names. Its sizes are its own, and so is the classifier's input.
 _RECURRENT: list[Row] = [
     (name, [name], "A A")
@@ -153,21 +153,16 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
     family = FAMILIES.get(config.family)
     if family is None:
         raise BertworksError(f"family is {config.family!r}: expected one of {', '.join(FAMILIES)}")
-    described = {"family", *(ours for ours, _ in family.settings.values())}
-    fixed = {f.name: f.default for f in fields(config) if f.name not in described}
-    for name, value in (fixed | dict(family.fixed)).items():
-        if getattr(config, name) != value:
-            raise BertworksError(
-                f"encoder.{name} is {getattr(config, name)!r}: files of {family.model_type} can only hold {value!r}",
-                hint=f"leave {name} out of the recipe"
-                if value is None
-                else f"--set encoder.{name}={json.dumps(value)}",
-            )
+    for name, value in vars(family.default).items():
+        if name not in family.settings.values() and getattr(config, name) != value:
+            what = f"encoder.{name} is {getattr(config, name)!r}: files of {config.family} can only hold {value!r}"
+            setting = f"--set encoder.{name}={json.dumps(value)}"
+            raise BertworksError(what, hint=f"leave {name} out of the recipe" if value is None else setting)
     if pad_token_id != (expected := family.required.get("pad_token_id", pad_token_id)):
         raise BertworksError(
-            f"the padding token has id {pad_token_id}: in {family.model_type} positions are counted from it, so it "
+            f"the padding token has id {pad_token_id}: in {config.family} positions are counted from it, so it "
             f"must be {expected}",
-            hint=f"use the tokenizer of a {family.model_type} model: --tokenizer FOLDER",
+            hint=f"use the tokenizer of a {config.family} model: --tokenizer FOLDER",
         )
 
 
@@ -191,11 +186,12 @@ def config_to_huggingface(
         "max_position_embeddings": config.max_position_embeddings + family.unused_positions,
         "hidden_act": activations[config.hidden_act],
     }
+    given = vars(family.default) | {name: value for name, value in values.items() if value is not None}
     settings = {
-        "model_type": family.model_type,
+        "model_type": config.family,
         "architectures": list(architectures),
         "pad_token_id": pad_token_id,
-        **{key: other if values[ours] is None else values[ours] for key, (ours, other) in family.settings.items()},
+        **{theirs: given[ours] for theirs, ours in family.settings.items()},
         **family.written,
     }
     return dict(sorted(settings.items()))
@@ -222,16 +218,15 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
     family = FAMILIES["bert" if kind == OWN_TYPE else kind]
     for name, value in family.required.items():
         if settings.get(name, value) != value:
-            what = f"{name} is {settings[name]!r:.60}: only {value!r} is supported for {family.model_type}"
+            what = f"{name} is {settings[name]!r:.60}: only {value!r} is supported for {family.default.family}"
             raise BertworksError(what, where=where)
-    values: dict[str, Any] = dict(family.fixed)
-    for theirs, (ours, default) in family.settings.items():
-        value = settings.get(theirs, default)
-        if value is not None or ours != "intermediate_size":
-            values[ours] = _value(value, theirs, default, LIMITS.get(ours, 0), where)
+    values: dict[str, Any] = dict(vars(family.default))
+    for theirs, ours in family.settings.items():
+        default = getattr(family.default, ours)
+        values[ours] = _value(settings[theirs], theirs, ours, default, where) if theirs in settings else default
     values["max_position_embeddings"] -= family.unused_positions
     try:
-        return EncoderConfig(family=family.model_type, **values)
+        return EncoderConfig(**values)
     except ValueError as error:
         raise BertworksError(str(error), where=where, hint=_CORRECT) from error
 
@@ -264,21 +259,22 @@ def _is_buffer(name: str, family: Family) -> bool:
     return re.sub(r"\.\d+\.", ".#.", f".{name}").removeprefix(".") in family.buffers
 
 
-def _value(value: object, name: str, default: object, limit: int, where: str | None) -> object:
-    """A setting that is checked by the kind of its default: an activation function, a fraction or a size."""
+def _value(value: Any, theirs: str, ours: str, default: object, where: str | None) -> object:
+    """A setting, checked by the kind of its default: an activation function, a fraction or a size."""
+    if value is None and ours == "intermediate_size":
+        return 0
     if isinstance(default, str):
-        if value in [*GELUS]:
-            return GELUS[str(value)]
-        expected = f"one of {', '.join(GELUS)}"
+        expected, is_valid = f"one of {', '.join(GELUS)}", isinstance(value, str) and value in GELUS
     elif isinstance(default, float):
-        if isinstance(value, int | float) and type(value) is not bool and 0 <= value <= 1:
-            return float(value)
-        expected = "a number from 0 to 1"
+        expected, is_valid = "a number from 0 to 1", type(value) in (int, float) and 0 <= value <= 1
     else:
-        if type(value) is int and 1 <= value <= limit:
-            return value
-        expected = f"a whole number from 1 to {limit:,}"
-    raise BertworksError(f"{name} is {value!r:.60}: expected {expected}", where=where, hint=_CORRECT)
+        expected, is_valid = (
+            f"a whole number from 1 to {LIMITS[ours]:,}",
+            type(value) is int and 1 <= value <= LIMITS[ours],
+        )
+    if not is_valid:
+        raise BertworksError(f"{theirs} is {value!r:.60}: expected {expected}", where=where, hint=_CORRECT)
+    return GELUS[value] if isinstance(default, str) else type(default)(value)
 
 
 def _parameters(config: EncoderConfig, names: Collection[str], architecture: str | None) -> list[_Parameter]:

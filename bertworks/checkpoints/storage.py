@@ -23,17 +23,9 @@ from bertworks.io.atomic_write import read_small, refuse_many_parts
 _LARGEST_HEADER = 1 << 22  # bytes; BERT-Large with the state of its optimizer has 200 kB
 _LARGEST_JSON = 1 << 23
 _DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
+    torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
 _DAMAGED = "the file is damaged or was cut: get it again"
 
 
@@ -51,12 +43,11 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode("utf-8")
     text += b" " * (-len(text) % 8)
-    digest = hashlib.sha256()
+    start_of_file = struct.pack("<Q", len(text)) + text
+    digest = hashlib.sha256(start_of_file)
     # One thread hashes while this one writes: who stops a training should not wait for both.
     with path.open("wb") as file, ThreadPoolExecutor(1) as hashing:
-        for piece in (struct.pack("<Q", len(text)), text):
-            file.write(piece)
-            digest.update(piece)
+        file.write(start_of_file)
         for _, tensor in ordered:
             if not tensor.numel():  # which has no bytes, and need not be laid out as a row of them
                 continue
@@ -74,19 +65,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         BertworksError: no such file; a header that lies or is absurdly long; a file that was cut.
     """
     try:
-        found = path.stat()
-        size = found.st_size if stat.S_ISREG(found.st_mode) else 0  # a pipe would be waited for
-        if size:
-            with path.open("rb") as file:
-                start = file.read(8)
-    except OSError as error:
-        raise BertworksError(f"cannot be read: {error.strerror}", where=str(path)) from None
-    if size < 8 or int.from_bytes(start, "little") > min(size - 8, _LARGEST_HEADER):
-        raise BertworksError("not a safetensors file: no header of a sensible length", where=str(path), hint=_DAMAGED)
-    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise ValueError("a folder, a pipe or a device")  # a pipe would be waited for
+        with path.open("rb") as file:
+            if int.from_bytes(file.read(8), "little") > _LARGEST_HEADER:
+                raise ValueError("no header of a sensible length")
         with safe_open(path, framework="pt") as opened:
             return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, it is no dict
-    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+    except OSError as error:
+        raise BertworksError(f"cannot be read: {error.strerror or error}", where=str(path)) from None
+    except (SafetensorError, ValueError, RuntimeError) as error:
         raise BertworksError(f"not a safetensors file: {str(error)[:200]}", where=str(path), hint=_DAMAGED) from None
 
 

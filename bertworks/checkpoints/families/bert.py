@@ -1,6 +1,7 @@
 """BERT (Devlin et al. 2019): names and settings, and the rows that its relatives share."""
 
 from bertworks.checkpoints.families.family import Family, Row
+from bertworks.models.config import EncoderConfig
 
 SHARED: list[Row] = [  # with DistilBERT
     ("encoder.embeddings.token.weight", ["embeddings.word_embeddings.weight"], "V E"),
@@ -24,20 +25,13 @@ ENCODER: list[Row] = [
     ("encoder.blocks.#.feed_forward_norm.*", ["encoder.layer.#.output.LayerNorm.*"], "H"),
     ("pooler.dense.*", ["pooler.dense.*"], "H H"),
 ]
-SETTINGS = {
-    "vocab_size": ("vocab_size", 30522),
-    "hidden_size": ("hidden_size", 768),
-    "num_hidden_layers": ("num_hidden_layers", 12),
-    "num_attention_heads": ("num_attention_heads", 12),
-    "intermediate_size": ("intermediate_size", 3072),
-    "max_position_embeddings": ("max_position_embeddings", 512),
-    "type_vocab_size": ("type_vocab_size", 2),
-    "hidden_dropout_prob": ("hidden_dropout", 0.1),
-    "attention_probs_dropout_prob": ("attention_dropout", 0.1),
-    "layer_norm_eps": ("layer_norm_eps", 1e-12),
-    "initializer_range": ("initializer_range", 0.02),
-    "hidden_act": ("hidden_act", "gelu"),
-}
+_SAME = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+    "max_position_embeddings", "type_vocab_size", "layer_norm_eps", "initializer_range", "hidden_act",
+)  # fmt: skip
+SETTINGS = {name: name for name in _SAME} | {
+    "hidden_dropout_prob": "hidden_dropout", "attention_probs_dropout_prob": "attention_dropout",
+}  # fmt: skip
 WRITTEN = {
     "classifier_dropout": None, "use_cache": True, "is_decoder": False, "add_cross_attention": False,
     "tie_word_embeddings": True, "dtype": "float32", "bos_token_id": None, "eos_token_id": None,
@@ -56,7 +50,6 @@ def task_classes(name: str) -> dict[str, str]:
 
 
 FAMILY = Family(
-    model_type="bert",
     prefix="bert.",
     body=("embeddings.", "encoder.", "pooler."),
     table=[
@@ -72,6 +65,7 @@ FAMILY = Family(
     },
     buffers=frozenset({"embeddings.position_ids", "embeddings.token_type_ids"}),
     settings=SETTINGS,
+    default=EncoderConfig(vocab_size=30522, intermediate_size=3072),
     required={"position_embedding_type": "absolute", "is_decoder": False},
     written=WRITTEN,
     pretraining={

@@ -1,11 +1,13 @@
 """DistilBERT (Sanh et al. 2019): half of BERT's layers, no token types, another head for sequences."""
 
+from dataclasses import replace
+
 from bertworks.checkpoints.families.bert import SHARED, task_classes
 from bertworks.checkpoints.families.family import Family
+from bertworks.models.config import PRESETS
 
 _LAYER = "transformer.layer.#"
 FAMILY = Family(
-    model_type="distilbert",
     prefix="distilbert.",
     body=("embeddings.", "transformer."),
     table=[
@@ -24,20 +26,13 @@ FAMILY = Family(
     tied={"vocab_projector.weight": "embeddings.word_embeddings.weight"},
     buffers=frozenset({"embeddings.position_ids"}),
     settings={
-        "vocab_size": ("vocab_size", 30522),
-        "dim": ("hidden_size", 768),
-        "n_layers": ("num_hidden_layers", 6),
-        "n_heads": ("num_attention_heads", 12),
-        "hidden_dim": ("intermediate_size", 3072),
-        "max_position_embeddings": ("max_position_embeddings", 512),
-        "dropout": ("hidden_dropout", 0.1),
-        "attention_dropout": ("attention_dropout", 0.1),
-        "seq_classif_dropout": ("sequence_dropout", 0.2),
-        "qa_dropout": ("span_dropout", 0.1),
-        "initializer_range": ("initializer_range", 0.02),
-        "activation": ("hidden_act", "gelu"),
+        "vocab_size": "vocab_size", "dim": "hidden_size", "n_layers": "num_hidden_layers",
+        "n_heads": "num_attention_heads", "hidden_dim": "intermediate_size",
+        "max_position_embeddings": "max_position_embeddings", "dropout": "hidden_dropout",
+        "attention_dropout": "attention_dropout", "seq_classif_dropout": "sequence_dropout",
+        "qa_dropout": "span_dropout", "initializer_range": "initializer_range", "activation": "hidden_act",
     },
-    fixed={"type_vocab_size": 0, "pooler": "first_relu"},
+    default=replace(PRESETS["distilbert-base"], intermediate_size=3072),
     written={"sinusoidal_pos_embds": False, "tie_weights_": True, "tie_word_embeddings": True, "dtype": "float32"},
     pretraining={frozenset({"lm_head"}): "DistilBertForMaskedLM", frozenset(): "DistilBertModel"},
     tasks=task_classes("DistilBert"),

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bertworks.models.config import EncoderConfig
+
 Row = tuple[str, list[str], str]
 
 # Theirs: ours. Google's code computes the tanh approximation under the name "gelu"; in these files it is exact.
@@ -30,16 +32,15 @@ class Family:
     buffers: names, with "#", of tensors that are no parameters.
     transposed: endings of our names whose matrices are stored [inputs, outputs].
     unused_positions: rows of the position table before the first position.
-    settings: key of config.json: field of EncoderConfig, and the value if the key is missing, or None in the field. Of
-        several keys for a field the last one counts.
-    fixed: fields of EncoderConfig that are the same for the family.
+    settings: key of config.json: field of EncoderConfig. Of several keys for a field the last one counts.
+    default: what a config.json without these keys says; its position table has all rows. Fields that no key describes
+        are the same for the whole family, whose name, their model_type, is one of them.
     required: settings that change what is computed, and the only value that is supported.
     written: further settings that are written.
     pretraining: heads that a state holds: the class that saves exactly these.
     tasks: our task: the class.
     """
 
-    model_type: str
     prefix: str
     body: tuple[str, ...]
     table: list[Row]
@@ -48,8 +49,8 @@ class Family:
     buffers: frozenset[str] = frozenset()
     transposed: tuple[str, ...] = ()
     unused_positions: int = 0
-    settings: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, str]
+    default: EncoderConfig
     required: Mapping[str, Any] = field(default_factory=dict)
     written: Mapping[str, Any] = field(default_factory=dict)
     pretraining: Mapping[frozenset[str], str] = field(default_factory=dict)
@@ -58,4 +59,4 @@ class Family:
     @property
     def implied_heads(self) -> frozenset[str]:
         """Heads without parameters of their own, which every state therefore has."""
-        return frozenset({"lm_head"} if self.fixed.get("lm_head") == "plain" else ())
+        return frozenset({"lm_head"} if self.default.lm_head == "plain" else ())
