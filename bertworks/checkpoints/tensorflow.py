@@ -10,12 +10,11 @@ Files may come from strangers: whatever is wrong is a BertworksError before much
 
 import re
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import islice
 from math import prod
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -36,7 +35,6 @@ _TRAILER = 5  # bytes after each block: how it is compressed, and a checksum
 _LARGEST_INDEX = 1 << 23  # bytes; BERT-Large with the state of its optimizer has 70 kB
 _MOST_VARIABLES = 20_000
 _LONGEST_NAME = 1024
-_MOST_FILES = 1024
 _DTYPES = {  # of tensorflow/core/framework/types.proto; others hold no parameters
     1: torch.float32, 2: torch.float64, 3: torch.int32, 9: torch.int64, 14: torch.bfloat16, 19: torch.float16,
 }  # fmt: skip
@@ -56,8 +54,7 @@ _NAMES = [  # a name in Hugging Face's files becomes that of Google's variable b
 ]
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(NamedTuple):
     """Where a variable stands. dtype None: of a kind that holds no numbers of a network, such as strings."""
 
     dtype: torch.dtype | None
@@ -96,70 +93,66 @@ def read_index(prefix: Path) -> dict[str, Variable]:
     """
     path = prefix.with_name(f"{prefix.name}.index")
     content = read_small(path, _LARGEST_INDEX)
-    if len(content) < _FOOTER or not content.endswith(_MAGIC):
+    if not content.endswith(_MAGIC):
         raise BertworksError("not the index of a TensorFlow checkpoint", where=str(path), hint=_DAMAGED)
     try:
-        rows = list(islice(_rows(content), _MOST_VARIABLES + 2))
-        names = [key.decode("utf-8") for key, _ in rows]
+        rows = [
+            (key.decode("utf-8"), read_protobuf(value)) for key, value in islice(_rows(content), _MOST_VARIABLES + 2)
+        ]
+        names = [name for name, _ in rows]
         if len(names) > _MOST_VARIABLES + 1:
             raise ValueError(f"more than {_MOST_VARIABLES:,} variables")
         if names[:1] != [""] or names != sorted(set(names)):
             raise ValueError("no header, or names that are not sorted")
-        header = read_protobuf(rows[0][1])
-        files = _number(header, 1)
-        if not 0 < files <= _MOST_FILES or _number(header, 2):
-            raise ValueError("no header, or one of a big-endian machine")
-        paths = [prefix.with_name(f"{prefix.name}.data-{n:05d}-of-{files:05d}") for n in range(files)]
-        return {name: _variable(name, read_protobuf(value), paths) for name, (_, value) in list(zip(names, rows))[1:]}
+        files, is_big_endian = _numbers(rows[0][1], 1, 2)
+        if is_big_endian:
+            raise ValueError("it was written by a big-endian machine, which is not read")
+        return {name: _variable(name, entry, prefix, files) for name, entry in rows[1:]}
     except OSError as error:
         hint = "the .index and .data files of a checkpoint belong together: get both"
-        raise BertworksError(f"cannot be read: {error.strerror}", where=str(error.filename), hint=hint) from None
+        raise BertworksError(f"{error.filename} cannot be read: {error.strerror}", where=str(path), hint=hint) from None
     except (ValueError, IndexError, TypeError) as error:  # of other types: cut, or another kind of field
         reason = f": {error}" if isinstance(error, ValueError) else ""
         raise BertworksError(f"a damaged index{reason}", where=str(path), hint=_DAMAGED) from None
 
 
-def _variable(name: str, entry: Protobuf, paths: list[Path]) -> Variable:
-    """A variable from a BundleEntryProto (tensorflow/core/protobuf/tensor_bundle.proto)."""
+def _variable(name: str, entry: Protobuf, prefix: Path, files: int) -> Variable:
+    """A variable from a BundleEntryProto (tensorflow/core/protobuf/tensor_bundle.proto). files: of data."""
     if 7 in entry:
         raise ValueError(f"{name} is stored in several pieces, which is not read")
+    kind, file, offset, size, checksum = _numbers(entry, 1, 3, 4, 5, 6)
     sizes = [size for shape in entry.get(2, []) for size in read_protobuf(shape).get(2, [])]
-    shape = tuple(_number(read_protobuf(size), 1) for size in sizes)
-    dtype = _DTYPES.get(_number(entry, 1))
-    path, offset, size = paths[_number(entry, 3)], _number(entry, 4), _number(entry, 5)
+    shape = tuple(number for size in sizes for number in _numbers(read_protobuf(size), 1))
+    dtype, path = _DTYPES.get(kind), prefix.with_name(f"{prefix.name}.data-{file:05d}-of-{files:05d}")
     if dtype is not None and (len(shape) > 8 or prod(shape) * dtype.itemsize != size):
         raise ValueError(f"{name} has, by the index, the shape {list(shape)[:8]} and {size} bytes")
     if offset + size > (available := path.stat().st_size):
         what = f"{name} should end at byte {offset + size:,}, but the file has {available:,}"
         raise BertworksError(what, where=str(path), hint=_DAMAGED)
-    return Variable(dtype, shape, path, offset, size, _number(entry, 6))
+    return Variable(dtype, shape, path, offset, size, checksum)
 
 
-def _number(message: Protobuf, field: int) -> int:
-    value = message.get(field, [0])[-1]
-    if not isinstance(value, int):
+def _numbers(message: Protobuf, *fields: int) -> list[int]:
+    """The values of fields of a message; 0 for one that is not there."""
+    values = [message.get(field, [0])[-1] for field in fields]
+    if not all(isinstance(value, int) for value in values):
         raise ValueError("a message where a number is expected")
-    return value
+    return values
 
 
 def _rows(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """The keys and values of a LevelDB table, through the block that says where the blocks are."""
-    _, _, at = _place(data, len(data) - _FOOTER)
-    start, size, _ = _place(data, at)
-    for _, place in _block(data, start, size):
-        start, size, _ = _place(place, 0)
-        yield from _block(data, start, size)
+    footer = data[-_FOOTER:]
+    _, at = read_varint(footer, 0)
+    _, at = read_varint(footer, at)
+    for _, place in _block(data, footer[at:]):
+        yield from _block(data, place)
 
 
-def _place(data: bytes, at: int) -> tuple[int, int, int]:
-    """Start and size of a block, and where the next place is."""
-    start, at = read_varint(data, at)
-    size, at = read_varint(data, at)
-    return start, size, at
-
-
-def _block(data: bytes, start: int, size: int) -> Iterator[tuple[bytes, bytes]]:
+def _block(data: bytes, place: bytes) -> Iterator[tuple[bytes, bytes]]:
     """Keys, of which each begins as the one before it, and values. At the end stand places to begin, not needed."""
+    start, at = read_varint(place, 0)
+    size, _ = read_varint(place, at)
     block, trailer = data[start : start + size], data[start + size : start + size + _TRAILER]
     if size < 4 or len(trailer) < _TRAILER:
         raise ValueError("a block beyond the end")
@@ -244,9 +237,9 @@ def load_checkpoint(
 
     def converted(tensor_of: Callable[[Variable], Tensor]) -> dict[str, Tensor]:
         """Under our names. A variable that is called `kernel` is the transposed matrix."""
-        tensors = {name: tensor_of(variable) for name, variable in wanted.items()}
-        kernels = {name: x.permute([*range(x.dim())][::-1]) for name, x in tensors.items() if name.endswith("/kernel")}
-        theirs = {names[name]: tensor for name, tensor in (tensors | kernels).items()}
+        tensors = {names[name]: tensor_of(variable) for name, variable in wanted.items()}
+        kernels = {names[name] for name in wanted if name.endswith("/kernel")}
+        theirs = {name: x.transpose(0, -1) if name in kernels else x for name, x in tensors.items()}
         return hf_mapping.from_huggingface(theirs, encoder, where=index)
 
     converted(lambda variable: torch.empty(variable.shape, dtype=variable.dtype, device="meta"))
