@@ -164,7 +164,7 @@ def test_another_program_gets_what_transformers_computes(kind: str, tmp_path: Pa
 def test_every_activation(activation: Any, tmp_path: Path):
     torch.manual_seed(0)
     network = TaskModel(replace(CONFIG, hidden_act=activation), Classification(num_labels=4, pooled=False)).eval()
-    write_onnx(tmp_path / "m.onnx", network, "tokens")
+    write_onnx(tmp_path / "m.onnx", network)
     ids, layout = torch.randint(0, 60, (20,)), Layout.of([3, 16, 1])
     batch = Batch(ids, layout, None, {"task": BatchTarget(torch.arange(1, 18), torch.arange(17))})
     with torch.no_grad():
@@ -330,10 +330,10 @@ def test_eight_bits_of_masked_words(model: Path, tmp_path: Path):
 
 
 def test_a_file_that_differs_is_not_kept(classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def wrong(path: Path, network: Any, *others: Any) -> None:
+    def wrong(path: Path, network: Any) -> None:
         other = copy.deepcopy(network)
         other.classifier.bias.data += 0.001
-        write_onnx(path, other, *others)
+        write_onnx(path, other)
 
     monkeypatch.setattr("bertworks.interop.export.write_onnx", wrong)
     with pytest.raises(BertworksError, match=r"differs from the model by 1\.0e-03 on 1 x 1 tokens; it is not kept"):

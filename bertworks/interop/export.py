@@ -2,11 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -19,14 +18,14 @@ from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_card import render_card
 from bertworks.checkpoints.model_folder import EXPORTED, TaskConfig, save_settings, task_settings
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.schema import TaskType, items
+from bertworks.datasets.schema import items
 from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
 from bertworks.inference.engine import BATCH_TOKENS, LazyModel, OnnxModel
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
-from bertworks.interop.onnx_export import OPSET, Head, write_onnx
+from bertworks.interop.onnx_export import OPSET, ExportedNetwork, outputs_of, write_onnx
 from bertworks.io.atomic_write import refuse_not_empty, replacing_folder, write_text
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Encoder
@@ -38,30 +37,26 @@ LARGEST_DIFFERENCE = 1e-4  # in logits; of numbers beyond 100, as a regression m
 _SHAPES = ((1, 1), (1, 2), (1, 16), (2, 7), (3, 33), (8, 64), (5, 128), (2, 512))  # sequences, tokens of the longest
 _USUAL = ((1, 20), (16, 48), (4, 200))  # the same, for timing without data
 _ROWS, _ROUNDS = 256, 3  # rows of the data that are timed; rounds of the timing
-_HEADS: dict[TaskType, Head] = {
-    "classification": "sequence", "multilabel": "sequence", "regression": "sequence", "tagging": "tokens",
-    "spans": "tokens", "qa": "span", "choice": "choice",
-}  # fmt: skip
 _POOLING = (  # settings of vectors
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
 )  # fmt: skip
 Logits = Callable[[Batch], Tensor]
 
 
-@dataclass(frozen=True)
-class _Source:
+class _Source(NamedTuple):
     """The model to export. predictor: of a fine-tuned model."""
 
     name: str
     model: LazyModel
-    head: Head
-    network: TaskModel | PretrainingModel | Encoder
-    logits: Logits
+    network: ExportedNetwork
     predictor: Predictor | None = None
 
     @property
     def description(self) -> TaskConfig | None:
         return self.predictor.description if self.predictor else None
+
+    def logits(self, batch: Batch) -> Tensor:
+        return outputs_of(self.network, batch)
 
 
 def export(
@@ -103,29 +98,30 @@ def _export(
     source: _Source, folder: Path, results: dict[str, Any], *, int8: bool, data: str | Path | None
 ) -> Iterator[Event]:
     """Fills the folder; adds to `results`."""
-    path = folder / EXPORTED
+    path, is_encoder = folder / EXPORTED, isinstance(source.network, Encoder)
     head = task_settings(source.description, source.model.config.family) if source.description else None
-    prefix = "encoder." if source.head == "encoder" else ""
-    names = [f"{prefix}{name}" for name, _ in source.network.named_parameters()]
+    names = ["encoder."] if is_encoder else [name for name, _ in source.network.named_parameters()]
     save_settings(folder, names, source.model.config, source.model.tokenizer, head=head)
     if source.description:
         source.description.save(folder)
-    for name in _POOLING if source.head == "encoder" else ():
+    for name in _POOLING if is_encoder else ():
         if (source.model.folder / name).is_file():
             write_text(folder / name, (source.model.folder / name).read_text(encoding="utf-8"))
-    write_onnx(path, source.network, source.head)
+    write_onnx(path, source.network)
     theirs = OnnxModel(path)
     results["largest_difference"] = _compared(source, theirs, results["output"])
-    yield Event("note", f"onnxruntime agrees on {len(_SHAPES)} shapes, from 1 x 1 to 2 x "
-                f"{_longest(source, 512)}: differences up to {results['largest_difference']:.1e}")  # fmt: skip
+    longest = min(512, source.model.config.max_position_embeddings)
+    yield Event("note", f"onnxruntime agrees on {len(_SHAPES)} shapes, from 1 x 1 to 2 x {longest}: differences up to "
+                f"{results['largest_difference']:.1e}")  # fmt: skip
     batches = _batches(source, data)
     if int8:
-        _quantize(path, source.head)
+        _quantize(path, source.network)
         theirs = OnnxModel(path)
         results["cost"] = cost = _cost(source.logits, theirs.logits, batches)
         yield Event("note", f"int8: outputs differ by up to {cost['largest']:.3f}, by {cost['mean']:.4f} on average, "
                     f"and have a standard deviation of {cost['deviation']:.3f}", cost)  # fmt: skip
-    before, took = _timed((source.logits, theirs.logits), batches)
+    rounds = [[_seconds(answer, batches) for answer in (source.logits, theirs.logits)] for _ in range(_ROUNDS)]
+    before, took = map(min, zip(*rounds))
     results |= {"seconds": took, "seconds_ours": before}
     count = sum(batch.layout.num_sequences for batch in batches)
     yield Event("note", f"speed: {count} sequences take {took:.3f} s, by torch {before:.3f} s: "
@@ -162,31 +158,23 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
         predictor = Predictor(source, precision="fp32")
         network = predictor.network
         assert network is not None
-        return _Source(name, source, _HEADS[predictor.description.task], network, network.logits, predictor)
+        return _Source(name, source, network, predictor)
     if not encoder_only and "lm_head" in components:
-        pretrained = source.network(partial(PretrainingModel, objectives={"masked_lm": 1.0}), "encoder", "lm_head")
-        return _Source(name, source, "masked_lm", pretrained, pretrained.scores)
-    encoder = source.network(Encoder, "encoder", prefix="encoder.")
-
-    def states(batch: Batch) -> Tensor:
-        return encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1][batch.target.positions]  # type: ignore[no-any-return]
-
-    return _Source(name, source, "encoder", encoder, states)
-
-
-def _longest(source: _Source, length: int) -> int:
-    return min(length, source.model.config.max_position_embeddings)
+        pretrained = partial(PretrainingModel, objectives={"masked_lm": 1.0})
+        return _Source(name, source, source.network(pretrained, "encoder", "lm_head"))
+    return _Source(name, source, source.network(Encoder, "encoder", prefix="encoder."))
 
 
 def _drawn(source: _Source, draw: np.random.Generator, sequences: int, length: int) -> Batch:
     """Random sequences: one of the length, the others shorter. The targets are those of the head."""
-    longest = _longest(source, length)
+    longest = min(length, source.model.config.max_position_embeddings)
+    is_pooled = isinstance(source.network, TaskModel) and source.network.task.pooled
     examples = []
     for n in [longest, *draw.integers(max(1, longest // 4), longest + 1, sequences - 1)]:
-        positions = np.zeros(1, np.int64) if source.head in ("sequence", "choice") else np.arange(n)
+        positions = np.zeros(1, np.int64) if is_pooled else np.arange(n)
         target = Target(positions, np.zeros(len(positions), np.int64))
         ids, kinds = draw.integers(0, source.model.config.vocab_size, n), np.sort(draw.integers(0, 2, n))
-        examples.append(Example(ids, kinds, {"masked_lm" if source.head == "masked_lm" else "task": target}))
+        examples.append(Example(ids, kinds, {"task": target}))
     return collate(examples)
 
 
@@ -225,12 +213,12 @@ def _compared(source: _Source, exported: OnnxModel, where: str) -> float:
     return worst
 
 
-def _quantize(path: Path, head: Head) -> None:
+def _quantize(path: Path, network: ExportedNetwork) -> None:
     """Replace the weights of the file by 8-bit weights, with one scale per column."""
     with optional_import("an exported model", '"bertworks[export]"'):
         from onnxruntime.quantization import QuantType, quantize_dynamic
     # The LM head reads the embedding matrix too: a quantized Gather would be converted back at each call.
-    kinds = ["MatMul"] if head == "masked_lm" else ["MatMul", "Gather"]
+    kinds = ["MatMul"] if isinstance(network, PretrainingModel) else ["MatMul", "Gather"]
     small = path.with_suffix(".int8")
     # One bit less: products of two of them overflow on processors without instructions for 8 bits (AVX2).
     quantize_dynamic(path, small, kinds, per_channel=True, reduce_range=True, weight_type=QuantType.QInt8)
@@ -246,16 +234,12 @@ def _cost(ours: Logits, theirs: Logits, batches: Sequence[Batch]) -> dict[str, f
 
 
 @torch.no_grad()
-def _timed(answering: Sequence[Logits], batches: Sequence[Batch]) -> list[float]:
-    """Seconds of each for all batches: the best of several interleaved rounds."""
-    best = [float("inf")] * len(answering)
-    for _ in range(_ROUNDS):
-        for number, answer in enumerate(answering):
-            start = time.perf_counter()
-            for batch in batches:
-                answer(batch)
-            best[number] = min(best[number], time.perf_counter() - start)
-    return best
+def _seconds(answer: Logits, batches: Sequence[Batch]) -> float:
+    """What the answers to all batches take."""
+    start = time.perf_counter()
+    for batch in batches:
+        answer(batch)
+    return time.perf_counter() - start
 
 
 def _card(source: _Source, exported: OnnxModel, results: dict[str, Any]) -> str:

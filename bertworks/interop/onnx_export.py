@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,18 +15,28 @@ from bertworks.errors import BertworksError, optional_import
 from bertworks.inference.engine import INPUTS
 from bertworks.models.encoder import Encoder
 from bertworks.training.objectives import PretrainingModel
-from bertworks.training.task_heads import TaskModel
+from bertworks.training.task_heads import MultipleChoice, SpanExtraction, TaskModel
 
-# The outputs: hidden states of all tokens; logits of the vocabulary for each token; of labels for each token; of the
-# first and the last token of an answer; of labels for each sequence; of each of several sequences.
-Head = Literal["encoder", "masked_lm", "tokens", "span", "sequence", "choice"]
+# The outputs: hidden states of all tokens; logits of the vocabulary for each token; those of the head of a task.
+ExportedNetwork = Encoder | PretrainingModel | TaskModel
 OPSET = 20
 _MAX_BYTES = (1 << 31) - (1 << 24)  # of parameters: one file holds less than 2 GB
 
 
-def write_onnx(path: Path, network: TaskModel | PretrainingModel | Encoder, head: Head) -> None:
+def outputs_of(network: ExportedNetwork, batch: Batch) -> Tensor:
+    """[M, outputs]: the logits of a task at the positions of its target; else the logits of the vocabulary, or the last
+    hidden states, for all tokens."""
+    if isinstance(network, TaskModel):
+        return network.logits(batch)
+    encoder = network if isinstance(network, Encoder) else network.encoder
+    states: Tensor = encoder(batch.input_ids, batch.layout, batch.token_type_ids)[-1]
+    head = None if isinstance(network, Encoder) else network.lm_head
+    return states if head is None else head(states, encoder.embeddings.token.weight)
+
+
+def write_onnx(path: Path, network: ExportedNetwork) -> None:
     """Traces the network and writes one file. `input_ids`, `attention_mask` (1: a token, 0: padding) and
-    `token_type_ids` (where the model has any), int64 [batch, length], for `choice` [batch, choices, length], become
+    `token_type_ids` (where the model has any), int64 [batch, length], for choices [batch, choices, length], become
     float32 `last_hidden_state` [batch, length, hidden]; or `logits`, [batch, length, outputs], [batch, outputs] or
     [batch, choices]; or `start_logits` and `end_logits`, [batch, length].
 
@@ -45,17 +55,15 @@ def write_onnx(path: Path, network: TaskModel | PretrainingModel | Encoder, head
         raise BertworksError(f"models that read {encoder.config.direction.replace('_', ' ')} are not exported yet")
     if sum(p.numel() * p.element_size() for p in network.parameters()) > _MAX_BYTES:
         raise BertworksError("the model has more than 2 GB, the most that one ONNX file holds")
-    axes = ["batch", "choices", "length"] if head == "choice" else ["batch", "length"]
+    task = network.task if isinstance(network, TaskModel) else None
+    axes = ["batch", "choices", "length"] if isinstance(task, MultipleChoice) else ["batch", "length"]
+    kept = axes[:-1] if task is not None and task.pooled else axes
     names = [name for name in INPUTS if name != "token_type_ids" or encoder.embeddings.token_type is not None]
-    outputs = {
-        "encoder": ["last_hidden_state"],
-        "span": ["start_logits", "end_logits"],
-    }.get(head, ["logits"])
-    kept = {"sequence": axes[:1], "choice": axes[:2]}.get(head, axes)
+    outputs = ["last_hidden_state"] if network is encoder else ["logits"]
+    outputs = ["start_logits", "end_logits"] if isinstance(task, SpanExtraction) else outputs
     dynamic = {name: dict(enumerate(axes)) for name in names} | {name: dict(enumerate(kept)) for name in outputs}
-    size = (2, 3, 4)[-len(axes) :]
-    example = tuple(torch.ones(size, dtype=torch.long) for _ in names)
-    traced = _Traced(network, head).eval()
+    example = tuple(torch.ones((2, 3, 4)[-len(axes) :], dtype=torch.long) for _ in names)
+    traced = _Traced(network).eval()
     with torch.no_grad(), _products_and_sums(encoder.embeddings.token.weight), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sizes that are constant, and that there is a newer exporter
         torch.onnx.export(
@@ -67,10 +75,9 @@ def write_onnx(path: Path, network: TaskModel | PretrainingModel | Encoder, head
     _split_gemm(model.graph)
     _shorten_names(model.graph)
     model.producer_name = "bertworks"
-    if head not in ("choice", "span"):
-        widths = {"encoder": encoder.config.hidden_size, "masked_lm": encoder.config.vocab_size}
-        width = network.task.outputs if isinstance(network, TaskModel) else widths[head]
-        model.graph.output[0].type.tensor_type.shape.dim[-1].dim_value = width
+    if not isinstance(task, MultipleChoice | SpanExtraction):
+        width = encoder.config.hidden_size if network is encoder else encoder.config.vocab_size
+        model.graph.output[0].type.tensor_type.shape.dim[-1].dim_value = width if task is None else task.outputs
     # Without this mark onnxruntime's quantization advises to simplify the graph first, which changes nothing here.
     onnx.helper.set_model_props(model, {"onnx.quant.pre_process": "onnxruntime.quant"})
     onnx.checker.check_model(model)
@@ -137,32 +144,24 @@ def _products_and_sums(table: Tensor) -> Iterator[None]:
 
 
 class _Traced(torch.nn.Module):
-    """A network with a head over a padded rectangle."""
+    """A network over a padded rectangle."""
 
-    def __init__(self, network: TaskModel | PretrainingModel | Encoder, head: Head):
+    def __init__(self, network: ExportedNetwork):
         super().__init__()
         self.network: Any = network
-        self.head = head
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Any:
-        sizes = input_ids.shape
-        encoder = self.network if self.head == "encoder" else self.network.encoder
+        sizes, encoder = input_ids.shape, getattr(self.network, "encoder", self.network)
         layout: Any = _PaddedLayout(attention_mask.view(-1, sizes[-1]), encoder.config.max_position_embeddings)
         ids, types = input_ids.flatten(), None if token_type_ids is None else token_type_ids.flatten()
-        if self.head in ("encoder", "masked_lm"):
-            x = encoder(ids, layout, types)[-1]
-            if self.head == "masked_lm":
-                x = self.network.lm_head(x, encoder.embeddings.token.weight)
-            return x.view(*sizes, -1)
-        pooler = self.network.pooler
+        task, pooler = getattr(self.network, "task", None), getattr(self.network, "pooler", None)
         positions = torch.arange(len(layout.position_ids)) if pooler is None else pooler.tokens(layout)
-        batch = Batch(ids, layout, types, {"task": BatchTarget(positions, positions)})
-        logits = self.network.logits(batch)
-        if self.head == "span":
-            return tuple(part.view(sizes) for part in logits.unbind(-1))
-        if self.head == "sequence":
-            return logits
-        return logits.view(sizes[:-1]) if self.head == "choice" else logits.view(*sizes, -1)
+        found = outputs_of(self.network, Batch(ids, layout, types, {"task": BatchTarget(positions, positions)}))
+        if isinstance(task, SpanExtraction):
+            return tuple(part.view(sizes) for part in found.unbind(-1))
+        if isinstance(task, MultipleChoice):
+            return found.view(sizes[:-1])
+        return found if pooler is not None else found.view(*sizes, -1)
 
 
 class _PaddedLayout:
