@@ -1,7 +1,7 @@
 """One object with all abilities of a model. Each ability is loaded when it is first used."""
 
 from collections.abc import Iterable
-from functools import cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -38,8 +38,11 @@ class LoadedModel:
     """
 
     def __init__(self, model: str | Path, *, device: str = "auto", precision: PrecisionOption = "auto"):
-        self._opened, self._option = LazyModel(model, device), precision
+        self._opened = LazyModel(model, device)
         self._precision: Precision = "bf16" if precision == "bf16" else "fp32"
+        self._embedder = cache(partial(Embedder, self._opened, precision=precision))
+        self._filler = cache(partial(Filler, self._opened))
+        self._predictor = cache(partial(Predictor, self._opened, precision=precision))
         self.folder, self.config, self.tokenizer = self._opened.folder, self._opened.config, self._opened.tokenizer
 
     def __repr__(self) -> str:
@@ -71,7 +74,7 @@ class LoadedModel:
             BertworksError: only the model's answers were exported; its vectors are made in a way not known here.
         """
         texts = self._check("embed", texts)
-        return self._embedder.embed(texts, prompt=prompt)
+        return self._embedder().embed(texts, prompt=prompt)
 
     def fill(self, texts: Iterable[str], k: int = 5) -> list[list[list[Filling]]]:
         """For each text, for each of its masks, the k most probable tokens.
@@ -83,7 +86,7 @@ class LoadedModel:
         texts = self._check("fill", texts)
         if k < 1:
             raise UsageError(f"k is {k}: expected 1 or more")
-        return [self._filler(text, k) for text in texts]
+        return [self._filler()(text, k) for text in texts]
 
     def score(self, sentences: Iterable[str], *, within_word: bool = False) -> list[Score]:
         """The pseudo-log-likelihood of each sentence: see `bertworks.score`.
@@ -93,8 +96,8 @@ class LoadedModel:
             BertworksError: an empty sentence; the model has no masked LM head.
         """
         sentences = self._check("score", sentences)
-        network, tokenizer = self._filler.model, self._filler.tokenizer
-        return list(scores_of(network, tokenizer, sentences, within_word=within_word, precision=self._precision))
+        network = self._filler().model
+        return list(scores_of(network, self.tokenizer, sentences, within_word=within_word, precision=self._precision))
 
     def predict(self, texts: Iterable[Any], *, top_k: int = 1, probabilities: bool = False) -> list[Answer]:
         """What a fine-tuned model says of each text: see `Predictor.predict`.
@@ -104,7 +107,7 @@ class LoadedModel:
             BertworksError: the model was not fine-tuned.
         """
         texts = self._check("predict", texts)
-        return self._predictor.predict(texts, top_k=top_k, probabilities=probabilities)
+        return self._predictor().predict(texts, top_k=top_k, probabilities=probabilities)
 
     def explain(self, *texts: str, target: str | None = None, baseline: Literal["mask", "pad"] = "mask") -> Explanation:
         """Why the model answers what it answers to one text, or pair: see `bertworks.explain`.
@@ -123,8 +126,7 @@ class LoadedModel:
             UsageError: there is something in the way.
             BertworksError: it is an exported one.
         """
-        for _ in convert(self.folder, folder):
-            pass
+        list(convert(self.folder, folder))
 
     def _check(self, ability: Ability, texts: Iterable[_T]) -> list[_T]:
         if ability not in self.can:
@@ -137,18 +139,6 @@ class LoadedModel:
                 hint=instead,
             )
         return listed(texts, f"{ability}([text])[0]")
-
-    @cached_property
-    def _embedder(self) -> Embedder:
-        return Embedder(self._opened, precision=self._option)
-
-    @cached_property
-    def _filler(self) -> Filler:
-        return Filler(self._opened)
-
-    @cached_property
-    def _predictor(self) -> Predictor:
-        return Predictor(self._opened, precision=self._option)
 
 
 def load(model: str | Path, *, device: str = "auto", precision: PrecisionOption = "auto") -> LoadedModel:
