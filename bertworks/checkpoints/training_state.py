@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_tensors
+from bertworks.checkpoints.storage import read_tensors, refuse_non_finite, write_tensors
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing_folder, sha256
 
@@ -87,11 +87,9 @@ def save_checkpoint(
             manifest["sha256"] = hashlib.sha256(_canonical(manifest)).hexdigest()
             (temporary / _MANIFEST).write_bytes(json.dumps(manifest, indent=2, allow_nan=False).encode() + b"\n")
     except OSError as error:
-        raise BertworksError(
-            f"this checkpoint cannot be written ({error.strerror}); older ones are untouched",
-            where=str(path),
-            hint="make the folder writable, or choose another with -o",
-        ) from error
+        what = f"this checkpoint cannot be written ({error.strerror}); older ones are untouched"
+        hint = "make the folder writable, or choose another with -o"
+        raise BertworksError(what, where=str(path), hint=hint) from error
     _prune(folder, step, keep, best)
     return path
 
@@ -150,39 +148,27 @@ def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
 def _read(path: Path, step: int) -> Checkpoint:
     """Everything in it, verified. _DamagedError if a byte is not as it was written."""
     try:
-        sha256(path / _MANIFEST)  # a disk that does not give it says so here
-        digest, size = sha256(path / _TENSORS), (path / _TENSORS).stat().st_size
-        manifest = read_json(path / _MANIFEST)
+        manifest = json.loads((path / _MANIFEST).read_bytes())
         if manifest["sha256"] != hashlib.sha256(_canonical(manifest)).hexdigest():  # the same rule in every format
             raise _DamagedError(f"{_MANIFEST} is not as it was written")
-        if manifest["format"] <= FORMAT:
-            return _verified(path, step, manifest, size, digest)
+        if manifest["format"] > FORMAT:
+            what = f"a checkpoint of format {manifest['format']}; this version knows formats up to {FORMAT}"
+            raise BertworksError(what, where=str(path), hint="upgrade: pip install --upgrade bertworks")
+        if manifest["step"] != step:
+            raise _DamagedError(f"it is the checkpoint of step {manifest['step']}")
+        expected, size = manifest["files"][_TENSORS], (path / _TENSORS).stat().st_size
+        if size != expected["bytes"]:
+            raise _DamagedError(f"{_TENSORS} has {size:,} bytes instead of {expected['bytes']:,}")
+        if sha256(path / _TENSORS) != expected["sha256"]:
+            raise _DamagedError(f"{_TENSORS} is not as it was written (its sha256 differs)")
+        return Checkpoint(path, step, read_tensors(path / _TENSORS), manifest["facts"])
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise _DamagedError(f"{Path(error.filename or path).name} cannot be read: {error.strerror}") from error
     except OSError as error:  # it may be as good as ever: a network disk that is away, permissions
-        raise BertworksError(
-            f"cannot be read: {error.strerror}", where=str(path),
-            hint="try again; if it stays so, move this checkpoint away, and the one before it is taken",
-        ) from None  # fmt: skip
-    except (BertworksError, KeyError, TypeError, ValueError) as error:
-        raise _DamagedError(f"{_MANIFEST} cannot be understood: {getattr(error, 'what', error)}") from error
-    raise BertworksError(
-        f"a checkpoint of format {manifest['format']}; this version knows formats up to {FORMAT}",
-        where=str(path),
-        hint="upgrade: pip install --upgrade bertworks",
-    )
-
-
-def _verified(path: Path, step: int, manifest: dict[str, Any], size: int, digest: str) -> Checkpoint:
-    """The checkpoint, if size and sha256 of its tensors are those of the manifest."""
-    if manifest["step"] != step:
-        raise _DamagedError(f"it is the checkpoint of step {manifest['step']}")
-    expected = manifest["files"][_TENSORS]
-    if size != expected["bytes"]:
-        raise _DamagedError(f"{_TENSORS} has {size:,} bytes instead of {expected['bytes']:,}")
-    if digest != expected["sha256"]:
-        raise _DamagedError(f"{_TENSORS} is not as it was written (its sha256 differs)")
-    return Checkpoint(path, step, read_tensors(path / _TENSORS), manifest["facts"])
+        hint = "try again; if it stays so, move this checkpoint away, and the one before it is taken"
+        raise BertworksError(f"cannot be read: {error.strerror}", where=str(path), hint=hint) from None
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise _DamagedError(f"{_MANIFEST} cannot be understood: {error}") from error
 
 
 def _quarantine(path: Path) -> Path:
@@ -202,6 +188,5 @@ def _prune(folder: Path, saved: int, keep: int, best: int | None) -> None:
             if step not in (saved, best):
                 shutil.rmtree(path.rename(path.with_name(path.name + _DELETED)))
     except OSError as error:
-        raise BertworksError(
-            f"checkpoint {saved} is saved, but an older one cannot be deleted: {error.strerror}", where=str(folder)
-        ) from error
+        what = f"checkpoint {saved} is saved, but an older one cannot be deleted: {error.strerror}"
+        raise BertworksError(what, where=str(folder)) from error
