@@ -159,11 +159,9 @@ def check_representable(config: EncoderConfig, pad_token_id: int) -> None:
             setting = f"--set encoder.{name}={json.dumps(value)}"
             raise BertworksError(what, hint=f"leave {name} out of the recipe" if value is None else setting)
     if pad_token_id != (expected := family.required.get("pad_token_id", pad_token_id)):
-        raise BertworksError(
-            f"the padding token has id {pad_token_id}: in {config.family} positions are counted from it, so it "
-            f"must be {expected}",
-            hint=f"use the tokenizer of a {config.family} model: --tokenizer FOLDER",
-        )
+        what = f"the padding token has id {pad_token_id}: in {config.family} positions are counted from it"
+        hint = f"use the tokenizer of a {config.family} model: --tokenizer FOLDER"
+        raise BertworksError(f"{what}, so it must be {expected}", hint=hint)
 
 
 def config_to_huggingface(
@@ -210,11 +208,8 @@ def config_from_huggingface(settings: Mapping[str, Any], *, where: str | None = 
     kind = _kind(settings) if isinstance(settings, Mapping) else None
     if kind not in [*FAMILIES, OWN_TYPE]:
         there = f"model_type is {kind!r:.60}" if kind is not None else "there is no model_type"
-        raise BertworksError(
-            f"{there}: expected one of {', '.join(FAMILIES)}",
-            where=where,
-            hint='choose a folder whose config.json has such a "model_type" (for files of Google add "bert")',
-        )
+        hint = 'choose a folder whose config.json has such a "model_type" (for files of Google add "bert")'
+        raise BertworksError(f"{there}: expected one of {', '.join(FAMILIES)}", where=where, hint=hint)
     family = FAMILIES["bert" if kind == OWN_TYPE else kind]
     for name, value in family.required.items():
         if settings.get(name, value) != value:
@@ -319,10 +314,8 @@ def _untied(theirs: dict[str, Tensor], family: Family, where: str | None) -> dic
             continue
         original = theirs.setdefault(original_name, copy)
         if copy.dtype != original.dtype or not torch.equal(copy, original):
-            raise BertworksError(
-                f"{name} differs from {original_name}: only models with an output layer tied to the embeddings are "
-                "supported", where=where,
-            )  # fmt: skip
+            what = "only models with an output layer tied to the embeddings are supported"
+            raise BertworksError(f"{name} differs from {original_name}: {what}", where=where)
     return theirs
 
 
@@ -337,19 +330,13 @@ def _present(
     """
     there = set(names)
     if unknown := there.difference(*map(names_of, table)):
-        raise BertworksError(
-            f"{some_names(unknown)}: no place for this in a BERT of this configuration",
-            where=where,
-            hint=f"{_OTHER_CONFIG}; other networks than BERT cannot be read",
-        )
+        what = f"{some_names(unknown)}: no place for this in a BERT of this configuration"
+        raise BertworksError(what, where=where, hint=f"{_OTHER_CONFIG}; other networks than BERT cannot be read")
     begun = {p.component for p in table if not there.isdisjoint(names_of(p))} | {"encoder"}
     present = [p for p in table if p.component in begun]
     if missing := {name for p in present for name in names_of(p)} - there:
-        raise BertworksError(
-            f"incomplete: {some_names(missing)} missing",
-            where=where,
-            hint="the file was cut, or is not a whole model: get it again",
-        )
+        hint = "the file was cut, or is not a whole model: get it again"
+        raise BertworksError(f"incomplete: {some_names(missing)} missing", where=where, hint=hint)
     return present
 
 
@@ -357,9 +344,6 @@ def _check_shape(name: str, value: Tensor, shape: Sequence[int], where: str | No
     fits = value.dim() == len(shape) and all(size in (_ANY, found) for size, found in zip(shape, value.shape))
     if not fits or not value.is_floating_point():
         axes = ", ".join("any" if size == _ANY else str(size) for size in shape)
-        raise BertworksError(
-            f"{name} is {value.dtype} {list(value.shape)}, but the configuration expects floating-point "
-            f"numbers of the shape [{axes}]",
-            where=where,
-            hint=_OTHER_CONFIG,
-        )
+        expected = f"the configuration expects floating-point numbers of the shape [{axes}]"
+        what = f"{name} is {value.dtype} {list(value.shape)}, but {expected}"
+        raise BertworksError(what, where=where, hint=_OTHER_CONFIG)

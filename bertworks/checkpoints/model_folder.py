@@ -89,10 +89,8 @@ def task_from_settings(settings: Mapping[str, Any], path: Path) -> TaskConfig:
     if not tasks:
         names = settings.get("architectures")
         head = ", ".join(map(str, names))[:100] if isinstance(names, list) and names else "no head"
-        raise BertworksError(
-            f"this model ({head}) was not fine-tuned for a task", where=str(path.parent),
-            hint=f"fine-tune it: bertworks finetune DATA --model {shlex.quote(str(path.parent))} -o ANOTHER-FOLDER",
-        )  # fmt: skip
+        hint = f"fine-tune it: bertworks finetune DATA --model {shlex.quote(str(path.parent))} -o ANOTHER-FOLDER"
+        raise BertworksError(f"this model ({head}) was not fine-tuned for a task", where=str(path.parent), hint=hint)
     labels = _labels(settings, path)
     if tasks[0] == "classification":
         problem = settings.get("problem_type") or ("regression" if len(labels) == 1 else None)
@@ -365,11 +363,9 @@ def load_state(folder: Path, config: EncoderConfig) -> dict[str, Tensor]:
 def check_components(components: Collection[str], needs: Collection[str], folder: Path) -> None:
     """Raises BertworksError if a model lacks a component in `needs`."""
     if missing := sorted(set(needs) - set(components)):
-        raise BertworksError(
-            f"this model has no {' and no '.join(missing)} (it has {', '.join(sorted(components))})",
-            where=str(folder),
-            hint="use a folder that `bertworks pretrain` made, or one saved as BertForPreTraining",
-        )
+        what = f"this model has no {' and no '.join(missing)} (it has {', '.join(sorted(components))})"
+        hint = "use a folder that `bertworks pretrain` made, or one saved as BertForPreTraining"
+        raise BertworksError(what, where=str(folder), hint=hint)
 
 
 def weights_sha256(folder: str | Path) -> str:
@@ -382,12 +378,9 @@ def weights_sha256(folder: str | Path) -> str:
 def check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, where: Path) -> None:
     """Raises BertworksError if the tokenizer has more tokens than the model."""
     if tokenizer.vocab_size > config.vocab_size:
-        raise BertworksError(
-            f"the tokenizer has {tokenizer.vocab_size:,} tokens, the model only {config.vocab_size:,}: "
-            "they do not belong together",
-            where=str(where),
-            hint="use the tokenizer that the model was trained with",
-        )
+        what = f"the tokenizer has {tokenizer.vocab_size:,} tokens, the model only {config.vocab_size:,}"
+        hint = "use the tokenizer that the model was trained with"
+        raise BertworksError(f"{what}: they do not belong together", where=str(where), hint=hint)
 
 
 def read_weights(folder: Path) -> dict[str, Tensor]:
@@ -400,22 +393,19 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
         return read_tensors(folder / WEIGHTS)
     if (index := folder / _INDEX).exists():
         return _read_sharded(folder, index)
+    what, hint = f"there is no {WEIGHTS}", "choose a folder that holds a model"
     pickles = [name for name in ("pytorch_model.bin", "pytorch_model.bin.index.json") if (folder / name).exists()]
     if pickles:
-        raise BertworksError(
-            f"only {pickles[0]}: a pickle, which can run any program when it is opened, and is not read",
-            where=str(folder),
-            hint='if you trust where it comes from, convert it with transformers: python -c "from transformers import '
+        what = f"only {pickles[0]}: a pickle, which can run any program when it is opened, and is not read"
+        hint = (
+            'if you trust where it comes from, convert it with transformers: python -c "from transformers import '
             f"AutoTokenizer as T, {_class_of(folder)} as M; f, to = '{folder}', '{folder}-safe'; "
-            'M.from_pretrained(f).save_pretrained(to); T.from_pretrained(f).save_pretrained(to)"',
+            'M.from_pretrained(f).save_pretrained(to); T.from_pretrained(f).save_pretrained(to)"'
         )
-    if (folder / EXPORTED).is_file():
-        raise BertworksError(
-            f"only {EXPORTED}: an exported model has no weights that can be read",
-            where=str(folder),
-            hint="use the folder that it was exported from",
-        )
-    raise BertworksError(f"there is no {WEIGHTS}", where=str(folder), hint="choose a folder that holds a model")
+    elif (folder / EXPORTED).is_file():
+        what = f"only {EXPORTED}: an exported model has no weights that can be read"
+        hint = "use the folder that it was exported from"
+    raise BertworksError(what, where=str(folder), hint=hint)
 
 
 def _class_of(folder: Path) -> str:
@@ -432,9 +422,8 @@ def _read_sharded(folder: Path, index: Path) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     for file in sorted(set(files.values())):
         if Path(file).name != file or not file.endswith(".safetensors"):
-            raise BertworksError(
-                f"{file[:100]!r} is not the name of a safetensors file in this folder", where=str(index)
-            )
+            what = f"{file[:100]!r} is not the name of a safetensors file in this folder"
+            raise BertworksError(what, where=str(index))
         tensors |= read_tensors(folder / file)
     if strays := set(files) ^ set(tensors):
         raise BertworksError(f"the index and its files disagree about {sorted(strays)[0]}", where=str(index))

