@@ -8,8 +8,7 @@ configuration first: a name, a shape or a size that does not fit is an error.
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +18,9 @@ from bertworks.checkpoints.families.family import GELUS, Family, Row
 from bertworks.errors import BertworksError, some_names
 from bertworks.models.config import LIMITS, EncoderConfig
 
-_FAMILIES: list[Family] = [module.FAMILY for module in (bert, roberta, distilbert, gpt2)]
-FAMILIES = {family.default.family: family for family in _FAMILIES}
+FAMILIES: dict[str, Family] = {
+    module.FAMILY.default.family: module.FAMILY for module in (bert, roberta, distilbert, gpt2)
+}
 # transformers has no such network: this part has our names. Its sizes are its own, and so is the classifier's input.
 _RECURRENT: list[Row] = [
     (name, [name], "A A")
@@ -41,8 +41,7 @@ _OTHER_CONFIG = "use the config.json that was saved with these weights"
 _ANY = -1  # a size that the configuration does not determine
 
 
-@dataclass(frozen=True)
-class _Parameter:
+class _Parameter(NamedTuple):
     """A row of a table, for one layer, of the weight or the bias.
 
     shape: of each of theirs, after transposing; _ANY: any size.
@@ -69,13 +68,12 @@ def components_in_file(theirs: Iterable[str], config: EncoderConfig) -> frozense
     """The components, as in `component_names`, that a file with these names has something of."""
     family = FAMILIES[config.family]
     bare = {name.removeprefix(family.prefix) for name in theirs}
-    table = _parameters(config, bare, _class_of(bare, family))
-    return frozenset(parameter.component for parameter in table if not bare.isdisjoint(parameter.theirs))
+    return frozenset(p.component for p in _parameters(config, bare) if not bare.isdisjoint(p.theirs))
 
 
 def their_names(config: EncoderConfig) -> list[str]:
     """The names, without prefix, of all parameters that a file of theirs may have."""
-    return [name for p in _parameters(config, [], None) if p.component != "recurrent" for name in p.theirs]
+    return [name for p in _parameters(config, []) if p.component != "recurrent" for name in p.theirs]
 
 
 def architecture_of(state: Iterable[str], family: str = "bert") -> str:
@@ -127,10 +125,9 @@ def from_huggingface(
         BertworksError: unknown names (listed), a wrong shape, a component incomplete (what is missing is listed).
     """
     family = FAMILIES[config.family]
-    theirs = _untied(_renamed(state, family, where), family, where)
-    table = _parameters(config, theirs, _class_of(theirs, family))
+    theirs = _renamed(state, family, where)
     ours: dict[str, Tensor] = {}
-    for parameter in _present(table, theirs.keys(), lambda p: p.theirs, where):
+    for parameter in _present(_parameters(config, theirs), theirs.keys(), lambda p: p.theirs, where):
         pieces = [theirs[name].t() if parameter.is_transposed else theirs[name] for name in parameter.theirs]
         if parameter.unused_rows and pieces[0].dim() == 2:
             ours[UNUSED_POSITIONS], pieces[0] = pieces[0].tensor_split([parameter.unused_rows])
@@ -243,13 +240,6 @@ def _kind(settings: Mapping[str, Any]) -> Any:
     return settings.get("model_type", "bert" if old else None)
 
 
-def _class_of(names: Collection[str], family: Family) -> str | None:
-    """The class of a file with these names, if the family has rows for it."""
-    weights = {kind: [name.replace("*", "weight") for row in rows for name in row[1]]
-               for kind, rows in family.by_class.items()}  # fmt: skip
-    return next((kind for kind, expected in weights.items() if all(name in names for name in expected)), None)
-
-
 def _is_buffer(name: str, family: Family) -> bool:
     return re.sub(r"\.\d+\.", ".#.", f".{name}").removeprefix(".") in family.buffers
 
@@ -272,14 +262,22 @@ def _value(value: Any, theirs: str, ours: str, default: object, where: str | Non
     return GELUS[value] if isinstance(default, str) else type(default)(value)
 
 
-def _parameters(config: EncoderConfig, names: Collection[str], architecture: str | None) -> list[_Parameter]:
-    """The table of a family with its signs replaced: one entry for each parameter of ours. names: those of the file."""
+def _parameters(config: EncoderConfig, names: Collection[str], architecture: str | None = None) -> list[_Parameter]:
+    """The table of a family with its signs replaced: one entry for each parameter of ours.
+
+    Args:
+        names: those of the file.
+        architecture: their class; None: the one, among those with rows of their own, that has these names.
+    """
     family, hidden = FAMILIES[config.family], config.hidden_size
     sizes = {
         "V": config.vocab_size, "P": config.max_position_embeddings, "T": config.type_vocab_size,
         "E": config.embedding_width, "H": hidden, "I": config.ffn_size, "Q": 3 * hidden, "2": 2, "L": _ANY, "A": _ANY,
         "C": _ANY if "recurrent" in component_names(names) else hidden,
     }  # fmt: skip
+    for kind, of_class in family.by_class.items():
+        if all(name.replace("*", "weight") in names for _, theirs, _ in of_class for name in theirs):
+            architecture = architecture or kind
     rows = {row[0]: row for row in (*family.table, *family.by_class.get(architecture or "", ()), *_RECURRENT)}
     entries = []
     for ours, theirs, axes in rows.values():
@@ -294,21 +292,17 @@ def _parameters(config: EncoderConfig, names: Collection[str], architecture: str
 
 
 def _renamed(state: Mapping[str, Tensor], family: Family, where: str | None) -> dict[str, Tensor]:
-    """Without the prefix, without buffers, and with today's names."""
-    renamed: dict[str, Tensor] = {}
+    """With today's names, without the prefix, buffers and copies of tied parameters. An original that is missing is
+    taken from its copy."""
+    theirs: dict[str, Tensor] = {}
     for name, value in state.items():
         new = name.removeprefix(family.prefix)
         for old, today in _OLD_NAMES.items():
             new = new.replace(old, today)
-        if new in renamed:
+        if new in theirs:
             raise BertworksError(f"two tensors are both {new}: {name} is one of them", where=where)
         if not _is_buffer(new, family):
-            renamed[new] = value
-    return renamed
-
-
-def _untied(theirs: dict[str, Tensor], family: Family, where: str | None) -> dict[str, Tensor]:
-    """Without the copies of tied parameters; an original that is missing is taken from its copy."""
+            theirs[new] = value
     for name, original_name in family.tied.items():
         if (copy := theirs.pop(name, None)) is None:
             continue
