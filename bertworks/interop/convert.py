@@ -33,6 +33,7 @@ from bertworks.checkpoints.sentence_transformers import (
 from bertworks.checkpoints.tensorflow import Gelu, find_checkpoint, load_checkpoint
 from bertworks.errors import BertworksError, some_names
 from bertworks.events import Event
+from bertworks.inference.decoding import make_task_head
 from bertworks.io.atomic_write import refuse_not_empty, replacing_folder
 
 _READ = (*NETWORK_FILES, TASK_FILE)  # files that are read, or that repeat what is in those
@@ -218,26 +219,22 @@ def _head(source: ModelFolder, state: Mapping[str, Tensor]) -> tuple[dict[str, A
         hint = 'add its class, such as "architectures": ["BertForSequenceClassification"]'
         raise BertworksError(what, where=str(folder), hint=hint)
     task = source.task_config
-    last = "span" if task.task == "qa" else "classifier"
-    outputs = len(state[f"{last}.bias"]) if last in parts else 0
-    expected = 2 if task.task == "qa" else len(task.labels) or 1
-    if outputs != expected or bool(task.lstm_units) != ("recurrent" in parts):
-        what = (
-            f"the head of these weights ({names}, {outputs} outputs) does not fit {task.task} with {expected} outputs"
-        )
+    expected = make_task_head(task)
+    outputs = len(state.get(f"{expected.head}.bias", ()))
+    if outputs != expected.outputs or bool(task.lstm_units) != ("recurrent" in parts):
+        what = f"the head of these weights ({names}, {outputs} outputs) does not fit {task.task}"
         hint = "use the config.json that was saved with these weights"
-        raise BertworksError(f"{what} in config.json", where=str(folder), hint=hint)
+        raise BertworksError(f"{what} with {expected.outputs} outputs in config.json", where=str(folder), hint=hint)
     head = task_settings(task, family)
     if has_task_file:
         return head, task
+    given: dict[str, Any] = {"problem_type": settings.get("problem_type")}  # the default for one label differs
     if settings.get("id2label"):  # also for tasks without labels: other programs show them
         named = {str(number): str(label) for number, label in settings["id2label"].items()}
-        head |= {"id2label": named, "label2id": {label: int(number) for number, label in named.items()}}
+        given |= {"id2label": named, "label2id": {label: int(number) for number, label in named.items()}}
     elif not task.labels:
-        del head["id2label"], head["label2id"]
-    head.pop("problem_type", None)  # with one label, its default differs between readers
-    problem = settings.get("problem_type")
-    return head | ({"problem_type": problem} if problem else {}), None
+        given |= {"id2label": None, "label2id": None}
+    return {name: value for name, value in (head | given).items() if value}, None
 
 
 def _card(name: str, source: str, model: Model, head: Mapping[str, Any], notes: Collection[str]) -> str:
