@@ -1,13 +1,10 @@
 """A network with a head -> one ONNX file, by tracing it over sequences padded to a rectangle."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from bertworks.batching.batch import Batch, BatchTarget
@@ -64,7 +61,7 @@ def write_onnx(path: Path, network: ExportedNetwork) -> None:
     dynamic = {name: dict(enumerate(axes)) for name in names} | {name: dict(enumerate(kept)) for name in outputs}
     example = tuple(torch.ones((2, 3, 4)[-len(axes) :], dtype=torch.long) for _ in names)
     traced = _Traced(network).eval()
-    with torch.no_grad(), _products_and_sums(encoder.embeddings.token.weight), warnings.catch_warnings():
+    with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # sizes that are constant, and that there is a newer exporter
         torch.onnx.export(
             traced, example, str(path), dynamo=False, opset_version=OPSET,
@@ -92,24 +89,30 @@ def _simplify(path: Path) -> None:
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC
     options.optimized_model_filepath, options.log_severity_level = str(path), 4
-    providers, kept = ["CPUExecutionProvider"], ["MatMulAddFusion"]  # it makes Gemm, which is not quantized
+    providers, kept = ["CPUExecutionProvider"], ["MatMulAddFusion"]  # it makes Gemm of matrices that are not transposed
     onnxruntime.InferenceSession(path.read_bytes(), options, providers=providers, disabled_optimizers=kept)
 
 
 def _split_gemm(graph: Any) -> None:
-    """The product with the embedding matrix as Transpose, MatMul and Add: to quantize Gemm, onnxruntime would transpose
-    the matrix itself, which the embeddings read as well."""
+    """Linear layers as MatMul and Add, which onnxruntime can quantize and computes as fast as Gemm. Their matrices are
+    transposed here; before the product with the embedding matrix, which the embeddings read as well, a Transpose does
+    it, and no copy is in the file."""
     import onnx
 
-    make = onnx.helper.make_node
-    for node in [node for node in graph.node if node.op_type == "Gemm"]:  # of the embedding matrix
-        x, table, *bias = node.input
-        transposed, product = f"{node.name}/table", f"{node.name}/product"
-        place = list(graph.node).index(node)
+    make, arrays = onnx.helper.make_node, onnx.numpy_helper
+    matrices = {tensor.name: tensor for tensor in graph.initializer}
+    embeddings = {node.input[0] for node in graph.node if node.op_type == "Gather"}
+    for node in [node for node in graph.node if node.op_type == "Gemm"]:
+        x, matrix, *bias = node.input
+        right = f"{node.name}/table" if matrix in embeddings else matrix
+        product, place = f"{node.name}/product", list(graph.node).index(node)
         graph.node.remove(node)
         graph.node.insert(place, make("Add", [product, *bias], node.output))
-        graph.node.insert(place, make("MatMul", [x, transposed], [product]))
-        graph.node.insert(place, make("Transpose", [table], [transposed]))
+        graph.node.insert(place, make("MatMul", [x, right], [product]))
+        if matrix in embeddings:
+            graph.node.insert(place, make("Transpose", [matrix], [right]))
+        elif tensor := matrices.pop(matrix, None):  # once, if several layers share it
+            tensor.CopyFrom(arrays.from_array(arrays.to_array(tensor).T.copy(), matrix))
 
 
 def _shorten_names(graph: Any) -> None:
@@ -123,24 +126,6 @@ def _shorten_names(graph: Any) -> None:
         node.name = f"n{number}"
         for field in (node.input, node.output):
             field[:] = [names.setdefault(name, f"t{len(names)}") for name in field]
-
-
-@contextmanager
-def _products_and_sums(table: Tensor) -> Iterator[None]:
-    """Linear layers are traced as MatMul and Add, which onnxruntime can quantize and computes as fast as Gemm. Not
-    those with the embedding matrix: its transpose would be a second copy in the file."""
-    linear = F.linear
-
-    def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        if weight is table:
-            return linear(x, weight, bias)
-        return x @ weight.t() if bias is None else x @ weight.t() + bias
-
-    vars(F)["linear"] = product
-    try:
-        yield
-    finally:
-        vars(F)["linear"] = linear
 
 
 class _Traced(torch.nn.Module):
