@@ -13,7 +13,7 @@ import hashlib
 import json
 import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -239,9 +239,8 @@ class ModelFolder:
     @property
     def exported(self) -> bool:
         """Whether the model is an ONNX file, and nothing else."""
-        return (self.within / EXPORTED).is_file() and not any(
-            (self.within / name).exists() for name in (WEIGHTS, _INDEX)
-        )
+        has_weights = (self.within / WEIGHTS).exists() or (self.within / _INDEX).exists()
+        return (self.within / EXPORTED).is_file() and not has_weights
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -304,35 +303,29 @@ def save_model(
     Args:
         state: parameters of an encoder and of heads, under our names.
         card: the text of README.md.
-        head: settings of the head of a fine-tuned model in config.json (`task_settings`): its class and its labels.
+        head: settings of the head of a fine-tuned model in config.json (`task_settings`): its class and its labels;
+            None: a pre-trained model.
 
     Raises:
         BertworksError: weights that are not finite, or do not fit the configuration or the tokenizer; a full disk.
     """
     folder = Path(folder)
-    architecture = str(head["architectures"][0]) if head else None
-    theirs = hf_mapping.to_huggingface(state, config, architecture)
+    theirs = hf_mapping.to_huggingface(state, config, head["architectures"][0] if head else None)
     refuse_non_finite(state, str(folder))
     check_vocabulary(tokenizer, config, folder)
-    save_settings(folder, state, config, tokenizer, head=head)
+    head = head or {"architectures": [hf_mapping.architecture_of(state, config.family)]}
+    save_settings(folder, config, tokenizer, head)
     with replacing(folder / WEIGHTS) as temporary:
         write_tensors(temporary, {name: value.float() for name, value in theirs.items()}, {"format": "pt"})
     write_text(folder / "README.md", card)
 
 
-def save_settings(
-    folder: Path,
-    names: Iterable[str],
-    config: EncoderConfig,
-    tokenizer: Tokenizer,
-    *,
-    head: Mapping[str, Any] | None = None,
-) -> None:
-    """Write config.json and the tokenizer files. names: of the parameters."""
-    architectures = [hf_mapping.architecture_of(names, config.family)] if head is None else head["architectures"]
-    settings = hf_mapping.config_to_huggingface(config, architectures=architectures, pad_token_id=tokenizer.pad_id)
-    settings |= head or {}
-    write_text(folder / "config.json", json.dumps(settings, indent=2) + "\n")
+def save_settings(folder: Path, config: EncoderConfig, tokenizer: Tokenizer, head: Mapping[str, Any]) -> None:
+    """Write config.json and the tokenizer files. head: its settings in config.json."""
+    settings = hf_mapping.config_to_huggingface(
+        config, architectures=head["architectures"], pad_token_id=tokenizer.pad_id
+    )
+    write_text(folder / "config.json", json.dumps(settings | dict(head), indent=2) + "\n")
     tokenizer.save(folder, has_types=config.type_vocab_size > 1)
 
 

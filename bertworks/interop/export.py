@@ -14,7 +14,7 @@ from torch import Tensor
 import bertworks
 from bertworks.batching.batch import Batch, collate, token_budget_batches
 from bertworks.batching.sampling import Example, Target
-from bertworks.checkpoints.hf_mapping import component_names
+from bertworks.checkpoints.hf_mapping import architecture_of, component_names
 from bertworks.checkpoints.model_card import render_card
 from bertworks.checkpoints.model_folder import EXPORTED, TaskConfig, save_settings, task_settings
 from bertworks.datasets.reader import RowReader
@@ -99,18 +99,19 @@ def _export(
 ) -> Iterator[Event]:
     """Fills the folder; adds to `results`."""
     path, is_encoder = folder / EXPORTED, isinstance(source.network, Encoder)
-    head = task_settings(source.description, source.model.config.family) if source.description else None
-    names = ["encoder."] if is_encoder else [name for name, _ in source.network.named_parameters()]
-    save_settings(folder, names, source.model.config, source.model.tokenizer, head=head)
+    config, names = source.model.config, ["encoder."] if is_encoder else ["encoder.", "lm_head."]
+    head: dict[str, Any] = {"architectures": [architecture_of(names, config.family)]}
     if source.description:
+        head = task_settings(source.description, config.family)
         source.description.save(folder)
+    save_settings(folder, config, source.model.tokenizer, head)
     for name in _POOLING if is_encoder else ():
         if (source.model.folder / name).is_file():
             write_text(folder / name, (source.model.folder / name).read_text(encoding="utf-8"))
     write_onnx(path, source.network)
     theirs = OnnxModel(path)
     results["largest_difference"] = _compared(source, theirs, results["output"])
-    longest = min(512, source.model.config.max_position_embeddings)
+    longest = min(512, config.max_position_embeddings)
     yield Event("note", f"onnxruntime agrees on {len(_SHAPES)} shapes, from 1 x 1 to 2 x {longest}: differences up to "
                 f"{results['largest_difference']:.1e}")  # fmt: skip
     batches = _batches(source, data)

@@ -10,14 +10,11 @@ SHARED: list[Row] = [  # with DistilBERT
     ("classifier.*", ["classifier.*"], "L C"),
     ("span.*", ["qa_outputs.*"], "2 H"),
 ]
+_SELF = "encoder.layer.#.attention.self"
 ENCODER: list[Row] = [
     *SHARED,
     ("encoder.embeddings.token_type.weight", ["embeddings.token_type_embeddings.weight"], "T E"),
-    (
-        "encoder.blocks.#.attention.qkv.*",
-        [f"encoder.layer.#.attention.self.{part}.*" for part in ("query", "key", "value")],
-        "H H",
-    ),
+    ("encoder.blocks.#.attention.qkv.*", [f"{_SELF}.{part}.*" for part in ("query", "key", "value")], "H H"),
     ("encoder.blocks.#.attention.output.*", ["encoder.layer.#.attention.output.dense.*"], "H H"),
     ("encoder.blocks.#.attention_norm.*", ["encoder.layer.#.attention.output.LayerNorm.*"], "H"),
     ("encoder.blocks.#.feed_forward.up.*", ["encoder.layer.#.intermediate.dense.*"], "I H"),
@@ -40,13 +37,11 @@ WRITTEN = {
 
 def task_classes(name: str) -> dict[str, str]:
     """Classes of the heads, as transformers calls them: `Bert` -> BertForSequenceClassification, ..."""
-    kinds = {
-        "SequenceClassification": ("classification", "multilabel", "regression"),
-        "TokenClassification": ("tagging", "spans"),
-        "QuestionAnswering": ("qa",),
-        "MultipleChoice": ("choice",),
-    }
-    return {task: f"{name}For{kind}" for kind, tasks in kinds.items() for task in tasks}
+    sequence, tokens = f"{name}ForSequenceClassification", f"{name}ForTokenClassification"
+    return {
+        "classification": sequence, "multilabel": sequence, "regression": sequence, "tagging": tokens, "spans": tokens,
+        "qa": f"{name}ForQuestionAnswering", "choice": f"{name}ForMultipleChoice",
+    }  # fmt: skip
 
 
 FAMILY = Family(
