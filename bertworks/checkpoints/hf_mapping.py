@@ -78,8 +78,7 @@ def their_names(config: EncoderConfig) -> list[str]:
 
 def architecture_of(state: Iterable[str], family: str = "bert") -> str:
     """The class of transformers for a pre-trained state. KeyError for the heads of fine-tuning, which need labels."""
-    f = FAMILIES[family]
-    return f.pretraining[component_names(state) - {"encoder", "pooler"} | f.implied_heads]
+    return FAMILIES[family].pretraining[component_names(state) - {"encoder", "pooler"}]
 
 
 def to_huggingface(
@@ -96,7 +95,7 @@ def to_huggingface(
         BertworksError: a name has no place there, a shape does not fit, or a component is incomplete.
     """
     family = FAMILIES[config.family]
-    has_head = bool(component_names(state) - {"encoder", "pooler"} | family.implied_heads)
+    has_head = config.lm_head == "plain" or bool(component_names(state) - {"encoder", "pooler"})
     table = _parameters(config, state, architecture)
     theirs: dict[str, Tensor] = {}
     for parameter in _present(table, state.keys() - {UNUSED_POSITIONS}, lambda p: [p.ours], None):
@@ -244,7 +243,7 @@ def _is_buffer(name: str, family: Family) -> bool:
     return re.sub(r"\.\d+\.", ".#.", f".{name}").removeprefix(".") in family.buffers
 
 
-def _value(value: Any, theirs: str, ours: str, default: object, where: str | None) -> object:
+def _value(value: Any, theirs: str, ours: str, default: Any, where: str | None) -> object:
     """A setting, checked by the kind of its default: an activation function, a fraction or a size."""
     if value is None and ours == "intermediate_size":
         return 0

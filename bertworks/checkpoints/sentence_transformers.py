@@ -75,20 +75,17 @@ def read_sentence_transformer(folder: str | Path) -> SentenceTransformer:
     kinds = [kind for kind, _ in modules]
     what = f"unsupported modules of sentence-transformers: {', '.join(kinds)[:200]}"
     _require(kinds in (_KINDS, _KINDS[:2]), what, folder / _MODULES, _SUPPORTED)
-    inner, *others = [path for _, path in modules]
-    paths = [inner / _TRANSFORMER, *(path / "config.json" for path in others)]
-    transformer_path, pooling_path = paths[:2]
+    inner, pooling_path = modules[0][1], modules[1][1] / "config.json"
+    paths = [inner / _TRANSFORMER, *(path / "config.json" for _, path in modules[1:])]
     contents = {path: read_json(path) for path in paths if path.is_file() or path == pooling_path}
-    transformer, whole = contents.get(transformer_path, {}), _whole_model(folder / MODEL_FILE)
+    transformer, whole = contents.get(paths[0], {}), _whole_model(folder / MODEL_FILE)
     length = transformer.get("max_seq_length")
     is_length = length is None or (type(length) is int and length >= 3)
-    _require(is_length, f"max_seq_length is {length!r:.40}", transformer_path, "write 3 or more")
+    _require(is_length, f"max_seq_length is {length!r:.40}", paths[0], "write 3 or more")
+    lowercase, prompted = transformer.get("do_lower_case") is True, any(whole["prompts"].values())
+    pooling = _pooling(contents[pooling_path], pooling_path, prompted=prompted)
     settings = SentenceTransformerSettings(
-        pooling=_pooling(contents[pooling_path], pooling_path, prompted=any(whole["prompts"].values())),
-        normalize=kinds == _KINDS,
-        max_length=length,
-        lowercase=transformer.get("do_lower_case") is True,
-        **whole,
+        pooling=pooling, normalize=kinds == _KINDS, max_length=length, lowercase=lowercase, **whole
     )
     unwritten = []
     for path, content in contents.items():
@@ -109,16 +106,11 @@ def write_sentence_transformer(folder: str | Path, settings: SentenceTransformer
     files: dict[str, Any] = {
         # Git and the hub keep no empty folders.
         **({"2_Normalize/config.json": {}} if settings.normalize else {}),
-        "1_Pooling/config.json": {
-            "word_embedding_dimension": hidden_size,
-            **{name: pooling == settings.pooling for name, pooling in _OLD_POOLINGS.items()},
-        },
+        "1_Pooling/config.json": {"word_embedding_dimension": hidden_size}
+        | {name: pooling == settings.pooling for name, pooling in _OLD_POOLINGS.items()},
         _TRANSFORMER: {"max_seq_length": settings.max_length, "do_lower_case": settings.lowercase},
-        MODEL_FILE: {
-            "prompts": dict(settings.prompts),
-            "default_prompt_name": settings.default_prompt,
-            "similarity_fn_name": settings.similarity,
-        },
+        MODEL_FILE: {"prompts": dict(settings.prompts), "default_prompt_name": settings.default_prompt,
+                     "similarity_fn_name": settings.similarity},
         _MODULES: [  # last: readers start from it
             {"idx": n, "name": str(n), "path": f"{n}_{kind}" if n else "",
              "type": f"sentence_transformers.models.{kind}"} for n, kind in enumerate(kinds)

@@ -55,8 +55,3 @@ class Family:
     written: Mapping[str, Any] = field(default_factory=dict)
     pretraining: Mapping[frozenset[str], str] = field(default_factory=dict)
     tasks: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def implied_heads(self) -> frozenset[str]:
-        """Heads without parameters of their own, which every state therefore has."""
-        return frozenset({"lm_head"} if self.default.lm_head == "plain" else ())

@@ -34,5 +34,6 @@ FAMILY = Family(
     default=PRESETS["gpt2"],
     required=_REQUIRED,
     written=_REQUIRED | {"tie_word_embeddings": True, "dtype": "float32", "use_cache": True},
-    pretraining={frozenset({"lm_head"}): "GPT2LMHeadModel", frozenset(): "GPT2Model"},
+    # Its head has no parameters of its own: every state has it.
+    pretraining={frozenset(): "GPT2LMHeadModel", frozenset({"lm_head"}): "GPT2LMHeadModel"},
 )  # fmt: skip
