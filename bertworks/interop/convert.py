@@ -188,17 +188,15 @@ def _read_folder(folder: Path) -> _Source:
 
 def _sentence_transformer(source: ModelFolder) -> tuple[SentenceTransformerSettings | None, list[str], list[str]]:
     """How vectors are made, if bertworks can make them; names of files to copy; notes."""
+    files: list[str] = []
     try:
         files = module_files(source.folder)
-    except BertworksError as error:
-        return None, [], [f"the settings of its vectors are left out: {error.what}"]
-    if not files:
-        return None, [], []
-    try:
         _, settings, unwritten = source.sentence_transformer
     except BertworksError as error:
-        note = f"copied, although bertworks does not make such vectors ({error.what}): {', '.join(files)}"
-        return None, files, [note]
+        copied = f"copied, although bertworks does not make such vectors ({error.what}): {', '.join(files)}"
+        return None, files, [copied if files else f"the settings of its vectors are left out: {error.what}"]
+    if not files:
+        return None, [], []
     return settings, [MODEL_FILE], [f"left out of {name}" for name in unwritten]
 
 
