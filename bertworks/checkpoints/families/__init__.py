@@ -1,1 +1,0 @@
-"""Name tables of the families: one module each."""
