@@ -144,7 +144,7 @@ _ROBERTA = replace(
     tied={"lm_head.decoder.weight": "embeddings.word_embeddings.weight", "lm_head.decoder.bias": "lm_head.bias"},
     unused_positions=2,
     default=EncoderConfig(vocab_size=50265, intermediate_size=3072, pooler_dropout=True, family="roberta"),
-    required=_BERT.required | {"pad_token_id": 1},
+    required={**_BERT.required, "pad_token_id": 1},
     pretraining={frozenset({"lm_head"}): "RobertaForMaskedLM", frozenset(): "RobertaModel"},
     tasks=_task_classes("Roberta"),
 )

@@ -248,10 +248,8 @@ def _value(value: Any, theirs: str, ours: str, default: Any, where: str | None) 
     elif isinstance(default, float):
         expected, is_valid = "a number from 0 to 1", type(value) in (int, float) and 0 <= value <= 1
     else:
-        expected, is_valid = (
-            f"a whole number from 1 to {LIMITS[ours]:,}",
-            type(value) is int and 1 <= value <= LIMITS[ours],
-        )
+        limit = LIMITS[ours]
+        expected, is_valid = f"a whole number from 1 to {limit:,}", type(value) is int and 1 <= value <= limit
     if not is_valid:
         raise BertworksError(f"{theirs} is {value!r:.60}: expected {expected}", where=where, hint=_CORRECT)
     return GELUS[value] if isinstance(default, str) else type(default)(value)
