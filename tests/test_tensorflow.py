@@ -373,6 +373,8 @@ def place(start, size):
 
 
 ONE = (b"a", bundles.entry(np.zeros(1, np.float32), 0))
+
+
 INDEXES = {
     "empty": b"",
     "only the magic number": (b"\0" * 40) + bundles.table([])[-8:],
@@ -415,6 +417,18 @@ def test_an_index_of_many_names_and_one_that_is_enormous(tmp_path, monkeypatch):
     with prefix.with_name("bert_model.ckpt.index").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(BertworksError, match="too much for this file"):
+        read_index(prefix)
+
+
+def test_a_block_that_is_named_many_times_is_not_read_as_often(tmp_path):
+    """Else an index of 8 MB would become terabytes of rows."""
+    prefix = written(tmp_path, {"a": np.zeros(1, np.float32)})
+    made = bundles.block([(b"", bundles.header() + bundles.message(9, b"x" * 1000))])
+    places = bundles.block([(b"%06d" % number, place(0, len(made) - 5)) for number in range(100)])
+    footer = place(0, len(made) - 5) + place(len(made), len(places) - 5)
+    index = made + places + footer.ljust(40, b"\0") + bundles.table([])[-8:]
+    prefix.with_name("bert_model.ckpt.index").write_bytes(index)
+    with pytest.raises(BertworksError, match="blocks that overlap"):
         read_index(prefix)
 
 

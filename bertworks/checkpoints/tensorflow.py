@@ -143,17 +143,26 @@ def _numbers(message: Protobuf, *fields: int) -> list[int]:
 
 def _rows(data: bytes) -> Iterator[tuple[bytes, bytes]]:
     """The keys and values of a LevelDB table, through the block that says where the blocks are."""
-    footer = data[-_FOOTER:]
-    _, at = read_varint(footer, 0)
-    _, at = read_varint(footer, at)
-    for _, place in _block(data, footer[at:]):
-        yield from _block(data, place)
+    footer, rest = data[-_FOOTER:], len(data)
+    _, _, at = _place(footer, 0)
+    start, size, _ = _place(footer, at)
+    for _, place in _block(data, start, size):
+        start, size, _ = _place(place, 0)
+        rest -= size
+        if rest < 0:
+            raise ValueError("blocks that overlap")
+        yield from _block(data, start, size)
 
 
-def _block(data: bytes, place: bytes) -> Iterator[tuple[bytes, bytes]]:
+def _place(data: bytes, at: int) -> tuple[int, int, int]:
+    """Start and size of a block, and where the next place is."""
+    start, at = read_varint(data, at)
+    size, at = read_varint(data, at)
+    return start, size, at
+
+
+def _block(data: bytes, start: int, size: int) -> Iterator[tuple[bytes, bytes]]:
     """Keys, of which each begins as the one before it, and values. At the end stand places to begin, not needed."""
-    start, at = read_varint(place, 0)
-    size, _ = read_varint(place, at)
     block, trailer = data[start : start + size], data[start + size : start + size + _TRAILER]
     if size < 4 or len(trailer) < _TRAILER:
         raise ValueError("a block beyond the end")

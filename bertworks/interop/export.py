@@ -231,7 +231,7 @@ def _cost(ours: Logits, theirs: Logits, batches: Sequence[Batch]) -> dict[str, f
 
 @torch.no_grad()
 def _seconds(answer: Logits, batches: Sequence[Batch]) -> float:
-    """What the answers to all batches take."""
+    """How long the answers to all batches take."""
     start = time.perf_counter()
     for batch in batches:
         answer(batch)
