@@ -246,9 +246,10 @@ def evaluate_task(
         refuse_unwritable(errors)
     source = open_model(model, device)
     predictor = Predictor(source, precision=precision, threshold=threshold)
-    d, reader = predictor.description, RowReader(data, quoting=quoting)
-    empty = IssueCounter()
-    results = list(predictor.answers(items(reader, _labelled(reader, d, text, label), left_out=empty)))
+    d, reader, empty = predictor.description, RowReader(data, quoting=quoting), IssueCounter()
+    schema = _labelled(reader, d, text, label)
+    d = replace(d, text=d.text or schema.text)  # models of transformers do not name their columns
+    results = list(predictor.answers(items(reader, schema, left_out=empty)))
     if not results:
         raise BertworksError("no row has a text", where=reader.name, hint="name another file, or --text COLUMN")
     encoded, answers = [features for features, _ in results], [answer for _, answer in results]
