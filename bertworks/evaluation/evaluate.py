@@ -7,7 +7,6 @@
 - `evaluate_blimp`: minimal pairs
 """
 
-import json
 import math
 import tempfile
 from collections import defaultdict
@@ -32,7 +31,7 @@ from bertworks.inference.engine import open_model
 from bertworks.inference.masked_lm import Score, score
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
-from bertworks.io.atomic_write import refuse_unwritable, write_text
+from bertworks.io.atomic_write import refuse_unwritable, write_json
 from bertworks.io.text_files import IssueCounter, nothing_there
 from bertworks.metrics import squad
 from bertworks.metrics.classification import Scores, regression
@@ -326,7 +325,7 @@ def evaluate_blimp(
             yield Event("stage", text, {"stage": "blimp", "what": "pairs", "amount": number, "of": len(pairs)})
     result = {"model": str(model), "sample": sample, "within_word": within_word, **_pair_figures(pairs, outcomes)}
     if output is not None:
-        write_text(output, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        write_json(output, result)
     yield Event("done", _pair_table(result), result)
 
 

@@ -306,7 +306,7 @@ def index_file(
     reader = RowReader(documents, quoting=quoting)
     columns = text_columns(reader, text)
     id_column = _id_column(reader, identity, columns)
-    index = _open_or_create(folder, model, pooling, max_length, device)
+    index = _open_or_create(folder, model, device, pooling=pooling, max_length=max_length)
     id_note = id_column or "a number; a file that has changed is added again as a whole"
     yield Event("note", f"text: {', '.join(columns)}; id: {id_note}")
     if (similarity := index.embedder.settings.similarity) != "cosine":
@@ -335,15 +335,13 @@ def index_file(
     yield _done(index, f"{done:,} rows of {reader.name}", replaced)
 
 
-def _open_or_create(
-    folder: Path, model: str | Path | None, pooling: Pooling | None, max_length: int | None, device: str
-) -> Index:
+def _open_or_create(folder: Path, model: str | Path | None, device: str, **settings: Any) -> Index:
     """The index in a folder, whose settings must match, or a new one."""
     index = Index(folder, model=model, device=device) if (folder / MANIFEST).exists() else None
-    if index is None or (not index.segments and (model or pooling or max_length)):
+    if index is None or (not index.segments and (model or any(settings.values()))):
         name = model or (index.manifest.model if index else "minilm")
-        return Index.create(folder, name, pooling=pooling, max_length=max_length, device=device)
-    for setting, value in (("pooling", pooling), ("max_length", max_length)):
+        return Index.create(folder, name, device=device, **settings)
+    for setting, value in settings.items():
         if value not in (None, stored := index.manifest.fingerprint.get(setting)):
             raise UsageError(f"the index has {setting} {stored}, not {value}", where=str(folder), hint="leave it out")
     _ = index.embedder  # report a wrong model before rows are read

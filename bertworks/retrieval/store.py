@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from bertworks.checkpoints.storage import read_json, read_tensors, write_tensors
 from bertworks.datasets.writer import as_json
 from bertworks.errors import BertworksError, UsageError, optional_import
-from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing, write_text
+from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing, write_bytes, write_text
 from bertworks.retrieval.ranking import Postings, hash_of, postings
 
 MANIFEST, GRAPH, FORMAT = "index.json", "neighbours.faiss", 1
@@ -174,8 +174,7 @@ def _read_segment(folder: Path, name: str, dimension: int) -> Segment:
 def write_segment(folder: Path, name: str, rows: Sequence[Mapping[str, Any]], vectors: NDArray[np.float32]) -> None:
     """Write a segment that no manifest names yet. rows: with `id`, `text` and `fields`."""
     lines = [f"{as_json(row)}\n".encode(errors="surrogatepass") for row in rows]
-    with replacing(folder / f"{name}.jsonl") as temporary, temporary.open("wb") as file:
-        file.writelines(lines)
+    write_bytes(folder / f"{name}.jsonl", b"".join(lines))
     words = postings(row["text"] for row in rows)
     arrays = {f"postings.{key}": array for key, array in words._asdict().items()} | {
         "vectors": vectors,
