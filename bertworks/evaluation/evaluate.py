@@ -170,11 +170,8 @@ def evaluate_mlm(
             store, every, tokenizer, format=format, sequence_length=length, sequences=sequences or 1 << 40
         )
         means = evaluate(network.to(choose_device(device)), batches, precision)
-    counts = {
-        "sequences": float(sum(b.layout.num_sequences for b in batches)),
-        "masked_tokens": float(means["masked_lm"].count),
-    }
-    return figures(means) | counts
+    sequences = sum(batch.layout.num_sequences for batch in batches)
+    return figures(means) | {"sequences": float(sequences), "masked_tokens": float(means["masked_lm"].count)}
 
 
 def evaluate_sts(

@@ -140,11 +140,8 @@ def _column(reader: RowReader, names: Sequence[str]) -> str:
 def submission(task: GlueTask, predictions: Iterable[str | float]) -> str:
     """The file that the leaderboard expects of a test split: `index`, `prediction`, one line for each row in the order
     of the test file; labels by name, similarities (STS-B) within 0 and 5 with three digits."""
-    lines = ["index\tprediction"]
-    for row, prediction in enumerate(predictions):
-        shown = prediction if task.labels else f"{min(max(float(prediction), 0.0), 5.0):.3f}"
-        lines.append(f"{row}\t{shown}")
-    return "\n".join(lines) + "\n"
+    shown = (one if task.labels else f"{min(max(float(one), 0.0), 5.0):.3f}" for one in predictions)
+    return "index\tprediction\n" + "".join(f"{row}\t{prediction}\n" for row, prediction in enumerate(shown))
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------
