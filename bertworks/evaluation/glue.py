@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bertworks.checkpoints.model_card import render_table
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Schema, items
 from bertworks.errors import BertworksError, UsageError
@@ -274,16 +275,12 @@ def table(rows: Mapping[str, Mapping[str, Any]], model: str, recipe: str, seeds:
         cells[name] = f"{interval.mean:.1f}" + ("" if interval.margin is None else f" ± {interval.margin:.1f}")
     average, missing = macro_average(means)
     of_tasks = f" of {len(GLUE) - len(missing)} tasks" if missing else ""
-    shown = " | ".join(cells.get(name, "") for name in columns)
-    lines = [
-        f"| | split | {' | '.join(columns)} | average |",
-        "|---|---|" + "---|" * (len(columns) + 1),
-        f"| {model}, {seeds} seed{'s' if seeds > 1 else ''} | dev | {shown} | {average:.1f}{of_tasks} |",
-    ]
+    ours = ("dev", *(cells.get(name, "") for name in columns), f"{average:.1f}{of_tasks}")
+    lines: dict[str, object] = {f"{model}, {seeds} seed{'s' if seeds > 1 else ''}": ours}
     for result in PUBLISHED:
-        shown = " | ".join(f"{result['scores'][name]:.1f}" if name in result["scores"] else "" for name in columns)
-        title, mean = f"{result['name']} ({result['source']})", result.get("average", "")
-        lines.append(f"| {title} | {result['split']} | {shown} | {mean} |")
+        shown = [f"{result['scores'][name]:.1f}" if name in result["scores"] else "" for name in columns]
+        title = f"{result['name']} ({result['source']})"
+        lines[title] = (result["split"], *shown, str(result.get("average", "")))
     notes = [
         f"Recipe {recipe}; the best state of each training chosen on the dev set that is reported. "
         "Means over seeds, ± 95 % interval of the mean.",
@@ -296,4 +293,4 @@ def table(rows: Mapping[str, Mapping[str, Any]], model: str, recipe: str, seeds:
     if odd := [f"{name} on {row['split']}" for name, row in rows.items() if row["split"] in ("heldout", "dev_mixed")]:
         notes.append(f"Not measured on the official dev set as it is: {', '.join(odd)}.")
     notes += [f"{r['name']} ({r['source']}): {r['remark']}." for r in PUBLISHED if "remark" in r]
-    return "\n".join([*lines, "", *notes]) + "\n"
+    return render_table(("", "split", *columns, "average"), lines) + "\n" + "\n".join(notes) + "\n"
