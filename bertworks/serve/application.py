@@ -122,9 +122,8 @@ class Application:
             "limits": asdict(self._limits),
         }  # fmt: skip
         model = {"id": abilities.name, "object": "model", "created": 0, "owned_by": "bertworks"}
-        page = {
-            "/" if path.name == "index.html" else f"/{path.name}": path for path in (*PAGE.iterdir(), *MAPS.iterdir())
-        }
+        files = (*PAGE.iterdir(), *MAPS.iterdir())
+        page = {"/" if file.name == "index.html" else f"/{file.name}": file for file in files}
         self._public = {*page, "/health"}
         self._get: dict[str, Callable[[], Answer]] = {
             "/info": partial(Answer, abilities.info | server_info),
