@@ -209,12 +209,12 @@ def contend(arguments: argparse.Namespace) -> dict[str, Any]:
     for split, most in limits.items():
         if most is not None and most < len(rows[split]):
             rows[split] = random.Random(0).sample(rows[split], most)
-    metric = found.benchmark.metrics[0]
+    metric = found.metrics[0]
     right = [item.label for item in rows["dev"]]
     folder = resolve_model(arguments.model)
     learn = {"bertworks": bertworks, "transformers": transformers}[arguments.contender]
     run = learn(folder, found, rows["train"], rows["dev"], arguments.seed, arguments.quick)
-    watch = Watch(lambda given: classification(right, given, found.benchmark.labels)[metric])
+    watch = Watch(lambda given: classification(right, given, found.labels)[metric])
     run(watch)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6
     return {
@@ -276,7 +276,7 @@ def transformers(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed
         set_seed,
     )
 
-    labels = found.benchmark.labels
+    labels = found.labels
 
     def learn(watch: Watch) -> None:
         tokenizer = AutoTokenizer.from_pretrained(folder)

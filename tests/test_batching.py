@@ -50,7 +50,7 @@ def eager(batch_cost: int, **settings: Any) -> Batcher:
 
 
 def job(compute: Compute, *units: int, cost: int = 1) -> InferenceJob:
-    return InferenceJob(list, units, [cost] * len(units), compute)
+    return InferenceJob(units, [cost] * len(units), compute)
 
 
 def ask(batcher: Batcher, squares: Squares, *numbers: int, cost: int = 1) -> "Future[list[int]]":

@@ -15,6 +15,7 @@ from fine import (
     write_spans,
     write_squad,
 )
+from served import write_head
 
 from bertworks.checkpoints.storage import read_json
 from bertworks.cli.main import main
@@ -92,6 +93,16 @@ def test_an_unknown_label_is_named_with_its_line(classifier: Path, tmp_path: Pat
     with pytest.raises(BertworksError, match=r"t\.csv:3.*'neutral'") as raised:
         evaluate_task(classifier, data, device="cpu")
     assert "neg, pos" in str(raised.value)
+
+
+def test_errors_of_a_model_that_names_no_columns(tmp_path: Path):
+    """As those of transformers: the columns are those of the data."""
+    write_head(tmp_path / "model", task="classification", labels=("neg", "pos"))
+    (tmp_path / "d.csv").write_text("review,label\na good film,pos\na good film,neg\n")
+    found = evaluate_task(tmp_path / "model", tmp_path / "d.csv", errors=tmp_path / "errors.csv", device="cpu")
+    with (tmp_path / "errors.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert (found["mistakes"], row["review"]) == (1, "a good film")
 
 
 def test_a_missing_column_is_named(classifier: Path, tmp_path: Path):

@@ -13,13 +13,11 @@ from bertworks.retrieval.ranking import (
     DEPTH,
     K1,
     B,
-    average_precision,
     bm25,
     fuse_rankings,
     hash_of,
-    ndcg,
     postings,
-    recall,
+    ranking_figures,
     top_k,
     words_of,
 )
@@ -121,12 +119,27 @@ def test_fusion_takes_the_first_thousand_of_each():
 
 def test_figures_by_hand():
     ranking, grades = ["a", "b", "c", "d"], {"a": 3, "b": 0, "d": 1, "e": 2}
-    assert ndcg(ranking, grades, 4) == pytest.approx((3 + 1 / math.log2(5)) / (3 + 2 / math.log2(3) + 1 / math.log2(4)))
-    assert average_precision(ranking, grades) == pytest.approx((1 / 1 + 2 / 4) / 3)
-    assert (recall(ranking, grades, 3), recall(ranking, grades, 4)) == (pytest.approx(1 / 3), pytest.approx(2 / 3))
-    assert (ndcg([], grades), average_precision([], grades), recall([], grades, 5)) == (0, 0, 0)
-    assert (ndcg(ranking, {"a": 0}), average_precision(ranking, {"a": 0}), recall(ranking, {}, 5)) == (0, 0, 0)
-    assert ndcg(ranking, {"a": -1, "c": 1}, 3) == pytest.approx(0.5)
+    ideal = 3 + 2 / math.log2(3) + 1 / math.log2(4)
+    expected = {"ndcg@10": (3 + 1 / math.log2(5)) / ideal, "map": (1 / 1 + 2 / 4) / 3}
+    expected |= {"recall@10": 2 / 3, "recall@100": 2 / 3}
+    assert ranking_figures(ranking, grades) == pytest.approx(expected)
+    for found in (([], grades), (ranking, {"a": 0}), (ranking, {})):
+        assert set(ranking_figures(*found).values()) == {0}
+    assert ranking_figures(ranking, {"a": -1, "c": 1})["ndcg@10"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("rank", "figures"), [
+    (10, (1 / math.log2(11), 0.1, 1, 1)), (11, (0, 1 / 11, 0, 1)), (100, (0, 0.01, 0, 1)), (101, (0, 1 / 101, 0, 0)),
+])  # fmt: skip
+def test_figures_count_to_their_depth(rank: int, figures: tuple[float, ...]):
+    found = ranking_figures([str(n) for n in range(1, 201)], {str(rank): 1})
+    assert found == pytest.approx(dict(zip(("ndcg@10", "map", "recall@10", "recall@100"), figures, strict=True)))
+
+
+def test_the_ideal_ranking_is_as_deep_as_the_other():
+    """Of eleven relevant documents ten may be among the first ten."""
+    ranking = [str(n) for n in range(11)]
+    assert ranking_figures(ranking, dict.fromkeys(ranking, 1))["ndcg@10"] == pytest.approx(1)
 
 
 def test_figures_as_scikit_learn_has_them():
@@ -137,8 +150,9 @@ def test_figures_as_scikit_learn_has_them():
             continue
         ranking = [str(n) for n in np.argsort(-scores)]
         grades = {str(n): int(grade) for n, grade in enumerate(gold)}
-        assert ndcg(ranking, grades, 10) == pytest.approx(ndcg_score([gold], [scores], k=10), abs=1e-12)
-        assert average_precision(ranking, grades) == pytest.approx(average_precision_score(gold > 0, scores), abs=1e-12)
+        found = ranking_figures(ranking, grades)
+        assert found["ndcg@10"] == pytest.approx(ndcg_score([gold], [scores], k=10), abs=1e-12)
+        assert found["map"] == pytest.approx(average_precision_score(gold > 0, scores), abs=1e-12)
 
 
 def test_the_pattern_of_words_takes_linear_time():

@@ -324,7 +324,7 @@ def test_what_many_ask_is_computed_together(
             return future
 
         monkeypatch.setattr(batcher, "_observe", lambda units, cost, seconds: sizes.append(units))
-        submit(InferenceJob(list, [0], [1], held))  # what comes while it is computed is to be one batch
+        submit(InferenceJob([0], [1], held))  # what comes while it is computed is to be one batch
         assert begun.wait(10)
         monkeypatch.setattr(batcher, "submit", submitted)
         found = local.all([("POST", path, {"json": {"inputs": text}})] * 9)
@@ -342,7 +342,7 @@ def test_whatever_is_computed_alone_has_all_threads(models: dict[str, Path], mon
             assert local.application._batchers["network"].workers == 3
             for batcher in local.application._batchers.values():
                 torch.set_num_threads(1)
-                job = InferenceJob(list, [0], [1], lambda units: [torch.get_num_threads()])
+                job = InferenceJob([0], [1], lambda units: [torch.get_num_threads()])
                 assert batcher.submit(job).result(10) == [3]
     finally:
         torch.set_num_threads(before)

@@ -1,6 +1,5 @@
 """The commands `evaluate ...`: metrics of models and of predictions on held-out data."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,7 +8,7 @@ from cyclopts import Parameter
 import bertworks as bw
 from bertworks.cli import console
 from bertworks.errors import UsageError
-from bertworks.io.atomic_write import refuse_unwritable, write_text
+from bertworks.io.atomic_write import refuse_unwritable, write_json
 
 
 def mlm(
@@ -122,7 +121,7 @@ def squad(
         console.say(f"{model} answers the questions of {data} ...")
         answers = {identity: answer["answer"] for identity, answer in bw.answer_questions(data, model)}
         if output is not None:
-            write_text(output, json.dumps(answers, indent=1, ensure_ascii=False) + "\n")
+            write_json(output, answers)
     assert answers is not None
     result = bw.evaluate_squad(data, answers, na_probs=no_answer_probabilities, unit=unit)
     if as_json:

@@ -7,7 +7,6 @@
 - `evaluate_blimp`: minimal pairs
 """
 
-import json
 import math
 import tempfile
 from collections import defaultdict
@@ -32,7 +31,7 @@ from bertworks.inference.engine import open_model
 from bertworks.inference.masked_lm import Score, score
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
-from bertworks.io.atomic_write import refuse_unwritable, write_text
+from bertworks.io.atomic_write import refuse_unwritable, write_json
 from bertworks.io.text_files import IssueCounter, nothing_there
 from bertworks.metrics import squad
 from bertworks.metrics.classification import Scores, regression
@@ -171,11 +170,8 @@ def evaluate_mlm(
             store, every, tokenizer, format=format, sequence_length=length, sequences=sequences or 1 << 40
         )
         means = evaluate(network.to(choose_device(device)), batches, precision)
-    counts = {
-        "sequences": float(sum(b.layout.num_sequences for b in batches)),
-        "masked_tokens": float(means["masked_lm"].count),
-    }
-    return figures(means) | counts
+    sequences = sum(batch.layout.num_sequences for batch in batches)
+    return figures(means) | {"sequences": float(sequences), "masked_tokens": float(means["masked_lm"].count)}
 
 
 def evaluate_sts(
@@ -246,9 +242,10 @@ def evaluate_task(
         refuse_unwritable(errors)
     source = open_model(model, device)
     predictor = Predictor(source, precision=precision, threshold=threshold)
-    d, reader = predictor.description, RowReader(data, quoting=quoting)
-    empty = IssueCounter()
-    results = list(predictor.answers(items(reader, _labelled(reader, d, text, label), left_out=empty)))
+    d, reader, empty = predictor.description, RowReader(data, quoting=quoting), IssueCounter()
+    schema = _labelled(reader, d, text, label)
+    d = replace(d, text=d.text or schema.text)  # models of transformers do not name their columns
+    results = list(predictor.answers(items(reader, schema, left_out=empty)))
     if not results:
         raise BertworksError("no row has a text", where=reader.name, hint="name another file, or --text COLUMN")
     encoded, answers = [features for features, _ in results], [answer for _, answer in results]
@@ -325,7 +322,7 @@ def evaluate_blimp(
             yield Event("stage", text, {"stage": "blimp", "what": "pairs", "amount": number, "of": len(pairs)})
     result = {"model": str(model), "sample": sample, "within_word": within_word, **_pair_figures(pairs, outcomes)}
     if output is not None:
-        write_text(output, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+        write_json(output, result)
     yield Event("done", _pair_table(result), result)
 
 

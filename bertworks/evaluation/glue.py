@@ -1,25 +1,25 @@
 """GLUE (Wang et al. 2019): a model fine-tuned on each task, and the table next to published results.
 
-- `GLUE`: files, columns, labels and metrics of each task; `PUBLISHED`: results of other models
+- `GLUE`: columns, labels and metrics of each task; `PUBLISHED`: results of other models; both are in glue.toml
 - `find_glue_tasks`: the tasks in a folder with the layout of the official download. Samples of the large training sets
   (`train-sample`, `heldout-from-train-sample`) are accepted and reported.
 - `evaluate_glue`: fine-tuning on all tasks, the table, the files for the leaderboard
 """
 
-import json
+import tomllib
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from bertworks.checkpoints.model_card import render_table
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Schema, items
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, forward_events
 from bertworks.inference.predict import rows_with_items
 from bertworks.inference.predictor import Predictor
-from bertworks.io.atomic_write import write_text
+from bertworks.io.atomic_write import write_json, write_text
 from bertworks.io.text_files import IssueCounter
 from bertworks.metrics.classification import confidence_interval
 from bertworks.runs.data_splits import LabelledData
@@ -33,20 +33,20 @@ _STEMS = {  # split -> file names without suffix, the best first; other splits h
     "heldout": ("heldout-from-train-sample",),  # drawn from the training set: not an official dev set
 }
 _SUFFIXES = ("tsv", "csv", "jsonl", "parquet")
-_BINARY, _ENTAILMENT = ("0", "1"), ("entailment", "not_entailment")
-_FIRST, _SECOND = ("sentence1", "text_a"), ("sentence2", "text_b")
+COLUMNS = ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE", "WNLI")
 
 
-class Benchmark(NamedTuple):
-    """One task of GLUE."""
+class GlueTask(NamedTuple):
+    """One task of GLUE, and the files of it that are there. The other fields are those of glue.toml."""
 
     name: str  # of its folder
-    text: tuple[tuple[str, ...], ...]  # the names that the column of each text has in the known layouts
-    label: tuple[str, ...] = ("label",)  # the same for the label
-    labels: tuple[str, ...] = ()  # in the official order; () for numbers
-    metrics: tuple[str, ...] = ("accuracy",)  # the first one counts in averages
-    splits: tuple[str, ...] = ("train", "dev", "test")  # of the official download
-    without_header: tuple[str, ...] = ()  # splits with a .tsv file that has no header
+    text: Sequence[Sequence[str]]
+    label: Sequence[str] = ("label",)
+    labels: Sequence[str] = ()
+    metrics: Sequence[str] = ("accuracy",)
+    splits: Sequence[str] = ("train", "dev", "test")
+    without_header: Sequence[str] = ()
+    files: Mapping[str, Path] = {}  # split -> file
 
     @property
     def submissions(self) -> dict[str, str]:
@@ -57,76 +57,6 @@ class Benchmark(NamedTuple):
         """The column of the table for a split."""
         return self.name + {"matched": "-m", "mismatched": "-mm"}.get(split.partition("_")[2], "")
 
-
-_MNLI_SPLITS = ("train", "dev_matched", "dev_mismatched", "test_matched", "test_mismatched")
-GLUE = (
-    Benchmark("CoLA", (("sentence", "column 4"),), ("label", "column 2"), _BINARY, ("matthews_correlation",),
-              without_header=("train", "dev")),
-    Benchmark("SST-2", (("sentence",),), labels=_BINARY),
-    Benchmark("MRPC", (("#1 String", *_FIRST), ("#2 String", *_SECOND)), ("Quality", "label"), _BINARY,
-              ("f1", "accuracy")),
-    Benchmark("STS-B", (_FIRST, _SECOND), ("score", "label"), metrics=("spearman", "pearson")),
-    Benchmark("QQP", (("question1", *_FIRST), ("question2", *_SECOND)), ("is_duplicate", "label"), _BINARY,
-              ("f1", "accuracy")),
-    Benchmark("MNLI", ((*_FIRST, "premise"), (*_SECOND, "hypothesis")), ("gold_label", "label"),
-              ("entailment", "neutral", "contradiction"), splits=_MNLI_SPLITS),
-    Benchmark("QNLI", (("question", "text_a"), ("sentence", "text_b")), labels=_ENTAILMENT),
-    Benchmark("RTE", (_FIRST, _SECOND), labels=_ENTAILMENT),
-    Benchmark("WNLI", (_FIRST, _SECOND), labels=_BINARY),
-)  # fmt: skip
-
-
-class PublishedResult(NamedTuple):
-    """A published result, in percent."""
-
-    name: str
-    split: Literal["test", "dev"]
-    source: str
-    scores: Mapping[str, float]  # by `COLUMNS`; "MNLI" where the half is not stated
-    average: float | None = None  # as published, each by its own rule
-    remark: str = ""
-
-
-COLUMNS = ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE", "WNLI")
-_ONE_MNLI = ("MNLI", *COLUMNS[2:])
-_BERT_PAPER, _DISTIL_PAPER = "Devlin et al. 2019, table 1", "Sanh et al. 2019, table 1"
-_BERT_REMARK = "F1 of QQP and MRPC, Spearman of STS-B; its average counts both halves of MNLI and no WNLI"
-_UNSTATED = "which metrics of QQP, MRPC and STS-B, and which half of MNLI, is not stated"
-
-
-def _scores(figures: str, columns: Sequence[str] = COLUMNS) -> dict[str, float]:
-    return dict(zip(columns, map(float, figures.split())))
-
-
-PUBLISHED = (
-    PublishedResult("BERT-Base", "test", _BERT_PAPER, _scores("84.6 83.4 71.2 90.5 93.5 52.1 85.8 88.9 66.4"), 79.6,
-                    _BERT_REMARK),
-    PublishedResult("BERT-Large", "test", _BERT_PAPER, _scores("86.7 85.9 72.1 92.7 94.9 60.5 86.5 89.3 70.1"), 82.1,
-                    _BERT_REMARK),
-    PublishedResult("BERT-Base cased", "dev", "transformers, examples run_glue",
-                    _scores("83.91 84.10 87.49 90.66 92.32 56.53 88.48 88.85 65.70 56.34"),
-                    remark="one run of 3 epochs; F1 of QQP and MRPC, Spearman of STS-B"),
-    PublishedResult("BERT-Base", "dev", _DISTIL_PAPER,
-                    _scores("84.7 89.6 91.8 92.7 56.3 89.0 88.6 69.3 53.5", _ONE_MNLI), 79.5,
-                    f"median of 5 runs; {_UNSTATED}"),
-    PublishedResult("BERT-Large", "dev", "google-research/albert, README",
-                    _scores("86.6 91.3 92.3 93.2 60.6 90.0 88.0 70.4", _ONE_MNLI), remark=_UNSTATED),
-    PublishedResult("DistilBERT", "dev", _DISTIL_PAPER,
-                    _scores("82.1 88.5 89.2 91.3 51.3 86.9 87.5 59.9 56.3", _ONE_MNLI), 77.0,
-                    f"median of 5 runs; {_UNSTATED}"),
-)  # fmt: skip
-
-
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class GlueTaskFiles:
-    """The files of a task."""
-
-    benchmark: Benchmark
-    files: Mapping[str, Path]  # split -> file
-
     @property
     def sampled(self) -> bool:
         """Whether the training set is a sample of the official one."""
@@ -135,7 +65,7 @@ class GlueTaskFiles:
     @property
     def measured_on(self) -> tuple[str, ...]:
         """The splits to evaluate: the official dev sets; else the mixed one, else the held-out one."""
-        official = [split for split in self.benchmark.splits if split.startswith("dev")]
+        official = [split for split in self.splits if split.startswith("dev")]
         for splits in (official, ["dev_mixed"], ["heldout"]):
             if present := tuple(split for split in splits if split in self.files):
                 return present
@@ -147,19 +77,27 @@ class GlueTaskFiles:
         Raises:
             BertworksError: the file lacks a column.
         """
-        path, benchmark = self.files[split], self.benchmark
+        path = self.files[split]
         is_tsv = path.name.split(".")[1] == "tsv"
-        has_header = not is_tsv or split not in benchmark.without_header
+        has_header = not is_tsv or split not in self.without_header
         reader = RowReader(path, quoting="raw" if is_tsv else "auto", header=has_header)
         return reader, Schema(
-            task="classification" if benchmark.labels else "regression",
-            text=tuple(_column(reader, names) for names in benchmark.text),
-            label=None if split.startswith("test") else _column(reader, benchmark.label),
-            labels=benchmark.labels,
+            task="classification" if self.labels else "regression",
+            text=tuple(_column(reader, names) for names in self.text),
+            label=None if split.startswith("test") else _column(reader, self.label),
+            labels=tuple(self.labels),
         )
 
 
-def find_glue_tasks(folder: str | Path) -> list[GlueTaskFiles]:
+_CONTENT = tomllib.loads(Path(__file__).with_name("glue.toml").read_text(encoding="utf-8"))
+GLUE = tuple(GlueTask(**task) for task in _CONTENT["tasks"])
+PUBLISHED: list[dict[str, Any]] = _CONTENT["published"]
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def find_glue_tasks(folder: str | Path) -> list[GlueTask]:
     """The tasks of GLUE in a folder, in GLUE's order. The folder may be that of one task. The folder of a task may be
     empty.
 
@@ -168,23 +106,19 @@ def find_glue_tasks(folder: str | Path) -> list[GlueTaskFiles]:
     """
     root = Path(folder).expanduser()
     folders = {_key(path.name): path for path in [root, *(root.iterdir() if root.is_dir() else ())] if path.is_dir()}
-    tasks = [
-        GlueTaskFiles(benchmark, _files(folders[_key(benchmark.name)], benchmark))
-        for benchmark in GLUE
-        if _key(benchmark.name) in folders
-    ]
+    tasks = [(task, folders[_key(task.name)]) for task in GLUE if _key(task.name) in folders]
     if not tasks:
-        names = ", ".join(benchmark.name for benchmark in GLUE)
+        names = ", ".join(task.name for task in GLUE)
         hint = "name the folder that holds them, such as glue_data"
         raise BertworksError(f"no task of GLUE is here; its folders are {names}", where=str(folder), hint=hint)
-    return tasks
+    return [task._replace(files=_files(path, task.splits)) for task, path in tasks]
 
 
-def _files(folder: Path, benchmark: Benchmark) -> dict[str, Path]:
+def _files(folder: Path, splits: Sequence[str]) -> dict[str, Path]:
     """Split -> its best file. Every task may have a held-out set, MNLI also a mixed one."""
     present = {tuple(path.name.split(".")[:2]): path for path in sorted(folder.iterdir()) if path.is_file()}
     files: dict[str, Path] = {}
-    for split in (*benchmark.splits, "heldout", "dev_mixed"):
+    for split in (*splits, "heldout", "dev_mixed"):
         for name in product(_STEMS.get(split, (split,)), _SUFFIXES):
             if name in present:
                 files.setdefault(split, present[name])
@@ -204,14 +138,11 @@ def _column(reader: RowReader, names: Sequence[str]) -> str:
     raise BertworksError(what, where=reader.name, hint="is this file of another task? Fetch it again from GLUE")
 
 
-def submission(benchmark: Benchmark, predictions: Iterable[str | float]) -> str:
+def submission(task: GlueTask, predictions: Iterable[str | float]) -> str:
     """The file that the leaderboard expects of a test split: `index`, `prediction`, one line for each row in the order
     of the test file; labels by name, similarities (STS-B) within 0 and 5 with three digits."""
-    lines = ["index\tprediction"]
-    for row, prediction in enumerate(predictions):
-        shown = prediction if benchmark.labels else f"{min(max(float(prediction), 0.0), 5.0):.3f}"
-        lines.append(f"{row}\t{shown}")
-    return "\n".join(lines) + "\n"
+    shown = (one if task.labels else f"{min(max(float(one), 0.0), 5.0):.3f}" for one in predictions)
+    return "index\tprediction\n" + "".join(f"{row}\t{prediction}\n" for row, prediction in enumerate(shown))
 
 
 # --- evaluation -------------------------------------------------------------------------------------------------------
@@ -245,26 +176,25 @@ def evaluate_glue(
         UsageError: a name that is not a task of GLUE.
         BertworksError: the folder has no task, or lacks a named one.
     """
-    output, present = Path(output), {files.benchmark.name: files for files in find_glue_tasks(data)}
+    output, present = Path(output), {task.name: task for task in find_glue_tasks(data)}
     for name in tasks:
-        if name not in (known := [benchmark.name for benchmark in GLUE]):
+        if name not in (known := [task.name for task in GLUE]):
             raise UsageError(f"{name!r} is no task of GLUE", hint=f"name some of {', '.join(known)}")
         if name not in present:
             raise BertworksError(f"the task {name} is not there", where=str(data))
     options = {"model": model, "recipe": recipe, "overrides": overrides, "precision": precision, "seed": seed}
     rows: dict[str, dict[str, Any]] = {}
     for name in [name for name in present if not tasks or name in tasks]:
-        files = present[name]
-        if "train" not in files.files or not files.measured_on:
-            yield Event("note", f"{name}: no {'dev' if 'train' in files.files else 'train'} file: left out")
+        task = present[name]
+        if "train" not in task.files or not task.measured_on:
+            yield Event("note", f"{name}: no {'dev' if 'train' in task.files else 'train'} file: left out")
             continue
-        trials, summary = yield from _trials(files, output / name, options, seeds, device)
-        rows |= _figures(files, trials, output / name, device)
+        trials, summary = yield from _trials(task, output / name, options, seeds, device)
+        rows |= _figures(task, trials, output / name, device)
         text = table(rows, str(model), recipe, seeds)
-        content = {"model": str(model), "recipe": recipe, "seeds": seeds, "columns": rows}
-        write_text(output / "glue.json", json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        write_json(output / "glue.json", {"model": str(model), "recipe": recipe, "seeds": seeds, "columns": rows})
         write_text(output / "table.md", text)
-        _submit(files, output, device)
+        _submit(task, output, device)
         yield Event("evaluation", f"{name}: {summary}", {"task": name, "trials": trials})
     if not rows:
         raise BertworksError("no task has both a train and a dev file", where=str(data))
@@ -272,56 +202,51 @@ def evaluate_glue(
 
 
 def _trials(
-    files: GlueTaskFiles, folder: Path, options: Mapping[str, Any], seeds: int, device: str
+    task: GlueTask, folder: Path, options: Mapping[str, Any], seeds: int, device: str
 ) -> Generator[Event, None, tuple[list[dict[str, Any]], str]]:
     """The fine-tunings of one task: their entries in trials.json, and their figures in a line."""
-    split = files.measured_on[0]
-    train, schema = files.read("train")
-    dev, dev_schema = files.read(split)
+    split = task.measured_on[0]
+    train, schema = task.read("train")
+    dev, dev_schema = task.read(split)
     empty = IssueCounter()  # the official train file of QQP has two such rows
     train_items, dev_items = list(items(train, schema, left_out=empty)), list(items(dev, dev_schema, left_out=empty))
-    notes = [f"{files.benchmark.name} of GLUE: trained on {train.name}, evaluated on {dev.name}"]
+    notes = [f"{task.name} of GLUE: trained on {train.name}, evaluated on {dev.name}"]
     notes += [f"rows without text are left out: {empty}"] if empty.count else []
     labelled = LabelledData(schema, train_items, dev_items, [*notes, *train.notes, *dev.notes])
-    request = make_finetune_request(
-        files.files["train"], dev=files.files[split], metric=files.benchmark.metrics[0], **options
-    )
+    request = make_finetune_request(task.files["train"], dev=task.files[split], metric=task.metrics[0], **options)
     events = run_trials(folder, plan_trials(request, seeds=seeds), device=device, data=labelled)
     last = yield from forward_events(events)
     return last.fields["trials"], last.text.splitlines()[0]
 
 
 def _figures(
-    files: GlueTaskFiles, trials: Sequence[Mapping[str, Any]], folder: Path, device: str
+    task: GlueTask, trials: Sequence[Mapping[str, Any]], folder: Path, device: str
 ) -> dict[str, dict[str, Any]]:
     """Columns of the table: the figures of every seed, and what they are figures of."""
-    benchmark, (split, *others) = files.benchmark, files.measured_on
-    about = {"split": split, "sampled": files.sampled, "train": files.files["train"].name}
+    split, *others = task.measured_on
+    about = {"split": split, "sampled": task.sampled, "train": task.files["train"].name}
     about |= {"seconds": [trial["seconds"] for trial in trials]}
-    columns = {
-        benchmark.column(split): [{name: trial["figures"][name] for name in benchmark.metrics} for trial in trials]
-    }
+    columns = {task.column(split): [{name: trial["figures"][name] for name in task.metrics} for trial in trials]}
     for other in others:  # the other half of MNLI
-        reader, schema = files.read(other)
+        reader, schema = task.read(other)
         rows = list(items(reader, schema, left_out=IssueCounter()))
-        scores = columns[benchmark.column(other)] = []
+        scores = columns[task.column(other)] = []
         for trial in trials:
             predictor = Predictor(folder / str(trial["folder"]), device=device)
             metrics = compute_metrics(predictor.description, rows, [answer for _, answer in predictor.answers(rows)])
-            scores.append({name: metrics[name] for name in benchmark.metrics})
-    return {column: about | {"metrics": list(benchmark.metrics), "seeds": seeds} for column, seeds in columns.items()}
+            scores.append({name: metrics[name] for name in task.metrics})
+    return {column: about | {"metrics": list(task.metrics), "seeds": seeds} for column, seeds in columns.items()}
 
 
-def _submit(files: GlueTaskFiles, output: Path, device: str) -> None:
+def _submit(task: GlueTask, output: Path, device: str) -> None:
     """Write the files for the leaderboard, of the task's best model."""
-    benchmark = files.benchmark
-    key, default = ("label", benchmark.labels[0]) if benchmark.labels else ("value", 0.0)
-    for split in [split for split in benchmark.submissions if split in files.files]:
-        rows = [item for _, item in rows_with_items(*files.read(split), IssueCounter())]
-        answers = Predictor(output / benchmark.name, device=device).answers(filter(None, rows))
+    key, default = ("label", task.labels[0]) if task.labels else ("value", 0.0)
+    for split in [split for split in task.submissions if split in task.files]:
+        rows = [item for _, item in rows_with_items(*task.read(split), IssueCounter())]
+        answers = Predictor(output / task.name, device=device).answers(filter(None, rows))
         # The leaderboard expects a prediction for every row: a row without text gets any.
         predictions = [default if row is None else next(answers)[1][key] for row in rows]
-        write_text(output / "submission" / benchmark.submissions[split], submission(benchmark, predictions))
+        write_text(output / "submission" / task.submissions[split], submission(task, predictions))
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -331,7 +256,7 @@ def macro_average(row: Mapping[str, float]) -> tuple[float, list[str]]:
     """The mean over tasks, and the names of the tasks without a score. A row of a table is by `COLUMNS`; MNLI counts
     once: as "MNLI", else as the mean of those of "MNLI-m" and "MNLI-mm" that are there."""
     values, missing = [], []
-    for name in [benchmark.name for benchmark in GLUE]:
+    for name in [task.name for task in GLUE]:
         if scores := [row[column] for column in (name, f"{name}-m", f"{name}-mm") if column in row]:
             values.append(sum(scores) / len(scores))
         else:
@@ -350,15 +275,12 @@ def table(rows: Mapping[str, Mapping[str, Any]], model: str, recipe: str, seeds:
         cells[name] = f"{interval.mean:.1f}" + ("" if interval.margin is None else f" ± {interval.margin:.1f}")
     average, missing = macro_average(means)
     of_tasks = f" of {len(GLUE) - len(missing)} tasks" if missing else ""
-    shown = " | ".join(cells.get(name, "") for name in columns)
-    lines = [
-        f"| | split | {' | '.join(columns)} | average |",
-        "|---|---|" + "---|" * (len(columns) + 1),
-        f"| {model}, {seeds} seed{'s' if seeds > 1 else ''} | dev | {shown} | {average:.1f}{of_tasks} |",
-    ]
+    ours = ("dev", *(cells.get(name, "") for name in columns), f"{average:.1f}{of_tasks}")
+    lines: dict[str, object] = {f"{model}, {seeds} seed{'s' if seeds > 1 else ''}": ours}
     for result in PUBLISHED:
-        shown = " | ".join(f"{result.scores[name]:.1f}" if name in result.scores else "" for name in columns)
-        lines.append(f"| {result.name} ({result.source}) | {result.split} | {shown} | {result.average or ''} |")
+        shown = [f"{result['scores'][name]:.1f}" if name in result["scores"] else "" for name in columns]
+        title = f"{result['name']} ({result['source']})"
+        lines[title] = (result["split"], *shown, str(result.get("average", "")))
     notes = [
         f"Recipe {recipe}; the best state of each training chosen on the dev set that is reported. "
         "Means over seeds, ± 95 % interval of the mean.",
@@ -370,5 +292,5 @@ def table(rows: Mapping[str, Mapping[str, Any]], model: str, recipe: str, seeds:
         notes.append(f"Trained on a sample of the official training set: {', '.join(sampled)}.")
     if odd := [f"{name} on {row['split']}" for name, row in rows.items() if row["split"] in ("heldout", "dev_mixed")]:
         notes.append(f"Not measured on the official dev set as it is: {', '.join(odd)}.")
-    notes += [f"{result.name} ({result.source}): {result.remark}." for result in PUBLISHED if result.remark]
-    return "\n".join([*lines, "", *notes]) + "\n"
+    notes += [f"{r['name']} ({r['source']}): {r['remark']}." for r in PUBLISHED if "remark" in r]
+    return render_table(("", "split", *columns, "average"), lines) + "\n" + "\n".join(notes) + "\n"

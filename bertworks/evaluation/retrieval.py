@@ -21,7 +21,7 @@ from bertworks.io.tables import as_text
 from bertworks.io.text_files import IssueCounter, Repairs, open_lines
 from bertworks.models.encoder import Pooling
 from bertworks.retrieval.index import RERANKED, Index, Ranking
-from bertworks.retrieval.ranking import Reranker, Scores, average_precision, ndcg, recall, top_k
+from bertworks.retrieval.ranking import Reranker, Scores, ranking_figures, top_k
 
 _DEPTH = 1000  # documents of a ranking that count, as in trec_eval
 _ELEMENT = re.compile(r"<(doc|top)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
@@ -171,10 +171,9 @@ def evaluate_retrieval(
 def _figures(collection: Collection, names: Sequence[str], scores: Iterator[Scores]) -> dict[str, float]:
     rows = []
     for grades, of_query in zip(collection.grades.values(), scores, strict=True):
-        ranking = [names[number] for number in top_k(of_query, _DEPTH)]
-        recalls = recall(ranking, grades, 10), recall(ranking, grades, 100)
-        rows.append((ndcg(ranking, grades, 10), average_precision(ranking, grades), *recalls))
-    return dict(zip(("ndcg@10", "map", "recall@10", "recall@100"), np.mean(rows, axis=0).tolist(), strict=True))
+        rows.append(ranking_figures([names[number] for number in top_k(of_query, _DEPTH)], grades))
+    means = np.mean([list(row.values()) for row in rows], axis=0)
+    return dict(zip(rows[0], means.tolist(), strict=True))
 
 
 def _reranked(

@@ -28,16 +28,7 @@ from bertworks.io.tables import find_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Pooling
 from bertworks.retrieval.ranking import DEPTH, Reranker, Scores, bm25, fuse_rankings, top_k
-from bertworks.retrieval.store import (
-    MANIFEST,
-    NAMED,
-    Documents,
-    Manifest,
-    Sources,
-    read_manifest,
-    write_manifest,
-    writing,
-)
+from bertworks.retrieval.store import MANIFEST, NAMED, Documents, Manifest, Sources, create_index, refuse_documents
 
 Ranking = Literal["hybrid", "dense", "bm25"]
 RERANKED = 50  # minimum number of hits that are reranked
@@ -93,14 +84,11 @@ class Index(Documents):
         Raises:
             UsageError: the folder is not empty.
         """
-        folder = Path(folder)
-        _refuse_documents(folder)  # before the model is read
+        refuse_documents(Path(folder))  # before the model is read
         embedder = Embedder(model, pooling=pooling, max_length=max_length, device=device)
         name = str(model) if is_model_name(model) else str(Path(model).resolve())
-        with writing(folder):
-            numbers = _refuse_documents(folder)  # another process may have been faster
-            fingerprint, dimension = embedder.fingerprint, embedder.dimension
-            write_manifest(folder, Manifest(model=name, fingerprint=fingerprint, dimension=dimension, **numbers))
+        manifest = Manifest(model=name, fingerprint=embedder.fingerprint, dimension=embedder.dimension)
+        create_index(Path(folder), manifest)
         return cls(folder, model=model, device=device)
 
     def add(
@@ -136,10 +124,9 @@ class Index(Documents):
         `compact`."""
         names = list(map(str, listed(ids, "delete([id])", "id")))
         with self.changing():
-            manifest, count = self.without(names)
-            if count:
-                self.commit(manifest)
-            return count
+            before = len(self)
+            self.commit(self.without(names))
+            return before - len(self)
 
     def compact(self) -> None:
         """Write the index again: remove deleted documents from disk and merge small segments."""
@@ -198,8 +185,7 @@ class Index(Documents):
             UsageError: there are no documents.
             BertworksError: faiss is not installed.
         """
-        with self.changing():
-            self.write_graph()
+        self.write_graph()
         parts = [segment.vectors for segment in self.segments]
         sample = parts[0][:: max(1, len(parts[0]) // 100)][:100]
         scores, (_, numbers) = np.concatenate([sample @ part.T for part in parts], 1), self.nearest(sample, 11)
@@ -259,12 +245,12 @@ class Index(Documents):
         for name, text, values in zip(names, texts, fields, strict=True):
             rows.pop(name, None)
             rows[name] = {"id": name, "text": text, "fields": values}
-        prompt = self.embedder.settings.prompt("document", "passage", "corpus")
+        before, prompt = len(self), self.embedder.settings.prompt("document", "passage", "corpus")
         vectors = normalized(self.embedder.embed([row["text"] for row in rows.values()], prompt=prompt))
-        manifest, replaced = self.without(list(rows))
+        manifest = self.without(list(rows))
         manifest = replace(manifest, next_row=first + len(texts), sources={**manifest.sources, **(sources or {})})
         self.commit(self.with_segment(manifest, list(rows.values()), vectors))
-        return replaced + len(texts) - len(rows)
+        return before + len(texts) - len(self)
 
     def _cosines(self, queries: Sequence[str], candidates: int | None) -> Scores:
         """Cosines [queries, documents]."""
@@ -288,18 +274,6 @@ class Index(Documents):
         except IndexError:
             what = "words are in documents that do not exist"
             raise BertworksError(what, where=str(self.folder), hint="make it again") from None
-
-
-def _refuse_documents(folder: Path) -> dict[str, Any]:
-    """Refuse a folder for a new index, unless it is empty or holds an index without documents. The result are the
-    numbers of that index, which are never used again."""
-    names = sorted(path.name for path in folder.glob("[!.]*"))
-    if MANIFEST in names and not (manifest := read_manifest(folder)).segments:
-        return {"next_segment": manifest.next_segment, "next_row": manifest.next_row}
-    if names:
-        what = "there is an index already" if MANIFEST in names else f"the folder is not empty: {names[0]}"
-        raise UsageError(what, where=str(folder), hint="name another folder")
-    return {}
 
 
 def index_file(
@@ -332,7 +306,7 @@ def index_file(
     reader = RowReader(documents, quoting=quoting)
     columns = text_columns(reader, text)
     id_column = _id_column(reader, identity, columns)
-    index = _open_or_create(folder, model, pooling, max_length, device)
+    index = _open_or_create(folder, model, device, pooling=pooling, max_length=max_length)
     id_note = id_column or "a number; a file that has changed is added again as a whole"
     yield Event("note", f"text: {', '.join(columns)}; id: {id_note}")
     if (similarity := index.embedder.settings.similarity) != "cosine":
@@ -345,34 +319,29 @@ def index_file(
             return
         if done:
             yield Event("note", f"resuming after {done:,} rows", {"resumed_row": done})
-        rest = iter(reader)
-        for row in islice(rest, done):  # count empty rows as in an uninterrupted call
-            row_text(row, columns, empty)
-        for rows in portions(rest):
-            texts = [row_text(row, columns, empty) for row in rows]
-            kept = [(row, text) for row, text in zip(rows, texts, strict=True) if text]
-            done += len(rows)
+        rows = ((row, row_text(row, columns, empty)) for row in reader)  # counts also the empty ones of finished rows
+        for portion in portions(islice(rows, done, None)):
+            kept = [(row, text) for row, text in portion if text]
+            done += len(portion)
             ids = None if id_column is None else [_row_id(row, id_column) for row, _ in kept]
             fields = [{k: v for k, v in row.values.items() if k not in (id_column, *columns)} for row, _ in kept]
             if kept:
                 replaced += index.append([text for _, text in kept], ids, fields, {source: (done, False)})
             yield Event("stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done})
-        index.note_sources({source: (done, True)})
+        index.commit(replace(index.manifest, sources={**index.manifest.sources, source: (done, True)}))
     yield from (Event("note", note) for note in reader.notes)
     if empty.count:
         yield Event("note", f"rows without text, which are left out: {empty}", {"empty": empty.count})
     yield _done(index, f"{done:,} rows of {reader.name}", replaced)
 
 
-def _open_or_create(
-    folder: Path, model: str | Path | None, pooling: Pooling | None, max_length: int | None, device: str
-) -> Index:
+def _open_or_create(folder: Path, model: str | Path | None, device: str, **settings: Any) -> Index:
     """The index in a folder, whose settings must match, or a new one."""
     index = Index(folder, model=model, device=device) if (folder / MANIFEST).exists() else None
-    if index is None or (not index.segments and (model or pooling or max_length)):
+    if index is None or (not index.segments and (model or any(settings.values()))):
         name = model or (index.manifest.model if index else "minilm")
-        return Index.create(folder, name, pooling=pooling, max_length=max_length, device=device)
-    for setting, value in (("pooling", pooling), ("max_length", max_length)):
+        return Index.create(folder, name, device=device, **settings)
+    for setting, value in settings.items():
         if value not in (None, stored := index.manifest.fingerprint.get(setting)):
             raise UsageError(f"the index has {setting} {stored}, not {value}", where=str(folder), hint="leave it out")
     _ = index.embedder  # report a wrong model before rows are read

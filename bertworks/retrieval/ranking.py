@@ -2,7 +2,7 @@
 
 - BM25 over postings. Words are runs of letters and digits in lower case; for Korean and for scripts without spaces,
   pairs of neighbouring characters. Postings hold a 64-bit hash of each word, no list of words.
-- `top_k`, `fuse_rankings`, nDCG, average precision, recall
+- `top_k`, `fuse_rankings`, `ranking_figures`: nDCG, average precision, recall
 - `Reranker`: a model fine-tuned on pairs of texts that scores texts for a query
 """
 
@@ -134,28 +134,23 @@ def fuse_rankings(dense: Scores, lexical: Scores) -> Scores:
     return fused
 
 
-def ndcg(ranking: Sequence[str], grades: Mapping[str, int], k: int = 10) -> float:
-    """Normalised discounted cumulative gain of the first k, with the grade as gain and log2(rank + 1) as discount, as
-    in trec_eval. grades: relevance of documents; a missing or negative grade counts as 0."""
-    gains = [max(0, grades.get(document, 0)) for document in ranking[:k]]
-    ideal = sorted((max(0, grade) for grade in grades.values()), reverse=True)[:k]
-    return _discounted(gains) / _discounted(ideal) if any(ideal) else 0.0
+def ranking_figures(ranking: Sequence[str], grades: Mapping[str, int]) -> dict[str, float]:
+    """Figures of the ranking for one query, as in trec_eval. grades: of relevance; missing or negative ones count as 0.
 
-
-def average_precision(ranking: Sequence[str], grades: Mapping[str, int]) -> float:
-    """The mean, over all relevant documents (grade above 0), of the precision at their ranks (0: not ranked)."""
-    hits, total = 0, 0.0
-    for rank, document in enumerate(ranking, 1):
-        if grades.get(document, 0) > 0:
-            hits += 1
-            total += hits / rank
-    return total / max(1, sum(grade > 0 for grade in grades.values()))
-
-
-def recall(ranking: Sequence[str], grades: Mapping[str, int], k: int) -> float:
-    """The fraction of the relevant documents that are in the first k."""
-    relevant = {document for document, grade in grades.items() if grade > 0}
-    return len(relevant & set(ranking[:k])) / max(1, len(relevant))
+    - `ndcg@10`: normalised discounted cumulative gain of the first ten, with the grade as gain and log2(rank + 1) as
+      discount
+    - `map`: the mean, over all relevant documents (grade above 0), of the precision at their ranks (0: not ranked)
+    - `recall@10`, `recall@100`: the fraction of the relevant documents among the first
+    """
+    gains = [max(0, grades.get(document, 0)) for document in ranking]
+    ideal = sorted((grade for grade in grades.values() if grade > 0), reverse=True)
+    ranks, count = [rank for rank, gain in enumerate(gains, 1) if gain], max(1, len(ideal))
+    return {
+        "ndcg@10": _discounted(gains[:10]) / (_discounted(ideal[:10]) or 1.0),
+        "map": sum(hits / rank for hits, rank in enumerate(ranks, 1)) / count,
+        "recall@10": sum(rank <= 10 for rank in ranks) / count,
+        "recall@100": sum(rank <= 100 for rank in ranks) / count,
+    }
 
 
 def _discounted(gains: Sequence[int]) -> float:

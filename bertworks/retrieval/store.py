@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from bertworks.checkpoints.storage import read_json, read_tensors, write_tensors
 from bertworks.datasets.writer import as_json
 from bertworks.errors import BertworksError, UsageError, optional_import
-from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing, write_text
+from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing, write_bytes, write_text
 from bertworks.retrieval.ranking import Postings, hash_of, postings
 
 MANIFEST, GRAPH, FORMAT = "index.json", "neighbours.faiss", 1
@@ -88,6 +88,33 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     write_text(folder / MANIFEST, json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1) + "\n")
 
 
+def create_index(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of a new index.
+
+    Raises:
+        UsageError: see `refuse_documents`; another process may have been faster.
+        BertworksError: another process writes to it.
+    """
+    with writing(folder):
+        write_manifest(folder, replace(manifest, **refuse_documents(folder)))
+
+
+def refuse_documents(folder: Path) -> dict[str, Any]:
+    """The numbers that a new index begins with: an index without documents may be made again, and its numbers are
+    never used again.
+
+    Raises:
+        UsageError: the folder holds documents, or other files.
+    """
+    names = sorted(path.name for path in folder.glob("[!.]*"))
+    if MANIFEST in names and not (manifest := read_manifest(folder)).segments:
+        return {"next_segment": manifest.next_segment, "next_row": manifest.next_row}
+    if names:
+        what = "there is an index already" if MANIFEST in names else f"the folder is not empty: {names[0]}"
+        raise UsageError(what, where=str(folder), hint="name another folder")
+    return {}
+
+
 def writing(folder: Path) -> AbstractContextManager[None]:
     """Hold the index for this process while it writes.
 
@@ -147,8 +174,7 @@ def _read_segment(folder: Path, name: str, dimension: int) -> Segment:
 def write_segment(folder: Path, name: str, rows: Sequence[Mapping[str, Any]], vectors: NDArray[np.float32]) -> None:
     """Write a segment that no manifest names yet. rows: with `id`, `text` and `fields`."""
     lines = [f"{as_json(row)}\n".encode(errors="surrogatepass") for row in rows]
-    with replacing(folder / f"{name}.jsonl") as temporary, temporary.open("wb") as file:
-        file.writelines(lines)
+    write_bytes(folder / f"{name}.jsonl", b"".join(lines))
     words = postings(row["text"] for row in rows)
     arrays = {f"postings.{key}": array for key, array in words._asdict().items()} | {
         "vectors": vectors,
@@ -161,10 +187,8 @@ def write_segment(folder: Path, name: str, rows: Sequence[Mapping[str, Any]], ve
 
 def _alive_rows(deleted: str, count: int) -> NDArray[np.bool_]:
     """Whether each row of a segment is not deleted, from the manifest."""
-    bits = np.unpackbits(np.frombuffer(base64.b64decode(deleted), np.uint8))[:count]
-    alive = np.ones(count, bool)
-    alive[: len(bits)] = bits == 0
-    return alive
+    bits = base64.b64decode(deleted).ljust(-(-count // 8), b"\0")
+    return ~np.unpackbits(np.frombuffer(bits, np.uint8), count=count).astype(bool)
 
 
 def _as_deleted(alive: NDArray[np.bool_]) -> str:
@@ -228,10 +252,6 @@ class Documents:
         if not self.manifest.neighbours:
             (self.folder / GRAPH).unlink(missing_ok=True)
 
-    def note_sources(self, sources: Sources) -> None:
-        """Update the states of indexed files, within `changing`."""
-        self.commit(replace(self.manifest, sources={**self.manifest.sources, **sources}))
-
     def with_segment(
         self, manifest: Manifest, rows: Sequence[dict[str, Any]], vectors: NDArray[np.float32]
     ) -> Manifest:
@@ -240,18 +260,17 @@ class Documents:
         write_segment(self.folder, name, rows, vectors)
         return replace(manifest, segments={**manifest.segments, name: ""}, next_segment=manifest.next_segment + 1)
 
-    def without(self, ids: Sequence[str]) -> tuple[Manifest, int]:
-        """The manifest without the documents with these ids, and their number."""
+    def without(self, ids: Sequence[str]) -> Manifest:
+        """The manifest without the documents with these ids."""
         keys = np.concatenate([np.zeros(0, np.int64), *(segment.keys for segment in self.segments)])
         alive = self.alive & ~np.isin(keys, [hash_of(name) for name in ids])
-        count = len(self) - int(alive.sum())
-        if not count:
-            return self.manifest, 0
+        if (alive == self.alive).all():
+            return self.manifest
         deleted = [_as_deleted(alive[start:end]) for start, end in pairwise(self.edges)]
         # A file with ids may be indexed again after a deletion: this adds no row twice.
         sources = {name: state for name, state in self.manifest.sources.items() if not name.startswith(NAMED)}
         segments = dict(zip(self.manifest.segments, deleted, strict=True))
-        return replace(self.manifest, segments=segments, sources=sources), count
+        return replace(self.manifest, segments=segments, sources=sources)
 
     def commit(self, manifest: Manifest) -> None:
         write_manifest(self.folder, manifest)
@@ -271,21 +290,22 @@ class Documents:
     # --- the graph
 
     def write_graph(self) -> None:
-        """Write the HNSW graph of all documents, within `changing`.
+        """Write the HNSW graph of all documents.
 
         Raises:
             UsageError: there are no documents.
             BertworksError: faiss is not installed, or the disk is full.
         """
-        if not self.segments:
-            raise UsageError("there are no documents yet", where=str(self.folder), hint="add some first")
-        faiss = _faiss()
-        graph = faiss.IndexHNSWFlat(self.manifest.dimension, _GRAPH_LINKS, faiss.METRIC_INNER_PRODUCT)
-        for segment in self.segments:
-            graph.add(np.ascontiguousarray(segment.vectors))
-        with replacing(self.folder / GRAPH) as temporary:
-            faiss.write_index(graph, str(temporary))
-        self.commit(replace(self.manifest, neighbours=tuple(self.manifest.segments)))
+        with self.changing():
+            if not self.segments:
+                raise UsageError("there are no documents yet", where=str(self.folder), hint="add some first")
+            faiss = _faiss()
+            graph = faiss.IndexHNSWFlat(self.manifest.dimension, _GRAPH_LINKS, faiss.METRIC_INNER_PRODUCT)
+            for segment in self.segments:
+                graph.add(np.ascontiguousarray(segment.vectors))
+            with replacing(self.folder / GRAPH) as temporary:
+                faiss.write_index(graph, str(temporary))
+            self.commit(replace(self.manifest, neighbours=tuple(self.manifest.segments)))
 
     def nearest(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Inner products and numbers [queries, k] of the nearest documents by the graph; -1 pads missing numbers.

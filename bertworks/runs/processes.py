@@ -21,11 +21,11 @@ def terminable() -> AbstractContextManager[None]:
     def leave(number: int, _: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    return _handlers(leave, signal.SIGTERM)
+    return signal_handler(leave, signal.SIGTERM)
 
 
 @contextmanager
-def _handlers(handler: "signal._HANDLER", *signals: int) -> Iterator[None]:
+def signal_handler(handler: "signal._HANDLER", *signals: int) -> Iterator[None]:
     """A handler for signals in the block. Signals are the main thread's: a program that trains in another thread
     handles them itself."""
     if threading.current_thread() is not threading.main_thread():
@@ -55,7 +55,7 @@ class GracefulShutdown:
 
     def handling(self) -> AbstractContextManager[None]:
         """Handles the signals in the block."""
-        return _handlers(self._note, signal.SIGINT, signal.SIGTERM)
+        return signal_handler(self._note, signal.SIGINT, signal.SIGTERM)
 
     def _note(self, number: int, _: FrameType | None) -> None:
         self.requested = number

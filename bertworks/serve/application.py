@@ -28,7 +28,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.explain import MAPS
 from bertworks.serve.batching import Batcher, InferenceJob, OverloadedError, RequestError
-from bertworks.serve.endpoints import Abilities, check_tokens
+from bertworks.serve.endpoints import Abilities, Steps, check_tokens
 from bertworks.serve.metrics import ServerMetrics
 from bertworks.serve.openapi import ENDPOINTS, document, paths_of, read, requests_of
 from bertworks.training.device import THREADS, HeapTrimmer
@@ -122,9 +122,8 @@ class Application:
             "limits": asdict(self._limits),
         }  # fmt: skip
         model = {"id": abilities.name, "object": "model", "created": 0, "owned_by": "bertworks"}
-        page = {
-            "/" if path.name == "index.html" else f"/{path.name}": path for path in (*PAGE.iterdir(), *MAPS.iterdir())
-        }
+        files = (*PAGE.iterdir(), *MAPS.iterdir())
+        page = {"/" if file.name == "index.html" else f"/{file.name}": file for file in files}
         self._public = {*page, "/health"}
         self._get: dict[str, Callable[[], Answer]] = {
             "/info": partial(Answer, abilities.info | server_info),
@@ -218,12 +217,13 @@ class Application:
         batcher = self._batchers.get(name, self._batchers["network"])
         if name not in ("tokenize", "decode") and (error := batcher.overloaded):
             raise error
-        job = await self._job(name, request)
+        steps, job = await self._first_step(name, request)
         results = await self._results(batcher, job, request) if job.units else []
-        return await asyncio.get_running_loop().run_in_executor(self._readers, _answer, job, results)
+        return await asyncio.get_running_loop().run_in_executor(self._readers, _last_step, steps, results)
 
-    async def _job(self, name: str, request: Request) -> InferenceJob:
-        """The job of a request. Large bodies are parsed one at a time, and refused if many of them wait."""
+    async def _first_step(self, name: str, request: Request) -> tuple[Steps, InferenceJob]:
+        """An endpoint's work on a request up to its job. Large bodies are parsed one at a time, and refused if many of
+        them wait."""
         limit, content_length = self._limits.body_bytes, request.headers.get("content-length", "")
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise RequestError(415, "expected the header Content-Type: application/json")
@@ -254,15 +254,16 @@ class Application:
             raise RequestError(400, "the body is incomplete") from None
         return bytes(body)
 
-    def _parse(self, name: str, body: bytes) -> InferenceJob:
+    def _parse(self, name: str, body: bytes) -> tuple[Steps, InferenceJob]:
         """Called in a thread of the readers."""
         begin = time.perf_counter()
-        job = self._abilities.endpoints[name](read(body, self._requests[name]))
+        steps = self._abilities.endpoints[name](read(body, self._requests[name]))
+        job = next(steps)
         tokens = sum(job.costs)
         check_tokens(tokens, self._limits.tokens)
         self._metrics.tokens.observe(tokens)
         self._metrics.tokenization.observe(time.perf_counter() - begin)
-        return job
+        return steps, job
 
     async def _results(self, batcher: Batcher, job: InferenceJob, request: Request) -> list[Any]:
         """The results of a job. It is cancelled when the client closes the connection."""
@@ -303,11 +304,15 @@ async def _wait_until_closed(request: Request) -> None:
         pass
 
 
-def _answer(job: InferenceJob, results: list[Any]) -> Answer:
+def _last_step(steps: Steps, results: list[Any]) -> Answer:
     """Called in a thread of the readers."""
     if not all(np.isfinite(np.asarray(row)).all() for row in results if not isinstance(row, dict | list)):
         raise BertworksError("the network's output has values that are not finite, which is not JSON")
-    return Answer(job.answer(results))
+    try:
+        steps.send(results)
+    except StopIteration as end:
+        return Answer(end.value)
+    raise RuntimeError("an endpoint yields one job")
 
 
 class Connection(HttpToolsProtocol):

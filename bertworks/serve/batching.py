@@ -50,20 +50,15 @@ class OverloadedError(RequestError):
     """More is waiting than can be computed soon. seconds: after which a client may try again."""
 
     def __init__(self, seconds: float = 1):
-        what, headers = (
-            "the server has more requests than it can answer soon",
-            {"retry-after": f"{max(seconds, 1):.0f}"},
-        )
-        super().__init__(429, what, hint="try again later", headers=headers)
+        what = "the server has more requests than it can answer soon"
+        super().__init__(429, what, hint="try again later", headers={"retry-after": f"{max(seconds, 1):.0f}"})
 
 
 @dataclass(eq=False)
 class InferenceJob:
     """What a request computes. `compute(units)` gives a result for each unit; units of other jobs may be in the same
-    call. `answer(results)` is a JSON value, or a list of vectors. `costs`: of each unit, in tokens; 1 without a
-    network."""
+    call. `costs`: of each unit, in tokens; 1 without a network."""
 
-    answer: Callable[[Sequence[Any]], Any]
     units: Sequence[Any] = ()
     costs: Sequence[int] = ()
     compute: Compute = list

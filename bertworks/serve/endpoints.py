@@ -1,4 +1,6 @@
-"""Requests -> jobs, by the names of the server's paths. No HTTP, no threads.
+"""Requests -> answers, by the names of the server's paths. No HTTP, no threads.
+
+An endpoint is a generator: it checks a request, yields what to compute, gets the results, and returns the answer.
 
 - pre-trained models: vectors, cosines, tokens for masks, in the formats of Text Embeddings Inference (TEI) and OpenAI
 - fine-tuned models: labels, ranks, entities, answers, in the formats of TEI and of Hugging Face's pipelines
@@ -6,9 +8,8 @@
 """
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from operator import itemgetter
@@ -33,7 +34,8 @@ from bertworks.serve.batching import InferenceJob, Limits, RequestError
 from bertworks.training.device import PrecisionOption, choose_device
 
 Request = Mapping[str, Any]
-Endpoint = Callable[[Request], InferenceJob]
+Steps = Generator[InferenceJob, Sequence[Any], Any]  # returns a JSON value, or a list of vectors
+Endpoint = Callable[[Request], Steps]
 Rows = NDArray[np.float32]
 MAX_FILLINGS = 100  # of a mask
 DTYPES = {"fp32": "float32", "bf16": "bfloat16", "int8": "int8"}  # the names of TEI
@@ -46,9 +48,18 @@ def _list_of(inputs: Any) -> list[Any]:
     return inputs if isinstance(inputs, list) else [inputs]
 
 
-def _like(inputs: Any, job: InferenceJob) -> InferenceJob:
-    """A job with a list of answers for a list of inputs, and with a single answer for a single input."""
-    return job if isinstance(inputs, list) else replace(job, answer=lambda rows: job.answer(rows)[0])
+def _like(inputs: Any, answers: list[Any]) -> Any:
+    """A list of answers to a list of inputs, a single answer to a single input."""
+    return answers if isinstance(inputs, list) else answers[0]
+
+
+def _alone(work: Callable[[], Any]) -> Steps:
+    """What is computed without a network."""
+    return (yield InferenceJob([work], [1], _call_each))[0]
+
+
+def _call_each(units: Sequence[Callable[[], Any]]) -> list[Any]:
+    return [work() for work in units]
 
 
 def _refuse_truncated(request: Request, truncated: Sequence[int]) -> None:
@@ -88,52 +99,45 @@ class PretrainedEndpoints:
             if not self.endpoints:
                 raise
 
-    def _job(self, texts: list[str], request: Request, answer: Callable[[Rows], Any]) -> InferenceJob:
-        """answer: raw vectors [texts, dimension] -> the answer."""
+    def _vectors(self, texts: list[str], request: Request) -> Steps:
+        """Vectors [texts, dimension] before normalization, and the number of tokens."""
         units, truncated = self._embedder.units(texts, self.info["prompts"].get(request.get("prompt_name")))
         _refuse_truncated(request, truncated)
         costs = [len(unit[0].input_ids) for unit in units]
-        return InferenceJob(lambda rows: answer(np.stack(rows)), units, costs, self._embedder.raw)
+        rows = yield InferenceJob(units, costs, self._embedder.raw)
+        return np.stack(rows), sum(costs)
 
-    def embed(self, request: Request) -> InferenceJob:
-        def answer(raw: Rows) -> list[Rows]:
-            vectors = raw[:, : request["dimensions"]]
-            return list(normalized(vectors) if request["normalize"] else vectors)
+    def embed(self, request: Request) -> Steps:
+        raw, _ = yield from self._vectors(_list_of(request["inputs"]), request)
+        vectors = raw[:, : request["dimensions"]]
+        return list(normalized(vectors) if request["normalize"] else vectors)
 
-        return self._job(_list_of(request["inputs"]), request, answer)
-
-    def similarity(self, request: Request) -> InferenceJob:
-        def answer(raw: Rows) -> Any:
-            vectors = normalized(raw)
-            return (vectors[1:] @ vectors[0]).tolist()
-
+    def similarity(self, request: Request) -> Steps:
         texts = [request["inputs"]["source_sentence"], *request["inputs"]["sentences"]]
         # TEI reads these settings from `parameters` here, unlike in other paths.
         parameters = {name: value for name, value in (request["parameters"] or {}).items() if value is not None}
-        return self._job(texts, {**request, **parameters}, answer)
+        raw, _ = yield from self._vectors(texts, {**request, **parameters})
+        vectors = normalized(raw)
+        return (vectors[1:] @ vectors[0]).tolist()
 
-    def embeddings(self, request: Request) -> InferenceJob:
-        def answer(raw: Rows) -> Any:
-            vectors = normalized(raw[:, : request["dimensions"]]).astype("<f4")
-            is_base64 = request["encoding_format"] == "base64"
-            values = [base64.b64encode(vector).decode() if is_base64 else vector.tolist() for vector in vectors]
-            data = [{"object": "embedding", "index": n, "embedding": value} for n, value in enumerate(values)]
-            usage = dict.fromkeys(("prompt_tokens", "total_tokens"), sum(job.costs))
-            return {"object": "list", "data": data, "model": self._name, "usage": usage}
+    def embeddings(self, request: Request) -> Steps:
+        raw, tokens = yield from self._vectors(_list_of(request["input"]), request)
+        vectors = normalized(raw[:, : request["dimensions"]]).astype("<f4")
+        is_base64 = request["encoding_format"] == "base64"
+        values = [base64.b64encode(vector).decode() if is_base64 else vector.tolist() for vector in vectors]
+        data = [{"object": "embedding", "index": n, "embedding": value} for n, value in enumerate(values)]
+        usage = dict.fromkeys(("prompt_tokens", "total_tokens"), tokens)
+        return {"object": "list", "data": data, "model": self._name, "usage": usage}
 
-        job = self._job(_list_of(request["input"]), request, answer)
-        return job
-
-    def fill(self, request: Request) -> InferenceJob:
-        def answer(rows: Sequence[Any]) -> Any:
-            return [self._filler.fillings(*pair, request["top_k"]) for pair in zip(queries, rows, strict=True)]
-
+    def fill(self, request: Request) -> Steps:
         try:
             queries = [self._filler.read(text) for text in _list_of(request["inputs"])]
         except BertworksError as error:  # a text without a mask
             raise UsageError(error.what, hint=error.hint) from None
         costs = [sum(query.costs) for query in queries]
-        return _like(request["inputs"], InferenceJob(answer, queries, costs, self._fillings))
+        rows = yield InferenceJob(queries, costs, self._fillings)
+        fillings = [self._filler.fillings(*pair, request["top_k"]) for pair in zip(queries, rows, strict=True)]
+        return _like(request["inputs"], fillings)
 
 
 class FinetunedEndpoints:
@@ -161,7 +165,7 @@ class FinetunedEndpoints:
             "reads": reads,
         }
 
-    def _job(self, inputs: Any, request: Request, decode: Callable[[Features, Rows], Any]) -> InferenceJob:
+    def _answers(self, inputs: Any, request: Request, decode: Callable[[Features, Rows], Any]) -> Steps:
         """inputs: a list of items, or one item. decode: an item and its logits -> its answer."""
         items = [item_of(value, number, self._config) for number, value in enumerate(_list_of(inputs))]
         features = [item_features for item in items for item_features in self._predictor.reading([item])]
@@ -170,15 +174,12 @@ class FinetunedEndpoints:
         is_choice = self._config.task == "choice"
         parts = [[f.unit] if is_choice else [[window] for window in f.unit] for f in features]
         units = [unit for part in parts for unit in part]
-
-        def answer(rows: Sequence[Rows]) -> Any:
-            remaining = iter(rows)
-            return [decode(f, np.concatenate(list(islice(remaining, len(part))))) for f, part in zip(features, parts)]
-
         costs = [sum(len(example.input_ids) for example in unit) for unit in units]
-        return _like(inputs, InferenceJob(answer, units, costs, self._predictor.logits))
+        rows = iter((yield InferenceJob(units, costs, self._predictor.logits)))
+        logits = [np.concatenate(list(islice(rows, len(part)))) for part in parts]
+        return _like(inputs, list(map(decode, features, logits)))
 
-    def predict(self, request: Request) -> InferenceJob:
+    def predict(self, request: Request) -> Steps:
         """In TEI a string is a text, a list is a pair (here also a prompt with its choices), a list of lists is a list
         of items."""
         inputs = request["inputs"]
@@ -186,7 +187,7 @@ class FinetunedEndpoints:
             items: Any = [item[0] if len(item) == 1 else item for item in inputs]
         else:
             items = tuple(inputs) if isinstance(inputs, list) else inputs
-        return self._job(items, request, lambda *pair: self._label_scores(*pair, raw=request["raw_scores"]))
+        return self._answers(items, request, lambda *pair: self._label_scores(*pair, raw=request["raw_scores"]))
 
     def _label_scores(self, features: Features, logits: Rows, *, raw: bool) -> list[dict[str, Any]]:
         task, answer = self._config.task, self._decode(features, logits)
@@ -205,22 +206,19 @@ class FinetunedEndpoints:
                 item["given"] = item["label"] in answer["labels"]
         return sorted(items, key=itemgetter("score"), reverse=True)
 
-    def rerank(self, request: Request) -> InferenceJob:
+    def rerank(self, request: Request) -> Steps:
         def score(_: Features, logits: Rows) -> float:
             value = logits[0, 1:] - logits[0, :1] if self._config.labels else logits[0]
             return float(value[0] if request["raw_scores"] else sigmoid(value)[0])
 
-        def answer(rows: Sequence[Rows]) -> Any:
-            items = [{"index": n, "score": score} for n, score in enumerate(job.answer(rows))]
-            if request["return_text"]:
-                items = [item | {"text": text} for item, text in zip(items, request["texts"], strict=True)]
-            return sorted(items, key=itemgetter("score"), reverse=True)
+        scores = yield from self._answers([(request["query"], text) for text in request["texts"]], request, score)
+        items = [{"index": n, "score": score} for n, score in enumerate(scores)]
+        if request["return_text"]:
+            items = [item | {"text": text} for item, text in zip(items, request["texts"], strict=True)]
+        return sorted(items, key=itemgetter("score"), reverse=True)
 
-        job = self._job([(request["query"], text) for text in request["texts"]], request, score)
-        return replace(job, answer=answer)
-
-    def ner(self, request: Request) -> InferenceJob:
-        return self._job(request["inputs"], request, self._entities)
+    def ner(self, request: Request) -> Steps:
+        return self._answers(request["inputs"], request, self._entities)
 
     def _entities(self, features: Features, logits: Rows) -> list[dict[str, Any]]:
         answer, text = self._decode(features, logits), features.item.texts[0]
@@ -234,7 +232,7 @@ class FinetunedEndpoints:
             for group, score, start, end in entities
         ]
 
-    def qa(self, request: Request) -> InferenceJob:
+    def qa(self, request: Request) -> Steps:
         def decode(features: Features, logits: Rows) -> dict[str, Any]:
             answer, k = self._decode(features, logits), request["top_k"]
             best = {name: answer[name] for name in ("answer", "score", "start", "end")}
@@ -243,7 +241,7 @@ class FinetunedEndpoints:
 
         inputs = request["inputs"]
         questions = [(question["question"], question["context"]) for question in _list_of(inputs)]
-        return self._job(questions if isinstance(inputs, list) else questions[0], request, decode)
+        return self._answers(_like(inputs, questions), request, decode)
 
 
 class Abilities:
@@ -256,7 +254,7 @@ class Abilities:
 
     Attributes:
         on_cpu: whether the device is the CPU.
-        endpoints: name -> a function from a request to a job. It raises UsageError if the request cannot be met.
+        endpoints: by name. They raise UsageError if a request cannot be met.
         info: the model's part of `GET /info`.
 
     Raises:
@@ -299,24 +297,17 @@ class Abilities:
             "vocabulary": self.tokenizer.vocab_size, "version": bertworks.__version__, **self.info,
         }  # fmt: skip
 
-    def search(self, request: Request) -> InferenceJob:
+    def search(self, request: Request) -> Steps:
         if request["rerank"] and self._reranker is None:
             raise UsageError("this server's model cannot rerank documents", hint='leave "rerank" out')
-        return InferenceJob(itemgetter(0), [request], [1], self._search)
+        rerank = self._reranker if request["rerank"] else None
+        query, k, ranking = (request[name] for name in ("query", "k", "ranking"))
+        return _alone(partial(self._index.search, query, k, ranking=ranking, rerank=rerank))
 
-    def _search(self, requests: Sequence[Request]) -> list[Any]:
-        return [
-            self._index.search(r["query"], r["k"], ranking=r["ranking"], rerank=self._reranker if r["rerank"] else None)
-            for r in requests
-        ]
-
-    def explain(self, request: Request) -> InferenceJob:
+    def explain(self, request: Request) -> Steps:
         tokens = sum(map(len, self.tokenizer.ids(_list_of(request["inputs"]))))
         check_tokens(tokens, self.limits.explained_tokens)
-        return InferenceJob(itemgetter(0), [request], [1], self._explanations)
-
-    def _explanations(self, requests: Sequence[Request]) -> list[dict[str, Any]]:
-        return [self._explanation(request) for request in requests]
+        return _alone(partial(self._explanation, request))
 
     def _explanation(self, request: Request) -> dict[str, Any]:
         e = explain(self._model, *_list_of(request["inputs"]), target=request["target"], baseline=request["baseline"])
@@ -325,11 +316,12 @@ class Abilities:
         size = {"layers": len(e.attention), "heads": len(e.attention[0])}
         return {**absent, **e.as_dict(), "model": self.name, "tokens": e.tokens, "spans": e.spans, **size, **maps}
 
-    def tokenize(self, request: Request) -> InferenceJob:
+    def tokenize(self, request: Request) -> Steps:
         t, prompt = self.tokenizer, self.info["prompts"].get(request["prompt_name"], "")
         encodings = t.encode_batch([prompt + text for text in _list_of(request["inputs"])])
         check_tokens(sum(len(encoding.ids) for encoding in encodings), self.limits.tokens)
-        tokens = [
+        yield InferenceJob()
+        return [
             [
                 {"id": n, "text": t.tokens[n], "special": n in t.special_ids,
                  "start": None if is_added else span[0], "stop": None if is_added else span[1]}
@@ -338,9 +330,8 @@ class Abilities:
             ]
             for e in encodings
         ]  # fmt: skip
-        return InferenceJob(lambda _: tokens)
 
-    def decode(self, request: Request) -> InferenceJob:
+    def decode(self, request: Request) -> Steps:
+        yield InferenceJob()
         many = request["ids"] if request["ids"] and isinstance(request["ids"][0], list) else [request["ids"]]
-        texts = [self.tokenizer.decode(ids, skip_special_tokens=request["skip_special_tokens"]) for ids in many]
-        return InferenceJob(lambda _: texts)
+        return [self.tokenizer.decode(ids, skip_special_tokens=request["skip_special_tokens"]) for ids in many]

@@ -183,15 +183,14 @@ def document(info: Mapping[str, Any], requests: Mapping[str, list[Type]], *, tok
         error = _OPENAI_ERROR if path.startswith("/v1/") else _ERROR
         refusals = _REFUSALS | _POST_REFUSALS if request else _REFUSALS
         responses = {code: content(text, error) for code, text in refusals.items()}
-        fields: dict[str, Any] = {
-            "summary": summary, "operationId": path.strip("/").replace("/", "_"),
-            "responses": {"200": content("an answer", *answers), **responses},
-        }  # fmt: skip
+        responses = {"200": content("an answer", *answers), **responses}
+        name = path.strip("/").replace("/", "_")
+        fields: dict[str, Any] = {"summary": summary, "operationId": name, "responses": responses}
         if token and path != "/health":
             fields["security"] = [{"token": []}]
-        if not request:
-            return {"get": fields}
-        return {"post": {**fields, "requestBody": {**content("", *request), "required": True}}}
+        if request:
+            fields["requestBody"] = {**content("", *request), "required": True}
+        return {"post" if request else "get": fields}
 
     paths = {path: operation(path, *entry) for path, entry in _OTHERS.items()} | {
         path: operation(path, *ENDPOINTS[name], request=types)

@@ -13,15 +13,15 @@ import resource
 import select
 import signal
 import socket
-import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.events import Event
+from bertworks.runs.processes import signal_handler
 from bertworks.serve.batching import Limits
 from bertworks.serve.endpoints import Abilities
 from bertworks.training.device import PrecisionOption
@@ -124,17 +124,16 @@ def serve(
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard if 0 <= hard < MAX_FILES else MAX_FILES, hard))
         url = f"http://[{name}]:{number}/" if ":" in name else f"http://{name}:{number}/"
         yield Event("note", f"{abilities.name} at {url}", {"url": url, "abilities": abilities.info["abilities"]})
-        with ExitStack() as stack:
-            if threading.current_thread() is threading.main_thread():
-                # uvicorn raises the signal again after its shutdown. Here the shutdown is all that is needed.
-                for signal_ in (signal.SIGINT, signal.SIGTERM):
-                    stack.callback(signal.signal, signal_, signal.signal(signal_, lambda *_: None))
-            # Exclude the present objects, some 300,000 of libraries and model, from garbage collection, which would
-            # stop all threads for 0.17 seconds.
-            gc.collect()
-            gc.freeze()
-            stack.callback(gc.unfreeze)
-            server.run(sockets=[listening])
+        # Exclude the present objects, some 300,000 of libraries and model, from garbage collection, which would stop
+        # all threads for 0.17 seconds.
+        gc.collect()
+        gc.freeze()
+        try:
+            # uvicorn raises the signal again after its shutdown. Here the shutdown is all that is needed.
+            with signal_handler(lambda *_: None, signal.SIGINT, signal.SIGTERM):
+                server.run(sockets=[listening])
+        finally:
+            gc.unfreeze()
     application.close()
     log.info("stopped")
     yield Event("done", "stopped", {"requests": server.server_state.total_requests})
