@@ -15,8 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from bertworks.batching.batch import Batch, BatchTarget
-from bertworks.checkpoints.families import FAMILIES
 from bertworks.checkpoints.hf_mapping import (
+    FAMILIES,
     UNUSED_POSITIONS,
     config_from_huggingface,
     config_to_huggingface,

@@ -13,10 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bertworks.checkpoints.families import FAMILIES, GELUS, Family, Row
+from bertworks.checkpoints.families import bert, distilbert, gpt2, roberta
+from bertworks.checkpoints.families.family import GELUS, Family, Row
 from bertworks.errors import BertworksError, some_names
 from bertworks.models.config import LIMITS, EncoderConfig
 
+FAMILIES: dict[str, Family] = {
+    module.FAMILY.default.family: module.FAMILY for module in (bert, roberta, distilbert, gpt2)
+}
 # transformers has no such network: this part has our names. Its sizes are its own, and so is the classifier's input.
 _RECURRENT: list[Row] = [
     (name, [name], "A A")

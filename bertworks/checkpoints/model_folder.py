@@ -22,8 +22,7 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
-from bertworks.checkpoints.families import FAMILIES
-from bertworks.checkpoints.hf_mapping import OWN_TYPE, config_from_huggingface
+from bertworks.checkpoints.hf_mapping import FAMILIES, OWN_TYPE, config_from_huggingface
 from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
 from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_tensors
 from bertworks.config import build, require

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from bertworks.checkpoints import hf_mapping
-from bertworks.checkpoints.families import FAMILIES
 from bertworks.checkpoints.model_folder import Model, check_vocabulary
 from bertworks.checkpoints.storage import read_json, refuse_non_finite
 from bertworks.errors import BertworksError, some_names
@@ -280,7 +279,7 @@ def _read_config(path: Path, gelu: Gelu) -> tuple[EncoderConfig, bool]:
 
 def _names_of_google(config: EncoderConfig) -> dict[str, str]:
     """The variables of a BERT in Google's code: their name, and the one in Hugging Face's files."""
-    family, names = FAMILIES["bert"], {}
+    family, names = hf_mapping.FAMILIES["bert"], {}
     for theirs in hf_mapping.their_names(config):
         name = family.prefix + theirs if theirs.startswith(family.body) else theirs
         for pattern, replacement in _NAMES:
