@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,7 @@ from bertworks.text.word_counts import (
     script_fraction,
     strip_accents,
 )
-from bertworks.text.wordpiece import Score, train_byte_pairs, train_word_pieces
+from bertworks.text.wordpiece import MergeLearner, Score, train_word_pieces
 
 Algorithm = Literal["wordpiece", "bpe", "unigram"]
 _SPECIALS = list(SPECIAL_TOKENS.values())  # [PAD]=0 [UNK]=1 [CLS]=2 [SEP]=3 [MASK]=4
@@ -129,10 +130,9 @@ def train_vocabulary(
     start = time.perf_counter()
     notes: list[str] = []
     sample = Sample(documents)
-    report_progress = progress or (lambda stage, done: None)
-    count = partial(report_progress, "counting")
-    statistics, config = _count(sample, config, max_memory, workers, count, notes)
-    library, alphabet = _train(statistics, config, partial(report_progress, "merging"))
+    tell = progress or (lambda stage, done: None)
+    statistics, config = _count(sample, config, max_memory, workers, partial(tell, "counting"), notes)
+    library, alphabet = _train(statistics, config, partial(tell, "merging"))
     tokenizer = Tokenizer(library.to_str(), model_max_length=config.model_max_length)
     if tokenizer.vocab_size < config.size:
         notes.append(f"the text gives only {tokenizer.vocab_size:,} tokens, not {config.size:,}")
@@ -167,7 +167,7 @@ def _count(
     # While the script of the text is unknown, words are counted with their accents.
     undecided = replace(config, strip_accents=config.strip_accents is True)
     splitter = _splitter(undecided)
-    with WordCounts(max_memory // 2) as counts, WordCounts(max_memory // 4) as stripped:
+    with closing(WordCounts(max_memory // 2)) as counts, closing(WordCounts(max_memory // 4)) as stripped:
         count_words(sample, splitter, counts, workers=workers, progress=progress)
         if not counts:  # the sample may have drawn all of a tiny corpus
             counts.add(splitter.count(sample.texts))
@@ -230,9 +230,10 @@ def _train(
         pieces = train_word_pieces(words, alphabet, room, score=score, min_frequency=least, progress=progress)
         model = word_piece_model(reserved + pieces)
     elif config.algorithm == "bpe":
-        pieces, merges = train_byte_pairs(words, alphabet, room, min_frequency=least, progress=progress)
-        ids = {token: number for number, token in enumerate(reserved + pieces)}
-        model = models.BPE(ids, merges, unk_token="[UNK]")
+        learner = MergeLearner(words, alphabet, "", score="frequency", min_frequency=least)
+        learner.merge_until(room, progress)
+        ids = {token: number for number, token in enumerate(reserved + learner.forms)}
+        model = models.BPE(ids, learner.merges, unk_token="[UNK]")
     else:
         scored = [(token, 0.0) for token in reserved] + _unigram_pieces(words, alphabet, room)
         model = models.Unigram(scored, reserved.index("[UNK]"), byte_fallback=False)

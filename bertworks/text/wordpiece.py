@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Literal
 
 Score = Literal["likelihood", "frequency"]
+Words = Sequence[tuple[str, int]]  # words and their counts
 _DRIFT = 0.98  # scores are recomputed when the number of symbols has fallen to this fraction
 
 
@@ -30,15 +31,7 @@ class MergeLearner:
         min_frequency: less frequent pairs are not merged.
     """
 
-    def __init__(
-        self,
-        words: Sequence[tuple[str, int]],
-        alphabet: Sequence[str],
-        prefix: str,
-        *,
-        score: Score,
-        min_frequency: int = 2,
-    ):
+    def __init__(self, words: Words, alphabet: Sequence[str], prefix: str, *, score: Score, min_frequency: int = 2):
         self.forms = list(alphabet)
         self.merges: list[tuple[str, str]] = []
         self._numbers = {form: number for number, form in enumerate(self.forms)}
@@ -58,8 +51,8 @@ class MergeLearner:
         self._total = sum(self._symbol_counts)
         self._rebuild()
 
-    def merge_until(self, size: int, progress: Callable[[int], None] | None) -> None:
-        """Merge until there are `size` symbols, or no pair is left."""
+    def merge_until(self, size: int, progress: Callable[[int], None] | None = None) -> None:
+        """Merge until there are `size` symbols, or no pair is left. progress: called with the symbols so far."""
         while len(self.forms) < size and self.step():
             if progress and len(self.merges) % 1000 == 0:
                 progress(len(self.forms))
@@ -69,16 +62,13 @@ class MergeLearner:
         if self._by_likelihood and self._total < _DRIFT * self._total_at_rebuild:
             self._rebuild()
         while self._heap:
-            score, pair = self._heap[0]
+            score, pair = heapq.heappop(self._heap)
             current = self._score(pair)
             if current is not None and current <= score:
-                heapq.heappop(self._heap)
                 self._merge(pair)
                 return True
-            if current is None:
-                heapq.heappop(self._heap)
-            else:
-                heapq.heapreplace(self._heap, (current, pair))
+            if current is not None:
+                heapq.heappush(self._heap, (current, pair))
         return False
 
     def _score(self, pair: tuple[int, int]) -> float | None:
@@ -150,7 +140,7 @@ class MergeLearner:
 
 
 def train_word_pieces(
-    words: Sequence[tuple[str, int]],
+    words: Words,
     alphabet: Sequence[str],
     size: int,
     *,
@@ -177,26 +167,12 @@ def train_word_pieces(
     return [form for form in learner.forms if form in kept]
 
 
-def train_byte_pairs(
-    words: Sequence[tuple[str, int]],
-    alphabet: Sequence[str],
-    size: int,
-    *,
-    min_frequency: int,
-    progress: Callable[[int], None] | None = None,
-) -> tuple[list[str], list[tuple[str, str]]]:
-    """A BPE vocabulary without special tokens, and its merges in order. Arguments as for `train_word_pieces`."""
-    learner = MergeLearner(words, alphabet, "", score="frequency", min_frequency=min_frequency)
-    learner.merge_until(size, progress)
-    return learner.forms, learner.merges
-
-
 def characters_of(word: str, prefix: str = "##") -> list[str]:
     """A word in its smallest pieces: "abc" -> ["a", "##b", "##c"]."""
     return [word[0], *(prefix + character for character in word[1:])]
 
 
-def _most_used(words: Sequence[tuple[str, int]], pieces: set[str], alphabet: set[str], size: int) -> set[str]:
+def _most_used(words: Words, pieces: set[str], alphabet: set[str], size: int) -> set[str]:
     """Drop the least used pieces, half of the excess at a time, because others are then used more often."""
     cuts = [_longest_match(word, pieces) for word, _ in words]
     while (excess := len(pieces) - size) > 0:
