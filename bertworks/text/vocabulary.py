@@ -271,7 +271,7 @@ def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Token
         SPECIAL_TOKENS,
         lowercase=config.lowercase,
         strip_accents=config.strip_accents,
-        chinese_characters=config.algorithm == "wordpiece",
+        handle_chinese_chars=config.algorithm == "wordpiece",
     )
     if config.algorithm == "wordpiece":
         return library

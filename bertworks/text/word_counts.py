@@ -282,8 +282,10 @@ def strip_accents(counts: WordCounts, into: WordCounts, *, as_bytes: bool) -> No
     marks = pre_tokenizers.BertPreTokenizer()  # decomposed characters may split: U+2260 becomes "=" and an accent
     to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     for word, count in counts:
-        bare = strip.normalize_str(_plain(word, as_bytes))
-        for part, _ in (to_bytes if as_bytes else marks).pre_tokenize_str(bare):
+        plain = _plain(word, as_bytes)
+        split = (to_bytes if as_bytes else marks).pre_tokenize_str
+        parts = [word] if plain.isascii() else [part for part, _ in split(strip.normalize_str(plain))]
+        for part in parts:
             into.add({part: count})
 
 
