@@ -26,7 +26,7 @@ from bertworks.checkpoints.model_folder import Model, check_vocabulary
 from bertworks.checkpoints.storage import read_json, refuse_non_finite
 from bertworks.errors import BertworksError, some_names
 from bertworks.io.atomic_write import read_small
-from bertworks.io.protobuf import Protobuf, last_value, read_protobuf, read_varint
+from bertworks.io.protobuf import Protobuf, read_protobuf, read_varint
 from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
 
@@ -106,8 +106,8 @@ def read_index(prefix: Path) -> dict[str, Variable]:
         if names[:1] != [""] or names != sorted(set(names)):
             raise ValueError("no header, or names that are not sorted")
         header = read_protobuf(rows[0][1])
-        files = last_value(header, 1, 0)
-        if not 0 < files <= _MOST_FILES or last_value(header, 2, 0):
+        files = _number(header, 1)
+        if not 0 < files <= _MOST_FILES or _number(header, 2):
             raise ValueError("no header, or one of a big-endian machine")
         paths = [prefix.with_name(f"{prefix.name}.data-{n:05d}-of-{files:05d}") for n in range(files)]
         return {name: _variable(name, read_protobuf(value), paths) for name, (_, value) in list(zip(names, rows))[1:]}
@@ -124,15 +124,22 @@ def _variable(name: str, entry: Protobuf, paths: list[Path]) -> Variable:
     if 7 in entry:
         raise ValueError(f"{name} is stored in several pieces, which is not read")
     sizes = [size for shape in entry.get(2, []) for size in read_protobuf(shape).get(2, [])]
-    shape = tuple(last_value(read_protobuf(size), 1, 0) for size in sizes)
-    dtype = _DTYPES.get(last_value(entry, 1, 0))
-    path, offset, size = paths[last_value(entry, 3, 0)], last_value(entry, 4, 0), last_value(entry, 5, 0)
+    shape = tuple(_number(read_protobuf(size), 1) for size in sizes)
+    dtype = _DTYPES.get(_number(entry, 1))
+    path, offset, size = paths[_number(entry, 3)], _number(entry, 4), _number(entry, 5)
     if dtype is not None and (len(shape) > 8 or prod(shape) * dtype.itemsize != size):
         raise ValueError(f"{name} has, by the index, the shape {list(shape)[:8]} and {size} bytes")
     if offset + size > (available := path.stat().st_size):
         what = f"{name} should end at byte {offset + size:,}, but the file has {available:,}"
         raise BertworksError(what, where=str(path), hint=_DAMAGED)
-    return Variable(dtype, shape, path, offset, size, last_value(entry, 6, 0))
+    return Variable(dtype, shape, path, offset, size, _number(entry, 6))
+
+
+def _number(message: Protobuf, field: int) -> int:
+    value = message.get(field, [0])[-1]
+    if not isinstance(value, int):
+        raise ValueError("a message where a number is expected")
+    return value
 
 
 def _rows(data: bytes) -> Iterator[tuple[bytes, bytes]]:

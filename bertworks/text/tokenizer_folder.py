@@ -18,7 +18,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from bertworks.errors import BertworksError
-from bertworks.io.atomic_write import read_small, refuse_many_parts
+from bertworks.io.atomic_write import parse_json, read_small
 from bertworks.text.tokenizer_pipeline import (
     NO_TEMPLATE,
     NORMALIZER_SETTINGS,
@@ -131,13 +131,7 @@ def _parse_json(text: str, path: Path) -> dict[str, Any]:
             raise BertworksError(f"{twice!r} occurs twice", where=where, hint="remove one of them")
         return content
 
-    refuse_many_parts(text.encode(), path)
-    try:
-        content = json.loads(text, object_pairs_hook=unique)
-    except json.JSONDecodeError as error:
-        raise BertworksError(f"not valid JSON: {error.msg}", where=f"{path}:{error.lineno}") from None
-    except (RecursionError, ValueError):
-        raise BertworksError("not JSON of a tokenizer: nested too deeply, or absurd numbers", where=str(path)) from None
+    content = parse_json(text.encode(), path, hook=unique)
     if not isinstance(content, dict):
         raise BertworksError("a JSON object is expected", where=str(path))
     return content

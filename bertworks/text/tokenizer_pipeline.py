@@ -212,13 +212,7 @@ def _read_sentencepiece(path: Path) -> _SentencePiece:
     if kind not in (1, 2) or not pieces or len(dict(pieces)) < len(pieces) or not unk_id < len(pieces):
         raise ValueError("not a unigram or BPE model, or one with a repeated piece or without the unknown one")
     return _SentencePiece(
-        pieces=pieces,
-        is_bpe=kind == 2,
-        unk_id=unk_id,
-        byte_fallback=bool(last_value(trainer, 35, 0)),
-        charsmap=last_value(normalizer, 2, b""),
-        adds_space=bool(last_value(normalizer, 3, 1)),
-        removes_spaces=bool(last_value(normalizer, 4, 1)),
-        control=kinds.get(3, []),
-        user_defined=kinds.get(4, []),
-    )
+        pieces, kind == 2, unk_id, control=kinds.get(3, []), user_defined=kinds.get(4, []),
+        byte_fallback=bool(last_value(trainer, 35, 0)), charsmap=last_value(normalizer, 2, b""),
+        adds_space=bool(last_value(normalizer, 3, 1)), removes_spaces=bool(last_value(normalizer, 4, 1)),
+    )  # fmt: skip

@@ -15,7 +15,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -80,6 +80,10 @@ class Splitter:
                 if len(word) <= self.max_length:
                     counts[word] = counts.get(word, 0) + number
         return counts
+
+    def __call__(self, texts: list[str]) -> tuple[dict[str, int], int]:
+        """The work of a process: counts, and the number of characters."""
+        return self.count(texts), sum(map(len, texts))
 
 
 class WordCounts:
@@ -154,8 +158,8 @@ def count_words(
     batches = chunk_by_size(map(str, documents), _BATCH, len)  # numpy strings cannot be sent to a process
     first = list(itertools.islice(batches, 2))
     counted = in_processes(
-        "bertworks.text.word_counts:counter",
-        [asdict(splitter)],
+        "bertworks.text.word_counts:Splitter",
+        astuple(splitter),
         itertools.chain(first, batches),
         workers if len(first) > 1 else 1,
         ended="a process that counted words ended: was memory short?",
@@ -168,12 +172,6 @@ def count_words(
             done += characters
             if progress:
                 progress(done)
-
-
-def counter(splitter: dict[str, Any]) -> Callable[[list[str]], tuple[dict[str, int], int]]:
-    """The function of a worker: texts -> counts of their words, and the number of characters."""
-    count = Splitter(**splitter).count
-    return lambda texts: (count(texts), sum(map(len, texts)))
 
 
 class Sample:
