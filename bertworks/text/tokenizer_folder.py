@@ -35,10 +35,8 @@ from bertworks.text.tokenizer_pipeline import (
 DEFAULT_LENGTH = 512
 COPIED_FILES = ("vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "merges.txt")
 VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", *COPIED_FILES[:-1])  # the first that exists is read
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
-    *COPIED_FILES,
-)  # fmt: skip
+_SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+TOKENIZER_FILES = (*VOCABULARY_FILES, "merges.txt", *_SETTINGS_FILES)
 _LARGEST_FILE = 1 << 25  # bytes; the tokenizer.json of LaBSE, with 500,000 words, has 10 MB
 _LARGEST_VOCABULARY = 800_000
 _MOST_ADDED = 10_000  # added tokens: the library takes minutes for a hundred thousand
@@ -59,11 +57,8 @@ def read_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
     notes: list[str] = []
     path = next((folder / name for name in VOCABULARY_FILES if (folder / name).exists()), None)
     if path is None:
-        raise BertworksError(
-            "no tokenizer here: neither tokenizer.json nor vocab.txt, vocab.json or spiece.model",
-            where=str(folder),
-            hint="make one with `bertworks vocab TEXT -o FOLDER`",
-        )
+        what = "no tokenizer here: neither tokenizer.json nor vocab.txt, vocab.json or spiece.model"
+        raise BertworksError(what, where=str(folder), hint="make one with `bertworks vocab TEXT -o FOLDER`")
     if path.name == "tokenizer.json":
         serialized = _as_configured(_read_text(path), path, config, notes)
     else:
@@ -71,7 +66,7 @@ def read_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
         _add_tokens(library, folder, settings, special_tokens)
         serialized = library.to_str()
     length = config.get("model_max_length")
-    if not isinstance(length, int | float) or isinstance(length, bool) or not 2 < length < 1e9:
+    if not isinstance(length, int | float) or not 2 < length < 1e9:
         notes.append(f"model_max_length is not set: {DEFAULT_LENGTH} is used")
         length = DEFAULT_LENGTH
     files = {name: read_small(folder / name, _LARGEST_FILE) for name in COPIED_FILES if (folder / name).is_file()}
@@ -152,7 +147,11 @@ def _from_vocabulary(
     path: Path, config: dict[str, Any], names: dict[str, str], notes: list[str]
 ) -> tokenizers.Tokenizer:
     """WordPiece with the vocabulary of a vocab.txt and the casing of its config, else inferred with a note."""
-    _refuse_other_words(path.with_name("tokenizer_config.json"), config)
+    kinds = config.get("word_tokenizer_type", "basic"), config.get("subword_tokenizer_type", "wordpiece")
+    if config.get("tokenizer_class") == "BertJapaneseTokenizer" and kinds != ("basic", "wordpiece"):
+        what = f"the pre-tokenizer {str(kinds[0])[:40]} and the model {str(kinds[1])[:40]} are not supported"
+        hint = "choose a model with a tokenizer.json, or one whose words are those of BERT"
+        raise BertworksError(what, where=str(path.with_name("tokenizer_config.json")), hint=hint)
     special_tokens = SPECIAL_TOKENS | names
     tokens = _read_vocabulary(path)
     for token in special_tokens.values():
@@ -199,17 +198,6 @@ def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: l
     return json.dumps(content, ensure_ascii=False)
 
 
-def _refuse_other_words(path: Path, config: dict[str, Any]) -> None:
-    """A vocab.txt of pieces of words that another program finds must not be read as if they stood between spaces."""
-    kinds = config.get("word_tokenizer_type", "basic"), config.get("subword_tokenizer_type", "wordpiece")
-    if config.get("tokenizer_class") == "BertJapaneseTokenizer" and kinds != ("basic", "wordpiece"):
-        raise BertworksError(
-            f"the pre-tokenizer {str(kinds[0])[:40]} and the model {str(kinds[1])[:40]} are not supported",
-            where=str(path),
-            hint="choose a model with a tokenizer.json, or one whose words are those of BERT",
-        )
-
-
 def _read_vocabulary(path: Path) -> list[str]:
     text = _read_text(path).rstrip("\n")
     if text.count("\n") >= _LARGEST_VOCABULARY:
@@ -254,12 +242,11 @@ def _from_merges(path: Path, config: dict[str, Any], names: dict[str, str], styl
     path = path.with_name("merges.txt")
     merges = []
     for number, line in enumerate(_read_text(path).split("\n"), 1):
-        if not line or line.startswith("#version"):
-            continue
-        pair = line.split(" ")
-        if len(pair) != 2:
-            raise BertworksError("not two pieces with one space between them", where=f"{path}:{number}")
-        merges.append((pair[0], pair[1]))
+        if line and not line.startswith("#version"):
+            first, space, second = line.partition(" ")
+            if not space or " " in second:
+                raise BertworksError("not two pieces with one space between them", where=f"{path}:{number}")
+            merges.append((first, second))
     library = tokenizers.Tokenizer(models.BPE(ids, merges, continuing_subword_prefix="", end_of_word_suffix=""))
     add_prefix_space = config.get("add_prefix_space") is True
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)

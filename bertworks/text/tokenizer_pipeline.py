@@ -22,13 +22,6 @@ Result = TypeVar("Result")
 NORMALIZER_SETTINGS = {  # in tokenizer_config.json: of `tokenizers.normalizers.BertNormalizer`
     "do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"
 }  # fmt: skip
-SPECIAL_TOKENS = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
 SPELLINGS = {  # of special tokens in published vocabularies, where a folder does not name them
     "pad_token": ("[PAD]", "<pad>"),
     "unk_token": ("[UNK]", "<unk>", "<|endoftext|>"),
@@ -36,6 +29,7 @@ SPELLINGS = {  # of special tokens in published vocabularies, where a folder doe
     "sep_token": ("[SEP]", "<sep>", "</s>"),
     "mask_token": ("[MASK]", "<mask>"),
 }
+SPECIAL_TOKENS = {name: spellings[0] for name, spellings in SPELLINGS.items()}  # [PAD], [UNK], [CLS], [SEP], [MASK]
 LONGEST_WORD = 100  # characters; a longer word becomes one [UNK]
 _LARGEST_SENTENCEPIECE = 1 << 23  # bytes; that of XLM-R has 5 MB
 _LONGEST_PIECE = 512  # characters; SentencePiece stops at 16 by default
@@ -168,12 +162,10 @@ def sentencepiece_pipeline(
     library.post_processor = template(library, _STYLES[style], tokens)
     library.decoder = decoders.Metaspace(prepend_scheme=scheme, split=split)
     if s.byte_fallback:
+        strip = decoders.Strip(" ", int(s.adds_space), 0)
         library.decoder = decoders.Sequence(
-            [
-                decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-                decoders.Strip(" ", int(s.adds_space), 0),
-            ]
-        )  # fmt: skip
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip]
+        )
     library.add_special_tokens([token for token in s.control if token in ids])
     if s.is_bpe:  # the scores of unigram pieces make them win by themselves
         library.add_tokens([AddedToken(token, normalized=False) for token in s.user_defined])

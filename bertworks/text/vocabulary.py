@@ -21,16 +21,8 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_pipeline import LONGEST_WORD, SPECIAL_TOKENS, bert_pipeline, word_piece_model
-from bertworks.text.word_counts import (
-    Sample,
-    Splitter,
-    WordCounts,
-    WordStatistics,
-    count_words,
-    script_fraction,
-    strip_accents,
-)
-from bertworks.text.wordpiece import MergeLearner, Score, train_word_pieces
+from bertworks.text.word_counts import Sample, Splitter, WordCounts, WordStatistics, count_words
+from bertworks.text.wordpiece import MergeLearner, Progress, Score, train_word_pieces
 
 Algorithm = Literal["wordpiece", "bpe", "unigram"]
 _SPECIALS = list(SPECIAL_TOKENS.values())  # [PAD]=0 [UNK]=1 [CLS]=2 [SEP]=3 [MASK]=4
@@ -155,28 +147,25 @@ def train_vocabulary(
 
 
 def _count(
-    sample: Sample,
-    config: VocabularyConfig,
-    max_memory: int,
-    workers: int | None,
-    progress: Callable[[int], None],
-    notes: list[str],
+    sample: Sample, config: VocabularyConfig, max_memory: int, workers: int | None, progress: Progress, notes: list[str]
 ) -> tuple[WordStatistics, VocabularyConfig]:
     """Count the words. The returned config has a decided `strip_accents`."""
     as_bytes = config.algorithm == "bpe"
     # While the script of the text is unknown, words are counted with their accents.
     undecided = replace(config, strip_accents=config.strip_accents is True)
     splitter = _splitter(undecided)
-    with closing(WordCounts(max_memory // 2)) as counts, closing(WordCounts(max_memory // 4)) as stripped:
+    with (
+        closing(WordCounts(max_memory // 2, as_bytes=as_bytes)) as counts,
+        closing(WordCounts(max_memory // 4, as_bytes=as_bytes)) as stripped,
+    ):
         count_words(sample, splitter, counts, workers=workers, progress=progress)
         if not counts:  # the sample may have drawn all of a tiny corpus
             counts.add(splitter.count(sample.texts))
         if not counts:
             raise _no_words(sample, splitter)
-        fraction = script_fraction(counts, as_bytes=as_bytes)
-        decided = replace(config, strip_accents=_decide_accents(config, fraction, notes))
+        decided = replace(config, strip_accents=_decide_accents(config, counts.script_fraction(), notes))
         if decided.strip_accents and not undecided.strip_accents:
-            strip_accents(counts, stripped, as_bytes=as_bytes)
+            stripped.add_without_accents(counts)
             return WordStatistics(stripped, max_memory, notes), decided
         return WordStatistics(counts, max_memory, notes), decided
 
@@ -185,7 +174,7 @@ def _no_words(sample: Sample, splitter: Splitter) -> BertworksError:
     if replace(splitter, max_length=sys.maxsize).count(sample.texts):
         what = f"there are only words of more than {splitter.max_length:,} characters"
         return BertworksError(what, hint=_long_word_hint(splitter))
-    what = "there is no text, only white space" if sample.documents else "there are no documents"
+    what = "there is no text, only white space" if sample.texts else "there are no documents"
     return BertworksError(what, hint="name files with text in them")
 
 
@@ -211,7 +200,7 @@ def _decide_accents(config: VocabularyConfig, script_fraction: float, notes: lis
 
 
 def _train(
-    statistics: WordStatistics, config: VocabularyConfig, progress: Callable[[int], None]
+    statistics: WordStatistics, config: VocabularyConfig, progress: Progress
 ) -> tuple[tokenizers.Tokenizer, list[str]]:
     """The tokenizer, and the alphabet."""
     reserved = _SPECIALS + [f"[unused{number}]" for number in range(config.unused)]

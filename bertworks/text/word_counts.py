@@ -3,7 +3,7 @@
 - `Splitter`: texts to words, by the normalizer and pre-tokenizer of a tokenizer
 - `WordCounts`, `count_words`: exact counts in bounded memory, with any number of processes
 - `Sample`: held-out documents
-- `WordStatistics`, `script_fraction`, `strip_accents`: characters and scripts of the counted words
+- `WordStatistics`: the most frequent words, and characters
 
 The counts do not depend on the order of the documents, on the number of processes or on the memory.
 """
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import astuple, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import tokenizers
 from tokenizers import decoders, normalizers, pre_tokenizers
@@ -94,10 +94,11 @@ class WordCounts:
 
     Args:
         max_memory: bytes for the counts.
+        as_bytes: words are in byte-level characters, one for each byte.
     """
 
-    def __init__(self, max_memory: int):
-        self._max_memory = max_memory
+    def __init__(self, max_memory: int, *, as_bytes: bool = False):
+        self._max_memory, self._as_bytes = max_memory, as_bytes
         self._counts: dict[str, int] = {}
         self._used = 0
         self._database = sqlite3.connect("")  # a file that the system deletes when it is closed
@@ -126,6 +127,30 @@ class WordCounts:
         """The number of different words."""
         self._store()
         return int(self._database.execute("SELECT COUNT(*) FROM words").fetchone()[0])
+
+    def script_fraction(self) -> float:
+        """Fraction of kana and Hangul among all characters."""
+        total = script = 0
+        for word, count in self:
+            plain = self._plain(word)
+            total += len(plain) * count
+            script += sum("\u3040" <= c <= "\u30ff" or "\uac00" <= c <= "\ud7a3" for c in plain) * count
+        return script / max(total, 1)
+
+    def add_without_accents(self, counts: Self) -> None:
+        """Add other counts as if accents had been stripped before counting."""
+        strip = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
+        marks = pre_tokenizers.BertPreTokenizer()  # decomposed characters may split: U+2260 becomes "=" and an accent
+        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        split = (to_bytes if self._as_bytes else marks).pre_tokenize_str
+        for word, count in counts:
+            plain = self._plain(word)
+            parts = [word] if plain.isascii() else [part for part, _ in split(strip.normalize_str(plain))]
+            for part in parts:
+                self.add({part: count})
+
+    def _plain(self, word: str) -> str:
+        return str(decoders.ByteLevel().decode([word])) if self._as_bytes else word
 
     def _store(self) -> None:
         """Move the counts to the database, in its order, which is faster."""
@@ -178,20 +203,17 @@ class Sample:
     """Iterates over the documents that are not held out; keeps a sample of each kind.
 
     Attributes:
-        documents: the number of documents so far.
         held_out, training: the beginning of the held-out and of the other documents.
     """
 
     def __init__(self, documents: Iterable[str]):
         self._source = documents
-        self.documents = 0
         self.held_out: list[str] = []
         self.training: list[str] = []
         self._room = {True: _MAX_SAMPLE, False: _MAX_SAMPLE // 10}  # by whether the text is held out
 
     def __iter__(self) -> Iterator[str]:
         for text in self._source:
-            self.documents += 1
             drawn = zlib.crc32(text.encode("utf-8", "surrogatepass")) % _HELD_OUT == 0
             held_out = drawn and len(text) <= _MAX_SAMPLE // 20  # a book is too much to lose
             if (room := self._room[held_out]) > 0:
@@ -262,31 +284,3 @@ class WordStatistics:
     def coverage(self, alphabet: Iterable[str]) -> float:
         """Fraction of the characters of the text that are in the alphabet."""
         return sum(self.characters[form] for form in alphabet if len(form) == 1) / self.characters.total()
-
-
-def script_fraction(counts: WordCounts, *, as_bytes: bool) -> float:
-    """Fraction of kana and Hangul among all characters. as_bytes: words are in byte-level characters."""
-    total = script = 0
-    for word, count in counts:
-        plain = _plain(word, as_bytes)
-        total += len(plain) * count
-        script += sum("\u3040" <= c <= "\u30ff" or "\uac00" <= c <= "\ud7a3" for c in plain) * count
-    return script / max(total, 1)
-
-
-def strip_accents(counts: WordCounts, into: WordCounts, *, as_bytes: bool) -> None:
-    """Add the counts as if accents had been stripped before counting. as_bytes: words are in byte-level characters."""
-    strip = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
-    marks = pre_tokenizers.BertPreTokenizer()  # decomposed characters may split: U+2260 becomes "=" and an accent
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    for word, count in counts:
-        plain = _plain(word, as_bytes)
-        split = (to_bytes if as_bytes else marks).pre_tokenize_str
-        parts = [word] if plain.isascii() else [part for part, _ in split(strip.normalize_str(plain))]
-        for part in parts:
-            into.add({part: count})
-
-
-def _plain(word: str, as_bytes: bool) -> str:
-    """A word in plain characters. Byte-level words have one character per byte."""
-    return str(decoders.ByteLevel().decode([word])) if as_bytes else word

@@ -1,6 +1,6 @@
 """Trains WordPiece and BPE vocabularies: words with counts -> pieces, by merging neighbours.
 
-Symbols are numbers with a written form.
+Each symbol is a character of its own, so that a word is a string of symbols. `forms` are their written forms.
 """
 
 import heapq
@@ -16,6 +16,7 @@ from bertworks.text.tokenizer_pipeline import word_piece_model
 
 Score = Literal["likelihood", "frequency"]
 Words = Sequence[tuple[str, int]]  # words and their counts
+Progress = Callable[[int], None]
 _DRIFT = 0.98  # scores are recomputed when the number of symbols has fallen to this fraction
 
 
@@ -35,12 +36,12 @@ class MergeLearner:
         min_frequency: less frequent pairs are not merged.
     """
 
-    def __init__(self, words: Words, alphabet: Sequence[str], prefix: str, *, score: Score, min_frequency: int = 2):
+    def __init__(self, words: Words, alphabet: list[str], prefix: str, *, score: Score, min_frequency: int = 2):
         self.forms = list(alphabet)
         self.merges: list[tuple[str, str]] = []
-        self._numbers = {form: number for number, form in enumerate(self.forms)}
+        self._symbols = {form: chr(number) for number, form in enumerate(self.forms)}
+        self._words = ["".join(map(self._symbols.__getitem__, characters_of(word, prefix))) for word, _ in words]
         self._counts = [count for _, count in words]
-        self._words = [self._symbols(characters_of(word, prefix)) for word, _ in words]
         self._prefix = prefix
         self._by_likelihood, self._min_frequency = score == "likelihood", min_frequency
         self._symbol_counts = defaultdict[str, int](int)
@@ -55,10 +56,7 @@ class MergeLearner:
         self._total = sum(self._symbol_counts.values())
         self._rebuild()
 
-    def _symbols(self, forms: Iterable[str]) -> str:
-        return "".join(chr(self._numbers[form]) for form in forms)
-
-    def merge_until(self, size: int, progress: Callable[[int], None] | None = None) -> None:
+    def merge_until(self, size: int, progress: Progress | None = None) -> None:
         """Merge until there are `size` symbols, or no pair is left. progress: called with the symbols so far."""
         while len(self.forms) < size and self.step():
             if progress and len(self.merges) % 1000 == 0:
@@ -100,10 +98,10 @@ class MergeLearner:
         first, second = (self.forms[ord(symbol)] for symbol in pair)
         self.merges.append((first, second))
         form = first + second.removeprefix(self._prefix)
-        if form not in self._numbers:
-            self._numbers[form] = len(self.forms)
+        if form not in self._symbols:
+            self._symbols[form] = chr(len(self.forms))
             self.forms.append(form)
-        merged = self._symbols([form])
+        merged = self._symbols[form]
         changed: set[str] = set()
         pair_counts, replaced = self._pair_counts, 0
         for place in self._where.pop(pair):
@@ -121,7 +119,7 @@ class MergeLearner:
                 if merged in new:
                     self._where[new].append(place)
                     changed.add(new)
-        del self._pair_counts[pair]
+        del pair_counts[pair]
         self._symbol_counts[pair[0]] -= replaced
         self._symbol_counts[pair[1]] -= replaced
         self._symbol_counts[merged] += replaced
@@ -136,13 +134,7 @@ def _pairs(word: str) -> Iterable[str]:
 
 
 def train_word_pieces(
-    words: Words,
-    alphabet: Sequence[str],
-    size: int,
-    *,
-    score: Score,
-    min_frequency: int,
-    progress: Callable[[int], None] | None = None,
+    words: Words, alphabet: list[str], size: int, *, score: Score, min_frequency: int, progress: Progress | None = None
 ) -> list[str]:
     """A WordPiece vocabulary without special tokens: the alphabet, then pieces in the order of their merges.
 
