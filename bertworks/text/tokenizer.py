@@ -196,7 +196,7 @@ class Tokenizer:
         named: dict[str, Any] = self.special_tokens | ({"additional_special_tokens": others} if others else {})
         whole = self._description["normalizer"] or {}  # BERT's is alone, or one of a sequence
         parts = whole.get("normalizers", [whole])
-        normalizer = next((part for part in parts if part.get("type") == "BertNormalizer"), {})
+        normalizer: dict[str, Any] = next((part for part in parts if part.get("type") == "BertNormalizer"), {})
         config = {
             "tokenizer_class": "BertTokenizer" if is_word_piece else "PreTrainedTokenizerFast",
             **named,

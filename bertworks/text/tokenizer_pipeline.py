@@ -59,9 +59,7 @@ def word_piece_model(tokens: Sequence[str], unk_token: str = "[UNK]") -> models.
     return models.WordPiece(ids, unk_token=unk_token, max_input_chars_per_word=LONGEST_WORD)
 
 
-def bert_pipeline(
-    model: models.Model, special_tokens: dict[str, str], **normalizer: bool | None
-) -> tokenizers.Tokenizer:
+def bert_pipeline(model: models.Model, special_tokens: dict[str, str], **normalizer: Any) -> tokenizers.Tokenizer:
     """A tokenizer with BERT's normalizer, pre-tokenizer and template.
 
     Args:
@@ -100,13 +98,9 @@ def spell_special_tokens(names: Mapping[str, str], tokens: Container[str]) -> di
 def refuse_style(path: Path, style: str) -> NoReturn:
     """Raise BertworksError: a family with its own normalization and ids is not read as if it were another."""
     load = "from transformers import AutoTokenizer as T; T.from_pretrained(f).save_pretrained(f)"
-    raise BertworksError(
-        f"{path.name} of the family {style} cannot be read without tokenizer.json" if style
-        else f"{path.name} does not say of which family it is",
-        where=str(path),
-        hint=f"make tokenizer.json: `python -c \"f = '{path.parent}'; {load}\"`" if style
-        else "write the class into tokenizer_config.json, such as \"tokenizer_class\": \"XLMRobertaTokenizer\"",
-    )  # fmt: skip
+    hint = f"make tokenizer.json: `python -c \"f = '{path.parent}'; {load}\"`"
+    what = f"{path.name} of the family {style} cannot be read without tokenizer.json"
+    raise BertworksError(what, where=str(path), hint=hint)
 
 
 class _SentencePiece(NamedTuple):
@@ -131,7 +125,8 @@ def sentencepiece_pipeline(
     if not style:
         style = next((style for style, ends in _STYLE_MARKS.items() if ends <= known), "sentencepiece")
         if style == "sentencepiece" and path.name == "sentencepiece.bpe.model":
-            refuse_style(path, "")
+            hint = 'write the class into tokenizer_config.json, such as "tokenizer_class": "XLMRobertaTokenizer"'
+            raise BertworksError(f"{path.name} does not say of which family it is", where=str(path), hint=hint)
     if style not in _STYLES:
         refuse_style(path, style)
     if style == "xlmroberta":  # the ids of fairseq: <pad> comes in between, and <mask> last
