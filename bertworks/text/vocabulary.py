@@ -6,13 +6,11 @@ exactly and sorted, and ties are broken by code points.
 
 import io
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Literal, get_args
 
 import tokenizers
@@ -235,35 +233,27 @@ def _unigram_pieces(words: list[tuple[str, int]], alphabet: list[str], size: int
         import sentencepiece
     known = set(alphabet)
     model = io.BytesIO()
-    with tempfile.TemporaryDirectory(prefix="bertworks-unigram-") as folder:
-        path = Path(folder) / "words.tsv"
-        lines = [f"{word}\t{count}\n" for word, count in words if known.issuperset(word)]
-        path.write_text("".join(lines), encoding="utf-8", newline="")
-        try:
-            sentencepiece.SentencePieceTrainer.train(
-                input=str(path), input_format="tsv", model_writer=model, model_type="unigram", vocab_size=size + 1,
-                hard_vocab_limit=False, character_coverage=1.0, normalization_rule_name="identity",
-                add_dummy_prefix=False, remove_extra_whitespaces=False, max_sentence_length=1 << 20,
-                unk_id=0, bos_id=-1, eos_id=-1, pad_id=-1, num_threads=1, minloglevel=2,
-            )  # fmt: skip
-        except RuntimeError as error:
-            what = f"sentencepiece cannot be trained on this text: {error}"
-            raise BertworksError(what, hint="choose another size") from None
+    lines = (f"{word}\t{count}" for word, count in words if known.issuperset(word))
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=lines, input_format="tsv", model_writer=model, model_type="unigram", vocab_size=size + 1,
+            hard_vocab_limit=False, character_coverage=1.0, normalization_rule_name="identity",
+            add_dummy_prefix=False, remove_extra_whitespaces=False, max_sentence_length=1 << 20,
+            unk_id=0, bos_id=-1, eos_id=-1, pad_id=-1, num_threads=1, minloglevel=2,
+        )  # fmt: skip
+    except RuntimeError as error:
+        what = f"sentencepiece cannot be trained on this text: {error}"
+        raise BertworksError(what, hint="choose another size") from None
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     return [(processor.id_to_piece(number), processor.get_score(number)) for number in range(1, len(processor))]
 
 
 def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Tokenizer:
     """The tokenizer around a model: that of BERT for WordPiece; the others keep spaces at word starts."""
-    library = bert_pipeline(
-        model,
-        SPECIAL_TOKENS,
-        lowercase=config.lowercase,
-        strip_accents=config.strip_accents,
-        handle_chinese_chars=config.algorithm == "wordpiece",
-    )
+    settings = {"lowercase": config.lowercase, "strip_accents": config.strip_accents}
     if config.algorithm == "wordpiece":
-        return library
+        return bert_pipeline(model, SPECIAL_TOKENS, **settings)
+    library = bert_pipeline(model, SPECIAL_TOKENS, **settings, handle_chinese_chars=False)
     one_space = normalizers.Replace(Regex(" {2,}"), " ")
     library.normalizer = normalizers.Sequence([library.normalizer, one_space, normalizers.Strip()])
     if config.algorithm == "bpe":
