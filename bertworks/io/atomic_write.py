@@ -82,7 +82,8 @@ def parse_json(
     except json.JSONDecodeError as error:
         raise BertworksError(f"not valid JSON: {error.msg}", where=f"{path}:{error.lineno}", hint=hint) from None
     except (RecursionError, ValueError) as error:
-        raise BertworksError(f"not valid JSON: {str(error)[:100]}", where=str(path), hint=hint) from None
+        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:100]
+        raise BertworksError(f"not valid JSON: {what}", where=str(path), hint=hint) from None
 
 
 def refuse_unwritable(path: str | Path) -> None:

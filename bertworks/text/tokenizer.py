@@ -128,8 +128,11 @@ class Tokenizer:
     @cached_property
     def template(self) -> Template:
         """The special tokens around one text and between two, as the post-processor puts them."""
-        first, second = self._run(self._plain.encode_batch, ["a 1 あ . é"] * 2)
-        if not first.ids:
+        for text in ("a", "1", "あ", ".", "é"):
+            first, second = self._run(self._plain.encode_batch, [text, text])
+            if first.ids:
+                break
+        else:
             raise BertworksError("the tokenizer has no token for a simple text, so its special tokens are not known")
         pair = self._library.post_process(first, second)
         ids = tuple(pair.ids)
