@@ -319,7 +319,7 @@ class Tokenizer:
             room = max_length - self._library.num_special_tokens_to_add(len(parts) == 2)
             if room < 0:
                 raise UsageError(f"max_length {max_length} leaves no room for the special tokens")
-            first, *others = (len(part.ids) for part in parts)
+            first, *others = map(len, parts)
             kept = truncated_lengths(first, sum(others), room)
             num_truncated = first + sum(others) - sum(kept)
             for part, length in zip(parts, kept):
