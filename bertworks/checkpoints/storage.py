@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bertworks.errors import BertworksError, some_names
-from bertworks.io.atomic_write import read_small, refuse_many_parts
+from bertworks.io.atomic_write import parse_json, read_small
 
 _LARGEST_HEADER = 1 << 22  # bytes; BERT-Large with the state of its optimizer has 200 kB
 _LARGEST_JSON = 1 << 23
@@ -102,11 +102,4 @@ def read_json_value(path: Path) -> Any:
     Raises:
         BertworksError: no such file, not JSON, or absurdly large, deep or long-numbered.
     """
-    content = read_small(path, _LARGEST_JSON)
-    refuse_many_parts(content, path)
-    try:
-        return json.loads(content)
-    except json.JSONDecodeError as error:
-        raise BertworksError(f"not valid JSON: {error.msg}", where=f"{path}:{error.lineno}", hint=_DAMAGED) from None
-    except (RecursionError, ValueError) as error:
-        raise BertworksError(f"not valid JSON: {str(error)[:100]}", where=str(path), hint=_DAMAGED) from None
+    return parse_json(read_small(path, _LARGEST_JSON), path, hint=_DAMAGED)

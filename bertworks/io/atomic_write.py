@@ -5,7 +5,7 @@
 - `remove_leftovers`: temporary files of killed processes
 - `folder_lock`, `acquire_lock`: one writer at a time
 - `refuse_unwritable`, `refuse_file`, `refuse_not_empty`, `refuse_nested`: checks of output paths before the work begins
-- `read_small`, `refuse_many_parts`: limits for small files from untrusted sources
+- `read_small`, `parse_json`: limits for small files from untrusted sources
 """
 
 import ctypes
@@ -18,7 +18,7 @@ import re
 import shutil
 import socket
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -61,15 +61,29 @@ def read_small(path: Path, limit: int) -> bytes:
     return content
 
 
-def refuse_many_parts(content: bytes, where: Path) -> None:
-    """Refuse JSON that would take hundreds of megabytes once parsed: an empty list has 2 bytes in the file and 80 in
-    memory.
+def parse_json(
+    content: bytes, path: Path, *, hint: str | None = None, hook: Callable[[list[tuple[str, Any]]], Any] | None = None
+) -> Any:
+    """A JSON value from an untrusted source.
+
+    Args:
+        path: of the file, for errors.
+        hint: for errors.
+        hook: makes an object from its names and values; None: a dict.
 
     Raises:
-        BertworksError: there are too many lists, objects or names.
+        BertworksError: it is not JSON, or absurdly deep or long-numbered, or it would take hundreds of megabytes once
+            parsed: an empty list has 2 bytes in the file and 80 in memory.
     """
     if content.count(b"[") + content.count(b"{") > _MAX_LISTS or content.count(b":") > _MAX_NAMES:
-        raise BertworksError("too many parts for this file", where=str(where))
+        raise BertworksError("too many parts for this file", where=str(path))
+    try:
+        return json.loads(content, object_pairs_hook=hook)
+    except json.JSONDecodeError as error:
+        raise BertworksError(f"not valid JSON: {error.msg}", where=f"{path}:{error.lineno}", hint=hint) from None
+    except (RecursionError, ValueError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:100]
+        raise BertworksError(f"not valid JSON: {what}", where=str(path), hint=hint) from None
 
 
 def refuse_unwritable(path: str | Path) -> None:

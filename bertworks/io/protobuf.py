@@ -1,7 +1,8 @@
 """Fields of a protobuf message, read without a library and without its schema."""
 
-from typing import Any
+from typing import Any, TypeVar
 
+_T = TypeVar("_T")
 Protobuf = dict[int, list[Any]]  # number of a field -> its values: int, or bytes
 _MOST_FIELDS = 1000
 
@@ -48,3 +49,15 @@ def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
         if byte < 128:
             return value, at
     raise ValueError("a number that does not end")
+
+
+def last_value(message: Protobuf, number: int, default: _T) -> _T:
+    """The last value of a field, which is the one that counts; `default` where there is none.
+
+    Raises:
+        ValueError: the value is not of the type of `default`.
+    """
+    value = message.get(number, [default])[-1]
+    if not isinstance(value, type(default)):
+        raise ValueError(f"field {number} is of another type")
+    return value

@@ -19,6 +19,8 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -28,8 +30,8 @@ from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import write_bytes, write_json, write_text
-from bertworks.text.tokenizer_folder import DEFAULT_LENGTH, TokenizerFolder, count_cased, read_folder, read_vocabulary
-from bertworks.text.tokenizer_pipeline import SPECIAL_TOKENS, guarded, spell_special_tokens
+from bertworks.text.tokenizer_folder import DEFAULT_LENGTH, count_cased, read_folder, read_vocabulary
+from bertworks.text.tokenizer_pipeline import NORMALIZER_SETTINGS, SPECIAL_TOKENS, guarded, spell_special_tokens
 
 
 class Encoding(NamedTuple):
@@ -93,9 +95,7 @@ class Tokenizer:
         notes: Iterable[str] = (),
         files: Mapping[str, bytes] | None = None,
     ):
-        self.model_max_length = model_max_length
-        self.notes = tuple(notes)
-        self.files = dict(files or {})
+        self.model_max_length, self.notes, self.files = model_max_length, tuple(notes), dict(files or {})
         self._library = guarded(lambda: tokenizers.Tokenizer.from_str(serialized), "not a tokenizer")
         # Comes first: to_str() of the library counts up to the largest id.
         self.tokens = _tokens_in_order(self._library.get_vocab(with_added_tokens=True))
@@ -140,11 +140,8 @@ class Tokenizer:
         return Template(ids[: a[0]], ids[a[-1] + 1 : b[0]], ids[b[-1] + 1 :])
 
     def __reduce__(self) -> tuple[Callable[..., "Tokenizer"], tuple[Any, ...]]:
-        settings: dict[str, Any] = {
-            "special_tokens": self.special_tokens, "model_max_length": self.model_max_length, "notes": self.notes,
-            "files": self.files,
-        }  # fmt: skip
-        return partial(Tokenizer, **settings), (self._library.to_str(),)
+        names = ("special_tokens", "model_max_length", "notes", "files")
+        return partial(Tokenizer, **{name: getattr(self, name) for name in names}), (self._library.to_str(),)
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
@@ -156,7 +153,7 @@ class Tokenizer:
         Raises:
             BertworksError: no such files, or files that are damaged; `where` is the file and, where known, the line.
         """
-        return cls._from_folder(read_folder(Path(folder)))
+        return cls._checked(*read_folder(Path(folder)))
 
     @classmethod
     def from_vocabulary(
@@ -167,21 +164,17 @@ class Tokenizer:
         Raises:
             BertworksError: as `load`.
         """
-        return cls._from_folder(read_vocabulary(Path(path), lowercase=lowercase, model_max_length=model_max_length))
+        path, arguments = read_vocabulary(Path(path), lowercase)
+        return cls._checked(path, arguments | {"model_max_length": model_max_length})
 
     @classmethod
-    def _from_folder(cls, folder: TokenizerFolder) -> Self:
+    def _checked(cls, path: Path, arguments: dict[str, Any]) -> Self:
+        """A tokenizer from what a file says. Errors name the file and, where known, the line."""
         try:
-            tokenizer = cls(
-                folder.serialized,
-                special_tokens=folder.special_tokens,
-                model_max_length=folder.model_max_length,
-                notes=folder.notes,
-                files=folder.files,
-            )
+            tokenizer = cls(**arguments)
         except BertworksError as error:
             line = re.search(r"at line (\d+)", error.what)
-            where = f"{folder.path}:{line[1]}" if line else str(folder.path)
+            where = f"{path}:{line[1]}" if line else str(path)
             raise BertworksError(error.what, where=where, hint=error.hint) from None
         num_cased = count_cased(tokenizer.tokens)
         if tokenizer.lowercase and num_cased > tokenizer.vocab_size // 20:
@@ -201,20 +194,19 @@ class Tokenizer:
         """
         folder = Path(folder)
         is_word_piece = self._description["model"]["type"] == "WordPiece"
-        normalizer = _bert_normalizer(self._description["normalizer"])
-        config: dict[str, Any] = {"tokenizer_class": "BertTokenizer" if is_word_piece else "PreTrainedTokenizerFast"}
         special = [self.tokens[number] for number in sorted(self.special_ids)]
         others = [token for token in special if token not in self.special_tokens.values()]
         named: dict[str, Any] = self.special_tokens | ({"additional_special_tokens": others} if others else {})
-        config |= named | {"model_max_length": self.model_max_length}
-        inputs = ["input_ids", "token_type_ids", "attention_mask"]
-        config |= {"model_input_names": inputs if has_types else ["input_ids", "attention_mask"]}
-        if normalizer:
-            config |= {
-                "do_lower_case": normalizer["lowercase"],
-                "strip_accents": normalizer["strip_accents"],
-                "tokenize_chinese_chars": normalizer["handle_chinese_chars"],
-            }
+        whole = self._description["normalizer"] or {}  # BERT's is alone, or one of a sequence
+        parts = whole.get("normalizers", [whole])
+        normalizer: dict[str, Any] = next((part for part in parts if part.get("type") == "BertNormalizer"), {})
+        config = {
+            "tokenizer_class": "BertTokenizer" if is_word_piece else "PreTrainedTokenizerFast",
+            **named,
+            "model_max_length": self.model_max_length,
+            "model_input_names": ["input_ids", *(["token_type_ids"] if has_types else []), "attention_mask"],
+            **{key: normalizer[name] for key, name in NORMALIZER_SETTINGS.items() if name in normalizer},
+        }
         if is_word_piece:
             write_text(folder / "vocab.txt", "".join(f"{token}\n" for token in self.tokens))
         for name, content in self.files.items():
@@ -266,13 +258,12 @@ class Tokenizer:
         Raises:
             UsageError: `max_length` leaves no room for the special tokens.
         """
-        first = self._run(self._plain.encode_batch, [text])[0]
-        second = None if pair is None else self._run(self._plain.encode_batch, [pair])[0]
-        return self._finish(first, second, max_length)
+        texts = [text] if pair is None else [text, pair]
+        return self._finish(self._run(self._plain.encode_batch, texts), max_length)
 
     def encode_batch(self, texts: Sequence[str], *, max_length: int | None = None) -> list[Encoding]:
         """`encode` for many texts at once, on all threads that TOKENIZERS_PARALLELISM and RAYON_NUM_THREADS allow."""
-        return [self._finish(first, None, max_length) for first in self._run(self._plain.encode_batch, texts)]
+        return [self._finish([part], max_length) for part in self._run(self._plain.encode_batch, texts)]
 
     def words(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         """int64 [n, 2] for each text: the characters where the words of the pre-tokenizer begin and end. White space
@@ -321,20 +312,19 @@ class Tokenizer:
                 raise
             return guarded(lambda: encode(valid, add_special_tokens=False), "the text cannot be encoded")
 
-    def _finish(self, first: Any, second: Any, max_length: int | None) -> Encoding:
-        """Truncate to `max_length` and apply the template."""
+    def _finish(self, parts: list[Any], max_length: int | None) -> Encoding:
+        """Truncate one or two texts to `max_length` and apply the template."""
         num_truncated = 0
         if max_length is not None:
-            room = max_length - self._library.num_special_tokens_to_add(second is not None)
+            room = max_length - self._library.num_special_tokens_to_add(len(parts) == 2)
             if room < 0:
                 raise UsageError(f"max_length {max_length} leaves no room for the special tokens")
-            lengths = len(first.ids), len(second.ids) if second is not None else 0
-            kept = truncated_lengths(*lengths, room)
-            num_truncated = sum(lengths) - sum(kept)
-            for encoding, length in zip((first, second) if num_truncated else (), kept):
-                if encoding is not None:
-                    encoding.truncate(length)
-        whole = self._library.post_process(first, second)
+            first, *others = map(len, parts)
+            kept = truncated_lengths(first, sum(others), room)
+            num_truncated = first + sum(others) - sum(kept)
+            for part, length in zip(parts, kept):
+                part.truncate(length)
+        whole = self._library.post_process(*parts)
         return Encoding(
             whole.ids, whole.type_ids, whole.offsets, whole.word_ids, whole.special_tokens_mask, num_truncated
         )
@@ -349,30 +339,19 @@ def with_marks(text: str, end: int) -> int:
 
 
 def _words(text: str, encoding: Any) -> NDArray[np.int64]:
-    spans: list[list[int]] = []
-    previous = None
-    for word, (start, end) in zip(encoding.word_ids, encoding.offsets):
-        if word == previous and spans:
-            spans[-1][1] = end
-        else:
-            spans.append([start, end])
-        previous = word
-    for span in spans:  # for some tokenizers the space in front belongs to the word
-        span[0] += len(text[span[0] : span[1]]) - len(text[span[0] : span[1]].lstrip())
-        span[1] = with_marks(text, span[1]) if span[0] < span[1] else span[1]
-    return np.array([span for span in spans if span[0] < span[1]], np.int64).reshape(-1, 2)
+    spans: list[tuple[int, int]] = []
+    for _, tokens in groupby(zip(encoding.word_ids, encoding.offsets), key=itemgetter(0)):
+        offsets = [offset for _, offset in tokens]
+        start, end = offsets[0][0], offsets[-1][1]
+        start += len(text[start:end]) - len(text[start:end].lstrip())  # the space in front may belong to the word
+        if start < end:
+            spans.append((start, with_marks(text, end)))
+    return np.array(spans, np.int64).reshape(-1, 2)
 
 
 def _tokens_in_order(ids: dict[str, int]) -> list[str]:
     tokens = sorted(ids, key=ids.__getitem__)
     for number, token in enumerate(tokens):
         if ids[token] != number:
-            what = f"ids of the vocabulary are not 0..{len(ids) - 1}: token {token!r} has id {ids[token]}"
-            raise BertworksError(what)
+            raise BertworksError(f"ids of the vocabulary are not 0..{len(ids) - 1}: {token!r} has id {ids[token]}")
     return tokens
-
-
-def _bert_normalizer(normalizer: dict[str, Any] | None) -> dict[str, Any] | None:
-    """The BertNormalizer of a tokenizer, alone or first in a sequence; None where there is none."""
-    parts = (normalizer or {}).get("normalizers", [normalizer])
-    return next((part for part in parts if part and part["type"] == "BertNormalizer"), None)

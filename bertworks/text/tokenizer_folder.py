@@ -11,7 +11,6 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,10 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
 from bertworks.errors import BertworksError
-from bertworks.io.atomic_write import read_small, refuse_many_parts
+from bertworks.io.atomic_write import parse_json, read_small
 from bertworks.text.tokenizer_pipeline import (
     NO_TEMPLATE,
+    NORMALIZER_SETTINGS,
     SPECIAL_TOKENS,
     bert_pipeline,
     guarded,
@@ -33,15 +33,10 @@ from bertworks.text.tokenizer_pipeline import (
 )
 
 DEFAULT_LENGTH = 512
-SENTENCEPIECE_FILES = ("spiece.model", "sentencepiece.bpe.model", "tokenizer.model")
-COPIED_FILES = ("vocab.json", "merges.txt", *SENTENCEPIECE_FILES)  # a saved tokenizer keeps them
-TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.txt",
-    *COPIED_FILES,
-)  # fmt: skip
-_NORMALIZER_SETTINGS = {  # in tokenizer_config.json: in the normalizer of a tokenizer.json
-    "do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"
-}  # fmt: skip
+COPIED_FILES = ("vocab.json", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model", "merges.txt")
+VOCABULARY_FILES = ("tokenizer.json", "vocab.txt", *COPIED_FILES[:-1])  # the first that exists is read
+_SETTINGS_FILES = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+TOKENIZER_FILES = (*VOCABULARY_FILES, "merges.txt", *_SETTINGS_FILES)
 _LARGEST_FILE = 1 << 25  # bytes; the tokenizer.json of LaBSE, with 500,000 words, has 10 MB
 _LARGEST_VOCABULARY = 800_000
 _MOST_ADDED = 10_000  # added tokens: the library takes minutes for a hundred thousand
@@ -49,20 +44,9 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an a
 _BYTE_LEVEL = {"roberta": True, "bart": True, "longformer": True, "led": True, "gpt2": False}  # <s> and </s> around
 
 
-@dataclass(frozen=True)
-class TokenizerFolder:
-    """A tokenizer folder as values."""
-
-    path: Path  # the file that holds the vocabulary
-    serialized: str  # the text of a tokenizer.json
-    special_tokens: dict[str, str]  # those that the folder names
-    model_max_length: int
-    notes: tuple[str, ...]  # assumptions that users should know
-    files: dict[str, bytes]  # of COPIED_FILES
-
-
-def read_folder(folder: Path) -> TokenizerFolder:
-    """Read a tokenizer of any kind, with the settings of tokenizer_config.json if it is there.
+def read_folder(folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Read a tokenizer of any kind, with the settings of tokenizer_config.json if it is there. Returns the file that
+    holds the vocabulary, and the arguments of `Tokenizer`.
 
     Raises:
         BertworksError: no such files, or files that are damaged; `where` is the file and, where known, the line.
@@ -71,38 +55,46 @@ def read_folder(folder: Path) -> TokenizerFolder:
     settings = _read_json(folder / "special_tokens_map.json") | config
     special_tokens = {name: token for name in SPECIAL_TOKENS if (token := _content(settings.get(name))) is not None}
     notes: list[str] = []
-    path = next((folder / name for name in ("tokenizer.json", *_READERS) if (folder / name).exists()), None)
+    path = next((folder / name for name in VOCABULARY_FILES if (folder / name).exists()), None)
     if path is None:
-        raise BertworksError(
-            "no tokenizer here: neither tokenizer.json nor vocab.txt, vocab.json or spiece.model",
-            where=str(folder),
-            hint="make one with `bertworks vocab TEXT -o FOLDER`",
-        )
+        what = "no tokenizer here: neither tokenizer.json nor vocab.txt, vocab.json or spiece.model"
+        raise BertworksError(what, where=str(folder), hint="make one with `bertworks vocab TEXT -o FOLDER`")
     if path.name == "tokenizer.json":
         serialized = _as_configured(_read_text(path), path, config, notes)
     else:
-        read = _READERS[path.name]
-        library = guarded(lambda: read(path, config, special_tokens, notes), "not a tokenizer", str(path))
+        library = guarded(lambda: _read_model(path, config, special_tokens, notes), "not a tokenizer", str(path))
         _add_tokens(library, folder, settings, special_tokens)
         serialized = library.to_str()
     length = config.get("model_max_length")
-    if not isinstance(length, int | float) or isinstance(length, bool) or not 2 < length < 1e9:
+    if not isinstance(length, int | float) or not 2 < length < 1e9:
         notes.append(f"model_max_length is not set: {DEFAULT_LENGTH} is used")
         length = DEFAULT_LENGTH
     files = {name: read_small(folder / name, _LARGEST_FILE) for name in COPIED_FILES if (folder / name).is_file()}
-    return TokenizerFolder(path, serialized, special_tokens, int(length), tuple(notes), files)
+    return path, {
+        "serialized": serialized, "special_tokens": special_tokens, "model_max_length": int(length), "notes": notes,
+        "files": files,
+    }  # fmt: skip
 
 
-def read_vocabulary(path: Path, *, lowercase: bool | None, model_max_length: int) -> TokenizerFolder:
-    """Read a vocab.txt of any name. lowercase: None: inferred from the vocabulary, with a note.
+def _read_model(path: Path, config: dict[str, Any], names: dict[str, str], notes: list[str]) -> tokenizers.Tokenizer:
+    if path.name == "vocab.txt":
+        return _from_vocabulary(path, config, names, notes)
+    style = _style_of(path.parent, config)
+    if path.name == "vocab.json":
+        return _from_merges(path, config, names, style)
+    return sentencepiece_pipeline(path, config, names, style)
+
+
+def read_vocabulary(path: Path, lowercase: bool | None) -> tuple[Path, dict[str, Any]]:
+    """Read a vocab.txt of any name. lowercase: None: inferred from the vocabulary, with a note. Returns as
+    `read_folder`.
 
     Raises:
         BertworksError: as `read_folder`.
     """
     notes: list[str] = []
-    config = {} if lowercase is None else {"do_lower_case": lowercase}
-    serialized = _from_vocabulary(path, config, {}, notes).to_str()
-    return TokenizerFolder(path, serialized, dict(SPECIAL_TOKENS), model_max_length, tuple(notes), {})
+    library = _from_vocabulary(path, {"do_lower_case": lowercase}, {}, notes)
+    return path, {"serialized": library.to_str(), "notes": notes}
 
 
 def count_cased(tokens: Sequence[str]) -> int:
@@ -134,13 +126,7 @@ def _parse_json(text: str, path: Path) -> dict[str, Any]:
             raise BertworksError(f"{twice!r} occurs twice", where=where, hint="remove one of them")
         return content
 
-    refuse_many_parts(text.encode(), path)
-    try:
-        content = json.loads(text, object_pairs_hook=unique)
-    except json.JSONDecodeError as error:
-        raise BertworksError(f"not valid JSON: {error.msg}", where=f"{path}:{error.lineno}") from None
-    except (RecursionError, ValueError):
-        raise BertworksError("not JSON of a tokenizer: nested too deeply, or absurd numbers", where=str(path)) from None
+    content = parse_json(text.encode(), path, hook=unique)
     if not isinstance(content, dict):
         raise BertworksError("a JSON object is expected", where=str(path))
     return content
@@ -161,30 +147,33 @@ def _from_vocabulary(
     path: Path, config: dict[str, Any], names: dict[str, str], notes: list[str]
 ) -> tokenizers.Tokenizer:
     """WordPiece with the vocabulary of a vocab.txt and the casing of its config, else inferred with a note."""
-    _refuse_other_words(path.with_name("tokenizer_config.json"), config)
+    kinds = config.get("word_tokenizer_type", "basic"), config.get("subword_tokenizer_type", "wordpiece")
+    if config.get("tokenizer_class") == "BertJapaneseTokenizer" and kinds != ("basic", "wordpiece"):
+        what = f"the pre-tokenizer {str(kinds[0])[:40]} and the model {str(kinds[1])[:40]} are not supported"
+        hint = "choose a model with a tokenizer.json, or one whose words are those of BERT"
+        raise BertworksError(what, where=str(path.with_name("tokenizer_config.json")), hint=hint)
     special_tokens = SPECIAL_TOKENS | names
     tokens = _read_vocabulary(path)
     for token in special_tokens.values():
         if token not in tokens:
             raise BertworksError(f"the vocabulary lacks {token}", where=str(path), hint="add it, one token per line")
-    lowercase, strip_accents = config.get("do_lower_case"), config.get("strip_accents")
-    if not isinstance(lowercase, bool):
+    normalizer: dict[str, bool | None] = {**_normalizer_settings(config)}
+    if "lowercase" not in normalizer:
         cased = count_cased(tokens)
         lowercase = cased <= len(tokens) // 1000
-        accented = any(unicodedata.normalize("NFD", token) != token for token in tokens)
-        strip_accents = False if lowercase and accented else None
+        keeps_accents = lowercase and any(unicodedata.normalize("NFD", token) != token for token in tokens)
+        normalizer |= {"lowercase": lowercase, "strip_accents": False if keeps_accents else None}
         notes.append(
             f"casing inferred from the vocabulary: {cased} of {len(tokens)} tokens have capitals, so text is "
             + ("lower-cased" if lowercase else "left as it is")
-            + (", accents kept" if strip_accents is False else "")
+            + (", accents kept" if keeps_accents else "")
         )
-    return bert_pipeline(
-        word_piece_model(tokens, special_tokens["unk_token"]),
-        special_tokens,
-        lowercase=lowercase,
-        strip_accents=strip_accents if isinstance(strip_accents, bool) else None,
-        chinese_characters=config.get("tokenize_chinese_chars", True) is not False,
-    )
+    return bert_pipeline(word_piece_model(tokens, special_tokens["unk_token"]), special_tokens, **normalizer)
+
+
+def _normalizer_settings(config: dict[str, Any]) -> dict[str, bool]:
+    """What a tokenizer_config.json says of the BertNormalizer."""
+    return {name: config[key] for key, name in NORMALIZER_SETTINGS.items() if isinstance(config.get(key), bool)}
 
 
 def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: list[str]) -> str:
@@ -198,28 +187,15 @@ def _as_configured(serialized: str, path: Path, config: dict[str, Any], notes: l
         return serialized
     if config.get("tokenizer_class", "BertTokenizer") not in ("BertTokenizer", "BertTokenizerFast"):
         return serialized
+    content["normalizer"] = normalizer | _normalizer_settings(config)
     changed = [
-        (key, name)
-        for key, name in _NORMALIZER_SETTINGS.items()
-        if isinstance(config.get(key), bool) and config[key] != normalizer.get(name)
+        key for key, name in NORMALIZER_SETTINGS.items() if content["normalizer"].get(name) != normalizer.get(name)
     ]
     if not changed:
         return serialized
-    content["normalizer"] = normalizer | {name: config[key] for key, name in changed}
-    changes = ", ".join(f"{key} {str(config[key]).lower()}" for key, _ in changed)
+    changes = ", ".join(f"{key} {str(config[key]).lower()}" for key in changed)
     notes.append(f"tokenizer_config.json has {changes}, unlike tokenizer.json: it is used, as in transformers")
     return json.dumps(content, ensure_ascii=False)
-
-
-def _refuse_other_words(path: Path, config: dict[str, Any]) -> None:
-    """A vocab.txt of pieces of words that another program finds must not be read as if they stood between spaces."""
-    kinds = config.get("word_tokenizer_type", "basic"), config.get("subword_tokenizer_type", "wordpiece")
-    if config.get("tokenizer_class") == "BertJapaneseTokenizer" and kinds != ("basic", "wordpiece"):
-        raise BertworksError(
-            f"the pre-tokenizer {str(kinds[0])[:40]} and the model {str(kinds[1])[:40]} are not supported",
-            where=str(path),
-            hint="choose a model with a tokenizer.json, or one whose words are those of BERT",
-        )
 
 
 def _read_vocabulary(path: Path) -> list[str]:
@@ -250,9 +226,8 @@ def _style_of(folder: Path, config: dict[str, Any]) -> str:
     return ""
 
 
-def _from_merges(path: Path, config: dict[str, Any], names: dict[str, str], notes: list[str]) -> tokenizers.Tokenizer:
+def _from_merges(path: Path, config: dict[str, Any], names: dict[str, str], style: str) -> tokenizers.Tokenizer:
     """Byte-level BPE (Radford et al. 2019): RoBERTa's, with <s> and </s> around a text, or GPT-2's without."""
-    style = _style_of(path.parent, config)
     if style and style not in _BYTE_LEVEL:
         refuse_style(path, style)
     ids = _parse_json(_read_text(path), path)
@@ -267,12 +242,11 @@ def _from_merges(path: Path, config: dict[str, Any], names: dict[str, str], note
     path = path.with_name("merges.txt")
     merges = []
     for number, line in enumerate(_read_text(path).split("\n"), 1):
-        if not line or line.startswith("#version"):
-            continue
-        pair = line.split(" ")
-        if len(pair) != 2:
-            raise BertworksError("not two pieces with one space between them", where=f"{path}:{number}")
-        merges.append((pair[0], pair[1]))
+        if line and not line.startswith("#version"):
+            first, space, second = line.partition(" ")
+            if not space or " " in second:
+                raise BertworksError("not two pieces with one space between them", where=f"{path}:{number}")
+            merges.append((first, second))
     library = tokenizers.Tokenizer(models.BPE(ids, merges, continuing_subword_prefix="", end_of_word_suffix=""))
     add_prefix_space = config.get("add_prefix_space") is True
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space)
@@ -283,19 +257,6 @@ def _from_merges(path: Path, config: dict[str, Any], names: dict[str, str], note
     else:
         library.post_processor = template(library, NO_TEMPLATE, tokens)
     return library
-
-
-def _from_sentencepiece(
-    path: Path, config: dict[str, Any], names: dict[str, str], notes: list[str]
-) -> tokenizers.Tokenizer:
-    return sentencepiece_pipeline(path, config, _style_of(path.parent, config), names)
-
-
-_READERS = {  # of the files that hold a vocabulary
-    "vocab.txt": _from_vocabulary,
-    "vocab.json": _from_merges,
-    **dict.fromkeys(SENTENCEPIECE_FILES, _from_sentencepiece),
-}
 
 
 def _add_tokens(library: tokenizers.Tokenizer, folder: Path, settings: dict[str, Any], names: dict[str, str]) -> None:

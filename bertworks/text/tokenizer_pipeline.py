@@ -15,17 +15,13 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import read_small
-from bertworks.io.protobuf import Protobuf, read_protobuf
+from bertworks.io.protobuf import last_value, read_protobuf
 
 Result = TypeVar("Result")
 
-SPECIAL_TOKENS = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
+NORMALIZER_SETTINGS = {  # in tokenizer_config.json: of `tokenizers.normalizers.BertNormalizer`
+    "do_lower_case": "lowercase", "strip_accents": "strip_accents", "tokenize_chinese_chars": "handle_chinese_chars"
+}  # fmt: skip
 SPELLINGS = {  # of special tokens in published vocabularies, where a folder does not name them
     "pad_token": ("[PAD]", "<pad>"),
     "unk_token": ("[UNK]", "<unk>", "<|endoftext|>"),
@@ -33,6 +29,7 @@ SPELLINGS = {  # of special tokens in published vocabularies, where a folder doe
     "sep_token": ("[SEP]", "<sep>", "</s>"),
     "mask_token": ("[MASK]", "<mask>"),
 }
+SPECIAL_TOKENS = {name: spellings[0] for name, spellings in SPELLINGS.items()}  # [PAD], [UNK], [CLS], [SEP], [MASK]
 LONGEST_WORD = 100  # characters; a longer word becomes one [UNK]
 _LARGEST_SENTENCEPIECE = 1 << 23  # bytes; that of XLM-R has 5 MB
 _LONGEST_PIECE = 512  # characters; SentencePiece stops at 16 by default
@@ -62,25 +59,16 @@ def word_piece_model(tokens: Sequence[str], unk_token: str = "[UNK]") -> models.
     return models.WordPiece(ids, unk_token=unk_token, max_input_chars_per_word=LONGEST_WORD)
 
 
-def bert_pipeline(
-    model: models.Model,
-    special_tokens: dict[str, str],
-    *,
-    lowercase: bool,
-    strip_accents: bool | None,
-    chinese_characters: bool = True,
-) -> tokenizers.Tokenizer:
+def bert_pipeline(model: models.Model, special_tokens: dict[str, str], **normalizer: Any) -> tokenizers.Tokenizer:
     """A tokenizer with BERT's normalizer, pre-tokenizer and template.
 
     Args:
         special_tokens: as for Tokenizer.
-        strip_accents: None follows `lowercase`.
-        chinese_characters: put every Chinese character on its own.
+        normalizer: settings of `tokenizers.normalizers.BertNormalizer`: `lowercase`; `strip_accents`, where None
+            follows `lowercase`; `handle_chinese_chars`: put every Chinese character on its own.
     """
     library = tokenizers.Tokenizer(model)
-    library.normalizer = normalizers.BertNormalizer(
-        handle_chinese_chars=chinese_characters, strip_accents=strip_accents, lowercase=lowercase
-    )
+    library.normalizer = normalizers.BertNormalizer(**normalizer)
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.post_processor = template(library, _STYLES["albert"], special_tokens)
     library.decoder = decoders.WordPiece()
@@ -110,13 +98,9 @@ def spell_special_tokens(names: Mapping[str, str], tokens: Container[str]) -> di
 def refuse_style(path: Path, style: str) -> NoReturn:
     """Raise BertworksError: a family with its own normalization and ids is not read as if it were another."""
     load = "from transformers import AutoTokenizer as T; T.from_pretrained(f).save_pretrained(f)"
-    raise BertworksError(
-        f"{path.name} of the family {style} cannot be read without tokenizer.json" if style
-        else f"{path.name} does not say of which family it is",
-        where=str(path),
-        hint=f"make tokenizer.json: `python -c \"f = '{path.parent}'; {load}\"`" if style
-        else "write the class into tokenizer_config.json, such as \"tokenizer_class\": \"XLMRobertaTokenizer\"",
-    )  # fmt: skip
+    hint = f"make tokenizer.json: `python -c \"f = '{path.parent}'; {load}\"`"
+    what = f"{path.name} of the family {style} cannot be read without tokenizer.json"
+    raise BertworksError(what, where=str(path), hint=hint)
 
 
 class _SentencePiece(NamedTuple):
@@ -132,16 +116,17 @@ class _SentencePiece(NamedTuple):
 
 
 def sentencepiece_pipeline(
-    path: Path, config: dict[str, Any], style: str, names: dict[str, str]
+    path: Path, config: dict[str, Any], names: dict[str, str], style: str
 ) -> tokenizers.Tokenizer:
     """SentencePiece in the pipeline of its family: ids as in transformers. Of no family: as the sentencepiece library
     reads it, without special tokens around a text."""
-    s = _read_sentencepiece(path)
+    s = guarded(lambda: _read_sentencepiece(path), "a damaged SentencePiece file", str(path))
     pieces, unk_id, known = s.pieces, s.unk_id, {piece for piece, _ in s.pieces}
     if not style:
         style = next((style for style, ends in _STYLE_MARKS.items() if ends <= known), "sentencepiece")
         if style == "sentencepiece" and path.name == "sentencepiece.bpe.model":
-            refuse_style(path, "")
+            hint = 'write the class into tokenizer_config.json, such as "tokenizer_class": "XLMRobertaTokenizer"'
+            raise BertworksError(f"{path.name} does not say of which family it is", where=str(path), hint=hint)
     if style not in _STYLES:
         refuse_style(path, style)
     if style == "xlmroberta":  # the ids of fairseq: <pad> comes in between, and <mask> last
@@ -172,12 +157,10 @@ def sentencepiece_pipeline(
     library.post_processor = template(library, _STYLES[style], tokens)
     library.decoder = decoders.Metaspace(prepend_scheme=scheme, split=split)
     if s.byte_fallback:
+        strip = decoders.Strip(" ", int(s.adds_space), 0)
         library.decoder = decoders.Sequence(
-            [
-                decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
-                decoders.Strip(" ", int(s.adds_space), 0),
-            ]
-        )  # fmt: skip
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip]
+        )
     library.add_special_tokens([token for token in s.control if token in ids])
     if s.is_bpe:  # the scores of unigram pieces make them win by themselves
         library.add_tokens([AddedToken(token, normalized=False) for token in s.user_defined])
@@ -201,30 +184,22 @@ def _sentencepiece_normalizers(s: _SentencePiece, style: str, config: dict[str, 
 
 def _read_sentencepiece(path: Path) -> _SentencePiece:
     """A SentencePiece file: the protobuf message ModelProto of google/sentencepiece, src/sentencepiece_model.proto."""
-
-    def field(message: Protobuf, number: int, default: Any) -> Any:
-        value = message.get(number, [default])[-1]
-        if isinstance(value, bytes) != isinstance(default, bytes):
-            raise ValueError(f"field {number} is of another type")
-        return value
-
+    model = read_protobuf(read_small(path, _LARGEST_SENTENCEPIECE))
+    trainer, normalizer = (read_protobuf(last_value(model, number, b"")) for number in (2, 3))
     pieces: list[tuple[str, float]] = []
     kinds: dict[int, list[str]] = {}
-    try:
-        model = read_protobuf(read_small(path, _LARGEST_SENTENCEPIECE))
-        trainer, normalizer = (read_protobuf(field(model, number, b"")) for number in (2, 3))
-        for message in map(read_protobuf, model.get(1, [])):
-            text = field(message, 1, b"").decode()
-            (score,) = struct.unpack("<f", struct.pack("<I", field(message, 2, 0)))
-            if not 0 < len(text) <= _LONGEST_PIECE or not math.isfinite(score):
-                raise ValueError(f"piece {len(pieces)} is {text[:20]!r} with score {score}")
-            kinds.setdefault(field(message, 3, 1), []).append(text)
-            pieces.append((text, score))
-        kind, unk_id = field(trainer, 3, 1), field(trainer, 40, 0)
-        if kind not in (1, 2) or not pieces or len(dict(pieces)) < len(pieces) or not unk_id < len(pieces):
-            raise ValueError("not a unigram or BPE model, or one with a repeated piece or without the unknown one")
-        charsmap = bytes(field(normalizer, 2, b""))
-    except (ValueError, IndexError, TypeError, AttributeError, struct.error) as error:
-        raise BertworksError(f"a damaged SentencePiece file: {str(error)[:100]}", where=str(path)) from None
-    flags = bool(field(trainer, 35, 0)), charsmap, bool(field(normalizer, 3, 1)), bool(field(normalizer, 4, 1))
-    return _SentencePiece(pieces, kind == 2, unk_id, *flags, kinds.get(3, []), kinds.get(4, []))
+    for message in map(read_protobuf, model.get(1, [])):
+        text = last_value(message, 1, b"").decode()
+        (score,) = struct.unpack("<f", struct.pack("<I", last_value(message, 2, 0)))
+        if not 0 < len(text) <= _LONGEST_PIECE or not math.isfinite(score):
+            raise ValueError(f"piece {len(pieces)} is {text[:20]!r} with score {score}")
+        kinds.setdefault(last_value(message, 3, 1), []).append(text)
+        pieces.append((text, score))
+    kind, unk_id = last_value(trainer, 3, 1), last_value(trainer, 40, 0)
+    if kind not in (1, 2) or not pieces or len(dict(pieces)) < len(pieces) or not unk_id < len(pieces):
+        raise ValueError("not a unigram or BPE model, or one with a repeated piece or without the unknown one")
+    return _SentencePiece(
+        pieces, kind == 2, unk_id, control=kinds.get(3, []), user_defined=kinds.get(4, []),
+        byte_fallback=bool(last_value(trainer, 35, 0)), charsmap=last_value(normalizer, 2, b""),
+        adds_space=bool(last_value(normalizer, 3, 1)), removes_spaces=bool(last_value(normalizer, 4, 1)),
+    )  # fmt: skip

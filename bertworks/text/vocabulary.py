@@ -6,12 +6,11 @@ exactly and sorted, and ties are broken by code points.
 
 import io
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Literal, get_args
 
 import tokenizers
@@ -20,16 +19,8 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_pipeline import LONGEST_WORD, SPECIAL_TOKENS, bert_pipeline, word_piece_model
-from bertworks.text.word_counts import (
-    Sample,
-    Splitter,
-    WordCounts,
-    WordStatistics,
-    count_words,
-    script_fraction,
-    strip_accents,
-)
-from bertworks.text.wordpiece import Score, train_byte_pairs, train_word_pieces
+from bertworks.text.word_counts import Sample, Splitter, WordCounts, WordStatistics, count_words
+from bertworks.text.wordpiece import MergeLearner, Progress, Score, train_word_pieces
 
 Algorithm = Literal["wordpiece", "bpe", "unigram"]
 _SPECIALS = list(SPECIAL_TOKENS.values())  # [PAD]=0 [UNK]=1 [CLS]=2 [SEP]=3 [MASK]=4
@@ -129,10 +120,9 @@ def train_vocabulary(
     start = time.perf_counter()
     notes: list[str] = []
     sample = Sample(documents)
-    report_progress = progress or (lambda stage, done: None)
-    count = partial(report_progress, "counting")
-    statistics, config = _count(sample, config, max_memory, workers, count, notes)
-    library, alphabet = _train(statistics, config, partial(report_progress, "merging"))
+    tell = progress or (lambda stage, done: None)
+    statistics, config = _count(sample, config, max_memory, workers, partial(tell, "counting"), notes)
+    library, alphabet = _train(statistics, config, partial(tell, "merging"))
     tokenizer = Tokenizer(library.to_str(), model_max_length=config.model_max_length)
     if tokenizer.vocab_size < config.size:
         notes.append(f"the text gives only {tokenizer.vocab_size:,} tokens, not {config.size:,}")
@@ -155,28 +145,25 @@ def train_vocabulary(
 
 
 def _count(
-    sample: Sample,
-    config: VocabularyConfig,
-    max_memory: int,
-    workers: int | None,
-    progress: Callable[[int], None],
-    notes: list[str],
+    sample: Sample, config: VocabularyConfig, max_memory: int, workers: int | None, progress: Progress, notes: list[str]
 ) -> tuple[WordStatistics, VocabularyConfig]:
     """Count the words. The returned config has a decided `strip_accents`."""
     as_bytes = config.algorithm == "bpe"
     # While the script of the text is unknown, words are counted with their accents.
     undecided = replace(config, strip_accents=config.strip_accents is True)
     splitter = _splitter(undecided)
-    with WordCounts(max_memory // 2) as counts, WordCounts(max_memory // 4) as stripped:
+    with (
+        closing(WordCounts(max_memory // 2, as_bytes=as_bytes)) as counts,
+        closing(WordCounts(max_memory // 4, as_bytes=as_bytes)) as stripped,
+    ):
         count_words(sample, splitter, counts, workers=workers, progress=progress)
         if not counts:  # the sample may have drawn all of a tiny corpus
             counts.add(splitter.count(sample.texts))
         if not counts:
             raise _no_words(sample, splitter)
-        fraction = script_fraction(counts, as_bytes=as_bytes)
-        decided = replace(config, strip_accents=_decide_accents(config, fraction, notes))
+        decided = replace(config, strip_accents=_decide_accents(config, counts.script_fraction(), notes))
         if decided.strip_accents and not undecided.strip_accents:
-            strip_accents(counts, stripped, as_bytes=as_bytes)
+            stripped.add_without_accents(counts)
             return WordStatistics(stripped, max_memory, notes), decided
         return WordStatistics(counts, max_memory, notes), decided
 
@@ -185,7 +172,7 @@ def _no_words(sample: Sample, splitter: Splitter) -> BertworksError:
     if replace(splitter, max_length=sys.maxsize).count(sample.texts):
         what = f"there are only words of more than {splitter.max_length:,} characters"
         return BertworksError(what, hint=_long_word_hint(splitter))
-    what = "there is no text, only white space" if sample.documents else "there are no documents"
+    what = "there is no text, only white space" if sample.texts else "there are no documents"
     return BertworksError(what, hint="name files with text in them")
 
 
@@ -211,7 +198,7 @@ def _decide_accents(config: VocabularyConfig, script_fraction: float, notes: lis
 
 
 def _train(
-    statistics: WordStatistics, config: VocabularyConfig, progress: Callable[[int], None]
+    statistics: WordStatistics, config: VocabularyConfig, progress: Progress
 ) -> tuple[tokenizers.Tokenizer, list[str]]:
     """The tokenizer, and the alphabet."""
     reserved = _SPECIALS + [f"[unused{number}]" for number in range(config.unused)]
@@ -230,9 +217,10 @@ def _train(
         pieces = train_word_pieces(words, alphabet, room, score=score, min_frequency=least, progress=progress)
         model = word_piece_model(reserved + pieces)
     elif config.algorithm == "bpe":
-        pieces, merges = train_byte_pairs(words, alphabet, room, min_frequency=least, progress=progress)
-        ids = {token: number for number, token in enumerate(reserved + pieces)}
-        model = models.BPE(ids, merges, unk_token="[UNK]")
+        learner = MergeLearner(words, alphabet, "", score="frequency", min_frequency=least)
+        learner.merge_until(room, progress)
+        ids = {token: number for number, token in enumerate(reserved + learner.forms)}
+        model = models.BPE(ids, learner.merges, unk_token="[UNK]")
     else:
         scored = [(token, 0.0) for token in reserved] + _unigram_pieces(words, alphabet, room)
         model = models.Unigram(scored, reserved.index("[UNK]"), byte_fallback=False)
@@ -245,35 +233,27 @@ def _unigram_pieces(words: list[tuple[str, int]], alphabet: list[str], size: int
         import sentencepiece
     known = set(alphabet)
     model = io.BytesIO()
-    with tempfile.TemporaryDirectory(prefix="bertworks-unigram-") as folder:
-        path = Path(folder) / "words.tsv"
-        lines = [f"{word}\t{count}\n" for word, count in words if known.issuperset(word)]
-        path.write_text("".join(lines), encoding="utf-8", newline="")
-        try:
-            sentencepiece.SentencePieceTrainer.train(
-                input=str(path), input_format="tsv", model_writer=model, model_type="unigram", vocab_size=size + 1,
-                hard_vocab_limit=False, character_coverage=1.0, normalization_rule_name="identity",
-                add_dummy_prefix=False, remove_extra_whitespaces=False, max_sentence_length=1 << 20,
-                unk_id=0, bos_id=-1, eos_id=-1, pad_id=-1, num_threads=1, minloglevel=2,
-            )  # fmt: skip
-        except RuntimeError as error:
-            what = f"sentencepiece cannot be trained on this text: {error}"
-            raise BertworksError(what, hint="choose another size") from None
+    lines = (f"{word}\t{count}" for word, count in words if known.issuperset(word))
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=lines, input_format="tsv", model_writer=model, model_type="unigram", vocab_size=size + 1,
+            hard_vocab_limit=False, character_coverage=1.0, normalization_rule_name="identity",
+            add_dummy_prefix=False, remove_extra_whitespaces=False, max_sentence_length=1 << 20,
+            unk_id=0, bos_id=-1, eos_id=-1, pad_id=-1, num_threads=1, minloglevel=2,
+        )  # fmt: skip
+    except RuntimeError as error:
+        what = f"sentencepiece cannot be trained on this text: {error}"
+        raise BertworksError(what, hint="choose another size") from None
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     return [(processor.id_to_piece(number), processor.get_score(number)) for number in range(1, len(processor))]
 
 
 def _pipeline(config: VocabularyConfig, model: models.Model) -> tokenizers.Tokenizer:
     """The tokenizer around a model: that of BERT for WordPiece; the others keep spaces at word starts."""
-    library = bert_pipeline(
-        model,
-        SPECIAL_TOKENS,
-        lowercase=config.lowercase,
-        strip_accents=config.strip_accents,
-        chinese_characters=config.algorithm == "wordpiece",
-    )
+    settings = {"lowercase": config.lowercase, "strip_accents": config.strip_accents}
     if config.algorithm == "wordpiece":
-        return library
+        return bert_pipeline(model, SPECIAL_TOKENS, **settings)
+    library = bert_pipeline(model, SPECIAL_TOKENS, **settings, handle_chinese_chars=False)
     one_space = normalizers.Replace(Regex(" {2,}"), " ")
     library.normalizer = normalizers.Sequence([library.normalizer, one_space, normalizers.Strip()])
     if config.algorithm == "bpe":

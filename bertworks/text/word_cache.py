@@ -55,9 +55,7 @@ class WordCache:
             self._clear()
         if not sentences:
             return flat_arrays([])
-        joined = "\n".join(sentences)
-        if joined.count("\n") != len(sentences) - 1:
-            joined = "\n".join(sentence.replace("\n", " ") for sentence in sentences)
+        joined = "\n".join(sentence.replace("\n", " ") for sentence in sentences)
         for mark in "\n" + _MARKS:
             joined = joined.replace(mark, f" {mark} ")
         pieces = joined.split(" ")

@@ -3,23 +3,20 @@
 - `Splitter`: texts to words, by the normalizer and pre-tokenizer of a tokenizer
 - `WordCounts`, `count_words`: exact counts in bounded memory, with any number of processes
 - `Sample`: held-out documents
-- `WordStatistics`, `script_fraction`, `strip_accents`: characters and scripts of the counted words
+- `WordStatistics`: the most frequent words, and characters
 
 The counts do not depend on the order of the documents, on the number of processes or on the memory.
 """
 
-import heapq
 import itertools
 import re
-import tempfile
+import sqlite3
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 from functools import cached_property
-from operator import itemgetter
-from pathlib import Path
 from typing import Any, Self
 
 import tokenizers
@@ -29,7 +26,6 @@ from bertworks.errors import BertworksError
 from bertworks.io.processes import chunk_by_size, in_processes
 
 _BATCH = 4_000_000  # characters
-_RUNS = 64  # sorted files that are merged at a time
 _ENTRY = 160  # bytes of a counted word in Python, without its characters
 _HELD_OUT = 64  # one of this number of documents is held out
 _MAX_SAMPLE = 2_000_000  # characters of held-out text; of training text, a tenth
@@ -85,64 +81,85 @@ class Splitter:
                     counts[word] = counts.get(word, 0) + number
         return counts
 
+    def __call__(self, texts: list[str]) -> tuple[dict[str, int], int]:
+        """The work of a process: counts, and the number of characters."""
+        return self.count(texts), sum(map(len, texts))
+
 
 class WordCounts:
-    """Word -> count in bounded memory: further counts go to sorted temporary files, which are merged when read.
+    """Word -> count in bounded memory: counts are added up in a dict, and moved to a temporary database when they are
+    too many, or read.
 
-    Iterating gives (word, count) in the order of code points, any number of times. It is a context manager, which
-    deletes the files.
+    Iterating gives (word, count), any number of times: by falling count, then by code points.
 
     Args:
         max_memory: bytes for the counts.
+        as_bytes: words are in byte-level characters, one for each byte.
     """
 
-    def __init__(self, max_memory: int):
-        self._max_memory = max_memory
+    def __init__(self, max_memory: int, *, as_bytes: bool = False):
+        self._max_memory, self._as_bytes = max_memory, as_bytes
         self._counts: dict[str, int] = {}
         self._used = 0
-        self._runs: list[Path] = []
-        self._names = itertools.count()
-        self._folder = tempfile.TemporaryDirectory(prefix="bertworks-words-")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._folder.cleanup()
+        self._database = sqlite3.connect("")  # a file that the system deletes when it is closed
+        self._database.execute("CREATE TABLE words (word TEXT PRIMARY KEY, number INTEGER) WITHOUT ROWID")
+        self.close = self._database.close
 
     def add(self, counts: Mapping[str, int]) -> None:
-        """Add counts."""
+        """Add counts.
+
+        Raises:
+            BertworksError: there is no room for temporary files.
+        """
         for word, number in counts.items():
-            known = self._counts.get(word)
-            if known is None:
+            known = self._counts.get(word, 0)
+            self._counts[word] = known + number
+            if not known:
                 self._used += _ENTRY + 4 * len(word)
-                self._counts[word] = number
-                if self._used > self._max_memory:
-                    self._spill()
-            else:
-                self._counts[word] = known + number
+        if self._used > self._max_memory:
+            self._store()
 
     def __iter__(self) -> Iterator[tuple[str, int]]:
-        return _summed([sorted(self._counts.items()), *map(_read_run, self._runs)])
+        self._store()
+        return self._database.execute("SELECT word, number FROM words ORDER BY number DESC, word")
 
-    def __bool__(self) -> bool:
-        return bool(self._counts or self._runs)
+    def __len__(self) -> int:
+        """The number of different words."""
+        self._store()
+        return int(self._database.execute("SELECT COUNT(*) FROM words").fetchone()[0])
 
-    def _spill(self) -> None:
-        """Move the counts to a file; when there are many files, together with these, as few may be open at a time."""
-        merged = self._runs if len(self._runs) >= _RUNS else []
-        items = _summed([sorted(self._counts.items()), *map(_read_run, merged)])
-        path = Path(self._folder.name) / f"{next(self._names)}.tsv"
+    def script_fraction(self) -> float:
+        """Fraction of kana and Hangul among all characters."""
+        total = script = 0
+        for word, count in self:
+            plain = self._plain(word)
+            total += len(plain) * count
+            script += sum("\u3040" <= c <= "\u30ff" or "\uac00" <= c <= "\ud7a3" for c in plain) * count
+        return script / max(total, 1)
+
+    def add_without_accents(self, counts: Self) -> None:
+        """Add other counts as if accents had been stripped before counting."""
+        strip = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
+        marks = pre_tokenizers.BertPreTokenizer()  # decomposed characters may split: U+2260 becomes "=" and an accent
+        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        split = (to_bytes if self._as_bytes else marks).pre_tokenize_str
+        for word, count in counts:
+            plain = self._plain(word)
+            parts = [word] if plain.isascii() else [part for part, _ in split(strip.normalize_str(plain))]
+            for part in parts:
+                self.add({part: count})
+
+    def _plain(self, word: str) -> str:
+        return str(decoders.ByteLevel().decode([word])) if self._as_bytes else word
+
+    def _store(self) -> None:
+        """Move the counts to the database, in its order, which is faster."""
+        sql = "INSERT INTO words VALUES (?, ?) ON CONFLICT (word) DO UPDATE SET number = number + excluded.number"
         try:
-            with path.open("w", encoding="utf-8", newline="") as file:
-                file.writelines(f"{word}\t{number}\n" for word, number in items)
-        except OSError as error:
-            what = f"word counts cannot be written: {error.strerror}"
-            hint = "allow more memory, or set TMPDIR to a folder with more free space"
-            raise BertworksError(what, where=str(path.parent), hint=hint) from error
-        for run in merged:
-            run.unlink()
-        self._runs = [*([] if merged else self._runs), path]
+            self._database.executemany(sql, sorted(self._counts.items()))
+        except sqlite3.OperationalError as error:
+            what, hint = f"word counts cannot be written: {error}", "set TMPDIR to a folder with more free space"
+            raise BertworksError(what, hint=f"allow more memory, or {hint}") from error
         self._counts, self._used = {}, 0
 
 
@@ -166,8 +183,8 @@ def count_words(
     batches = chunk_by_size(map(str, documents), _BATCH, len)  # numpy strings cannot be sent to a process
     first = list(itertools.islice(batches, 2))
     counted = in_processes(
-        "bertworks.text.word_counts:counter",
-        [asdict(splitter)],
+        "bertworks.text.word_counts:Splitter",
+        astuple(splitter),
         itertools.chain(first, batches),
         workers if len(first) > 1 else 1,
         ended="a process that counted words ended: was memory short?",
@@ -182,43 +199,21 @@ def count_words(
                 progress(done)
 
 
-def counter(splitter: dict[str, Any]) -> Callable[[list[str]], tuple[dict[str, int], int]]:
-    """The function of a worker: texts -> counts of their words, and the number of characters."""
-    count = Splitter(**splitter).count
-    return lambda texts: (count(texts), sum(map(len, texts)))
-
-
-def _summed(sources: list[Iterable[tuple[str, int]]]) -> Iterator[tuple[str, int]]:
-    """Merge sources sorted by word; counts of the same word are added."""
-    for word, items in itertools.groupby(heapq.merge(*sources), key=itemgetter(0)):
-        yield word, sum(number for _, number in items)
-
-
-def _read_run(path: Path) -> Iterator[tuple[str, int]]:
-    with path.open(encoding="utf-8", newline="\n") as file:
-        for line in file:
-            word, number = line.rsplit("\t", 1)
-            yield word, int(number)
-
-
 class Sample:
     """Iterates over the documents that are not held out; keeps a sample of each kind.
 
     Attributes:
-        documents: the number of documents so far.
         held_out, training: the beginning of the held-out and of the other documents.
     """
 
     def __init__(self, documents: Iterable[str]):
         self._source = documents
-        self.documents = 0
         self.held_out: list[str] = []
         self.training: list[str] = []
         self._room = {True: _MAX_SAMPLE, False: _MAX_SAMPLE // 10}  # by whether the text is held out
 
     def __iter__(self) -> Iterator[str]:
         for text in self._source:
-            self.documents += 1
             drawn = zlib.crc32(text.encode("utf-8", "surrogatepass")) % _HELD_OUT == 0
             held_out = drawn and len(text) <= _MAX_SAMPLE // 20  # a book is too much to lose
             if (room := self._room[held_out]) > 0:
@@ -254,22 +249,20 @@ class WordStatistics:
     def __init__(self, counts: WordCounts, max_memory: int, notes: list[str]):
         self.characters: Counter[str] = Counter()
         self.inside: set[str] = set()
-        self.num_words = self.num_unique = 0
+        self.words: list[tuple[str, int]] = []
+        self.num_words, self.num_unique = 0, len(counts)
         limit = max(_MIN_WORDS, max_memory // _WORD_MEMORY)
-        self.words = heapq.nsmallest(limit, self._read(counts), key=lambda item: (-item[1], item[0]))
         if self.num_unique > limit:
             notes.append(
                 f"memory allows training on the {limit:,} most frequent of {self.num_unique:,} different words"
             )
-
-    def _read(self, counts: WordCounts) -> Iterator[tuple[str, int]]:
         for word, count in counts:
+            if len(self.words) < limit:
+                self.words.append((word, count))
             self.num_words += count
-            self.num_unique += 1
             self.inside.update(word[1:])
             for character in word:
                 self.characters[character] += count
-            yield word, count
 
     def alphabet(self, coverage: float, size: int, *, marked: bool) -> list[str]:
         """The most frequent characters that cover `coverage` of the text, and more while they are few for `size`.
@@ -291,33 +284,3 @@ class WordStatistics:
     def coverage(self, alphabet: Iterable[str]) -> float:
         """Fraction of the characters of the text that are in the alphabet."""
         return sum(self.characters[form] for form in alphabet if len(form) == 1) / self.characters.total()
-
-
-def script_fraction(counts: WordCounts, *, as_bytes: bool) -> float:
-    """Fraction of kana and Hangul among all characters. as_bytes: words are in byte-level characters."""
-    total = script = 0
-    for word, count in counts:
-        plain = _plain(word, as_bytes)
-        total += len(plain) * count
-        script += sum("\u3040" <= c <= "\u30ff" or "\uac00" <= c <= "\ud7a3" for c in plain) * count
-    return script / max(total, 1)
-
-
-def strip_accents(counts: WordCounts, into: WordCounts, *, as_bytes: bool) -> None:
-    """Add the counts as if accents had been stripped before counting. as_bytes: words are in byte-level characters."""
-    strip = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
-    marks = pre_tokenizers.BertPreTokenizer()  # decomposed characters may split: U+2260 becomes "=" and an accent
-    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    for word, count in counts:
-        plain = _plain(word, as_bytes)
-        bare = plain if plain.isascii() else strip.normalize_str(plain)
-        if bare == plain:
-            into.add({word: count})
-        else:
-            for part, _ in (to_bytes if as_bytes else marks).pre_tokenize_str(bare):
-                into.add({part: count})
-
-
-def _plain(word: str, as_bytes: bool) -> str:
-    """A word in plain characters. Byte-level words have one character per byte."""
-    return str(decoders.ByteLevel().decode([word])) if as_bytes else word

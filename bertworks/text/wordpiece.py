@@ -1,16 +1,22 @@
 """Trains WordPiece and BPE vocabularies: words with counts -> pieces, by merging neighbours.
 
-Symbols are numbers with a written form.
+Each symbol is a character of its own, so that a word is a string of symbols. `forms` are their written forms.
 """
 
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Sequence
+from operator import add
 from typing import Literal
 
+from tokenizers import models
+
+from bertworks.text.tokenizer_pipeline import word_piece_model
+
 Score = Literal["likelihood", "frequency"]
+Words = Sequence[tuple[str, int]]  # words and their counts
+Progress = Callable[[int], None]
 _DRIFT = 0.98  # scores are recomputed when the number of symbols has fallen to this fraction
 
 
@@ -30,36 +36,28 @@ class MergeLearner:
         min_frequency: less frequent pairs are not merged.
     """
 
-    def __init__(
-        self,
-        words: Sequence[tuple[str, int]],
-        alphabet: Sequence[str],
-        prefix: str,
-        *,
-        score: Score,
-        min_frequency: int = 2,
-    ):
+    def __init__(self, words: Words, alphabet: list[str], prefix: str, *, score: Score, min_frequency: int = 2):
         self.forms = list(alphabet)
         self.merges: list[tuple[str, str]] = []
-        self._numbers = {form: number for number, form in enumerate(self.forms)}
-        self._words = [[self._numbers[form] for form in characters_of(word, prefix)] for word, _ in words]
+        self._symbols = {form: chr(number) for number, form in enumerate(self.forms)}
+        self._words = ["".join(map(self._symbols.__getitem__, characters_of(word, prefix))) for word, _ in words]
         self._counts = [count for _, count in words]
         self._prefix = prefix
-        self._by_likelihood, self._min_frequency = score == "likelihood", max(1, min_frequency)
-        self._symbol_counts = [0] * len(self.forms)
-        self._pair_counts = defaultdict[tuple[int, int], int](int)
-        self._where = defaultdict[tuple[int, int], list[int]](list)
+        self._by_likelihood, self._min_frequency = score == "likelihood", min_frequency
+        self._symbol_counts = defaultdict[str, int](int)
+        self._pair_counts = defaultdict[str, int](int)
+        self._where = defaultdict[str, list[int]](list)
         for place, (word, count) in enumerate(zip(self._words, self._counts)):
             for symbol in word:
                 self._symbol_counts[symbol] += count
-            for pair in pairwise(word):
+            for pair in _pairs(word):
                 self._pair_counts[pair] += count
                 self._where[pair].append(place)
-        self._total = sum(self._symbol_counts)
+        self._total = sum(self._symbol_counts.values())
         self._rebuild()
 
-    def merge_until(self, size: int, progress: Callable[[int], None] | None) -> None:
-        """Merge until there are `size` symbols, or no pair is left."""
+    def merge_until(self, size: int, progress: Progress | None = None) -> None:
+        """Merge until there are `size` symbols, or no pair is left. progress: called with the symbols so far."""
         while len(self.forms) < size and self.step():
             if progress and len(self.merges) % 1000 == 0:
                 progress(len(self.forms))
@@ -69,19 +67,16 @@ class MergeLearner:
         if self._by_likelihood and self._total < _DRIFT * self._total_at_rebuild:
             self._rebuild()
         while self._heap:
-            score, pair = self._heap[0]
+            score, pair = heapq.heappop(self._heap)
             current = self._score(pair)
             if current is not None and current <= score:
-                heapq.heappop(self._heap)
                 self._merge(pair)
                 return True
-            if current is None:
-                heapq.heappop(self._heap)
-            else:
-                heapq.heapreplace(self._heap, (current, pair))
+            if current is not None:
+                heapq.heappush(self._heap, (current, pair))
         return False
 
-    def _score(self, pair: tuple[int, int]) -> float | None:
+    def _score(self, pair: str) -> float | None:
         """Minus the gain of merging a pair; None if it must not be merged."""
         count = self._pair_counts.get(pair, 0)
         if count < self._min_frequency:
@@ -98,65 +93,48 @@ class MergeLearner:
         heapq.heapify(self._heap)
         self._total_at_rebuild = self._total
 
-    def _merge(self, pair: tuple[int, int]) -> None:
+    def _merge(self, pair: str) -> None:
         """Replace a pair by one symbol in all words."""
-        first, second = pair
-        form = self.forms[first] + self.forms[second].removeprefix(self._prefix)
-        merged = self._numbers.setdefault(form, len(self.forms))
-        if merged == len(self.forms):
+        first, second = (self.forms[ord(symbol)] for symbol in pair)
+        self.merges.append((first, second))
+        form = first + second.removeprefix(self._prefix)
+        if form not in self._symbols:
+            self._symbols[form] = chr(len(self.forms))
             self.forms.append(form)
-            self._symbol_counts.append(0)
-        self.merges.append((self.forms[first], self.forms[second]))
-        new_pairs: set[tuple[int, int]] = set()
-        replaced = 0
+        merged = self._symbols[form]
+        changed: set[str] = set()
+        pair_counts, replaced = self._pair_counts, 0
         for place in self._where.pop(pair):
-            replaced += self._merge_in_word(place, first, second, merged, new_pairs)
-        del self._pair_counts[pair]
-        self._symbol_counts[first] -= replaced
-        self._symbol_counts[second] -= replaced
+            word, count = self._words[place], self._counts[place]
+            if pair not in word:
+                continue
+            self._words[place] = shorter = word.replace(pair, merged)
+            replaced += (len(word) - len(shorter)) * count
+            start = max(word.find(pair) - 1, 0)  # only neighbours of the pair change
+            rest = max(len(word) - word.rfind(pair) - 3, 0)
+            for old in _pairs(word[start : len(word) - rest]):
+                pair_counts[old] -= count
+            for new in _pairs(shorter[start : len(shorter) - rest]):
+                pair_counts[new] += count
+                if merged in new:
+                    self._where[new].append(place)
+                    changed.add(new)
+        del pair_counts[pair]
+        self._symbol_counts[pair[0]] -= replaced
+        self._symbol_counts[pair[1]] -= replaced
         self._symbol_counts[merged] += replaced
         self._total -= replaced
-        for new_pair in new_pairs:
-            if (score := self._score(new_pair)) is not None:
-                heapq.heappush(self._heap, (score, new_pair))
+        for new in changed:
+            if (score := self._score(new)) is not None:
+                heapq.heappush(self._heap, (score, new))
 
-    def _merge_in_word(self, place: int, first: int, second: int, merged: int, new_pairs: set[tuple[int, int]]) -> int:
-        """Replace a pair in one word and collect the new pairs. Returns the count of replaced pairs."""
-        word, count = self._words[place], self._counts[place]
-        pair_counts = self._pair_counts
-        replaced, position = 0, -1
-        while True:
-            try:
-                position = word.index(first, position + 1)
-            except ValueError:
-                return replaced
-            if position + 1 == len(word) or word[position + 1] != second:
-                continue
-            neighbours = []
-            if position > 0:
-                left = word[position - 1]
-                pair_counts[left, first] -= count
-                neighbours.append((left, merged))
-            if position + 2 < len(word):
-                right = word[position + 2]
-                pair_counts[second, right] -= count
-                neighbours.append((merged, right))
-            for pair in neighbours:
-                pair_counts[pair] += count
-                self._where[pair].append(place)
-            new_pairs.update(neighbours)
-            word[position : position + 2] = [merged]
-            replaced += count
+
+def _pairs(word: str) -> Iterable[str]:
+    return map(add, word, word[1:])
 
 
 def train_word_pieces(
-    words: Sequence[tuple[str, int]],
-    alphabet: Sequence[str],
-    size: int,
-    *,
-    score: Score,
-    min_frequency: int,
-    progress: Callable[[int], None] | None = None,
+    words: Words, alphabet: list[str], size: int, *, score: Score, min_frequency: int, progress: Progress | None = None
 ) -> list[str]:
     """A WordPiece vocabulary without special tokens: the alphabet, then pieces in the order of their merges.
 
@@ -177,28 +155,15 @@ def train_word_pieces(
     return [form for form in learner.forms if form in kept]
 
 
-def train_byte_pairs(
-    words: Sequence[tuple[str, int]],
-    alphabet: Sequence[str],
-    size: int,
-    *,
-    min_frequency: int,
-    progress: Callable[[int], None] | None = None,
-) -> tuple[list[str], list[tuple[str, str]]]:
-    """A BPE vocabulary without special tokens, and its merges in order. Arguments as for `train_word_pieces`."""
-    learner = MergeLearner(words, alphabet, "", score="frequency", min_frequency=min_frequency)
-    learner.merge_until(size, progress)
-    return learner.forms, learner.merges
-
-
 def characters_of(word: str, prefix: str = "##") -> list[str]:
     """A word in its smallest pieces: "abc" -> ["a", "##b", "##c"]."""
     return [word[0], *(prefix + character for character in word[1:])]
 
 
-def _most_used(words: Sequence[tuple[str, int]], pieces: set[str], alphabet: set[str], size: int) -> set[str]:
+def _most_used(words: Words, pieces: set[str], alphabet: set[str], size: int) -> set[str]:
     """Drop the least used pieces, half of the excess at a time, because others are then used more often."""
-    cuts = [_longest_match(word, pieces) for word, _ in words]
+    model = word_piece_model(list(pieces))
+    cuts = [_longest_match(word, model) for word, _ in words]
     while (excess := len(pieces) - size) > 0:
         uses = dict.fromkeys(pieces, 0)
         for cut, (_, count) in zip(cuts, words):
@@ -207,19 +172,13 @@ def _most_used(words: Sequence[tuple[str, int]], pieces: set[str], alphabet: set
         candidates = sorted((use, piece) for piece, use in uses.items() if piece not in alphabet)
         dropped = {piece for _, piece in candidates[: max(excess // 2, min(excess, 200))]}
         pieces = pieces - dropped
+        model = word_piece_model(list(pieces))
         for place, cut in enumerate(cuts):
             if not dropped.isdisjoint(cut):
-                cuts[place] = _longest_match(words[place][0], pieces)
+                cuts[place] = _longest_match(words[place][0], model)
     return pieces
 
 
-def _longest_match(word: str, pieces: set[str]) -> list[str]:
-    """The pieces of a word by longest match. All its characters are pieces."""
-    cut, begin, prefix = [], 0, ""
-    while begin < len(word):
-        end = len(word)
-        while (piece := prefix + word[begin:end]) not in pieces:
-            end -= 1
-        cut.append(piece)
-        begin, prefix = end, "##"
-    return cut
+def _longest_match(word: str, model: models.WordPiece) -> list[str]:
+    """The pieces of a word. All its characters are pieces of the model."""
+    return [token.value for token in model.tokenize(word)]
