@@ -227,7 +227,7 @@ def test_the_output_is_not_the_file_that_is_read(model: Path, tmp_path: Path, mo
         list(predict_file(out, "~/a.csv", "~/a.csv", device="cpu"))
     list(predict_file(out, "~/a.csv", "~/b.csv", device="cpu"))
     assert (tmp_path / "b.csv").exists()
-    assert not list(tmp_path.glob(".*partial"))
+    assert not list(tmp_path.glob(".*portions"))
 
 
 def test_an_index_that_another_process_made_meanwhile_stays(

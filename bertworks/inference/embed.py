@@ -25,16 +25,9 @@ from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_rows
 from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepare_for_inference
-from bertworks.inference.predict import (
-    PartialResults,
-    append_results,
-    data_fingerprint,
-    done_event,
-    partial_results,
-    portions,
-)
-from bertworks.inference.predictor import copy_files, empty_folder
-from bertworks.io.atomic_write import write_npy
+from bertworks.inference.predict import COMPARED, compute_file, portions
+from bertworks.inference.predictor import copy_files
+from bertworks.io.atomic_write import refuse_not_empty, write_npy
 from bertworks.io.tables import as_text, choose_column, find_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Encoder, Pooling
@@ -195,9 +188,9 @@ class Embedder:
             UsageError: the folder is not empty.
             BertworksError: sentence-transformers lacks this pooling.
         """
-        target = empty_folder(folder)
-        write_sentence_transformer(target, self.settings, self.dimension)
-        copy_files(self.folder, target)
+        refuse_not_empty(Path(folder))
+        write_sentence_transformer(folder, self.settings, self.dimension)
+        copy_files(self.folder, Path(folder))
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -283,9 +276,6 @@ def vectors_of_file(embedder: Embedder, path: str | Path) -> Iterator[Vectors]:
         yield embedder.portion([text for text in texts if text])[0]
 
 
-_COMPARED = 64  # texts that are also embedded in fp32
-
-
 def embed_file(
     model: str | Path,
     data: str | Path,
@@ -323,43 +313,45 @@ def embed_file(
     refuse_same(reader, output)
     columns = text_columns(reader, text)
     yield Event("note", f"text: {', '.join(columns)}; {embedder.settings.pooling} of {embedder.dimension} dimensions")
-    fingerprint = data_fingerprint(reader, model=embedder.fingerprint, columns=columns, precision=embedder.precision)
-    record = np.dtype([("vector", "<f4", (embedder.dimension,)), ("is_empty", "?")])
-
-    def compute(texts: Sequence[str]) -> tuple[int, bytes]:
-        portion = np.empty(len(texts), record)
-        portion["vector"], truncated = embedder.portion(texts)
-        portion["is_empty"] = [not text for text in texts]
-        return int(np.count_nonzero(truncated)), portion.tobytes()
-
     if embedder.precision == "int8":
         yield _compare(embedder, make(precision="fp32"), reader, columns)
+
+    def compute(texts: Sequence[str]) -> tuple[int, bytes]:
+        vectors, truncated = embedder.portion(texts)
+        return int(np.count_nonzero(truncated)), vectors.tobytes()
+
+    def write(files: Sequence[Path]) -> None:
+        has_text = (bool(row_text(row, columns, IssueCounter())) for row in reader)
+        vectors = _finished(embedder, files, has_text, whitening, learn_from)
+        _write_vectors(output, kind, reader, embedder.dimension, vectors)
+
+    settings = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
     empty = IssueCounter()
     texts = (row_text(row, columns, empty) for row in reader)
-    with partial_results(output, fingerprint) as results:
-        yield from append_results(results, "embed", texts, compute, reader, empty)
-        vectors = _finished(embedder, results, record, whitening, learn_from)
-        _write_vectors(output, kind, reader, embedder.dimension, vectors)
-    yield done_event(output, f"vectors of {embedder.dimension}", results, dimension=embedder.dimension)
+    yield from compute_file(
+        "embed", reader, output, settings, texts, compute, write,
+        empty=empty, results=f"vectors of {embedder.dimension}", dimension=embedder.dimension,
+    )  # fmt: skip
 
 
 def _finished(
-    embedder: Embedder, results: PartialResults, record: np.dtype[Any], whitening: Whitening, path: str | Path | None
+    embedder: Embedder, files: Sequence[Path], has_text: Iterator[bool], whitening: Whitening, path: str | Path | None
 ) -> Iterator[Vectors]:
     """The vectors of all portions, centered or whitened. path: see `learn_from`."""
-    if whitening != "none":
-        stored = (np.frombuffer(content, record) for content in results)
-        own = (portion["vector"][~portion["is_empty"]] for portion in stored)
-        moments = Moments(embedder.dimension, own if path is None else vectors_of_file(embedder, path))
-    vectors: Iterator[Vectors] = (np.frombuffer(content, record)["vector"] for content in results)
-    if whitening == "none" or not moments.count:
-        return vectors
-    return map(embedder.finish, map(moments.whitener(whitening), vectors))
+
+    def stored() -> Iterator[Vectors]:
+        return (np.fromfile(file, np.float32).reshape(-1, embedder.dimension) for file in files)
+
+    if whitening == "none":
+        return stored()
+    own = (vectors[list(islice(has_text, len(vectors)))] for vectors in stored())
+    moments = Moments(embedder.dimension, own if path is None else vectors_of_file(embedder, path))
+    return map(embedder.finish, map(moments.whitener(whitening), stored())) if moments.count else stored()
 
 
 def _compare(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequence[str]) -> Event:
     """The difference of the first vectors to those in fp32."""
-    rows = (row_text(row, columns, IssueCounter()) for row in islice(reader, _COMPARED))
+    rows = (row_text(row, columns, IssueCounter()) for row in islice(reader, COMPARED))
     texts = [text for text in rows if text]
     a, b = (normalized(embedder.embed(texts)) for embedder in (ours, exact))
     cosines = (a * b).sum(1) if texts else np.ones(1)

@@ -19,6 +19,7 @@ from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import UsageError, listed
 from bertworks.inference.decoding import Answer, Decoder, Logits, is_entity_tagset, make_featurizer, make_task_head
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_logits, open_model, prepare_for_inference
+from bertworks.io.atomic_write import refuse_not_empty
 from bertworks.models.encoder import Encoder
 from bertworks.training.device import (
     InferencePrecision,
@@ -31,7 +32,6 @@ from bertworks.training.recipe import MIN_LENGTH
 from bertworks.training.task_heads import TaskModel
 
 AT_ONCE = 2048  # items that are read, sorted by length and computed together
-DIGITS = 6  # after the point, in a file
 _PARTS: Mapping[TaskType, tuple[str, ...]] = {  # of a prediction, that are always shown; the first is the result
     "classification": ("label", "score"),
     "multilabel": ("labels",),
@@ -103,28 +103,14 @@ class OutputFields:
         shown = self.select(answer)
         if "choice" in shown:
             shown["choice"] += self.first_choice
-        columns = {f"predicted_{part}": _rounded(value) for part, value in shown.items()}
+        columns = {f"predicted_{part}": value for part, value in shown.items()}
         return columns | {"truncated_tokens": features.num_truncated}
 
 
-def without_scores(answer: Answer) -> Any:
+def result_of(task: TaskType, answer: Answer) -> Any:
     """The result of a prediction, without its scores."""
-    result = next(answer[parts[0]] for parts in _PARTS.values() if parts[0] in answer)
-    if isinstance(result, list) and result and isinstance(result[0], dict):
-        return [{name: value for name, value in part.items() if name != "score"} for part in result]
-    return result
-
-
-def _rounded(value: Any) -> Any:
-    match value:
-        case float():
-            return round(value, DIGITS)
-        case dict():
-            return {name: _rounded(part) for name, part in value.items()}
-        case list():
-            return [_rounded(part) for part in value]
-        case _:
-            return value
+    result = answer[_PARTS[task][0]]
+    return [(part["start"], part["end"], part["type"]) for part in result] if task == "spans" else result
 
 
 class Predictor:
@@ -226,24 +212,13 @@ class Predictor:
         Raises:
             UsageError: the folder is not empty.
         """
-        copy_files(self.folder, empty_folder(folder))
-
-
-def empty_folder(folder: str | Path) -> Path:
-    """A new folder.
-
-    Raises:
-        UsageError: it exists, and is not empty.
-    """
-    target = Path(folder)
-    if target.exists() and any(target.iterdir()):
-        raise UsageError("the folder is not empty", where=str(target), hint="use another folder")
-    target.mkdir(parents=True, exist_ok=True)
-    return target
+        refuse_not_empty(Path(folder))
+        copy_files(self.folder, Path(folder))
 
 
 def copy_files(source: Path, target: Path) -> None:
     """Copy the files of a model folder that the target lacks."""
+    target.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.iterdir()):
         if path.is_file() and not path.name.startswith(".") and not (target / path.name).exists():
             shutil.copyfile(path, target / path.name)
