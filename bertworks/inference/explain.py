@@ -4,11 +4,9 @@
 - `Explanation`: values, a table for a terminal, and an HTML page without external files
 """
 
-import json
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -38,21 +36,13 @@ from bertworks.inference.masked_lm import load_masked_lm
 from bertworks.inference.predictor import Predictor, item_of
 from bertworks.io.atomic_write import write_bytes
 from bertworks.models.encoder import Encoder
-from bertworks.reports.svg import page, section, words
+from bertworks.reports.svg import page
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.task_heads import TaskModel
 
 MOST_CELLS = 8_000_000  # of all attention maps on a page; long sequences are truncated
-NOT_ATTRIBUTION = (
-    "Attention is not attribution. It shows where a head reads from, not what the prediction depends on. It can often "
-    "be changed without changing the prediction (Jain and Wallace 2019), and inactive heads attend to [CLS] and [SEP]. "
-    "Use attributions to see what a prediction depends on."
-)
-SIMILARITY = (
-    "The cosine similarity of the hidden states of one token and all others, from the embeddings to the last layer. "
-    "Two occurrences of a word start similar and become different as the layers add context."
-)
+TEMPLATE = Path(__file__).with_name("explanation.html")
 MAPS = Path(__file__).with_name("maps")  # the drawing code, shared with the page of `bertworks serve`
 STYLE = "\nfigure.text { padding: 10px 14px; margin: 8px 0; overflow-wrap: anywhere; }\n"
 START = """
@@ -146,46 +136,15 @@ class Explanation:
 
     def html(self) -> str:
         """The page. Texts, labels and tokens are escaped."""
-        texts = "".join(f'<figure class="text" dir="auto">{escape(text)}</figure>' for text in self.texts)
-        notes = "".join(f'<p class="quiet">{escape(note)}.</p>' for note in self.notes)
-        sections = [
-            texts + notes,
-            *([section("Prediction", words(["", ""], self.answer))] if self.answer else []),
-            *([self._attributions()] if self.explained else []),
-            *self._maps(),
-        ]
+        import jinja2
+
+        environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
+        sections = environment.from_string(TEMPLATE.read_text("utf-8")).render(e=self, maps=self.maps(), zip=zip)
         summary = f"explained: {self.explained}" if self.explained else "attention and similarity of a text"
         style, script = (MAPS.joinpath(f"maps.{kind}").read_text("utf-8") for kind in ("css", "js"))
         return page(
-            self.model, "explanation of a prediction", summary, sections, style=style + STYLE, script=script + START
+            self.model, "explanation of a prediction", summary, [sections], style=style + STYLE, script=script + START
         )
-
-    def _attributions(self) -> str:
-        b = escape(self.baseline)
-        html = (
-            f"<p>Blue words increase {escape(self.explained)}, orange words decrease it. The values have the "
-            "unit of that output.</p>"
-        )
-        for title, values, note in (
-            ("Integrated gradients", self.word_gradients,
-             f"From {b} in place of every word to the text: {escape(self.completeness)}."),
-            ("Occlusion", self.occlusion,
-             f"By how much the output falls when a single word is replaced by {b}. The two methods measure different "
-             "things. Where they agree, trust them more."),
-        ):  # fmt: skip
-            if values is not None:
-                html += f'\n<h3>{title}</h3>\n{self._chips(values)}\n<p class="quiet">{note}</p>'
-        return section("Attributions", html)
-
-    def _chips(self, values: NDArray[np.float64]) -> str:
-        most = max(float(np.abs(values).max(initial=0)), 1e-12)
-        chips = []
-        for word, value in zip(self.words, values.tolist(), strict=True):
-            kind = "frame" if value == 0 else "right" if value > 0 else "wrong"
-            figure = f"<small>{value:+.2f}</small>" if value else "<small>&nbsp;</small>"
-            share = f"--share: {abs(value) / most:.3f}"
-            chips.append(f'<span class="chip {kind}" style="{share}"><bdi>{escape(word)}</bdi>{figure}</span>')
-        return f'<div class="chips">{"".join(chips)}</div>'
 
     def maps(self) -> dict[str, Any]:
         """Input of maps/maps.js: the first tokens, up to a limit, and maps of them as bytes in base64: attention of
@@ -197,18 +156,6 @@ class Explanation:
             "attention": [_packed(layer[:, :shown, :shown] * 255) for layer in self.attention],
             "similarity": [_packed(layer[:shown, :shown] * 127 + 127) for layer in self.similarity],
         }
-
-    def _maps(self) -> Sequence[str]:
-        data, n = self.maps(), len(self.tokens)
-        shown = len(data["tokens"])
-        part = f'<p class="quiet">The first {shown} of {n} tokens are shown.</p>' if shown < n else ""
-        # "<" could end the element.
-        content = json.dumps(data, ensure_ascii=True).replace("<", "\\u003c")
-        quiet = '<noscript><p class="quiet">This part of the page needs JavaScript.</p></noscript>'
-        attention = f'<p class="warning">{escape(NOT_ATTRIBUTION)}</p>{part}{quiet}<div id="attention"></div>'
-        similarity = f'<p>{escape(SIMILARITY)}</p>{part}{quiet}<div id="similarity"></div>'
-        similarity += f'<script type="application/json" id="data">{content}</script>'
-        return [section("Attention", attention), section("Similarity of tokens after each layer", similarity)]
 
 
 def _packed(values: NDArray[np.float32]) -> str:
