@@ -196,6 +196,12 @@ def test_another_target(reviews: Path, model: Path, tmp_path: Path):
         explain(write_task_model(model, tmp_path / "r", "regression"), TEXT, target="1")
 
 
+def test_a_text_without_words_has_no_tag_to_explain(model: Path, tmp_path: Path):
+    for task in ("tagging", "spans"):
+        found = explain(write_task_model(model, tmp_path / task, task), " ")
+        assert (found.answer, found.explained, found.occlusion) == ((), "", None)
+
+
 def test_a_word_far_back_in_a_long_text(model: Path, tmp_path: Path):
     tagger = write_task_model(model, tmp_path / "t", "tagging")
     long = explain(tagger, f"{'the men heard ' * 40} Kyoto", target="Kyoto")
