@@ -21,11 +21,11 @@ from bertworks.batching.sampling import Example
 from bertworks.checkpoints.model_folder import weights_sha256
 from bertworks.checkpoints.sentence_transformers import write_sentence_transformer
 from bertworks.datasets.reader import Quoting, Row, RowReader
-from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_rows
+from bertworks.datasets.writer import FileKind, kind_of, refuse_same
 from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepare_for_inference
-from bertworks.inference.predict import COMPARED, compute_file, portions
+from bertworks.inference.predict import COMPARED, compute_file, portions, refuse_taken, write_columns
 from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import refuse_not_empty, write_npy
 from bertworks.io.tables import as_text, choose_column, find_column
@@ -267,13 +267,18 @@ def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
     return text
 
 
+def _texts(reader: RowReader, columns: Sequence[str], empty: IssueCounter, names: Sequence[str] = ()) -> Iterator[str]:
+    """The text of each row, see `row_text`. names: of new columns, which no row may have."""
+    for row in reader:
+        refuse_taken(row, names)
+        yield row_text(row, columns, empty)
+
+
 def vectors_of_file(embedder: Embedder, path: str | Path) -> Iterator[Vectors]:
     """The vectors of the texts of a file, in portions. Rows without text are left out."""
     reader = RowReader(path)
-    columns = text_columns(reader, ())
-    for rows in portions(reader):
-        texts = [row_text(row, columns, IssueCounter()) for row in rows]
-        yield embedder.portion([text for text in texts if text])[0]
+    for texts in portions(_texts(reader, text_columns(reader, ()), IssueCounter())):
+        yield embedder.portion(list(filter(None, texts)))[0]
 
 
 def embed_file(
@@ -315,21 +320,23 @@ def embed_file(
     yield Event("note", f"text: {', '.join(columns)}; {embedder.settings.pooling} of {embedder.dimension} dimensions")
     if embedder.precision == "int8":
         yield _compare(embedder, make(precision="fp32"), reader, columns)
+    empty, column = IssueCounter(), "embedding"
+    while column in reader.written_columns:
+        column += "_"
+    names = [] if kind is None else [column]
 
     def compute(texts: Sequence[str]) -> tuple[int, bytes]:
         vectors, truncated = embedder.portion(texts)
         return int(np.count_nonzero(truncated)), vectors.tobytes()
 
     def write(files: Sequence[Path]) -> None:
-        has_text = (bool(row_text(row, columns, IssueCounter())) for row in reader)
+        has_text = map(bool, _texts(reader, columns, IssueCounter()))
         vectors = _finished(embedder, files, has_text, whitening, learn_from)
-        _write_vectors(output, kind, reader, embedder.dimension, vectors)
+        _write_vectors(output, kind, reader, names, vectors)
 
     settings = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
-    empty = IssueCounter()
-    texts = (row_text(row, columns, empty) for row in reader)
     yield from compute_file(
-        "embed", reader, output, settings, texts, compute, write,
+        "embed", reader, output, settings, _texts(reader, columns, empty, names), compute, write,
         empty=empty, results=f"vectors of {embedder.dimension}", dimension=embedder.dimension,
     )  # fmt: skip
 
@@ -340,7 +347,9 @@ def _finished(
     """The vectors of all portions, centered or whitened. path: see `learn_from`."""
 
     def stored() -> Iterator[Vectors]:
-        return (np.fromfile(file, np.float32).reshape(-1, embedder.dimension) for file in files)
+        yield np.zeros((0, embedder.dimension), np.float32)  # the shape of a file without rows
+        for file in files:
+            yield np.fromfile(file, np.float32).reshape(-1, embedder.dimension)
 
     if whitening == "none":
         return stored()
@@ -351,8 +360,7 @@ def _finished(
 
 def _compare(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequence[str]) -> Event:
     """The difference of the first vectors to those in fp32."""
-    rows = (row_text(row, columns, IssueCounter()) for row in islice(reader, COMPARED))
-    texts = [text for text in rows if text]
+    texts = list(filter(None, islice(_texts(reader, columns, IssueCounter()), COMPARED)))
     a, b = (normalized(embedder.embed(texts)) for embedder in (ours, exact))
     cosines = (a * b).sum(1) if texts else np.ones(1)
     least, mean = float(cosines.min()), float(cosines.mean())
@@ -361,25 +369,13 @@ def _compare(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequen
 
 
 def _write_vectors(
-    output: str | Path, kind: FileKind | None, reader: RowReader, dimension: int, portions: Iterable[Vectors]
+    output: str | Path, kind: FileKind | None, reader: RowReader, names: Sequence[str], portions: Iterator[Vectors]
 ) -> None:
-    """kind: None: an array."""
+    """kind: None: an array, without names of columns."""
     if kind is None:
-        no_rows = np.zeros((0, dimension), "<f4")  # the shape of a file without rows
-        write_npy(Path(output), chain([no_rows], (block.astype("<f4") for block in portions)))
+        write_npy(Path(output), portions)
         return
-    column = "embedding"
-    while column in reader.written_columns:
-        column += "_"
-    single = chain.from_iterable(portions)
+    vectors = chain.from_iterable(portions)
     # Parquet has float32. Other formats get the shortest digits that identify a float32.
-    shown = single if kind == "parquet" else ([float(str(x)) for x in vector] for vector in single)
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for row, vector in zip(reader, shown, strict=True):
-            written = row.written or row.values
-            if column in written:  # a field that the first rows do not have
-                raise BertworksError(f"the field {column!r} would be overwritten", where=row.where, hint="rename it")
-            yield {**written, column: vector}
-
-    write_rows(output, [*reader.written_columns, column], rows(), kind=kind)
+    shown = vectors if kind == "parquet" else ([float(str(x)) for x in vector] for vector in vectors)
+    write_columns(output, kind, reader, names, (dict.fromkeys(names, vector) for vector in shown))

@@ -79,11 +79,11 @@ class OnnxModel(nn.Module):
             what = f"onnxruntime cannot open it: {_one_line(error)}"
             raise BertworksError(what, where=str(path), hint="export the model again") from error
         inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
-        self.where, self.shape = str(path), outputs[0].shape
         self.inputs, self.outputs = [value.name for value in inputs], [value.name for value in outputs]
         if not {"input_ids"} <= set(self.inputs) <= set(INPUTS) or self.outputs not in OUTPUTS:
             what = f"not a BERT: from {', '.join(self.inputs)} it computes {', '.join(self.outputs)}"
-            raise BertworksError(what, where=self.where)
+            raise BertworksError(what, where=str(path))
+        self.where, self.shape = str(path), outputs[0].shape
         has_choices, is_span = len(inputs[0].shape) == 3, len(outputs) == 2
         self.each = "choice" if has_choices else "token" if is_span or len(self.shape) == 3 else "text"
         self.stacked = has_choices or is_span  # the file declares no axis for the number of outputs

@@ -120,6 +120,20 @@ def compute_file(
     yield Event("done", f"{output}: {done:,} {results}{note}", fields)
 
 
+def refuse_taken(row: Row, names: Iterable[str]) -> None:
+    """Raises UsageError if a row has a field with the name of a new column."""
+    if clash := [name for name in names if name in (row.written or row.values)]:
+        raise UsageError(f"the row has a column {clash[0]!r} already", where=row.where, hint="rename it, or drop it")
+
+
+def write_columns(
+    output: str | Path, kind: FileKind, reader: RowReader, names: Sequence[str], columns: Iterable[dict[str, Any]]
+) -> None:
+    """Write the rows of a file with new columns next to theirs."""
+    rows = ({**(row.written or row.values), **new} for row, new in zip(reader, columns, strict=True))
+    write_rows(output, [*reader.written_columns, *names], rows, kind=kind)
+
+
 def predict_file(
     model: str | Path,
     data: str | Path,
@@ -157,8 +171,6 @@ def predict_file(
     schema, notes = schema_for(reader, d, text)
     yield from (Event("note", note) for note in notes)
     fields = OutputFields.of_task(d, top_k, probabilities, schema.raw)
-    if kind != "conll":
-        fields.refuse_taken(reader.written_columns)
     if predictor.precision == "int8":
         exact = Predictor(source, precision="fp32", threshold=threshold)
         first = islice(_items(reader, schema, d, fields, IssueCounter()), COMPARED)
@@ -169,8 +181,7 @@ def predict_file(
         if kind == "conll":
             write_lines(output, _tagged_lines(reader, schema, columns))
         else:
-            merged = ({**(row.written or row.values), **new} for row, new in zip(reader, columns, strict=True))
-            write_rows(output, [*reader.written_columns, *fields.names], merged, kind=kind)
+            write_columns(output, kind, reader, list(fields.empty_columns), columns)
 
     empty = IssueCounter()
     settings = {"model": predictor.fingerprint, "schema": asdict(schema), "fields": asdict(fields)}
@@ -259,7 +270,7 @@ def _items(
         BertworksError: another number of choices, or a field with the name of a new column.
     """
     for row, item in rows_with_items(reader, schema, empty):
-        fields.refuse_taken(row.written or row.values, row.where)
+        refuse_taken(row, fields.empty_columns)
         if item and d.task == "choice" and d.num_choices and len(item.texts) != d.num_choices + 1:
             what = f"{len(item.texts) - 1} choices, but the model was trained with {d.num_choices}"
             raise BertworksError(what, where=row.where, hint=f"give every row {d.num_choices} choices")

@@ -5,7 +5,7 @@
 """
 
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -83,20 +83,9 @@ class OutputFields:
         return shown
 
     @property
-    def names(self) -> list[str]:
-        """The names of the columns."""
-        return [*(f"predicted_{part}" for part in self.parts), "truncated_tokens"]
-
-    def refuse_taken(self, columns: Collection[str], where: str | None = None) -> None:
-        """Raises UsageError if a file, or a row, has a column of the same name."""
-        if clash := [name for name in self.names if name in columns]:
-            what = f"the {'row' if where else 'file'} has a column {clash[0]!r} already"
-            raise UsageError(what, where=where, hint="rename it, or drop it")
-
-    @property
     def empty_columns(self) -> dict[str, Any]:
         """The columns of a row without text."""
-        return dict.fromkeys(self.names) | {"truncated_tokens": 0}
+        return {**{f"predicted_{part}": None for part in self.parts}, "truncated_tokens": 0}
 
     def columns(self, features: Features, answer: Answer) -> dict[str, Any]:
         """The columns of a row. Choices are counted as in the training data."""
