@@ -255,12 +255,10 @@ def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
         BertworksError: a value is not text.
     """
     parts = [as_text(row.values.get(column)) for column in columns]
-    for column, part in zip(columns, parts, strict=True):
-        if part is None:
-            shown = f"{row.values[column]!r:.60}"
-            raise BertworksError(
-                f"{column!r} holds {shown}, which is not text", where=row.where, hint="use another column"
-            )
+    if None in parts:
+        column = columns[parts.index(None)]
+        what = f"{column!r} holds {row.values[column]!r:.60}, which is not text"
+        raise BertworksError(what, where=row.where, hint="use another column")
     text = " ".join(part.strip() for part in parts if part and part.strip())
     if not text:
         empty.add(row.where)
@@ -369,13 +367,13 @@ def _compare(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequen
 
 
 def _write_vectors(
-    output: str | Path, kind: FileKind | None, reader: RowReader, names: Sequence[str], portions: Iterator[Vectors]
+    output: str | Path, kind: FileKind | None, reader: RowReader, names: Sequence[str], blocks: Iterator[Vectors]
 ) -> None:
     """kind: None: an array, without names of columns."""
     if kind is None:
-        write_npy(Path(output), portions)
+        write_npy(Path(output), blocks)
         return
-    vectors = chain.from_iterable(portions)
+    vectors = chain.from_iterable(blocks)
     # Parquet has float32. Other formats get the shortest digits that identify a float32.
     shown = vectors if kind == "parquet" else ([float(str(x)) for x in vector] for vector in vectors)
     write_columns(output, kind, reader, names, (dict.fromkeys(names, vector) for vector in shown))

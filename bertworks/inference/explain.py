@@ -23,12 +23,7 @@ from bertworks.batching.sampling import Example, Ids, Target
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.attribution import (
-    IntegratedGradients,
-    integrated_gradients,
-    log_odds,
-    occlusion,
-)
+from bertworks.inference.attribution import IntegratedGradients, integrated_gradients, log_odds, occlusion
 from bertworks.inference.decoding import Answer
 from bertworks.inference.engine import LazyModel, open_model
 from bertworks.inference.masked_lm import load_masked_lm
@@ -42,12 +37,6 @@ from bertworks.training.objectives import PretrainingModel
 MOST_CELLS = 8_000_000  # of all attention maps on a page; long sequences are truncated
 TEMPLATE = Path(__file__).with_name("explanation.html")
 MAPS = Path(__file__).with_name("maps")  # the drawing code, shared with the page of `bertworks serve`
-STYLE = "\nfigure.text { padding: 10px 14px; margin: 8px 0; overflow-wrap: anywhere; }\n"
-START = """
-const maps = JSON.parse(document.getElementById("data").textContent);
-drawAttention(document.getElementById("attention"), maps);
-drawSimilarity(document.getElementById("similarity"), maps);
-"""
 MOST_ANSWERS = 5
 Value = Callable[[Tensor], Tensor]  # [copies, M, outputs] -> [copies]
 Rows = tuple[tuple[str, str], ...]
@@ -140,9 +129,7 @@ class Explanation:
         sections = environment.from_string(TEMPLATE.read_text("utf-8")).render(e=self, maps=self.maps(), zip=zip)
         summary = f"explained: {self.explained}" if self.explained else "attention and similarity of a text"
         style, script = (MAPS.joinpath(f"maps.{kind}").read_text("utf-8") for kind in ("css", "js"))
-        return page(
-            self.model, "explanation of a prediction", summary, [sections], style=style + STYLE, script=script + START
-        )
+        return page(self.model, "explanation of a prediction", summary, [sections], style=style, script=script)
 
     def maps(self) -> dict[str, Any]:
         """Input of maps/maps.js: the first tokens, up to a limit, and maps of them as bytes in base64: attention of

@@ -84,8 +84,11 @@ class Filler:
         """For each mask of the text, in order, the k most probable tokens. Masks are predicted independently.
 
         Raises:
+            UsageError: k is not positive.
             BertworksError: the text has no mask.
         """
+        if k < 1:
+            raise UsageError(f"k is {k}: expected 1 or more")
         masked = self.read(text)
         (top_tokens,) = self.top_tokens([masked], k)
         return self.fillings(masked, top_tokens, k)
@@ -159,8 +162,6 @@ def fill(model: str | Path, texts: Iterable[str], k: int = 5) -> Iterator[list[l
         UsageError: k is not positive.
         BertworksError: no such model, or a text without a mask.
     """
-    if k < 1:
-        raise UsageError(f"k is {k}: expected 1 or more")
     filler = Filler(model)
     for text in texts:
         yield filler(text, k)
