@@ -5,7 +5,7 @@
 - `log_odds`: an output that can be attributed
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +19,6 @@ ATTRIBUTION_TOKENS = 4096  # of a batch of copies
 FEWEST_STEPS, MOST_STEPS = 32, 512
 MOST_TOKENS = 1 << 15  # of all copies: long texts get fewer steps
 TOLERANCE = 0.01  # of the sum of absolute attributions
-
-
 Output = Callable[[Sequence[Example]], Tensor]  # of a network, for copies of one sequence: [copies], with gradients
 
 
@@ -54,31 +52,29 @@ def integrated_gradients(
         ids, other = (torch.from_numpy(x).to(embedding.weight.device) for x in (example.input_ids, baseline))
         base = embedding(other)
         difference = embedding(ids) - base
+
+    def mean_gradient(steps: int) -> Tensor:
+        """[n, hidden]"""
+        nodes, weights = (torch.from_numpy(x).to(base) / 2 for x in np.polynomial.legendre.leggauss(steps))
+        at_once, mean = max(1, ATTRIBUTION_TOKENS // len(base)), torch.zeros_like(base)
+        for positions, weight in zip(nodes.split(at_once), weights.split(at_once), strict=True):
+            mixed = (base + (positions[:, None, None] + 0.5) * difference).flatten(0, 1).requires_grad_()
+            hook = embedding.register_forward_hook(lambda *_, mixed=mixed: mixed)  # replaces the embeddings
+            try:
+                with torch.enable_grad():
+                    (gradient,) = torch.autograd.grad(output([example] * len(positions)).sum(), mixed)
+            finally:
+                hook.remove()
+            mean += (weight[:, None, None] * gradient.view(len(positions), *base.shape)).sum(0)
+        return mean
+
     steps, most = FEWEST_STEPS, min(MOST_STEPS, MOST_TOKENS // len(base))
     while True:
-        gradient = sum(_gradients(output, embedding, example, base, difference, steps), torch.zeros_like(base))
-        attributions = (gradient * difference).sum(-1).double().cpu().numpy()
+        attributions = (mean_gradient(steps) * difference).sum(-1).double().cpu().numpy()
         result = IntegratedGradients(attributions, start, end, steps)
         if abs(result.error) <= TOLERANCE * np.abs(attributions).sum() or 2 * steps > most:
             return result
         steps *= 2
-
-
-def _gradients(
-    output: Output, embedding: nn.Embedding, example: Example, base: Tensor, difference: Tensor, steps: int
-) -> Iterator[Tensor]:
-    """Yield parts of the mean gradient, [n, hidden]."""
-    nodes, weights = (torch.from_numpy(x).to(base) / 2 for x in np.polynomial.legendre.leggauss(steps))
-    at_once = max(1, ATTRIBUTION_TOKENS // len(base))
-    for positions, weight in zip(nodes.split(at_once), weights.split(at_once), strict=True):
-        mixed = (base + (positions[:, None, None] + 0.5) * difference).flatten(0, 1).requires_grad_()
-        hook = embedding.register_forward_hook(lambda *_, mixed=mixed: mixed)  # replaces the embeddings
-        try:
-            with torch.enable_grad():
-                (gradient,) = torch.autograd.grad(output([example] * len(positions)).sum(), mixed)
-        finally:
-            hook.remove()
-        yield (weight[:, None, None] * gradient.view(len(positions), *base.shape)).sum(0)
 
 
 @torch.no_grad()

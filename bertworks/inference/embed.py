@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.sampling import Example
-from bertworks.checkpoints.model_folder import weights_sha256
 from bertworks.checkpoints.sentence_transformers import write_sentence_transformer
 from bertworks.datasets.reader import Quoting, Row, RowReader
 from bertworks.datasets.writer import FileKind, kind_of, refuse_same
@@ -122,7 +121,7 @@ class Embedder:
     ):
         if pooling is not None and pooling not in get_args(Pooling):
             raise UsageError(f"there is no pooling {pooling!r}", hint=f"use one of {', '.join(get_args(Pooling))}")
-        source = open_model(model, device)
+        self._source = source = open_model(model, device)
         self.folder, settings = source.within, source.sentence_transformer.settings
         self.tokenizer, longest = source.tokenizer, source.config.max_position_embeddings
         self._network, self.precision = _network(source, precision)
@@ -195,8 +194,7 @@ class Embedder:
     @property
     def fingerprint(self) -> dict[str, Any]:
         """Everything that the vectors depend on, except the text."""
-        hashes = {"weights_sha256": weights_sha256(self.folder), "tokenizer_sha256": self.tokenizer.sha256}
-        return hashes | asdict(self.settings)
+        return self._source.fingerprint | asdict(self.settings)
 
 
 def _network(

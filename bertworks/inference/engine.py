@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch, ExampleGroup, collate, longest_sequence, token_budget_indices
 from bertworks.batching.sampling import Example
 from bertworks.checkpoints.hf_mapping import component_names
-from bertworks.checkpoints.model_folder import EXPORTED, ModelFolder, check_components, load_state
+from bertworks.checkpoints.model_folder import EXPORTED, ModelFolder, check_components, load_state, weights_sha256
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.inference.decoding import Logits
@@ -180,6 +180,11 @@ class LazyModel(ModelFolder):
 
     def __str__(self) -> str:
         return str(self.folder)
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """Hashes of the weights and of the tokenizer."""
+        return {"weights_sha256": weights_sha256(self.within), "tokenizer_sha256": self.tokenizer.sha256}
 
     @cached_property
     def state(self) -> dict[str, Tensor]:

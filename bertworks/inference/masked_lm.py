@@ -108,8 +108,7 @@ class Filler:
         masks = np.flatnonzero(ids == t.mask_id)
         if not len(masks):
             mask = t.special_tokens["mask_token"]
-            short = text if len(text) <= 60 else text[:57] + "..."
-            raise BertworksError(f"there is no {mask} in {short!r}", hint=f"put {mask} in place of a word")
+            raise BertworksError(f"there is no {mask} in {text!r:.60}", hint=f"put {mask} in place of a word")
         return MaskedText(text, ids, masks, encoding, list(self._windows(ids, masks)))
 
     def top_tokens(self, texts: Sequence[MaskedText], k: int) -> list[Tensor]:

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer
-from bertworks.checkpoints.model_folder import TaskConfig, weights_sha256
+from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import UsageError, listed
 from bertworks.inference.decoding import Answer, Decoder, Logits, is_entity_tagset, make_featurizer, make_task_head
@@ -92,8 +92,8 @@ class OutputFields:
         shown = self.select(answer)
         if "choice" in shown:
             shown["choice"] += self.first_choice
-        columns = {f"predicted_{part}": value for part, value in shown.items()}
-        return columns | {"truncated_tokens": features.num_truncated}
+        predicted = {f"predicted_{part}": value for part, value in shown.items()}
+        return {**predicted, "truncated_tokens": features.num_truncated}
 
 
 def result_of(task: TaskType, answer: Answer) -> Any:
@@ -190,10 +190,7 @@ class Predictor:
     @property
     def fingerprint(self) -> dict[str, Any]:
         """Everything that the predictions depend on, except the text."""
-        return {
-            "weights_sha256": weights_sha256(self.folder), "tokenizer_sha256": self.tokenizer.sha256,
-            "precision": self.precision, **asdict(self.description),
-        }  # fmt: skip
+        return {**self._source.fingerprint, "precision": self.precision, **asdict(self.description)}
 
     def save(self, folder: str | Path) -> None:
         """Copy the model folder, which transformers can open too.
