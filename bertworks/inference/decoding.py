@@ -58,14 +58,13 @@ class Decoder:
         return dict(zip(self.config.labels, p.tolist(), strict=True))
 
     def _tags(self, features: Features, logits: Logits) -> Answer:
-        """The best label of every word or token, and its probability; of a text also its words or tokens, and its
-        entities."""
+        """The words or tokens, the best label of each and its probability; of a text also its entities."""
         labels, p = self.config.labels, softmax(logits)
         best, scores = np.empty(len(p), np.int64), np.empty(len(p))
         best[features.places], scores[features.places] = p.argmax(-1), p.max(-1)
         answer: Answer = {"tags": [labels[n] for n in best], "scores": scores.tolist()}
         if self.config.task == "tagging" and not features.item.raw:
-            return answer
+            return answer | {"words": list(features.item.texts)}
         text, offsets, entities = features.item.texts[0], features.offsets, []
         answer["words"] = [text[start:end] for start, end in offsets.tolist()]
         if not is_entity_tagset(labels):

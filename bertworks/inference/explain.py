@@ -316,12 +316,10 @@ def _explained(
             number, scores = answer["choice"], (f"{p:.1%}" for p in answer["scores"])
             attributed = encoded.unit[number], f"choice {number + 1} (its score)", lambda x: x[:, 0, 0]
             return attributed, zip(encoded.item.texts[1:], scores, strict=True)
-        case "tagging":
-            words = answer.get("words", encoded.item.texts)
-            return _tag_output(d, encoded, words, answer["tags"], target), zip(words, answer["tags"], strict=True)
-        case "spans":
-            entities = [(entity["text"], entity["type"]) for entity in answer["entities"]]
-            return _tag_output(d, encoded, answer["words"], answer["tags"], target), entities
+        case "tagging" | "spans":
+            words, tags = answer["words"], answer["tags"]
+            entities = [(entity["text"], entity["type"]) for entity in answer.get("entities", ())]
+            return _tag_output(d, encoded, words, tags, target), entities if d.task == "spans" else zip(words, tags)
         case "qa":
             return _span_output(encoded, answer), [(answer["answer"] or "(no answer)", f"{answer['score']:.1%}")]
 

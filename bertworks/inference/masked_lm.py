@@ -18,7 +18,7 @@ from torch import Tensor
 from bertworks.batching.features import centered_window
 from bertworks.batching.sampling import Example, Ids, Target, add_special_tokens
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.engine import LazyModel, log_probabilities, open_model, run_batches
+from bertworks.inference.engine import LazyModel, OnnxModel, log_probabilities, open_model, run_batches
 from bertworks.text.tokenizer import Encoding, Tokenizer
 from bertworks.training.device import Precision
 from bertworks.training.objectives import PretrainingModel
@@ -73,12 +73,13 @@ class Filler:
     def __init__(self, model: str | Path | LazyModel, device: str = "cpu"):
         source = open_model(model, device)
         self.tokenizer, self.longest = source.tokenizer, source.config.max_position_embeddings
+        self._network: PretrainingModel | OnnxModel
         if source.exported:
-            exported = source.session("fp32", gives=("logits", source.config.vocab_size))
-            self._network, self._scores = exported, exported.logits
+            self._network = exported = source.session("fp32", gives=("logits", source.config.vocab_size))
+            self._scores = exported.logits
         else:
-            self.model, _ = load_masked_lm(source)
-            self._network, self._scores = self.model, self.model.scores
+            self._network = self.model = load_masked_lm(source)[0]
+            self._scores = self.model.scores
 
     def __call__(self, text: str, k: int = 5) -> list[list[Filling]]:
         """For each mask of the text, in order, the k most probable tokens. Masks are predicted independently.

@@ -93,8 +93,10 @@ def compute_file(
         results: what the output holds; and more fields of the last event.
 
     Raises:
+        UsageError: the output is the input.
         BertworksError: another process writes the same output.
     """
+    refuse_same(reader, output)
     state = reader.path.stat()
     data = [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, reader.quoting]
     job = hashlib.sha256(json.dumps([data, settings], sort_keys=True).encode()).hexdigest()
@@ -167,7 +169,6 @@ def predict_file(
     if kind == "conll" and d.task != "tagging":
         raise UsageError(f"CoNLL columns are for tags, and this model is for {d.task}", hint="use another format")
     reader = RowReader(data, quoting=quoting)
-    refuse_same(reader, output)
     schema, notes = schema_for(reader, d, text)
     yield from (Event("note", note) for note in notes)
     fields = OutputFields.of_task(d, top_k, probabilities, schema.raw)
