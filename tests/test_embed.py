@@ -190,6 +190,9 @@ def test_a_saved_model_says_the_same(model: Path, tmp_path: Path):
     np.testing.assert_array_equal(bertworks.embed(tmp_path / "saved", TEXTS, device="cpu"), embedder.embed(TEXTS))
     with pytest.raises(UsageError, match="not empty"):
         embedder.save(tmp_path / "saved")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="there is a file of that name"):
+        embedder.save(tmp_path / "file")
 
 
 def test_prompts_and_capitals(model: Path, tmp_path: Path):

@@ -23,12 +23,14 @@ from bertworks.datasets.schema import TaskType
 from bertworks.errors import UsageError
 from bertworks.inference.attribution import TOLERANCE, log_odds
 from bertworks.inference.decoding import make_task_head
-from bertworks.inference.explain import MAPS, NOT_ATTRIBUTION, Explanation, explain
+from bertworks.inference.explain import MAPS, TEMPLATE, Explanation, explain
 from bertworks.models.encoder import Encoder
 from bertworks.models.layout import Layout
 from bertworks.training.task_heads import TaskModel
 
 TEXT = "the film was good in this storytown"
+PARAGRAPHS = re.findall(r">((?:Attention is not|The cosine) .*?)</p>", TEMPLATE.read_text(), re.DOTALL)
+NOT_ATTRIBUTION, SIMILARITY = (" ".join(paragraph.split()) for paragraph in PARAGRAPHS)
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&</figure> </script><!--"
 LABELS = {"classification": ("pos", "neg", "even"), "multilabel": ("a", "b"), "tagging": ("O", "B-x", "I-x"),
           "spans": ("O", "B-x", "I-x")}  # fmt: skip
@@ -194,6 +196,12 @@ def test_another_target(reviews: Path, model: Path, tmp_path: Path):
         explain(write_task_model(model, tmp_path / "r", "regression"), TEXT, target="1")
 
 
+def test_a_text_without_words_has_no_tag_to_explain(model: Path, tmp_path: Path):
+    for task in ("tagging", "spans"):
+        found = explain(write_task_model(model, tmp_path / task, task), " ")
+        assert (found.answer, found.explained, found.occlusion) == ((), "", None)
+
+
 def test_a_word_far_back_in_a_long_text(model: Path, tmp_path: Path):
     tagger = write_task_model(model, tmp_path / "t", "tagging")
     long = explain(tagger, f"{'the men heard ' * 40} Kyoto", target="Kyoto")
@@ -300,8 +308,9 @@ def test_the_page_lets_only_its_own_script_run(found: Explanation):
 
 
 def test_what_is_on_the_page(found: Explanation):
-    said = Page(found.html()).said
+    said = " ".join(Page(found.html()).said.split())
     assert NOT_ATTRIBUTION in said
+    assert SIMILARITY in said
     assert found.completeness in said
     assert TEXT in said
     for word, value in zip(found.words, found.word_gradients, strict=True):

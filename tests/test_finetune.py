@@ -616,7 +616,7 @@ def test_a_stopped_prediction_goes_on(classifier: Path, tmp_path: Path, monkeypa
     events = list(predict_file(classifier, data, tmp_path / "parts.csv", device="cpu"))
     assert 50 <= next(e for e in events if "resumed_row" in e.fields).fields["resumed_row"] < 300
     assert (tmp_path / "parts.csv").read_bytes() == (tmp_path / "whole.csv").read_bytes()
-    assert not list(tmp_path.glob(".*partial"))
+    assert not list(tmp_path.glob(".*portions"))
 
 
 def test_a_stopped_prediction_of_other_weights_begins_anew(

@@ -212,6 +212,15 @@ def test_vectors_stand_beside_the_rows_as_they_were(model: Path, tmp_path: Path)
     assert [{name: row[name] for name in ("text", "labels")} for row in written] == rows
 
 
+def test_vectors_replace_no_field_of_a_row(model: Path, tmp_path: Path) -> None:
+    rows = [{"text": "Anna saw it"}] * 150 + [{"text": "Anna", "embedding": 3}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(UsageError, match="has a column 'embedding' already") as caught:
+        list(embed_file(model, tmp_path / "a.jsonl", tmp_path / "v.jsonl", device="cpu"))
+    assert str(caught.value.where).endswith("a.jsonl:151")
+    list(embed_file(model, tmp_path / "a.jsonl", tmp_path / "v.npy", device="cpu"))
+
+
 def test_models_that_read_next_to_nothing_are_refused(model: Path, tmp_path: Path) -> None:
     out = train(write_squad(tmp_path / "squad.json"), tmp_path / "out", model)
     with pytest.raises(UsageError, match="max_length is 5: the model reads from 8 to 64 tokens"):
@@ -227,7 +236,7 @@ def test_the_output_is_not_the_file_that_is_read(model: Path, tmp_path: Path, mo
         list(predict_file(out, "~/a.csv", "~/a.csv", device="cpu"))
     list(predict_file(out, "~/a.csv", "~/b.csv", device="cpu"))
     assert (tmp_path / "b.csv").exists()
-    assert not list(tmp_path.glob(".*partial"))
+    assert not list(tmp_path.glob(".*portions"))
 
 
 def test_an_index_that_another_process_made_meanwhile_stays(

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_explain import ATTACK, write_task_model
+from test_explain import ATTACK, NOT_ATTRIBUTION, SIMILARITY, write_task_model
 
-from bertworks.inference.explain import MAPS, NOT_ATTRIBUTION, SIMILARITY
+from bertworks.inference.explain import MAPS
 from bertworks.retrieval.index import Index
 from bertworks.serve.application import PAGE
 

@@ -39,6 +39,7 @@ ALSO = {  # what single modules may import
     "checkpoints.tensorflow": "google_crc32c",
     "demo.tour": "sklearn",
     "inference.engine": "onnxruntime",
+    "inference.explain": "jinja2",
     "interop.export": "onnxruntime",
     "interop.onnx_export": "onnx onnxruntime",
     "interop.push": "huggingface_hub",

@@ -20,12 +20,15 @@ from seqeval.metrics.sequence_labeling import get_entities
 
 from bertworks.batching.features import Featurizer
 from bertworks.datasets.annotations import with_tags
+from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
 from bertworks.inference.decoding import is_entity_tagset
-from bertworks.inference.predict import partial_results, predict_file
+from bertworks.inference.predict import compute_file, predict_file
 from bertworks.inference.predictor import Predictor
+from bertworks.io.atomic_write import acquire_lock
+from bertworks.io.text_files import IssueCounter
 from bertworks.metrics import classification
 from bertworks.metrics.classification import tag_spans
 from bertworks.runs.finetune import finetune_events, make_finetune_request
@@ -147,7 +150,7 @@ def test_only_tags_are_written_as_conll(model: Path, tmp_path: Path) -> None:
         predicted(tmp_path / "out", data, tmp_path / "a.conll")
     with pytest.raises(UsageError, match="does not tell the kind of file"):  # before anything is computed
         predicted(tmp_path / "out", data, tmp_path / "a.docx")
-    assert not list(tmp_path.glob(".*partial"))
+    assert not list(tmp_path.glob(".*portions"))
 
 
 # --- raw texts --------------------------------------------------------------------------------------------------------
@@ -315,35 +318,52 @@ def test_documents_are_not_divided_between_portions_nor_by_a_stop(
             if len(counts) == 2:
                 break
     assert counts == [6, 12]
-    content = (tmp_path / ".parts.jsonl.partial").read_bytes()
-    (tmp_path / ".parts.jsonl.partial").write_bytes(content + content[65:265])  # of a portion that was interrupted
+    (tmp_path / ".parts.jsonl.portions" / "incomplete").write_bytes(b"[{")  # of a portion that was interrupted
     events = list(predict_file(tmp_path / "out", data, tmp_path / "parts.jsonl", device="cpu"))
     assert next(e for e in events if "resumed_row" in e.fields).fields["resumed_row"] == 12
     assert (tmp_path / "parts.jsonl").read_text() == (tmp_path / "whole.jsonl").read_text()
 
 
-def test_partial_results_are_those_of_the_same_job(tmp_path: Path) -> None:
-    path = tmp_path / ".out.csv.partial"
+def test_portions_are_those_of_the_same_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertworks.inference.predict.AT_ONCE", 2)
+    (tmp_path / "data.txt").write_text("a\nb\nc\nd\ne\n")
+    output, reader = tmp_path / "out.txt", RowReader(tmp_path / "data.txt")
 
-    def stopped(fingerprint: str, content: bytes) -> tuple[int, int, list[bytes]]:
-        with suppress(KeyboardInterrupt), partial_results(tmp_path / "out.csv", fingerprint) as results:
-            before = results.rows, results.truncated, list(results)
-            results.add(2, 1, content)
-            raise KeyboardInterrupt
-        return before
+    def job(settings: str, stop: int = 9) -> tuple[list[int], list[dict]]:
+        """The rows that are computed before the one at which the job is stopped, and the fields of all events."""
+        computed: list[int] = []
 
-    assert [stopped("abc", b"1"), stopped("abc", b"23"), stopped("abc", b"")] == [
-        (0, 0, []), (2, 1, [b"1"]), (4, 2, [b"1", b"23"]),
-    ]  # fmt: skip
-    assert [stopped("other", b"4"), stopped("other", b"567")] == [(0, 0, []), (2, 1, [b"4"])]
-    path.write_bytes(path.read_bytes()[:-1])  # the end of a portion is missing
-    with partial_results(tmp_path / "out.csv", "other") as results:
-        with pytest.raises(BertworksError, match="another process is writing the same output"):
-            stopped("other", b"")
-        assert (results.rows, list(results)) == (2, [b"4"])
-        results.add(1, 0, b"8")
-        assert (results.rows, list(results)) == (3, [b"4", b"8"])
-    assert not path.exists()
+        def compute(rows: list[int]) -> tuple[int, bytes]:
+            if stop in rows:
+                raise KeyboardInterrupt
+            computed.extend(rows)
+            return len(rows), f"{settings}{rows}".encode()
+
+        def write(files: Sequence[Path]) -> None:
+            output.write_bytes(b"".join(file.read_bytes() for file in files))
+
+        fields = []
+        with suppress(KeyboardInterrupt):
+            for event in compute_file(
+                "embed", reader, output, {"x": settings}, range(5), compute, write, empty=IssueCounter()
+            ):
+                fields.append(event.fields)
+        return computed, fields
+
+    assert job("a", stop=0) == ([], [])
+    assert job("a", stop=3)[0] == [0, 1]
+    assert job("other", stop=4)[0] == [0, 1, 2, 3], "with other settings nothing is reused"
+    (tmp_path / ".out.txt.portions" / "incomplete").write_bytes(b"a[")
+    lock = acquire_lock(tmp_path / ".out.txt.portions" / ".lock", "busy", "")
+    with pytest.raises(BertworksError, match="another process is writing the same output"):
+        job("a")
+    lock.release()
+    assert not output.exists()
+    computed, fields = job("a")
+    assert computed == [2, 3, 4]
+    assert output.read_text() == "a[0, 1]a[2, 3]a[4]"
+    assert (fields[0], fields[-1]) == ({"resumed_row": 2}, {"output": str(output), "rows": 5, "truncated": 5})
+    assert not (tmp_path / ".out.txt.portions").exists()
 
 
 # --- thresholds -------------------------------------------------------------------------------------------------------

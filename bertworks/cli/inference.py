@@ -84,10 +84,9 @@ def explain(
         baseline: The token that stands for "no information".
     """
     explanation = bw.explain(model, *_lines(texts), target=target, baseline=baseline)
-    if output is not None:
-        explanation.save(output)
     console.show(explanation.as_dict(), str(explanation), as_json)
     if output is not None:
+        explanation.save(output)
         console.say(f"written to {output}")
 
 

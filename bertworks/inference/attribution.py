@@ -5,7 +5,7 @@
 - `log_odds`: an output that can be attributed
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,33 +13,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from bertworks.batching.batch import Batch, collate
 from bertworks.batching.sampling import Example, Ids
 
 ATTRIBUTION_TOKENS = 4096  # of a batch of copies
 FEWEST_STEPS, MOST_STEPS = 32, 512
 MOST_TOKENS = 1 << 15  # of all copies: long texts get fewer steps
 TOLERANCE = 0.01  # of the sum of absolute attributions
-
-
-@dataclass(frozen=True)
-class AttributionTarget:
-    """An output of a network, for copies of one sequence.
-
-    logits: Batch -> [all M, outputs], of a network in evaluation mode.
-    embedding: its token embeddings.
-    value: [copies, M, outputs] -> [copies].
-    """
-
-    logits: Callable[[Batch], Tensor]
-    embedding: nn.Embedding
-    value: Callable[[Tensor], Tensor]
-
-    def __call__(self, examples: Sequence[Example]) -> Tensor:
-        """[copies], with gradients if they are enabled."""
-        batch = collate(examples).to(self.embedding.weight.device)
-        logits = self.logits(batch).float()
-        return self.value(logits.view(len(examples), -1, logits.shape[-1]))
+Output = Callable[[Sequence[Example]], Tensor]  # of a network, for copies of one sequence: [copies], with gradients
 
 
 @dataclass(frozen=True)
@@ -57,49 +37,48 @@ class IntegratedGradients:
         return float(self.attributions.sum() - (self.end - self.start))
 
 
-def integrated_gradients(target: AttributionTarget, example: Example, baseline: Ids) -> IntegratedGradients:
+def integrated_gradients(
+    output: Output, embedding: nn.Embedding, example: Example, baseline: Ids
+) -> IntegratedGradients:
     """Integrated gradients over the token embeddings (Sundararajan et al. 2017): the mean gradient on the straight line
     from the embeddings of `baseline` to those of the sequence (Gauss-Legendre), times the difference. The number of
     steps doubles until the completeness error is below TOLERANCE, or up to a limit.
 
+    embedding: the token embeddings of the network.
     baseline: int64 [n], the tokens that stand for "no information". Tokens that are the same in the sequence get 0.
     """
     with torch.no_grad():
-        end, start = target([example, example._replace(input_ids=baseline)]).tolist()
-        ids, other = (torch.from_numpy(x).to(target.embedding.weight.device) for x in (example.input_ids, baseline))
-        base = target.embedding(other)
-        difference = target.embedding(ids) - base
+        end, start = output([example, example._replace(input_ids=baseline)]).tolist()
+        ids, other = (torch.from_numpy(x).to(embedding.weight.device) for x in (example.input_ids, baseline))
+        base = embedding(other)
+        difference = embedding(ids) - base
+
+    def mean_gradient(steps: int) -> Tensor:
+        """[n, hidden]"""
+        nodes, weights = (torch.from_numpy(x).to(base) / 2 for x in np.polynomial.legendre.leggauss(steps))
+        at_once, mean = max(1, ATTRIBUTION_TOKENS // len(base)), torch.zeros_like(base)
+        for positions, weight in zip(nodes.split(at_once), weights.split(at_once), strict=True):
+            mixed = (base + (positions[:, None, None] + 0.5) * difference).flatten(0, 1).requires_grad_()
+            hook = embedding.register_forward_hook(lambda *_, mixed=mixed: mixed)  # replaces the embeddings
+            try:
+                with torch.enable_grad():
+                    (gradient,) = torch.autograd.grad(output([example] * len(positions)).sum(), mixed)
+            finally:
+                hook.remove()
+            mean += (weight[:, None, None] * gradient.view(len(positions), *base.shape)).sum(0)
+        return mean
+
     steps, most = FEWEST_STEPS, min(MOST_STEPS, MOST_TOKENS // len(base))
     while True:
-        gradient = sum(_gradients(target, example, base, difference, steps), torch.zeros_like(base))
-        attributions = (gradient * difference).sum(-1).double().cpu().numpy()
+        attributions = (mean_gradient(steps) * difference).sum(-1).double().cpu().numpy()
         result = IntegratedGradients(attributions, start, end, steps)
         if abs(result.error) <= TOLERANCE * np.abs(attributions).sum() or 2 * steps > most:
             return result
         steps *= 2
 
 
-def _gradients(
-    target: AttributionTarget, example: Example, base: Tensor, difference: Tensor, steps: int
-) -> Iterator[Tensor]:
-    """Yield parts of the mean gradient, [n, hidden]."""
-    nodes, weights = (torch.from_numpy(x).to(base) / 2 for x in np.polynomial.legendre.leggauss(steps))
-    at_once = max(1, ATTRIBUTION_TOKENS // len(base))
-    for positions, weight in zip(nodes.split(at_once), weights.split(at_once), strict=True):
-        mixed = (base + (positions[:, None, None] + 0.5) * difference).flatten(0, 1).requires_grad_()
-        hook = target.embedding.register_forward_hook(lambda *_, mixed=mixed: mixed)  # replaces the embeddings
-        try:
-            with torch.enable_grad():
-                (gradient,) = torch.autograd.grad(target([example] * len(positions)).sum(), mixed)
-        finally:
-            hook.remove()
-        yield (weight[:, None, None] * gradient.view(len(positions), *base.shape)).sum(0)
-
-
 @torch.no_grad()
-def occlusion(
-    target: AttributionTarget, example: Example, words: Sequence[tuple[int, int]], baseline: Ids
-) -> NDArray[np.float64]:
+def occlusion(output: Output, example: Example, words: Sequence[tuple[int, int]], baseline: Ids) -> NDArray[np.float64]:
     """float64 [words]: by how much the output falls when the tokens of a word are replaced by those of `baseline`.
 
     words: the first token and the end of each.
@@ -112,8 +91,8 @@ def occlusion(
             numbers.append(number)
             copies.append(example._replace(input_ids=ids))
     falls = np.zeros(len(words))
-    whole, at_once = target([example]), max(1, ATTRIBUTION_TOKENS // len(example.input_ids))
-    parts = [target(copies[n : n + at_once]) for n in range(0, len(copies), at_once)]
+    whole, at_once = output([example]), max(1, ATTRIBUTION_TOKENS // len(example.input_ids))
+    parts = [output(copies[n : n + at_once]) for n in range(0, len(copies), at_once)]
     falls[numbers] = (whole - torch.cat([whole[:0], *parts])).double().cpu().numpy()
     return falls
 

@@ -49,41 +49,32 @@ class Decoder:
             case "choice":
                 p = softmax(logits[:, 0])
                 return {"choice": int(p.argmax()), "score": float(p.max()), "scores": p.tolist()}
-            case "tagging":
+            case "tagging" | "spans":
                 return self._tags(features, logits)
-            case "spans":
-                return self._entities(features, logits)
             case "qa":
                 return self._answer(features, logits)
 
     def _by_label(self, p: NDArray[np.float64]) -> dict[str, float]:
         return dict(zip(self.config.labels, p.tolist(), strict=True))
 
-    def _best_tags(self, features: Features, logits: Logits) -> tuple[list[str], NDArray[np.float64]]:
-        """The best label of every word or token, and its probability."""
-        p = softmax(logits)
-        best, score = np.empty(len(p), np.int64), np.empty(len(p))
-        best[features.places], score[features.places] = p.argmax(-1), p.max(-1)
-        return [self.config.labels[n] for n in best], score
-
     def _tags(self, features: Features, logits: Logits) -> Answer:
-        tags, scores = self._best_tags(features, logits)
-        answer: Answer = {"tags": tags, "scores": scores.tolist()}
-        if not features.item.raw:
+        """The words or tokens, the best label of each and its probability; of a text also its entities."""
+        labels, p = self.config.labels, softmax(logits)
+        best, scores = np.empty(len(p), np.int64), np.empty(len(p))
+        best[features.places], scores[features.places] = p.argmax(-1), p.max(-1)
+        answer: Answer = {"tags": [labels[n] for n in best], "scores": scores.tolist()}
+        if self.config.task == "tagging" and not features.item.raw:
+            return answer | {"words": list(features.item.texts)}
+        text, offsets, entities = features.item.texts[0], features.offsets, []
+        answer["words"] = [text[start:end] for start, end in offsets.tolist()]
+        if not is_entity_tagset(labels):
             return answer
-        text = features.item.texts[0]
-        answer["words"] = [text[start:end] for start, end in features.offsets.tolist()]
-        return answer | (self._entities(features, logits) if is_entity_tagset(self.config.labels) else {})
-
-    def _entities(self, features: Features, logits: Logits) -> Answer:
-        tags, scores = self._best_tags(features, logits)
-        text, entities = features.item.texts[0], []
-        for first, last, kind in tag_runs(tags):
-            start, end = _strip_span(text, features.offsets[first, 0], features.offsets[last - 1, 1])
+        for first, last, kind in tag_runs(answer["tags"]):
+            start, end = _strip_span(text, offsets[first, 0], offsets[last - 1, 1])
             if start < end:
                 score = float(scores[first:last].mean())
                 entities.append({"start": start, "end": end, "type": kind, "text": text[start:end], "score": score})
-        return {"entities": entities}
+        return answer | {"entities": entities}
 
     def _answer(self, features: Features, logits: Logits) -> Answer:
         """The best answers over all windows, by the sum of the logits of their first and last token; and the margin by

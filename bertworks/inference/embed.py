@@ -18,23 +18,15 @@ from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.sampling import Example
-from bertworks.checkpoints.model_folder import weights_sha256
 from bertworks.checkpoints.sentence_transformers import write_sentence_transformer
 from bertworks.datasets.reader import Quoting, Row, RowReader
-from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_rows
+from bertworks.datasets.writer import FileKind, kind_of
 from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepare_for_inference
-from bertworks.inference.predict import (
-    PartialResults,
-    append_results,
-    data_fingerprint,
-    done_event,
-    partial_results,
-    portions,
-)
-from bertworks.inference.predictor import copy_files, empty_folder
-from bertworks.io.atomic_write import write_npy
+from bertworks.inference.predict import COMPARED, compute_file, portions, refuse_taken, write_columns
+from bertworks.inference.predictor import copy_files
+from bertworks.io.atomic_write import refuse_not_empty, write_npy
 from bertworks.io.tables import as_text, choose_column, find_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Encoder, Pooling
@@ -129,7 +121,7 @@ class Embedder:
     ):
         if pooling is not None and pooling not in get_args(Pooling):
             raise UsageError(f"there is no pooling {pooling!r}", hint=f"use one of {', '.join(get_args(Pooling))}")
-        source = open_model(model, device)
+        self._source = source = open_model(model, device)
         self.folder, settings = source.within, source.sentence_transformer.settings
         self.tokenizer, longest = source.tokenizer, source.config.max_position_embeddings
         self._network, self.precision = _network(source, precision)
@@ -195,15 +187,14 @@ class Embedder:
             UsageError: the folder is not empty.
             BertworksError: sentence-transformers lacks this pooling.
         """
-        target = empty_folder(folder)
-        write_sentence_transformer(target, self.settings, self.dimension)
-        copy_files(self.folder, target)
+        refuse_not_empty(Path(folder))
+        write_sentence_transformer(folder, self.settings, self.dimension)
+        copy_files(self.folder, Path(folder))
 
     @property
     def fingerprint(self) -> dict[str, Any]:
         """Everything that the vectors depend on, except the text."""
-        hashes = {"weights_sha256": weights_sha256(self.folder), "tokenizer_sha256": self.tokenizer.sha256}
-        return hashes | asdict(self.settings)
+        return self._source.fingerprint | asdict(self.settings)
 
 
 def _network(
@@ -262,28 +253,28 @@ def row_text(row: Row, columns: Sequence[str], empty: IssueCounter) -> str:
         BertworksError: a value is not text.
     """
     parts = [as_text(row.values.get(column)) for column in columns]
-    for column, part in zip(columns, parts, strict=True):
-        if part is None:
-            shown = f"{row.values[column]!r:.60}"
-            raise BertworksError(
-                f"{column!r} holds {shown}, which is not text", where=row.where, hint="use another column"
-            )
+    if None in parts:
+        column = columns[parts.index(None)]
+        what = f"{column!r} holds {row.values[column]!r:.60}, which is not text"
+        raise BertworksError(what, where=row.where, hint="use another column")
     text = " ".join(part.strip() for part in parts if part and part.strip())
     if not text:
         empty.add(row.where)
     return text
 
 
+def _texts(reader: RowReader, columns: Sequence[str], empty: IssueCounter, names: Sequence[str] = ()) -> Iterator[str]:
+    """The text of each row, see `row_text`. names: of new columns, which no row may have."""
+    for row in reader:
+        refuse_taken(row, names)
+        yield row_text(row, columns, empty)
+
+
 def vectors_of_file(embedder: Embedder, path: str | Path) -> Iterator[Vectors]:
     """The vectors of the texts of a file, in portions. Rows without text are left out."""
     reader = RowReader(path)
-    columns = text_columns(reader, ())
-    for rows in portions(reader):
-        texts = [row_text(row, columns, IssueCounter()) for row in rows]
-        yield embedder.portion([text for text in texts if text])[0]
-
-
-_COMPARED = 64  # texts that are also embedded in fp32
+    for texts in portions(_texts(reader, text_columns(reader, ()), IssueCounter())):
+        yield embedder.portion(list(filter(None, texts)))[0]
 
 
 def embed_file(
@@ -320,47 +311,51 @@ def embed_file(
     make = partial(Embedder, open_model(model, device), pooling=pooling, normalize=normalize, max_length=max_length)
     embedder = make(precision=precision)
     reader = RowReader(data, quoting=quoting)
-    refuse_same(reader, output)
     columns = text_columns(reader, text)
     yield Event("note", f"text: {', '.join(columns)}; {embedder.settings.pooling} of {embedder.dimension} dimensions")
-    fingerprint = data_fingerprint(reader, model=embedder.fingerprint, columns=columns, precision=embedder.precision)
-    record = np.dtype([("vector", "<f4", (embedder.dimension,)), ("is_empty", "?")])
-
-    def compute(texts: Sequence[str]) -> tuple[int, bytes]:
-        portion = np.empty(len(texts), record)
-        portion["vector"], truncated = embedder.portion(texts)
-        portion["is_empty"] = [not text for text in texts]
-        return int(np.count_nonzero(truncated)), portion.tobytes()
-
     if embedder.precision == "int8":
         yield _compare(embedder, make(precision="fp32"), reader, columns)
-    empty = IssueCounter()
-    texts = (row_text(row, columns, empty) for row in reader)
-    with partial_results(output, fingerprint) as results:
-        yield from append_results(results, "embed", texts, compute, reader, empty)
-        vectors = _finished(embedder, results, record, whitening, learn_from)
-        _write_vectors(output, kind, reader, embedder.dimension, vectors)
-    yield done_event(output, f"vectors of {embedder.dimension}", results, dimension=embedder.dimension)
+    empty, column = IssueCounter(), "embedding"
+    while column in reader.written_columns:
+        column += "_"
+    names = [] if kind is None else [column]
+
+    def compute(texts: Sequence[str]) -> tuple[int, bytes]:
+        vectors, truncated = embedder.portion(texts)
+        return int(np.count_nonzero(truncated)), vectors.tobytes()
+
+    def write(files: Sequence[Path]) -> None:
+        has_text = map(bool, _texts(reader, columns, IssueCounter()))
+        vectors = _finished(embedder, files, has_text, whitening, learn_from)
+        _write_vectors(output, kind, reader, names, vectors)
+
+    settings = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
+    yield from compute_file(
+        "embed", reader, output, settings, _texts(reader, columns, empty, names), compute, write,
+        empty=empty, results=f"vectors of {embedder.dimension}", dimension=embedder.dimension,
+    )  # fmt: skip
 
 
 def _finished(
-    embedder: Embedder, results: PartialResults, record: np.dtype[Any], whitening: Whitening, path: str | Path | None
+    embedder: Embedder, files: Sequence[Path], has_text: Iterator[bool], whitening: Whitening, path: str | Path | None
 ) -> Iterator[Vectors]:
     """The vectors of all portions, centered or whitened. path: see `learn_from`."""
-    if whitening != "none":
-        stored = (np.frombuffer(content, record) for content in results)
-        own = (portion["vector"][~portion["is_empty"]] for portion in stored)
-        moments = Moments(embedder.dimension, own if path is None else vectors_of_file(embedder, path))
-    vectors: Iterator[Vectors] = (np.frombuffer(content, record)["vector"] for content in results)
-    if whitening == "none" or not moments.count:
-        return vectors
-    return map(embedder.finish, map(moments.whitener(whitening), vectors))
+
+    def stored() -> Iterator[Vectors]:
+        yield np.zeros((0, embedder.dimension), np.float32)  # the shape of a file without rows
+        for file in files:
+            yield np.fromfile(file, np.float32).reshape(-1, embedder.dimension)
+
+    if whitening == "none":
+        return stored()
+    own = (vectors[list(islice(has_text, len(vectors)))] for vectors in stored())
+    moments = Moments(embedder.dimension, own if path is None else vectors_of_file(embedder, path))
+    return map(embedder.finish, map(moments.whitener(whitening), stored())) if moments.count else stored()
 
 
 def _compare(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequence[str]) -> Event:
     """The difference of the first vectors to those in fp32."""
-    rows = (row_text(row, columns, IssueCounter()) for row in islice(reader, _COMPARED))
-    texts = [text for text in rows if text]
+    texts = list(filter(None, islice(_texts(reader, columns, IssueCounter()), COMPARED)))
     a, b = (normalized(embedder.embed(texts)) for embedder in (ours, exact))
     cosines = (a * b).sum(1) if texts else np.ones(1)
     least, mean = float(cosines.min()), float(cosines.mean())
@@ -369,25 +364,13 @@ def _compare(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequen
 
 
 def _write_vectors(
-    output: str | Path, kind: FileKind | None, reader: RowReader, dimension: int, portions: Iterable[Vectors]
+    output: str | Path, kind: FileKind | None, reader: RowReader, names: Sequence[str], blocks: Iterator[Vectors]
 ) -> None:
-    """kind: None: an array."""
+    """kind: None: an array, without names of columns."""
     if kind is None:
-        no_rows = np.zeros((0, dimension), "<f4")  # the shape of a file without rows
-        write_npy(Path(output), chain([no_rows], (block.astype("<f4") for block in portions)))
+        write_npy(Path(output), blocks)
         return
-    column = "embedding"
-    while column in reader.written_columns:
-        column += "_"
-    single = chain.from_iterable(portions)
+    vectors = chain.from_iterable(blocks)
     # Parquet has float32. Other formats get the shortest digits that identify a float32.
-    shown = single if kind == "parquet" else ([float(str(x)) for x in vector] for vector in single)
-
-    def rows() -> Iterator[dict[str, Any]]:
-        for row, vector in zip(reader, shown, strict=True):
-            written = row.written or row.values
-            if column in written:  # a field that the first rows do not have
-                raise BertworksError(f"the field {column!r} would be overwritten", where=row.where, hint="rename it")
-            yield {**written, column: vector}
-
-    write_rows(output, [*reader.written_columns, column], rows(), kind=kind)
+    shown = vectors if kind == "parquet" else ([float(str(x)) for x in vector] for vector in vectors)
+    write_columns(output, kind, reader, names, (dict.fromkeys(names, vector) for vector in shown))

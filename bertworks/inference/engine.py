@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from bertworks.batching.batch import Batch, ExampleGroup, collate, longest_sequence, token_budget_indices
 from bertworks.batching.sampling import Example
 from bertworks.checkpoints.hf_mapping import component_names
-from bertworks.checkpoints.model_folder import EXPORTED, ModelFolder, check_components, load_state
+from bertworks.checkpoints.model_folder import EXPORTED, ModelFolder, check_components, load_state, weights_sha256
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.inference.decoding import Logits
@@ -79,28 +79,27 @@ class OnnxModel(nn.Module):
             what = f"onnxruntime cannot open it: {_one_line(error)}"
             raise BertworksError(what, where=str(path), hint="export the model again") from error
         inputs, outputs = self.session.get_inputs(), self.session.get_outputs()
-        self.where = str(path)
         self.inputs, self.outputs = [value.name for value in inputs], [value.name for value in outputs]
-        self.has_choices = bool(inputs) and len(inputs[0].shape) == 3
         if not {"input_ids"} <= set(self.inputs) <= set(INPUTS) or self.outputs not in OUTPUTS:
             what = f"not a BERT: from {', '.join(self.inputs)} it computes {', '.join(self.outputs)}"
             raise BertworksError(what, where=str(path))
-        self.shape = outputs[0].shape
-        self.per_token, self.width = len(outputs) == 2 or len(self.shape) == 3, None
+        self.where, self.shape = str(path), outputs[0].shape
+        has_choices, is_span = len(inputs[0].shape) == 3, len(outputs) == 2
+        self.each = "choice" if has_choices else "token" if is_span or len(self.shape) == 3 else "text"
+        self.stacked = has_choices or is_span  # the file declares no axis for the number of outputs
+        self.width = len(outputs) if self.stacked else [0, *self.shape][-1]
         if task is not None:
-            self.task, self.width = task, task.outputs
+            self.task = task
             names = ["start_logits", "end_logits"] if task.head == "span" else ["logits"]
-            self._check(names, not task.pooled, isinstance(task, MultipleChoice))
+            each = "choice" if isinstance(task, MultipleChoice) else "text" if task.pooled else "token"
+            self._check(names, each, task.outputs)
         elif gives is not None:
-            self.width = gives[1]
-            self._check([gives[0]], per_token=True)
+            self._check([gives[0]], "token", gives[1])
 
     def logits(self, batch: Batch) -> Tensor:
         """float32 [M, outputs]: the logits of all targets of the batch."""
         x = self._run(batch.input_ids, batch.layout, batch.token_type_ids)
-        if self.has_choices:
-            return x.view(-1, 1)
-        return batch.layout.unpad(x)[batch.target.positions] if self.per_token else x
+        return batch.layout.unpad(x)[batch.target.positions] if self.each == "token" else x.view(-1, self.width)
 
     def forward(
         self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None, rows: Tensor | None = None
@@ -112,28 +111,27 @@ class OnnxModel(nn.Module):
     def _run(self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None) -> Tensor:
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         inputs = dict(zip(INPUTS, (layout.pad(input_ids), layout.present.long(), layout.pad(types))))
-        feed = {name: (inputs[name][None] if self.has_choices else inputs[name]).numpy() for name in self.inputs}
+        n, length = layout.num_sequences, layout.max_seqlen
+        size = {"text": (n,), "token": (n, length), "choice": (1, n)}[self.each]
+        feed = {name: (inputs[name][None] if self.each == "choice" else inputs[name]).numpy() for name in self.inputs}
         try:
             results = [torch.from_numpy(output) for output in self.session.run(self.outputs, feed)]
+            x = torch.stack(results, -1) if self.stacked else results[0]
         except Exception as error:
             hint = "its tokenizer or config.json belongs to another model"
             raise BertworksError(f"onnxruntime fails: {_one_line(error)}", where=self.where, hint=hint) from error
-        x = torch.stack(results, -1) if len(results) == 2 and results[0].shape == results[1].shape else results[0]
-        size = (layout.num_sequences, layout.max_seqlen)[: 1 + self.per_token]
-        if x.shape != (1, *size) if self.has_choices else x.shape[:-1] != size or self.width not in (None, x.shape[-1]):
+        if x.shape != (*size, self.width):
             what = f"the output for {list(size)} has the shape {list(x.shape)}, which the file does not declare"
             raise BertworksError(what, where=self.where, hint="export the model again")
         return x
 
-    def _check(self, names: list[str], per_token: bool, has_choices: bool = False) -> None:
+    def _check(self, names: list[str], each: str, width: int) -> None:
         """Refuse a file that declares other outputs."""
-        has_width = has_choices or len(names) == 2 or self.shape[2 if per_token else 1 :] == [self.width]
-        if not has_width or (self.outputs, self.has_choices) != (names, has_choices):
-            places = "choice" if has_choices else "token" if per_token else "text"
-            expected = f"{names[0]} of {self.width:,}" if len(names) == 1 else " and ".join(names)
+        if (self.outputs, self.each, self.width) != (names, each, width):
+            expected = f"{names[0]} of {width:,}" if len(names) == 1 else " and ".join(names)
             given = f"{' and '.join(self.outputs)} {self.shape}"
             raise BertworksError(
-                f"this exported model gives {given}, which is not {expected} for each {places}",
+                f"this exported model gives {given}, which is not {expected} for each {each}",
                 where=self.where,
                 hint="export the model with that output; for vectors: bertworks export MODEL --encoder -o FOLDER",
             )
@@ -182,6 +180,11 @@ class LazyModel(ModelFolder):
 
     def __str__(self) -> str:
         return str(self.folder)
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        """Hashes of the weights and of the tokenizer."""
+        return {"weights_sha256": weights_sha256(self.within), "tokenizer_sha256": self.tokenizer.sha256}
 
     @cached_property
     def state(self) -> dict[str, Tensor]:
@@ -270,13 +273,20 @@ def prepare_for_inference(
 
 
 def compute_logits(
-    model: TaskModel | OnnxModel, units: Sequence[ExampleGroup], precision: InferencePrecision = "fp32"
+    model: TaskModel | OnnxModel,
+    units: Sequence[ExampleGroup],
+    precision: InferencePrecision = "fp32",
+    seen: Callable[[Batch, Tensor], None] = lambda batch, logits: None,
 ) -> list[Logits]:
     """For each unit float32 [M, outputs]: the logits of all its predictions, over all its sequences in order. The
-    network computes without dropout; its mode is restored afterwards."""
+    network computes without dropout; its mode is restored afterwards. seen: is called with each batch and its logits.
+    """
     results: list[Logits] = [np.zeros((0, model.task.outputs), np.float32)] * len(units)
-    for numbers, _, logits in _run_batches(model, model.logits, units, precision):
-        _scatter_results(results, units, numbers, logits)
+    for numbers, batch, logits in run_batches(model, model.logits, units, precision):
+        seen(batch, logits)
+        counts = [sum(len(example.target.positions) for example in units[number]) for number in numbers]
+        for number, rows in zip(numbers, np.split(logits.cpu().numpy(), np.cumsum(counts)[:-1]), strict=True):
+            results[number] = rows
     return results
 
 
@@ -284,14 +294,15 @@ def compute_logits_and_loss(
     model: TaskModel, units: Sequence[ExampleGroup], precision: Precision = "fp32"
 ) -> tuple[list[Logits], LossStats]:
     """`compute_logits`, and the mean loss and accuracy over all labels of the units."""
-    results: list[Logits] = [np.zeros((0, model.task.outputs), np.float32)] * len(units)
-    loss = correct = 0.0
-    count = 0
-    for numbers, batch, logits in _run_batches(model, model.logits, units, precision):
-        _scatter_results(results, units, numbers, logits)
+    sums = np.zeros(3)
+
+    def add(batch: Batch, logits: Tensor) -> None:
         tally = model.task.tally(logits, batch)
-        loss, correct, count = loss + tally.loss.item(), correct + tally.correct.item(), count + model.task.count(batch)
-    return results, LossStats(loss / max(1, count), correct / max(1, count), count)
+        sums[:] += tally.loss.item(), tally.correct.item(), model.task.count(batch)
+
+    results = compute_logits(model, units, precision, add)
+    loss, correct, count = sums.tolist()
+    return results, LossStats(loss / max(1, count), correct / max(1, count), int(count))
 
 
 def log_probabilities(
@@ -301,7 +312,7 @@ def log_probabilities(
     mode."""
     results = np.zeros(len(examples))
     units, at_once = [[example] for example in examples], max(1, MAX_SCORES // model.encoder.config.vocab_size)
-    for numbers, batch, logits in _run_batches(model, model.scores, units, precision, at_once):
+    for numbers, batch, logits in run_batches(model, model.scores, units, precision, at_once):
         of_labels = logits.gather(1, batch.target.labels[:, None])[:, 0]
         results[numbers] = (of_labels - logits.logsumexp(-1)).cpu().numpy()
     return results
@@ -322,16 +333,16 @@ def compute_vectors(
         return states[-1] if pooling == "cls" else pool(states, batch.layout, pooling)
 
     results = np.zeros((len(units), width), np.float32)
-    for numbers, _, vectors in _run_batches(encoder, compute, units, precision):
+    for numbers, _, vectors in run_batches(encoder, compute, units, precision):
         results[numbers] = vectors.cpu().numpy()
     return results
 
 
-def _run_batches(
+def run_batches(
     model: nn.Module,
     compute: Callable[[Batch], Tensor],
     units: Sequence[ExampleGroup],
-    precision: InferencePrecision,
+    precision: InferencePrecision = "fp32",
     most: int = 1 << 30,
 ) -> Iterator[tuple[list[int], Batch, Tensor]]:
     """Yield the indices of some units, at most `most`, their batch, and its result."""
@@ -351,10 +362,3 @@ def _run_batches(
         yield numbers, batch, result
     if training:
         model.train()
-
-
-def _scatter_results(results: list[Logits], units: Sequence[ExampleGroup], numbers: list[int], logits: Tensor) -> None:
-    """Write the rows of a batch to the results of its units."""
-    counts = [sum(len(example.target.positions) for example in units[number]) for number in numbers]
-    for number, rows in zip(numbers, np.split(logits.cpu().numpy(), np.cumsum(counts)[:-1]), strict=True):
-        results[number] = rows

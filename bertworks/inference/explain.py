@@ -4,11 +4,9 @@
 - `Explanation`: values, a table for a terminal, and an HTML page without external files
 """
 
-import json
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -20,46 +18,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bertworks.batching.batch import Batch, collate
-from bertworks.batching.features import Features
+from bertworks.batching.features import Features, tokens_in_span
 from bertworks.batching.sampling import Example, Ids, Target
 from bertworks.checkpoints.hf_mapping import component_names
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.attribution import (
-    AttributionTarget,
-    IntegratedGradients,
-    integrated_gradients,
-    log_odds,
-    occlusion,
-)
+from bertworks.inference.attribution import IntegratedGradients, integrated_gradients, log_odds, occlusion
 from bertworks.inference.decoding import Answer
-from bertworks.inference.engine import LazyModel, compute_logits, open_model
+from bertworks.inference.engine import LazyModel, open_model
 from bertworks.inference.masked_lm import load_masked_lm
 from bertworks.inference.predictor import Predictor, item_of
 from bertworks.io.atomic_write import write_bytes
 from bertworks.models.encoder import Encoder
-from bertworks.reports.svg import page, section, words
+from bertworks.reports.svg import page
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.objectives import PretrainingModel
-from bertworks.training.task_heads import TaskModel
 
 MOST_CELLS = 8_000_000  # of all attention maps on a page; long sequences are truncated
-NOT_ATTRIBUTION = (
-    "Attention is not attribution. It shows where a head reads from, not what the prediction depends on. It can often "
-    "be changed without changing the prediction (Jain and Wallace 2019), and inactive heads attend to [CLS] and [SEP]. "
-    "Use attributions to see what a prediction depends on."
-)
-SIMILARITY = (
-    "The cosine similarity of the hidden states of one token and all others, from the embeddings to the last layer. "
-    "Two occurrences of a word start similar and become different as the layers add context."
-)
+TEMPLATE = Path(__file__).with_name("explanation.html")
 MAPS = Path(__file__).with_name("maps")  # the drawing code, shared with the page of `bertworks serve`
-STYLE = "\nfigure.text { padding: 10px 14px; margin: 8px 0; overflow-wrap: anywhere; }\n"
-START = """
-const maps = JSON.parse(document.getElementById("data").textContent);
-drawAttention(document.getElementById("attention"), maps);
-drawSimilarity(document.getElementById("similarity"), maps);
-"""
 MOST_ANSWERS = 5
 Value = Callable[[Tensor], Tensor]  # [copies, M, outputs] -> [copies]
 Rows = tuple[tuple[str, str], ...]
@@ -146,46 +123,13 @@ class Explanation:
 
     def html(self) -> str:
         """The page. Texts, labels and tokens are escaped."""
-        texts = "".join(f'<figure class="text" dir="auto">{escape(text)}</figure>' for text in self.texts)
-        notes = "".join(f'<p class="quiet">{escape(note)}.</p>' for note in self.notes)
-        sections = [
-            texts + notes,
-            *([section("Prediction", words(["", ""], self.answer))] if self.answer else []),
-            *([self._attributions()] if self.explained else []),
-            *self._maps(),
-        ]
+        import jinja2
+
+        environment = jinja2.Environment(autoescape=True, trim_blocks=True, undefined=jinja2.StrictUndefined)
+        sections = environment.from_string(TEMPLATE.read_text("utf-8")).render(e=self, maps=self.maps(), zip=zip)
         summary = f"explained: {self.explained}" if self.explained else "attention and similarity of a text"
         style, script = (MAPS.joinpath(f"maps.{kind}").read_text("utf-8") for kind in ("css", "js"))
-        return page(
-            self.model, "explanation of a prediction", summary, sections, style=style + STYLE, script=script + START
-        )
-
-    def _attributions(self) -> str:
-        b = escape(self.baseline)
-        html = (
-            f"<p>Blue words increase {escape(self.explained)}, orange words decrease it. The values have the "
-            "unit of that output.</p>"
-        )
-        for title, values, note in (
-            ("Integrated gradients", self.word_gradients,
-             f"From {b} in place of every word to the text: {escape(self.completeness)}."),
-            ("Occlusion", self.occlusion,
-             f"By how much the output falls when a single word is replaced by {b}. The two methods measure different "
-             "things. Where they agree, trust them more."),
-        ):  # fmt: skip
-            if values is not None:
-                html += f'\n<h3>{title}</h3>\n{self._chips(values)}\n<p class="quiet">{note}</p>'
-        return section("Attributions", html)
-
-    def _chips(self, values: NDArray[np.float64]) -> str:
-        most = max(float(np.abs(values).max(initial=0)), 1e-12)
-        chips = []
-        for word, value in zip(self.words, values.tolist(), strict=True):
-            kind = "frame" if value == 0 else "right" if value > 0 else "wrong"
-            figure = f"<small>{value:+.2f}</small>" if value else "<small>&nbsp;</small>"
-            share = f"--share: {abs(value) / most:.3f}"
-            chips.append(f'<span class="chip {kind}" style="{share}"><bdi>{escape(word)}</bdi>{figure}</span>')
-        return f'<div class="chips">{"".join(chips)}</div>'
+        return page(self.model, "explanation of a prediction", summary, [sections], style=style, script=script)
 
     def maps(self) -> dict[str, Any]:
         """Input of maps/maps.js: the first tokens, up to a limit, and maps of them as bytes in base64: attention of
@@ -198,30 +142,13 @@ class Explanation:
             "similarity": [_packed(layer[:shown, :shown] * 127 + 127) for layer in self.similarity],
         }
 
-    def _maps(self) -> Sequence[str]:
-        data, n = self.maps(), len(self.tokens)
-        shown = len(data["tokens"])
-        part = f'<p class="quiet">The first {shown} of {n} tokens are shown.</p>' if shown < n else ""
-        # "<" could end the element.
-        content = json.dumps(data, ensure_ascii=True).replace("<", "\\u003c")
-        quiet = '<noscript><p class="quiet">This part of the page needs JavaScript.</p></noscript>'
-        attention = f'<p class="warning">{escape(NOT_ATTRIBUTION)}</p>{part}{quiet}<div id="attention"></div>'
-        similarity = f'<p>{escape(SIMILARITY)}</p>{part}{quiet}<div id="similarity"></div>'
-        similarity += f'<script type="application/json" id="data">{content}</script>'
-        return [section("Attention", attention), section("Similarity of tokens after each layer", similarity)]
-
 
 def _packed(values: NDArray[np.float32]) -> str:
     """Values from 0 to 255 as bytes, in base64."""
     return b64encode(np.rint(values).clip(0, 255).astype(np.uint8).tobytes()).decode()
 
 
-class _Output(NamedTuple):
-    """An output of a network for one sequence, to be attributed. Without name and value there is none."""
-
-    example: Example
-    name: str = ""
-    value: Value | None = None
+_Attributed = tuple[Example, str, Value | None]  # a sequence and an output for it: its name and value; "", None: none
 
 
 class _Prediction(NamedTuple):
@@ -229,7 +156,7 @@ class _Prediction(NamedTuple):
 
     encoder: Encoder
     logits: Callable[[Batch], Tensor] | None  # of its head; None: it has none
-    output: _Output
+    attributed: _Attributed
     answer: Rows
     notes: Sequence[str]
     frozen: bool = False  # the encoder has no gradients
@@ -263,28 +190,27 @@ def explain(
     t = source.tokenizer
     if (blank_id := {"mask": t.mask_id, "pad": t.pad_id}.get(baseline, -1)) < 0:
         raise UsageError(f"the baseline {baseline!r} is not known to this tokenizer", hint="use mask or pad")
-    predict = _finetuned if source.has_task else _pretrained
-    p = predict(source, texts, target)
-    example = p.output.example
-    batch = collate([example]).to(p.encoder.embeddings.token.weight.device)
+    p = (_finetuned if source.has_task else _pretrained)(source, texts, target)
+    (example, name, value), logits, embedding = p.attributed, p.logits, p.encoder.embeddings.token
+    batch = collate([example]).to(embedding.weight.device)
     with torch.no_grad():
         states = p.encoder(batch.input_ids, batch.layout, batch.token_type_ids)
         directions = F.normalize(torch.stack(states).float(), dim=-1)
     spans, other = _words(example.input_ids, t, blank_id)
     gradients = falls = None
-    notes = tuple(p.notes)
-    if p.output.value is not None and p.logits is not None:
-        attributed = AttributionTarget(p.logits, p.encoder.embeddings.token, p.output.value)
-        falls = occlusion(attributed, example, spans, other)
-        if not p.frozen:
-            gradients = integrated_gradients(attributed, example, other)
-        else:
-            notes += ("the encoder of this model is frozen and has no gradients: there is only occlusion",)
+    if value is not None and logits is not None:
+
+        def output(examples: Sequence[Example]) -> Tensor:
+            x = logits(collate(examples).to(embedding.weight.device)).float()
+            return value(x.view(len(examples), -1, x.shape[-1]))
+
+        falls = occlusion(output, example, spans, other)
+        gradients = None if p.frozen else integrated_gradients(output, embedding, example, other)
     return Explanation(
         model=source.name,
         texts=texts,
         answer=p.answer,
-        explained=p.output.name,
+        explained=name,
         baseline=t.tokens[blank_id],
         tokens=tuple(t.tokens[n] for n in example.input_ids),
         words=tuple(t.decode(example.input_ids[a:b], skip_special_tokens=False).strip() for a, b in spans),
@@ -293,7 +219,7 @@ def explain(
         occlusion=falls,
         attention=tuple(layer[0].float().cpu().numpy() for layer in p.encoder.attention_maps(states, batch.layout)),
         similarity=(directions @ directions.transpose(1, 2)).cpu().numpy(),
-        notes=notes,
+        notes=tuple(p.notes),
     )
 
 
@@ -316,7 +242,8 @@ def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> 
     encoding = t.encode(*texts, max_length=source.config.max_position_embeddings)
     ids, types = (np.array(values, np.int64) for values in (encoding.ids, encoding.type_ids))
     masks = np.flatnonzero(ids == t.mask_id)[:1]
-    output = _Output(Example(ids, types, {"masked_lm": Target(masks, np.zeros_like(masks))}))
+    example = Example(ids, types, {"masked_lm": Target(masks, np.zeros_like(masks))})
+    attributed: _Attributed = example, "", None
     answer: Rows = ()
     notes = [f"{encoding.num_truncated} tokens at the end were truncated"] if encoding.num_truncated else []
     if network is None:
@@ -328,11 +255,11 @@ def _pretrained(source: LazyModel, texts: Sequence[str], target: str | None) -> 
             raise UsageError(f"the text has no {mask} for the target {target!r}{cut}", hint=f"put {mask} in the text")
         notes.append(f"there is no prediction to attribute: put {mask} in place of a word")
     else:
-        output, answer = _masked(network, t, output.example, target)
-    return _Prediction(encoder, network and network.scores, output, answer, notes)
+        attributed, answer = _masked(network, t, example, target)
+    return _Prediction(encoder, network and network.scores, attributed, answer, notes)
 
 
-def _masked(network: PretrainingModel, t: Tokenizer, example: Example, target: str | None) -> tuple[_Output, Rows]:
+def _masked(network: PretrainingModel, t: Tokenizer, example: Example, target: str | None) -> tuple[_Attributed, Rows]:
     batch = collate([example]).to(network.encoder.embeddings.token.weight.device)
     with torch.no_grad():
         words = network.scores(batch)[0].float().softmax(-1)[: t.vocab_size]  # the model may have more
@@ -348,7 +275,7 @@ def _masked(network: PretrainingModel, t: Tokenizer, example: Example, target: s
     shown, *best_shown = (t.decode([n], skip_special_tokens=False) for n in [token, *best.indices.tolist()])
     name = f"“{shown}” in place of {t.tokens[t.mask_id]} (log-odds)"
     answer = tuple((text, f"{p:.1%}") for text, p in zip(best_shown, best.values.tolist(), strict=True))
-    return _Output(example, name, lambda x: log_odds(x[:, 0], token)), answer
+    return (example, name, lambda x: log_odds(x[:, 0], token)), answer
 
 
 # --- a fine-tuned one
@@ -367,77 +294,72 @@ def _finetuned(source: LazyModel, texts: Sequence[str], target: str | None) -> _
     notes = [f"{encoded.num_truncated} tokens at the end were truncated"] if encoded.num_truncated else []
     if d.task != "choice" and len(encoded.unit) > 1:
         notes.append("the text is longer than the model's maximum: the window with this prediction is explained")
-    output, rows = _explained(d, network, encoded, answer, target)
+    attributed, rows = _explained(d, encoded, answer, target)
     frozen = network.features is not None
-    return _Prediction(network.encoder, network.logits, output, tuple(rows), notes, frozen)
+    if frozen and attributed[-1] is not None:
+        notes.append("the encoder of this model is frozen and has no gradients: there is only occlusion")
+    return _Prediction(network.encoder, network.logits, attributed, tuple(rows), notes, frozen)
 
 
 def _explained(
-    d: TaskConfig, network: TaskModel, encoded: Features, answer: Answer, target: str | None
-) -> tuple[_Output, Iterable[tuple[str, str]]]:
+    d: TaskConfig, encoded: Features, answer: Answer, target: str | None
+) -> tuple[_Attributed, Iterable[tuple[str, str]]]:
     """The output to attribute; and the prediction, as names and values."""
+    first = encoded.unit[0]
     match d.task:
         case "classification" | "multilabel":
             best = sorted(answer["scores"].items(), key=lambda pair: -pair[1])[:MOST_ANSWERS]
-            return _label_output(d, encoded, target or best[0][0]), [(label, f"{p:.1%}") for label, p in best]
+            return _label_output(d, first, target or best[0][0]), [(label, f"{p:.1%}") for label, p in best]
         case "regression":
-            output = _Output(encoded.unit[0], "the value", lambda x: x[:, 0, 0])
-            return output, [("value", f"{answer['value']:.4g}")]
+            return (first, "the value", lambda x: x[:, 0, 0]), [("value", f"{answer['value']:.4g}")]
         case "choice":
-            number = answer["choice"]
-            output = _Output(encoded.unit[number], f"choice {number + 1} (its score)", lambda x: x[:, 0, 0])
-            return output, zip(encoded.item.texts[1:], (f"{p:.1%}" for p in answer["scores"]), strict=True)
-        case "tagging":
-            words = answer.get("words", encoded.item.texts)
-            return _tag_output(d, network, encoded, target), zip(words, answer["tags"], strict=True)
-        case "spans":
-            entities = [(entity["text"], entity["type"]) for entity in answer["entities"]]
-            return _tag_output(d, network, encoded, target), entities
+            number, scores = answer["choice"], (f"{p:.1%}" for p in answer["scores"])
+            attributed = encoded.unit[number], f"choice {number + 1} (its score)", lambda x: x[:, 0, 0]
+            return attributed, zip(encoded.item.texts[1:], scores, strict=True)
+        case "tagging" | "spans":
+            words, tags = answer["words"], answer["tags"]
+            entities = [(entity["text"], entity["type"]) for entity in answer.get("entities", ())]
+            return _tag_output(d, encoded, words, tags, target), entities if d.task == "spans" else zip(words, tags)
         case "qa":
             return _span_output(encoded, answer), [(answer["answer"] or "(no answer)", f"{answer['score']:.1%}")]
 
 
-def _label_output(d: TaskConfig, encoded: Features, label: str) -> _Output:
+def _label_output(d: TaskConfig, example: Example, label: str) -> _Attributed:
     if label not in d.labels:
         raise UsageError(f"the model has no label {label!r}", hint=f"use one of {', '.join(d.labels[:20])}")
     number = d.labels.index(label)
     is_independent = d.task == "multilabel"  # the logit of each label is its log-odds
     name = f"the label “{label}” (log-odds)"
-    return _Output(encoded.unit[0], name, lambda x: x[:, 0, number] if is_independent else log_odds(x[:, 0], number))
+    return example, name, lambda x: x[:, 0, number] if is_independent else log_odds(x[:, 0], number)
 
 
-def _tag_output(d: TaskConfig, network: TaskModel, encoded: Features, target: str | None) -> _Output:
+def _in_window(encoded: Features, prediction: int) -> tuple[Example, int]:
+    """The window with a prediction for an item, and the place among the predictions of that window, from its end."""
+    ends = np.cumsum([len(example.target.positions) for example in encoded.unit])
+    number = int(np.searchsorted(ends, prediction, side="right"))
+    return encoded.unit[number], prediction - int(ends[number])
+
+
+def _tag_output(
+    d: TaskConfig, encoded: Features, words: Sequence[str], tags: Sequence[str], target: str | None
+) -> _Attributed:
     """The tag of one word, or of one token of spans: the target, else the first that is not O, else the first."""
-    (logits,) = compute_logits(network, [encoded.unit])
-    tags = [d.labels[n] for n in logits.argmax(-1)]
-    text, offsets = encoded.item.texts[0], encoded.offsets
-    words = [text[slice(*offsets[place])] for place in encoded.places] if len(offsets) else list(encoded.item.texts)
     if not words:
-        return _Output(encoded.unit[0])
+        return encoded.unit[0], "", None
     if target is not None and target not in words:
         raise UsageError(f"the word {target!r} is not in the text, as the tokenizer splits it",
                          hint=f"use one of {', '.join(words[:20])}")  # fmt: skip
     word = words.index(target) if target is not None else next((n for n, tag in enumerate(tags) if tag != "O"), 0)
-    ends = np.cumsum([len(example.target.positions) for example in encoded.unit])
-    number = int(np.searchsorted(ends, word, side="right"))
-    place, tag = word - int(ends[number]), d.labels.index(tags[word])  # from the end, negative
-    name = f"the tag {tags[word]} of “{words[word]}” (log-odds)"
-    return _Output(encoded.unit[number], name, lambda x: log_odds(x[:, place], tag))
+    (example, place), label = _in_window(encoded, word), d.labels.index(tags[word])
+    return example, f"the tag {tags[word]} of “{words[word]}” (log-odds)", lambda x: log_odds(x[:, place], label)
 
 
-def _span_output(encoded: Features, answer: Answer) -> _Output:
+def _span_output(encoded: Features, answer: Answer) -> _Attributed:
     """The logits of start and end of an answer, in the window of the answer; without an answer those of [CLS]."""
     if not answer["answer"]:
-        return _Output(encoded.unit[0], "“no answer” (its score)", lambda x: x[:, 0].sum(-1))
-    start = int(np.flatnonzero(encoded.offsets[:, 1] > answer["start"])[0])
-    stop = int(np.flatnonzero(encoded.offsets[:, 0] < answer["end"])[-1])
-    begin = 0
-    for example in encoded.unit:
-        part = slice(begin, begin := begin + len(example.input_ids))
-        places, own = encoded.places[part], encoded.own[part]
-        firsts, lasts = np.flatnonzero((places == start) & own), np.flatnonzero(places == stop)
-        if len(firsts) and len(lasts):
-            break
-    first, last = int(firsts[0]), int(lasts[0])
-    name = f"the answer “{answer['answer']}” (its score)"
-    return _Output(example, name, lambda x: x[:, first, 0] + x[:, last, 1])
+        return encoded.unit[0], "“no answer” (its score)", lambda x: x[:, 0].sum(-1)
+    tokens = tokens_in_span(encoded.offsets, answer["start"], answer["end"])
+    (start,) = np.flatnonzero((encoded.places == tokens[0]) & encoded.own)
+    example, first = _in_window(encoded, int(start))
+    last = first + len(tokens) - 1
+    return example, f"the answer “{answer['answer']}” (its score)", lambda x: x[:, first, 0] + x[:, last, 1]

@@ -15,11 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from bertworks.batching.batch import collate, token_budget_indices
 from bertworks.batching.features import centered_window
 from bertworks.batching.sampling import Example, Ids, Target, add_special_tokens
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.engine import BATCH_TOKENS, LazyModel, log_probabilities, open_model
+from bertworks.inference.engine import LazyModel, OnnxModel, log_probabilities, open_model, run_batches
 from bertworks.text.tokenizer import Encoding, Tokenizer
 from bertworks.training.device import Precision
 from bertworks.training.objectives import PretrainingModel
@@ -74,19 +73,23 @@ class Filler:
     def __init__(self, model: str | Path | LazyModel, device: str = "cpu"):
         source = open_model(model, device)
         self.tokenizer, self.longest = source.tokenizer, source.config.max_position_embeddings
+        self._network: PretrainingModel | OnnxModel
         if source.exported:
-            exported = source.session("fp32", gives=("logits", source.config.vocab_size))
-            self._scores, self._device = exported.logits, torch.device("cpu")
+            self._network = exported = source.session("fp32", gives=("logits", source.config.vocab_size))
+            self._scores = exported.logits
         else:
-            self.model, _ = load_masked_lm(source)
-            self._scores, self._device = self.model.scores, next(self.model.parameters()).device
+            self._network = self.model = load_masked_lm(source)[0]
+            self._scores = self.model.scores
 
     def __call__(self, text: str, k: int = 5) -> list[list[Filling]]:
         """For each mask of the text, in order, the k most probable tokens. Masks are predicted independently.
 
         Raises:
+            UsageError: k is not positive.
             BertworksError: the text has no mask.
         """
+        if k < 1:
+            raise UsageError(f"k is {k}: expected 1 or more")
         masked = self.read(text)
         (top_tokens,) = self.top_tokens([masked], k)
         return self.fillings(masked, top_tokens, k)
@@ -106,25 +109,21 @@ class Filler:
         masks = np.flatnonzero(ids == t.mask_id)
         if not len(masks):
             mask = t.special_tokens["mask_token"]
-            short = text if len(text) <= 60 else text[:57] + "..."
-            raise BertworksError(f"there is no {mask} in {short!r}", hint=f"put {mask} in place of a word")
+            raise BertworksError(f"there is no {mask} in {text!r:.60}", hint=f"put {mask} in place of a word")
         return MaskedText(text, ids, masks, encoding, list(self._windows(ids, masks)))
 
-    @torch.no_grad()
     def top_tokens(self, texts: Sequence[MaskedText], k: int) -> list[Tensor]:
         """For each text float32 [masks, 2, k]: the k highest probabilities and their tokens. Texts are computed in
         batches sorted by length. Tokens of the model that the tokenizer lacks are left out."""
-        windows = [window for text in texts for window in text.windows]
+        t = self.tokenizer
+        windows = [[_example(ids, masks, np.zeros_like(masks), t)] for text in texts for ids, masks in text.windows]
         results = [torch.zeros(0)] * len(windows)
-        for part in token_budget_indices([len(tokens) + 2 for tokens, _ in windows], [1] * len(windows), BATCH_TOKENS):
-            inputs = [windows[number] for number in part]
-            examples = [_example(ids, masks, np.zeros_like(masks), self.tokenizer) for ids, masks in inputs]
-            batch = collate(examples).to(self._device)
-            probabilities = self._scores(batch).float().softmax(-1)[:, : self.tokenizer.vocab_size]
-            best = probabilities.topk(min(k, probabilities.shape[1]))
+        for numbers, _, logits in run_batches(self._network, self._scores, windows):
+            best = logits.softmax(-1)[:, : t.vocab_size].topk(min(k, t.vocab_size))
             rows = torch.stack([best.values, best.indices.float()], 1).cpu()
-            for number, row in zip(part, rows.split([len(masks) for _, masks in inputs]), strict=True):
-                results[number] = row
+            counts = [len(windows[number][0].target.positions) for number in numbers]
+            for number, of_window in zip(numbers, rows.split(counts), strict=True):
+                results[number] = of_window
         rest = iter(results)
         return [torch.cat(list(islice(rest, len(text.windows)))) for text in texts]
 
@@ -163,8 +162,6 @@ def fill(model: str | Path, texts: Iterable[str], k: int = 5) -> Iterator[list[l
         UsageError: k is not positive.
         BertworksError: no such model, or a text without a mask.
     """
-    if k < 1:
-        raise UsageError(f"k is {k}: expected 1 or more")
     filler = Filler(model)
     for text in texts:
         yield filler(text, k)

@@ -1,21 +1,19 @@
 """The predictions of a fine-tuned model for files of any size, in the order of their rows.
 
-- `partial_results`, `append_results`: results on disk, so that an interrupted job resumes
+- `compute_file`: results in portions on disk, so that an interrupted job resumes
 - `predict_file`, `answer_questions`
 """
 
 import hashlib
 import json
-import os
-import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from tempfile import TemporaryFile
-from typing import IO, Any, Literal, TypeVar
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, TypeVar
 
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.infer_schema import infer_schema
@@ -27,92 +25,14 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
 from bertworks.inference.decoding import Answer
 from bertworks.inference.engine import open_model
-from bertworks.inference.predictor import AT_ONCE, OutputFields, Predictor, without_scores
-from bertworks.io.atomic_write import acquire_lock
+from bertworks.inference.predictor import AT_ONCE, OutputFields, Predictor, result_of
+from bertworks.io.atomic_write import folder_lock, remove
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.device import PrecisionOption
 
-_COMPARED = 64  # rows that are also predicted in fp32
-_HEAD = struct.Struct("<3Q")  # of a portion: rows, truncated texts, bytes
+COMPARED = 64  # rows that are also predicted in fp32
+_DIGITS = 6  # after the point, in a file
 _T = TypeVar("_T")
-
-
-class PartialResults:
-    """The results of the first rows of a file, in portions. A portion that is incomplete on disk is removed, so that it
-    is computed again as a whole, with equal results.
-
-    Iterating gives the bytes of each portion.
-
-    Attributes:
-        rows: how many have results.
-        truncated: how many of their texts were truncated.
-    """
-
-    def __init__(self, file: IO[bytes]):
-        self._file, self._start = file, file.tell()
-        self.rows = self.truncated = 0
-        end = self._start
-        for rows, truncated, _ in self._portions():
-            self.rows, self.truncated, end = self.rows + rows, self.truncated + truncated, file.tell()
-        file.truncate(end)
-        file.seek(end)
-
-    def add(self, rows: int, truncated: int, content: bytes) -> None:
-        """Append a portion."""
-        self._file.write(_HEAD.pack(rows, truncated, len(content)) + content)
-        self._file.flush()
-        self.rows, self.truncated = self.rows + rows, self.truncated + truncated
-
-    def __iter__(self) -> Iterator[bytes]:
-        return (content for _, _, content in self._portions())
-
-    def _portions(self) -> Iterator[tuple[int, int, bytes]]:
-        self._file.seek(self._start)
-        end = os.fstat(self._file.fileno()).st_size
-        while len(head := self._file.read(_HEAD.size)) == _HEAD.size:
-            rows, truncated, size = _HEAD.unpack(head)
-            if self._file.tell() + size > end:
-                return
-            yield rows, truncated, self._file.read(size)
-
-
-@contextmanager
-def partial_results(output: str | Path, fingerprint: str) -> Iterator[PartialResults]:
-    """The results that an interrupted job for the same output has computed, in a file next to the output. It is deleted
-    at the end of the block, and kept after an error.
-
-    Args:
-        output: "-": a temporary file.
-        fingerprint: of everything that the results depend on. A file with another fingerprint is emptied.
-
-    Raises:
-        BertworksError: another process writes the same output.
-    """
-    target = Path(output).expanduser()
-    path = None if str(output) == "-" else target.with_name(f".{target.name}.partial")
-    with ExitStack() as stack:
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            hint = "wait for it, or use another output"
-            stack.callback(acquire_lock(path, "another process is writing the same output", hint).release)
-        file = stack.enter_context(TemporaryFile() if path is None else path.open("a+b"))  # noqa: SIM115
-        file.seek(0)
-        header = fingerprint.encode() + b"\n"
-        if file.readline() != header:
-            file.truncate(0)
-            file.write(header)
-            file.flush()
-        yield PartialResults(file)
-        if path is not None:
-            path.unlink()
-
-
-def data_fingerprint(reader: RowReader, **content: Any) -> str:
-    """A hash of a data file and of everything else that its results depend on."""
-    state = reader.path.stat()
-    data = [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, reader.quoting]
-    content |= {"data": data, "format": _HEAD.format}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def portions(rows: Iterable[_T], document: Callable[[_T], str] | None = None) -> Iterator[list[_T]]:
@@ -128,32 +48,92 @@ def portions(rows: Iterable[_T], document: Callable[[_T], str] | None = None) ->
         yield portion
 
 
-def append_results(
-    results: PartialResults,
+@contextmanager
+def _portions_folder(output: str | Path) -> Iterator[Path]:
+    """A folder next to an output, or a temporary one for "-". It is deleted at the end of the block, and kept after an
+    error.
+
+    Raises:
+        BertworksError: another process writes the same output.
+    """
+    if str(output) == "-":
+        with TemporaryDirectory() as temporary:
+            yield Path(temporary)
+        return
+    target = Path(output).expanduser()
+    folder = target.with_name(f".{target.name}.portions")
+    with folder_lock(folder, "another process is writing the same output", "wait for it, or use another output"):
+        yield folder
+        remove(folder)
+
+
+def compute_file(
     stage: Literal["predict", "embed"],
+    reader: RowReader,
+    output: str | Path,
+    settings: Mapping[str, Any],
     rows: Iterable[_T],
     compute: Callable[[list[_T]], tuple[int, bytes]],
-    reader: RowReader,
+    write: Callable[[Sequence[Path]], None],
+    *,
     empty: IssueCounter,
     document: Callable[[_T], str] | None = None,
+    results: str = "rows",
+    **fields: Any,
 ) -> Iterator[Event]:
-    """Compute and append the results of the rows that have none; then report on the rows.
+    """Compute the results of all rows of a file in portions, and write the output. Each portion becomes a file at once,
+    so that an interrupted job resumes. A portion that is incomplete is computed again as a whole, with equal results.
 
     Args:
+        settings: all that the results depend on, besides the data.
         compute: rows -> the number of truncated texts, and the results.
+        write: the files with the results, in order -> the output.
         empty: the rows without text, counted while `rows` are read.
         document: see `portions`.
+        results: what the output holds; and more fields of the last event.
+
+    Raises:
+        UsageError: the output is the input.
+        BertworksError: another process writes the same output.
     """
-    if results.rows:
-        yield Event("note", f"resumed after {results.rows:,} rows", {"resumed_row": results.rows})
-    for portion in portions(islice(rows, results.rows, None), document):
-        results.add(len(portion), *compute(portion))
-        fields = {"stage": stage, "what": "rows", "amount": results.rows}
-        yield Event("stage", f"{stage}: {results.rows:,} rows", fields)
-    yield from (Event("note", note) for note in reader.notes)
-    if empty.count:
-        effect = "have no prediction" if stage == "predict" else "get the vector of an empty text"
-        yield Event("note", f"rows without text {effect}: {empty}", {"empty": empty.count})
+    refuse_same(reader, output)
+    state = reader.path.stat()
+    data = [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, reader.quoting]
+    job = hashlib.sha256(json.dumps([data, settings], sort_keys=True).encode()).hexdigest()
+    with _portions_folder(output) as folder:
+        files = sorted(folder.glob(f"{job}-*"))  # a name ends in the numbers of rows and of truncated texts so far
+        done, truncated = map(int, files[-1].name.split("-")[1:]) if files else (0, 0)
+        if done:
+            yield Event("note", f"resumed after {done:,} rows", {"resumed_row": done})
+        for portion in portions(islice(rows, done, None), document):
+            count, content = compute(portion)
+            done, truncated = done + len(portion), truncated + count
+            files.append(folder / f"{job}-{done:015}-{truncated}")
+            (folder / "incomplete").write_bytes(content)
+            (folder / "incomplete").replace(files[-1])
+            yield Event("stage", f"{stage}: {done:,} rows", {"stage": stage, "what": "rows", "amount": done})
+        yield from (Event("note", note) for note in reader.notes)
+        if empty.count:
+            effect = "have no prediction" if stage == "predict" else "get the vector of an empty text"
+            yield Event("note", f"rows without text {effect}: {empty}", {"empty": empty.count})
+        write(files)
+    note = f"; {truncated:,} texts were truncated" if truncated else ""
+    fields = {"output": str(output), "rows": done, "truncated": truncated, **fields}
+    yield Event("done", f"{output}: {done:,} {results}{note}", fields)
+
+
+def refuse_taken(row: Row, names: Iterable[str]) -> None:
+    """Raises UsageError if a row has a field with the name of a new column."""
+    if clash := [name for name in names if name in (row.written or row.values)]:
+        raise UsageError(f"the row has a column {clash[0]!r} already", where=row.where, hint="rename it, or drop it")
+
+
+def write_columns(
+    output: str | Path, kind: FileKind, reader: RowReader, names: Sequence[str], columns: Iterable[dict[str, Any]]
+) -> None:
+    """Write the rows of a file with new columns next to theirs."""
+    rows = ({**(row.written or row.values), **new} for row, new in zip(reader, columns, strict=True))
+    write_rows(output, [*reader.written_columns, *names], rows, kind=kind)
 
 
 def predict_file(
@@ -189,30 +169,30 @@ def predict_file(
     if kind == "conll" and d.task != "tagging":
         raise UsageError(f"CoNLL columns are for tags, and this model is for {d.task}", hint="use another format")
     reader = RowReader(data, quoting=quoting)
-    refuse_same(reader, output)
     schema, notes = schema_for(reader, d, text)
     yield from (Event("note", note) for note in notes)
     fields = OutputFields.of_task(d, top_k, probabilities, schema.raw)
-    if kind != "conll":
-        fields.refuse_taken(reader.written_columns)
-    fingerprint = data_fingerprint(reader, model=predictor.fingerprint, schema=asdict(schema), fields=asdict(fields))
     if predictor.precision == "int8":
         exact = Predictor(source, precision="fp32", threshold=threshold)
-        first = islice(_items(reader, schema, d, fields, IssueCounter()), _COMPARED)
+        first = islice(_items(reader, schema, d, fields, IssueCounter()), COMPARED)
         yield _compare(predictor, exact, list(filter(None, first)))
-    empty = IssueCounter()
-    rows = _items(reader, schema, d, fields, empty)
-    compute = partial(_predictions, predictor, fields)
-    document = (lambda item: item.document if item else "") if d.document_context else None
-    with partial_results(output, fingerprint) as results:
-        yield from append_results(results, "predict", rows, compute, reader, empty, document)
-        columns = (row for content in results for row in json.loads(content))
+
+    def write(files: Sequence[Path]) -> None:
+        columns = (row for file in files for row in json.loads(file.read_bytes(), parse_float=_rounded))
         if kind == "conll":
             write_lines(output, _tagged_lines(reader, schema, columns))
         else:
-            merged = ({**(row.written or row.values), **new} for row, new in zip(reader, columns, strict=True))
-            write_rows(output, [*reader.written_columns, *fields.names], merged, kind=kind)
-    yield done_event(output, "rows", results)
+            write_columns(output, kind, reader, list(fields.empty_columns), columns)
+
+    empty = IssueCounter()
+    settings = {"model": predictor.fingerprint, "schema": asdict(schema), "fields": asdict(fields)}
+    rows, compute = _items(reader, schema, d, fields, empty), partial(_predictions, predictor, fields)
+    document = (lambda item: item.document if item else "") if d.document_context else None
+    yield from compute_file("predict", reader, output, settings, rows, compute, write, empty=empty, document=document)
+
+
+def _rounded(digits: str) -> float:
+    return round(float(digits), _DIGITS)
 
 
 def _predictions(predictor: Predictor, fields: OutputFields, rows: Sequence[Item | None]) -> tuple[int, bytes]:
@@ -223,21 +203,15 @@ def _predictions(predictor: Predictor, fields: OutputFields, rows: Sequence[Item
     return truncated, json.dumps(columns, ensure_ascii=False).encode()
 
 
-def done_event(output: str | Path, what: str, results: PartialResults, **fields: Any) -> Event:
-    """The last event of a job that writes results of rows."""
-    note = f"; {results.truncated:,} texts were truncated" if results.truncated else ""
-    fields = {"output": str(output), "rows": results.rows, "truncated": results.truncated, **fields}
-    return Event("done", f"{output}: {results.rows:,} {what}{note}", fields)
-
-
 def _compare(ours: Predictor, exact: Predictor, rows: Sequence[Item]) -> Event:
     """How many predictions differ from those in fp32."""
-    a, b = ([answer for _, answer in predictor.answers(rows)] for predictor in (ours, exact))
-    if ours.description.task == "regression":
-        largest = max((abs(x["value"] - y["value"]) for x, y in zip(a, b, strict=True)), default=0.0)
+    task = ours.description.task
+    a, b = ([result_of(task, answer) for _, answer in predictor.answers(rows)] for predictor in (ours, exact))
+    if task == "regression":
+        largest = max((abs(x - y) for x, y in zip(a, b, strict=True)), default=0.0)
         text, fields = f"the first {len(rows)} values differ by up to {largest:.3f}", {"largest": largest}
     else:
-        others = sum(without_scores(x) != without_scores(y) for x, y in zip(a, b, strict=True))
+        others = sum(x != y for x, y in zip(a, b, strict=True))
         text, fields = f"{others} of the first {len(rows)} predictions differ", {"others": others}
     return Event("note", f"{ours.precision}: {text} from fp32", fields | {"compared": len(rows)})
 
@@ -297,7 +271,7 @@ def _items(
         BertworksError: another number of choices, or a field with the name of a new column.
     """
     for row, item in rows_with_items(reader, schema, empty):
-        fields.refuse_taken(row.written or row.values, row.where)
+        refuse_taken(row, fields.empty_columns)
         if item and d.task == "choice" and d.num_choices and len(item.texts) != d.num_choices + 1:
             what = f"{len(item.texts) - 1} choices, but the model was trained with {d.num_choices}"
             raise BertworksError(what, where=row.where, hint=f"give every row {d.num_choices} choices")

@@ -5,7 +5,7 @@
 """
 
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
@@ -14,11 +14,12 @@ from typing import Any, cast
 
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer
-from bertworks.checkpoints.model_folder import TaskConfig, weights_sha256
+from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import UsageError, listed
 from bertworks.inference.decoding import Answer, Decoder, Logits, is_entity_tagset, make_featurizer, make_task_head
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_logits, open_model, prepare_for_inference
+from bertworks.io.atomic_write import refuse_not_empty
 from bertworks.models.encoder import Encoder
 from bertworks.training.device import (
     InferencePrecision,
@@ -31,7 +32,6 @@ from bertworks.training.recipe import MIN_LENGTH
 from bertworks.training.task_heads import TaskModel
 
 AT_ONCE = 2048  # items that are read, sorted by length and computed together
-DIGITS = 6  # after the point, in a file
 _PARTS: Mapping[TaskType, tuple[str, ...]] = {  # of a prediction, that are always shown; the first is the result
     "classification": ("label", "score"),
     "multilabel": ("labels",),
@@ -83,48 +83,23 @@ class OutputFields:
         return shown
 
     @property
-    def names(self) -> list[str]:
-        """The names of the columns."""
-        return [*(f"predicted_{part}" for part in self.parts), "truncated_tokens"]
-
-    def refuse_taken(self, columns: Collection[str], where: str | None = None) -> None:
-        """Raises UsageError if a file, or a row, has a column of the same name."""
-        if clash := [name for name in self.names if name in columns]:
-            what = f"the {'row' if where else 'file'} has a column {clash[0]!r} already"
-            raise UsageError(what, where=where, hint="rename it, or drop it")
-
-    @property
     def empty_columns(self) -> dict[str, Any]:
         """The columns of a row without text."""
-        return dict.fromkeys(self.names) | {"truncated_tokens": 0}
+        return {**{f"predicted_{part}": None for part in self.parts}, "truncated_tokens": 0}
 
     def columns(self, features: Features, answer: Answer) -> dict[str, Any]:
         """The columns of a row. Choices are counted as in the training data."""
         shown = self.select(answer)
         if "choice" in shown:
             shown["choice"] += self.first_choice
-        columns = {f"predicted_{part}": _rounded(value) for part, value in shown.items()}
-        return columns | {"truncated_tokens": features.num_truncated}
+        predicted = {f"predicted_{part}": value for part, value in shown.items()}
+        return {**predicted, "truncated_tokens": features.num_truncated}
 
 
-def without_scores(answer: Answer) -> Any:
+def result_of(task: TaskType, answer: Answer) -> Any:
     """The result of a prediction, without its scores."""
-    result = next(answer[parts[0]] for parts in _PARTS.values() if parts[0] in answer)
-    if isinstance(result, list) and result and isinstance(result[0], dict):
-        return [{name: value for name, value in part.items() if name != "score"} for part in result]
-    return result
-
-
-def _rounded(value: Any) -> Any:
-    match value:
-        case float():
-            return round(value, DIGITS)
-        case dict():
-            return {name: _rounded(part) for name, part in value.items()}
-        case list():
-            return [_rounded(part) for part in value]
-        case _:
-            return value
+    result = answer[_PARTS[task][0]]
+    return [(part["start"], part["end"], part["type"]) for part in result] if task == "spans" else result
 
 
 class Predictor:
@@ -215,10 +190,7 @@ class Predictor:
     @property
     def fingerprint(self) -> dict[str, Any]:
         """Everything that the predictions depend on, except the text."""
-        return {
-            "weights_sha256": weights_sha256(self.folder), "tokenizer_sha256": self.tokenizer.sha256,
-            "precision": self.precision, **asdict(self.description),
-        }  # fmt: skip
+        return {**self._source.fingerprint, "precision": self.precision, **asdict(self.description)}
 
     def save(self, folder: str | Path) -> None:
         """Copy the model folder, which transformers can open too.
@@ -226,24 +198,13 @@ class Predictor:
         Raises:
             UsageError: the folder is not empty.
         """
-        copy_files(self.folder, empty_folder(folder))
-
-
-def empty_folder(folder: str | Path) -> Path:
-    """A new folder.
-
-    Raises:
-        UsageError: it exists, and is not empty.
-    """
-    target = Path(folder)
-    if target.exists() and any(target.iterdir()):
-        raise UsageError("the folder is not empty", where=str(target), hint="use another folder")
-    target.mkdir(parents=True, exist_ok=True)
-    return target
+        refuse_not_empty(Path(folder))
+        copy_files(self.folder, Path(folder))
 
 
 def copy_files(source: Path, target: Path) -> None:
     """Copy the files of a model folder that the target lacks."""
+    target.mkdir(parents=True, exist_ok=True)
     for path in sorted(source.iterdir()):
         if path.is_file() and not path.name.startswith(".") and not (target / path.name).exists():
             shutil.copyfile(path, target / path.name)

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 from bertworks.checkpoints.hf_mapping import architecture_of, components_in_file
 from bertworks.checkpoints.model_folder import read_weights
-from bertworks.errors import BertworksError, UsageError, listed
+from bertworks.errors import BertworksError, listed
 from bertworks.inference.decoding import Answer
 from bertworks.inference.embed import Embedder, Vectors
 from bertworks.inference.engine import LazyModel
@@ -84,8 +84,6 @@ class LoadedModel:
             BertworksError: a text without a mask; the model has no masked LM head.
         """
         texts = self._check("fill", texts)
-        if k < 1:
-            raise UsageError(f"k is {k}: expected 1 or more")
         return [self._filler()(text, k) for text in texts]
 
     def score(self, sentences: Iterable[str], *, within_word: bool = False) -> list[Score]:

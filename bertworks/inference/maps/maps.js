@@ -156,3 +156,11 @@ function drawSimilarity(place, data) {
   const map = table(place, "Similarity by layer", "map");
   draw();
 }
+
+// The page of `bertworks explain` carries its maps.
+const carried = document.getElementById("data");
+if (carried) {
+  const maps = JSON.parse(carried.textContent);
+  drawAttention(document.getElementById("attention"), maps);
+  drawSimilarity(document.getElementById("similarity"), maps);
+}
