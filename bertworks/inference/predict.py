@@ -26,7 +26,7 @@ from bertworks.events import Event
 from bertworks.inference.decoding import Answer
 from bertworks.inference.engine import open_model
 from bertworks.inference.predictor import AT_ONCE, OutputFields, Predictor, result_of
-from bertworks.io.atomic_write import folder_lock, remove
+from bertworks.io.atomic_write import folder_lock, remove, write_bytes
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.device import PrecisionOption
 
@@ -109,8 +109,7 @@ def compute_file(
             count, content = compute(portion)
             done, truncated = done + len(portion), truncated + count
             files.append(folder / f"{job}-{done:015}-{truncated}")
-            (folder / "incomplete").write_bytes(content)
-            (folder / "incomplete").replace(files[-1])
+            write_bytes(files[-1], content)
             yield Event("stage", f"{stage}: {done:,} rows", {"stage": stage, "what": "rows", "amount": done})
         yield from (Event("note", note) for note in reader.notes)
         if empty.count:
