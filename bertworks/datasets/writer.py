@@ -3,17 +3,14 @@
 The file appears when it is complete. Memory use does not grow with the file.
 """
 
-import bz2
 import csv
-import gzip
 import itertools
 import json
-import lzma
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, UsageError
@@ -167,23 +164,9 @@ def _open_output(path: str | Path) -> Iterator[Any]:
         yield sys.stdout.buffer
         return
     target = Path(path).expanduser()
-    with replacing(target) as temporary, temporary.open("wb") as file, _compressed(file, target.suffix) as stream:
+    *_, compressed = COMPRESSIONS.get(target.suffix.lower(), (nullcontext,))
+    with replacing(target) as temporary, temporary.open("wb") as file, compressed(file) as stream:
         yield stream
-
-
-def _compressed(file: IO[bytes], suffix: str) -> Any:
-    match suffix.lower():
-        case ".gz":  # without a name and a time: the same rows give the same bytes
-            return gzip.GzipFile("", "wb", 6, file, mtime=0)
-        case ".bz2":
-            return bz2.open(file, "wb")
-        case ".xz":
-            return lzma.open(file, "wb")
-        case ".zst":
-            import pyarrow
-
-            return pyarrow.CompressedOutputStream(file, "zstd")
-    return nullcontext(file)
 
 
 def _write_parquet(path: Path, rows: Iterator[Mapping[str, Any]], columns: Sequence[str], name: str) -> int:
