@@ -216,8 +216,7 @@ def _join(folder: Path, number: int, tokenizer: Tokenizer, settings: dict[str, A
         what = "files of the corpus changed while they were read"
         hint = "run the same command again: parts of unchanged text are kept"
         raise BertworksError(what, where=_names(reader), hint=hint)
-    dtype = token_dtype(tokenizer.vocab_size)
-    joined = join_parts(folder / "parts", number, dtype, folder)
+    joined = join_parts(folder / "parts", number, folder)
     if not joined["tokens"]:
         hint = "give files that hold text"
         raise BertworksError("there is no text in the corpus", where=_names(reader), hint=hint)
@@ -225,7 +224,7 @@ def _join(folder: Path, number: int, tokenizer: Tokenizer, settings: dict[str, A
     return Manifest(
         format=FORMAT,
         **joined,
-        dtype=dtype.str,
+        dtype=token_dtype(tokenizer.vocab_size).str,
         vocab_size=tokenizer.vocab_size,
         tokenizer_sha256=tokenizer.sha256,
         files={path.relative_to(folder).as_posix(): sha256(path) for path in files},
