@@ -102,7 +102,6 @@ class PartWriter:
             else lambda sentences: flat_arrays(tokenizer.ids(sentences))
         )
         self._tokenizer = tokenizer
-        self._dtype = token_dtype(tokenizer.vocab_size)
         self._folder = Path(folder)
 
     def __call__(self, part: Part) -> int:
@@ -129,40 +128,29 @@ class PartWriter:
             if begins:
                 fragments.append(0)
             fragments[-1] += len(new)
-        tokens, lengths = [np.zeros(0, self._dtype)], [np.zeros(0, np.int64)]
-        unknown_tokens, unknown_words = 0, dict[str, int]()
-        for batch in chunk_by_size(sentences, _BATCH_CHARACTERS, len):
-            ids, batch_lengths = self._encode(batch)
-            tokens.append(ids.astype(self._dtype))
-            lengths.append(batch_lengths)
-            unknown = np.flatnonzero(ids == self._tokenizer.unk_id)
-            if len(unknown) and not unknown_tokens:
-                rows = np.unique(np.searchsorted(np.cumsum(batch_lengths), unknown, side="right"))
-                unknown_words = self._unknown_words([batch[row] for row in rows[:_SAMPLED_SENTENCES]])
-            unknown_tokens += len(unknown)
-        all_tokens, all_lengths = np.concatenate(tokens), np.concatenate(lengths)
+        batches = [flat_arrays([]), *map(self._encode, chunk_by_size(sentences, _BATCH_CHARACTERS, len))]
+        tokens, lengths = (np.concatenate(arrays) for arrays in zip(*batches))
+        unknown = np.flatnonzero(tokens == self._tokenizer.unk_id)
+        with_unknown = np.unique(np.searchsorted(np.cumsum(lengths), unknown, side="right"))[:_SAMPLED_SENTENCES]
+        sample = self._tokenizer.unknown([sentences[row][:_SAMPLED_CHARACTERS] for row in with_unknown])
+        unknown_words = Counter(word[:_WORD_CHARACTERS] for word in sample)
         # A sentence of control characters only has no tokens and is left out.
-        owners = np.repeat(np.arange(len(fragments)), fragments)[all_lengths > 0]
+        owners = np.repeat(np.arange(len(fragments)), fragments)[lengths > 0]
         counts = {
             "sentences": len(owners),
-            "tokens": len(all_tokens),
+            "tokens": len(tokens),
             "characters": sum(len(text) for _, text in pieces),
-            "unknown_tokens": unknown_tokens,
+            "unknown_tokens": len(unknown),
             "empty_documents": len(fragments) - 1,  # less those with sentences, when parts are joined
-            "empty_sentences": len(all_lengths) - len(owners),
-            "unknown_words": unknown_words,
+            "empty_sentences": len(lengths) - len(owners),
+            "unknown_words": _most_frequent(unknown_words, _UNKNOWN_WORDS),
         }
         return {
-            "tokens": all_tokens,
-            "lengths": all_lengths[all_lengths > 0].astype("<i4"),
+            "tokens": tokens.astype(token_dtype(self._tokenizer.vocab_size)),
+            "lengths": lengths[lengths > 0].astype("<i4"),
             "fragments": np.bincount(owners, minlength=len(fragments)).astype("<i4"),
             "counts": np.array(json.dumps(counts)),
         }
-
-    def _unknown_words(self, sentences: list[str]) -> dict[str, int]:
-        """The words that [UNK] stands for."""
-        words = self._tokenizer.unknown([sentence[:_SAMPLED_CHARACTERS] for sentence in sentences])
-        return _most_frequent(Counter(word[:_WORD_CHARACTERS] for word in words), _UNKNOWN_WORDS)
 
 
 def part_path(folder: Path, number: int) -> Path:

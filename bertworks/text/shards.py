@@ -14,14 +14,15 @@ import json
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.errors import BertworksError
-from bertworks.io.atomic_write import folder_lock, read_small, remove, remove_leftovers, sha256, write_json, write_text
+from bertworks.errors import BertworksError, some_names
+from bertworks.io.atomic_write import folder_lock, read_small, remove, remove_leftovers, sha256, write_json
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shard_writer import (
     DATA_FILES,
@@ -189,12 +190,11 @@ def write_shards(
             _refuse_other(Manifest.load(folder / "manifest.json").settings, settings, reader, folder)
         else:
             _begin(folder, settings, reader, tokenizer)
-            done = number = 0
             parts = cut_into_parts((document.text for document in reader), part_characters)
+            number = 0
             with closing(write_parts(parts, folder / "tokenizer", folder / "parts", workers)) as written:
-                for characters in written:
+                for done in accumulate(written):
                     number += 1
-                    done += characters
                     if progress:
                         progress(done)
             manifest = _join(folder, number, tokenizer, settings, reader)
@@ -215,11 +215,11 @@ def _join(folder: Path, number: int, tokenizer: Tokenizer, settings: dict[str, A
     if reader.identity().stamp != settings["files_sha256"]:
         what = "files of the corpus changed while they were read"
         hint = "run the same command again: parts of unchanged text are kept"
-        raise BertworksError(what, where=_names(reader), hint=hint)
+        raise BertworksError(what, where=some_names(map(str, reader.files), 3), hint=hint)
     joined = join_parts(folder / "parts", number, folder)
     if not joined["tokens"]:
         hint = "give files that hold text"
-        raise BertworksError("there is no text in the corpus", where=_names(reader), hint=hint)
+        raise BertworksError("there is no text in the corpus", where=some_names(map(str, reader.files), 3), hint=hint)
     files = [*(folder / name for name in DATA_FILES), *sorted((folder / "tokenizer").iterdir())]
     return Manifest(
         format=FORMAT,
@@ -285,7 +285,7 @@ def _begin(folder: Path, settings: dict[str, Any], reader: CorpusReader, tokeniz
         # The text of each part is compared later, so the files themselves may be others.
         existing = _read_object(folder / "plan.json") | {"files_sha256": settings["files_sha256"]}
         _refuse_other(existing, settings, reader, folder)
-    write_text(folder / "plan.json", json.dumps(settings, indent=2) + "\n")
+    write_json(folder / "plan.json", settings)
     tokenizer.save(folder / "tokenizer")
     for parts in (folder, *(folder / "parts").glob("*")):
         remove_leftovers(parts)
@@ -307,8 +307,3 @@ def _refuse_other_files(folder: Path, overwrite: bool) -> None:
     else:
         return
     raise BertworksError(what, where=str(folder), hint="choose a new or empty folder with -o")
-
-
-def _names(reader: CorpusReader) -> str:
-    names = [str(file) for file in reader.files]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
