@@ -16,7 +16,9 @@ from bertworks.datasets import annotations
 from bertworks.datasets.values import SAMPLE_ROWS, has_header, names_columns
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io import tables
+from bertworks.io.processes import chunk_by_size
 from bertworks.io.text_files import (
+    FORMATS,
     IssueCounter,
     LineReader,
     Repairs,
@@ -29,8 +31,6 @@ from bertworks.io.text_files import (
 
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
 Quoting = Literal["auto", "raw", "quoted"]
-_CONLL_SUFFIXES = (".conll", ".bio", ".iob", ".iob2", ".bioes")
-_JSON_SUFFIXES = (".jsonl", ".ndjson", ".jsonlines", ".json")
 _PARQUET_ROWS = 256  # held in memory at a time
 _SAMPLE_CHARACTERS = 1 << 20  # from which the meaning of quote marks is inferred
 
@@ -137,11 +137,12 @@ class RowReader:
             hint = f"take two columns: `grep -v '^#' {shlex.quote(self.name)} | cut -f2,4 > tagged.conll`"
             what = "CoNLL-U files are treebanks: which column is the tag is unknown"
             raise BertworksError(what, where=self.name, hint=hint)
-        if suffix in _JSON_SUFFIXES or head.startswith((b'{"', b"[{", b"{\n", b"[\n")):
+        kind = FORMATS.get(suffix)
+        if kind in ("json", "jsonl") or head.startswith((b'{"', b"[{", b"{\n", b"[\n")):
             self._recognize_json()
             return
         sample = reader.sample()
-        if suffix in _CONLL_SUFFIXES or annotations.looks_like_conll(sample):
+        if kind == "conll" or annotations.looks_like_conll(sample):
             width = self._width = annotations.conll_width(sample)
             self.kind = "conll"
             self._rows = lambda: annotations.read_conll(self._lines(), self.name, width)
@@ -158,7 +159,7 @@ class RowReader:
     def _recognize_table(self, suffix: str, sample: list[str]) -> None:
         self.kind = "table"
         delimiter = tables.delimiter_of(sample, suffix)
-        if suffix not in (".csv", *tables.TSV_SUFFIXES):
+        if FORMATS.get(suffix) not in ("csv", "tsv"):
             first_line = next(line for line in sample if line.strip())
             delimiter = "\t" if "\t" in first_line else delimiter
             if self._header is None and delimiter != "\t" and not has_header(sample, delimiter):
@@ -167,7 +168,7 @@ class RowReader:
                 return
         quoted = self.quoting == "quoted"
         if self.quoting == "auto":
-            quoted = delimiter != "\t" or tables.quotes_matter(_quoted_lines(self._lines()))
+            quoted = delimiter != "\t" or tables.quotes_matter(_first_quoted_lines(self._lines()))
         rows = tables.split_rows(self._lines(), delimiter, quoted=quoted, name=self.name, strict=True)
         first, *others = [row for _, row in itertools.islice(rows, SAMPLE_ROWS) if row]
         named = self._header if self._header is not None else names_columns(first, others)
@@ -257,15 +258,10 @@ class RowReader:
         return parse_json("\n".join(line for _, line in self._lines()), self.name)
 
 
-def _quoted_lines(lines: Iterator[tuple[int, str]]) -> list[str]:
+def _first_quoted_lines(lines: Iterator[tuple[int, str]]) -> list[str]:
     """A sample of lines that begins with the first line with a quote mark."""
-    sample, size = list[str](), 0
-    for _, line in itertools.dropwhile(lambda numbered: '"' not in numbered[1], lines):
-        sample.append(line.removesuffix("\r"))
-        size += len(line)
-        if size > _SAMPLE_CHARACTERS:
-            break
-    return sample
+    quoted = itertools.dropwhile(lambda line: '"' not in line, (line.removesuffix("\r") for _, line in lines))
+    return next(chunk_by_size(quoted, _SAMPLE_CHARACTERS, len), [])
 
 
 def utf8_lines(path: Path, name: str) -> Iterator[tuple[int, str]]:

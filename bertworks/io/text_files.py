@@ -21,7 +21,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from bertworks.errors import BertworksError, UsageError
 
@@ -54,6 +54,11 @@ COMPRESSIONS: dict[str, tuple[bytes, str, Callable[[Path], Any], Callable[[IO[by
     ".xz": (b"\xfd7zXZ\0", "xz -t", lzma.open, partial(lzma.open, mode="wb")),
     ".bz2": (b"BZh", "bzip2 -t", bz2.open, partial(bz2.open, mode="wb")),
 }
+FORMATS: dict[str, Literal["csv", "tsv", "jsonl", "json", "parquet", "conll", "text"]] = {  # by suffix
+    ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".jsonlines": "jsonl",
+    ".json": "json", ".parquet": "parquet", ".pq": "parquet", ".txt": "text", ".text": "text",
+    ".conll": "conll", ".bio": "conll", ".iob": "conll", ".iob2": "conll", ".bioes": "conll",
+}  # fmt: skip
 _SKIPPABLE = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5f: a frame without text at the start of a .zst file
 _BYTE_ORDER_MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),

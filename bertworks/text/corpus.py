@@ -69,23 +69,21 @@ class CorpusReader:
         self.text_column, self.documents = text_column, documents
         self.folders: list[Path] = []
         self._skipped = IssueCounter()
-        self._names: dict[Path, str] = {}
-        self._relative: dict[Path, str] = {}  # file -> path relative to its input
+        self._names: dict[Path, tuple[str, str]] = {}  # file -> path relative to its input, name in messages
         for item in [inputs] if isinstance(inputs, str | Path) else inputs:
             path, pipe_name = rereadable(item, self)
             found = [(path, "")] if pipe_name else self._find(path)
-            files = {file.resolve(): (relative, pipe_name or str(file)) for file, relative in found}
+            files = [(file.resolve(), (relative, pipe_name or str(file))) for file, relative in found]
             if not files:
                 what = f"the folder has no file to read; skipped: {self._skipped}"
                 hint = f"put files there that end in {', '.join(SUFFIXES)}, or name a file of another kind itself"
                 raise BertworksError(what, where=str(path), hint=hint)
-            for file, (relative, name) in files.items():
-                self._names[file] = name
-                self._relative[file] = min(relative, self._relative.get(file, relative))
-        if not self._relative:
+            for file, names in files:
+                self._names[file] = min(names, self._names.get(file, names))
+        if not self._names:
             hint = "name files, folders, a glob in quotes, or - for standard input"
             raise UsageError("no input was given", hint=hint)
-        self.files = sorted(self._relative, key=lambda path: (self._relative[path], path))
+        self.files = sorted(self._names, key=lambda path: (self._names[path][0], path))
         self.report = CorpusReport()
 
     def __iter__(self) -> Iterator[Document]:
@@ -95,7 +93,7 @@ class CorpusReader:
             yield from self._read(path, report)
         if not report.documents:
             what = "\n  ".join(["no text was found", *report.issues()])
-            where = self._names[self.files[0]] + (" ..." if len(self.files) > 1 else "")
+            where = self._names[self.files[0]][1] + (" ..." if len(self.files) > 1 else "")
             raise BertworksError(what, where=where, hint="name files that hold text")
         self.report = report
 
@@ -110,7 +108,7 @@ class CorpusReader:
             try:
                 status = path.stat()
             except OSError as error:
-                raise BertworksError(f"cannot be read: {error.strerror}", where=self._names[path]) from error
+                raise BertworksError(f"cannot be read: {error.strerror}", where=self._names[path][1]) from error
             size += status.st_size
             digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
         return Identity(len(self.files), size, digest.hexdigest())
@@ -119,11 +117,11 @@ class CorpusReader:
         """The sha256 of all files and of their paths relative to the inputs. A copy of the files has the same."""
         digest = hashlib.sha256()
         for path in self.files:
-            digest.update(f"{self._relative[path]} {sha256(path)}\n".encode("utf-8", "surrogateescape"))
+            digest.update(f"{self._names[path][0]} {sha256(path)}\n".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
     def _read(self, path: Path, report: CorpusReport) -> Iterator[Document]:
-        name = self._names[path]
+        _, name = self._names[path]
         for raw in FileReader(path, name, report, self.text_column, self.documents):
             source = f"{name}:{raw.line}"
             report.wrapped_documents += raw.margin is not None
