@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.io.text_files import FORMATS, IssueCounter
+from bertworks.io.text_files import IssueCounter
 
 TEXT_NAMES = (
     *("text", "content", "contents", "body", "article", "document", "doc", "passage", "paragraph", "paragraphs"),
@@ -24,11 +24,11 @@ _CELL = re.compile(_QUOTED_CELL + r'|[^"\t\n]*+(?=[\t\n]|\Z)')
 _UNFINISHED_CELL = re.compile(r'"(?:[^"]+|"")*+\Z')
 
 
-def delimiter_of(sample: Sequence[str], suffix: str) -> str:
-    """The delimiter of a table: a tab if the suffix of its name says so, else the most frequent of , ; tab | in the
+def delimiter_of(sample: Sequence[str], format: str | None) -> str:
+    """The delimiter of a table: a tab if the format of its name says so, else the most frequent of , ; tab | in the
     first line."""
     header = next((line for line in sample if line.strip()), "")
-    return "\t" if FORMATS.get(suffix) == "tsv" else max(",;\t|", key=header.count)
+    return "\t" if format == "tsv" else max(",;\t|", key=header.count)
 
 
 def quotes_matter(lines: Sequence[str]) -> bool:

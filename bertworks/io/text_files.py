@@ -17,7 +17,7 @@ import tempfile
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -41,14 +41,16 @@ def _pyarrow() -> Any:
     return pyarrow
 
 
-COMPRESSIONS: dict[str, tuple[bytes, str, Callable[[Path], Any], Callable[[IO[bytes]], Any]]] = {
+# A .zst file may begin with a frame without text.
+_ZST = (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60)))
+COMPRESSIONS: dict[str, tuple[bytes | tuple[bytes, ...], str, Callable[[Path], Any], Callable[[IO[bytes]], Any]]] = {
     # by suffix: the first bytes of a file, the command that checks it, how it is read and written
     ".gz": (
         *(b"\x1f\x8b", "gzip -t", gzip.open),
         lambda file: gzip.GzipFile("", "wb", 6, file, mtime=0),  # without a name and a time: the same bytes each time
     ),
     ".zst": (
-        *(b"\x28\xb5\x2f\xfd", "zstd -t", lambda path: _pyarrow().input_stream(str(path), compression="zstd")),
+        *(_ZST, "zstd -t", lambda path: _pyarrow().input_stream(str(path), compression="zstd")),
         lambda file: _pyarrow().CompressedOutputStream(file, "zstd"),
     ),
     ".xz": (b"\xfd7zXZ\0", "xz -t", lzma.open, partial(lzma.open, mode="wb")),
@@ -59,7 +61,6 @@ FORMATS: dict[str, Literal["csv", "tsv", "jsonl", "json", "parquet", "conll", "t
     ".json": "json", ".parquet": "parquet", ".pq": "parquet", ".txt": "text", ".text": "text",
     ".conll": "conll", ".bio": "conll", ".iob": "conll", ".iob2": "conll", ".bioes": "conll",
 }  # fmt: skip
-_SKIPPABLE = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5f: a frame without text at the start of a .zst file
 _BYTE_ORDER_MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -103,7 +104,7 @@ class _Bytes(io.RawIOBase):
     """The decompressed bytes of a file. They are counted, and damage is explained."""
 
     def __init__(self, stream: IO[bytes], name: str, repairs: Repairs):
-        self._stream, self._name, self._repairs = stream, name, repairs
+        self._stream, self._name, self.repairs = stream, name, repairs
 
     def readable(self) -> bool:
         return True
@@ -119,7 +120,7 @@ class _Bytes(io.RawIOBase):
             what = f"the file is damaged or incomplete: {error}"
             raise BertworksError(what, where=self._name, hint=hint) from error
         buffer[: len(data)] = data
-        self._repairs.bytes += len(data)
+        self.repairs.bytes += len(data)
         return len(data)
 
 
@@ -128,15 +129,22 @@ class LineReader:
 
     Attributes:
         head: the first 1 MB, decompressed, as UTF-8 without a byte order mark.
+        suffix, format: of the name.
+        not_text: the format of a file that is not text, by its first bytes, and what to do with it, or ""; None: it is
+            text.
+        repairs: so far.
     """
 
     def __init__(self, stream: IO[bytes], name: str, repairs: Repairs):
-        self._name, self._repairs = name, repairs
+        self._name, self.repairs = name, repairs
         self._bytes = io.BufferedReader(_Bytes(stream, name, repairs), BLOCK_SIZE)
         head = self._bytes.peek()
         encoding = next((encoding for mark, encoding in _BYTE_ORDER_MARKS if head.startswith(mark)), None)
         self._encoding = encoding or "utf-8-sig"
         self.head = head.decode(encoding, "replace").encode() if encoding else head.removeprefix(codecs.BOM_UTF8)
+        self.suffix = format_suffix(name)
+        self.format = FORMATS.get(self.suffix)
+        self.not_text = _not_text(self.head)
 
     def sample(self) -> list[str]:
         """The complete lines of `head`: the format is inferred from these."""
@@ -160,20 +168,20 @@ class LineReader:
             rest = end[max(map(end.rfind, _SPACES)) + 1 :] if is_cut else ""
             block += end.removesuffix(rest)
             if "\0" in block and not exact:
-                self._repairs.null_characters.add(f"{self._name}:{number}")
+                self.repairs.null_characters.add(f"{self._name}:{number}")
                 block = block.replace("\0", "")
             block = block if exact else _unify_line_ends(block)
             lines = block.split("\n")
             for index, line in enumerate(lines) if _MARK in block else ():
                 if _MARK in line:
-                    self._repairs.bad_bytes.add(f"{self._name}:{number + index}")
+                    self.repairs.bad_bytes.add(f"{self._name}:{number + index}")
                     lines[index] = line.replace(_MARK, "\N{REPLACEMENT CHARACTER}")
             yield from enumerate(lines if lines[-1] else lines[:-1], number)
             number += len(lines) - 1
 
 
 @contextmanager
-def open_lines(path: Path, name: str, repairs: Repairs) -> Iterator[LineReader]:
+def open_lines(path: Path, name: str, repairs: Repairs | None = None) -> Iterator[LineReader]:
     """Open a file to read its lines. The compression is inferred from its first bytes, not from its name.
 
     Args:
@@ -189,7 +197,7 @@ def open_lines(path: Path, name: str, repairs: Repairs) -> Iterator[LineReader]:
         what, hint = f"cannot be read: {error.strerror or error}", "make it readable, or leave it out"
         raise BertworksError(what, where=name, hint=hint) from error
     with stream:
-        yield LineReader(stream, name, repairs)
+        yield LineReader(stream, name, repairs or Repairs())
 
 
 def rereadable(path: str | Path, owner: object) -> tuple[Path, str | None]:
@@ -200,26 +208,21 @@ def rereadable(path: str | Path, owner: object) -> tuple[Path, str | None]:
     Raises:
         BertworksError: there is no space for the copy.
     """
-    if str(path) == "-":
-        return _spooled(sys.stdin.buffer, owner), STDIN
     path = Path(path).expanduser()
-    if path.is_fifo():
-        with path.open("rb") as stream:
-            return _spooled(stream, owner), str(path)
-    return path, None
-
-
-def _spooled(stream: IO[bytes], owner: object) -> Path:
+    is_stdin = str(path) == "-"
+    if not is_stdin and not path.is_fifo():
+        return path, None
+    pipe = nullcontext(sys.stdin.buffer) if is_stdin else path.open("rb")
     try:
-        with tempfile.NamedTemporaryFile(prefix="bertworks-stdin-", delete=False) as file:
-            path = Path(file.name).resolve()
-            weakref.finalize(owner, path.unlink, missing_ok=True)
+        with pipe as stream, tempfile.NamedTemporaryFile(prefix="bertworks-stdin-", delete=False) as file:
+            copy = Path(file.name).resolve()
+            weakref.finalize(owner, copy.unlink, missing_ok=True)
             shutil.copyfileobj(stream, file, BLOCK_SIZE)
     except OSError as error:
         what = f"the input of a pipe cannot be copied to a file: {error.strerror}"
         hint = "set TMPDIR to a folder with more free space, or save the text in a file and name that"
         raise BertworksError(what, where=tempfile.tempdir, hint=hint) from error
-    return path
+    return copy, STDIN if is_stdin else str(path)
 
 
 def format_suffix(name: str) -> str:
@@ -228,8 +231,7 @@ def format_suffix(name: str) -> str:
     return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
 
 
-def not_text(head: bytes) -> tuple[str, str] | None:
-    """The format of a file that is not text, by its first bytes, and what to do with it, or ""; None: it is text."""
+def _not_text(head: bytes) -> tuple[str, str] | None:
     for first, format_and_hint in _OTHER_FORMATS.items():
         if head.startswith(first):
             return format_and_hint
@@ -257,8 +259,6 @@ def nothing_there(path: Path) -> UsageError:
 def _decompressed(path: Path) -> IO[bytes]:
     with path.open("rb") as file:
         magic = file.read(6)
-    if magic[1:4] == _SKIPPABLE and 0x50 <= magic[0] <= 0x5F:
-        magic = COMPRESSIONS[".zst"][0]
     for first, _, open_compressed, _ in COMPRESSIONS.values():
         if magic.startswith(first):
             stream: IO[bytes] = open_compressed(path)

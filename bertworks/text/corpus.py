@@ -8,12 +8,13 @@ import hashlib
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import NamedTuple
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import sha256
-from bertworks.io.text_files import COMPRESSIONS, IssueCounter, format_suffix, nothing_there, rereadable
+from bertworks.io.text_files import IssueCounter, format_suffix, nothing_there, rereadable
 from bertworks.text.formats import LARGEST_DOCUMENT, SUFFIXES, CorpusReport, Documents, FileReader
 from bertworks.text.segmentation import cut_text, paragraphs
 
@@ -59,13 +60,7 @@ class CorpusReader:
             document at all.
     """
 
-    def __init__(
-        self,
-        inputs: Sequence[str | Path],
-        *,
-        text_column: str | None = None,
-        documents: Documents = "auto",
-    ):
+    def __init__(self, inputs: Sequence[str | Path], *, text_column: str | None = None, documents: Documents = "auto"):
         self.text_column, self.documents = text_column, documents
         self.folders: list[Path] = []
         self._skipped = IssueCounter()
@@ -87,8 +82,7 @@ class CorpusReader:
         self.report = CorpusReport()
 
     def __iter__(self) -> Iterator[Document]:
-        report = CorpusReport(files=len(self.files))
-        report.skipped_files = IssueCounter(self._skipped.count, list(self._skipped.places))
+        report = CorpusReport(files=len(self.files), skipped_files=deepcopy(self._skipped))
         for path in self.files:
             yield from self._read(path, report)
         if not report.documents:
@@ -177,18 +171,12 @@ def _skip_reason(path: Path) -> str:
         return "a link to a folder; name it as an input of its own" if path.is_symlink() else ""
     if _is_special(path):
         return _SPECIAL
-    known = format_suffix(path.name) in ("", *SUFFIXES) or _is_wiki_part(path.name)
-    return "" if known else "a suffix that is not read"
+    return "" if format_suffix(path.name) in ("", *SUFFIXES) else "a suffix that is not read"
 
 
 def _is_special(path: Path) -> bool:
     """Whether the path is a pipe or a device, which could block a reader forever."""
     return not path.is_file() and path.exists()
-
-
-def _is_wiki_part(name: str) -> bool:
-    """Whether a name is a compressed file without another suffix, as `wiki_00.bz2` of WikiExtractor."""
-    return Path(name).suffix in COMPRESSIONS and "." not in Path(name).stem
 
 
 def _raise_unreadable(error: OSError) -> None:

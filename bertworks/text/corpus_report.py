@@ -118,7 +118,7 @@ def corpus_report(shards: Shards, tokenizer: Tokenizer | None = None) -> CorpusS
         single_sentence_documents=single,
         duplicate_sentences=sentence_hashes.duplicates(lambda row: _text(shards, tokenizer, row, row + 1)),
         duplicate_documents=document_hashes.duplicates(
-            lambda row: _text(shards, tokenizer, int(shards.documents[row]), int(shards.documents[row + 1]))
+            lambda row: _text(shards, tokenizer, *shards.documents[row : row + 2])
         ),
         warnings=[],
     )

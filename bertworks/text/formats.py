@@ -15,17 +15,7 @@ from typing import Any, Literal, NamedTuple
 from bertworks.errors import BertworksError
 from bertworks.io import tables
 from bertworks.io.processes import chunk_by_size
-from bertworks.io.text_files import (
-    COMPRESSIONS,
-    FORMATS,
-    LONGEST_PIECE,
-    IssueCounter,
-    LineReader,
-    Repairs,
-    format_suffix,
-    not_text,
-    open_lines,
-)
+from bertworks.io.text_files import COMPRESSIONS, FORMATS, LONGEST_PIECE, IssueCounter, LineReader, Repairs, open_lines
 from bertworks.text.segmentation import margin_of, separation
 
 _BAD_BYTES = "lines with bytes that are not UTF-8 (replaced by \N{REPLACEMENT CHARACTER})"
@@ -54,7 +44,7 @@ class _Record(NamedTuple):
     """A line of JSON or a row of a table."""
 
     line: int
-    value: dict[str, Any] | str  # by column, or the text itself
+    value: Any  # the values by column, or the text itself
     problem: str = ""  # why it is malformed
 
 
@@ -143,18 +133,17 @@ class FileReader:
         head = reader.head.lstrip()
         if head.startswith(b"<doc "):
             return "wiki"
-        known = FORMATS.get(format_suffix(self.name))
         if reader.head.startswith(b"PAR1"):
             unpack = COMPRESSIONS.get(Path(self.name).suffix, ("", ""))[1].replace("-t", "-d")
             return f"a compressed Parquet file; unpack it{f': `{unpack} FILE`' if unpack else ''}"
-        if known == "parquet":
+        if reader.format == "parquet":
             return "not a Parquet file, in spite of its name"
-        if other := not_text(reader.head):
-            return "; ".join(filter(None, other))
-        if known in ("json", "jsonl") and head.startswith(b"["):
+        if reader.not_text:
+            return "; ".join(filter(None, reader.not_text))
+        if reader.format in ("json", "jsonl") and head.startswith(b"["):
             return "one JSON array, not JSON lines; `jq -c '.[]' FILE > FILE.jsonl` makes them"
-        if known and known != "conll":
-            return known
+        if reader.format and reader.format != "conll":
+            return reader.format
         return "json" if head.startswith((b'{"', b"{ ")) else "text"
 
     def _text(self, reader: LineReader) -> Iterator[RawDocument]:
@@ -187,43 +176,33 @@ class FileReader:
     def _wiki(self, reader: LineReader) -> Iterator[RawDocument]:
         """WikiExtractor: `<doc id=... title=...>`, the article with its title as first line, `</doc>`."""
         start, lines, inside = 1, list[str](), False
-        number = 0
-        for number, line in reader.lines():
-            if line.startswith("<doc "):
+        for number, line in itertools.chain(reader.lines(), [(0, "<doc ")]):  # the file may end in an article
+            if line.startswith(("<doc ", "</doc>")):
                 if inside:
-                    self.report.malformed.add(f"{self.name}:{number}")
                     yield RawDocument(start, lines, None)
-                start, lines, inside = number, [], True
-            elif line.startswith("</doc>"):
-                yield RawDocument(start, lines, None)
-                lines, inside = [], False
+                if inside and not line.startswith("</doc>"):
+                    self.report.malformed.add(f"{self.name}:{start}")
+                start, lines, inside = number, [], line.startswith("<doc ")
             elif line:
-                lines.append(html.unescape(line) if "&" in line else line)
-        if inside or lines:
-            self.report.malformed.add(f"{self.name}:{number}")
-            yield RawDocument(start, lines, None)
+                lines.append(html.unescape(line))
 
     def _json(self, reader: LineReader) -> Iterator[RawDocument]:
         def records() -> Iterator[_Record]:
             for number, line in reader.lines():
                 if not line or line.isspace():
                     continue
+                value, problem = None, 'expected a JSON object like {"text": "..."} or a JSON string'
                 try:
-                    record = json.loads(line)
+                    value = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    yield _Record(number, "", f"this is not a JSON value ({error})")
-                    continue
-                if isinstance(record, dict | str):
-                    yield _Record(number, record)
-                else:
-                    problem = 'expected a JSON object like {"text": "..."} or a JSON string'
-                    yield _Record(number, "", problem)
+                    problem = f"this is not a JSON value ({error})"
+                yield _Record(number, value, "" if isinstance(value, dict | str) else problem)
 
         return self._from_records(records())
 
     def _table(self, reader: LineReader) -> Iterator[RawDocument]:
         sample = reader.sample()
-        delimiter = tables.delimiter_of(sample, format_suffix(self.name))
+        delimiter = tables.delimiter_of(sample, reader.format)
         quoted = delimiter != "\t" or tables.quotes_matter(sample)
         rows = tables.split_rows(reader.lines(), delimiter, quoted=quoted, name=self.name)
         rows = ((number, row) for number, row in rows if row)

@@ -24,13 +24,7 @@ from numpy.typing import NDArray
 from bertworks.errors import BertworksError, some_names
 from bertworks.io.atomic_write import folder_lock, read_small, remove, remove_leftovers, sha256, write_json
 from bertworks.text.corpus import CorpusReader
-from bertworks.text.shard_writer import (
-    DATA_FILES,
-    cut_into_parts,
-    join_parts,
-    token_dtype,
-    write_parts,
-)
+from bertworks.text.shard_writer import DATA_FILES, cut_into_parts, join_parts, token_dtype, write_parts
 from bertworks.text.tokenizer import Tokenizer
 
 FORMAT = 1  # of the folder and of the rules that make its bytes
