@@ -35,24 +35,28 @@ _MARKED = "bertworks-marked"  # the error handler that writes it
 codecs.register_error(_MARKED, lambda error: (_MARK, error.end))  # type: ignore[attr-defined]
 
 
-def _pyarrow() -> Any:
+def _write_gzip(file: IO[bytes]) -> Any:
+    return gzip.GzipFile("", "wb", 6, file, mtime=0)  # without a name and a time: the same rows give the same bytes
+
+
+def _read_zstd(path: Path) -> Any:
     import pyarrow
 
-    return pyarrow
+    return pyarrow.input_stream(str(path), compression="zstd")
+
+
+def _write_zstd(file: IO[bytes]) -> Any:
+    import pyarrow
+
+    return pyarrow.CompressedOutputStream(file, "zstd")
 
 
 # A .zst file may begin with a frame without text.
-_ZST = (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60)))
+_ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60)))
 COMPRESSIONS: dict[str, tuple[bytes | tuple[bytes, ...], str, Callable[[Path], Any], Callable[[IO[bytes]], Any]]] = {
     # by suffix: the first bytes of a file, the command that checks it, how it is read and written
-    ".gz": (
-        *(b"\x1f\x8b", "gzip -t", gzip.open),
-        lambda file: gzip.GzipFile("", "wb", 6, file, mtime=0),  # without a name and a time: the same bytes each time
-    ),
-    ".zst": (
-        *(_ZST, "zstd -t", lambda path: _pyarrow().input_stream(str(path), compression="zstd")),
-        lambda file: _pyarrow().CompressedOutputStream(file, "zstd"),
-    ),
+    ".gz": (b"\x1f\x8b", "gzip -t", gzip.open, _write_gzip),
+    ".zst": (_ZSTD, "zstd -t", _read_zstd, _write_zstd),
     ".xz": (b"\xfd7zXZ\0", "xz -t", lzma.open, partial(lzma.open, mode="wb")),
     ".bz2": (b"BZh", "bzip2 -t", bz2.open, partial(bz2.open, mode="wb")),
 }
@@ -104,7 +108,7 @@ class _Bytes(io.RawIOBase):
     """The decompressed bytes of a file. They are counted, and damage is explained."""
 
     def __init__(self, stream: IO[bytes], name: str, repairs: Repairs):
-        self._stream, self._name, self.repairs = stream, name, repairs
+        self._stream, self._name, self._repairs = stream, name, repairs
 
     def readable(self) -> bool:
         return True
@@ -113,14 +117,12 @@ class _Bytes(io.RawIOBase):
         try:
             data = self._stream.read(len(buffer))
         except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
-            check = next(
-                (command for end, (_, command, *_) in COMPRESSIONS.items() if self._name.endswith(end)), "file"
-            )
+            _, check, *_ = COMPRESSIONS.get(Path(self._name).suffix, ("", "file"))
             hint = f"fetch it again (`{check} {shlex.quote(self._name)}` checks it), or leave it out"
             what = f"the file is damaged or incomplete: {error}"
             raise BertworksError(what, where=self._name, hint=hint) from error
         buffer[: len(data)] = data
-        self.repairs.bytes += len(data)
+        self._repairs.bytes += len(data)
         return len(data)
 
 
@@ -192,7 +194,10 @@ def open_lines(path: Path, name: str, repairs: Repairs | None = None) -> Iterato
         BertworksError: the file cannot be opened; while reading: it is damaged or incomplete.
     """
     try:
-        stream = _decompressed(path)
+        with path.open("rb") as file:
+            start = file.read(6)
+        openers = (opener for first, _, opener, _ in COMPRESSIONS.values() if start.startswith(first))
+        stream = next(openers, partial(Path.open, mode="rb"))(path)
     except OSError as error:
         what, hint = f"cannot be read: {error.strerror or error}", "make it readable, or leave it out"
         raise BertworksError(what, where=name, hint=hint) from error
@@ -254,16 +259,6 @@ def nothing_there(path: Path) -> UsageError:
     close = difflib.get_close_matches(path.name, names, 1)
     meant = f"did you mean {folder / close[0]}?" if close else f"see what is there: `ls {shlex.quote(str(folder))}`"
     return UsageError("there is no such file or folder", where=str(path), hint=meant)
-
-
-def _decompressed(path: Path) -> IO[bytes]:
-    with path.open("rb") as file:
-        magic = file.read(6)
-    for first, _, open_compressed, _ in COMPRESSIONS.values():
-        if magic.startswith(first):
-            stream: IO[bytes] = open_compressed(path)
-            return stream
-    return path.open("rb")
 
 
 def _unify_line_ends(text: str) -> str:

@@ -260,9 +260,8 @@ def _refuse_other(existing: dict[str, Any], settings: dict[str, Any], reader: Co
     """Refuse a folder of other settings. Files that were copied, moved or touched are compared by content."""
     names = [name for name in settings if existing.get(name) != settings[name]]
     if names == ["files_sha256"]:
-        settings = {"content_sha256": reader.content_sha256()}
-        names = [name for name in settings if existing.get(name) != settings[name]]
-    if names:
+        _refuse_other(existing, {"content_sha256": reader.content_sha256()}, reader, folder)
+    elif names:
         shown = "; ".join(f"{name}: {_short(existing.get(name))}, now {_short(settings[name])}" for name in names)
         what = f"this folder holds the shards of another command ({shown})"
         hint = "write to another folder with -o, or replace the shards with --overwrite"
