@@ -197,7 +197,7 @@ def open_lines(path: Path, name: str, repairs: Repairs | None = None) -> Iterato
         with path.open("rb") as file:
             start = file.read(6)
         openers = (opener for first, _, opener, _ in COMPRESSIONS.values() if start.startswith(first))
-        stream = next(openers, partial(Path.open, mode="rb"))(path)
+        stream: Any = next(openers, partial(Path.open, mode="rb"))(path)
     except OSError as error:
         what, hint = f"cannot be read: {error.strerror or error}", "make it readable, or leave it out"
         raise BertworksError(what, where=name, hint=hint) from error

@@ -118,7 +118,7 @@ class PartWriter:
         content = json.dumps([self._tokenizer.sha256, pieces], ensure_ascii=False)
         return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
-    def encode(self, pieces: list[Piece]) -> dict[str, NDArray[Any]]:
+    def encode(self, pieces: list[Piece]) -> dict[str, Any]:
         """Split and encode the text of a part."""
         sentences: list[str] = []
         fragments = [0]
