@@ -229,6 +229,9 @@ def test_wikiextractor_entities_and_a_cut_off_article(tmp_path: Path) -> None:
     )
     assert texts(path) == ["A & B <x>", "Rest"]
     assert report(path).malformed.places == [f"{path}:4"]
+    stray = write(tmp_path / "wiki_01", '<doc id="1">\nA\n</doc>\nstray\n<doc id="2">\nB\n</doc>\nrest\n')
+    assert texts(stray) == ["A", "stray", "B", "rest"]
+    assert report(stray).malformed.places == [f"{stray}:3", f"{stray}:7"]
 
 
 # --- the text column --------------------------------------------------------------------------------------------------

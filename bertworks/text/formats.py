@@ -178,10 +178,10 @@ class FileReader:
         start, lines, inside = 1, list[str](), False
         for number, line in itertools.chain(reader.lines(), [(0, "<doc ")]):  # the file may end in an article
             if line.startswith(("<doc ", "</doc>")):
-                if inside:
+                if inside or lines:
                     yield RawDocument(start, lines, None)
-                if inside and not line.startswith("</doc>"):
-                    self.report.malformed.add(f"{self.name}:{start}")
+                    if not (inside and line.startswith("</doc>")):
+                        self.report.malformed.add(f"{self.name}:{start}")
                 start, lines, inside = number, [], line.startswith("<doc ")
             elif line:
                 lines.append(html.unescape(line))
