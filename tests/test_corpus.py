@@ -12,6 +12,7 @@ import sys
 import tarfile
 import textwrap
 import tracemalloc
+from itertools import groupby
 from pathlib import Path
 
 import pyarrow
@@ -227,7 +228,10 @@ def test_wikiextractor_entities_and_a_cut_off_article(tmp_path: Path) -> None:
         tmp_path / "wiki_00", '<doc id="1" title="A">\nA &amp; B &lt;x&gt;\n</doc>\n<doc id="2" title="B">\nRest\n'
     )
     assert texts(path) == ["A & B <x>", "Rest"]
-    assert report(path).malformed.count == 1
+    assert report(path).malformed.places == [f"{path}:4"]
+    stray = write(tmp_path / "wiki_01", '<doc id="1">\nA\n</doc>\nstray\n<doc id="2">\nB\n</doc>\nrest\n')
+    assert texts(stray) == ["A", "stray", "B", "rest"]
+    assert report(stray).malformed.places == [f"{stray}:3", f"{stray}:7"]
 
 
 # --- the text column --------------------------------------------------------------------------------------------------
@@ -309,6 +313,9 @@ def test_byte_order_marks_line_ends_and_null_characters(tmp_path: Path) -> None:
     broken = write(tmp_path / "broken.txt", "abc def.".encode("utf-16") + b"\x41")
     assert texts(broken)[0].startswith("abc def.")
     assert report(broken).bad_bytes.count == 1
+    half = write(tmp_path / "half.txt", b"\xff\xfe" + "one\ntw\ud800o".encode("utf-16-le", "surrogatepass"))
+    assert texts(half) == ["one\ntw\ufffdo"]
+    assert report(half).bad_bytes.places == [f"{half}:2"]
 
 
 def test_lone_surrogates_and_null_in_json_are_repaired(tmp_path: Path) -> None:
@@ -602,6 +609,25 @@ def test_lines_do_not_depend_on_the_size_of_blocks(
                 (n, line.removeprefix("\ufeff") if n == 1 else line) for n, line in expected
             ]
     assert repairs.bytes == len("\n".join(lines).encode())
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.text("ab 。é\n", max_size=60), min_size=1, max_size=5).map("".join),
+    st.integers(1, 20),
+    st.integers(1, 30),
+)
+def test_long_lines_are_divided_and_lose_nothing(
+    tmp_path_factory: pytest.TempPathFactory, text: str, size: int, longest: int
+) -> None:
+    path = write(tmp_path_factory.mktemp("long") / "a.txt", text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(text_files, "BLOCK_SIZE", size)
+        with text_files.open_lines(path, "a.txt") as reader:
+            found = list(reader.lines(longest=longest))
+    expected = text.removesuffix("\n").split("\n") if text else []
+    assert ["".join(line for _, line in group) for _, group in groupby(found, lambda line: line[0])] == expected
+    assert all(len(line) <= size + 2 * longest for _, line in found)
 
 
 def test_real_corpora_are_understood(data_folder: Path) -> None:

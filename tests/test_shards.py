@@ -26,7 +26,7 @@ from bertworks.io.atomic_write import sha256
 from bertworks.text import shard_writer as parts_module
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.segmentation import split_sentences
-from bertworks.text.shard_writer import cut_into_parts, find_part, part_path, token_dtype
+from bertworks.text.shard_writer import PartWriter, cut_into_parts, is_complete, part_path, token_dtype
 from bertworks.text.shards import Shards, holds_shards, write_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.word_cache import WordCache
@@ -319,27 +319,57 @@ def test_it_goes_on_with_the_parts_that_are_there(
     torn, flipped = part_path(folder / "parts", 1), part_path(folder / "parts", 4)
     torn.write_bytes(torn.read_bytes()[:-1])
     data = bytearray(flipped.read_bytes())
-    data[-1] ^= 1
+    data[data.index(b"tokens.npy") + 200] ^= 1
     flipped.write_bytes(data)
-    made: list[int] = []
-    write = parts_module.PartWriter.write
-    monkeypatch.setattr(
-        parts_module.PartWriter, "write", lambda self, part: (made.append(part.number), write(self, part))[1]
-    )
+    made: list[Path] = []
+
+    def look(path: Path, key: str) -> bool:
+        complete = is_complete(path, key)
+        if not complete:
+            made.append(path)
+        return complete
+
+    monkeypatch.setattr(parts_module, "is_complete", look)
     shards = write_shards(reader, tokenizer, folder, workers=1, part_characters=3000)
     total = sum(1 for _ in cut_into_parts((document.text for document in reader), 3000))
-    assert made == [1, 4, *range(6, total)]
+    assert made == [part_path(folder / "parts", number) for number in (1, 4, *range(6, total))]
     assert hashes(shards.folder) == hashes(whole.folder)
 
 
-def test_a_part_of_another_text_is_not_taken(reader: CorpusReader, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_part_of_another_text_or_tokenizer_is_not_taken(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    make_tokenizer(tmp_path / "other", [*WORDS, *LETTERS[:20]]).save(tmp_path / "other")
     tokenizer.save(tmp_path / "tokenizer")
-    writer = parts_module.PartWriter(tmp_path / "tokenizer", tmp_path)
-    one, other = next(cut_into_parts(["The cat sat."], 9)), next(cut_into_parts(["The dog sat."], 9))
-    counts = writer.write(one)
-    assert find_part(tmp_path, one, tokenizer.sha256) == counts
-    assert find_part(tmp_path, other, tokenizer.sha256) is None
-    assert find_part(tmp_path, one, "0" * 64) is None
+    writer = PartWriter(tmp_path / "tokenizer", tmp_path)
+    other_writer = PartWriter(tmp_path / "other", tmp_path)
+    (_, one), (_, other) = next(cut_into_parts(["The cat sat."], 9)), next(cut_into_parts(["The dog sat."], 9))
+    path = part_path(tmp_path, 0)
+    assert writer((0, one)) == len("The cat sat.")
+    assert is_complete(path, writer.key(one))
+    assert not is_complete(path, writer.key(other))
+    assert not is_complete(path, other_writer.key(one))
+    other_writer((0, one))
+    assert is_complete(path, other_writer.key(one))
+
+
+def test_damage_to_a_part_is_found_or_harmless(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    tokenizer.save(tmp_path / "tokenizer")
+    writer = PartWriter(tmp_path / "tokenizer", tmp_path)
+    number, pieces = next(cut_into_parts(["The cat sat.", "A dog ran home.\nThe dog."], 9))
+    writer((number, pieces))
+    path, key = part_path(tmp_path, 0), writer.key(pieces)
+
+    def content() -> dict[str, object]:
+        with np.load(path) as part:
+            return {name: array.tolist() for name, array in part.items()}
+
+    whole, before = path.read_bytes(), content()
+    for position in range(0, len(whole), 3):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 1]) + whole[position + 1 :])
+        if is_complete(path, key):
+            assert content() == before
+    for size in range(0, len(whole), 50):
+        path.write_bytes(whole[:size])
+        assert not is_complete(path, key)
 
 
 def test_long_documents_go_on_from_part_to_part(
@@ -366,7 +396,7 @@ def test_long_documents_go_on_from_part_to_part(
 @pytest.mark.parametrize("texts", [[""], ["a" * 1000], ["b " * 300, "x\ny"], ["é" * 700 + "\n" + "z" * 90]])
 def test_pieces_make_the_document(texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parts_module, "PIECE_CHARACTERS", 100)
-    pieces = [(piece, begins) for part in cut_into_parts(texts, 150) for begins, piece in part.pieces]
+    pieces = [(piece, begins) for _, part in cut_into_parts(texts, 150) for begins, piece in part]
     assert "".join(piece for piece, _ in pieces) == "".join(texts)
     assert sum(begins for _, begins in pieces) == len(texts)
     assert all(len(piece) <= 100 for piece, _ in pieces)

@@ -16,21 +16,11 @@ from bertworks.datasets import annotations
 from bertworks.datasets.values import SAMPLE_ROWS, has_header, names_columns
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io import tables
-from bertworks.io.text_files import (
-    IssueCounter,
-    LineReader,
-    Repairs,
-    format_suffix,
-    not_text,
-    nothing_there,
-    open_lines,
-    rereadable,
-)
+from bertworks.io.processes import chunk_by_size
+from bertworks.io.text_files import IssueCounter, LineReader, nothing_there, open_lines, rereadable
 
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
 Quoting = Literal["auto", "raw", "quoted"]
-_CONLL_SUFFIXES = (".conll", ".bio", ".iob", ".iob2", ".bioes")
-_JSON_SUFFIXES = (".jsonl", ".ndjson", ".jsonlines", ".json")
 _PARQUET_ROWS = 256  # held in memory at a time
 _SAMPLE_CHARACTERS = 1 << 20  # from which the meaning of quote marks is inferred
 
@@ -92,7 +82,7 @@ class RowReader:
                 self.columns = list(file.schema_arrow.names)
             self._check_names("the schema", "give the columns different names")
         else:
-            with open_lines(self.path, self.name, Repairs()) as reader:
+            with open_lines(self.path, self.name) as reader:
                 self._recognize(reader)
         self.written_columns = self.written_columns or self.columns
 
@@ -127,27 +117,28 @@ class RowReader:
             yield from enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches), 1)
 
     def _recognize(self, reader: LineReader) -> None:
-        suffix, head = format_suffix(self.name), reader.head.lstrip()
+        head = reader.head.lstrip()
         if not head:
             raise BertworksError("the file is empty", where=self.name, hint="name a file that holds rows")
-        if other := not_text(head):
-            hint = other[1] or "name a csv, tsv, json, Parquet or CoNLL file"
-            raise BertworksError(f"this is {other[0]}", where=self.name, hint=hint)
-        if suffix == ".conllu":
+        if reader.not_text:
+            what, hint = reader.not_text
+            hint = hint or "name a csv, tsv, json, Parquet or CoNLL file"
+            raise BertworksError(f"this is {what}", where=self.name, hint=hint)
+        if reader.suffix == ".conllu":
             hint = f"take two columns: `grep -v '^#' {shlex.quote(self.name)} | cut -f2,4 > tagged.conll`"
             what = "CoNLL-U files are treebanks: which column is the tag is unknown"
             raise BertworksError(what, where=self.name, hint=hint)
-        if suffix in _JSON_SUFFIXES or head.startswith((b'{"', b"[{", b"{\n", b"[\n")):
-            self._recognize_json()
+        if reader.format in ("json", "jsonl") or head.startswith((b'{"', b"[{", b"{\n", b"[\n")):
+            self._recognize_json(reader.format)
             return
         sample = reader.sample()
-        if suffix in _CONLL_SUFFIXES or annotations.looks_like_conll(sample):
+        if reader.format == "conll" or annotations.looks_like_conll(sample):
             width = self._width = annotations.conll_width(sample)
             self.kind = "conll"
             self._rows = lambda: annotations.read_conll(self._lines(), self.name, width)
             self.columns = ["tokens", *(["tags"] if width > 1 else []), "document", "lines"]
         else:
-            self._recognize_table(suffix, sample)
+            self._recognize_table(reader.format, sample)
 
     def with_tags(self, tags: Iterable[str]) -> Iterator[str]:
         """The lines of a CoNLL file, each with the tag of its word as one more cell (`annotations.with_tags`)."""
@@ -155,10 +146,10 @@ class RowReader:
 
     # --- tables ---
 
-    def _recognize_table(self, suffix: str, sample: list[str]) -> None:
+    def _recognize_table(self, format: str | None, sample: list[str]) -> None:
         self.kind = "table"
-        delimiter = tables.delimiter_of(sample, suffix)
-        if suffix not in (".csv", *tables.TSV_SUFFIXES):
+        delimiter = tables.delimiter_of(sample, format)
+        if format not in ("csv", "tsv"):
             first_line = next(line for line in sample if line.strip())
             delimiter = "\t" if "\t" in first_line else delimiter
             if self._header is None and delimiter != "\t" and not has_header(sample, delimiter):
@@ -167,7 +158,7 @@ class RowReader:
                 return
         quoted = self.quoting == "quoted"
         if self.quoting == "auto":
-            quoted = delimiter != "\t" or tables.quotes_matter(_quoted_lines(self._lines()))
+            quoted = delimiter != "\t" or tables.quotes_matter(_first_quoted_lines(self._lines()))
         rows = tables.split_rows(self._lines(), delimiter, quoted=quoted, name=self.name, strict=True)
         first, *others = [row for _, row in itertools.islice(rows, SAMPLE_ROWS) if row]
         named = self._header if self._header is not None else names_columns(first, others)
@@ -201,13 +192,13 @@ class RowReader:
 
     # --- JSON ---
 
-    def _recognize_json(self) -> None:
+    def _recognize_json(self, format: str | None) -> None:
         """JSON lines if the first line is an object by itself; else the whole file is one value."""
         number, first = next((number, line) for number, line in self._lines() if line.strip())
         try:
             value = json.loads(first)
         except (ValueError, RecursionError):
-            if format_suffix(self.name) != ".json" and not first.lstrip().startswith(("[", "{")):
+            if format != "json" and not first.lstrip().startswith(("[", "{")):
                 parse_json(first, self.name, number)
             value = None
         whole = not isinstance(value, dict) or annotations.is_squad(value)
@@ -257,25 +248,19 @@ class RowReader:
         return parse_json("\n".join(line for _, line in self._lines()), self.name)
 
 
-def _quoted_lines(lines: Iterator[tuple[int, str]]) -> list[str]:
+def _first_quoted_lines(lines: Iterator[tuple[int, str]]) -> list[str]:
     """A sample of lines that begins with the first line with a quote mark."""
-    sample, size = list[str](), 0
-    for _, line in itertools.dropwhile(lambda numbered: '"' not in numbered[1], lines):
-        sample.append(line.removesuffix("\r"))
-        size += len(line)
-        if size > _SAMPLE_CHARACTERS:
-            break
-    return sample
+    quoted = itertools.dropwhile(lambda line: '"' not in line, (line.removesuffix("\r") for _, line in lines))
+    return next(chunk_by_size(quoted, _SAMPLE_CHARACTERS, len), [])
 
 
 def utf8_lines(path: Path, name: str) -> Iterator[tuple[int, str]]:
     """The numbered lines of a file; BertworksError for a line that is not UTF-8."""
-    repairs = Repairs()
-    with open_lines(path, name, repairs) as reader:
+    with open_lines(path, name) as reader:
         for numbered in reader.lines(exact=True):
-            if repairs.bad_bytes.count:
+            if reader.repairs.bad_bytes.count:
                 hint = "convert the file: `iconv -f CP1252 -t UTF-8 FILE` (or CP932, EUC-KR, ...)"
-                where = repairs.bad_bytes.places[0]
+                where = reader.repairs.bad_bytes.places[0]
                 raise BertworksError("the line has bytes that are not UTF-8", where=where, hint=hint)
             yield numbered
 

@@ -3,29 +3,21 @@
 The file appears when it is complete. Memory use does not grow with the file.
 """
 
-import bz2
 import csv
-import gzip
 import itertools
 import json
-import lzma
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import replacing
-from bertworks.io.text_files import COMPRESSIONS, format_suffix
+from bertworks.io.text_files import COMPRESSIONS, FORMATS, format_suffix
 
 FileKind = Literal["csv", "tsv", "jsonl", "json", "parquet", "conll"]
-_KINDS: dict[str, FileKind] = {
-    ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".jsonlines": "jsonl",
-    ".json": "json", ".parquet": "parquet", ".pq": "parquet",
-    ".conll": "conll", ".bio": "conll", ".iob": "conll", ".iob2": "conll", ".bioes": "conll",
-}  # fmt: skip
 _BATCH_ROWS = 500  # held in memory
 
 
@@ -90,10 +82,11 @@ def kind_of(path: str | Path, *, vectors: bool = False) -> FileKind:
     if str(path) == "-":
         return "csv"
     name = str(path).lower()
-    kind = _KINDS.get(format_suffix(name))
-    if kind is None or (kind == "parquet" and name.endswith(tuple(COMPRESSIONS))):
-        suffixes = ", ".join(suffix for suffix, other in _KINDS.items() if not vectors or other != "conll")
-        what = "the name does not tell the kind of file" if kind is None else "Parquet is compressed inside"
+    kind = FORMATS.get(format_suffix(name))
+    if kind is None or kind == "text" or (kind == "parquet" and name.endswith(tuple(COMPRESSIONS))):
+        left_out = ("text", "conll") if vectors else ("text",)
+        suffixes = ", ".join(suffix for suffix, other in FORMATS.items() if other not in left_out)
+        what = "Parquet is compressed inside" if kind == "parquet" else "the name does not tell the kind of file"
         also = f"all but Parquet also with {', '.join(COMPRESSIONS)} after it"
         hint = f"end it in {'.npy; or in ' if vectors else ''}{suffixes}; {also}"
         raise UsageError(what, where=str(path), hint=hint)
@@ -120,11 +113,8 @@ def as_json(value: Any) -> str:
 def _json_array(lines: Iterator[str]) -> Iterator[str]:
     """The lines of one JSON array with one row on each line."""
     yield "["
-    for last in itertools.islice(lines, 1):
-        for line in lines:
-            yield f"{last},"
-            last = line
-        yield last
+    for line, following in itertools.pairwise(itertools.chain(lines, [None])):
+        yield f"{line}," if following else f"{line}"
     yield "]"
 
 
@@ -167,23 +157,9 @@ def _open_output(path: str | Path) -> Iterator[Any]:
         yield sys.stdout.buffer
         return
     target = Path(path).expanduser()
-    with replacing(target) as temporary, temporary.open("wb") as file, _compressed(file, target.suffix) as stream:
+    *_, compressed = COMPRESSIONS.get(target.suffix.lower(), (nullcontext,))
+    with replacing(target) as temporary, temporary.open("wb") as file, compressed(file) as stream:
         yield stream
-
-
-def _compressed(file: IO[bytes], suffix: str) -> Any:
-    match suffix.lower():
-        case ".gz":  # without a name and a time: the same rows give the same bytes
-            return gzip.GzipFile("", "wb", 6, file, mtime=0)
-        case ".bz2":
-            return bz2.open(file, "wb")
-        case ".xz":
-            return lzma.open(file, "wb")
-        case ".zst":
-            import pyarrow
-
-            return pyarrow.CompressedOutputStream(file, "zstd")
-    return nullcontext(file)
 
 
 def _write_parquet(path: Path, rows: Iterator[Mapping[str, Any]], columns: Sequence[str], name: str) -> int:

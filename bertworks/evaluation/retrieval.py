@@ -18,7 +18,7 @@ from bertworks.errors import BertworksError
 from bertworks.events import Event
 from bertworks.inference.predictor import AT_ONCE
 from bertworks.io.tables import as_text
-from bertworks.io.text_files import IssueCounter, Repairs, open_lines
+from bertworks.io.text_files import IssueCounter, open_lines
 from bertworks.models.encoder import Pooling
 from bertworks.retrieval.index import RERANKED, Index, Ranking
 from bertworks.retrieval.ranking import Reranker, Scores, ranking_figures, top_k
@@ -103,7 +103,7 @@ def _read_trec(folder: Path) -> tuple[dict[str, str], dict[str, str], Grades]:
     documents, queries = dict[str, str](), dict[str, str]()
     grades: Grades = {}
     for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
-        with open_lines(path, str(path), Repairs()) as reader:
+        with open_lines(path, str(path)) as reader:
             lines = [line for _, line in reader.lines()]
         judgments = [_JUDGMENT.fullmatch(line) for line in lines if line.strip()]
         if lines and all(judgments):

@@ -16,7 +16,6 @@ TEXT_NAMES = (
     *("sentence", "sentences", "raw_text", "raw_content", "plain_text", "maintext", "story", "abstract", "review"),
     *("comment", "本文", "テキスト", "본문", "텍스트"),
 )
-TSV_SUFFIXES = (".tsv", ".tab")
 _MIN_TEXT = 20  # characters on average of a column that is inferred to be text
 _LONGEST_CELL = 1 << 26  # characters; longer cells come from a quote mark that is never closed
 _UNCLOSED = re.compile("end of data|field limit")
@@ -25,11 +24,11 @@ _CELL = re.compile(_QUOTED_CELL + r'|[^"\t\n]*+(?=[\t\n]|\Z)')
 _UNFINISHED_CELL = re.compile(r'"(?:[^"]+|"")*+\Z')
 
 
-def delimiter_of(sample: Sequence[str], suffix: str) -> str:
-    """The delimiter of a table: a tab if the suffix of its name says so, else the most frequent of , ; tab | in the
+def delimiter_of(sample: Sequence[str], format: str | None) -> str:
+    """The delimiter of a table: a tab if the format of its name says so, else the most frequent of , ; tab | in the
     first line."""
     header = next((line for line in sample if line.strip()), "")
-    return "\t" if suffix in TSV_SUFFIXES else max(",;\t|", key=header.count)
+    return "\t" if format == "tsv" else max(",;\t|", key=header.count)
 
 
 def quotes_matter(lines: Sequence[str]) -> bool:

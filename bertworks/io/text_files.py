@@ -7,6 +7,7 @@ import bz2
 import codecs
 import difflib
 import gzip
+import io
 import lzma
 import shlex
 import shutil
@@ -16,33 +17,54 @@ import tempfile
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 from bertworks.errors import BertworksError, UsageError
 
 BLOCK_SIZE = 1 << 20  # bytes read at a time, and the size of the sample from which the format is inferred
-LONGEST_PIECE = 1 << 22  # bytes; a longer line of plain text is cut at a space, so that memory stays flat
+LONGEST_PIECE = 1 << 22  # characters; longer lines of plain text are cut at a space, so that memory stays flat
 STDIN = "<stdin>"  # standard input in messages and in the parser of the command line
 _NAMED_PLACES = 5
+_SPACES = " 。　\r\t"  # where a line may be divided
+_MARK = "\udcff"  # stands for each sequence of bytes that is not text, until its line is counted
+_MARKED = "bertworks-marked"  # the error handler that writes it
+codecs.register_error(_MARKED, lambda error: (_MARK, error.end))  # type: ignore[attr-defined]
 
 
-def _open_zst(path: Path) -> Any:
+def _write_gzip(file: IO[bytes]) -> Any:
+    return gzip.GzipFile("", "wb", 6, file, mtime=0)  # without a name and a time: the same rows give the same bytes
+
+
+def _read_zstd(path: Path) -> Any:
     import pyarrow
 
-    return pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
+    return pyarrow.input_stream(str(path), compression="zstd")
 
 
-COMPRESSIONS: dict[str, tuple[bytes, str, Callable[[Path], Any]]] = {
-    # by suffix: the first bytes of a file, the command that checks it, how it is opened
-    ".gz": (b"\x1f\x8b", "gzip -t", gzip.open),
-    ".zst": (b"\x28\xb5\x2f\xfd", "zstd -t", _open_zst),
-    ".xz": (b"\xfd7zXZ\0", "xz -t", lzma.open),
-    ".bz2": (b"BZh", "bzip2 -t", bz2.open),
+def _write_zstd(file: IO[bytes]) -> Any:
+    import pyarrow
+
+    return pyarrow.CompressedOutputStream(file, "zstd")
+
+
+# A .zst file may begin with a frame without text.
+_ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60)))
+COMPRESSIONS: dict[str, tuple[bytes | tuple[bytes, ...], str, Callable[[Path], Any], Callable[[IO[bytes]], Any]]] = {
+    # by suffix: the first bytes of a file, the command that checks it, how it is read and written
+    ".gz": (b"\x1f\x8b", "gzip -t", gzip.open, _write_gzip),
+    ".zst": (_ZSTD, "zstd -t", _read_zstd, _write_zstd),
+    ".xz": (b"\xfd7zXZ\0", "xz -t", lzma.open, partial(lzma.open, mode="wb")),
+    ".bz2": (b"BZh", "bzip2 -t", bz2.open, partial(bz2.open, mode="wb")),
 }
-_SKIPPABLE = b"\x2a\x4d\x18"  # after a byte 0x50 to 0x5f: a frame without text at the start of a .zst file
+FORMATS: dict[str, Literal["csv", "tsv", "jsonl", "json", "parquet", "conll", "text"]] = {  # by suffix
+    ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".jsonlines": "jsonl",
+    ".json": "json", ".parquet": "parquet", ".pq": "parquet", ".txt": "text", ".text": "text",
+    ".conll": "conll", ".bio": "conll", ".iob": "conll", ".iob2": "conll", ".bioes": "conll",
+}  # fmt: skip
 _BYTE_ORDER_MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
     (codecs.BOM_UTF32_LE, "utf-32"),
     (codecs.BOM_UTF32_BE, "utf-32"),
@@ -82,21 +104,49 @@ class Repairs:
     null_characters: IssueCounter = field(default_factory=IssueCounter)  # blocks of about 1 MB with NUL: dropped
 
 
+class _Bytes(io.RawIOBase):
+    """The decompressed bytes of a file. They are counted, and damage is explained."""
+
+    def __init__(self, stream: IO[bytes], name: str, repairs: Repairs):
+        self._stream, self._name, self._repairs = stream, name, repairs
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._stream.read(len(buffer))
+        except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
+            _, check, *_ = COMPRESSIONS.get(Path(self._name).suffix, ("", "file"))
+            hint = f"fetch it again (`{check} {shlex.quote(self._name)}` checks it), or leave it out"
+            what = f"the file is damaged or incomplete: {error}"
+            raise BertworksError(what, where=self._name, hint=hint) from error
+        buffer[: len(data)] = data
+        self._repairs.bytes += len(data)
+        return len(data)
+
+
 class LineReader:
     """The lines of an open file, from `open_lines`. They can be iterated once.
 
     Attributes:
         head: the first 1 MB, decompressed, as UTF-8 without a byte order mark.
+        suffix, format: of the name.
+        not_text: the format of a file that is not text, by its first bytes, and what to do with it, or ""; None: it is
+            text.
+        repairs: so far.
     """
 
     def __init__(self, stream: IO[bytes], name: str, repairs: Repairs):
-        self._stream, self._name, self._repairs = stream, name, repairs
-        self._decoder: codecs.IncrementalDecoder | None = None
-        self.head = self._read().removeprefix(codecs.BOM_UTF8)
-        encoding = next((encoding for mark, encoding in _BYTE_ORDER_MARKS if self.head.startswith(mark)), None)
-        if encoding:
-            self._decoder = codecs.getincrementaldecoder(encoding)("surrogatepass")
-            self.head = self._transcode(self.head)
+        self._name, self.repairs = name, repairs
+        self._bytes = io.BufferedReader(_Bytes(stream, name, repairs), BLOCK_SIZE)
+        head = self._bytes.peek()
+        encoding = next((encoding for mark, encoding in _BYTE_ORDER_MARKS if head.startswith(mark)), None)
+        self._encoding = encoding or "utf-8-sig"
+        self.head = head.decode(encoding, "replace").encode() if encoding else head.removeprefix(codecs.BOM_UTF8)
+        self.suffix = format_suffix(name)
+        self.format = FORMATS.get(self.suffix)
+        self.not_text = _not_text(self.head)
 
     def sample(self) -> list[str]:
         """The complete lines of `head`: the format is inferred from these."""
@@ -105,72 +155,35 @@ class LineReader:
             head = head[: head.rindex(b"\n")]
         return _unify_line_ends(head.decode("utf-8", "replace")).split("\n")
 
-    def lines(self, *, longest: int | None = None, exact: bool = False) -> Iterator[tuple[int, str]]:
+    def lines(self, *, longest: int = -1, exact: bool = False) -> Iterator[tuple[int, str]]:
         r"""Yield (line number from 1, line without its end). "\r\n" and "\r" end lines too, NUL is dropped.
 
         Args:
-            longest: bytes; a longer line is divided at a space into lines of the same number.
+            longest: characters; a line that is more than 1 MB longer is divided at a space into lines of one number.
             exact: only "\n" ends lines, "\r" and NUL stay.
         """
-        number = 1
-        for block in self._blocks(longest):
-            try:
-                text = block.decode()
-            except UnicodeDecodeError:
-                text = block.decode("utf-8", "replace")
-                for index, (before, after) in enumerate(zip(block.split(b"\n"), text.split("\n"))):
-                    if before != after.encode():
-                        self._repairs.bad_bytes.add(f"{self._name}:{number + index}")
-            if "\0" in text and not exact:
-                self._repairs.null_characters.add(f"{self._name}:{number}")
-                text = text.replace("\0", "")
-            lines = (text if exact else _unify_line_ends(text)).split("\n")
-            ends_with_newline = not lines[-1]
-            if ends_with_newline:
-                lines.pop()
-            yield from enumerate(lines, number)
-            number += len(lines) - (not ends_with_newline)
-
-    def _blocks(self, longest: int | None) -> Iterator[bytes]:
-        """Blocks of bytes that end with a line, unless the line is longer than `longest` or the file ends."""
-        pending, size, data = list[bytes](), 0, self.head
-        while data:
-            pending.append(data)
-            size += len(data)
-            newline = data.rfind(b"\n")
-            if newline >= 0 or (longest is not None and size > longest):
-                block = b"".join(pending)
-                cut = size - len(data) + newline + 1 if newline >= 0 else _cut_position(block)
-                yield block[:cut]
-                pending, size = [block[cut:]], size - cut
-            data = self._read()
-        if rest := b"".join(pending):
-            yield rest
-
-    def _read(self) -> bytes:
-        """The next block as UTF-8; empty at the end of the file."""
-        try:
-            data = self._stream.read(BLOCK_SIZE)
-        except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
-            check = next((command for end, (_, command, _) in COMPRESSIONS.items() if self._name.endswith(end)), "file")
-            hint = f"fetch it again (`{check} {shlex.quote(self._name)}` checks it), or leave it out"
-            what = f"the file is damaged or incomplete: {error}"
-            raise BertworksError(what, where=self._name, hint=hint) from error
-        self._repairs.bytes += len(data)
-        return self._transcode(data) if self._decoder else data
-
-    def _transcode(self, data: bytes) -> bytes:
-        """UTF-16 or UTF-32 to UTF-8. Errors become bytes that are not UTF-8, and are counted as such."""
-        assert self._decoder is not None
-        try:
-            return self._decoder.decode(data, final=not data).encode("utf-8", "surrogatepass")
-        except UnicodeDecodeError:
-            self._decoder.reset()
-            return b"\xff"
+        text = io.TextIOWrapper(self._bytes, self._encoding, _MARKED, newline="\n")
+        number, rest = 1, ""
+        while block := rest + text.read(BLOCK_SIZE):
+            end = text.readline(longest)
+            is_cut = len(end) == longest and not end.endswith("\n")
+            rest = end[max(map(end.rfind, _SPACES)) + 1 :] if is_cut else ""
+            block += end.removesuffix(rest)
+            if "\0" in block and not exact:
+                self.repairs.null_characters.add(f"{self._name}:{number}")
+                block = block.replace("\0", "")
+            block = block if exact else _unify_line_ends(block)
+            lines = block.split("\n")
+            for index, line in enumerate(lines) if _MARK in block else ():
+                if _MARK in line:
+                    self.repairs.bad_bytes.add(f"{self._name}:{number + index}")
+                    lines[index] = line.replace(_MARK, "\N{REPLACEMENT CHARACTER}")
+            yield from enumerate(lines if lines[-1] else lines[:-1], number)
+            number += len(lines) - 1
 
 
 @contextmanager
-def open_lines(path: Path, name: str, repairs: Repairs) -> Iterator[LineReader]:
+def open_lines(path: Path, name: str, repairs: Repairs | None = None) -> Iterator[LineReader]:
     """Open a file to read its lines. The compression is inferred from its first bytes, not from its name.
 
     Args:
@@ -181,12 +194,15 @@ def open_lines(path: Path, name: str, repairs: Repairs) -> Iterator[LineReader]:
         BertworksError: the file cannot be opened; while reading: it is damaged or incomplete.
     """
     try:
-        stream = _decompressed(path)
+        with path.open("rb") as file:
+            start = file.read(6)
+        openers = (opener for first, _, opener, _ in COMPRESSIONS.values() if start.startswith(first))
+        stream: Any = next(openers, partial(Path.open, mode="rb"))(path)
     except OSError as error:
         what, hint = f"cannot be read: {error.strerror or error}", "make it readable, or leave it out"
         raise BertworksError(what, where=name, hint=hint) from error
     with stream:
-        yield LineReader(stream, name, repairs)
+        yield LineReader(stream, name, repairs or Repairs())
 
 
 def rereadable(path: str | Path, owner: object) -> tuple[Path, str | None]:
@@ -197,26 +213,21 @@ def rereadable(path: str | Path, owner: object) -> tuple[Path, str | None]:
     Raises:
         BertworksError: there is no space for the copy.
     """
-    if str(path) == "-":
-        return _spooled(sys.stdin.buffer, owner), STDIN
     path = Path(path).expanduser()
-    if path.is_fifo():
-        with path.open("rb") as stream:
-            return _spooled(stream, owner), str(path)
-    return path, None
-
-
-def _spooled(stream: IO[bytes], owner: object) -> Path:
+    is_stdin = str(path) == "-"
+    if not is_stdin and not path.is_fifo():
+        return path, None
+    pipe = nullcontext(sys.stdin.buffer) if is_stdin else path.open("rb")
     try:
-        with tempfile.NamedTemporaryFile(prefix="bertworks-stdin-", delete=False) as file:
-            path = Path(file.name).resolve()
-            weakref.finalize(owner, path.unlink, missing_ok=True)
+        with pipe as stream, tempfile.NamedTemporaryFile(prefix="bertworks-stdin-", delete=False) as file:
+            copy = Path(file.name).resolve()
+            weakref.finalize(owner, copy.unlink, missing_ok=True)
             shutil.copyfileobj(stream, file, BLOCK_SIZE)
     except OSError as error:
         what = f"the input of a pipe cannot be copied to a file: {error.strerror}"
         hint = "set TMPDIR to a folder with more free space, or save the text in a file and name that"
         raise BertworksError(what, where=tempfile.tempdir, hint=hint) from error
-    return path
+    return copy, STDIN if is_stdin else str(path)
 
 
 def format_suffix(name: str) -> str:
@@ -225,27 +236,18 @@ def format_suffix(name: str) -> str:
     return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
 
 
-def not_text(head: bytes) -> tuple[str, str] | None:
-    """The format of a file that is not text, by its first bytes, and what to do with it, or ""; None: it is text."""
+def _not_text(head: bytes) -> tuple[str, str] | None:
     for first, format_and_hint in _OTHER_FORMATS.items():
         if head.startswith(first):
             return format_and_hint
-    if _is_tar(head):
+    with suppress(tarfile.HeaderError):
+        tarfile.TarInfo.frombuf(head[:512], "utf-8", "surrogateescape")
         return "a tar archive", "`tar xf FILE -C FOLDER` unpacks it; then name the folder"
     head = head[:8192]
     control = sum(head.count(byte) for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
     bad = head.decode("utf-8", "replace").count("\ufffd")
     binary = control > 0.3 * len(head) or (control > 0.02 * len(head) and bad > 0.1 * len(head))
     return ("not text", "") if binary else None
-
-
-def _is_tar(head: bytes) -> bool:
-    """Whether the bytes begin with the header of a tar archive, by its checksum."""
-    try:
-        tarfile.TarInfo.frombuf(head[:512], "utf-8", "surrogateescape")
-    except tarfile.HeaderError:
-        return False
-    return True
 
 
 def nothing_there(path: Path) -> UsageError:
@@ -259,28 +261,5 @@ def nothing_there(path: Path) -> UsageError:
     return UsageError("there is no such file or folder", where=str(path), hint=meant)
 
 
-def _decompressed(path: Path) -> IO[bytes]:
-    with path.open("rb") as file:
-        magic = file.read(6)
-    if magic[1:4] == _SKIPPABLE and 0x50 <= magic[0] <= 0x5F:
-        magic = COMPRESSIONS[".zst"][0]
-    for first, _, open_compressed in COMPRESSIONS.values():
-        if magic.startswith(first):
-            stream: IO[bytes] = open_compressed(path)
-            return stream
-    return path.open("rb")
-
-
 def _unify_line_ends(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
-
-
-def _cut_position(data: bytes) -> int:
-    """Where to divide a long line: after the last space or Japanese full stop, else before the last character."""
-    for mark in (b" ", "。".encode(), "　".encode(), b"\r", b"\t"):
-        if (position := data.rfind(mark, len(data) // 2)) >= 0:
-            return position + len(mark)
-    cut = len(data) - 1
-    while cut > len(data) - 4 and data[cut] & 0xC0 == 0x80:  # a continuation byte of UTF-8
-        cut -= 1
-    return cut

@@ -8,12 +8,13 @@ import hashlib
 import os
 import shlex
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import NamedTuple
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import sha256
-from bertworks.io.text_files import COMPRESSIONS, IssueCounter, format_suffix, nothing_there, rereadable
+from bertworks.io.text_files import IssueCounter, format_suffix, nothing_there, rereadable
 from bertworks.text.formats import LARGEST_DOCUMENT, SUFFIXES, CorpusReport, Documents, FileReader
 from bertworks.text.segmentation import cut_text, paragraphs
 
@@ -59,43 +60,34 @@ class CorpusReader:
             document at all.
     """
 
-    def __init__(
-        self,
-        inputs: Sequence[str | Path],
-        *,
-        text_column: str | None = None,
-        documents: Documents = "auto",
-    ):
+    def __init__(self, inputs: Sequence[str | Path], *, text_column: str | None = None, documents: Documents = "auto"):
         self.text_column, self.documents = text_column, documents
         self.folders: list[Path] = []
         self._skipped = IssueCounter()
-        self._names: dict[Path, str] = {}
-        self._relative: dict[Path, str] = {}  # file -> path relative to its input
+        self._names: dict[Path, tuple[str, str]] = {}  # file -> path relative to its input, name in messages
         for item in [inputs] if isinstance(inputs, str | Path) else inputs:
             path, pipe_name = rereadable(item, self)
             found = [(path, "")] if pipe_name else self._find(path)
-            files = {file.resolve(): (relative, pipe_name or str(file)) for file, relative in found}
+            files = [(file.resolve(), (relative, pipe_name or str(file))) for file, relative in found]
             if not files:
                 what = f"the folder has no file to read; skipped: {self._skipped}"
                 hint = f"put files there that end in {', '.join(SUFFIXES)}, or name a file of another kind itself"
                 raise BertworksError(what, where=str(path), hint=hint)
-            for file, (relative, name) in files.items():
-                self._names[file] = name
-                self._relative[file] = min(relative, self._relative.get(file, relative))
-        if not self._relative:
+            for file, names in files:
+                self._names[file] = min(names, self._names.get(file, names))
+        if not self._names:
             hint = "name files, folders, a glob in quotes, or - for standard input"
             raise UsageError("no input was given", hint=hint)
-        self.files = sorted(self._relative, key=lambda path: (self._relative[path], path))
+        self.files = sorted(self._names, key=lambda path: (self._names[path][0], path))
         self.report = CorpusReport()
 
     def __iter__(self) -> Iterator[Document]:
-        report = CorpusReport(files=len(self.files))
-        report.skipped_files = IssueCounter(self._skipped.count, list(self._skipped.places))
+        report = CorpusReport(files=len(self.files), skipped_files=deepcopy(self._skipped))
         for path in self.files:
             yield from self._read(path, report)
         if not report.documents:
             what = "\n  ".join(["no text was found", *report.issues()])
-            where = self._names[self.files[0]] + (" ..." if len(self.files) > 1 else "")
+            where = self._names[self.files[0]][1] + (" ..." if len(self.files) > 1 else "")
             raise BertworksError(what, where=where, hint="name files that hold text")
         self.report = report
 
@@ -110,7 +102,7 @@ class CorpusReader:
             try:
                 status = path.stat()
             except OSError as error:
-                raise BertworksError(f"cannot be read: {error.strerror}", where=self._names[path]) from error
+                raise BertworksError(f"cannot be read: {error.strerror}", where=self._names[path][1]) from error
             size += status.st_size
             digest.update(f"{path} {status.st_size} {status.st_mtime_ns}\n".encode("utf-8", "surrogateescape"))
         return Identity(len(self.files), size, digest.hexdigest())
@@ -119,11 +111,11 @@ class CorpusReader:
         """The sha256 of all files and of their paths relative to the inputs. A copy of the files has the same."""
         digest = hashlib.sha256()
         for path in self.files:
-            digest.update(f"{self._relative[path]} {sha256(path)}\n".encode("utf-8", "surrogateescape"))
+            digest.update(f"{self._names[path][0]} {sha256(path)}\n".encode("utf-8", "surrogateescape"))
         return digest.hexdigest()
 
     def _read(self, path: Path, report: CorpusReport) -> Iterator[Document]:
-        name = self._names[path]
+        _, name = self._names[path]
         for raw in FileReader(path, name, report, self.text_column, self.documents):
             source = f"{name}:{raw.line}"
             report.wrapped_documents += raw.margin is not None
@@ -179,18 +171,12 @@ def _skip_reason(path: Path) -> str:
         return "a link to a folder; name it as an input of its own" if path.is_symlink() else ""
     if _is_special(path):
         return _SPECIAL
-    known = format_suffix(path.name) in ("", *SUFFIXES) or _is_wiki_part(path.name)
-    return "" if known else "a suffix that is not read"
+    return "" if format_suffix(path.name) in ("", *SUFFIXES) else "a suffix that is not read"
 
 
 def _is_special(path: Path) -> bool:
     """Whether the path is a pipe or a device, which could block a reader forever."""
     return not path.is_file() and path.exists()
-
-
-def _is_wiki_part(name: str) -> bool:
-    """Whether a name is a compressed file without another suffix, as `wiki_00.bz2` of WikiExtractor."""
-    return Path(name).suffix in COMPRESSIONS and "." not in Path(name).stem
 
 
 def _raise_unreadable(error: OSError) -> None:

@@ -5,6 +5,8 @@ Shards are read once, in bounded memory.
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,6 @@ from bertworks.text.tokenizer_folder import count_cased
 
 _BLOCK_TOKENS = 1 << 20
 _BLOCK_SENTENCES = 1 << 18
-_ODD = np.uint64(0x9E3779B97F4A7C15)
 _MAX_HASHES = 1 << 21  # to find duplicates (48 MB); of more texts a sample by hash is kept, with all copies
 _SHOWN = 5
 _SHOWN_TOKENS = 40
@@ -117,7 +118,7 @@ def corpus_report(shards: Shards, tokenizer: Tokenizer | None = None) -> CorpusS
         single_sentence_documents=single,
         duplicate_sentences=sentence_hashes.duplicates(lambda row: _text(shards, tokenizer, row, row + 1)),
         duplicate_documents=document_hashes.duplicates(
-            lambda row: _text(shards, tokenizer, int(shards.documents[row]), int(shards.documents[row + 1]))
+            lambda row: _text(shards, tokenizer, *shards.documents[row : row + 2])
         ),
         warnings=[],
     )
@@ -134,19 +135,10 @@ def _ranges(borders: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:
 
 
 def _hash_rows(values: NDArray[Any], borders: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """A 64-bit hash of each row values[borders[i]:borders[i+1]]. No row is empty."""
-    lengths = np.diff(borders)
-    places = (np.arange(len(values)) - np.repeat(borders[:-1], lengths)).astype(np.uint64)
-    mixed = _mix(_mix(values.astype(np.uint64)) + places * _ODD)
-    return _mix(np.add.reduceat(mixed, borders[:-1]) + lengths.astype(np.uint64))
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014): each bit of the result depends on all bits of x."""
-    x = x + _ODD
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
+    """A 64-bit hash of each row values[borders[i]:borders[i+1]]."""
+    content = values.tobytes()
+    rows = (content[start:end] for start, end in pairwise((borders * values.itemsize).tolist()))
+    return np.frombuffer(b"".join(blake2b(row, digest_size=8).digest() for row in rows), np.uint64)
 
 
 class _HashSample:
@@ -156,43 +148,38 @@ class _HashSample:
         self._most = most
         self._level = 0  # low bits that must be zero
         self._total = 0
-        self._hashes = np.zeros(0, np.uint64)
-        self._rows = np.zeros(0, np.int64)  # first row of each hash
-        self._counts = np.zeros(0, np.int64)
+        # The first row of each hash, and how many rows have it.
+        self._found = np.zeros(0, [("hash", np.uint64), ("row", np.int64), ("count", np.int64)])
 
     def add(self, hashes: NDArray[np.uint64], first_row: int) -> None:
         self._total += len(hashes)
-        kept = np.flatnonzero(self._in_sample(hashes))
-        self._hashes = np.concatenate([self._hashes, hashes[kept]])
-        self._rows = np.concatenate([self._rows, first_row + kept])
-        self._counts = np.concatenate([self._counts, np.ones(len(kept), np.int64)])
-        if len(self._hashes) > self._most:
+        new = np.ones(len(hashes), self._found.dtype)
+        new["hash"], new["row"] = hashes, np.arange(first_row, first_row + len(hashes))
+        self._found = np.concatenate([self._found, self._in_sample(new)])
+        if len(self._found) > self._most:
             self._merge()
-            while len(self._hashes) > self._most // 2:  # half, so that sorting is rare
+            while len(self._found) > self._most // 2:  # half, so that sorting is rare
                 self._level += 1
-                self._keep(self._in_sample(self._hashes))
+                self._found = self._in_sample(self._found)
 
-    def _in_sample(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        return np.asarray(hashes & np.uint64((1 << self._level) - 1) == 0, np.bool_)
-
-    def _keep(self, which: NDArray[Any]) -> None:
-        self._hashes, self._rows, self._counts = self._hashes[which], self._rows[which], self._counts[which]
+    def _in_sample(self, found: NDArray[Any]) -> NDArray[Any]:
+        return np.asarray(found[found["hash"] & np.uint64((1 << self._level) - 1) == 0])
 
     def _merge(self) -> None:
         """Merge equal hashes."""
-        distinct, firsts, owners = np.unique(self._hashes, return_index=True, return_inverse=True)
-        counts = np.bincount(owners, self._counts, len(distinct)).astype(np.int64)  # exact below 2 ** 53
-        self._keep(firsts)
-        self._counts = counts
+        _, firsts, owners = np.unique(self._found["hash"], return_index=True, return_inverse=True)
+        counts = np.bincount(owners, self._found["count"], len(firsts))  # exact below 2 ** 53
+        self._found = self._found[firsts]
+        self._found["count"] = counts
 
     def duplicates(self, text_of: Callable[[int], str]) -> Duplicates:
         """The copies among all rows. text_of: the text of a row."""
         self._merge()
-        looked_at = int(self._counts.sum())
-        copies = looked_at - len(self._hashes)
+        looked_at = int(self._found["count"].sum())
+        copies = looked_at - len(self._found)
         share = copies / max(looked_at, 1)
-        order = np.lexsort((self._rows, -self._counts))[:_SHOWN]
-        repeated = {text_of(int(self._rows[i])): int(self._counts[i]) for i in order if self._counts[i] > 1}
+        order = np.lexsort((self._found["row"], -self._found["count"]))[:_SHOWN]
+        repeated = {text_of(row): count for _, row, count in self._found[order].tolist() if count > 1}
         return Duplicates(round(share * self._total) if self._level else copies, share, repeated, 0.5**self._level)
 
 

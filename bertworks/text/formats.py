@@ -14,28 +14,15 @@ from typing import Any, Literal, NamedTuple
 
 from bertworks.errors import BertworksError
 from bertworks.io import tables
-from bertworks.io.text_files import (
-    COMPRESSIONS,
-    LONGEST_PIECE,
-    IssueCounter,
-    LineReader,
-    Repairs,
-    format_suffix,
-    not_text,
-    open_lines,
-)
+from bertworks.io.processes import chunk_by_size
+from bertworks.io.text_files import COMPRESSIONS, FORMATS, LONGEST_PIECE, IssueCounter, LineReader, Repairs, open_lines
 from bertworks.text.segmentation import margin_of, separation
 
 _BAD_BYTES = "lines with bytes that are not UTF-8 (replaced by \N{REPLACEMENT CHARACTER})"
 _MANY_BAD_LINES = 100  # more suggest that the file has another encoding
 LARGEST_DOCUMENT = 1 << 22  # characters; longer documents are divided, to bound memory
 _LONGEST_BLOCK = LARGEST_DOCUMENT + LARGEST_DOCUMENT // 4  # of lines without a blank one, at which it is divided
-SUFFIXES = {
-    **dict.fromkeys((".txt", ".text"), "text"),
-    **dict.fromkeys((".jsonl", ".ndjson", ".jsonlines", ".json"), "json"),
-    **dict.fromkeys((".csv", ".tsv", ".tab"), "table"),
-    **dict.fromkeys((".parquet", ".pq"), "parquet"),
-}
+SUFFIXES = [suffix for suffix, kind in FORMATS.items() if kind != "conll"]
 _SAMPLE_CHARACTERS = 1 << 20  # of the first records, from which the text column is inferred
 _SAMPLE_RECORDS = 100
 _MIN_LINES = 1000  # before a file with malformed lines is refused before its end
@@ -57,7 +44,7 @@ class _Record(NamedTuple):
     """A line of JSON or a row of a table."""
 
     line: int
-    value: dict[str, Any] | str  # by column, or the text itself
+    value: Any  # the values by column, or the text itself
     problem: str = ""  # why it is malformed
 
 
@@ -134,29 +121,29 @@ class FileReader:
                 self.report.empty_files.add(self.name)
                 return
             kind = self._kind(reader)
-            readers = {"text": self._text, "wiki": self._wiki, "json": self._json, "table": self._table}
+            readers = {"text": self._text, "wiki": self._wiki, "json": self._json, "jsonl": self._json}
+            readers |= {"csv": self._table, "tsv": self._table}
             if kind in readers:
                 yield from readers[kind](reader)
             else:
                 self.report.skipped_files.add(f"{self.name} ({kind})")
 
     def _kind(self, reader: LineReader) -> str:
-        """text, wiki, json or table, or the reason why the file is not read."""
+        """text, wiki, json, jsonl, csv or tsv, or the reason why the file is not read."""
         head = reader.head.lstrip()
         if head.startswith(b"<doc "):
             return "wiki"
-        known = SUFFIXES.get(format_suffix(self.name))
         if reader.head.startswith(b"PAR1"):
             unpack = COMPRESSIONS.get(Path(self.name).suffix, ("", ""))[1].replace("-t", "-d")
             return f"a compressed Parquet file; unpack it{f': `{unpack} FILE`' if unpack else ''}"
-        if known == "parquet":
+        if reader.format == "parquet":
             return "not a Parquet file, in spite of its name"
-        if other := not_text(reader.head):
-            return "; ".join(filter(None, other))
-        if known == "json" and head.startswith(b"["):
+        if reader.not_text:
+            return "; ".join(filter(None, reader.not_text))
+        if reader.format in ("json", "jsonl") and head.startswith(b"["):
             return "one JSON array, not JSON lines; `jq -c '.[]' FILE > FILE.jsonl` makes them"
-        if known:
-            return known
+        if reader.format and reader.format != "conll":
+            return reader.format
         return "json" if head.startswith((b'{"', b"{ ")) else "text"
 
     def _text(self, reader: LineReader) -> Iterator[RawDocument]:
@@ -189,43 +176,33 @@ class FileReader:
     def _wiki(self, reader: LineReader) -> Iterator[RawDocument]:
         """WikiExtractor: `<doc id=... title=...>`, the article with its title as first line, `</doc>`."""
         start, lines, inside = 1, list[str](), False
-        number = 0
-        for number, line in reader.lines():
-            if line.startswith("<doc "):
-                if inside:
-                    self.report.malformed.add(f"{self.name}:{number}")
+        for number, line in itertools.chain(reader.lines(), [(0, "<doc ")]):  # the file may end in an article
+            if line.startswith(("<doc ", "</doc>")):
+                if inside or lines:
                     yield RawDocument(start, lines, None)
-                start, lines, inside = number, [], True
-            elif line.startswith("</doc>"):
-                yield RawDocument(start, lines, None)
-                lines, inside = [], False
+                    if not (inside and line.startswith("</doc>")):
+                        self.report.malformed.add(f"{self.name}:{start}")
+                start, lines, inside = number, [], line.startswith("<doc ")
             elif line:
-                lines.append(html.unescape(line) if "&" in line else line)
-        if inside or lines:
-            self.report.malformed.add(f"{self.name}:{number}")
-            yield RawDocument(start, lines, None)
+                lines.append(html.unescape(line))
 
     def _json(self, reader: LineReader) -> Iterator[RawDocument]:
         def records() -> Iterator[_Record]:
             for number, line in reader.lines():
                 if not line or line.isspace():
                     continue
+                value, problem = None, 'expected a JSON object like {"text": "..."} or a JSON string'
                 try:
-                    record = json.loads(line)
+                    value = json.loads(line)
                 except (ValueError, RecursionError) as error:
-                    yield _Record(number, "", f"this is not a JSON value ({error})")
-                    continue
-                if isinstance(record, dict | str):
-                    yield _Record(number, record)
-                else:
-                    problem = 'expected a JSON object like {"text": "..."} or a JSON string'
-                    yield _Record(number, "", problem)
+                    problem = f"this is not a JSON value ({error})"
+                yield _Record(number, value, "" if isinstance(value, dict | str) else problem)
 
         return self._from_records(records())
 
     def _table(self, reader: LineReader) -> Iterator[RawDocument]:
         sample = reader.sample()
-        delimiter = tables.delimiter_of(sample, format_suffix(self.name))
+        delimiter = tables.delimiter_of(sample, reader.format)
         quoted = delimiter != "\t" or tables.quotes_matter(sample)
         rows = tables.split_rows(reader.lines(), delimiter, quoted=quoted, name=self.name)
         rows = ((number, row) for number, row in rows if row)
@@ -252,13 +229,14 @@ class FileReader:
         Raises:
             BertworksError: there is no text column; all records are malformed, or more than one and more than 1 %.
         """
-        first, records = _peek(records)
+        sample = itertools.islice(records, _SAMPLE_RECORDS)
+        first = next(chunk_by_size(sample, _SAMPLE_CHARACTERS, lambda record: len(str(record.value))), [])
         objects = [record.value for record in first if isinstance(record.value, dict)]
         names = names or list(dict.fromkeys(itertools.chain(*objects)))
         column = self._text_column({name: [value.get(name) for value in objects] for name in names}) if names else ""
         good = bad = 0
         first_bad: _Record | None = None
-        for record in records:
+        for record in itertools.chain(first, records):
             if not record.problem:
                 good += 1
                 value = record.value if isinstance(record.value, str) else record.value.get(column)
@@ -276,7 +254,7 @@ class FileReader:
 
     def _parquet(self) -> Iterator[RawDocument]:
         with tables.open_parquet(self.path, self.name) as file:
-            names = [column.name for column in file.schema_arrow if _is_text_type(column.type)]
+            names = [column.name for column in file.schema_arrow if "string" in str(column.type)]
             sample = next(file.iter_batches(batch_size=_SAMPLE_RECORDS, columns=names), None) if names else None
             texts = sample.to_pydict() if sample else {}
             column = self._text_column({name: texts.get(name, ()) for name in file.schema_arrow.names})
@@ -297,24 +275,6 @@ class FileReader:
             what = f"{bad:,} malformed lines and only {good:,} good ones so far; the first: {first.problem}"
             hint = f"look at it with `sed -n {first.line}p {shlex.quote(self.name)}`, repair the file or leave it out"
             raise BertworksError(what, where=f"{self.name}:{first.line}", hint=hint)
-
-
-def _is_text_type(kind: Any) -> bool:
-    from pyarrow import types
-
-    kind = getattr(kind, "value_type", kind)  # of a list, of a dictionary
-    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
-
-
-def _peek(records: Iterator[_Record]) -> tuple[list[_Record], Iterator[_Record]]:
-    """The first records, from which the columns are inferred, and an iterator over all records."""
-    first, size = list[_Record](), 0
-    for record in itertools.islice(records, _SAMPLE_RECORDS):
-        first.append(record)
-        size += len(str(record.value))
-        if size >= _SAMPLE_CHARACTERS:
-            break
-    return first, itertools.chain(first, records)
 
 
 def _document(line: int, text: str) -> RawDocument:

@@ -213,19 +213,15 @@ _QUOTATIVE = re.compile(r"(?:이?라[고며는던]|이?란|하[고며는였]|이
 _CONTINUATION = re.compile(r"[とがはにをもので、，などやへ]|って|から|まで|だけ|より|か[、。]|[)）」』】〉》〕］]")
 
 
-def _read_words() -> dict[str, frozenset[str]]:
-    """The lists of sentence_words.txt by their names."""
+def _read_words() -> Iterator[frozenset[str]]:
+    """The lists of sentence_words.txt, without their names."""
     text = (Path(__file__).parent / "sentence_words.txt").read_text(encoding="utf-8")
-    paragraphs = [re.sub("#.*", "", paragraph).split() for paragraph in text.split("\n\n")]
-    return {words[0].rstrip(":"): frozenset(words[1:]) for words in paragraphs}
+    for paragraph in text.split("\n\n"):
+        _, *words = re.sub("#.*", "", paragraph).split()
+        yield frozenset(words)
 
 
-_WORD_LISTS = _read_words()
-_TITLES = _WORD_LISTS["titles"]
-_ABBREVIATIONS = _WORD_LISTS["abbreviations"]
-_BEFORE_NUMBERS = _WORD_LISTS["before_numbers"]
-_STARTERS = _WORD_LISTS["starters"]
-_GERMAN_ORDINALS = _WORD_LISTS["german_ordinals"]
+_TITLES, _ABBREVIATIONS, _BEFORE_NUMBERS, _STARTERS, _GERMAN_ORDINALS = _read_words()
 
 
 def split_sentences(text: str) -> list[str]:

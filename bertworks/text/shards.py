@@ -14,22 +14,17 @@ import json
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.errors import BertworksError
-from bertworks.io.atomic_write import folder_lock, read_small, remove, remove_leftovers, sha256, write_json, write_text
+from bertworks.errors import BertworksError, some_names
+from bertworks.io.atomic_write import folder_lock, read_small, remove, remove_leftovers, sha256, write_json
 from bertworks.text.corpus import CorpusReader
-from bertworks.text.shard_writer import (
-    DATA_FILES,
-    cut_into_parts,
-    join_parts,
-    token_dtype,
-    write_parts,
-)
+from bertworks.text.shard_writer import DATA_FILES, cut_into_parts, join_parts, token_dtype, write_parts
 from bertworks.text.tokenizer import Tokenizer
 
 FORMAT = 1  # of the folder and of the rules that make its bytes
@@ -189,12 +184,11 @@ def write_shards(
             _refuse_other(Manifest.load(folder / "manifest.json").settings, settings, reader, folder)
         else:
             _begin(folder, settings, reader, tokenizer)
-            done = number = 0
             parts = cut_into_parts((document.text for document in reader), part_characters)
+            number = 0
             with closing(write_parts(parts, folder / "tokenizer", folder / "parts", workers)) as written:
-                for characters in written:
+                for done in accumulate(written):
                     number += 1
-                    done += characters
                     if progress:
                         progress(done)
             manifest = _join(folder, number, tokenizer, settings, reader)
@@ -215,17 +209,16 @@ def _join(folder: Path, number: int, tokenizer: Tokenizer, settings: dict[str, A
     if reader.identity().stamp != settings["files_sha256"]:
         what = "files of the corpus changed while they were read"
         hint = "run the same command again: parts of unchanged text are kept"
-        raise BertworksError(what, where=_names(reader), hint=hint)
-    dtype = token_dtype(tokenizer.vocab_size)
-    joined = join_parts(folder / "parts", number, dtype, folder)
+        raise BertworksError(what, where=some_names(map(str, reader.files), 3), hint=hint)
+    joined = join_parts(folder / "parts", number, folder)
     if not joined["tokens"]:
         hint = "give files that hold text"
-        raise BertworksError("there is no text in the corpus", where=_names(reader), hint=hint)
+        raise BertworksError("there is no text in the corpus", where=some_names(map(str, reader.files), 3), hint=hint)
     files = [*(folder / name for name in DATA_FILES), *sorted((folder / "tokenizer").iterdir())]
     return Manifest(
         format=FORMAT,
         **joined,
-        dtype=dtype.str,
+        dtype=token_dtype(tokenizer.vocab_size).str,
         vocab_size=tokenizer.vocab_size,
         tokenizer_sha256=tokenizer.sha256,
         files={path.relative_to(folder).as_posix(): sha256(path) for path in files},
@@ -267,9 +260,8 @@ def _refuse_other(existing: dict[str, Any], settings: dict[str, Any], reader: Co
     """Refuse a folder of other settings. Files that were copied, moved or touched are compared by content."""
     names = [name for name in settings if existing.get(name) != settings[name]]
     if names == ["files_sha256"]:
-        settings = {"content_sha256": reader.content_sha256()}
-        names = [name for name in settings if existing.get(name) != settings[name]]
-    if names:
+        _refuse_other(existing, {"content_sha256": reader.content_sha256()}, reader, folder)
+    elif names:
         shown = "; ".join(f"{name}: {_short(existing.get(name))}, now {_short(settings[name])}" for name in names)
         what = f"this folder holds the shards of another command ({shown})"
         hint = "write to another folder with -o, or replace the shards with --overwrite"
@@ -286,7 +278,7 @@ def _begin(folder: Path, settings: dict[str, Any], reader: CorpusReader, tokeniz
         # The text of each part is compared later, so the files themselves may be others.
         existing = _read_object(folder / "plan.json") | {"files_sha256": settings["files_sha256"]}
         _refuse_other(existing, settings, reader, folder)
-    write_text(folder / "plan.json", json.dumps(settings, indent=2) + "\n")
+    write_json(folder / "plan.json", settings)
     tokenizer.save(folder / "tokenizer")
     for parts in (folder, *(folder / "parts").glob("*")):
         remove_leftovers(parts)
@@ -308,8 +300,3 @@ def _refuse_other_files(folder: Path, overwrite: bool) -> None:
     else:
         return
     raise BertworksError(what, where=str(folder), hint="choose a new or empty folder with -o")
-
-
-def _names(reader: CorpusReader) -> str:
-    names = [str(file) for file in reader.files]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
