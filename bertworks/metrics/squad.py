@@ -7,7 +7,7 @@ answer with the best score counts.
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from bertworks.errors import BertworksError
@@ -102,8 +102,11 @@ def score_answer(
     if version == "2.0":
         golds = [gold for gold in golds if gold] or [""]
     answer = normalize(prediction)
-    split: Callable[[str], list[str]] = str.split if unit == "word" else _characters
-    agreements = [_f1(split(gold), split(answer), both_empty=float(version == "2.0")) for gold in golds]
+
+    def parts(text: str) -> Counter[str]:
+        return Counter(text.split() if unit == "word" else text.replace(" ", ""))
+
+    agreements = [_f1(parts(gold), parts(answer), both_empty=float(version == "2.0")) for gold in golds]
     return SquadScore(float(answer in golds), max(agreements, default=0.0))
 
 
@@ -112,18 +115,14 @@ def normalize(answer: str) -> str:
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
 
 
-def _characters(text: str) -> list[str]:
-    return list("".join(text.split()))
-
-
-def _f1(gold: list[str], answer: list[str], *, both_empty: float) -> float:
-    """F1 of parts, each counted as often as it occurs. both_empty: the value if both lists are empty."""
+def _f1(gold: Counter[str], answer: Counter[str], *, both_empty: float) -> float:
+    """F1 of parts. both_empty: the value if there are none."""
     if not gold and not answer:
         return both_empty
-    common = sum((Counter(gold) & Counter(answer)).values())
+    common = (gold & answer).total()
     if not common:
         return 0.0
-    precision, recall = common / len(answer), common / len(gold)
+    precision, recall = common / answer.total(), common / gold.total()
     return (2 * precision * recall) / (precision + recall)
 
 
