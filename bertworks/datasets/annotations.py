@@ -156,7 +156,7 @@ def span_column(records: Iterable[Mapping[str, Any]]) -> str | None:
     for record in records:
         for key in _SPAN_COLUMNS:
             value = record.get(key)
-            if isinstance(value, list) and value and all(_span(entry) is not None for entry in value):
+            if isinstance(value, list) and value and all(span_of(entry) is not None for entry in value):
                 return key
     return None
 
@@ -175,7 +175,7 @@ def with_entities(record: Mapping[str, Any], column: str, where: str) -> dict[st
     spans = record.get(column)
     if spans is not None and not isinstance(spans, list):
         raise BertworksError(f"{column!r} is {spans!r:.60}, not a list of spans", where=where, hint=_SPAN_HINT)
-    entities = [(entry, _span(entry)) for entry in spans or ()]
+    entities = [(entry, span_of(entry)) for entry in spans or ()]
     for entry, span in entities:
         if span is None:
             raise BertworksError(f"{entry!r:.80} is not a span of characters", where=where, hint=_SPAN_HINT)
@@ -183,8 +183,9 @@ def with_entities(record: Mapping[str, Any], column: str, where: str) -> dict[st
     return {"entities" if key == column else key: value if key == column else record[key] for key in record}
 
 
-def _span(entry: Any) -> dict[str, Any] | None:
-    """One span in our names, from any usual layout: {"start", "end", "label"}, {"span": [0, 5]}, [0, 5, "x"]."""
+def span_of(entry: Any) -> dict[str, Any] | None:
+    """One span as {"start", "end", "type"} with its other fields, from any usual layout: {"start", "end", "label"},
+    {"span": [0, 5], ...}, [0, 5, "x"]; None if it is no span."""
     rest: dict[str, Any] = {}
     if isinstance(entry, list) and len(entry) == 3:
         start, end, kind = entry

@@ -13,9 +13,10 @@ from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
 from bertworks.datasets.column_stats import MAX_CLASSES, MAX_LABEL_LENGTH, MOST, Column, study
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.schema import Schema, TaskType
+from bertworks.datasets.schema import Schema, TaskType, items, refuse_rows
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.tables import find_column
+from bertworks.io.text_files import IssueCounter
 
 _SHOWN_LABELS = 10
 _SAMPLE_ROWS = 1000  # read where labels do not matter
@@ -259,29 +260,20 @@ def _are_nameless(columns: Mapping[str, Column]) -> bool:
 
 
 def _labels(reader: RowReader, schema: Schema) -> tuple[str, ...]:
-    """All labels of the file."""
+    """All labels of the file. Rows with errors are left out: they are refused when they are read again, or here if the
+    others have too few labels."""
     if schema.task in ("regression", "qa", "choice"):
         return ()
-    counts = Counter[str | None]()
-    is_of_texts = schema.task in ("classification", "multilabel")
-    for row in reader:
-        value = row.values.get(schema.label or "")
-        if is_of_texts and any(map(values.is_empty_text, map(row.values.get, schema.text))):
-            continue  # left out
+    counts = Counter[str]()
+    errors: list[BertworksError] = []
+    for item in items(reader, replace(schema, id=None), left_out=IssueCounter(), errors=errors):
         if schema.task == "classification":
-            counts[None if isinstance(value, list | dict) else values.label_text(value)] += 1
-        elif schema.task == "multilabel":
-            counts.update(values.several_labels(value, schema.separator, schema.label or "", row.where))
-        elif schema.task == "tagging":
-            if (tags := values.list_of(value)) is None and value is not None:
-                what = f"{schema.label!r} holds {value!r:.60}, not tags"
-                raise BertworksError(what, where=row.where, hint='write them as ["B-person", "O"]')
-            counts.update(map(values.label_text, tags or ()))
+            counts[item.label] += 1
         else:
-            spans = values.list_of(value) or ()
-            counts.update(str(span["type"]) for span in spans if isinstance(span, dict) and "type" in span)
-    names = {name: count for name, count in counts.items() if name is not None}
-    return values.sorted_labels(_true_tags(names) if schema.task == "tagging" else names)
+            counts.update(label if isinstance(label, str) else label[2] for label in item.label)
+    if len(counts.keys() - {"O"}) < 1 + (schema.task == "classification"):
+        refuse_rows(errors, reader.name)
+    return values.sorted_labels(_true_tags(counts) if schema.task == "tagging" else counts)
 
 
 def _true_tags(counts: Mapping[str, int]) -> Iterable[str]:

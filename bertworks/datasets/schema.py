@@ -3,8 +3,10 @@
 A `Schema` says what the columns mean; nothing is inferred here.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +17,16 @@ from bertworks.io.tables import find_column
 from bertworks.io.text_files import IssueCounter
 
 TaskType = Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"]
+_LISTED_ERRORS = 20
+_EXPECTED: Mapping[TaskType, str] = {  # instead of a label that cannot be read
+    "classification": "write one name there; or is it --task multilabel?",
+    "multilabel": 'write several labels as a list, ["one", "another"]',
+    "regression": "write a number there, or remove the row",
+    "tagging": 'write one tag for each word, as ["O", "B-person"]',
+    "spans": 'write a list of {"start": 0, "end": 5, "type": "person"}, or []',
+    "qa": 'write answers as [{"text": "1968", "answer_start": 17}]',
+    "choice": "write the number of the right one, NUMBERS",
+}
 
 
 class Item(NamedTuple):
@@ -38,8 +50,8 @@ class Schema:
     text: the columns of `Item.texts`, in that order; for tagging the one with the words, for choice the prompt and the
         choices (or one column with the list of them).
     label: the column with the label; None if there is none.
-    labels: the names of the classes, tags or types of spans, sorted (numbers by value); () for regression, qa and
-        choice.
+    labels: the names of the classes, tags or types of spans, sorted (numbers by value); (): not known yet, any name is
+        read. Regression, qa and choice have none.
     separator: between several labels in one cell of a table; "" if cells or fields are JSON lists.
     first_choice: the number that the file gives to the first choice.
     id: the column with a unique name of each row.
@@ -105,6 +117,18 @@ def items(
         raise BertworksError("there are no rows", where=reader.name, hint="name a file that holds rows")
 
 
+def refuse_rows(errors: Sequence[BertworksError], name: str) -> None:
+    """Raises one error with all errors of rows, if there are any. name: of the file."""
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        lines = [f"{len(errors):,} rows cannot be used for training"]
+        lines += [f"  {error.where}: {error.what}" for error in errors[:_LISTED_ERRORS]]
+        lines += [f"  and {len(errors) - _LISTED_ERRORS:,} others"] if len(errors) > _LISTED_ERRORS else []
+        hints = list(dict.fromkeys(error.hint for error in errors if error.hint))
+        raise BertworksError("\n".join(lines), where=name, hint="; ".join(hints[:3]))
+
+
 def fitted(schema: Schema, reader: RowReader, *, labelled: bool = True) -> Schema:
     """The schema with columns of this file. If it reads one text and no label, the only column of a file is that text.
 
@@ -168,25 +192,32 @@ def _field(row: Row, column: str) -> Any:
 
 
 def _label(value: Any, column: str, texts: tuple[str, ...], schema: Schema, where: str) -> Any:
+    known = partial(values.known_label, labels=schema.labels, column=column, where=where)
     match schema.task:
         case "classification" if not isinstance(value, list | dict):
-            return values.known_label(values.label_text(value), schema.labels, column, where)
-        case "multilabel":
-            parts = values.several_labels(value, schema.separator, column, where)
-            return tuple(values.known_label(part, schema.labels, column, where) for part in parts)
-        case "regression":
-            return values.number_of(value, column, where)
-        case "tagging":
-            return values.tags_of(value, texts, schema.labels, column, where)
-        case "spans":
-            return values.spans_of(value, texts[0], schema.labels, column, where)
+            return known(values.label_text(value))
+        case "multilabel" if (parts := values.several_labels(value, schema.separator)) is not None:
+            return tuple(map(known, parts))
+        case "regression" if math.isfinite(number := values.as_number(value)):
+            return number
+        case "tagging" if (tags := values.list_of(value)) is not None:
+            if len(tags) != len(texts):
+                hint = "write one tag for each word; O for words outside entities"
+                raise BertworksError(f"{len(texts)} words and {len(tags)} tags", where=where, hint=hint)
+            return tuple(known(values.label_text(tag)) for tag in tags)
+        case "spans" if (spans := values.spans_of(value)) is not None:
+            for span in spans:
+                if not 0 <= span["start"] < span["end"] <= len(texts[0]):
+                    place = f"the {span['type']} from {span['start']} to {span['end']}"
+                    what = f"{place} is not inside its text of {len(texts[0])} characters"
+                    hint = "count characters (not bytes) from 0; the end is the place after the last one"
+                    raise BertworksError(what, where=where, hint=hint)
+            return tuple((span["start"], span["end"], known(span["type"])) for span in spans)
         case "qa" if (answers := values.answers_of(value)) is not None:
             return tuple(answers)
-        case "choice" if (number := values.choice_number(value, texts[1:], schema.first_choice)) is not None:
-            return number
-    hints = {
-        "classification": "write one name there; or is it --task multilabel?",
-        "qa": 'write answers as [{"text": "1968", "answer_start": 17}]',
-        "choice": f"write the number of the right one, {schema.first_choice}-{schema.first_choice + len(texts) - 2}",
-    }
-    raise values.bad_label(value, column, where, hints[schema.task])
+        case "choice" if (choice := values.choice_number(value, texts[1:], schema.first_choice)) is not None:
+            return choice
+    is_missing = value is None or (isinstance(value, str) and not value.strip())
+    what = f"the label in {column!r} {'is missing' if is_missing else f'holds {value!r:.80}'}"
+    numbers = f"{schema.first_choice}-{schema.first_choice + len(texts) - 2}"
+    raise BertworksError(what, where=where, hint=_EXPECTED[schema.task].replace("NUMBERS", numbers))

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from bertworks.datasets.annotations import span_of
 from bertworks.errors import BertworksError
 from bertworks.io.tables import TEXT_NAMES, is_header, split_rows
 
@@ -126,18 +127,14 @@ def label_text(value: Any) -> str | None:
     return None if text in _MISSING else text
 
 
-def several_labels(value: Any, separator: str, column: str, where: str) -> tuple[str, ...]:
-    """The labels in a cell or field that holds any number of them.
-
-    Raises:
-        BertworksError: it holds something else.
-    """
+def several_labels(value: Any, separator: str) -> list[str] | None:
+    """The labels in a cell or field that holds any number of them; None if it holds something else."""
     parts = [] if _is_missing(value) else value
     if isinstance(value, str):
         parts = value.split(separator) if separator else _from_json(value) if value.strip() else []
     if not isinstance(parts, list) or any(isinstance(part, list | dict) for part in parts):
-        raise bad_label(value, column, where, 'write several labels as a list, ["one", "another"]')
-    return tuple(dict.fromkeys(text for part in parts if (text := label_text(part)) is not None))
+        return None
+    return list(dict.fromkeys(text for part in parts if (text := label_text(part)) is not None))
 
 
 def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
@@ -153,30 +150,26 @@ def first_names(names: Sequence[str], count: int) -> str:
 
 
 def known_label(label: str | None, labels: Sequence[str], column: str, where: str) -> str:
-    """The label, or the only one of `labels` that other programs write like it (1 and 1.0, true and True)."""
+    """The label, or the only one of `labels` that other programs write like it (1 and 1.0, true and True).
+
+    labels: (): any.
+    """
     if label is not None:
-        if label in labels:
+        if label in labels or not labels:
             return label
         same = [known for known in labels if _canonical(known) == _canonical(label)]
         if len(same) == 1:
             return same[0]
     close = [f"did you mean {name!r}? " for name in difflib.get_close_matches(label or "", labels, 1)]
     what = f"the label in {column!r} is missing" if label is None else f"the label {label!r} is not known"
-    raise BertworksError(
-        what, where=where, hint=f"{''.join(close)}the labels are: {first_names(labels, _LISTED_LABELS)}"
-    )
+    hint = f"the labels are: {first_names(labels, _LISTED_LABELS)}" if labels else "write one there, or remove the row"
+    raise BertworksError(what, where=where, hint="".join([*close, hint]))
 
 
 def _canonical(label: str) -> str:
     if label.lower() in ("true", "false"):
         return label.lower()
     return label.removesuffix(".0") if re.fullmatch(r"-?\d+\.0", label) else label
-
-
-def bad_label(value: Any, column: str, where: str, hint: str) -> BertworksError:
-    is_missing = value is None or (isinstance(value, str) and not value.strip())
-    what = f"the label in {column!r} {'is missing' if is_missing else f'holds {value!r:.80}'}"
-    return BertworksError(what, where=where, hint=hint)
 
 
 def as_number(value: Any) -> float:
@@ -187,38 +180,13 @@ def as_number(value: Any) -> float:
         return math.nan
 
 
-def number_of(value: Any, column: str, where: str) -> float:
-    number = as_number(value)
-    if not math.isfinite(number):
-        raise bad_label(value, column, where, "write a number there, or remove the row")
-    return number
-
-
-def tags_of(value: Any, words: Sequence[str], labels: Sequence[str], column: str, where: str) -> tuple[str, ...]:
-    tags = list_of(value)
-    if tags is None:
-        raise bad_label(value, column, where, 'write one tag for each word, as ["O", "B-person"]')
-    if len(tags) != len(words):
-        hint = "write one tag for each word; O for words outside entities"
-        raise BertworksError(f"{len(words)} words and {len(tags)} tags", where=where, hint=hint)
-    return tuple(known_label(label_text(tag), labels, column, where) for tag in tags)
-
-
-def spans_of(value: Any, text: str, labels: Sequence[str], column: str, where: str) -> tuple[tuple[int, int, str], ...]:
+def spans_of(value: Any) -> list[dict[str, Any]] | None:
+    """Spans of characters (`annotations.span_of`), from any usual layout; None if the value holds something else."""
     value = _from_json(value) if isinstance(value, str) else value
     if not isinstance(value, list):
-        raise bad_label(value, column, where, 'write a list of {"start": 0, "end": 5, "type": "person"}, or []')
-    spans = []
-    for span in value:
-        start, end, kind = map(span.get, ("start", "end", "type")) if isinstance(span, dict) else (None, None, None)
-        if not isinstance(start, int) or not isinstance(end, int) or not isinstance(kind, str):
-            raise bad_label(span, column, where, 'write a span as {"start": 0, "end": 5, "type": "person"}')
-        if not 0 <= start < end <= len(text):
-            what = f"the {kind} from {start} to {end} is not inside its text of {len(text)} characters"
-            hint = "count characters (not bytes) from 0; the end is the place after the last one"
-            raise BertworksError(what, where=where, hint=hint)
-        spans.append((start, end, known_label(kind, labels, column, where)))
-    return tuple(spans)
+        return None
+    spans = [span for entry in value if (span := span_of(entry))]
+    return spans if len(spans) == len(value) else None
 
 
 def answers_of(value: Any) -> list[tuple[int, str]] | None:

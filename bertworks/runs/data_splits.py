@@ -17,7 +17,7 @@ from bertworks.batching.sampling import keyed_rng
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import Quoting, RowReader
-from bertworks.datasets.schema import Item, Schema, TaskType, items, misplaced, overlapping
+from bertworks.datasets.schema import Item, Schema, TaskType, items, misplaced, overlapping, refuse_rows
 from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.text_files import IssueCounter
@@ -29,7 +29,7 @@ SPLITS = {
     "train": ("train", "training"),
     "dev": ("dev", "valid", "validation", "val", "devel", "development"),
 }
-LISTED, LISTED_ERRORS = 5, 20  # rows named in a note, and in an error
+LISTED = 5  # rows named in a note
 _SETTING_TASKS: dict[str, tuple[TaskType, ...]] = {  # settings that apply to some tasks only
     "lstm_units": ("tagging", "spans"), "document_context": ("tagging",),
     "class_weights": ("classification", "tagging", "spans"), "label_smoothing": ("classification", "tagging", "spans"),
@@ -109,14 +109,7 @@ def _read_items(reader: RowReader, schema: Schema, empty: IssueCounter) -> list[
     """The rows as items. Rows with errors are listed in one error."""
     errors: list[BertworksError] = []
     rows = list(items(reader, schema, left_out=empty, errors=errors))
-    if len(errors) == 1:
-        raise errors[0]
-    if errors:
-        lines = [f"{len(errors):,} rows cannot be used for training"]
-        lines += [f"  {error.where}: {error.what}" for error in errors[:LISTED_ERRORS]]
-        lines += [f"  and {len(errors) - LISTED_ERRORS:,} others"] if len(errors) > LISTED_ERRORS else []
-        hints = list(dict.fromkeys(error.hint for error in errors if error.hint))
-        raise BertworksError("\n".join(lines), where=reader.name, hint="; ".join(hints[:3]))
+    refuse_rows(errors, reader.name)
     return rows
 
 
