@@ -9,6 +9,7 @@ import shlex
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from numpy.random import Generator
@@ -25,10 +26,7 @@ from bertworks.training.recipe import RECIPES, FinetuneRecipe
 
 DEV_FRACTION, MAX_DEV_ROWS = 0.1, 2000  # of the rows, if there is no dev file
 MAX_RARE_ROWS = 20  # rows of rare labels that are held out in addition
-SPLITS = {
-    "train": ("train", "training"),
-    "dev": ("dev", "valid", "validation", "val", "devel", "development"),
-}
+_SPLIT = re.compile(r"((?P<train>train|training)|dev|valid|validation|val|devel|development)(set|data)?\d*")
 LISTED = 5  # rows named in a note
 _SETTING_TASKS: dict[str, tuple[TaskType, ...]] = {  # settings that apply to some tasks only
     "lstm_units": ("tagging", "spans"), "document_context": ("tagging",),
@@ -89,8 +87,10 @@ def read_data(
         notes += [f"evaluated on {dev}: {len(held_out):,} rows", *dev_reader.notes]
     else:
         groups = _groups(all_items, schema, by_document=group is not None or whole_documents)
-        train, held_out, note = _split(all_items, schema, groups, fold, path)
-        notes += [note, *_document_notes(train, held_out, schema)]
+        train, held_out = divide(all_items, schema, groups, fold, str(path))
+        of_all = f"{len(held_out):,} of the {len(all_items):,} rows"
+        how = f"fold {fold[0] + 1} of {fold[1]}: {of_all}" if fold else f"{of_all}, a random split"
+        notes += [f"evaluated on {how}", *_document_notes(train, held_out, schema)]
     if empty.count:
         notes.append(f"rows without text are left out: {empty}")
     if schema.task == "spans":
@@ -117,13 +117,11 @@ def find_files(data: Path, dev: Path | None) -> tuple[Path, Path | None]:
     """The train file and, if there is one, the dev file."""
     if not data.is_dir():
         return data, dev
-    files: dict[str, list[Path]] = {split: [] for split in SPLITS}
+    files: dict[str, list[Path]] = {"train": [], "dev": []}
     for path in sorted(p for p in data.iterdir() if p.is_file() and not p.name.startswith(".")):
-        words = path.name.lower().replace("_", "-").replace("-", ".").split(".")
-        for name, stems in SPLITS.items():
-            if any(re.fullmatch(rf"({'|'.join(stems)})(set|data)?\d*", word) for word in words):
-                files[name].append(path)
-                break
+        words = list(filter(None, map(_SPLIT.fullmatch, re.split("[-_.]", path.name.lower()))))
+        if words:
+            files["train" if any(word["train"] for word in words) else "dev"].append(path)
     for name, paths in files.items():
         if len(paths) > 1 or (name == "train" and not paths):
             content = ", ".join(p.name for p in sorted(data.iterdir())[:20]) or "nothing"
@@ -170,37 +168,13 @@ def describe_task(data: LabelledData, recipe: FinetuneRecipe) -> TaskConfig:
 
 
 def _num_choices(data: LabelledData) -> int:
-    all_items = [*data.train, *data.dev]
-    number = Counter(len(item.texts) - 1 for item in all_items).most_common(1)[0][0]
-    for item in all_items:
-        if len(item.texts) - 1 != number:
-            raise BertworksError(
-                f"{len(item.texts) - 1} choices, where most rows have {number}", where=item.where,
-                hint="give every row the same number of choices",
-            )  # fmt: skip
-    return number
-
-
-def _split(
-    all_items: Sequence[Item], schema: Schema, groups: Sequence[Hashable], fold: tuple[int, int] | None, path: Path
-) -> tuple[list[Item], list[Item], str]:
-    """Train, dev, and in words how they were divided."""
-    if fold is None:
-        train, dev = split_items(all_items, schema, groups)
-        return train, dev, f"evaluated on {len(dev):,} of the {len(all_items):,} rows, a random split"
-    number, count = fold
-    if (num_groups := len(set(groups))) < count:
-        raise UsageError(
-            f"{count} folds need at least {count} rows, or groups of rows: there are {num_groups:,}",
-            where=str(path), hint=f"--folds {max(2, num_groups)}, or fewer",
-        )  # fmt: skip
-    train, dev = _divide(all_items, set(folds(all_items, schema, groups, count)[number]))
-    return train, dev, f"evaluated on fold {number + 1} of {count}: {len(dev):,} of the {len(all_items):,} rows"
-
-
-def _divide(all_items: Sequence[Item], held_out: set[int]) -> tuple[list[Item], list[Item]]:
-    train = [item for number, item in enumerate(all_items) if number not in held_out]
-    return train, [all_items[number] for number in sorted(held_out)]
+    places = {item.where: len(item.texts) - 1 for item in (*data.train, *data.dev)}
+    most = Counter(places.values()).most_common(1)[0][0]
+    for where, number in places.items():
+        if number != most:
+            what = f"{number} choices, where most rows have {most}"
+            raise BertworksError(what, where=where, hint="give every row the same number of choices")
+    return most
 
 
 def _document_notes(train: Sequence[Item], dev: Sequence[Item], schema: Schema) -> list[str]:
@@ -243,23 +217,42 @@ def _connected(groups: Sequence[Hashable], others: Sequence[Hashable]) -> list[H
     return [root(("group", group)) for group in groups]
 
 
-def split_items(
+def divide(
     all_items: Sequence[Item],
     schema: Schema,
     groups: Sequence[Hashable],
-    seed: int = 0,
-    fraction: float = DEV_FRACTION,
+    fold: tuple[int, int] | None = None,
+    name: str = "",
 ) -> tuple[list[Item], list[Item]]:
-    """Train and dev, in the order of the file: whole groups, the same fraction of every label. A label too rare for its
-    fraction gives one group, the most frequent label first, up to MAX_RARE_ROWS rows or as many as the others give."""
-    num_dev = min(fraction * len(all_items), MAX_DEV_ROWS)
+    """Train and dev, in the order of the file: whole groups, the same fraction of every label.
+
+    Args:
+        groups: for each item, the group that stays together.
+        fold: see `read_data`. name: of the file.
+
+    Raises:
+        UsageError: fewer groups than folds.
+    """
+    if fold and (num_groups := len(set(groups))) < fold[1]:
+        what = f"{fold[1]} folds need at least {fold[1]} rows, or groups of rows: there are {num_groups:,}"
+        raise UsageError(what, where=name, hint=f"--folds {max(2, num_groups)}, or fewer")
+    strata = _strata(all_items, schema, groups, keyed_rng("folds" if fold else "dev", 0))
+    held_out = _fold(strata, *fold) if fold else _tenth(strata, len(all_items))
+    train = [item for number, item in enumerate(all_items) if number not in held_out]
+    return train, [all_items[number] for number in sorted(held_out)]
+
+
+def _tenth(strata: list[list[list[int]]], num_rows: int) -> set[int]:
+    """The rows of dev. A label too rare for its fraction gives one group, the most frequent label first, up to
+    MAX_RARE_ROWS rows or as many as the others give."""
+    num_dev = min(DEV_FRACTION * num_rows, MAX_DEV_ROWS)
     held_out: set[int] = set()
     rare: list[tuple[int, list[int]]] = []  # rows of the label, and its smallest group
-    for label_groups in _strata(all_items, schema, groups, keyed_rng("dev", seed)):
+    for label_groups in strata:
         count, taken = sum(map(len, label_groups)), 0
         candidates = label_groups[:-1]  # at least one group stays in train
         for rows in candidates:
-            if taken + len(rows) / 2 <= num_dev * count / len(all_items):
+            if taken + len(rows) / 2 <= num_dev * count / num_rows:
                 held_out.update(rows)
                 taken += len(rows)
         if candidates and not taken:
@@ -269,18 +262,15 @@ def split_items(
         if not held_out or num_rare + len(rows) <= max(num_dev, MAX_RARE_ROWS):
             held_out.update(rows)
             num_rare += len(rows)
-    return _divide(all_items, held_out)
+    return held_out
 
 
-def folds(
-    all_items: Sequence[Item], schema: Schema, groups: Sequence[Hashable], count: int, seed: int = 0
-) -> list[list[int]]:
-    """Numbers of the items of each of `count` folds, ascending: whole groups, every label spread evenly."""
+def _fold(strata: list[list[list[int]]], number: int, count: int) -> set[int]:
+    """The rows of one of `count` parts of equal size."""
     parts: list[list[int]] = [[] for _ in range(count)]
-    for label_groups in _strata(all_items, schema, groups, keyed_rng("folds", seed)):
-        for rows in label_groups:
-            min(parts, key=len).extend(rows)
-    return [sorted(part) for part in parts]
+    for rows in chain.from_iterable(strata):
+        min(parts, key=len).extend(rows)
+    return set(parts[number])
 
 
 def _strata(
