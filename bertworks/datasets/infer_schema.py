@@ -162,56 +162,58 @@ def _separator_of(column: Column, *, is_explicit: bool) -> str:
 # --- texts, labels and ids --------------------------------------------------------------------------------------------
 
 
+def _named(columns: Iterable[Column]) -> dict[str, Column]:
+    return {column.known_name: column for column in columns if column.filled}
+
+
+def _first(named: Mapping[str, Column], names: Iterable[str]) -> Column | None:
+    return next((named[name] for name in names if name in named), None)
+
+
 def _find_choices(columns: Mapping[str, Column]) -> tuple[str, ...]:
     """The prompt and the choices (or the one column with a list of them); () if there are none."""
-    by_name = {column.known_name: name for name, column in columns.items() if column.filled}
+    named = _named(columns.values())
     stems: dict[str, list[str]] = {}
-    for known, name in by_name.items():
+    for known, column in named.items():
         if match := _CHOICE.fullmatch(known):
-            stems.setdefault(match[1], []).append(name)
+            stems.setdefault(match[1], []).append(column.name)
     choices = max(stems.values(), key=len, default=[])
     if len(choices) < 2:
-        lists = [by_name[known] for known in _CHOICE_LISTS if known in by_name]
-        choices = [name for name in lists if columns[name].is_listed][:1]
-    prompt = next((by_name[known] for known in values.PROMPTS if known in by_name), None)
+        choices = [named[known].name for known in _CHOICE_LISTS if known in named and named[known].is_listed][:1]
+    prompt = _first(named, values.PROMPTS)
     if choices and prompt is not None:
-        return prompt, *choices
-    return _choices_without_names(list(columns.values())) if _are_nameless(columns) else ()
-
-
-def _choices_without_names(columns: Sequence[Column]) -> tuple[str, ...]:
-    """A prompt, at least three choices and the number of the right one, at the end of a table without header."""
-    label = columns[-1]
+        return prompt.name, *choices
+    # A prompt, at least three choices and the number of the right one, at the end of a table without header.
+    *others, label = columns.values()
     number = int(label.high) + 1 if label.is_numeric and not label.fractions and label.low == 0 else 0
-    texts = columns[-2 - number : -1]
-    if number < 3 or len(texts) != number + 1 or not all(column.is_text for column in texts):
+    texts = others[-1 - number :]
+    if not _are_nameless(columns) or number < 3 or len(texts) <= number or not all(text.is_text for text in texts):
         return ()
-    return tuple(column.name for column in texts)
+    return tuple(text.name for text in texts)
 
 
 def _find_texts(columns: Mapping[str, Column], excluded: Sequence[str | None]) -> tuple[str, ...]:
     """The text or the pair of texts; () if no column looks like one."""
-    free = {column.known_name: column for name, column in columns.items() if column.filled and name not in excluded}
+    named = _named(column for name, column in columns.items() if name not in excluded)
     for pair in values.PAIRS:
-        if all(name in free for name in pair):
-            return free[pair[0]].name, free[pair[1]].name
-    known = [free[name].name for name in values.SINGLE_TEXTS if name in free and not free[name].is_numeric]
-    if known:
-        return (known[0],)
-    texts = [column for column in free.values() if column.is_text and column.known_name not in values.ID_NAMES]
-    if not texts:
-        return ()
-    longest = max(texts, key=lambda column: column.mean_length)
-    long = [column.name for column in texts if column.mean_length > max(15, longest.mean_length / 2)]
-    return tuple(long) if len(long) == 2 and _are_nameless(columns) else (longest.name,)
+        if all(name in named for name in pair):
+            return tuple(named[name].name for name in pair)
+    if known := _first(named, (name for name in values.SINGLE_TEXTS if name in named and not named[name].is_numeric)):
+        return (known.name,)
+    texts = [column for name, column in named.items() if column.is_text and name not in values.ID_NAMES]
+    longest = max((column.mean_length for column in texts), default=0)
+    long = [column.name for column in texts if column.mean_length > max(15, longest / 2)]
+    if len(long) == 2 and _are_nameless(columns):
+        return tuple(long)
+    return tuple(column.name for column in texts if column.mean_length == longest)[:1]
 
 
 def _find_label(columns: Mapping[str, Column], texts: Sequence[str]) -> str | None:
     """The column with the label; None if no column looks like one."""
-    free = {column.known_name: column for name, column in columns.items() if name not in texts and column.filled}
-    if known := next((free[name].name for name in values.LABEL_NAMES if name in free), None):
-        return known
-    others = [free[name] for name in free if name not in values.ID_NAMES and not _NO_LABELS.fullmatch(name)]
+    named = _named(column for name, column in columns.items() if name not in texts)
+    if known := _first(named, values.LABEL_NAMES):
+        return known.name
+    others = [named[name] for name in named if name not in values.ID_NAMES and not _NO_LABELS.fullmatch(name)]
     rows = max(column.filled for column in columns.values())
     classes = [column for column in others if column.has_few_values and column.filled > MOST * rows]
     if classes:
@@ -221,20 +223,17 @@ def _find_label(columns: Mapping[str, Column], texts: Sequence[str]) -> str | No
 
 def _find_id(columns: Mapping[str, Column]) -> str | None:
     """The column with a name for each row; None if there is none, or if many of its names recur."""
-    by_name = {column.known_name: column for column in reversed([*columns.values()])}
-    for column in [by_name[name] for name in values.ID_NAMES if name in by_name]:
-        if column.filled:
-            repeated = sum(column.values.values()) - len(column.values)
-            if repeated <= max(1, (1 - MOST) * len(column.values)):
-                return column.name
+    named = _named(reversed([*columns.values()]))
+    for column in [named[name] for name in values.ID_NAMES if name in named]:
+        if column.values.total() - len(column.values) <= max(1, (1 - MOST) * len(column.values)):
+            return column.name
     return None
 
 
 def _find_words(columns: Mapping[str, Column], text: Sequence[str], label: str | None) -> tuple[str, str] | None:
     """The columns with lists of words and of their tags; None if there are none. `text` and `label` are known."""
-    lists = {column.known_name: column for column in columns.values() if column.is_listed}
-    names = [columns[name].known_name for name in text] or ["tokens", "words"]
-    words = next((lists[name] for name in names if name in lists), None)
+    lists = _named(column for column in columns.values() if column.is_listed)
+    words = _first(lists, [columns[name].known_name for name in text] or ["tokens", "words"])
     known = [columns[label].known_name] if label else ["tags", "ner_tags", "pos_tags", "labels", "label"]
     for tags in [lists[name] for name in known if name in lists]:
         if words and MOST <= tags.entries / max(1, words.entries) <= 1 / MOST:
@@ -244,11 +243,10 @@ def _find_words(columns: Mapping[str, Column], text: Sequence[str], label: str |
 
 def _find_questions(columns: Mapping[str, Column], label: str | None) -> tuple[str, str, str] | None:
     """The columns with questions, contexts and answers; None if there are none. `label` is known."""
-    known = {column.known_name: column for column in columns.values() if column.filled}
-    names = [columns[label].known_name] if label else ["answers", "answer"]
-    answers = next((known[name] for name in names if name in known), None)
-    if "question" in known and "context" in known and answers and answers.answers >= MOST * answers.filled:
-        return known["question"].name, known["context"].name, answers.name
+    named = _named(columns.values())
+    answers = _first(named, [columns[label].known_name] if label else ["answers", "answer"])
+    if "question" in named and "context" in named and answers and answers.answers >= MOST * answers.filled:
+        return named["question"].name, named["context"].name, answers.name
     return None
 
 

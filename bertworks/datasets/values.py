@@ -94,18 +94,16 @@ def words_of(value: Any, column: str, where: str) -> tuple[str, ...]:
 
 def list_of(value: Any) -> list[Any] | None:
     """A list, a JSON list, or a text split at white space; else None, also for a list as Python or numpy print it."""
-    if not isinstance(value, str):
-        return value if isinstance(value, list) else None
-    parsed = _from_json(value)
+    parsed = _parsed(value)
     if isinstance(parsed, list):
         return parsed
-    return None if _PRINTED_LIST.fullmatch(value.strip()) else value.split()
+    return value.split() if isinstance(value, str) and not _PRINTED_LIST.fullmatch(value.strip()) else None
 
 
-def _from_json(text: str) -> Any:
-    """The value; None if the text is not JSON."""
+def _parsed(value: Any) -> Any:
+    """The value of JSON; None for a text that is no JSON. Other values stay as they are."""
     try:
-        return json.loads(text)
+        return json.loads(value) if isinstance(value, str) else value
     except ValueError:
         return None
 
@@ -131,7 +129,7 @@ def several_labels(value: Any, separator: str) -> list[str] | None:
     """The labels in a cell or field that holds any number of them; None if it holds something else."""
     parts = [] if _is_missing(value) else value
     if isinstance(value, str):
-        parts = value.split(separator) if separator else _from_json(value) if value.strip() else []
+        parts = value.split(separator) if separator else _parsed(value) if value.strip() else []
     if not isinstance(parts, list) or any(isinstance(part, list | dict) for part in parts):
         return None
     return list(dict.fromkeys(text for part in parts if (text := label_text(part)) is not None))
@@ -182,7 +180,7 @@ def as_number(value: Any) -> float:
 
 def spans_of(value: Any) -> list[dict[str, Any]] | None:
     """Spans of characters (`annotations.span_of`), from any usual layout; None if the value holds something else."""
-    value = _from_json(value) if isinstance(value, str) else value
+    value = _parsed(value)
     if not isinstance(value, list):
         return None
     spans = [span for entry in value if (span := span_of(entry))]
@@ -191,21 +189,18 @@ def spans_of(value: Any) -> list[dict[str, Any]] | None:
 
 def answers_of(value: Any) -> list[tuple[int, str]] | None:
     """The answers to a question as (start, text), from any usual layout; None if the value holds no answers."""
-    if isinstance(value, str):
-        value = _from_json(value)
-    if isinstance(value, dict):  # {"text": [...], "answer_start": [...]}
-        texts, starts = value.get("text"), value.get("answer_start")
-        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+    value = _parsed(value)
+    if isinstance(value, dict):
+        starts, texts = value.get("answer_start"), value.get("text")
+        if not isinstance(starts, list) or not isinstance(texts, list) or len(starts) != len(texts):
             return None
-        value = [{"text": text, "answer_start": start} for text, start in zip(texts, starts)]
-    answers: list[tuple[int, str]] = []
-    for answer in value if isinstance(value, list) else [None]:
-        start, text = (answer.get("answer_start"), answer.get("text")) if isinstance(answer, dict) else (None, None)
-        if not isinstance(start, int) or not isinstance(text, str):
-            return None
-        if text:  # some files write "" for no answer
-            answers.append((start, text))
-    return answers
+        value = [{"answer_start": start, "text": text} for start, text in zip(starts, texts)]
+    if not isinstance(value, list) or not all(isinstance(answer, dict) for answer in value):
+        return None
+    answers = [(answer.get("answer_start"), answer.get("text")) for answer in value]
+    if not all(isinstance(start, int) and isinstance(text, str) for start, text in answers):
+        return None
+    return [(start, text) for start, text in answers if text]  # some files write "" for no answer
 
 
 def choice_number(value: Any, choices: Sequence[str], first: int) -> int | None:

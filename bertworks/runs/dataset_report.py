@@ -10,12 +10,11 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bertworks.batching.batch import longest_sequence
 from bertworks.batching.features import NO_TOKEN, Features
@@ -163,7 +162,6 @@ def make_dataset_report(
     in_train, in_dev = count_labels(data.train, task, labels), count_labels(data.dev, task, labels)
     names = sorted({*in_train, *in_dev}, key=lambda name: (-in_train[name], name))
     words = task == "tagging" and not is_entity_tagset(labels)
-    unknown, pieces = _vocabulary(both, tokenizer)
     report = DatasetReport(
         task=task,
         notes=list(data.notes),
@@ -174,15 +172,12 @@ def make_dataset_report(
         targets=_targets(data.train) if task == "regression" else {},
         lengths=_lengths(both, task, tokenizer, max_length),
         **_same_texts(data, tokenizer.lowercase),
-        unknown=unknown,
-        unknown_words=_unknown_words(both, tokenizer) if unknown else [],
-        pieces=pieces,
+        **_vocabulary(both, tokenizer),
         warnings=[],
     )
     texts = [" ".join(item.texts) for item in (*data.train[:SAMPLE], *data.dev[:SAMPLE])]
-    warnings = chain(tokenizer.notes, _warnings(report), _label_warnings(report))
-    report.warnings.extend(chain(warnings, _size_warnings(report), _language_warnings(report, texts, tokenizer)))
-    return report
+    found = chain(_copy_warnings(report), _label_warnings(report), _text_warnings(report, texts, tokenizer))
+    return replace(report, warnings=[*tokenizer.notes, *found])
 
 
 def check_file(
@@ -263,10 +258,8 @@ def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
     for part, kind in ((data.train, "copies"), (data.dev, "leaked")):
         for item in part:
             key = _text_hash(item, lowercase)
-            same = earlier.get(key)
-            if same is None:
-                if kind == "copies":
-                    earlier[key] = item
+            same = earlier.setdefault(key, item) if kind == "copies" else earlier.get(key, item)
+            if same is item:
                 continue
             places[kind].append(f"{_row_name(item)} = {_row_name(same)}")
             # A question may have several right answers. The order of several labels means nothing.
@@ -287,27 +280,23 @@ def _text_hash(item: Item, lowercase: bool) -> bytes:
     return hashlib.blake2b((texts.lower() if lowercase else texts).encode("utf-8", "replace"), digest_size=16).digest()
 
 
-def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> tuple[float, float]:
-    """Fraction of [UNK] among the tokens, and tokens per word."""
-    counts = np.zeros(tokenizer.vocab_size, np.int64)
-    for example in chain.from_iterable(item.unit for item in features):
-        np.add.at(counts, example.input_ids, 1)
-    counts[sorted(tokenizer.special_ids - {tokenizer.unk_id})] = 0
-    words: NDArray[np.int64] = counts[tokenizer.starts_word]
+def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Fraction of [UNK] among the tokens, the most frequent words of a sample that cause them, tokens per word."""
+    unk = tokenizer.unk_id
+    ids = np.concatenate([example.input_ids for item in features for example in item.unit])
+    counts = np.bincount(ids, minlength=tokenizer.vocab_size)
+    counts[sorted(tokenizer.special_ids - {unk})] = 0
     total = int(counts.sum())
-    return int(counts[tokenizer.unk_id]) / max(1, total), total / max(1, int(words.sum()))
+    rows = (item.item for item in features if any(unk in example.input_ids for example in item.unit))
+    words = Counter(chain.from_iterable(tokenizer.unknown(item.texts) for item in islice(rows, SAMPLE)))
+    return {
+        "unknown": int(counts[unk]) / max(1, total),
+        "unknown_words": [word for word, _ in words.most_common(NUM_EXAMPLES)],
+        "pieces": total / max(1, int(counts[tokenizer.starts_word].sum())),
+    }
 
 
-def _unknown_words(features: Sequence[Features], tokenizer: Tokenizer) -> list[str]:
-    """The most frequent ones in a sample of the rows with unknown tokens."""
-    rows = (item for item in features if any((example.input_ids == tokenizer.unk_id).any() for example in item.unit))
-    words: Counter[str] = Counter()
-    for _, item in zip(range(SAMPLE), rows, strict=False):
-        words.update(tokenizer.unknown(item.item.texts))
-    return [word for word, _ in words.most_common(NUM_EXAMPLES)]
-
-
-def _warnings(report: DatasetReport) -> Iterator[str]:
+def _copy_warnings(report: DatasetReport) -> Iterator[str]:
     """Warnings of copies, the worst first."""
     copies, leaked, conflicts = report.copies, report.leaked, report.conflicts
     if leaked.rows:
@@ -339,7 +328,13 @@ def _label_warnings(report: DatasetReport) -> Iterator[str]:
         )
 
 
-def _size_warnings(report: DatasetReport) -> Iterator[str]:
+def _some(names: Sequence[str]) -> str:
+    others = f" and {len(names) - SHOWN_LABELS:,} others" if len(names) > SHOWN_LABELS else ""
+    return ", ".join(map(repr, names[:SHOWN_LABELS])) + others
+
+
+def _text_warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[str]:
+    """Problems of too long texts, of too few texts, and of the tokenizer with their language."""
     lengths = report.lengths
     too_long = lengths.too_long / sum(lengths.counts)
     if not lengths.windows and too_long > MANY_LONG:
@@ -348,17 +343,7 @@ def _size_warnings(report: DatasetReport) -> Iterator[str]:
     if report.train < FEW_TRAIN:
         yield f"few training rows ({report.train}): scores differ much between seeds"
     if report.dev < FEW_DEV:
-        interval = 1 / math.sqrt(report.dev)
-        yield f"few dev rows ({report.dev}): the 95 % interval of a score is about ± {interval:.0%}"
-
-
-def _some(names: Sequence[str]) -> str:
-    others = f" and {len(names) - SHOWN_LABELS:,} others" if len(names) > SHOWN_LABELS else ""
-    return ", ".join(map(repr, names[:SHOWN_LABELS])) + others
-
-
-def _language_warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[str]:
-    """Problems of the tokenizer with the language of the texts."""
+        yield f"few dev rows ({report.dev}): the 95 % interval of a score is about ± {1 / math.sqrt(report.dev):.0%}"
     if report.unknown > MANY_UNKNOWN or report.pieces > MANY_PIECES:
         fit = f"{report.pieces:.1f} tokens per word, {report.unknown:.1%} unknown"
         yield f"the model's vocabulary does not fit these texts ({fit}): name a model for their language with --model"
