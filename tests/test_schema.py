@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow
@@ -138,7 +139,7 @@ def test_test_sets_without_labels(data_folder: Path, name: str) -> None:
         infer_schema(reader)
     if name not in ("CoLA",):
         train = guess(RowReader(data_folder / "glue" / name / ("dev.tsv")))
-        found = list(items(reader, train, labelled=False))
+        found = list(items(reader, replace(train, label=None)))
         assert all(item.label is None and len(item.texts) == len(train.text) for item in found)
 
 
@@ -542,14 +543,14 @@ def test_missing_columns(tmp_path: Path) -> None:
 
 def test_rows_without_labels(tmp_path: Path) -> None:
     reader = csv_text(tmp_path, ["text", "other"], ["a", "pos"])
-    assert list(items(reader, KNOWN, labelled=False)) == [Item(("a",), None, "a.csv:2")]
+    assert list(items(reader, replace(KNOWN, label=None))) == [Item(("a",), None, "a.csv:2")]
     (tmp_path / "b.txt").write_text("Some text.\nMore, and no label.\n")
     plain = RowReader(tmp_path / "b.txt", name="b.txt")
-    review = Schema(task="classification", text=("review",), label="stars", labels=("1", "2"), id="id")
-    assert fitted(review, plain, labelled=False).text == ("text",)
-    assert [item.texts for item in items(plain, review, labelled=False)] == [("Some text.",), ("More, and no label.",)]
-    words = Schema(task="tagging", text=("tokens",), label="tags", labels=("O",))
-    assert next(item.texts for item in items(plain, words, labelled=False)) == ("Some", "text.")
+    review = Schema(task="classification", text=("review",), labels=("1", "2"), id="id")
+    assert fitted(review, plain).text == ("text",)
+    assert [item.texts for item in items(plain, review)] == [("Some text.",), ("More, and no label.",)]
+    words = Schema(task="tagging", text=("tokens",), labels=("O",))
+    assert next(item.texts for item in items(plain, words)) == ("Some", "text.")
 
 
 def test_texts_without_labels_are_guessed_from_the_beginning(tmp_path: Path) -> None:
@@ -582,7 +583,7 @@ def test_ids(tmp_path: Path) -> None:
     assert schema.id == "id"
     found = failure(reader, schema)
     assert (found.where, found.what) == ("a.jsonl:151", "the id '7' in column 'id' occurs twice; first at a.jsonl:8")
-    assert [item.id for item in items(reader, schema, labelled=False)][:2] == ["0", "1"]
+    assert [item.id for item in items(reader, replace(schema, label=None))][:2] == ["0", "1"]
     assert guess(table(tmp_path, [{**row, "id": n % 9} for n, row in enumerate(rows)], "b.csv")).id is None
     assert guess(table(tmp_path, [{**row, "id": n % 280} for n, row in enumerate(rows)], "c.csv")).id == "id"
     assert guess(table(tmp_path, [{**row, "id": n % 4} for n, row in enumerate(rows[:5])], "d.csv")).id == "id"

@@ -175,12 +175,11 @@ def with_entities(record: Mapping[str, Any], column: str, where: str) -> dict[st
     spans = record.get(column)
     if spans is not None and not isinstance(spans, list):
         raise BertworksError(f"{column!r} is {spans!r:.60}, not a list of spans", where=where, hint=_SPAN_HINT)
-    entities = [(entry, span_of(entry)) for entry in spans or ()]
-    for entry, span in entities:
-        if span is None:
+    for entry in spans or ():
+        if span_of(entry) is None:
             raise BertworksError(f"{entry!r:.80} is not a span of characters", where=where, hint=_SPAN_HINT)
-    value = None if spans is None else [span for _, span in entities]
-    return {"entities" if key == column else key: value if key == column else record[key] for key in record}
+    entities = None if spans is None else list(map(span_of, spans))
+    return {"entities" if key == column else key: entities if key == column else record[key] for key in record}
 
 
 def span_of(entry: Any) -> dict[str, Any] | None:

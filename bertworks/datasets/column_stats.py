@@ -20,7 +20,6 @@ class Column:
     """Statistics of a column."""
 
     name: str
-    rows: int = 0
     filled: int = 0  # rows with a value
     characters: int = 0
     numbers: int = 0  # values that are numbers
@@ -75,7 +74,6 @@ class Column:
 
     def add(self, value: Any) -> None:
         """Count one more value."""
-        self.rows += 1
         if isinstance(value, list | dict) or (isinstance(value, str) and value[:1] in "[{" and value[-1:] in "]}"):
             self.answers += answers_of(value) is not None
             if isinstance(value, list) or (isinstance(value, str) and value[:1] == "["):

@@ -63,7 +63,7 @@ def infer_schema(
     if len({*text, label} - {None}) < len(text) + (label is not None):
         raise UsageError("one column is named twice", where=reader.name, hint="name each text and the label once")
     columns = study(reader if labelled else itertools.islice(reader, _SAMPLE_ROWS), reader.columns)
-    if not any(column.rows for column in columns.values()):
+    if next(iter(reader), None) is None:
         raise BertworksError("there are no rows", where=reader.name, hint="name a file that holds rows")
     schema = _by_layout(reader, columns, text, label)
     if schema is None or (task and schema.task != task) or (label and schema.label != label):

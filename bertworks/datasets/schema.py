@@ -74,14 +74,12 @@ def items(
     reader: RowReader,
     schema: Schema,
     *,
-    labelled: bool = True,
     left_out: IssueCounter | None = None,
     errors: list[BertworksError] | None = None,
 ) -> Iterator[Item]:
-    """The rows of a file as items, every row checked.
+    """The rows of a file as items, every row checked. Items with labels must have unique ids.
 
     Args:
-        labelled: whether labels are read and required, and ids must be unique.
         left_out: counts the rows with an empty text, which are left out; None: an empty text is an error.
         errors: collects the errors of rows, which are left out; None: the first one is raised.
 
@@ -90,14 +88,13 @@ def items(
         BertworksError: with `where` the row: an empty text (EmptyTextError); a label that is missing, unknown or not a
             number; more or fewer tags than words; a span outside its text; a repeated id; no row at all.
     """
-    schema = fitted(schema, reader, labelled=labelled)
+    schema = fitted(schema, reader)
     places: dict[str, str] = {}
-    is_empty = True
+    row = None
     for row in reader:
-        is_empty = False
         try:
-            item = read_item(row, schema, labelled=labelled)
-            if labelled and item.id in places:
+            item = read_item(row, schema)
+            if item.id in places:
                 hint = "give each row its own id, or rename the column if it does not hold ids"
                 what = f"the id {item.id!r} in column {schema.id!r} occurs twice; first at {places[item.id]}"
                 raise BertworksError(what, where=row.where, hint=hint)
@@ -110,10 +107,10 @@ def items(
                 raise
             errors.append(error.with_traceback(None))
         else:
-            if labelled and item.id:
+            if item.id and schema.label is not None:
                 places[item.id] = row.where
             yield item
-    if is_empty:
+    if row is None:
         raise BertworksError("there are no rows", where=reader.name, hint="name a file that holds rows")
 
 
@@ -129,19 +126,17 @@ def refuse_rows(errors: Sequence[BertworksError], name: str) -> None:
         raise BertworksError("\n".join(lines), where=name, hint="; ".join(hints[:3]))
 
 
-def fitted(schema: Schema, reader: RowReader, *, labelled: bool = True) -> Schema:
+def fitted(schema: Schema, reader: RowReader) -> Schema:
     """The schema with columns of this file. If it reads one text and no label, the only column of a file is that text.
 
     Raises:
         UsageError: the file lacks a column.
     """
-    if len(schema.text) == 1 and len(reader.columns) == 1 and not labelled:
-        return replace(schema, text=tuple(reader.columns), label=None, id=None, document=None)
-    options = dict.fromkeys(schema.text, "--text")
-    if labelled and schema.label is not None:
-        options[schema.label] = "--label"
-    for column, option in options.items():
-        find_column(reader.columns, reader.name, column, option)
+    if len(schema.text) == 1 and len(reader.columns) == 1 and schema.label is None:
+        return replace(schema, text=tuple(reader.columns), id=None, document=None)
+    for column in (*schema.text, schema.label):
+        if column is not None:
+            find_column(reader.columns, reader.name, column, "--label" if column == schema.label else "--text")
     known = {None, *reader.columns}
     return replace(
         schema,
@@ -150,7 +145,7 @@ def fitted(schema: Schema, reader: RowReader, *, labelled: bool = True) -> Schem
     )
 
 
-def read_item(row: Row, schema: Schema, *, labelled: bool = True) -> Item:
+def read_item(row: Row, schema: Schema) -> Item:
     """One row as an item. The checks are those of `items`, except for repeated ids."""
     where = row.where
     columns = schema.text
@@ -162,7 +157,7 @@ def read_item(row: Row, schema: Schema, *, labelled: bool = True) -> Item:
             cells = [cells[0], *((choice, columns[1]) for choice in values.list_of(cells[1][0]) or ())]
         texts = tuple(values.text_of(value, column, where) for value, column in cells)
     label = None
-    if labelled and schema.label is not None:
+    if schema.label is not None:
         label = _label(_field(row, schema.label), schema.label, texts, schema, where)
         if schema.task == "qa" and row.values.get("is_impossible") is True:
             label = ()  # such answers are only plausible; google-research/bert reads them the same way
