@@ -185,18 +185,14 @@ def with_entities(record: Mapping[str, Any], column: str, where: str) -> dict[st
 def span_of(entry: Any) -> dict[str, Any] | None:
     """One span as {"start", "end", "type"} with its other fields, from any usual layout: {"start", "end", "label"},
     {"span": [0, 5], ...}, [0, 5, "x"]; None if it is no span."""
-    rest: dict[str, Any] = {}
     if isinstance(entry, list) and len(entry) == 3:
-        start, end, kind = entry
-    elif isinstance(entry, dict):
-        rest = dict(entry)
-        if isinstance(entry.get("span"), list) and len(entry["span"]) == 2:
-            start, end = rest.pop("span")
-        else:
-            start, end = _take(rest, _START_NAMES), _take(rest, _END_NAMES)
-        kind = _take(rest, _TYPE_NAMES)
-    else:
+        entry = dict(zip(("start", "end", "type"), entry))
+    if not isinstance(entry, dict):
         return None
+    rest = dict(entry)
+    if isinstance(rest.get("span"), list) and len(rest["span"]) == 2:
+        rest["start"], rest["end"] = rest.pop("span")
+    start, end, kind = (_take(rest, names) for names in (_START_NAMES, _END_NAMES, _TYPE_NAMES))
     if type(start) is not int or type(end) is not int or not isinstance(kind, str):
         return None
     return {"start": start, "end": end, "type": kind, **rest}

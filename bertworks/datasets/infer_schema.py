@@ -79,12 +79,11 @@ def infer_schema(
     _check_texts(schema, reader.name)
     row_id = "id" if reader.kind == "squad" else _find_id(columns)
     schema = replace(schema, id=row_id, document=group or schema.document)
-    if not labelled or schema.label is None:
+    if not labelled:
         schema = replace(schema, label=None, separator="")
-    else:
-        column = columns[schema.label]
+    elif schema.label is not None:
         schema = replace(schema, labels=_labels(reader, schema))
-        _check_labels(schema, column, reader.name, is_explicit=task is not None)
+        _check_labels(schema, columns[schema.label], reader.name, is_explicit=task is not None)
     return schema, _reasons(schema, columns)
 
 

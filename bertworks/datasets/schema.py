@@ -98,14 +98,13 @@ def items(
                 hint = "give each row its own id, or rename the column if it does not hold ids"
                 what = f"the id {item.id!r} in column {schema.id!r} occurs twice; first at {places[item.id]}"
                 raise BertworksError(what, where=row.where, hint=hint)
-        except values.EmptyTextError:
-            if left_out is None:
-                raise
-            left_out.add(row.where)
         except BertworksError as error:
-            if errors is None:
+            if left_out is not None and isinstance(error, values.EmptyTextError):
+                left_out.add(row.where)
+            elif errors is not None:
+                errors.append(error.with_traceback(None))
+            else:
                 raise
-            errors.append(error.with_traceback(None))
         else:
             if item.id and schema.label is not None:
                 places[item.id] = row.where
@@ -127,7 +126,7 @@ def refuse_rows(errors: Sequence[BertworksError], name: str) -> None:
 
 
 def fitted(schema: Schema, reader: RowReader) -> Schema:
-    """The schema with columns of this file. If it reads one text and no label, the only column of a file is that text.
+    """The schema for this file: if it reads one text and no label, the only column of a file is that text.
 
     Raises:
         UsageError: the file lacks a column.
@@ -137,12 +136,7 @@ def fitted(schema: Schema, reader: RowReader) -> Schema:
     for column in (*schema.text, schema.label):
         if column is not None:
             find_column(reader.columns, reader.name, column, "--label" if column == schema.label else "--text")
-    known = {None, *reader.columns}
-    return replace(
-        schema,
-        id=schema.id if schema.id in known else None,
-        document=schema.document if schema.document in known else None,
-    )
+    return schema
 
 
 def read_item(row: Row, schema: Schema) -> Item:

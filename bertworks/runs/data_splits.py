@@ -72,10 +72,8 @@ def read_data(
     """
     path, dev = find_files(Path(data), None if dev is None else Path(dev))
     if fold is not None and dev is not None:
-        raise UsageError(
-            f"folds divide the training data, but there is a dev file: {dev}", where=str(data),
-            hint=f"name the other file alone: bertworks finetune {shlex.quote(str(path))} --folds {fold[1]} ...",
-        )  # fmt: skip
+        hint = f"name the other file alone: bertworks finetune {shlex.quote(str(path))} --folds {fold[1]} ..."
+        raise UsageError(f"folds divide the training data, but there is a dev file: {dev}", where=str(data), hint=hint)
     reader = RowReader(path, quoting=quoting)
     schema, notes = infer_schema(reader, task=task, text=text, label=label, group=group)
     empty = IssueCounter()
@@ -125,10 +123,9 @@ def find_files(data: Path, dev: Path | None) -> tuple[Path, Path | None]:
     for name, paths in files.items():
         if len(paths) > 1 or (name == "train" and not paths):
             content = ", ".join(p.name for p in sorted(data.iterdir())[:20]) or "nothing"
-            raise UsageError(
-                f"the folder has {len(paths) or 'no'} {name} file{'s' * (len(paths) > 1)}: it holds {content}",
-                where=str(data), hint="name the files: bertworks finetune TRAIN-FILE --dev DEV-FILE ...",
-            )  # fmt: skip
+            what = f"the folder has {len(paths) or 'no'} {name} file{'s' * (len(paths) > 1)}: it holds {content}"
+            hint = "name the files: bertworks finetune TRAIN-FILE --dev DEV-FILE ..."
+            raise UsageError(what, where=str(data), hint=hint)
     return files["train"][0], dev or next(iter(files["dev"]), None)
 
 
@@ -145,25 +142,21 @@ def describe_task(data: LabelledData, recipe: FinetuneRecipe) -> TaskConfig:
             hint = "use another recipe: stable, paper" if name == "lstm_units" else "leave it out"
             raise UsageError(f"{name} is for {', '.join(tasks)}, and the data is for {schema.task}", hint=hint)
     if recipe.document_context and schema.document is None:
-        raise UsageError(
-            "document_context: the data does not say which sentences are of one document",
-            hint="separate documents by -DOCSTART- lines, or name their column: --group COLUMN; or leave it out",
-        )
+        hint = "separate documents by -DOCSTART- lines, or name their column: --group COLUMN; or leave it out"
+        raise UsageError("document_context: the data does not say which sentences are of one document", hint=hint)
     if schema.task == "spans":
         labels = ("O", *(f"{part}-{kind}" for kind in labels for part in "BI"))
     without_answer = schema.task == "qa" and not all(item.label for item in (*data.train, *data.dev))
-    copied = ("max_length", "stride", "max_question", "max_answer", "document_context", "lstm_units")
+    copied = {name: getattr(schema, name) for name in ("task", "text", "label", "separator")}
+    settings = ("max_length", "stride", "max_question", "max_answer", "document_context", "lstm_units")
+    copied |= {name: getattr(recipe, name) for name in settings}
     return TaskConfig(
-        task=schema.task,
         labels=labels,
-        text=schema.text,
-        label=schema.label,
-        separator=schema.separator,
         num_choices=_num_choices(data) if schema.task == "choice" else 0,
         first_choice=schema.first_choice if schema.task == "choice" else None,
         document=schema.document if recipe.document_context else None,
         threshold=0.0 if without_answer else None,
-        **{name: getattr(recipe, name) for name in copied},
+        **copied,
     )
 
 
@@ -182,10 +175,9 @@ def _document_notes(train: Sequence[Item], dev: Sequence[Item], schema: Schema) 
     both = {item.document for item in train} & {item.document for item in dev} - {""}
     if not both or schema.document is None:
         return []
-    return [
-        f"sentences of {len(both):,} documents are in train and in dev, and names come again in a document: scores on "
-        f"new documents are lower; --group {schema.document} keeps each document on one side"
-    ]
+    what = f"sentences of {len(both):,} documents are in train and in dev, and names come again in a document"
+    advice = f"--group {schema.document} keeps each document on one side"
+    return [f"{what}: scores on new documents are lower; {advice}"]
 
 
 def _count_note(rows: Sequence[Item], what: str) -> list[str]:
@@ -193,17 +185,8 @@ def _count_note(rows: Sequence[Item], what: str) -> list[str]:
 
 
 def _groups(all_items: Sequence[Item], schema: Schema, *, by_document: bool) -> list[Hashable]:
-    """For each item, the group that stays together."""
-    groups: list[Hashable] = list(range(len(all_items)))
-    if by_document and schema.document is not None:
-        groups = [item.document or number for number, item in enumerate(all_items)]
-    if schema.task == "qa":
-        groups = _connected(groups, [item.texts[1] for item in all_items])
-    return groups
-
-
-def _connected(groups: Sequence[Hashable], others: Sequence[Hashable]) -> list[Hashable]:
-    """The smallest groups that keep together the members of each group of both kinds (union-find)."""
+    """For each item, the group that stays together: the smallest ones that divide no document and, of questions, no
+    context (union-find)."""
     parent: dict[Hashable, Hashable] = {}
 
     def root(key: Hashable) -> Hashable:
@@ -212,9 +195,11 @@ def _connected(groups: Sequence[Hashable], others: Sequence[Hashable]) -> list[H
             key = above
         return key
 
-    for group, other in zip(groups, others, strict=True):
-        parent[root(("group", group))] = root(("other", other))
-    return [root(("group", group)) for group in groups]
+    groups = [item.document if by_document and item.document else number for number, item in enumerate(all_items)]
+    if schema.task == "qa":
+        for group, item in zip(groups, all_items, strict=True):
+            parent[root(group)] = root(("context", item.texts[1]))
+    return list(map(root, groups))
 
 
 def divide(

@@ -72,14 +72,14 @@ class Lengths:
 
     def lines(self) -> list[str]:
         """A histogram, its axis, and a sentence."""
-        most, rows = max(self.counts), sum(self.counts)
+        most = max(self.counts)
         bars = "".join(BLOCKS[math.ceil(n / most * len(BLOCKS)) - 1] if n else " " for n in self.counts)
         last = self.width * len(self.counts)
         end = f"{last} tokens" if self.longest < last else f"{last - self.width} tokens and more"
         text = f"half of the rows have up to {self.median:,} tokens, the longest has {self.longest:,}"
         if self.too_long:
             treatment = "read in windows" if self.windows else "truncated"
-            fraction = self.too_long / rows
+            fraction = self.too_long / sum(self.counts)
             text += f"; {self.too_long:,} ({fraction:.1%}) have more than {self.max_length:,} and are {treatment}"
         return [bars, f"0{end:>{max(len(bars) - 1, len(end) + 1)}}", text]
 
@@ -300,10 +300,8 @@ def _copy_warnings(report: DatasetReport) -> Iterator[str]:
     """Warnings of copies, the worst first."""
     copies, leaked, conflicts = report.copies, report.leaked, report.conflicts
     if leaked.rows:
-        yield (
-            f"{leaked.rows:,} rows of dev ({leaked.rows / report.dev:.1%}) are in train as well ({leaked.places[0]}): "
-            "the scores will be too good; remove the copies"
-        )
+        what = f"{leaked.rows:,} rows of dev ({leaked.rows / report.dev:.1%}) are in train as well"
+        yield f"{what} ({leaked.places[0]}): the scores will be too good; remove the copies"
     if conflicts.rows:
         what = f"{conflicts.rows:,} rows have the text of another row and a different label"
         yield f"{what} ({conflicts.places[0]}): no model can predict both"
@@ -322,10 +320,8 @@ def _label_warnings(report: DatasetReport) -> Iterator[str]:
     counts = [(n, name) for name, (n, _) in labels.items() if n]
     if report.task == "classification" and len(counts) > 1 and counts[0][0] >= UNBALANCED * counts[-1][0]:
         (most, frequent), (least, rarest) = counts[0], counts[-1]
-        yield (
-            f"{frequent!r} is {most / least:.0f} times as frequent as {rarest!r}: always predicting {frequent!r} is "
-            f"right in {most / report.train:.1%}; look at macro F1, and try --set class_weights=balanced"
-        )
+        what = f"{frequent!r} is {most / least:.0f} times as frequent as {rarest!r}: always predicting {frequent!r}"
+        yield f"{what} is right in {most / report.train:.1%}; look at macro F1, and try --set class_weights=balanced"
 
 
 def _some(names: Sequence[str]) -> str:
