@@ -155,11 +155,11 @@ def read_item(row: Row, schema: Schema) -> Item:
         label = _label(_field(row, schema.label), schema.label, texts, schema, where)
         if schema.task == "qa" and row.values.get("is_impossible") is True:
             label = ()  # such answers are only plausible; google-research/bert reads them the same way
-    name, document = (
-        "" if column is None else values.label_text(row.values.get(column)) or ""
-        for column in (schema.id, schema.document)
-    )
-    return Item(texts, label, where, name, document, schema.raw)
+
+    def name(column: str | None) -> str:
+        return "" if column is None else values.label_text(row.values.get(column)) or ""
+
+    return Item(texts, label, where, name(schema.id), name(schema.document), schema.raw)
 
 
 def misplaced(item: Item) -> bool:

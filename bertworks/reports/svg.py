@@ -196,8 +196,7 @@ def _line(series: Series, axes: _Axes, show: Show) -> str:
 def heat(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
     """A confusion matrix. A cell is darker the larger its fraction of its row is; the diagonal is right."""
     style = "tall" if len(names) > _MAX_HORIZONTAL else "narrow"
-    short_names = [name if len(name) <= 24 else f"{name[:23]}…" for name in names]
-    heads = [f'title="{escape(name)}">{escape(shown)}' for name, shown in zip(names, short_names)]
+    heads = [f'title="{escape(name)}">{escape(name if len(name) < 25 else f"{name[:23]}…")}' for name in names]
     head = [f'<th class="{style}"><span {name}</span></th>' for name in heads]
     rows = [['<th class="corner">label &#8595; prediction &#8594;</th>', *head]]
     for row, of_row in enumerate(counts):
