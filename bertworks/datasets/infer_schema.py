@@ -11,13 +11,14 @@ from dataclasses import replace
 
 from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
-from bertworks.datasets.column_stats import MAX_CLASSES, MAX_LABEL_LENGTH, MOST, Column, study
-from bertworks.datasets.reader import RowReader
+from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Schema, TaskType, items, refuse_rows
+from bertworks.datasets.values import MAX_CLASSES, MAX_LABEL_LENGTH, MOST, Column
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.tables import find_column
 from bertworks.io.text_files import IssueCounter
 
+Columns = Mapping[str, Column]  # by name
 _SHOWN_LABELS = 10
 _SAMPLE_ROWS = 1000  # read where labels do not matter
 _CHOICE = re.compile(r"(choice|ending|option|answer|alternative|candidate|sol|solution|選択肢|보기)s?[ _-]?(\d+|[a-e])")
@@ -62,7 +63,7 @@ def infer_schema(
             find_column(reader.columns, reader.name, name, option)
     if len({*text, label} - {None}) < len(text) + (label is not None):
         raise UsageError("one column is named twice", where=reader.name, hint="name each text and the label once")
-    columns = study(reader if labelled else itertools.islice(reader, _SAMPLE_ROWS), reader.columns)
+    columns = _study(reader if labelled else itertools.islice(reader, _SAMPLE_ROWS), reader.columns)
     if next(iter(reader), None) is None:
         raise BertworksError("there are no rows", where=reader.name, hint="name a file that holds rows")
     schema = _by_layout(reader, columns, text, label)
@@ -82,17 +83,27 @@ def infer_schema(
     if not labelled:
         schema = replace(schema, label=None, separator="")
     elif schema.label is not None:
+        column = columns[schema.label]
         schema = replace(schema, labels=_labels(reader, schema))
-        _check_labels(schema, columns[schema.label], reader.name, is_explicit=task is not None)
+        _check_labels(schema, column, reader.name, is_explicit=task is not None)
     return schema, _reasons(schema, columns)
+
+
+def _study(rows: Iterable[Row], names: Sequence[str]) -> dict[str, Column]:
+    """The statistics of each column."""
+    columns = {name: Column(name) for name in names}
+    for row in rows:
+        for name, value in row.values.items():
+            if name not in columns:
+                columns[name] = Column(name)
+            columns[name].add(value)
+    return columns
 
 
 # --- the task ---------------------------------------------------------------------------------------------------------
 
 
-def _by_layout(
-    reader: RowReader, columns: Mapping[str, Column], text: Sequence[str], label: str | None
-) -> Schema | None:
+def _by_layout(reader: RowReader, columns: Columns, text: Sequence[str], label: str | None) -> Schema | None:
     """The schema, if the layout of the file is enough to tell it."""
     if reader.kind == "squad":
         return Schema(task="qa", text=("question", "context"), label="answers")
@@ -108,9 +119,7 @@ def _by_layout(
     return None
 
 
-def _by_columns(
-    columns: Mapping[str, Column], text: tuple[str, ...], label: str | None, task: TaskType | None
-) -> Schema:
+def _by_columns(columns: Columns, text: tuple[str, ...], label: str | None, task: TaskType | None) -> Schema:
     if task in (None, "choice") and (schema := _choice(columns, text, label, is_explicit=task is not None)):
         return schema
     text = text or _find_texts(columns, (label,))
@@ -126,9 +135,7 @@ def _by_columns(
     return Schema(task=task, text=text, label=label, separator=(separator or "|") if in_cells else "")
 
 
-def _choice(
-    columns: Mapping[str, Column], text: tuple[str, ...], label: str | None, *, is_explicit: bool
-) -> Schema | None:
+def _choice(columns: Columns, text: tuple[str, ...], label: str | None, *, is_explicit: bool) -> Schema | None:
     """A multiple choice, if the columns hold one, or if the task was named."""
     texts = text or _find_choices(columns)
     if not texts or (text and not is_explicit):
@@ -165,11 +172,11 @@ def _named(columns: Iterable[Column]) -> dict[str, Column]:
     return {column.known_name: column for column in columns if column.filled}
 
 
-def _first(named: Mapping[str, Column], names: Iterable[str]) -> Column | None:
+def _first(named: Columns, names: Iterable[str]) -> Column | None:
     return next((named[name] for name in names if name in named), None)
 
 
-def _find_choices(columns: Mapping[str, Column]) -> tuple[str, ...]:
+def _find_choices(columns: Columns) -> tuple[str, ...]:
     """The prompt and the choices (or the one column with a list of them); () if there are none."""
     named = _named(columns.values())
     stems: dict[str, list[str]] = {}
@@ -191,7 +198,7 @@ def _find_choices(columns: Mapping[str, Column]) -> tuple[str, ...]:
     return tuple(text.name for text in texts)
 
 
-def _find_texts(columns: Mapping[str, Column], excluded: Sequence[str | None]) -> tuple[str, ...]:
+def _find_texts(columns: Columns, excluded: Sequence[str | None]) -> tuple[str, ...]:
     """The text or the pair of texts; () if no column looks like one."""
     named = _named(column for name, column in columns.items() if name not in excluded)
     for pair in values.PAIRS:
@@ -207,7 +214,7 @@ def _find_texts(columns: Mapping[str, Column], excluded: Sequence[str | None]) -
     return tuple(column.name for column in texts if column.mean_length == longest)[:1]
 
 
-def _find_label(columns: Mapping[str, Column], texts: Sequence[str]) -> str | None:
+def _find_label(columns: Columns, texts: Sequence[str]) -> str | None:
     """The column with the label; None if no column looks like one."""
     named = _named(column for name, column in columns.items() if name not in texts)
     if known := _first(named, values.LABEL_NAMES):
@@ -220,7 +227,7 @@ def _find_label(columns: Mapping[str, Column], texts: Sequence[str]) -> str | No
     return next((column.name for column in reversed(others) if column.is_numeric and column.fractions), None)
 
 
-def _find_id(columns: Mapping[str, Column]) -> str | None:
+def _find_id(columns: Columns) -> str | None:
     """The column with a name for each row; None if there is none, or if many of its names recur."""
     named = _named(reversed([*columns.values()]))
     for column in [named[name] for name in values.ID_NAMES if name in named]:
@@ -229,7 +236,7 @@ def _find_id(columns: Mapping[str, Column]) -> str | None:
     return None
 
 
-def _find_words(columns: Mapping[str, Column], text: Sequence[str], label: str | None) -> tuple[str, str] | None:
+def _find_words(columns: Columns, text: Sequence[str], label: str | None) -> tuple[str, str] | None:
     """The columns with lists of words and of their tags; None if there are none. `text` and `label` are known."""
     lists = _named(column for column in columns.values() if column.is_listed)
     words = _first(lists, [columns[name].known_name for name in text] or ["tokens", "words"])
@@ -240,7 +247,7 @@ def _find_words(columns: Mapping[str, Column], text: Sequence[str], label: str |
     return None
 
 
-def _find_questions(columns: Mapping[str, Column], label: str | None) -> tuple[str, str, str] | None:
+def _find_questions(columns: Columns, label: str | None) -> tuple[str, str, str] | None:
     """The columns with questions, contexts and answers; None if there are none. `label` is known."""
     named = _named(columns.values())
     answers = _first(named, [columns[label].known_name] if label else ["answers", "answer"])
@@ -249,7 +256,7 @@ def _find_questions(columns: Mapping[str, Column], label: str | None) -> tuple[s
     return None
 
 
-def _are_nameless(columns: Mapping[str, Column]) -> bool:
+def _are_nameless(columns: Columns) -> bool:
     return all(re.fullmatch(r"column \d+", name) for name in columns)
 
 
@@ -314,7 +321,7 @@ def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: boo
         raise BertworksError(f"{what} (in {schema.label!r})", where=name, hint=hint)
 
 
-def _reasons(schema: Schema, columns: Mapping[str, Column]) -> list[str]:
+def _reasons(schema: Schema, columns: Columns) -> list[str]:
     """The schema in words."""
     lines = [f"task: {schema.task} ({_TASKS[schema.task][0]})", f"text: {' and '.join(map(repr, schema.text))}"]
     if schema.label is not None:

@@ -65,13 +65,10 @@ def multilabel(gold: Sequence[Collection[str]], predicted: Sequence[Collection[s
         BertworksError: no rows, or more or fewer predictions than rows.
     """
     sides = [[{(0, 1, label) for label in labels} for labels in side] for side in (gold, predicted)]
-    total, table = spans(*sides), spans_per_type(*sides)
-    return choice(*sides) | {
-        "precision": total["precision"],
-        "recall": total["recall"],
-        "micro_f1": total["f1"],
-        "macro_f1": math.fsum(figures["f1"] for figures in table.values()) / max(len(table), 1),
-    }
+    scores, table = spans(*sides), spans_per_type(*sides)
+    scores["micro_f1"] = scores.pop("f1")
+    scores["macro_f1"] = math.fsum(figures["f1"] for figures in table.values()) / max(len(table), 1)
+    return choice(*sides) | scores
 
 
 def regression(gold: Sequence[float], predicted: Sequence[float]) -> Scores:

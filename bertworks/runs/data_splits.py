@@ -24,6 +24,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.recipe import RECIPES, FinetuneRecipe
 
+Fold = tuple[int, int]  # its number from 0, and of how many
 DEV_FRACTION, MAX_DEV_ROWS = 0.1, 2000  # of the rows, if there is no dev file
 MAX_RARE_ROWS = 20  # rows of rare labels that are held out in addition
 _SPLIT = re.compile(r"((?P<train>train|training)|dev|valid|validation|val|devel|development)(set|data)?\d*")
@@ -53,7 +54,7 @@ def read_data(
     label: str | None = None,
     group: str | None = None,
     quoting: Quoting = "auto",
-    fold: tuple[int, int] | None = None,
+    fold: Fold | None = None,
     whole_documents: bool = False,
 ) -> LabelledData:
     """Reads a file, or a folder with a train and a dev file.
@@ -203,11 +204,7 @@ def _groups(all_items: Sequence[Item], schema: Schema, *, by_document: bool) -> 
 
 
 def divide(
-    all_items: Sequence[Item],
-    schema: Schema,
-    groups: Sequence[Hashable],
-    fold: tuple[int, int] | None = None,
-    name: str = "",
+    all_items: Sequence[Item], schema: Schema, groups: Sequence[Hashable], fold: Fold | None = None, name: str = ""
 ) -> tuple[list[Item], list[Item]]:
     """Train and dev, in the order of the file: whole groups, the same fraction of every label.
 

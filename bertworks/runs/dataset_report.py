@@ -176,7 +176,7 @@ def make_dataset_report(
         warnings=[],
     )
     texts = [" ".join(item.texts) for item in (*data.train[:SAMPLE], *data.dev[:SAMPLE])]
-    found = chain(_copy_warnings(report), _label_warnings(report), _text_warnings(report, texts, tokenizer))
+    found = [*_row_warnings(report), *_text_warnings(report, texts, tokenizer)]
     return replace(report, warnings=[*tokenizer.notes, *found])
 
 
@@ -296,9 +296,9 @@ def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> dict[str,
     }
 
 
-def _copy_warnings(report: DatasetReport) -> Iterator[str]:
-    """Warnings of copies, the worst first."""
-    copies, leaked, conflicts = report.copies, report.leaked, report.conflicts
+def _row_warnings(report: DatasetReport) -> Iterator[str]:
+    """Problems of copies, the worst first, and of labels."""
+    copies, leaked, conflicts, labels = report.copies, report.leaked, report.conflicts, report.labels
     if leaked.rows:
         what = f"{leaked.rows:,} rows of dev ({leaked.rows / report.dev:.1%}) are in train as well"
         yield f"{what} ({leaked.places[0]}): the scores will be too good; remove the copies"
@@ -307,10 +307,6 @@ def _copy_warnings(report: DatasetReport) -> Iterator[str]:
         yield f"{what} ({conflicts.places[0]}): no model can predict both"
     if copies.rows > MANY_COPIES * report.train:
         yield f"{copies.rows:,} rows of train are copies of others ({copies.places[0]})"
-
-
-def _label_warnings(report: DatasetReport) -> Iterator[str]:
-    labels = report.labels
     if missing := [name for name, (train, dev) in labels.items() if dev and not train]:
         yield f"labels of dev that are not in train cannot be learned: {_some(missing)}"
     if rare := [name for name, (train, _) in labels.items() if 0 < train < RARE]:
