@@ -663,6 +663,25 @@ def test_one_bad_row_is_named(rows: list, bad: dict, task: str, what: str, tmp_p
     assert error.where == "a.jsonl:21"
 
 
+@pytest.mark.parametrize(
+    "spans",
+    [[{"start": 0, "end": 4, "type": "x"}], [{"start_offset": 0, "end_offset": 4, "label": "x"}], [[0, 4, "x"]]],
+)
+def test_spans_in_a_cell_have_any_usual_layout(spans: list[object], tmp_path: Path) -> None:
+    rows = [{"text": f"Anna sings {n}", "entities": json.dumps(spans)} for n in range(9)]
+    reader = table(tmp_path, rows, "a.csv")
+    found = list(items(reader, guess(reader, task="spans", label="entities")))
+    assert [item.label for item in found] == [((0, 4, "x"),)] * 9
+
+
+@pytest.mark.parametrize("task", ["tagging", "multilabel"])
+def test_rows_that_all_have_errors_are_all_named(task: str, tmp_path: Path) -> None:
+    reader = table(tmp_path, [{"tokens": ["a", "b"], "labels": {"x": n}} for n in range(3)])
+    with pytest.raises(BertworksError, match="3 rows") as caught:
+        guess(reader, task=task, text=("tokens",), label="labels")
+    assert [f"a.jsonl:{n}: " in caught.value.what for n in (1, 2, 3)] == [True] * 3
+
+
 def test_lists_as_pandas_writes_them_are_named(tmp_path: Path) -> None:
     rows = [[f"It was number {n}.", "['x', 'y']"] for n in range(20)]
     with pytest.raises(BertworksError, match="20 rows") as caught:
