@@ -41,7 +41,7 @@ from bertworks.inference.decoding import balanced_weights
 from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
 from bertworks.models.config import EncoderConfig
-from bertworks.runs.data_splits import read_data, split_items
+from bertworks.runs.data_splits import divide, read_data
 from bertworks.runs.finetune import finetune, finetune_events, make_finetune_request, prepare
 from bertworks.runs.finetune_job import TOKEN_EMBEDDING_KEY, FinetuneJob
 from bertworks.runs.training_run import TrainingRun
@@ -295,7 +295,7 @@ def test_a_row_of_each_rare_label_is_set_aside_until_they_are_as_many_as_a_share
 ) -> None:
     given = [f"rare {n % labels}" for n in range(3 * labels)] + ["often"] * often
     found = [Item((f"a film {n}",), label, str(n)) for n, label in enumerate(given)]
-    train, dev = split_items(found, Schema(task="classification", text=("text",), label="label"), range(len(found)))
+    train, dev = divide(found, Schema(task="classification", text=("text",), label="label"), range(len(found)))
     assert sorted(train + dev, key=lambda item: int(item.where)) == found
     assert len(dev) == aside
     assert max(Counter(item.label for item in dev if item.label != "often").values()) == 1

@@ -39,13 +39,18 @@ def train(data: Path, output: Path, model: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "tags"), [("['EU', 'rejects']", "['B-ORG', 'O']"), ("['EU' 'rejects']", "['B-ORG' 'O']")]
+    ("words", "tags", "what"),
+    [
+        ("['EU', 'rejects']", "['B-ORG', 'O']", "'tokens' holds .*, not words"),
+        ("['EU' 'rejects']", "['B-ORG' 'O']", "'tokens' holds .*, not words"),
+        ("EU rejects", "['B-ORG' 'O']", "the label in 'tags' holds"),
+    ],
 )
-def test_lists_as_python_and_numpy_print_them_are_no_words(words: str, tags: str, tmp_path: Path) -> None:
+def test_lists_as_python_and_numpy_print_them_are_no_words(words: str, tags: str, what: str, tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("tokens,tags\n" + f'"{words}","{tags}"\n' * 20)
-    with pytest.raises(BertworksError, match=r"a\.csv:2: 'tags' holds .*not tags"):
-        read_data(path)
+    with pytest.raises(BertworksError, match=rf"a\.csv:2: {what}"):
+        read_data(path, task="tagging", text=["tokens"], label="tags")
 
 
 def test_words_that_look_like_lists_are_words(tmp_path: Path) -> None:

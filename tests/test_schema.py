@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow
@@ -138,7 +139,7 @@ def test_test_sets_without_labels(data_folder: Path, name: str) -> None:
         infer_schema(reader)
     if name not in ("CoLA",):
         train = guess(RowReader(data_folder / "glue" / name / ("dev.tsv")))
-        found = list(items(reader, train, labelled=False))
+        found = list(items(reader, replace(train, label=None)))
         assert all(item.label is None and len(item.texts) == len(train.text) for item in found)
 
 
@@ -542,14 +543,14 @@ def test_missing_columns(tmp_path: Path) -> None:
 
 def test_rows_without_labels(tmp_path: Path) -> None:
     reader = csv_text(tmp_path, ["text", "other"], ["a", "pos"])
-    assert list(items(reader, KNOWN, labelled=False)) == [Item(("a",), None, "a.csv:2")]
+    assert list(items(reader, replace(KNOWN, label=None))) == [Item(("a",), None, "a.csv:2")]
     (tmp_path / "b.txt").write_text("Some text.\nMore, and no label.\n")
     plain = RowReader(tmp_path / "b.txt", name="b.txt")
-    review = Schema(task="classification", text=("review",), label="stars", labels=("1", "2"), id="id")
-    assert fitted(review, plain, labelled=False).text == ("text",)
-    assert [item.texts for item in items(plain, review, labelled=False)] == [("Some text.",), ("More, and no label.",)]
-    words = Schema(task="tagging", text=("tokens",), label="tags", labels=("O",))
-    assert next(item.texts for item in items(plain, words, labelled=False)) == ("Some", "text.")
+    review = Schema(task="classification", text=("review",), labels=("1", "2"), id="id")
+    assert fitted(review, plain).text == ("text",)
+    assert [item.texts for item in items(plain, review)] == [("Some text.",), ("More, and no label.",)]
+    words = Schema(task="tagging", text=("tokens",), labels=("O",))
+    assert next(item.texts for item in items(plain, words)) == ("Some", "text.")
 
 
 def test_texts_without_labels_are_guessed_from_the_beginning(tmp_path: Path) -> None:
@@ -582,7 +583,7 @@ def test_ids(tmp_path: Path) -> None:
     assert schema.id == "id"
     found = failure(reader, schema)
     assert (found.where, found.what) == ("a.jsonl:151", "the id '7' in column 'id' occurs twice; first at a.jsonl:8")
-    assert [item.id for item in items(reader, schema, labelled=False)][:2] == ["0", "1"]
+    assert [item.id for item in items(reader, replace(schema, label=None))][:2] == ["0", "1"]
     assert guess(table(tmp_path, [{**row, "id": n % 9} for n, row in enumerate(rows)], "b.csv")).id is None
     assert guess(table(tmp_path, [{**row, "id": n % 280} for n, row in enumerate(rows)], "c.csv")).id == "id"
     assert guess(table(tmp_path, [{**row, "id": n % 4} for n, row in enumerate(rows[:5])], "d.csv")).id == "id"
@@ -615,8 +616,7 @@ def test_what_is_before_the_first_choice_is_none() -> None:
 
 
 def test_a_label_that_is_given_twice_is_one() -> None:
-    assert several_labels(["b", "a", "b"], "", "labels", "a.jsonl:1") == ("b", "a")
-    assert several_labels("b|a|b", "|", "labels", "a.csv:2") == ("b", "a")
+    assert several_labels(["b", "a", "b"], "") == several_labels("b|a|b", "|") == ["b", "a"]
 
 
 def test_documents_of_conll(tmp_path: Path) -> None:
@@ -663,11 +663,30 @@ def test_one_bad_row_is_named(rows: list, bad: dict, task: str, what: str, tmp_p
     assert error.where == "a.jsonl:21"
 
 
+@pytest.mark.parametrize(
+    "spans",
+    [[{"start": 0, "end": 4, "type": "x"}], [{"start_offset": 0, "end_offset": 4, "label": "x"}], [[0, 4, "x"]]],
+)
+def test_spans_in_a_cell_have_any_usual_layout(spans: list[object], tmp_path: Path) -> None:
+    rows = [{"text": f"Anna sings {n}", "entities": json.dumps(spans)} for n in range(9)]
+    reader = table(tmp_path, rows, "a.csv")
+    found = list(items(reader, guess(reader, task="spans", label="entities")))
+    assert [item.label for item in found] == [((0, 4, "x"),)] * 9
+
+
+@pytest.mark.parametrize("task", ["tagging", "multilabel"])
+def test_rows_that_all_have_errors_are_all_named(task: str, tmp_path: Path) -> None:
+    reader = table(tmp_path, [{"tokens": ["a", "b"], "labels": {"x": n}} for n in range(3)])
+    with pytest.raises(BertworksError, match="3 rows") as caught:
+        guess(reader, task=task, text=("tokens",), label="labels")
+    assert [f"a.jsonl:{n}: " in caught.value.what for n in (1, 2, 3)] == [True] * 3
+
+
 def test_lists_as_pandas_writes_them_are_named(tmp_path: Path) -> None:
     rows = [[f"It was number {n}.", "['x', 'y']"] for n in range(20)]
-    with pytest.raises(BertworksError, match="holds") as caught:
+    with pytest.raises(BertworksError, match="20 rows") as caught:
         guess(csv_text(tmp_path, ["text", "labels"], *rows))
-    assert caught.value.where == "a.csv:2"
+    assert "a.csv:2: the label in 'labels' holds" in caught.value.what
 
 
 def test_several_labels_in_a_cell_where_somebody_says_so(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def span_column(records: Iterable[Mapping[str, Any]]) -> str | None:
     for record in records:
         for key in _SPAN_COLUMNS:
             value = record.get(key)
-            if isinstance(value, list) and value and all(_span(entry) is not None for entry in value):
+            if isinstance(value, list) and value and all(span_of(entry) is not None for entry in value):
                 return key
     return None
 
@@ -175,28 +175,24 @@ def with_entities(record: Mapping[str, Any], column: str, where: str) -> dict[st
     spans = record.get(column)
     if spans is not None and not isinstance(spans, list):
         raise BertworksError(f"{column!r} is {spans!r:.60}, not a list of spans", where=where, hint=_SPAN_HINT)
-    entities = [(entry, _span(entry)) for entry in spans or ()]
-    for entry, span in entities:
-        if span is None:
+    for entry in spans or ():
+        if span_of(entry) is None:
             raise BertworksError(f"{entry!r:.80} is not a span of characters", where=where, hint=_SPAN_HINT)
-    value = None if spans is None else [span for _, span in entities]
-    return {"entities" if key == column else key: value if key == column else record[key] for key in record}
+    entities = None if spans is None else list(map(span_of, spans))
+    return {"entities" if key == column else key: entities if key == column else record[key] for key in record}
 
 
-def _span(entry: Any) -> dict[str, Any] | None:
-    """One span in our names, from any usual layout: {"start", "end", "label"}, {"span": [0, 5]}, [0, 5, "x"]."""
-    rest: dict[str, Any] = {}
+def span_of(entry: Any) -> dict[str, Any] | None:
+    """One span as {"start", "end", "type"} with its other fields, from any usual layout: {"start", "end", "label"},
+    {"span": [0, 5], ...}, [0, 5, "x"]; None if it is no span."""
     if isinstance(entry, list) and len(entry) == 3:
-        start, end, kind = entry
-    elif isinstance(entry, dict):
-        rest = dict(entry)
-        if isinstance(entry.get("span"), list) and len(entry["span"]) == 2:
-            start, end = rest.pop("span")
-        else:
-            start, end = _take(rest, _START_NAMES), _take(rest, _END_NAMES)
-        kind = _take(rest, _TYPE_NAMES)
-    else:
+        entry = dict(zip(("start", "end", "type"), entry))
+    if not isinstance(entry, dict):
         return None
+    rest = dict(entry)
+    if isinstance(rest.get("span"), list) and len(rest["span"]) == 2:
+        rest["start"], rest["end"] = rest.pop("span")
+    start, end, kind = (_take(rest, names) for names in (_START_NAMES, _END_NAMES, _TYPE_NAMES))
     if type(start) is not int or type(end) is not int or not isinstance(kind, str):
         return None
     return {"start": start, "end": end, "type": kind, **rest}

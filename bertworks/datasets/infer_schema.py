@@ -11,12 +11,14 @@ from dataclasses import replace
 
 from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
-from bertworks.datasets.column_stats import MAX_CLASSES, MAX_LABEL_LENGTH, MOST, Column, study
-from bertworks.datasets.reader import RowReader
-from bertworks.datasets.schema import Schema, TaskType
+from bertworks.datasets.reader import Row, RowReader
+from bertworks.datasets.schema import Schema, TaskType, items, refuse_rows
+from bertworks.datasets.values import MAX_CLASSES, MAX_LABEL_LENGTH, MOST, Column
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.tables import find_column
+from bertworks.io.text_files import IssueCounter
 
+Columns = Mapping[str, Column]  # by name
 _SHOWN_LABELS = 10
 _SAMPLE_ROWS = 1000  # read where labels do not matter
 _CHOICE = re.compile(r"(choice|ending|option|answer|alternative|candidate|sol|solution|選択肢|보기)s?[ _-]?(\d+|[a-e])")
@@ -61,8 +63,8 @@ def infer_schema(
             find_column(reader.columns, reader.name, name, option)
     if len({*text, label} - {None}) < len(text) + (label is not None):
         raise UsageError("one column is named twice", where=reader.name, hint="name each text and the label once")
-    columns = study(reader if labelled else itertools.islice(reader, _SAMPLE_ROWS), reader.columns)
-    if not any(column.rows for column in columns.values()):
+    columns = _study(reader if labelled else itertools.islice(reader, _SAMPLE_ROWS), reader.columns)
+    if next(iter(reader), None) is None:
         raise BertworksError("there are no rows", where=reader.name, hint="name a file that holds rows")
     schema = _by_layout(reader, columns, text, label)
     if schema is None or (task and schema.task != task) or (label and schema.label != label):
@@ -78,21 +80,30 @@ def infer_schema(
     _check_texts(schema, reader.name)
     row_id = "id" if reader.kind == "squad" else _find_id(columns)
     schema = replace(schema, id=row_id, document=group or schema.document)
-    if not labelled or schema.label is None:
+    if not labelled:
         schema = replace(schema, label=None, separator="")
-    else:
+    elif schema.label is not None:
         column = columns[schema.label]
         schema = replace(schema, labels=_labels(reader, schema))
         _check_labels(schema, column, reader.name, is_explicit=task is not None)
     return schema, _reasons(schema, columns)
 
 
+def _study(rows: Iterable[Row], names: Sequence[str]) -> dict[str, Column]:
+    """The statistics of each column."""
+    columns = {name: Column(name) for name in names}
+    for row in rows:
+        for name, value in row.values.items():
+            if name not in columns:
+                columns[name] = Column(name)
+            columns[name].add(value)
+    return columns
+
+
 # --- the task ---------------------------------------------------------------------------------------------------------
 
 
-def _by_layout(
-    reader: RowReader, columns: Mapping[str, Column], text: Sequence[str], label: str | None
-) -> Schema | None:
+def _by_layout(reader: RowReader, columns: Columns, text: Sequence[str], label: str | None) -> Schema | None:
     """The schema, if the layout of the file is enough to tell it."""
     if reader.kind == "squad":
         return Schema(task="qa", text=("question", "context"), label="answers")
@@ -108,9 +119,7 @@ def _by_layout(
     return None
 
 
-def _by_columns(
-    columns: Mapping[str, Column], text: tuple[str, ...], label: str | None, task: TaskType | None
-) -> Schema:
+def _by_columns(columns: Columns, text: tuple[str, ...], label: str | None, task: TaskType | None) -> Schema:
     if task in (None, "choice") and (schema := _choice(columns, text, label, is_explicit=task is not None)):
         return schema
     text = text or _find_texts(columns, (label,))
@@ -126,9 +135,7 @@ def _by_columns(
     return Schema(task=task, text=text, label=label, separator=(separator or "|") if in_cells else "")
 
 
-def _choice(
-    columns: Mapping[str, Column], text: tuple[str, ...], label: str | None, *, is_explicit: bool
-) -> Schema | None:
+def _choice(columns: Columns, text: tuple[str, ...], label: str | None, *, is_explicit: bool) -> Schema | None:
     """A multiple choice, if the columns hold one, or if the task was named."""
     texts = text or _find_choices(columns)
     if not texts or (text and not is_explicit):
@@ -161,56 +168,58 @@ def _separator_of(column: Column, *, is_explicit: bool) -> str:
 # --- texts, labels and ids --------------------------------------------------------------------------------------------
 
 
-def _find_choices(columns: Mapping[str, Column]) -> tuple[str, ...]:
+def _named(columns: Iterable[Column]) -> dict[str, Column]:
+    return {column.known_name: column for column in columns if column.filled}
+
+
+def _first(named: Columns, names: Iterable[str]) -> Column | None:
+    return next((named[name] for name in names if name in named), None)
+
+
+def _find_choices(columns: Columns) -> tuple[str, ...]:
     """The prompt and the choices (or the one column with a list of them); () if there are none."""
-    by_name = {column.known_name: name for name, column in columns.items() if column.filled}
+    named = _named(columns.values())
     stems: dict[str, list[str]] = {}
-    for known, name in by_name.items():
+    for known, column in named.items():
         if match := _CHOICE.fullmatch(known):
-            stems.setdefault(match[1], []).append(name)
+            stems.setdefault(match[1], []).append(column.name)
     choices = max(stems.values(), key=len, default=[])
     if len(choices) < 2:
-        lists = [by_name[known] for known in _CHOICE_LISTS if known in by_name]
-        choices = [name for name in lists if columns[name].is_listed][:1]
-    prompt = next((by_name[known] for known in values.PROMPTS if known in by_name), None)
+        choices = [named[known].name for known in _CHOICE_LISTS if known in named and named[known].is_listed][:1]
+    prompt = _first(named, values.PROMPTS)
     if choices and prompt is not None:
-        return prompt, *choices
-    return _choices_without_names(list(columns.values())) if _are_nameless(columns) else ()
-
-
-def _choices_without_names(columns: Sequence[Column]) -> tuple[str, ...]:
-    """A prompt, at least three choices and the number of the right one, at the end of a table without header."""
-    label = columns[-1]
+        return prompt.name, *choices
+    # A prompt, at least three choices and the number of the right one, at the end of a table without header.
+    *others, label = columns.values()
     number = int(label.high) + 1 if label.is_numeric and not label.fractions and label.low == 0 else 0
-    texts = columns[-2 - number : -1]
-    if number < 3 or len(texts) != number + 1 or not all(column.is_text for column in texts):
+    texts = others[-1 - number :]
+    if not _are_nameless(columns) or number < 3 or len(texts) <= number or not all(text.is_text for text in texts):
         return ()
-    return tuple(column.name for column in texts)
+    return tuple(text.name for text in texts)
 
 
-def _find_texts(columns: Mapping[str, Column], excluded: Sequence[str | None]) -> tuple[str, ...]:
+def _find_texts(columns: Columns, excluded: Sequence[str | None]) -> tuple[str, ...]:
     """The text or the pair of texts; () if no column looks like one."""
-    free = {column.known_name: column for name, column in columns.items() if column.filled and name not in excluded}
+    named = _named(column for name, column in columns.items() if name not in excluded)
     for pair in values.PAIRS:
-        if all(name in free for name in pair):
-            return free[pair[0]].name, free[pair[1]].name
-    known = [free[name].name for name in values.SINGLE_TEXTS if name in free and not free[name].is_numeric]
-    if known:
-        return (known[0],)
-    texts = [column for column in free.values() if column.is_text and column.known_name not in values.ID_NAMES]
-    if not texts:
-        return ()
-    longest = max(texts, key=lambda column: column.mean_length)
-    long = [column.name for column in texts if column.mean_length > max(15, longest.mean_length / 2)]
-    return tuple(long) if len(long) == 2 and _are_nameless(columns) else (longest.name,)
+        if all(name in named for name in pair):
+            return tuple(named[name].name for name in pair)
+    if known := _first(named, (name for name in values.SINGLE_TEXTS if name in named and not named[name].is_numeric)):
+        return (known.name,)
+    texts = [column for name, column in named.items() if column.is_text and name not in values.ID_NAMES]
+    longest = max((column.mean_length for column in texts), default=0)
+    long = [column.name for column in texts if column.mean_length > max(15, longest / 2)]
+    if len(long) == 2 and _are_nameless(columns):
+        return tuple(long)
+    return tuple(column.name for column in texts if column.mean_length == longest)[:1]
 
 
-def _find_label(columns: Mapping[str, Column], texts: Sequence[str]) -> str | None:
+def _find_label(columns: Columns, texts: Sequence[str]) -> str | None:
     """The column with the label; None if no column looks like one."""
-    free = {column.known_name: column for name, column in columns.items() if name not in texts and column.filled}
-    if known := next((free[name].name for name in values.LABEL_NAMES if name in free), None):
-        return known
-    others = [free[name] for name in free if name not in values.ID_NAMES and not _NO_LABELS.fullmatch(name)]
+    named = _named(column for name, column in columns.items() if name not in texts)
+    if known := _first(named, values.LABEL_NAMES):
+        return known.name
+    others = [named[name] for name in named if name not in values.ID_NAMES and not _NO_LABELS.fullmatch(name)]
     rows = max(column.filled for column in columns.values())
     classes = [column for column in others if column.has_few_values and column.filled > MOST * rows]
     if classes:
@@ -218,22 +227,19 @@ def _find_label(columns: Mapping[str, Column], texts: Sequence[str]) -> str | No
     return next((column.name for column in reversed(others) if column.is_numeric and column.fractions), None)
 
 
-def _find_id(columns: Mapping[str, Column]) -> str | None:
+def _find_id(columns: Columns) -> str | None:
     """The column with a name for each row; None if there is none, or if many of its names recur."""
-    by_name = {column.known_name: column for column in reversed([*columns.values()])}
-    for column in [by_name[name] for name in values.ID_NAMES if name in by_name]:
-        if column.filled:
-            repeated = sum(column.values.values()) - len(column.values)
-            if repeated <= max(1, (1 - MOST) * len(column.values)):
-                return column.name
+    named = _named(reversed([*columns.values()]))
+    for column in [named[name] for name in values.ID_NAMES if name in named]:
+        if column.values.total() - len(column.values) <= max(1, (1 - MOST) * len(column.values)):
+            return column.name
     return None
 
 
-def _find_words(columns: Mapping[str, Column], text: Sequence[str], label: str | None) -> tuple[str, str] | None:
+def _find_words(columns: Columns, text: Sequence[str], label: str | None) -> tuple[str, str] | None:
     """The columns with lists of words and of their tags; None if there are none. `text` and `label` are known."""
-    lists = {column.known_name: column for column in columns.values() if column.is_listed}
-    names = [columns[name].known_name for name in text] or ["tokens", "words"]
-    words = next((lists[name] for name in names if name in lists), None)
+    lists = _named(column for column in columns.values() if column.is_listed)
+    words = _first(lists, [columns[name].known_name for name in text] or ["tokens", "words"])
     known = [columns[label].known_name] if label else ["tags", "ner_tags", "pos_tags", "labels", "label"]
     for tags in [lists[name] for name in known if name in lists]:
         if words and MOST <= tags.entries / max(1, words.entries) <= 1 / MOST:
@@ -241,17 +247,16 @@ def _find_words(columns: Mapping[str, Column], text: Sequence[str], label: str |
     return None
 
 
-def _find_questions(columns: Mapping[str, Column], label: str | None) -> tuple[str, str, str] | None:
+def _find_questions(columns: Columns, label: str | None) -> tuple[str, str, str] | None:
     """The columns with questions, contexts and answers; None if there are none. `label` is known."""
-    known = {column.known_name: column for column in columns.values() if column.filled}
-    names = [columns[label].known_name] if label else ["answers", "answer"]
-    answers = next((known[name] for name in names if name in known), None)
-    if "question" in known and "context" in known and answers and answers.answers >= MOST * answers.filled:
-        return known["question"].name, known["context"].name, answers.name
+    named = _named(columns.values())
+    answers = _first(named, [columns[label].known_name] if label else ["answers", "answer"])
+    if "question" in named and "context" in named and answers and answers.answers >= MOST * answers.filled:
+        return named["question"].name, named["context"].name, answers.name
     return None
 
 
-def _are_nameless(columns: Mapping[str, Column]) -> bool:
+def _are_nameless(columns: Columns) -> bool:
     return all(re.fullmatch(r"column \d+", name) for name in columns)
 
 
@@ -259,29 +264,20 @@ def _are_nameless(columns: Mapping[str, Column]) -> bool:
 
 
 def _labels(reader: RowReader, schema: Schema) -> tuple[str, ...]:
-    """All labels of the file."""
+    """All labels of the file. Rows with errors are left out: they are refused when they are read again, or here if the
+    others have too few labels."""
     if schema.task in ("regression", "qa", "choice"):
         return ()
-    counts = Counter[str | None]()
-    is_of_texts = schema.task in ("classification", "multilabel")
-    for row in reader:
-        value = row.values.get(schema.label or "")
-        if is_of_texts and any(map(values.is_empty_text, map(row.values.get, schema.text))):
-            continue  # left out
+    counts = Counter[str]()
+    errors: list[BertworksError] = []
+    for item in items(reader, replace(schema, id=None), left_out=IssueCounter(), errors=errors):
         if schema.task == "classification":
-            counts[None if isinstance(value, list | dict) else values.label_text(value)] += 1
-        elif schema.task == "multilabel":
-            counts.update(values.several_labels(value, schema.separator, schema.label or "", row.where))
-        elif schema.task == "tagging":
-            if (tags := values.list_of(value)) is None and value is not None:
-                what = f"{schema.label!r} holds {value!r:.60}, not tags"
-                raise BertworksError(what, where=row.where, hint='write them as ["B-person", "O"]')
-            counts.update(map(values.label_text, tags or ()))
+            counts[item.label] += 1
         else:
-            spans = values.list_of(value) or ()
-            counts.update(str(span["type"]) for span in spans if isinstance(span, dict) and "type" in span)
-    names = {name: count for name, count in counts.items() if name is not None}
-    return values.sorted_labels(_true_tags(names) if schema.task == "tagging" else names)
+            counts.update(label if isinstance(label, str) else label[2] for label in item.label)
+    if len(counts.keys() - {"O"}) < 1 + (schema.task == "classification"):
+        refuse_rows(errors, reader.name)
+    return values.sorted_labels(_true_tags(counts) if schema.task == "tagging" else counts)
 
 
 def _true_tags(counts: Mapping[str, int]) -> Iterable[str]:
@@ -325,7 +321,7 @@ def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: boo
         raise BertworksError(f"{what} (in {schema.label!r})", where=name, hint=hint)
 
 
-def _reasons(schema: Schema, columns: Mapping[str, Column]) -> list[str]:
+def _reasons(schema: Schema, columns: Columns) -> list[str]:
     """The schema in words."""
     lines = [f"task: {schema.task} ({_TASKS[schema.task][0]})", f"text: {' and '.join(map(repr, schema.text))}"]
     if schema.label is not None:

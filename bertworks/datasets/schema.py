@@ -3,8 +3,10 @@
 A `Schema` says what the columns mean; nothing is inferred here.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +17,16 @@ from bertworks.io.tables import find_column
 from bertworks.io.text_files import IssueCounter
 
 TaskType = Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"]
+_LISTED_ERRORS = 20
+_EXPECTED: Mapping[TaskType, str] = {  # instead of a label that cannot be read
+    "classification": "write one name there; or is it --task multilabel?",
+    "multilabel": 'write several labels as a list, ["one", "another"]',
+    "regression": "write a number there, or remove the row",
+    "tagging": 'write one tag for each word, as ["O", "B-person"]',
+    "spans": 'write a list of {"start": 0, "end": 5, "type": "person"}, or []',
+    "qa": 'write answers as [{"text": "1968", "answer_start": 17}]',
+    "choice": "write the number of the right one, NUMBERS",
+}
 
 
 class Item(NamedTuple):
@@ -38,8 +50,8 @@ class Schema:
     text: the columns of `Item.texts`, in that order; for tagging the one with the words, for choice the prompt and the
         choices (or one column with the list of them).
     label: the column with the label; None if there is none.
-    labels: the names of the classes, tags or types of spans, sorted (numbers by value); () for regression, qa and
-        choice.
+    labels: the names of the classes, tags or types of spans, sorted (numbers by value); (): not known yet, any name is
+        read. Regression, qa and choice have none.
     separator: between several labels in one cell of a table; "" if cells or fields are JSON lists.
     first_choice: the number that the file gives to the first choice.
     id: the column with a unique name of each row.
@@ -62,14 +74,12 @@ def items(
     reader: RowReader,
     schema: Schema,
     *,
-    labelled: bool = True,
     left_out: IssueCounter | None = None,
     errors: list[BertworksError] | None = None,
 ) -> Iterator[Item]:
-    """The rows of a file as items, every row checked.
+    """The rows of a file as items, every row checked. Items with labels must have unique ids.
 
     Args:
-        labelled: whether labels are read and required, and ids must be unique.
         left_out: counts the rows with an empty text, which are left out; None: an empty text is an error.
         errors: collects the errors of rows, which are left out; None: the first one is raised.
 
@@ -78,55 +88,58 @@ def items(
         BertworksError: with `where` the row: an empty text (EmptyTextError); a label that is missing, unknown or not a
             number; more or fewer tags than words; a span outside its text; a repeated id; no row at all.
     """
-    schema = fitted(schema, reader, labelled=labelled)
+    schema = fitted(schema, reader)
     places: dict[str, str] = {}
-    is_empty = True
+    row = None
     for row in reader:
-        is_empty = False
         try:
-            item = read_item(row, schema, labelled=labelled)
-            if labelled and item.id in places:
+            item = read_item(row, schema)
+            if item.id in places:
                 hint = "give each row its own id, or rename the column if it does not hold ids"
                 what = f"the id {item.id!r} in column {schema.id!r} occurs twice; first at {places[item.id]}"
                 raise BertworksError(what, where=row.where, hint=hint)
-        except values.EmptyTextError:
-            if left_out is None:
-                raise
-            left_out.add(row.where)
         except BertworksError as error:
-            if errors is None:
+            if left_out is not None and isinstance(error, values.EmptyTextError):
+                left_out.add(row.where)
+            elif errors is not None:
+                errors.append(error.with_traceback(None))
+            else:
                 raise
-            errors.append(error.with_traceback(None))
         else:
-            if labelled and item.id:
+            if item.id and schema.label is not None:
                 places[item.id] = row.where
             yield item
-    if is_empty:
+    if row is None:
         raise BertworksError("there are no rows", where=reader.name, hint="name a file that holds rows")
 
 
-def fitted(schema: Schema, reader: RowReader, *, labelled: bool = True) -> Schema:
-    """The schema with columns of this file. If it reads one text and no label, the only column of a file is that text.
+def refuse_rows(errors: Sequence[BertworksError], name: str) -> None:
+    """Raises one error with all errors of rows, if there are any. name: of the file."""
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        lines = [f"{len(errors):,} rows cannot be used for training"]
+        lines += [f"  {error.where}: {error.what}" for error in errors[:_LISTED_ERRORS]]
+        lines += [f"  and {len(errors) - _LISTED_ERRORS:,} others"] if len(errors) > _LISTED_ERRORS else []
+        hints = list(dict.fromkeys(error.hint for error in errors if error.hint))
+        raise BertworksError("\n".join(lines), where=name, hint="; ".join(hints[:3]))
+
+
+def fitted(schema: Schema, reader: RowReader) -> Schema:
+    """The schema for this file: if it reads one text and no label, the only column of a file is that text.
 
     Raises:
         UsageError: the file lacks a column.
     """
-    if len(schema.text) == 1 and len(reader.columns) == 1 and not labelled:
-        return replace(schema, text=tuple(reader.columns), label=None, id=None, document=None)
-    options = dict.fromkeys(schema.text, "--text")
-    if labelled and schema.label is not None:
-        options[schema.label] = "--label"
-    for column, option in options.items():
-        find_column(reader.columns, reader.name, column, option)
-    known = {None, *reader.columns}
-    return replace(
-        schema,
-        id=schema.id if schema.id in known else None,
-        document=schema.document if schema.document in known else None,
-    )
+    if len(schema.text) == 1 and len(reader.columns) == 1 and schema.label is None:
+        return replace(schema, text=tuple(reader.columns), id=None, document=None)
+    for column in (*schema.text, schema.label):
+        if column is not None:
+            find_column(reader.columns, reader.name, column, "--label" if column == schema.label else "--text")
+    return schema
 
 
-def read_item(row: Row, schema: Schema, *, labelled: bool = True) -> Item:
+def read_item(row: Row, schema: Schema) -> Item:
     """One row as an item. The checks are those of `items`, except for repeated ids."""
     where = row.where
     columns = schema.text
@@ -138,15 +151,15 @@ def read_item(row: Row, schema: Schema, *, labelled: bool = True) -> Item:
             cells = [cells[0], *((choice, columns[1]) for choice in values.list_of(cells[1][0]) or ())]
         texts = tuple(values.text_of(value, column, where) for value, column in cells)
     label = None
-    if labelled and schema.label is not None:
+    if schema.label is not None:
         label = _label(_field(row, schema.label), schema.label, texts, schema, where)
         if schema.task == "qa" and row.values.get("is_impossible") is True:
             label = ()  # such answers are only plausible; google-research/bert reads them the same way
-    name, document = (
-        "" if column is None else values.label_text(row.values.get(column)) or ""
-        for column in (schema.id, schema.document)
-    )
-    return Item(texts, label, where, name, document, schema.raw)
+
+    def name(column: str | None) -> str:
+        return "" if column is None else values.label_text(row.values.get(column)) or ""
+
+    return Item(texts, label, where, name(schema.id), name(schema.document), schema.raw)
 
 
 def misplaced(item: Item) -> bool:
@@ -168,25 +181,32 @@ def _field(row: Row, column: str) -> Any:
 
 
 def _label(value: Any, column: str, texts: tuple[str, ...], schema: Schema, where: str) -> Any:
+    known = partial(values.known_label, labels=schema.labels, column=column, where=where)
     match schema.task:
         case "classification" if not isinstance(value, list | dict):
-            return values.known_label(values.label_text(value), schema.labels, column, where)
-        case "multilabel":
-            parts = values.several_labels(value, schema.separator, column, where)
-            return tuple(values.known_label(part, schema.labels, column, where) for part in parts)
-        case "regression":
-            return values.number_of(value, column, where)
-        case "tagging":
-            return values.tags_of(value, texts, schema.labels, column, where)
-        case "spans":
-            return values.spans_of(value, texts[0], schema.labels, column, where)
+            return known(values.label_text(value))
+        case "multilabel" if (parts := values.several_labels(value, schema.separator)) is not None:
+            return tuple(map(known, parts))
+        case "regression" if math.isfinite(number := values.as_number(value)):
+            return number
+        case "tagging" if (tags := values.list_of(value)) is not None:
+            if len(tags) != len(texts):
+                hint = "write one tag for each word; O for words outside entities"
+                raise BertworksError(f"{len(texts)} words and {len(tags)} tags", where=where, hint=hint)
+            return tuple(known(values.label_text(tag)) for tag in tags)
+        case "spans" if (spans := values.spans_of(value)) is not None:
+            for span in spans:
+                if not 0 <= span["start"] < span["end"] <= len(texts[0]):
+                    place = f"the {span['type']} from {span['start']} to {span['end']}"
+                    what = f"{place} is not inside its text of {len(texts[0])} characters"
+                    hint = "count characters (not bytes) from 0; the end is the place after the last one"
+                    raise BertworksError(what, where=where, hint=hint)
+            return tuple((span["start"], span["end"], known(span["type"])) for span in spans)
         case "qa" if (answers := values.answers_of(value)) is not None:
             return tuple(answers)
-        case "choice" if (number := values.choice_number(value, texts[1:], schema.first_choice)) is not None:
-            return number
-    hints = {
-        "classification": "write one name there; or is it --task multilabel?",
-        "qa": 'write answers as [{"text": "1968", "answer_start": 17}]',
-        "choice": f"write the number of the right one, {schema.first_choice}-{schema.first_choice + len(texts) - 2}",
-    }
-    raise values.bad_label(value, column, where, hints[schema.task])
+        case "choice" if (choice := values.choice_number(value, texts[1:], schema.first_choice)) is not None:
+            return choice
+    is_missing = value is None or (isinstance(value, str) and not value.strip())
+    what = f"the label in {column!r} {'is missing' if is_missing else f'holds {value!r:.80}'}"
+    numbers = f"{schema.first_choice}-{schema.first_choice + len(texts) - 2}"
+    raise BertworksError(what, where=where, hint=_EXPECTED[schema.task].replace("NUMBERS", numbers))

@@ -2,6 +2,7 @@
 
 - known names of columns, and whether the first row of a table is a header
 - a cell of a table or a field of JSON -> a text, words, a label, a number, spans, answers; or an error
+- `Column`: statistics of all values of a column
 
 In errors `column` is the name of the column and `where` the row.
 """
@@ -11,9 +12,12 @@ import itertools
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from bertworks.datasets.annotations import span_of
 from bertworks.errors import BertworksError
 from bertworks.io.tables import TEXT_NAMES, is_header, split_rows
 
@@ -33,7 +37,11 @@ PROMPTS = tuple("startphrase ctx prompt question premise context goal stem sente
 ID_NAMES = ("id", "guid", "uid", "uuid", "idx", "index", "qid", "q_id", "example_id", "question_id")
 KNOWN_NAMES = frozenset((*ID_NAMES, *LABEL_NAMES, *SINGLE_TEXTS, *PROMPTS, *itertools.chain(*PAIRS)))
 SAMPLE_ROWS = 100  # from which the header and the columns are inferred
+MAX_CLASSES = 20  # different numbers without fraction; more of them are amounts
+MAX_LABEL_LENGTH = 60  # characters
+MOST = 0.9  # a fraction of the values that decides for all: the others are errors, reported when the rows are read
 _LISTED_LABELS = 30
+_MAX_VALUES = 2000  # different values that are counted in a column
 _PRINTED_LIST = re.compile(r"""\[(['"].*['"]|\d[\d\s]*)\]""", re.DOTALL)
 _MISSING = frozenset(("", "nan", "NaN"))  # pandas writes the latter two for a cell without a value
 
@@ -93,18 +101,16 @@ def words_of(value: Any, column: str, where: str) -> tuple[str, ...]:
 
 def list_of(value: Any) -> list[Any] | None:
     """A list, a JSON list, or a text split at white space; else None, also for a list as Python or numpy print it."""
-    if not isinstance(value, str):
-        return value if isinstance(value, list) else None
-    parsed = _from_json(value)
+    parsed = _parsed(value)
     if isinstance(parsed, list):
         return parsed
-    return None if _PRINTED_LIST.fullmatch(value.strip()) else value.split()
+    return value.split() if isinstance(value, str) and not _PRINTED_LIST.fullmatch(value.strip()) else None
 
 
-def _from_json(text: str) -> Any:
-    """The value; None if the text is not JSON."""
+def _parsed(value: Any) -> Any:
+    """The value of JSON; None for a text that is no JSON. Other values stay as they are."""
     try:
-        return json.loads(text)
+        return json.loads(value) if isinstance(value, str) else value
     except ValueError:
         return None
 
@@ -126,18 +132,14 @@ def label_text(value: Any) -> str | None:
     return None if text in _MISSING else text
 
 
-def several_labels(value: Any, separator: str, column: str, where: str) -> tuple[str, ...]:
-    """The labels in a cell or field that holds any number of them.
-
-    Raises:
-        BertworksError: it holds something else.
-    """
+def several_labels(value: Any, separator: str) -> list[str] | None:
+    """The labels in a cell or field that holds any number of them; None if it holds something else."""
     parts = [] if _is_missing(value) else value
     if isinstance(value, str):
-        parts = value.split(separator) if separator else _from_json(value) if value.strip() else []
+        parts = value.split(separator) if separator else _parsed(value) if value.strip() else []
     if not isinstance(parts, list) or any(isinstance(part, list | dict) for part in parts):
-        raise bad_label(value, column, where, 'write several labels as a list, ["one", "another"]')
-    return tuple(dict.fromkeys(text for part in parts if (text := label_text(part)) is not None))
+        return None
+    return list(dict.fromkeys(text for part in parts if (text := label_text(part)) is not None))
 
 
 def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
@@ -153,30 +155,26 @@ def first_names(names: Sequence[str], count: int) -> str:
 
 
 def known_label(label: str | None, labels: Sequence[str], column: str, where: str) -> str:
-    """The label, or the only one of `labels` that other programs write like it (1 and 1.0, true and True)."""
+    """The label, or the only one of `labels` that other programs write like it (1 and 1.0, true and True).
+
+    labels: (): any.
+    """
     if label is not None:
-        if label in labels:
+        if label in labels or not labels:
             return label
         same = [known for known in labels if _canonical(known) == _canonical(label)]
         if len(same) == 1:
             return same[0]
     close = [f"did you mean {name!r}? " for name in difflib.get_close_matches(label or "", labels, 1)]
     what = f"the label in {column!r} is missing" if label is None else f"the label {label!r} is not known"
-    raise BertworksError(
-        what, where=where, hint=f"{''.join(close)}the labels are: {first_names(labels, _LISTED_LABELS)}"
-    )
+    hint = f"the labels are: {first_names(labels, _LISTED_LABELS)}" if labels else "write one there, or remove the row"
+    raise BertworksError(what, where=where, hint="".join([*close, hint]))
 
 
 def _canonical(label: str) -> str:
     if label.lower() in ("true", "false"):
         return label.lower()
     return label.removesuffix(".0") if re.fullmatch(r"-?\d+\.0", label) else label
-
-
-def bad_label(value: Any, column: str, where: str, hint: str) -> BertworksError:
-    is_missing = value is None or (isinstance(value, str) and not value.strip())
-    what = f"the label in {column!r} {'is missing' if is_missing else f'holds {value!r:.80}'}"
-    return BertworksError(what, where=where, hint=hint)
 
 
 def as_number(value: Any) -> float:
@@ -187,57 +185,29 @@ def as_number(value: Any) -> float:
         return math.nan
 
 
-def number_of(value: Any, column: str, where: str) -> float:
-    number = as_number(value)
-    if not math.isfinite(number):
-        raise bad_label(value, column, where, "write a number there, or remove the row")
-    return number
-
-
-def tags_of(value: Any, words: Sequence[str], labels: Sequence[str], column: str, where: str) -> tuple[str, ...]:
-    tags = list_of(value)
-    if tags is None:
-        raise bad_label(value, column, where, 'write one tag for each word, as ["O", "B-person"]')
-    if len(tags) != len(words):
-        hint = "write one tag for each word; O for words outside entities"
-        raise BertworksError(f"{len(words)} words and {len(tags)} tags", where=where, hint=hint)
-    return tuple(known_label(label_text(tag), labels, column, where) for tag in tags)
-
-
-def spans_of(value: Any, text: str, labels: Sequence[str], column: str, where: str) -> tuple[tuple[int, int, str], ...]:
-    value = _from_json(value) if isinstance(value, str) else value
+def spans_of(value: Any) -> list[dict[str, Any]] | None:
+    """Spans of characters (`annotations.span_of`), from any usual layout; None if the value holds something else."""
+    value = _parsed(value)
     if not isinstance(value, list):
-        raise bad_label(value, column, where, 'write a list of {"start": 0, "end": 5, "type": "person"}, or []')
-    spans = []
-    for span in value:
-        start, end, kind = map(span.get, ("start", "end", "type")) if isinstance(span, dict) else (None, None, None)
-        if not isinstance(start, int) or not isinstance(end, int) or not isinstance(kind, str):
-            raise bad_label(span, column, where, 'write a span as {"start": 0, "end": 5, "type": "person"}')
-        if not 0 <= start < end <= len(text):
-            what = f"the {kind} from {start} to {end} is not inside its text of {len(text)} characters"
-            hint = "count characters (not bytes) from 0; the end is the place after the last one"
-            raise BertworksError(what, where=where, hint=hint)
-        spans.append((start, end, known_label(kind, labels, column, where)))
-    return tuple(spans)
+        return None
+    spans = [span for entry in value if (span := span_of(entry))]
+    return spans if len(spans) == len(value) else None
 
 
 def answers_of(value: Any) -> list[tuple[int, str]] | None:
     """The answers to a question as (start, text), from any usual layout; None if the value holds no answers."""
-    if isinstance(value, str):
-        value = _from_json(value)
-    if isinstance(value, dict):  # {"text": [...], "answer_start": [...]}
-        texts, starts = value.get("text"), value.get("answer_start")
-        if not isinstance(texts, list) or not isinstance(starts, list) or len(texts) != len(starts):
+    value = _parsed(value)
+    if isinstance(value, dict):
+        starts, texts = value.get("answer_start"), value.get("text")
+        if not isinstance(starts, list) or not isinstance(texts, list) or len(starts) != len(texts):
             return None
-        value = [{"text": text, "answer_start": start} for text, start in zip(texts, starts)]
-    answers: list[tuple[int, str]] = []
-    for answer in value if isinstance(value, list) else [None]:
-        start, text = (answer.get("answer_start"), answer.get("text")) if isinstance(answer, dict) else (None, None)
-        if not isinstance(start, int) or not isinstance(text, str):
-            return None
-        if text:  # some files write "" for no answer
-            answers.append((start, text))
-    return answers
+        value = [{"answer_start": start, "text": text} for start, text in zip(starts, texts)]
+    if not isinstance(value, list) or not all(isinstance(answer, dict) for answer in value):
+        return None
+    answers = [(answer.get("answer_start"), answer.get("text")) for answer in value]
+    if not all(isinstance(start, int) and isinstance(text, str) for start, text in answers):
+        return None
+    return [(start, text) for start, text in answers if text]  # some files write "" for no answer
 
 
 def choice_number(value: Any, choices: Sequence[str], first: int) -> int | None:
@@ -249,3 +219,90 @@ def choice_number(value: Any, choices: Sequence[str], first: int) -> int | None:
     if name.upper() in letters:
         return letters.index(name.upper())
     return list(choices).index(name) if name in choices else None
+
+
+# --- all values of a column -------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Column:
+    """Statistics of a column."""
+
+    name: str
+    filled: int = 0  # rows with a value
+    characters: int = 0
+    numbers: int = 0  # values that are numbers
+    fractions: int = 0  # numbers that are not whole
+    low: float = math.inf
+    high: float = -math.inf
+    lists: int = 0  # values that are lists
+    entries: int = 0  # of all lists
+    answers: int = 0  # values that are answers to a question
+    values: Counter[str] = field(default_factory=Counter)  # the first _MAX_VALUES different ones
+    has_more_values: bool = False
+
+    @property
+    def mean_length(self) -> float:
+        """Characters of a value, on average."""
+        return self.characters / max(1, self.filled)
+
+    @property
+    def is_numeric(self) -> bool:
+        return 0 < self.filled == self.numbers
+
+    @property
+    def is_listed(self) -> bool:
+        return self.lists > 0 and self.lists >= MOST * self.filled
+
+    @property
+    def known_name(self) -> str:
+        return self.name.strip().lower()
+
+    @property
+    def has_few_values(self) -> bool:
+        """Whether the different values are few and frequent enough to be classes."""
+        count = len(self.values)
+        frequent = 5 * count <= self.filled or (count <= MAX_CLASSES and 2 * count <= self.filled)
+        return not self.has_more_values and count > 1 and frequent and self.mean_length <= MAX_LABEL_LENGTH
+
+    @property
+    def is_text(self) -> bool:
+        return self.filled > 0 and not self.is_listed and self.numbers < 0.5 * self.filled and not self.has_few_values
+
+    @property
+    def has_amounts(self) -> bool:
+        """Whether numbers are amounts and not names of classes: with fractions, or many of them with gaps between.
+
+        If there are many different values, some of them may be no numbers: they are errors, reported when the rows are
+        read.
+        """
+        many = len(self.values) > MAX_CLASSES
+        gaps = self.high - self.low + 1 > len(self.values)
+        numeric = self.is_numeric or (many and self.numbers >= MOST * self.filled)
+        return numeric and (self.fractions > 0 or (many and (gaps or self.has_more_values)))
+
+    def add(self, value: Any) -> None:
+        """Count one more value."""
+        if isinstance(value, list | dict) or (isinstance(value, str) and value[:1] in "[{" and value[-1:] in "]}"):
+            self.answers += answers_of(value) is not None
+            if isinstance(value, list) or (isinstance(value, str) and value[:1] == "["):
+                entries = list_of(value)
+                self.lists += 1
+                self.entries += len(str(value).split() if entries is None else entries)
+            if not isinstance(value, str):
+                self.filled += 1
+                return
+        text = label_text(value)
+        if text is None:
+            return
+        self.filled += 1
+        self.characters += len(text)
+        number = as_number(text) if len(text) <= MAX_LABEL_LENGTH else math.nan
+        if math.isfinite(number):
+            self.numbers += 1
+            self.fractions += not number.is_integer()
+            self.low, self.high = min(self.low, number), max(self.high, number)
+        if text in self.values or len(self.values) < _MAX_VALUES:
+            self.values[text] += 1
+        else:
+            self.has_more_values = True

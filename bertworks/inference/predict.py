@@ -246,16 +246,16 @@ def answer_questions(
         )  # fmt: skip
     reader = RowReader(data)
     schema, _ = schema_for(reader, predictor.description, ("question", "context"))
-    for features, answer in predictor.answers(items(reader, schema, labelled=False)):
+    for features, answer in predictor.answers(items(reader, schema)):
         yield features.item.id, answer
 
 
 def rows_with_items(reader: RowReader, schema: Schema, empty: IssueCounter) -> Iterator[tuple[Row, Item | None]]:
     """Each row with its item, without a label; None for a row without text, which is counted in `empty`."""
-    schema = fitted(schema, reader, labelled=False)
+    schema = fitted(schema, reader)
     for row in reader:
         try:
-            yield row, read_item(row, schema, labelled=False)
+            yield row, read_item(row, schema)
         except EmptyTextError:
             empty.add(row.where)
             yield row, None

@@ -8,13 +8,10 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
-from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError
 
@@ -22,7 +19,6 @@ Scores = dict[str, float]
 Span = tuple[int, int, str]  # start, end, type; ends are exclusive
 
 TAG = re.compile(r"O|[BIES](-.+)?", re.DOTALL)  # in IOB1, IOB2 or BIOES
-_Label = TypeVar("_Label", bound=Hashable)
 
 
 def classification(gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> Scores:
@@ -37,27 +33,28 @@ def classification(gold: Sequence[str], predicted: Sequence[str], labels: Sequen
     Raises:
         BertworksError: no rows, more or fewer predictions than rows, a label that is not in `labels`.
     """
-    rows, columns = _numbers(gold, predicted, labels)
+    table = per_class(gold, predicted, labels)
     from sklearn.metrics import matthews_corrcoef
 
-    table = per_class(gold, predicted, labels)
-    occurring = [labels[n] for n in np.union1d(rows, columns)]
-    scores = {
-        "accuracy": float((rows == columns).mean()),
+    occurring = {*gold, *predicted}
+    numbers = [list(map(labels.index, names)) for names in (gold, predicted)]
+    scores = choice(gold, predicted) | {
         "macro_f1": math.fsum(table[label]["f1"] for label in occurring) / len(occurring),
-        "matthews_correlation": float(matthews_corrcoef(rows, columns)) if len(occurring) > 1 else 0.0,
+        "matthews_correlation": float(matthews_corrcoef(*numbers)) if len(occurring) > 1 else 0.0,
     }
     return scores | ({"f1": table[labels[1]]["f1"]} if len(labels) == 2 else {})
 
 
 def per_class(gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> dict[str, Scores]:
     """For each label `precision`, `recall`, `f1` and `support` (gold rows). Raises as `classification`."""
-    rows, columns = _numbers(gold, predicted, labels)
-    from sklearn.metrics import precision_recall_fscore_support
-
-    figures = precision_recall_fscore_support(rows, columns, labels=range(len(labels)), zero_division=0.0)
-    names = ("precision", "recall", "f1", "support")
-    return {label: {name: float(f[n]) for name, f in zip(names, figures)} for n, label in enumerate(labels)}
+    _check_lengths(gold, predicted)
+    known = set(labels)
+    for what, names in (("gold", gold), ("predicted", predicted)):
+        for row, label in enumerate(names, 1):
+            if label not in known:
+                raise BertworksError(f"{what} label {label!r} is none of: {', '.join(labels)}", where=f"row {row}")
+    sides = [[[(0, 1, label)] for label in names] for names in (gold, predicted)]
+    return _table(_count(*sides), labels)
 
 
 def multilabel(gold: Sequence[Collection[str]], predicted: Sequence[Collection[str]]) -> Scores:
@@ -67,16 +64,11 @@ def multilabel(gold: Sequence[Collection[str]], predicted: Sequence[Collection[s
     Raises:
         BertworksError: no rows, or more or fewer predictions than rows.
     """
-    _check_lengths(gold, predicted)
-    table = _table(gold, predicted, kind=str)
-    total = _total(table)
-    return {
-        "accuracy": sum(set(a) == set(b) for a, b in zip(gold, predicted)) / len(gold),
-        "precision": total["precision"],
-        "recall": total["recall"],
-        "micro_f1": total["f1"],
-        "macro_f1": math.fsum(_figures(*counts)["f1"] for counts in table.values()) / max(len(table), 1),
-    }
+    sides = [[{(0, 1, label) for label in labels} for labels in side] for side in (gold, predicted)]
+    scores, table = spans(*sides), spans_per_type(*sides)
+    scores["micro_f1"] = scores.pop("f1")
+    scores["macro_f1"] = math.fsum(figures["f1"] for figures in table.values()) / max(len(table), 1)
+    return choice(*sides) | scores
 
 
 def regression(gold: Sequence[float], predicted: Sequence[float]) -> Scores:
@@ -102,7 +94,7 @@ def regression(gold: Sequence[float], predicted: Sequence[float]) -> Scores:
         return {"pearson": float(pearsonr(x, y)[0]), "spearman": float(spearmanr(x, y)[0]), "rmse": rmse}
 
 
-def choice(gold: Sequence[int], predicted: Sequence[int]) -> Scores:
+def choice(gold: Sequence[object], predicted: Sequence[object]) -> Scores:
     """`accuracy`: the fraction of right choices. Raises as `multilabel`."""
     _check_lengths(gold, predicted)
     return {"accuracy": sum(a == b for a, b in zip(gold, predicted)) / len(gold)}
@@ -130,15 +122,15 @@ def tagging(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -
 def spans(gold: Sequence[Collection[Span]], predicted: Sequence[Collection[Span]]) -> Scores:
     """`precision`, `recall`, `f1` of character spans with the start, end and type of a gold one. Raises as
     `multilabel`."""
-    _check_lengths(gold, predicted)
-    total = _total(_table(gold, predicted, kind=itemgetter(2)))
-    return {name: total[name] for name in ("precision", "recall", "f1")}
+    figures = _figures(*(count.total() for count in _count(gold, predicted)))
+    del figures["support"]
+    return figures
 
 
 def spans_per_type(gold: Sequence[Collection[Span]], predicted: Sequence[Collection[Span]]) -> dict[str, Scores]:
     """The same for each type, sorted: `precision`, `recall`, `f1`, `support`. Raises as `multilabel`."""
-    _check_lengths(gold, predicted)
-    return {name: _figures(*counts) for name, counts in _table(gold, predicted, kind=itemgetter(2)).items()}
+    counts = _count(gold, predicted)
+    return _table(counts, sorted(counts[1] | counts[2]))
 
 
 def tag_spans(tags: Sequence[str]) -> list[Span]:
@@ -202,35 +194,20 @@ def _check_lengths(gold: Sequence[object], predicted: Sequence[object]) -> None:
         raise BertworksError("no rows: there is nothing to score")
 
 
-def _numbers(
-    gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Labels as their positions in `labels`."""
+def _count(gold: Sequence[Collection[Span]], predicted: Sequence[Collection[Span]]) -> list[Counter[str]]:
+    """How many spans of each type are right, predicted and gold."""
     _check_lengths(gold, predicted)
-    places = {label: n for n, label in enumerate(labels)}
-    for what, names in (("gold", gold), ("predicted", predicted)):
-        for row, label in enumerate(names, 1):
-            if label not in places:
-                raise BertworksError(f"{what} label {label!r} is none of: {', '.join(labels)}", where=f"row {row}")
-    return np.array([places[label] for label in gold]), np.array([places[label] for label in predicted])
-
-
-def _table(
-    gold: Sequence[Collection[_Label]], predicted: Sequence[Collection[_Label]], kind: Callable[[_Label], str]
-) -> dict[str, tuple[int, int, int]]:
-    """The counts of each kind, sorted: right, predicted, gold."""
-    right, of_predicted, of_gold = Counter[str](), Counter[str](), Counter[str]()
+    counts = [Counter[str](), Counter[str](), Counter[str]()]
     for labels, others in zip(map(set, gold), map(set, predicted)):
-        right.update(map(kind, labels & others))
-        of_predicted.update(map(kind, others))
-        of_gold.update(map(kind, labels))
-    return {name: (right[name], of_predicted[name], of_gold[name]) for name in sorted(of_predicted | of_gold)}
+        for count, found in zip(counts, (labels & others, others, labels)):
+            count.update(kind for _, _, kind in found)
+    return counts
+
+
+def _table(counts: Sequence[Counter[str]], names: Iterable[str]) -> dict[str, Scores]:
+    return {name: _figures(*(count[name] for count in counts)) for name in names}
 
 
 def _figures(right: int, predicted: int, gold: int) -> Scores:
     precision, recall, f1 = right / max(predicted, 1), right / max(gold, 1), 2 * right / max(predicted + gold, 1)
     return {"precision": precision, "recall": recall, "f1": f1, "support": float(gold)}
-
-
-def _total(table: dict[str, tuple[int, int, int]]) -> Scores:
-    return _figures(*(sum(counts[n] for counts in table.values()) for n in range(3)))

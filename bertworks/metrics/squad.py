@@ -7,7 +7,8 @@ answer with the best score counts.
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from bertworks.errors import BertworksError
@@ -64,10 +65,8 @@ def evaluate_answers(
     if twice := [name for name, times in Counter(q.id for q in questions).items() if times > 1]:
         raise BertworksError(f"two questions have the id {twice[0]!r}: which one a prediction is for is unknown")
     scores = {q.id: score_answer(q.answers, predictions.get(q.id), version=version, unit=unit) for q in questions}
-    kept = dict(scores)
-    for q in questions:
-        if (no_answer_probabilities or {}).get(q.id, 0.0) > _UNANSWERED:
-            kept[q.id] = SquadScore(*[float(not q.answers)] * 2)
+    left = {name for name, probability in (no_answer_probabilities or {}).items() if probability > _UNANSWERED}
+    kept = scores | {q.id: SquadScore(*[float(not q.answers)] * 2) for q in questions if q.id in left}
     figures = _means(kept.values())
     if version == "2.0":
         for part, answered in (("HasAns", True), ("NoAns", False)):
@@ -102,8 +101,11 @@ def score_answer(
     if version == "2.0":
         golds = [gold for gold in golds if gold] or [""]
     answer = normalize(prediction)
-    split: Callable[[str], list[str]] = str.split if unit == "word" else _characters
-    agreements = [_f1(split(gold), split(answer), both_empty=float(version == "2.0")) for gold in golds]
+
+    def parts(text: str) -> Counter[str]:
+        return Counter(text.split() if unit == "word" else text.replace(" ", ""))
+
+    agreements = [_f1(parts(gold), parts(answer), both_empty=float(version == "2.0")) for gold in golds]
     return SquadScore(float(answer in golds), max(agreements, default=0.0))
 
 
@@ -112,18 +114,14 @@ def normalize(answer: str) -> str:
     return " ".join(_ARTICLES.sub(" ", answer.lower().translate(_NO_PUNCTUATION)).split())
 
 
-def _characters(text: str) -> list[str]:
-    return list("".join(text.split()))
-
-
-def _f1(gold: list[str], answer: list[str], *, both_empty: float) -> float:
-    """F1 of parts, each counted as often as it occurs. both_empty: the value if both lists are empty."""
+def _f1(gold: Counter[str], answer: Counter[str], *, both_empty: float) -> float:
+    """F1 of parts. both_empty: the value if there are none."""
     if not gold and not answer:
         return both_empty
-    common = sum((Counter(gold) & Counter(answer)).values())
+    common = (gold & answer).total()
     if not common:
         return 0.0
-    precision, recall = common / len(answer), common / len(gold)
+    precision, recall = common / answer.total(), common / gold.total()
     return (2 * precision * recall) / (precision + recall)
 
 
@@ -145,16 +143,13 @@ def _best(
         raise BertworksError(f"the question {unknown[0]!r} is answered but has no no-answer probability")
     answerable = {q.id: bool(q.answers) for q in questions}
     order = [name for name in sorted(probabilities, key=probabilities.__getitem__) if name in answerable]
+    unanswered = float(sum(not has for has in answerable.values()))  # the figure with no answers at all
+    thresholds = [0.0, *map(probabilities.__getitem__, order)]
     figures: dict[str, float] = {}
     for kind, name in enumerate(SquadScore._fields):
-        best = reached = float(sum(not has for has in answerable.values()))  # with no answers at all
-        threshold = 0.0
-        for question in order:
-            if answerable[question]:
-                reached += scores[question][kind]
-            elif predictions.get(question):
-                reached -= 1
-            if reached > best:
-                best, threshold = reached, probabilities[question]
+        gains = (scores[one][kind] if answerable[one] else -bool(predictions.get(one)) for one in order)
+        reached = list(accumulate(gains, initial=unanswered))
+        best = max(reached)
+        threshold = thresholds[reached.index(best)]
         figures |= {f"best_{name}": 100.0 * best / len(questions), f"best_{name}_thresh": threshold}
     return figures

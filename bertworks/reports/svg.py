@@ -3,7 +3,7 @@
 import hashlib
 import math
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -113,7 +113,7 @@ def chart(title: str, series: list[Series], show: Show, from_zero: bool) -> str:
     right = max(x for x, _ in means)
     ys = ticks(0 if from_zero else min(y for _, y in means), max(y for _, y in means), 4)
     axes = _Axes(0, max(right, 1), ys[0], ys[-1])
-    parts = axes.draw([x for x in ticks(0, right, 5) if x <= right], ys, short, show, "steps")
+    parts = [*axes.draw([x for x in ticks(0, right, 5) if x <= right], ys, short, show, "steps")]
     parts += [_line(line, axes, show) for line in series]
     legend = "".join(f'<span class="{line.style}">{escape(line.name)}</span>' for line in series if len(series) > 1)
     description = ", ".join(f"{line.name} ends at {show(line.points[-1][1])}" for line in series)
@@ -125,11 +125,11 @@ def scatter(title: str, dots: Sequence[Point], across: str, up: str) -> str:
     values = [value for dot in dots for value in dot]
     marks = ticks(min(values), max(values), 4)
     axes = _Axes(marks[0], marks[-1], marks[0], marks[-1])
-    parts = axes.draw(marks, marks, plain, plain, across)
     (x1, y1), (x2, y2) = axes.place(marks[0], marks[0]), axes.place(marks[-1], marks[-1])
-    parts.append(f'<line class="ideal" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>')
-    for x, y in (axes.place(*dot) for dot in dots):
-        parts.append(f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="3"/>')
+    ideal = f'<line class="ideal" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
+    places = (axes.place(*dot) for dot in dots)
+    points = (f'<circle class="point" cx="{x:.1f}" cy="{y:.1f}" r="3"/>' for x, y in places)
+    parts = [*axes.draw(marks, marks, plain, plain, across), ideal, *points]
     legend = f'<span class="plain">{escape(up)} over {escape(across)}</span>'
     return _figure(title, legend, f"{title}: {len(dots)} points", [f'<g class="train">{"".join(parts)}</g>'])
 
@@ -151,19 +151,17 @@ class _Axes:
     def path(self, points: Iterable[Point]) -> str:
         return " ".join(f"{x:.1f},{y:.1f}" for x, y in (self.place(*point) for point in points))
 
-    def draw(self, xs: Sequence[float], ys: Sequence[float], show_x: Show, show_y: Show, name: str) -> list[str]:
+    def draw(self, xs: Sequence[float], ys: Sequence[float], show_x: Show, show_y: Show, name: str) -> Iterator[str]:
         """Horizontal lines at `ys`, numbers at `xs` and `ys`, and the name of the horizontal axis."""
-        parts = []
         for y in ys:
-            x1, down = self.place(self.left, y)
-            parts.append(f'<line class="grid" x1="{x1:.1f}" x2="{WIDTH - RIGHT}" y1="{down:.1f}" y2="{down:.1f}"/>')
-            parts.append(f'<text x="{LEFT - 8}" y="{down:.1f}" dy="4" text-anchor="end">{show_y(y)}</text>')
+            _, down = self.place(self.left, y)
+            yield f'<line class="grid" x1="{LEFT:.1f}" x2="{WIDTH - RIGHT}" y1="{down:.1f}" y2="{down:.1f}"/>'
+            yield f'<text x="{LEFT - 8}" y="{down:.1f}" dy="4" text-anchor="end">{show_y(y)}</text>'
         for x in xs:
             across, _ = self.place(x, self.low)
             anchor = "end" if across > WIDTH - RIGHT - 16 else "middle"
-            parts.append(f'<text x="{across:.1f}" y="{HEIGHT - BOTTOM + 17}" text-anchor="{anchor}">{show_x(x)}</text>')
-        middle = (LEFT + WIDTH - RIGHT) / 2
-        return [*parts, f'<text x="{middle}" y="{HEIGHT - 5}" text-anchor="middle">{escape(name)}</text>']
+            yield f'<text x="{across:.1f}" y="{HEIGHT - BOTTOM + 17}" text-anchor="{anchor}">{show_x(x)}</text>'
+        yield f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 5}" text-anchor="middle">{escape(name)}</text>'
 
 
 def _figure(title: str, legend: str, description: str, parts: Sequence[str]) -> str:
@@ -198,8 +196,7 @@ def _line(series: Series, axes: _Axes, show: Show) -> str:
 def heat(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
     """A confusion matrix. A cell is darker the larger its fraction of its row is; the diagonal is right."""
     style = "tall" if len(names) > _MAX_HORIZONTAL else "narrow"
-    short_names = [name if len(name) <= 24 else f"{name[:23]}…" for name in names]
-    heads = [f'title="{escape(name)}">{escape(shown)}' for name, shown in zip(names, short_names)]
+    heads = [f'title="{escape(name)}">{escape(name if len(name) < 25 else f"{name[:23]}…")}' for name in names]
     head = [f'<th class="{style}"><span {name}</span></th>' for name in heads]
     rows = [['<th class="corner">label &#8595; prediction &#8594;</th>', *head]]
     for row, of_row in enumerate(counts):
@@ -215,13 +212,9 @@ def heat(names: Sequence[str], counts: Sequence[Sequence[int]]) -> str:
 
 def grouped(points: Sequence[Point]) -> list[tuple[float, float, float, float]]:
     """At most MAX_POINTS of (x, mean, minimum, maximum), each of equally many neighbors."""
-    size = -(-len(points) // MAX_POINTS)
-    result = []
-    for start in range(0, len(points), size or 1):
-        group = points[start : start + size]
-        ys = [y for _, y in group]
-        result.append((group[-1][0], math.fsum(ys) / len(ys), min(ys), max(ys)))
-    return result
+    size = -(-len(points) // MAX_POINTS) or 1
+    groups = (zip(*points[start : start + size]) for start in range(0, len(points), size))
+    return [(xs[-1], math.fsum(ys) / len(ys), min(ys), max(ys)) for xs, ys in groups]
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
@@ -251,7 +244,6 @@ def scientific(value: float) -> str:
 
 def short(value: float) -> str:
     """12300 -> 12.3k."""
-    for size, sign in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{sign}"
-    return f"{value:.3g}"
+    sizes = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (0, ""))
+    size, sign = next((size, sign) for size, sign in sizes if abs(value) >= size)
+    return f"{value / (size or 1):.3g}{sign}"

@@ -10,12 +10,11 @@ import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from bertworks.batching.batch import longest_sequence
 from bertworks.batching.features import NO_TOKEN, Features
@@ -73,14 +72,14 @@ class Lengths:
 
     def lines(self) -> list[str]:
         """A histogram, its axis, and a sentence."""
-        most, rows = max(self.counts), sum(self.counts)
+        most = max(self.counts)
         bars = "".join(BLOCKS[math.ceil(n / most * len(BLOCKS)) - 1] if n else " " for n in self.counts)
         last = self.width * len(self.counts)
         end = f"{last} tokens" if self.longest < last else f"{last - self.width} tokens and more"
         text = f"half of the rows have up to {self.median:,} tokens, the longest has {self.longest:,}"
         if self.too_long:
             treatment = "read in windows" if self.windows else "truncated"
-            fraction = self.too_long / rows
+            fraction = self.too_long / sum(self.counts)
             text += f"; {self.too_long:,} ({fraction:.1%}) have more than {self.max_length:,} and are {treatment}"
         return [bars, f"0{end:>{max(len(bars) - 1, len(end) + 1)}}", text]
 
@@ -163,7 +162,6 @@ def make_dataset_report(
     in_train, in_dev = count_labels(data.train, task, labels), count_labels(data.dev, task, labels)
     names = sorted({*in_train, *in_dev}, key=lambda name: (-in_train[name], name))
     words = task == "tagging" and not is_entity_tagset(labels)
-    unknown, pieces = _vocabulary(both, tokenizer)
     report = DatasetReport(
         task=task,
         notes=list(data.notes),
@@ -174,15 +172,12 @@ def make_dataset_report(
         targets=_targets(data.train) if task == "regression" else {},
         lengths=_lengths(both, task, tokenizer, max_length),
         **_same_texts(data, tokenizer.lowercase),
-        unknown=unknown,
-        unknown_words=_unknown_words(both, tokenizer) if unknown else [],
-        pieces=pieces,
+        **_vocabulary(both, tokenizer),
         warnings=[],
     )
     texts = [" ".join(item.texts) for item in (*data.train[:SAMPLE], *data.dev[:SAMPLE])]
-    warnings = chain(tokenizer.notes, _warnings(report), _label_warnings(report))
-    report.warnings.extend(chain(warnings, _size_warnings(report), _language_warnings(report, texts, tokenizer)))
-    return report
+    found = [*_row_warnings(report), *_text_warnings(report, texts, tokenizer)]
+    return replace(report, warnings=[*tokenizer.notes, *found])
 
 
 def check_file(
@@ -263,10 +258,8 @@ def _same_texts(data: LabelledData, lowercase: bool) -> dict[str, Any]:
     for part, kind in ((data.train, "copies"), (data.dev, "leaked")):
         for item in part:
             key = _text_hash(item, lowercase)
-            same = earlier.get(key)
-            if same is None:
-                if kind == "copies":
-                    earlier[key] = item
+            same = earlier.setdefault(key, item) if kind == "copies" else earlier.get(key, item)
+            if same is item:
                 continue
             places[kind].append(f"{_row_name(item)} = {_row_name(same)}")
             # A question may have several right answers. The order of several labels means nothing.
@@ -287,43 +280,33 @@ def _text_hash(item: Item, lowercase: bool) -> bytes:
     return hashlib.blake2b((texts.lower() if lowercase else texts).encode("utf-8", "replace"), digest_size=16).digest()
 
 
-def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> tuple[float, float]:
-    """Fraction of [UNK] among the tokens, and tokens per word."""
-    counts = np.zeros(tokenizer.vocab_size, np.int64)
-    for example in chain.from_iterable(item.unit for item in features):
-        np.add.at(counts, example.input_ids, 1)
-    counts[sorted(tokenizer.special_ids - {tokenizer.unk_id})] = 0
-    words: NDArray[np.int64] = counts[tokenizer.starts_word]
+def _vocabulary(features: Sequence[Features], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Fraction of [UNK] among the tokens, the most frequent words of a sample that cause them, tokens per word."""
+    unk = tokenizer.unk_id
+    ids = np.concatenate([example.input_ids for item in features for example in item.unit])
+    counts = np.bincount(ids, minlength=tokenizer.vocab_size)
+    counts[sorted(tokenizer.special_ids - {unk})] = 0
     total = int(counts.sum())
-    return int(counts[tokenizer.unk_id]) / max(1, total), total / max(1, int(words.sum()))
+    rows = (item.item for item in features if any(unk in example.input_ids for example in item.unit))
+    words = Counter(chain.from_iterable(tokenizer.unknown(item.texts) for item in islice(rows, SAMPLE)))
+    return {
+        "unknown": int(counts[unk]) / max(1, total),
+        "unknown_words": [word for word, _ in words.most_common(NUM_EXAMPLES)],
+        "pieces": total / max(1, int(counts[tokenizer.starts_word].sum())),
+    }
 
 
-def _unknown_words(features: Sequence[Features], tokenizer: Tokenizer) -> list[str]:
-    """The most frequent ones in a sample of the rows with unknown tokens."""
-    rows = (item for item in features if any((example.input_ids == tokenizer.unk_id).any() for example in item.unit))
-    words: Counter[str] = Counter()
-    for _, item in zip(range(SAMPLE), rows, strict=False):
-        words.update(tokenizer.unknown(item.item.texts))
-    return [word for word, _ in words.most_common(NUM_EXAMPLES)]
-
-
-def _warnings(report: DatasetReport) -> Iterator[str]:
-    """Warnings of copies, the worst first."""
-    copies, leaked, conflicts = report.copies, report.leaked, report.conflicts
+def _row_warnings(report: DatasetReport) -> Iterator[str]:
+    """Problems of copies, the worst first, and of labels."""
+    copies, leaked, conflicts, labels = report.copies, report.leaked, report.conflicts, report.labels
     if leaked.rows:
-        yield (
-            f"{leaked.rows:,} rows of dev ({leaked.rows / report.dev:.1%}) are in train as well ({leaked.places[0]}): "
-            "the scores will be too good; remove the copies"
-        )
+        what = f"{leaked.rows:,} rows of dev ({leaked.rows / report.dev:.1%}) are in train as well"
+        yield f"{what} ({leaked.places[0]}): the scores will be too good; remove the copies"
     if conflicts.rows:
         what = f"{conflicts.rows:,} rows have the text of another row and a different label"
         yield f"{what} ({conflicts.places[0]}): no model can predict both"
     if copies.rows > MANY_COPIES * report.train:
         yield f"{copies.rows:,} rows of train are copies of others ({copies.places[0]})"
-
-
-def _label_warnings(report: DatasetReport) -> Iterator[str]:
-    labels = report.labels
     if missing := [name for name, (train, dev) in labels.items() if dev and not train]:
         yield f"labels of dev that are not in train cannot be learned: {_some(missing)}"
     if rare := [name for name, (train, _) in labels.items() if 0 < train < RARE]:
@@ -333,13 +316,17 @@ def _label_warnings(report: DatasetReport) -> Iterator[str]:
     counts = [(n, name) for name, (n, _) in labels.items() if n]
     if report.task == "classification" and len(counts) > 1 and counts[0][0] >= UNBALANCED * counts[-1][0]:
         (most, frequent), (least, rarest) = counts[0], counts[-1]
-        yield (
-            f"{frequent!r} is {most / least:.0f} times as frequent as {rarest!r}: always predicting {frequent!r} is "
-            f"right in {most / report.train:.1%}; look at macro F1, and try --set class_weights=balanced"
-        )
+        what = f"{frequent!r} is {most / least:.0f} times as frequent as {rarest!r}: always predicting {frequent!r}"
+        yield f"{what} is right in {most / report.train:.1%}; look at macro F1, and try --set class_weights=balanced"
 
 
-def _size_warnings(report: DatasetReport) -> Iterator[str]:
+def _some(names: Sequence[str]) -> str:
+    others = f" and {len(names) - SHOWN_LABELS:,} others" if len(names) > SHOWN_LABELS else ""
+    return ", ".join(map(repr, names[:SHOWN_LABELS])) + others
+
+
+def _text_warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[str]:
+    """Problems of too long texts, of too few texts, and of the tokenizer with their language."""
     lengths = report.lengths
     too_long = lengths.too_long / sum(lengths.counts)
     if not lengths.windows and too_long > MANY_LONG:
@@ -348,17 +335,7 @@ def _size_warnings(report: DatasetReport) -> Iterator[str]:
     if report.train < FEW_TRAIN:
         yield f"few training rows ({report.train}): scores differ much between seeds"
     if report.dev < FEW_DEV:
-        interval = 1 / math.sqrt(report.dev)
-        yield f"few dev rows ({report.dev}): the 95 % interval of a score is about ± {interval:.0%}"
-
-
-def _some(names: Sequence[str]) -> str:
-    others = f" and {len(names) - SHOWN_LABELS:,} others" if len(names) > SHOWN_LABELS else ""
-    return ", ".join(map(repr, names[:SHOWN_LABELS])) + others
-
-
-def _language_warnings(report: DatasetReport, texts: Sequence[str], tokenizer: Tokenizer) -> Iterator[str]:
-    """Problems of the tokenizer with the language of the texts."""
+        yield f"few dev rows ({report.dev}): the 95 % interval of a score is about ± {1 / math.sqrt(report.dev):.0%}"
     if report.unknown > MANY_UNKNOWN or report.pieces > MANY_PIECES:
         fit = f"{report.pieces:.1f} tokens per word, {report.unknown:.1%} unknown"
         yield f"the model's vocabulary does not fit these texts ({fit}): name a model for their language with --model"
