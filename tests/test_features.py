@@ -57,7 +57,7 @@ def batch_of(units: list[list[Example]]) -> Batch:
 
 def model(units: int = 8, config: EncoderConfig = CONFIG) -> TaskModel:
     torch.manual_seed(0)
-    return TaskModel(config, Classification(num_labels=3, pooled=False), lstm_units=units)
+    return TaskModel(config, Classification(outputs=3, pooled=False), lstm_units=units)
 
 
 # --- the network ------------------------------------------------------------------------------------------------------

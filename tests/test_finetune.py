@@ -435,8 +435,8 @@ def test_rare_labels_weigh_as_in_scikit_learn(model: Path, tmp_path: Path) -> No
     work = work_for(tmp_path / "d.csv", model, "class_weights=balanced", "label_smoothing=0.1")
     labels = [unit[0].target.labels.item() for unit in work.prepared.groups]
     expected = compute_class_weight("balanced", classes=np.array([0, 1]), y=labels)
-    assert work.network().task == Classification(num_labels=2, weights=tuple(expected), smoothing=0.1)
-    assert work_for(tmp_path / "d.csv", model).network().task == Classification(num_labels=2)
+    assert work.network().task == Classification(outputs=2, weights=tuple(expected), smoothing=0.1)
+    assert work_for(tmp_path / "d.csv", model).network().task == Classification(outputs=2)
 
 
 def test_a_label_that_never_occurs_weighs_one() -> None:

@@ -142,6 +142,11 @@ def test_single_fields_can_be_set(word: str, read):
     assert read(override(recipe, [word]))
 
 
+def test_a_training_has_a_phase():
+    with pytest.raises(UsageError, match=r"phases is \(\): expected at least one phase"):
+        parse_recipe(MINIMAL, "r.toml", ["train.phases=[]"])
+
+
 def test_the_last_word_counts():
     assert parse_recipe(MINIMAL, "r.toml", ["seed=3", "seed=4"]).seed == 4
 
@@ -197,6 +202,9 @@ kind = "next_sentence"
         ("[train]", NO_PAIRS, 1, "next_sentence has no targets in sequences of sampling.format 'full_sentences'", None),
         ("[train]", "[sampling]\npairs = 'x'\nformat = 'x'\n[train]", 1, "sampling.pairs is an earlier name", None),
         ("[train]", "encoder = 3\n[train]", 4, "encoder: expected a table, got 3", None),
+        ("[train]", "[masking]\nspans = [\n  0.5,\n  'a',\n]\n[train]", 5, "masking.spans[1]: expected float", None),
+        ("[train]", "masking.rate = 'a'\n[train]", 4, "masking.rate: expected float, got 'a'", None),
+        ("[train]", "ALIASES = 3\n[train]", 4, "ALIASES: no such field", "the fields are encoder, initialization,"),
     ],
 )
 def test_what_is_wrong_is_named(old: str, new: str, line: int, message: str, hint: str | None, tmp_path: Path):

@@ -63,7 +63,7 @@ def test_weights_and_smoothing_are_those_of_torch() -> None:
     logits = torch.randn(6, 3, generator=generator)
     batch = batch_of("classification")
     weights = (0.5, 1.5, 1.0)
-    task = Classification(num_labels=3, weights=weights, smoothing=0.1)
+    task = Classification(outputs=3, weights=weights, smoothing=0.1)
     expected = torch.nn.functional.cross_entropy(
         logits.double(), batch.target.labels, torch.tensor(weights).double(), label_smoothing=0.1, reduction="none"
     ).sum()

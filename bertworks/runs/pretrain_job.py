@@ -42,7 +42,7 @@ from bertworks.text.shards import Shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.device import Precision
 from bertworks.training.loop import evaluate
-from bertworks.training.objectives import OBJECTIVES, PretrainingModel, figures
+from bertworks.training.objectives import OBJECTIVES, PretrainingModel, TrainableModel, figures
 from bertworks.training.recipe import Recipe
 
 # No document is longer than this fraction of the text: wrong sentences come from other documents, and the held-out part
@@ -198,7 +198,7 @@ class PretrainJob:
             model.encoder.embeddings.get_submodule("position").requires_grad_(False)
         return model
 
-    def begin(self) -> tuple[nn.Module, list[str]]:
+    def begin(self) -> tuple[PretrainingModel, list[str]]:
         torch.manual_seed(self.recipe.seed)
         model, notes = self.blank(), []
         if self.init is not None:
@@ -214,7 +214,7 @@ class PretrainJob:
     def batches(self, plans: Path, rank: int, world_size: int) -> Callable[[int], list[Batch]]:
         return phase_batches(self.store, self.documents, self.recipe, self.tokenizer, plans, rank, world_size)
 
-    def evaluate(self, network: nn.Module) -> dict[str, float]:
+    def evaluate(self, network: TrainableModel) -> dict[str, float]:
         usual, *longer = self._held_out_batches.items()
         result = figures(evaluate(network, usual[1], self.precision))
         for length, batches in longer:

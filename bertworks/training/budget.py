@@ -13,22 +13,22 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertworks.batching.batch import Batch, collate
-from bertworks.batching.sampling import Example, SamplingConfig
+from bertworks.batching.sampling import FORMATS, Masker, SamplingConfig, Target, TokenSequence
 from bertworks.errors import UsageError
 from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.device import DTYPES, THREADS, Precision, disable_heap_trim, measure_matmul
 from bertworks.training.loop import MixedPrecision, train
-from bertworks.training.objectives import OBJECTIVES, PretrainingModel
+from bertworks.training.objectives import PretrainingModel, TrainableModel
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
 from bertworks.training.recipe import Phase, Recipe, TrainConfig
 
 
 def time_step(
-    objective: nn.Module, optimizer: OptimizerConfig, precision: Precision, batch: Batch, seconds: float
+    objective: TrainableModel, optimizer: OptimizerConfig, precision: Precision, batch: Batch, seconds: float
 ) -> tuple[float, float]:
     """Seconds of a micro-batch and of an update: medians of three steps or more, as the time allows, with the threads
     that a training would use. The parameters are changed."""
@@ -232,15 +232,10 @@ def _kept_for_backward(model: PretrainingModel, precision: Precision, batch: Bat
 
 def random_batch(recipe: Recipe, sequences: int, length: int) -> Batch:
     """Random tokens and targets in the shape of those that a recipe trains on."""
-    generator, c, rate = np.random.default_rng(0), recipe.encoder, recipe.masking.rate
-    types = np.arange(length) // (length // 2 + 1) % max(1, c.type_vocab_size)
-    return collate(
-        [
-            Example(
-                generator.integers(c.vocab_size, size=length),
-                types,
-                {kind: OBJECTIVES[kind].random_target(c, length, rate, generator) for kind in recipe.weights},
-            )
-            for _ in range(sequences)
-        ]
-    )
+    generator, c = np.random.default_rng(0), recipe.encoder
+    mask = Masker(replace(recipe.masking, unit="token"), 0, np.ones(c.vocab_size, np.bool_))
+    types, special = np.arange(length) // (length // 2 + 1) % max(1, c.type_vocab_size), np.zeros(length, np.bool_)
+    label = Target(np.zeros(1, np.int64), np.zeros(1, np.int64))
+    targets = dict.fromkeys(FORMATS[recipe.sampling.format].targets, label)
+    rows = generator.integers(c.vocab_size, size=(sequences, length))
+    return collate([mask(TokenSequence(row, types, special, targets), generator) for row in rows])
