@@ -123,18 +123,14 @@ class Featurizer:
             sequences = [[texts[0], choice] for choice in texts[1:]] if self.task == "choice" else [texts]
             unit, cut_off = [], 0
             for number, segments in enumerate(sequences):
-                kept, more = self._fitting(segments)
-                sequence = add_special_tokens(kept, self.tokenizer.template)
+                room = self.max_length - self.tokenizer.template.num_special(len(segments))
+                first, second = (*(len(segment) for segment in segments), 0)[:2]
+                kept = truncated_lengths(first, second, room)
+                parts = [segment[:n] for segment, n in zip(segments, kept)]
+                sequence = add_special_tokens(parts, self.tokenizer.template)
                 unit.append(_example(sequence, [0], self._label(item, number)))
-                cut_off += more
+                cut_off += first + second - sum(kept)
             yield Features(item, unit, cut_off)
-
-    def _fitting(self, segments: list[NDArray[np.int64]]) -> tuple[list[NDArray[np.int64]], int]:
-        """The segments as far as they fit, and the number of tokens that do not."""
-        room = self.max_length - self.tokenizer.template.num_special(len(segments))
-        first, second = (*(len(segment) for segment in segments), 0)[:2]
-        kept = truncated_lengths(first, second, room)
-        return [segment[:n] for segment, n in zip(segments, kept)], first + second - sum(kept)
 
     def _label(self, item: Item, number: int) -> NDArray[np.generic]:
         match self.task:

@@ -84,15 +84,13 @@ def add_special_tokens(
 ) -> TokenSequence:
     """The segments with the special tokens of a template around and between them, and their numbers as token types.
     With `one_type` they are pieces of one text: each ends with the suffix, and the token types are all 0."""
-    between = template.suffix if one_type else template.between
-    ends = [between] * (len(segments) - 1) + [template.suffix]
-    pieces = [np.array(template.prefix, np.int64)]
-    types, special = [np.zeros(len(template.prefix), np.int64)], [np.ones(len(template.prefix), np.bool_)]
-    for number, (segment, end) in enumerate(zip(segments, ends, strict=True)):
-        pieces += [np.asarray(segment, np.int64), np.array(end, np.int64)]
-        types.append(np.full(len(segment) + len(end), 0 if one_type else number, np.int64))
-        special += [np.zeros(len(segment), np.bool_), np.ones(len(end), np.bool_)]
-    return TokenSequence(np.concatenate(pieces), np.concatenate(types), np.concatenate(special), targets)
+    ends = [template.suffix if one_type else template.between] * (len(segments) - 1) + [template.suffix]
+    # Special tokens and segments take turns.
+    pieces = [template.prefix, *chain.from_iterable(zip(segments, ends, strict=True))]
+    lengths, numbers = [len(piece) for piece in pieces], np.arange(len(pieces))
+    types = np.zeros_like(numbers) if one_type else np.maximum(numbers - 1, 0) // 2
+    input_ids = np.concatenate([np.asarray(piece, np.int64) for piece in pieces])
+    return TokenSequence(input_ids, types.repeat(lengths), (numbers % 2 == 0).repeat(lengths), targets)
 
 
 class Sampler(ABC):

@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Annotated, ClassVar, Literal, cast
 
 from bertworks.batching.sampling import FORMATS, MaskingConfig, SamplingConfig
-from bertworks.config import NotNegative, Positive, Range, Settings, dump_recipe, parse_as, read_recipe_text
+from bertworks.config import NotNegative, Positive, Range, Settings, parse_as, read_recipe_text
 from bertworks.errors import UsageError
 from bertworks.models.config import EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
@@ -175,9 +175,9 @@ class Recipe(Settings):
                 )
 
 
-def packaged_recipes() -> dict[str, str]:
-    """The recipes that come with the package: their texts by name."""
-    files = [p for p in (resources.files("bertworks") / "recipes").iterdir() if p.name.endswith(".toml")]
+def packaged_recipes(folder: str = "") -> dict[str, str]:
+    """The recipes that come with the package, those of pre-training or in "finetuning": their texts by name."""
+    files = [p for p in (resources.files("bertworks") / "recipes" / folder).iterdir() if p.name.endswith(".toml")]
     return {p.name.removesuffix(".toml"): p.read_text(encoding="utf-8") for p in sorted(files, key=lambda p: p.name)}
 
 
@@ -257,26 +257,6 @@ class FinetuneRecipe(Settings):
 
 MIN_STEPS = 1000
 REFERENCE_RATE = 768, 5e-5  # hidden size and learning rate of BERT-Base
-RECIPES = {
-    # Mosbach et al. 2021: bias correction, a warm-up, long enough.
-    "stable": FinetuneRecipe(title="stable", optimizer=OptimizerConfig(learning_rate=0.0, warmup=0.1)),
-    # Devlin et al. 2019, appendix A.3, as released: 3 epochs, no bias correction, the best of the grid on dev.
-    "paper": FinetuneRecipe(
-        title="paper",
-        epochs=3,
-        batch_size=32,
-        patience=0,
-        optimizer=OptimizerConfig(learning_rate=5e-5, warmup=0.1, bias_correction=False, schedule="linear_from_start"),
-    ),
-    # The same, section 5.3: 768 units on the frozen encoder. The learning rate suits a network that starts at random.
-    "feature_based": FinetuneRecipe(
-        title="feature_based",
-        batch_size=32,
-        patience=0,  # scores stay near zero for some epochs, then rise
-        lstm_units=768,
-        optimizer=OptimizerConfig(learning_rate=1e-3, warmup=0.1),
-    ),
-}
 ALIASES = {"features": "feature_based"}  # of recipes, for one release
 PAPER_GRID = ("batch_size=16,32", "optimizer.learning_rate=5e-05,3e-05,2e-05", "epochs=2,3,4")
 
@@ -287,8 +267,9 @@ def load_finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRe
     Raises:
         UsageError: no such recipe; unknown field, wrong type or refused value: with its path.
     """
-    name, known = ALIASES.get(name, name), {known: dump_recipe(recipe) for known, recipe in RECIPES.items()}
-    return parse_as(FinetuneRecipe, read_recipe_text(name, "fine-tuning recipe", known), name, overrides)
+    name = ALIASES.get(name, name)
+    text = read_recipe_text(name, "fine-tuning recipe", packaged_recipes("finetuning"))
+    return parse_as(FinetuneRecipe, text, name, overrides)
 
 
 def default_max_length(recipe: FinetuneRecipe, max_positions: int) -> int:

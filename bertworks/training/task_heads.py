@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertworks.batching.batch import Batch, ExampleGroup, collate, token_budget_batches
+from bertworks.batching.batch import Batch, ExampleGroup, token_budget_batches
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import BiLSTM, Encoder, OutputLayer, Pooler, initialize
 from bertworks.training.objectives import LossSum, TrainableModel, cross_entropy
@@ -48,8 +48,7 @@ class FrozenFeatures:
         return True
 
     def __call__(self, batch: Batch) -> Tensor:
-        for part in token_budget_batches(self._to_cache, FEATURE_BATCH_TOKENS):
-            inputs = collate([example for group in part for example in group])
+        for inputs in token_budget_batches(self._to_cache, FEATURE_BATCH_TOKENS):
             features = self._compute(inputs.to(batch.input_ids.device)).cpu()
             pieces = features.split(inputs.layout.cu_seqlens.diff().tolist())
             # Copies: a piece is a view that keeps the features of the whole batch.
