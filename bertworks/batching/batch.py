@@ -29,12 +29,11 @@ class ExampleStream:
     sampler: Sampler
     masker: Masker
     seed: int = 0
-    dynamic: bool = True  # new masks in every epoch
 
     def __getitem__(self, n: int) -> Example:
         epoch, i = divmod(n, len(self.sampler))
         i = shuffled_index(i, len(self.sampler), self.seed, epoch)
-        return self.masker(self.sampler[i], keyed_rng("mask", self.seed, epoch if self.dynamic else 0, i))
+        return self.masker(self.sampler[i], keyed_rng("mask", self.seed, epoch if self.masker.config.dynamic else 0, i))
 
 
 def shuffled_index(i: int, n: int, seed: int, epoch: int) -> int:

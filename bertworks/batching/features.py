@@ -159,7 +159,7 @@ class Featurizer:
         ends = np.cumsum([len(row) for row in rows])
         document = np.concatenate(rows) if self.document_context else None
         for item, of_item, row, end, where in zip(items, words, rows, ends, offsets, strict=True):
-            firsts = np.cumsum([0, *(len(piece) for piece in of_item[:-1])]) if of_item else np.zeros(0, np.int64)
+            firsts = np.cumsum([0, *map(len, of_item)])[:-1]
             tags = np.array([0 if item.label is None else self.labels.index(tag) for tag in item.label or of_item])
             room = self.max_length - self.tokenizer.template.num_special()
             if document is None or len(row) > room:

@@ -115,7 +115,7 @@ def phase_batches(
         if not path.exists():
             write_npy(path, _not_empty(sampler.plan_blocks(documents)))
         sampler.plan = np.asarray(np.load(path, mmap_mode="r"))
-        stream = ExampleStream(sampler, make_masker(recipe.masking, tokenizer), seed, recipe.masking.dynamic)
+        stream = ExampleStream(sampler, make_masker(recipe.masking, tokenizer), seed)
         micro_batch_size = max(1, recipe.train.micro_batch_tokens // length)
         of_phase.append(Batches(stream, phase.batch_size, micro_batch_size, rank, world_size))
     starts = [0, *accumulate(phase.num_steps for phase in recipe.train.phases[:-1])]
@@ -152,7 +152,7 @@ def held_out_batches(
     config = SamplingConfig(format=format)
     sampler = make_sampler(store, config, sequence_length, tokenizer.template, MASKS_SEED)
     sampler.plan = sampler.make_plan(documents)
-    stream = ExampleStream(sampler, make_masker(MaskingConfig(), tokenizer), MASKS_SEED, dynamic=False)
+    stream = ExampleStream(sampler, make_masker(MaskingConfig(dynamic=False), tokenizer), MASKS_SEED)
     examples = sorted((stream[n] for n in range(min(sequences, len(sampler)))), key=lambda e: len(e.input_ids))
     return [collate(examples[i : i + batch_size]) for i in range(0, len(examples), batch_size)]
 

@@ -5,9 +5,9 @@
 """
 
 import math
-import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import mul
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from bertworks.batching.sampling import FORMATS, Masker, SamplingConfig, Target,
 from bertworks.errors import UsageError
 from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
-from bertworks.training.device import DTYPES, THREADS, Precision, disable_heap_trim, measure_matmul
+from bertworks.training.device import DTYPES, THREADS, Precision, disable_heap_trim, measure_matmul, time_when_done
 from bertworks.training.loop import MixedPrecision, train
 from bertworks.training.objectives import PretrainingModel, TrainableModel
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
@@ -32,13 +32,7 @@ def time_step(
 ) -> tuple[float, float]:
     """Seconds of a micro-batch and of an update: medians of three steps or more, as the time allows, with the threads
     that a training would use. The parameters are changed."""
-    is_cuda = next(objective.parameters()).is_cuda
-
-    def now() -> float:
-        if is_cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
+    now = partial(time_when_done, next(objective.parameters()).device)
     begins: list[float] = []  # of the updates
     times: list[tuple[float, float]] = []  # of a step, and of its update
     steps = train(
@@ -147,12 +141,10 @@ def fit_steps(
         UsageError: a step takes longer than its phase has.
     """
     old = recipe.train.phases
-    if all(phase.num_steps == 1 for phase in old):
-        later = [LATER_FRACTION] * (len(old) - 1)
-        fractions = [1 - sum(later), *later]
-    else:
-        costs = [phase.num_steps * cost for phase, cost in zip(old, step_seconds, strict=True)]
-        fractions = [cost / sum(costs) for cost in costs]
+    later = [LATER_FRACTION] * (len(old) - 1)
+    costs = [phase.num_steps * cost for phase, cost in zip(old, step_seconds, strict=True)]
+    is_draft = all(phase.num_steps == 1 for phase in old)
+    fractions = [1 - sum(later), *later] if is_draft else [cost / sum(costs) for cost in costs]
     steps = [max(1, int(seconds * fraction / cost)) for fraction, cost in zip(fractions, step_seconds, strict=True)]
     if sum(map(mul, steps, step_seconds)) > OVERRUN * seconds:
         # The time in which each phase has a step.

@@ -187,12 +187,7 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         UsageError: no such recipe; unknown field, wrong type, missing or refused value: with its path.
     """
-    return parse_recipe(read_recipe_text(name, "recipe", packaged_recipes()), name, overrides)
-
-
-def parse_recipe(text: str, where: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe that a TOML text describes. `where` is its name in errors."""
-    return parse_as(Recipe, text, where, overrides)
+    return parse_as(Recipe, read_recipe_text(name, "recipe", packaged_recipes()), name, overrides)
 
 
 MIN_LENGTH = 8  # tokens of a fine-tuning sequence: shorter windows would have no room for text
