@@ -31,7 +31,6 @@ class Range(NamedTuple):
 # Types of fields.
 Positive = Annotated[int, Range("1 or more", lambda x: x >= 1)]
 NotNegative = Annotated[int, Range("0 or more", lambda x: x >= 0)]
-Fraction = Annotated[float, Range("a fraction from 0 to 1", lambda x: 0 <= x <= 1)]
 
 
 class Settings:
@@ -175,7 +174,7 @@ def _line_of_field(text: str, name: str, at: str) -> str:
     lines, begin = text.split("\n"), 1
     for end in range(1, len(lines) + 1) if at else ():
         with suppress(tomllib.TOMLDecodeError):  # within a value of several lines
-            table = tomllib.loads("\n".join(lines[:end]))
+            table: Any = tomllib.loads("\n".join(lines[:end]))
             with suppress(LookupError, TypeError):  # further below
                 reduce(getitem, keys, table)
                 return f"{name}:{begin}"

@@ -46,7 +46,7 @@ from bertworks.runs.finetune import finetune, finetune_events, make_finetune_req
 from bertworks.runs.finetune_job import TOKEN_EMBEDDING_KEY, FinetuneJob
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.trials import plan_trials, run_trials
-from bertworks.training.recipe import default_learning_rate, default_max_length, load_finetune_recipe, resolve_recipe
+from bertworks.training.recipe import default_max_length, load_finetune_recipe, resolve_recipe
 from bertworks.training.task_heads import Classification, TaskModel
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=6", "patience=0", "precision=fp32")
@@ -864,5 +864,6 @@ def test_the_rate_suits_the_network_unless_it_is_named(model: Path, tmp_path: Pa
     assert "\nlearning_rate = 0.0012\n" in (tmp_path / "a" / "recipe.toml").read_text()  # 5e-5 * 768 / 32
     run(data, tmp_path / "b", model, overrides=("epochs=1", "optimizer.learning_rate=3e-4"))
     assert "\nlearning_rate = 0.0003\n" in (tmp_path / "b" / "recipe.toml").read_text()
-    assert default_learning_rate(768) == 5e-5
-    assert default_learning_rate(384) == 1e-4
+    for hidden_size, rate in ((768, 5e-5), (384, 1e-4)):
+        c = EncoderConfig(hidden_size=hidden_size)
+        assert resolve_recipe(load_finetune_recipe("stable"), 1, c).optimizer.learning_rate == rate

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from bertworks.config import Fraction, Positive, Range, Settings
+from bertworks.config import Positive, Range, Settings
 from bertworks.errors import UsageError
 from bertworks.text.tokenizer import Template
 
@@ -51,7 +51,7 @@ class SamplingConfig(Settings):
     """
 
     format: Format = "next_sentence"
-    short_rate: Fraction = 0.1
+    short_rate: Annotated[float, Range("a fraction from 0 to 1", lambda x: 0 <= x <= 1)] = 0.1
     copies: Positive = 1
 
 
@@ -86,7 +86,7 @@ def add_special_tokens(
     With `one_type` they are pieces of one text: each ends with the suffix, and the token types are all 0."""
     ends = [template.suffix if one_type else template.between] * (len(segments) - 1) + [template.suffix]
     # Special tokens and segments take turns.
-    pieces = [template.prefix, *chain.from_iterable(zip(segments, ends, strict=True))]
+    pieces: list[Any] = [template.prefix, *chain.from_iterable(zip(segments, ends, strict=True))]
     lengths, numbers = [len(piece) for piece in pieces], np.arange(len(pieces))
     types = np.zeros_like(numbers) if one_type else np.maximum(numbers - 1, 0) // 2
     input_ids = np.concatenate([np.asarray(piece, np.int64) for piece in pieces])

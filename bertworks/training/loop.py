@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import cast
 
@@ -94,7 +94,8 @@ def train(
         factors = {name: objective.weights[name] * world_size / count for name, count in counts.items()}
         sums: dict[str, Tensor] = {}
         for number, batch in enumerate(parts):
-            with _no_reduction(compute, last=number == len(parts) - 1):
+            is_last = number == len(parts) - 1  # gradients are reduced once per step
+            with nullcontext() if is_last or not isinstance(compute, DistributedDataParallel) else compute.no_sync():
                 part = {name: weight * torch.stack(t) for name, t in compute(batch).items()}
                 torch.stack([factors[name] * loss for name, (loss, _) in part.items()]).sum().backward()
             sums |= {name: sums.get(name, 0) + t.detach() for name, t in part.items()}
@@ -139,13 +140,6 @@ def means(sums: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str, Lo
 def _dropout_seed(seed: int, step: int, rank: int) -> int:
     """The seed of dropout in a step. Hashed: the CPU's generator uses only the low 32 bits of a seed."""
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1)[0])
-
-
-def _no_reduction(compute: nn.Module, last: bool) -> AbstractContextManager[None]:
-    """Gradients are reduced once per step, with the last micro-batch."""
-    if isinstance(compute, DistributedDataParallel) and not last:
-        return cast(AbstractContextManager[None], compute.no_sync())
-    return nullcontext()
 
 
 def _global_counts(

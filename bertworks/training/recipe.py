@@ -251,7 +251,6 @@ class FinetuneRecipe(Settings):
 
 
 MIN_STEPS = 1000
-REFERENCE_RATE = 768, 5e-5  # hidden size and learning rate of BERT-Base
 ALIASES = {"features": "feature_based"}  # of recipes, for one release
 PAPER_GRID = ("batch_size=16,32", "optimizer.learning_rate=5e-05,3e-05,2e-05", "epochs=2,3,4")
 
@@ -279,15 +278,10 @@ def default_max_length(recipe: FinetuneRecipe, max_positions: int) -> int:
     return max_length
 
 
-def default_learning_rate(hidden_size: int) -> float:
-    """The learning rate for this hidden size: smaller networks need larger ones."""
-    width, rate = REFERENCE_RATE
-    return float(f"{rate * width / hidden_size:.1e}")
-
-
 def resolve_recipe(recipe: FinetuneRecipe, count: int, c: EncoderConfig) -> FinetuneRecipe:
     """The recipe with epochs and learning rate where they are 0 for "default". count: examples; c: the network."""
     steps_per_epoch = math.ceil(count / recipe.batch_size)
     epochs = recipe.epochs or min(20, max(3, math.ceil(MIN_STEPS / steps_per_epoch)))
-    rate = recipe.optimizer.learning_rate or default_learning_rate(c.hidden_size)
+    # That of BERT-Base; smaller networks need larger ones.
+    rate = recipe.optimizer.learning_rate or float(f"{5e-5 * 768 / c.hidden_size:.1e}")
     return replace(recipe, epochs=epochs, optimizer=replace(recipe.optimizer, learning_rate=rate))

@@ -196,12 +196,9 @@ class TaskModel(TrainableModel):
         self.encoder = Encoder(c, gradient_checkpointing)
         self.pooler = Pooler(c) if task.pooled else None
         self.pooler_dropout = c.hidden_dropout if c.pooler_dropout and not isinstance(task, MultipleChoice) else 0.0
-        self.features: FrozenFeatures | None = None
-        self.recurrent: BiLSTM | None = None
-        if lstm_units:
-            self.encoder.requires_grad_(False)
-            self.features = FrozenFeatures(self.encoder)
-            self.recurrent = BiLSTM(frozen_features_size(c), lstm_units)
+        self.encoder.requires_grad_(lstm_units == 0)
+        self.features = FrozenFeatures(self.encoder) if lstm_units else None
+        self.recurrent = BiLSTM(frozen_features_size(c), lstm_units) if lstm_units else None
         layer = OutputLayer(2 * lstm_units or c.hidden_size, task.outputs)
         initialize(layer, c)
         self.add_module(task.head, layer)
