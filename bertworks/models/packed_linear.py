@@ -38,27 +38,18 @@ def pack_linears(encoder: Encoder, pack: Pack, dtype: torch.dtype, *, pads_rows:
 
     pads_rows: whether the number of rows of a product is padded to one of few, for kernels that are compiled for each.
     """
-    result = _replace_linears(encoder, pack)
-    assert isinstance(result, Encoder)
+    result = copy.deepcopy(encoder, {id(p): p for p in encoder.parameters()})
     result.compute_dtype, result.pads_rows = dtype, pads_rows
-    return result
-
-
-def _replace_linears(module: nn.Module, pack: Pack) -> nn.Module:
-    """A copy of a module that shares everything but its linear layers."""
-    result = copy.copy(module)
-    result._modules = {}
-    for name, part in module._modules.items():
-        if isinstance(module, Embeddings):  # small, and in the precision of the tables
-            result._modules[name] = part
-        elif isinstance(part, nn.Linear):
-            activation = module.name if isinstance(module, FeedForward) and name == "up" else None
-            owns_input = name in ("output", "down")  # nothing else reads what attention and the activation returned
-            result.__dict__[name] = pack(part, activation, owns_input)  # a function: a module costs time in each call
-        else:
-            result._modules[name] = None if part is None else _replace_linears(part, pack)
-    if isinstance(result, FeedForward):
-        result.activation = lambda x: x  # part of the packed layer before it
+    for module in result.modules():
+        for name, part in list(module.named_children()):
+            # The projection of the embeddings is small, and in the precision of the tables.
+            if isinstance(part, nn.Linear) and not isinstance(module, Embeddings):
+                activation = module.name if isinstance(module, FeedForward) and name == "up" else None
+                owns_input = name in ("output", "down")  # nothing else reads what attention and the activation returned
+                delattr(module, name)
+                module.__dict__[name] = pack(part, activation, owns_input)  # a module costs time in each call
+        if isinstance(module, FeedForward):
+            module.activation = lambda x: x  # part of the packed layer before it
     return result
 
 
