@@ -185,19 +185,19 @@ class Featurizer:
     def _in_windows(self, item: Item, row: Ids, predicted: Ids, tags: Ids) -> Features:
         """predicted: positions in the row, ascending; each is predicted in the window where it has most context."""
         unit, places = [], []
-        room = self.max_length - self.tokenizer.template.num_special()
-        for window, sequence, begin in self._windows(row, max(1, room // 2)):
+        for window, sequence, begin in self._windows(row):
             numbers = np.flatnonzero((predicted >= window.start) & (predicted < window.end))
             numbers = numbers[window.own[predicted[numbers] - window.start]]
             unit.append(_example(sequence, predicted[numbers] - window.start + begin, tags[numbers]))
             places.append(numbers)
         return Features(item, unit, places=np.concatenate(places))
 
-    def _windows(self, row: Ids, step: int, *before: Ids) -> Iterator[tuple[Window, TokenSequence, int]]:
-        """Windows over a text, their sequences with the segments `before`, and the positions at which they begin."""
+    def _windows(self, row: Ids, step: int = 0, *before: Ids) -> Iterator[tuple[Window, TokenSequence, int]]:
+        """Windows over a text, their sequences with the segments `before`, and the positions at which they begin. step:
+        by which they advance; 0: by half of them."""
         template = self.tokenizer.template
         room = self.max_length - sum(map(len, before)) - template.num_special(len(before) + 1)
-        for window in sliding_windows(len(row), room, step):
+        for window in sliding_windows(len(row), room, step or max(1, room // 2)):
             sequence = add_special_tokens([*before, row[window.start : window.end]], template)
             yield window, sequence, len(sequence.input_ids) - len(template.suffix) - len(window.own)
 

@@ -101,23 +101,16 @@ def choose_recipe(seconds: float, matmul: float, corpus_tokens: int, encoder: En
     # With few repetitions a network does not overfit, and a small network cannot memorize a large text.
     memorizes = flops / per_token > REPETITIONS * corpus_tokens and 2 * parameters > corpus_tokens
     dropout = 0.1 if memorizes else 0.0
-    longest = encoder.max_position_embeddings if encoder else max(preset.lengths)
-    lengths = sorted({min(length, longest) for length in preset.lengths})
+    chosen = encoder or replace(default, vocab_size=0)  # 0: that of the tokenizer
+    lengths = sorted({min(length, chosen.max_position_embeddings) for length in preset.lengths})
     phases = [Phase(num_steps=1, batch_size=max(1, preset.tokens // n), sequence_length=n) for n in lengths]
     subject = f"BERT-{preset.size}" if encoder is None else "more training"
     return Recipe(
         title=f"{subject} for {_words(seconds)}",
         train=TrainConfig(phases=tuple(phases)),
-        encoder=replace(
-            encoder or default,
-            vocab_size=encoder.vocab_size if encoder else 0,  # 0: that of the tokenizer
-            hidden_dropout=dropout,
-            attention_dropout=dropout,
-        ),
+        encoder=replace(chosen, hidden_dropout=dropout, attention_dropout=dropout),
         vocabulary=VocabularyConfig(size=preset.vocab_size),
-        sampling=SamplingConfig(
-            format="full_sentences" if encoder and encoder.type_vocab_size < 2 else "next_sentence"
-        ),
+        sampling=SamplingConfig(format="full_sentences" if chosen.type_vocab_size < 2 else "next_sentence"),
         initialization="published" if encoder else "neighbours",
         optimizer=OptimizerConfig(learning_rate=preset.learning_rate, warmup=0.1),
     )
