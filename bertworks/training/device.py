@@ -75,7 +75,7 @@ def _time_product(a: torch.Tensor, b: torch.Tensor) -> float:
 
 
 def time_when_done(device: torch.device) -> float:
-    """The time, in seconds, at which the device has computed all that it was told to."""
+    """The time, in seconds, at which the device has no work left."""
     if device.type == "cuda":
         torch.cuda.synchronize()
     return time.perf_counter()

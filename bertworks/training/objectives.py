@@ -72,7 +72,6 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         grad_embeddings = grad_bias = None
         chunks = math.ceil(len(x) * len(embeddings) * x.element_size() / CHUNK_BYTES)
         size = math.ceil(len(x) / chunks) if chunks else 1
-        has_bias = bias is not None
         for start in range(0, len(x), size):
             rows, targets = x[start : start + size], labels[start : start + size]
             p = F.linear(rows, embeddings, bias)
@@ -87,7 +86,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
                 if chunks > 1:  # many sums are added up in single precision
                     part_embeddings, part_bias = part_embeddings.float(), part_bias.float()
                 grad_embeddings = part_embeddings if grad_embeddings is None else grad_embeddings.add_(part_embeddings)
-                if has_bias:
+                if bias is not None:
                     grad_bias = part_bias if grad_bias is None else grad_bias.add_(part_bias)
         ctx.dtype = x.dtype
         ctx.save_for_backward(grad_x, grad_embeddings, grad_bias)

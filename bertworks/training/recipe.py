@@ -99,8 +99,8 @@ class Recipe(Settings):
     objectives: what is learned; (): masked_lm, and what the format of the sequences has targets for. The first one
         chooses the best checkpoint.
     initialization: "published": everything at random; "neighbours": the first layer starts with attention to the
-        neighbouring tokens (`models.initialization`), which a small budget has no time to learn, and the position
-        embeddings are not trained.
+        neighbouring tokens (`models.encoder.init_local_attention`), which a small budget has no time to learn, and the
+        position embeddings are not trained.
     seed: of all random numbers.
     """
 
