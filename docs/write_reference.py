@@ -65,7 +65,15 @@ def described(name: str, value: Any, *, signed: bool = True) -> list[str]:
         hints = get_type_hints(value)
         types = [p.replace(annotation=hints[p.name]) for p in inspect.signature(value).parameters.values()]
         signature = inspect.signature(value).replace(parameters=types)
-    return ["```python", f"{name}{signature}".replace("bertworks.", ""), "```", "```text", inspect.cleandoc(value.__doc__ or ""), "```", ""]
+    return [
+        "```python",
+        f"{name}{signature}".replace("bertworks.", ""),
+        "```",
+        "```text",
+        inspect.cleandoc(value.__doc__ or ""),
+        "```",
+        "",
+    ]
 
 
 def recipes() -> str:

@@ -16,9 +16,11 @@ from bertworks.models.config import BERT_SIZES, EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.optimization import OptimizerConfig
 from bertworks.training.recipe import (
+    FinetuneRecipe,
     Phase,
     Recipe,
     TrainConfig,
+    load_finetune_recipe,
     load_recipe,
     packaged_recipes,
 )
@@ -58,6 +60,15 @@ def test_the_published_recipes(name: str):
 
 def test_there_is_a_recipe_for_every_size():
     assert list(packaged_recipes()) == sorted(f"bert-{size}" for size in BERT_SIZES)
+
+
+def test_the_recipes_of_fine_tuning():
+    recipes = {name: load_finetune_recipe(name) for name in packaged_recipes("finetuning")}
+    assert list(recipes) == [recipe.title for recipe in recipes.values()] == ["feature_based", "paper", "stable"]
+    assert recipes["stable"].optimizer == OptimizerConfig(learning_rate=0.0, warmup=0.1)
+    published = OptimizerConfig(learning_rate=5e-5, warmup=0.1, bias_correction=False, schedule="linear_from_start")
+    assert recipes["paper"] == FinetuneRecipe(title="paper", epochs=3, batch_size=32, patience=0, optimizer=published)
+    assert (recipes["feature_based"].lstm_units, recipes["feature_based"].patience) == (768, 0)
 
 
 def test_what_is_not_said_is_the_default():
