@@ -112,7 +112,7 @@ def random_models(size: str, folder: Path) -> dict[str, Path]:
         network = (
             PretrainingModel(BERT_SIZES[size])
             if name == "pretrained"
-            else TaskModel(BERT_SIZES[size], Classification(num_labels=2))
+            else TaskModel(BERT_SIZES[size], Classification(outputs=2))
         )
         head = None if name == "pretrained" else task_settings(description)
         save_model(

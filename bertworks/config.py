@@ -3,18 +3,48 @@
 import json
 import re
 import tomllib
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from difflib import get_close_matches
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 from types import MappingProxyType, NoneType, UnionType
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from bertworks.errors import UsageError
 
 T = TypeVar("T")
+
+
+class Range(NamedTuple):
+    """The valid values of a field of `Settings`, in its annotation.
+
+    expected: these values, in words.
+    """
+
+    expected: str
+    holds: Callable[[Any], bool]
+
+
+# Types of fields.
+Positive = Annotated[int, Range("1 or more", lambda x: x >= 1)]
+NotNegative = Annotated[int, Range("0 or more", lambda x: x >= 0)]
+
+
+class Settings:
+    """The base of dataclasses that check the ranges of their fields.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    def __post_init__(self) -> None:
+        for name, hint in get_type_hints(type(self), include_extras=True).items():
+            for limit in getattr(hint, "__metadata__", ()):
+                if not limit.holds(value := getattr(self, name)):
+                    raise ValueError(f"{name} is {value!r}: expected {limit.expected}")
 
 
 def read_recipe_text(name: str, what: str, known: Mapping[str, str]) -> str:
@@ -58,23 +88,15 @@ def parse_as(kind: type[T], text: str, where: str, overrides: Sequence[str] = ()
 
 def override(recipe: T, overrides: Sequence[str]) -> T:
     """The recipe with the fields of `table.field=value` words replaced."""
-    if not overrides:
-        return recipe
-    table = _as_table(asdict(recipe))  # type: ignore[call-overload]
+    table = tomllib.loads(dump_recipe(recipe))
     _set_overrides(table, parse_overrides(overrides, getattr(recipe, "ALIASES", {})))
     return build(type(recipe), table, lambda _: "--set")
 
 
 def dump_recipe(recipe: Any) -> str:
     """A recipe as TOML; reading it gives the same recipe."""
-    return "\n".join(_table_lines(_as_table(asdict(recipe)), "")).strip() + "\n"
-
-
-def _as_table(value: Any) -> Any:
-    """Values as tomllib reads them: no tuples, no None."""
-    if isinstance(value, dict):
-        return {name: _as_table(inner) for name, inner in value.items() if inner is not None}
-    return [_as_table(inner) for inner in value] if isinstance(value, tuple) else value
+    table = asdict(recipe, dict_factory=lambda items: {name: value for name, value in items if value is not None})
+    return "\n".join(_table_lines(table, "")).strip() + "\n"
 
 
 def _table_lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
@@ -83,7 +105,7 @@ def _table_lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
     for key, value in table.items():
         if isinstance(value, dict):
             tables.append((f"[{name}{key}]", value))
-        elif isinstance(value, list) and value and isinstance(value[0], dict):
+        elif isinstance(value, tuple) and value and isinstance(value[0], dict):
             tables += [(f"[[{name}{key}]]", item) for item in value]
         else:
             yield f"{key} = {_toml(value)}"
@@ -94,12 +116,10 @@ def _table_lines(table: Mapping[str, Any], name: str) -> Iterator[str]:
 
 def _rename_aliases(table: dict[str, Any], aliases: Mapping[str, str], where: str) -> None:
     """Replaces names of an earlier version. aliases: earlier to present names, such as "sampling.pairs"; both names
-    are in the same table."""
+    are in the same table, at the top or one below it."""
     for old, new in aliases.items():
-        *path, key = old.split(".")
-        inner: Any = table
-        for part in path:
-            inner = inner.get(part) if isinstance(inner, dict) else None
+        path, _, key = old.rpartition(".")
+        inner = table.get(path) if path else table
         if isinstance(inner, dict) and key in inner:
             if (present := new.rpartition(".")[2]) in inner:
                 raise UsageError(f"{old} is an earlier name of {new}: expected one of them", where=where)
@@ -148,20 +168,18 @@ def _index(place: Any, key: str, name: str) -> str | int:
 
 
 def _line_of_field(text: str, name: str, at: str) -> str:
-    """`name:line` of the field `at` (as in train.phases[1].num_steps), or `name` alone if it is not in the text."""
-    lines: dict[str, int] = {}
-    table, counts = "", Counter[str]()
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*(\[\[?)\s*([\w.]+)", line):
-            table = header[2]
-            if header[1] == "[[":
-                table += f"[{counts[header[2]]}]"
-                counts[header[2]] += 1
-            lines[table] = number
-        elif field := re.match(r"\s*([\w.]+)\s*=", line):
-            lines[f"{table}.{field[1]}".lstrip(".")] = number
-    line_number = lines.get(at) or lines.get(re.sub(r"\[\d+\]$", "", at))
-    return f"{name}:{line_number}" if line_number else name
+    """`name:line` of the field `at` (as in train.phases[1].num_steps), or `name` alone if it is not in the text: the
+    first line with which the text above it has that field."""
+    keys = [int(key) if key.isdigit() else key for key in re.findall(r"[^.\[\]]+", at)]
+    lines, begin = text.split("\n"), 1
+    for end in range(1, len(lines) + 1) if at else ():
+        with suppress(tomllib.TOMLDecodeError):  # within a value of several lines
+            table: Any = tomllib.loads("\n".join(lines[:end]))
+            with suppress(LookupError, TypeError):  # further below
+                reduce(getitem, keys, table)
+                return f"{name}:{begin}"
+            begin = end + 1
+    return name
 
 
 def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "") -> T:
@@ -188,7 +206,7 @@ def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "") 
 def _build_dataclass(kind: Any, value: Any, where: Callable[[str], str], at: str) -> Any:
     if not isinstance(value, dict):
         raise UsageError(f"{at or 'recipe'}: expected a table, got {value!r}", where=where(at))
-    hints, prefix = get_type_hints(kind), at and at + "."
+    hints, prefix = {f.name: get_type_hints(kind)[f.name] for f in fields(kind)}, at and at + "."
     for name in value.keys() - hints.keys():
         near = get_close_matches(name, hints, 1)
         hint = f"did you mean {prefix}{near[0]}?" if near else f"the fields are {', '.join(sorted(hints))}"
@@ -202,13 +220,6 @@ def _build_dataclass(kind: Any, value: Any, where: Callable[[str], str], at: str
     except (ValueError, UsageError) as error:  # what the dataclass itself refuses
         what, remedy = (error.what, error.hint) if isinstance(error, UsageError) else (str(error), None)
         raise UsageError(f"{at + ': ' if at else ''}{what}", where=where(at), hint=remedy) from error
-
-
-def require(config: object, expected: str, is_valid: Callable[[Any], bool], *names: str) -> None:
-    """Raises ValueError for the first of these fields with an invalid value. expected: the valid values, in words."""
-    for name in names:
-        if not is_valid(value := getattr(config, name)):
-            raise ValueError(f"{name} is {value!r}: expected {expected}")
 
 
 def _toml(value: Any) -> str:

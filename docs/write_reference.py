@@ -60,8 +60,20 @@ def public_methods(kind: type) -> list[str]:
 
 def described(name: str, value: Any, *, signed: bool = True) -> list[str]:
     """Signature and docstring."""
-    signature = str(inspect.signature(value)).replace("bertworks.", "") if signed else ""
-    return ["```python", f"{name}{signature}", "```", "```text", inspect.cleandoc(value.__doc__ or ""), "```", ""]
+    signature = inspect.signature(value) if signed else ""
+    if is_dataclass(value) and signed:  # the types without the ranges of the values
+        hints = get_type_hints(value)
+        types = [p.replace(annotation=hints[p.name]) for p in inspect.signature(value).parameters.values()]
+        signature = inspect.signature(value).replace(parameters=types)
+    return [
+        "```python",
+        f"{name}{signature}".replace("bertworks.", ""),
+        "```",
+        "```text",
+        inspect.cleandoc(value.__doc__ or ""),
+        "```",
+        "",
+    ]
 
 
 def recipes() -> str:

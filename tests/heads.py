@@ -27,14 +27,14 @@ CONFIG = EncoderConfig(
 )  # fmt: skip
 LENGTHS = [7, 19, 3, 12, 12, 40]
 CASES: dict[str, tuple[TaskHead, str, dict[str, Any]]] = {
-    "classification": (Classification(num_labels=3), "SequenceClassification", {"num_labels": 3}),
+    "classification": (Classification(outputs=3), "SequenceClassification", {"num_labels": 3}),
     "multilabel": (
-        MultiLabel(num_labels=4),
+        MultiLabel(outputs=4),
         "SequenceClassification",
         {"num_labels": 4, "problem_type": "multi_label_classification"},
     ),
     "regression": (Regression(), "SequenceClassification", {"num_labels": 1, "problem_type": "regression"}),
-    "tagging": (Classification(num_labels=5, pooled=False), "TokenClassification", {"num_labels": 5}),
+    "tagging": (Classification(outputs=5, pooled=False), "TokenClassification", {"num_labels": 5}),
     "qa": (SpanExtraction(), "QuestionAnswering", {}),
     "choice": (MultipleChoice(num_choices=3), "MultipleChoice", {}),
 }

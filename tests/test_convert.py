@@ -290,7 +290,7 @@ def test_a_folder_of_ours_keeps_its_task(tmp_path, tokenizer):
     from bertworks.training.task_heads import MultiLabel, TaskModel
 
     task = TaskConfig(task="multilabel", labels=("x", "y"), max_length=20, threshold=0.25, text=("body",))
-    state = TaskModel(config, MultiLabel(num_labels=2)).state_dict()
+    state = TaskModel(config, MultiLabel(outputs=2)).state_dict()
     save_model(tmp_path / "a", state, config, tokenizer, card="mine", head=task_settings(task))
     task.save(tmp_path / "a")
     list(convert(tmp_path / "a", tmp_path / "b"))

@@ -38,9 +38,9 @@ LENGTHS = (9, 17, 32)
 TOKENS = torch.arange(sum(LENGTHS))
 FIRST = torch.tensor([0, 9, 26])
 LABELS: list[tuple[TaskHead, torch.Tensor, torch.Tensor]] = [
-    (Classification(num_labels=3, weights=(1.0, 2.0, 1.0), smoothing=0.1), FIRST, torch.tensor([0, 1, 2])),
-    (Classification(num_labels=3, pooled=False), TOKENS, torch.zeros(len(TOKENS), dtype=torch.int64)),
-    (MultiLabel(num_labels=3), FIRST, torch.zeros(3, 3)),
+    (Classification(outputs=3, weights=(1.0, 2.0, 1.0), smoothing=0.1), FIRST, torch.tensor([0, 1, 2])),
+    (Classification(outputs=3, pooled=False), TOKENS, torch.zeros(len(TOKENS), dtype=torch.int64)),
+    (MultiLabel(outputs=3), FIRST, torch.zeros(3, 3)),
     (Regression(mean=1960.0, deviation=10.0), FIRST, torch.zeros(3)),
     (SpanExtraction(), TOKENS, torch.arange(6)),
     (MultipleChoice(num_choices=3), FIRST, torch.tensor([0.0, 1.0, 0.0])),

@@ -50,9 +50,7 @@ def write_task_model(model: Path, folder: Path, task: TaskType, labels: Sequence
     network.load_state_dict(
         {name: value for name, value in state.items() if name in network.state_dict()}, strict=False
     )
-    for head in (network.classifier, network.span):
-        if head is not None:
-            torch.nn.init.normal_(head.weight)
+    torch.nn.init.normal_(network.get_submodule(network.task.head).weight)
     save_model(folder, network.state_dict(), config, t, card="tiny", head=task_settings(d))
     d.save(folder)
     return folder

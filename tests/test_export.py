@@ -163,7 +163,7 @@ def test_another_program_gets_what_transformers_computes(kind: str, tmp_path: Pa
 @pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "relu"])
 def test_every_activation(activation: Any, tmp_path: Path):
     torch.manual_seed(0)
-    network = TaskModel(replace(CONFIG, hidden_act=activation), Classification(num_labels=4, pooled=False)).eval()
+    network = TaskModel(replace(CONFIG, hidden_act=activation), Classification(outputs=4, pooled=False)).eval()
     write_onnx(tmp_path / "m.onnx", network)
     ids, layout = torch.randint(0, 60, (20,)), Layout.of([3, 16, 1])
     batch = Batch(ids, layout, None, {"task": BatchTarget(torch.arange(1, 18), torch.arange(17))})

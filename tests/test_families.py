@@ -121,8 +121,8 @@ def test_hidden_states_logits_and_gradients(family: str, dtype: torch.dtype, off
 
 
 TASKS = {
-    "SequenceClassification": Classification(num_labels=3),
-    "TokenClassification": Classification(num_labels=2, pooled=False),
+    "SequenceClassification": Classification(outputs=3),
+    "TokenClassification": Classification(outputs=2, pooled=False),
     "QuestionAnswering": SpanExtraction(),
     "MultipleChoice": MultipleChoice(num_choices=3),
 }
@@ -149,7 +149,7 @@ def test_heads_of_tasks(family: str, kind: str):
         if task.pooled:
             assert model.pooler is not None
             x = model.pooler(x[model.pooler.tokens(layout).long()])
-        logits = (model.classifier if model.span is None else model.span)(x)
+        logits = model.get_submodule(model.task.head)(x)
     if kind == "QuestionAnswering":
         expected = torch.stack([output.start_logits, output.end_logits], -1)[mask.bool()]
     elif kind == "TokenClassification":

@@ -27,7 +27,7 @@ from bertworks.training import task_heads
 from bertworks.training.loop import train
 from bertworks.training.objectives import PretrainingModel
 from bertworks.training.optimization import make_optimizer
-from bertworks.training.recipe import RECIPES, load_finetune_recipe
+from bertworks.training.recipe import load_finetune_recipe
 from bertworks.training.task_heads import Classification, TaskModel
 
 CONFIG = EncoderConfig(vocab_size=90, hidden_size=16, num_hidden_layers=5, num_attention_heads=2,
@@ -57,7 +57,7 @@ def batch_of(units: list[list[Example]]) -> Batch:
 
 def model(units: int = 8, config: EncoderConfig = CONFIG) -> TaskModel:
     torch.manual_seed(0)
-    return TaskModel(config, Classification(num_labels=3, pooled=False), lstm_units=units)
+    return TaskModel(config, Classification(outputs=3, pooled=False), lstm_units=units)
 
 
 # --- the network ------------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_what_is_remembered_is_what_would_be_computed(monkeypatch: pytest.Monkey
 def test_only_what_is_above_the_encoder_is_learned(precision: str) -> None:
     network, units = model(), examples()
     before = {name: p.detach().clone() for name, p in network.named_parameters()}
-    c = replace(RECIPES["feature_based"].optimizer, warmup=0.0, learning_rate=1e-2)
+    c = replace(load_finetune_recipe("feature_based").optimizer, warmup=0.0, learning_rate=1e-2)
     steps = list(train(network, make_optimizer(network, c), lambda _: [batch_of(units)], c, 30, precision=precision))
     assert steps[-1].read()["task"].loss < 0.5 * steps[0].read()["task"].loss
     for name, p in network.named_parameters():

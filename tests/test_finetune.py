@@ -46,7 +46,7 @@ from bertworks.runs.finetune import finetune, finetune_events, make_finetune_req
 from bertworks.runs.finetune_job import TOKEN_EMBEDDING_KEY, FinetuneJob
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.trials import plan_trials, run_trials
-from bertworks.training.recipe import RECIPES, default_learning_rate, default_max_length, resolve_recipe
+from bertworks.training.recipe import default_max_length, load_finetune_recipe, resolve_recipe
 from bertworks.training.task_heads import Classification, TaskModel
 
 FAST = ("optimizer.learning_rate=2e-3", "epochs=6", "patience=0", "precision=fp32")
@@ -435,8 +435,8 @@ def test_rare_labels_weigh_as_in_scikit_learn(model: Path, tmp_path: Path) -> No
     work = work_for(tmp_path / "d.csv", model, "class_weights=balanced", "label_smoothing=0.1")
     labels = [unit[0].target.labels.item() for unit in work.prepared.groups]
     expected = compute_class_weight("balanced", classes=np.array([0, 1]), y=labels)
-    assert work.network().task == Classification(num_labels=2, weights=tuple(expected), smoothing=0.1)
-    assert work_for(tmp_path / "d.csv", model).network().task == Classification(num_labels=2)
+    assert work.network().task == Classification(outputs=2, weights=tuple(expected), smoothing=0.1)
+    assert work_for(tmp_path / "d.csv", model).network().task == Classification(outputs=2)
 
 
 def test_a_label_that_never_occurs_weighs_one() -> None:
@@ -759,7 +759,7 @@ def test_a_stop_while_the_network_computes_can_be_gone_on_from(
 
 def test_the_seed_is_the_recipes_unless_another_is_named(model: Path, tmp_path: Path) -> None:
     data, own = write_reviews(tmp_path / "d.csv"), tmp_path / "own.toml"
-    own.write_text(dump_recipe(RECIPES["stable"]).replace("seed = 0", "seed = 9"))
+    own.write_text(dump_recipe(load_finetune_recipe("stable")).replace("seed = 0", "seed = 9"))
     cases: list[tuple[dict[str, Any], int]] = [
         ({}, 0), ({"overrides": ["seed=5"]}, 5), ({"recipe": str(own)}, 9), ({"recipe": str(own), "seed": 2}, 2),
     ]  # fmt: skip
@@ -842,13 +842,16 @@ def test_the_forecast_counts_every_token(model: Path, tmp_path: Path, monkeypatc
     ("count", "epochs"), [(10, 20), (16 * 100, 10), (16 * 142 + 1, 7), (16 * 400, 3), (16 * 2000, 3)]
 )
 def test_few_rows_are_seen_often_and_many_three_times(count: int, epochs: int) -> None:
-    assert resolve_recipe(RECIPES["stable"], count, EncoderConfig(vocab_size=100)).epochs == epochs
-    assert resolve_recipe(replace(RECIPES["stable"], epochs=2), count, EncoderConfig(vocab_size=100)).epochs == 2
+    assert resolve_recipe(load_finetune_recipe("stable"), count, EncoderConfig(vocab_size=100)).epochs == epochs
+    assert (
+        resolve_recipe(replace(load_finetune_recipe("stable"), epochs=2), count, EncoderConfig(vocab_size=100)).epochs
+        == 2
+    )
 
 
 @pytest.mark.parametrize(("longest", "length"), [(64, 64), (512, 512), (1024, 512)])
 def test_texts_are_read_up_to_512_tokens_unless_more_are_asked_for(longest: int, length: int) -> None:
-    stable = RECIPES["stable"]
+    stable = load_finetune_recipe("stable")
     assert default_max_length(stable, longest) == length
     assert default_max_length(replace(stable, max_length=longest), longest) == longest
     with pytest.raises(UsageError, match="the model reads at most"):
@@ -861,5 +864,6 @@ def test_the_rate_suits_the_network_unless_it_is_named(model: Path, tmp_path: Pa
     assert "\nlearning_rate = 0.0012\n" in (tmp_path / "a" / "recipe.toml").read_text()  # 5e-5 * 768 / 32
     run(data, tmp_path / "b", model, overrides=("epochs=1", "optimizer.learning_rate=3e-4"))
     assert "\nlearning_rate = 0.0003\n" in (tmp_path / "b" / "recipe.toml").read_text()
-    assert default_learning_rate(768) == 5e-5
-    assert default_learning_rate(384) == 1e-4
+    for hidden_size, rate in ((768, 5e-5), (384, 1e-4)):
+        c = EncoderConfig(hidden_size=hidden_size)
+        assert resolve_recipe(load_finetune_recipe("stable"), 1, c).optimizer.learning_rate == rate

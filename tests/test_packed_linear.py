@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,7 +25,6 @@ from bertworks.models.packed_linear import (  # fmt: skip
     Product,
     _int8,
     cpu_supports_int8,
-    pack_linears,
     to_bf16_inference,
     to_fp32_inference,
     to_int8_inference,
@@ -227,8 +225,7 @@ def test_threads_that_turn_the_matrices_at_once_all_get_the_rows_they_ask_for(en
 
         return product
 
-    pack = partial(pack_linears, pack=dense, dtype=torch.float32, pads_rows=False)
-    frozen, row, rows = InferenceEncoder(encoder, pack), asked(9, 5), torch.tensor([0, 9])
+    frozen, row, rows = InferenceEncoder(encoder, dense, pads_rows=False), asked(9, 5), torch.tensor([0, 9])
     found: list[torch.Tensor] = []
 
     def ask() -> None:

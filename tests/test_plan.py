@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bertworks.batching.sampling import SamplingConfig
-from bertworks.config import dump_recipe
+from bertworks.config import dump_recipe, parse_as
 from bertworks.errors import UsageError
 from bertworks.models.config import BERT_SIZES, EncoderConfig
 from bertworks.training import budget
@@ -19,7 +19,7 @@ from bertworks.training.budget import (
     random_batch,
     size_preset_for,
 )
-from bertworks.training.recipe import Phase, Recipe, TrainConfig, load_recipe, parse_recipe
+from bertworks.training.recipe import Phase, Recipe, TrainConfig, load_recipe
 
 TINY = EncoderConfig(
     vocab_size=300, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=64
@@ -44,7 +44,7 @@ def test_the_ladder_climbs():
 @pytest.mark.parametrize("exponent", range(9, 24))
 def test_every_choice_is_a_recipe(exponent: int):
     recipe = choose_recipe(3600, 10.0**exponent, 10**8)
-    assert parse_recipe(dump_recipe(recipe), "r.toml") == recipe
+    assert parse_as(Recipe, dump_recipe(recipe), "r.toml") == recipe
     assert recipe.encoder.vocab_size == 0  # as many as the tokenizer has
     assert all(phase.num_steps == 1 for phase in recipe.train.phases)
     assert recipe.train.sequence_length <= recipe.encoder.max_position_embeddings

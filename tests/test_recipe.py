@@ -10,18 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bertworks.batching.sampling import MaskingConfig, SamplingConfig
-from bertworks.config import dump_recipe, override
+from bertworks.config import dump_recipe, override, parse_as
 from bertworks.errors import UsageError
 from bertworks.models.config import BERT_SIZES, EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.optimization import OptimizerConfig
 from bertworks.training.recipe import (
+    FinetuneRecipe,
     Phase,
     Recipe,
     TrainConfig,
+    load_finetune_recipe,
     load_recipe,
     packaged_recipes,
-    parse_recipe,
 )
 
 MINIMAL = """
@@ -61,8 +62,17 @@ def test_there_is_a_recipe_for_every_size():
     assert list(packaged_recipes()) == sorted(f"bert-{size}" for size in BERT_SIZES)
 
 
+def test_the_recipes_of_fine_tuning():
+    recipes = {name: load_finetune_recipe(name) for name in packaged_recipes("finetuning")}
+    assert list(recipes) == [recipe.title for recipe in recipes.values()] == ["feature_based", "paper", "stable"]
+    assert recipes["stable"].optimizer == OptimizerConfig(learning_rate=0.0, warmup=0.1)
+    published = OptimizerConfig(learning_rate=5e-5, warmup=0.1, bias_correction=False, schedule="linear_from_start")
+    assert recipes["paper"] == FinetuneRecipe(title="paper", epochs=3, batch_size=32, patience=0, optimizer=published)
+    assert (recipes["feature_based"].lstm_units, recipes["feature_based"].patience) == (768, 0)
+
+
 def test_what_is_not_said_is_the_default():
-    recipe = parse_recipe(MINIMAL, "r.toml")
+    recipe = parse_as(Recipe, MINIMAL, "r.toml")
     assert recipe == Recipe(
         title="One",
         train=TrainConfig(
@@ -104,20 +114,20 @@ def test_what_is_written_is_what_is_read(title, phases, learning_rate, rate, spa
     )
     text = dump_recipe(recipe)
     tomllib.loads(text)
-    assert parse_recipe(text, "r.toml") == recipe
-    assert dump_recipe(parse_recipe(text, "r.toml")) == text
+    assert parse_as(Recipe, text, "r.toml") == recipe
+    assert dump_recipe(parse_as(Recipe, text, "r.toml")) == text
 
 
 @pytest.mark.parametrize("title", ['a "b" \\ c', "two\nlines", "tab\tand\x00\x1f\x7f", "日本語 🦊", ""])
 def test_any_title_survives(title: str):
-    recipe = replace(parse_recipe(MINIMAL, "r.toml"), title=title)
-    assert parse_recipe(dump_recipe(recipe), "r.toml") == recipe
+    recipe = replace(parse_as(Recipe, MINIMAL, "r.toml"), title=title)
+    assert parse_as(Recipe, dump_recipe(recipe), "r.toml") == recipe
 
 
 @pytest.mark.parametrize("value", [1e-4, 1e22, 0.1 + 0.2, 5e-324, 1.0, math.pi])
 def test_floats_survive_to_the_last_bit(value: float):
-    recipe = replace(parse_recipe(MINIMAL, "r.toml"), optimizer=OptimizerConfig(eps=value))
-    assert parse_recipe(dump_recipe(recipe), "r.toml").optimizer.eps == value
+    recipe = replace(parse_as(Recipe, MINIMAL, "r.toml"), optimizer=OptimizerConfig(eps=value))
+    assert parse_as(Recipe, dump_recipe(recipe), "r.toml").optimizer.eps == value
 
 
 @pytest.mark.parametrize(
@@ -136,14 +146,19 @@ def test_floats_survive_to_the_last_bit(value: float):
     ],
 )
 def test_single_fields_can_be_set(word: str, read):
-    recipe = parse_recipe(MINIMAL, "r.toml")
+    recipe = parse_as(Recipe, MINIMAL, "r.toml")
     assert not read(recipe)
-    assert read(parse_recipe(MINIMAL, "r.toml", [word]))
+    assert read(parse_as(Recipe, MINIMAL, "r.toml", [word]))
     assert read(override(recipe, [word]))
 
 
+def test_a_training_has_a_phase():
+    with pytest.raises(UsageError, match=r"phases is \(\): expected at least one phase"):
+        parse_as(Recipe, MINIMAL, "r.toml", ["train.phases=[]"])
+
+
 def test_the_last_word_counts():
-    assert parse_recipe(MINIMAL, "r.toml", ["seed=3", "seed=4"]).seed == 4
+    assert parse_as(Recipe, MINIMAL, "r.toml", ["seed=3", "seed=4"]).seed == 4
 
 
 NO_PAIRS = """[sampling]
@@ -197,6 +212,9 @@ kind = "next_sentence"
         ("[train]", NO_PAIRS, 1, "next_sentence has no targets in sequences of sampling.format 'full_sentences'", None),
         ("[train]", "[sampling]\npairs = 'x'\nformat = 'x'\n[train]", 1, "sampling.pairs is an earlier name", None),
         ("[train]", "encoder = 3\n[train]", 4, "encoder: expected a table, got 3", None),
+        ("[train]", "[masking]\nspans = [\n  0.5,\n  'a',\n]\n[train]", 5, "masking.spans[1]: expected float", None),
+        ("[train]", "masking.rate = 'a'\n[train]", 4, "masking.rate: expected float, got 'a'", None),
+        ("[train]", "ALIASES = 3\n[train]", 4, "ALIASES: no such field", "the fields are encoder, initialization,"),
     ],
 )
 def test_what_is_wrong_is_named(old: str, new: str, line: int, message: str, hint: str | None, tmp_path: Path):
@@ -216,7 +234,7 @@ def test_what_is_wrong_is_named(old: str, new: str, line: int, message: str, hin
 )
 def test_a_word_that_sets_nothing(word: str):
     with pytest.raises(UsageError):
-        parse_recipe(MINIMAL, "r.toml", [word])
+        parse_as(Recipe, MINIMAL, "r.toml", [word])
 
 
 @pytest.mark.parametrize(
@@ -245,24 +263,24 @@ def test_defaults_are_those_of_the_paper():
 
 
 def test_objectives_are_those_of_the_format_unless_they_are_listed():
-    assert parse_recipe(MINIMAL, "r.toml").weights == {"masked_lm": 1.0, "next_sentence": 1.0}
-    assert parse_recipe(MINIMAL, "r.toml", ["sampling.format=full_sentences"]).weights == {"masked_lm": 1.0}
+    assert parse_as(Recipe, MINIMAL, "r.toml").weights == {"masked_lm": 1.0, "next_sentence": 1.0}
+    assert parse_as(Recipe, MINIMAL, "r.toml", ["sampling.format=full_sentences"]).weights == {"masked_lm": 1.0}
     listed = MINIMAL + "[[objectives]]\nkind = 'masked_lm'\n[[objectives]]\nkind = 'next_sentence'\nweight = 2\n"
-    assert parse_recipe(listed, "r.toml").weights == {"masked_lm": 1.0, "next_sentence": 2.0}
-    alone = parse_recipe(MINIMAL + "[[objectives]]\nkind = 'masked_lm'\n", "r.toml")
+    assert parse_as(Recipe, listed, "r.toml").weights == {"masked_lm": 1.0, "next_sentence": 2.0}
+    alone = parse_as(Recipe, MINIMAL + "[[objectives]]\nkind = 'masked_lm'\n", "r.toml")
     assert alone.weights == {"masked_lm": 1.0}  # over pairs of segments
 
 
 def test_a_written_recipe_lists_its_objectives():
-    recipe = parse_recipe(MINIMAL, "r.toml").with_objectives()
+    recipe = parse_as(Recipe, MINIMAL, "r.toml").with_objectives()
     text = dump_recipe(recipe)
     assert '[[objectives]]\nkind = "masked_lm"\nweight = 1.0\n' in text
-    assert parse_recipe(text, "r.toml") == recipe
+    assert parse_as(Recipe, text, "r.toml") == recipe
 
 
 def test_earlier_names_of_fields():
-    new = parse_recipe(MINIMAL + "[sampling]\nformat = 'full_sentences'\n", "r.toml")
-    assert parse_recipe(MINIMAL + "[sampling]\npairs = 'full_sentences'\n", "r.toml") == new
-    assert parse_recipe(MINIMAL, "r.toml", ["sampling.pairs=full_sentences"]) == new
+    new = parse_as(Recipe, MINIMAL + "[sampling]\nformat = 'full_sentences'\n", "r.toml")
+    assert parse_as(Recipe, MINIMAL + "[sampling]\npairs = 'full_sentences'\n", "r.toml") == new
+    assert parse_as(Recipe, MINIMAL, "r.toml", ["sampling.pairs=full_sentences"]) == new
     with_format = MINIMAL + "[sampling]\nformat = 'next_sentence'\n"
-    assert parse_recipe(with_format, "r.toml", ["sampling.pairs=full_sentences"]) == new
+    assert parse_as(Recipe, with_format, "r.toml", ["sampling.pairs=full_sentences"]) == new

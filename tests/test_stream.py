@@ -26,8 +26,8 @@ class Numbers:
         return add_special_tokens(pair, Template((2,), (3,), (3,)), {"next_sentence": target})
 
 
-def make_stream(count=50, **settings) -> ExampleStream:
-    return ExampleStream(Numbers(count), Masker(MaskingConfig(), 4, np.ones(1000, bool)), **settings)
+def make_stream(count=50, dynamic=True, **settings) -> ExampleStream:
+    return ExampleStream(Numbers(count), Masker(MaskingConfig(dynamic=dynamic), 4, np.ones(1000, bool)), **settings)
 
 
 def number_of(example: Example) -> int:

@@ -15,7 +15,7 @@ from bertworks.datasets.schema import TaskType
 from bertworks.errors import BertworksError
 from bertworks.reports import svg
 from bertworks.runs.report import write_task_report
-from bertworks.training.recipe import RECIPES
+from bertworks.training.recipe import load_finetune_recipe
 
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(1)>\"'&</pre></td>"
 
@@ -56,7 +56,7 @@ def run_folder(folder: Path, task: TaskType = "classification", metric: str | No
             figures = {"loss": loss, "accuracy": accuracy, "macro_f1": f1, "spearman": accuracy}
             lines.append({"step": step, "evaluation": figures})
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (folder / "recipe.toml").write_text(dump_recipe(RECIPES["stable"]))
+    (folder / "recipe.toml").write_text(dump_recipe(load_finetune_recipe("stable")))
     run = {"request": {"metric": metric, "model": "tiny"}, "versions": {"bertworks": "0.1.0"}}
     (folder / "run.json").write_text(json.dumps(run))
     TaskConfig(task=task, labels=("neg", "pos")).save(folder)

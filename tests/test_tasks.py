@@ -63,7 +63,7 @@ def test_weights_and_smoothing_are_those_of_torch() -> None:
     logits = torch.randn(6, 3, generator=generator)
     batch = batch_of("classification")
     weights = (0.5, 1.5, 1.0)
-    task = Classification(num_labels=3, weights=weights, smoothing=0.1)
+    task = Classification(outputs=3, weights=weights, smoothing=0.1)
     expected = torch.nn.functional.cross_entropy(
         logits.double(), batch.target.labels, torch.tensor(weights).double(), label_smoothing=0.1, reduction="none"
     ).sum()
@@ -120,4 +120,4 @@ def test_micro_batches_keep_to_their_tokens_and_keep_choices_together() -> None:
     assert len(parts) < 6
     generator = np.random.default_rng(0)
     units = [[example("choice", n, i, generator) for i in range(3)] for n in (9, 30, 4)]
-    assert {len(part) for part in token_budget_batches(units, 90)} == {1, 2}
+    assert {batch.layout.num_sequences for batch in token_budget_batches(units, 90)} == {3, 6}

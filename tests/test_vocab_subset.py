@@ -42,7 +42,7 @@ def trained(network: TaskModel, units: Sequence[ExampleGroup], *, spoilt: int | 
 
 @pytest.mark.parametrize("spoilt", [None, 2])
 def test_a_shortlist_learns_what_the_whole_table_does(spoilt: int | None) -> None:
-    units, task = some_units(), Classification(num_labels=3)
+    units, task = some_units(), Classification(outputs=3)
     torch.manual_seed(0)
     whole = TaskModel(CONFIG, task)
     begun = {name: value.clone() for name, value in whole.state_dict().items()}

@@ -29,12 +29,11 @@ class ExampleStream:
     sampler: Sampler
     masker: Masker
     seed: int = 0
-    dynamic: bool = True  # new masks in every epoch
 
     def __getitem__(self, n: int) -> Example:
         epoch, i = divmod(n, len(self.sampler))
         i = shuffled_index(i, len(self.sampler), self.seed, epoch)
-        return self.masker(self.sampler[i], keyed_rng("mask", self.seed, epoch if self.dynamic else 0, i))
+        return self.masker(self.sampler[i], keyed_rng("mask", self.seed, epoch if self.masker.config.dynamic else 0, i))
 
 
 def shuffled_index(i: int, n: int, seed: int, epoch: int) -> int:
@@ -150,16 +149,13 @@ class LabelledBatches:
         places = range(k * self.batch_size, min((k + 1) * self.batch_size, count))
         chosen = [self.groups[shuffled_index(i, count, self.seed, epoch)] for i in places]
         own = sorted(chosen, key=longest_sequence)[self.rank :: self.world_size]
-        return [
-            collate([example for group in part for example in group])
-            for part in token_budget_batches(own, self.micro_batch_tokens)
-        ]
+        return list(token_budget_batches(own, self.micro_batch_tokens))
 
 
-def token_budget_batches(groups: Sequence[ExampleGroup], tokens: int) -> Iterator[list[ExampleGroup]]:
-    """The groups, sorted by length, in parts of at most this number of tokens with padding."""
+def token_budget_batches(groups: Sequence[ExampleGroup], tokens: int) -> Iterator[Batch]:
+    """The groups, sorted by length, in batches of at most this number of tokens with padding."""
     for part in token_budget_indices(list(map(longest_sequence, groups)), list(map(len, groups)), tokens):
-        yield [groups[number] for number in part]
+        yield collate([example for number in part for example in groups[number]])
 
 
 def token_budget_indices(lengths: Sequence[int], sizes: Sequence[int], tokens: int) -> Iterator[list[int]]:

@@ -123,18 +123,14 @@ class Featurizer:
             sequences = [[texts[0], choice] for choice in texts[1:]] if self.task == "choice" else [texts]
             unit, cut_off = [], 0
             for number, segments in enumerate(sequences):
-                kept, more = self._fitting(segments)
-                sequence = add_special_tokens(kept, self.tokenizer.template)
+                room = self.max_length - self.tokenizer.template.num_special(len(segments))
+                first, second = (*(len(segment) for segment in segments), 0)[:2]
+                kept = truncated_lengths(first, second, room)
+                parts = [segment[:n] for segment, n in zip(segments, kept)]
+                sequence = add_special_tokens(parts, self.tokenizer.template)
                 unit.append(_example(sequence, [0], self._label(item, number)))
-                cut_off += more
+                cut_off += first + second - sum(kept)
             yield Features(item, unit, cut_off)
-
-    def _fitting(self, segments: list[NDArray[np.int64]]) -> tuple[list[NDArray[np.int64]], int]:
-        """The segments as far as they fit, and the number of tokens that do not."""
-        room = self.max_length - self.tokenizer.template.num_special(len(segments))
-        first, second = (*(len(segment) for segment in segments), 0)[:2]
-        kept = truncated_lengths(first, second, room)
-        return [segment[:n] for segment, n in zip(segments, kept)], first + second - sum(kept)
 
     def _label(self, item: Item, number: int) -> NDArray[np.generic]:
         match self.task:
@@ -163,7 +159,7 @@ class Featurizer:
         ends = np.cumsum([len(row) for row in rows])
         document = np.concatenate(rows) if self.document_context else None
         for item, of_item, row, end, where in zip(items, words, rows, ends, offsets, strict=True):
-            firsts = np.cumsum([0, *(len(piece) for piece in of_item[:-1])]) if of_item else np.zeros(0, np.int64)
+            firsts = np.cumsum([0, *map(len, of_item)])[:-1]
             tags = np.array([0 if item.label is None else self.labels.index(tag) for tag in item.label or of_item])
             room = self.max_length - self.tokenizer.template.num_special()
             if document is None or len(row) > room:
@@ -189,19 +185,19 @@ class Featurizer:
     def _in_windows(self, item: Item, row: Ids, predicted: Ids, tags: Ids) -> Features:
         """predicted: positions in the row, ascending; each is predicted in the window where it has most context."""
         unit, places = [], []
-        room = self.max_length - self.tokenizer.template.num_special()
-        for window, sequence, begin in self._windows(row, max(1, room // 2)):
+        for window, sequence, begin in self._windows(row):
             numbers = np.flatnonzero((predicted >= window.start) & (predicted < window.end))
             numbers = numbers[window.own[predicted[numbers] - window.start]]
             unit.append(_example(sequence, predicted[numbers] - window.start + begin, tags[numbers]))
             places.append(numbers)
         return Features(item, unit, places=np.concatenate(places))
 
-    def _windows(self, row: Ids, step: int, *before: Ids) -> Iterator[tuple[Window, TokenSequence, int]]:
-        """Windows over a text, their sequences with the segments `before`, and the positions at which they begin."""
+    def _windows(self, row: Ids, step: int = 0, *before: Ids) -> Iterator[tuple[Window, TokenSequence, int]]:
+        """Windows over a text, their sequences with the segments `before`, and the positions at which they begin. step:
+        by which they advance; 0: by half of them."""
         template = self.tokenizer.template
         room = self.max_length - sum(map(len, before)) - template.num_special(len(before) + 1)
-        for window in sliding_windows(len(row), room, step):
+        for window in sliding_windows(len(row), room, step or max(1, room // 2)):
             sequence = add_special_tokens([*before, row[window.start : window.end]], template)
             yield window, sequence, len(sequence.input_ids) - len(template.suffix) - len(window.own)
 

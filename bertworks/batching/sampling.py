@@ -12,19 +12,20 @@ from dataclasses import dataclass
 from itertools import chain, islice, pairwise, product
 from random import Random
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from bertworks.config import require
+from bertworks.config import Positive, Range, Settings
 from bertworks.errors import UsageError
 from bertworks.text.tokenizer import Template
 
 Ids = NDArray[np.int64]
 Plan = NDArray[np.int64]  # [rows, columns of the sampler]
 Format = Literal["next_sentence", "full_sentences"]
+Spans = Annotated[tuple[float, ...], Range("probabilities", lambda x: bool(x) and min(x) >= 0 and sum(x) > 0)]
 BLOCK = 1 << 16  # rows of a plan that are made at once
 
 
@@ -40,7 +41,7 @@ class TokenStore(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingConfig:
+class SamplingConfig(Settings):
     """How a corpus is cut into sequences.
 
     format: "next_sentence" (Devlin et al. 2019, section 3.1) or "full_sentences" (Liu et al. 2019, section 4.2: whole
@@ -50,12 +51,8 @@ class SamplingConfig:
     """
 
     format: Format = "next_sentence"
-    short_rate: float = 0.1
-    copies: int = 1
-
-    def __post_init__(self) -> None:
-        require(self, "a fraction from 0 to 1", lambda x: 0 <= x <= 1, "short_rate")
-        require(self, "1 or more", lambda x: x >= 1, "copies")
+    short_rate: Annotated[float, Range("a fraction from 0 to 1", lambda x: 0 <= x <= 1)] = 0.1
+    copies: Positive = 1
 
 
 class Target(NamedTuple):
@@ -87,15 +84,13 @@ def add_special_tokens(
 ) -> TokenSequence:
     """The segments with the special tokens of a template around and between them, and their numbers as token types.
     With `one_type` they are pieces of one text: each ends with the suffix, and the token types are all 0."""
-    between = template.suffix if one_type else template.between
-    ends = [between] * (len(segments) - 1) + [template.suffix]
-    pieces = [np.array(template.prefix, np.int64)]
-    types, special = [np.zeros(len(template.prefix), np.int64)], [np.ones(len(template.prefix), np.bool_)]
-    for number, (segment, end) in enumerate(zip(segments, ends, strict=True)):
-        pieces += [np.asarray(segment, np.int64), np.array(end, np.int64)]
-        types.append(np.full(len(segment) + len(end), 0 if one_type else number, np.int64))
-        special += [np.zeros(len(segment), np.bool_), np.ones(len(end), np.bool_)]
-    return TokenSequence(np.concatenate(pieces), np.concatenate(types), np.concatenate(special), targets)
+    ends = [template.suffix if one_type else template.between] * (len(segments) - 1) + [template.suffix]
+    # Special tokens and segments take turns.
+    pieces: list[Any] = [template.prefix, *chain.from_iterable(zip(segments, ends, strict=True))]
+    lengths, numbers = [len(piece) for piece in pieces], np.arange(len(pieces))
+    types = np.zeros_like(numbers) if one_type else np.maximum(numbers - 1, 0) // 2
+    input_ids = np.concatenate([np.asarray(piece, np.int64) for piece in pieces])
+    return TokenSequence(input_ids, types.repeat(lengths), (numbers % 2 == 0).repeat(lengths), targets)
 
 
 class Sampler(ABC):
@@ -268,7 +263,7 @@ def make_sampler(store: TokenStore, c: SamplingConfig, max_length: int, template
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskingConfig:
+class MaskingConfig(Settings):
     """Which tokens are predicted, and what the network sees in their place.
 
     rate: fraction of all tokens, special tokens counted, that is predicted; exactly, not on average.
@@ -279,18 +274,16 @@ class MaskingConfig:
     dynamic: new masks in every epoch (Liu et al. 2019), or the same for each copy, as if written to disk.
     """
 
-    rate: float = 0.15
-    max_predictions: int = 0
+    rate: Annotated[float, Range("a fraction above 0, at most 1", lambda x: 0 < x <= 1)] = 0.15
+    max_predictions: Annotated[int, Range("a number of tokens, or 0", lambda x: x >= 0)] = 0
     mask: float = 0.8
     random: float = 0.1
     unit: Literal["token", "whole_word", "span"] = "token"
-    spans: tuple[float, ...] = (6 / 11, 3 / 11, 2 / 11)
+    spans: Spans = (6 / 11, 3 / 11, 2 / 11)
     dynamic: bool = True
 
     def __post_init__(self) -> None:
-        require(self, "a fraction above 0, at most 1", lambda x: 0 < x <= 1, "rate")
-        require(self, "a number of tokens, or 0", lambda x: x >= 0, "max_predictions")
-        require(self, "probabilities", lambda x: x and min(x) >= 0 and sum(x) > 0, "spans")
+        super().__post_init__()
         if self.mask < 0 or self.random < 0 or self.mask + self.random > 1:
             raise ValueError(f"mask {self.mask} and random {self.random}: expected fractions that sum to at most 1")
 

@@ -25,7 +25,7 @@ from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.hf_mapping import FAMILIES, OWN_TYPE, config_from_huggingface
 from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
 from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_tensors
-from bertworks.config import build, require
+from bertworks.config import build
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import replacing, sha256, write_json, write_text
@@ -162,9 +162,10 @@ def read_task_json(path: Path) -> TaskConfig:
         if not {"labels", "text"} <= content.keys():
             raise ValueError("labels or text is missing")
         task = build(TaskConfig, given, lambda _: str(path))
-        require(task, "a whole number up to 1,048,576", lambda size: 0 <= size <= 1 << 20, *_SIZES)
-        require(task, "3 or more", lambda length: length >= 3, "max_length")  # [CLS], a token, [SEP]
-        require(task, "1 or more", lambda size: size > 0, *(("stride", "max_answer") if task.task == "qa" else ()))
+        least = {"max_length": 3, **dict.fromkeys(("stride", "max_answer") if task.task == "qa" else (), 1)}
+        for name in _SIZES:
+            if not least.get(name, 0) <= (size := getattr(task, name)) <= 1 << 20:
+                raise ValueError(f"{name} is {size}: expected a number from {least.get(name, 0)} to 1,048,576")
         if not len(set(task.labels)) == len(task.labels) <= MAX_LABELS:
             raise ValueError("two labels have the same name, or there are too many")
     except (UsageError, ValueError) as error:

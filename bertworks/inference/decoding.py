@@ -151,9 +151,9 @@ def make_task_head(d: TaskConfig, units: Sequence[ExampleGroup] = (), recipe: Fi
             is_balanced = recipe is not None and recipe.class_weights == "balanced"
             weights = balanced_weights(units, len(d.labels)) if is_balanced else ()
             pooled = d.task == "classification"
-            return Classification(num_labels=len(d.labels), pooled=pooled, weights=weights, smoothing=smoothing)
+            return Classification(outputs=len(d.labels), pooled=pooled, weights=weights, smoothing=smoothing)
         case "multilabel":
-            return MultiLabel(num_labels=len(d.labels))
+            return MultiLabel(outputs=len(d.labels))
         case "regression":
             targets = [float(example.target.labels[0]) for unit in units for example in unit] or [0.0, 1.0]
             return Regression(mean=float(np.mean(targets)), deviation=float(np.std(targets)) or 1.0)

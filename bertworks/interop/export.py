@@ -185,8 +185,7 @@ def _batches(source: _Source, data: str | Path | None) -> list[Batch]:
     schema, _ = schema_for(reader, source.predictor.description, ())
     rows = islice(items(reader, schema, left_out=IssueCounter()), _ROWS)
     units = [one.unit for one in source.predictor.reading(rows)]
-    parts = token_budget_batches(units, BATCH_TOKENS)
-    return [collate([example for unit in part for example in unit]) for part in parts]
+    return list(token_budget_batches(units, BATCH_TOKENS))
 
 
 @torch.no_grad()

@@ -166,9 +166,8 @@ class Attention(nn.Module):
 def _supports_varlen(qkv: Tensor) -> bool:
     """Whether the GPU has a kernel for packed sequences: in half precision, from Ampere on, for heads whose size is a
     multiple of 8."""
-    if not qkv.is_cuda or qkv.dtype not in (torch.bfloat16, torch.float16):
-        return False
-    return qkv.shape[-1] % 8 == 0 and qkv.shape[-1] <= 256 and _capability(qkv.device) >= (8, 0)
+    fits = qkv.dtype in (torch.bfloat16, torch.float16) and qkv.shape[-1] in range(8, 257, 8)
+    return qkv.is_cuda and fits and _capability(qkv.device) >= (8, 0)
 
 
 @cache

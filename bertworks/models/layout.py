@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
 import torch
@@ -137,12 +137,9 @@ class Layout:
     @cached_property
     def equal_lengths(self) -> list[tuple[int, int, int]]:
         """Neighbours of one length, as rectangles: first token, number of sequences, their length. Asks the device."""
-        runs, start = [], 0
-        for length, group in groupby(self.cu_seqlens.diff().tolist()):
-            count = sum(1 for _ in group)
-            runs.append((start, count, length))
-            start += count * length
-        return runs
+        runs = [(len(list(group)), length) for length, group in groupby(self.cu_seqlens.diff().tolist())]
+        starts = accumulate((count * length for count, length in runs), initial=0)
+        return [(start, count, length) for start, (count, length) in zip(starts, runs, strict=False)]
 
     @cached_property
     def buckets(self) -> PaddedBuckets:

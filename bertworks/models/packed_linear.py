@@ -26,7 +26,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # in place
     "gelu_tanh": partial(torch.ops.aten.gelu_.default, approximate="tanh"),
     "relu": torch.relu_,
 }
-_FUSED = {"gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", "")}
+_FUSED = {None: ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh"), "relu": ("relu", "")}
 
 Product = Callable[[Tensor], Tensor]  # a packed linear layer: [T, in_features] -> [T, out_features]
 Pack = Callable[[nn.Linear, str | None, bool], Product]  # a layer, the activation behind it, whether it may overwrite x
@@ -38,53 +38,45 @@ def pack_linears(encoder: Encoder, pack: Pack, dtype: torch.dtype, *, pads_rows:
 
     pads_rows: whether the number of rows of a product is padded to one of few, for kernels that are compiled for each.
     """
-    result = _replace_linears(encoder, pack)
-    assert isinstance(result, Encoder)
+    result = copy.deepcopy(encoder, {id(p): p for p in encoder.parameters()})
     result.compute_dtype, result.pads_rows = dtype, pads_rows
-    return result
-
-
-def _replace_linears(module: nn.Module, pack: Pack) -> nn.Module:
-    """A copy of a module that shares everything but its linear layers."""
-    result = copy.copy(module)
-    result._modules = {}
-    for name, part in module._modules.items():
-        if isinstance(module, Embeddings):  # small, and in the precision of the tables
-            result._modules[name] = part
-        elif isinstance(part, nn.Linear):
-            activation = module.name if isinstance(module, FeedForward) and name == "up" else None
-            owns_input = name in ("output", "down")  # nothing else reads what attention and the activation returned
-            result.__dict__[name] = pack(part, activation, owns_input)  # a function: a module costs time in each call
-        else:
-            result._modules[name] = None if part is None else _replace_linears(part, pack)
-    if isinstance(result, FeedForward):
-        result.activation = lambda x: x  # part of the packed layer before it
+    for module in result.modules():
+        for name, part in list(module.named_children()):
+            # The projection of the embeddings is small, and in the precision of the tables.
+            if isinstance(part, nn.Linear) and not isinstance(module, Embeddings):
+                activation = module.name if isinstance(module, FeedForward) and name == "up" else None
+                owns_input = name in ("output", "down")  # nothing else reads what attention and the activation returned
+                delattr(module, name)
+                module.__dict__[name] = pack(part, activation, owns_input)  # a module costs time in each call
+        if isinstance(module, FeedForward):
+            module.activation = lambda x: x  # part of the packed layer before it
     return result
 
 
 class InferenceEncoder(nn.Module):
-    """An encoder and its packed copies, with the interface of `Encoder`. With gradients the encoder itself computes.
+    """An encoder and its packed copy, with the interface of `Encoder`. With gradients the encoder itself computes.
 
     Args:
-        pack: makes the packed copy when it is first needed.
-        max_tokens: larger batches are left to `fallback`.
+        pack, dtype, pads_rows: see `pack_linears`. The copy is made when it is first needed.
+        fallback: computes batches of more than SMALL_BATCH_ROWS tokens; None: the packed copy does.
         output_dtype: of the states that are returned; None: as they are computed.
     """
 
     def __init__(
         self,
         encoder: Encoder,
-        pack: Callable[[Encoder], Encoder],
+        pack: Pack,
+        dtype: torch.dtype = torch.float32,
         *,
-        max_tokens: int | None = None,
+        pads_rows: bool = True,
         fallback: "Encoder | InferenceEncoder | None" = None,
         output_dtype: torch.dtype | None = None,
     ):
         super().__init__()
         self.encoder, self.config, self.training = encoder, encoder.config, encoder.training
-        self._pack = pack
+        self._pack = partial(pack_linears, pack=pack, dtype=dtype, pads_rows=pads_rows)
         self._packed: Encoder | None = None
-        self._max_tokens, self._fallback, self._output_dtype = max_tokens, fallback, output_dtype
+        self._fallback, self._output_dtype = fallback, output_dtype
 
     def forward(
         self, input_ids: Tensor, layout: Layout, token_type_ids: Tensor | None = None, rows: Tensor | None = None
@@ -92,7 +84,7 @@ class InferenceEncoder(nn.Module):
         """As `Encoder.forward`."""
         if torch.is_grad_enabled():
             return self.encoder(input_ids, layout, token_type_ids, rows)  # type: ignore[no-any-return]
-        if self._fallback is not None and self._max_tokens is not None and len(input_ids) > self._max_tokens:
+        if self._fallback is not None and len(input_ids) > SMALL_BATCH_ROWS:
             return self._fallback(input_ids, layout, token_type_ids, rows)  # type: ignore[no-any-return]
         packed = self._packed or self._pack(self.encoder)
         self._packed = packed  # complete when it is assigned: several threads may be here
@@ -106,8 +98,7 @@ def to_fp32_inference(encoder: Encoder) -> Encoder | InferenceEncoder:
     of the matrices in memory."""
     if next(encoder.parameters()).device.type != "cpu":
         return encoder
-    pack, pads_rows = (_mkl, False) if _prefer_mkl() else (_packed_fp32, True)
-    return InferenceEncoder(encoder, partial(pack_linears, pack=pack, dtype=torch.float32, pads_rows=pads_rows))
+    return InferenceEncoder(encoder, _mkl, pads_rows=False) if _prefer_mkl() else InferenceEncoder(encoder, _onednn)
 
 
 def with_fp16_weights(encoder: Encoder, fallback: Encoder | InferenceEncoder) -> Encoder | InferenceEncoder:
@@ -120,16 +111,14 @@ def with_fp16_weights(encoder: Encoder, fallback: Encoder | InferenceEncoder) ->
     matrices = (part.weight for part in encoder.modules() if isinstance(part, nn.Linear))
     if not all(least < weight.detach().abs().amax() < most for weight in matrices):
         return fallback
-    pack = partial(pack_linears, pack=_fp16, dtype=torch.float32, pads_rows=False)
-    return InferenceEncoder(encoder, pack, max_tokens=SMALL_BATCH_ROWS, fallback=fallback)
+    return InferenceEncoder(encoder, _fp16, pads_rows=False, fallback=fallback)
 
 
 def to_bf16_inference(encoder: Encoder) -> Encoder | InferenceEncoder:
     """The encoder in bf16. On a processor that multiplies such matrices states are bf16, with sums and softmax in
     float32, and the encoder itself stays as it was. Elsewhere its matrices are rounded."""
     if next(encoder.parameters()).device.type == "cpu" and cpu_supports_bf16():
-        pack = partial(pack_linears, pack=_bf16, dtype=torch.bfloat16, pads_rows=True)
-        return InferenceEncoder(encoder, pack)
+        return InferenceEncoder(encoder, partial(_onednn, dtype=torch.bfloat16), torch.bfloat16)
     for part in encoder.modules():
         if isinstance(part, nn.Linear):
             part.bfloat16()
@@ -141,8 +130,7 @@ def to_int8_inference(encoder: Encoder) -> InferenceEncoder:
     inputs one for each token (Dettmers et al. 2022, section 2.1). Sums are exact; all else is in bf16 where this
     processor multiplies such matrices, else in float32."""
     dtype = torch.bfloat16 if cpu_supports_bf16() else torch.float32
-    pack = partial(pack_linears, pack=partial(_int8, dtype=dtype), dtype=dtype, pads_rows=True)
-    return InferenceEncoder(encoder, pack, output_dtype=torch.float32)
+    return InferenceEncoder(encoder, partial(_int8, dtype=dtype), dtype, output_dtype=torch.float32)
 
 
 @cache
@@ -178,25 +166,19 @@ def _mkl(linear: nn.Linear, activation: str | None, owns_input: bool) -> Product
     return _with_activation(lambda x: torch.addmm(bias, x, weight), activation)
 
 
-def _packed_fp32(linear: nn.Linear, activation: str | None, owns_input: bool) -> Product:
-    """By oneDNN. An activation is faster on its own here."""
-    weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().contiguous(), _PACKED_ROWS)
-    bias, multiply = linear.bias.detach(), torch.ops.mkldnn._linear_pointwise.default
-    return _with_activation(lambda x: multiply(x, weight, bias, "none", [], ""), activation)
+def _onednn(linear: nn.Linear, activation: str | None, owns_input: bool, dtype: torch.dtype = torch.float32) -> Product:
+    """In bf16 an activation is faster within the product, in fp32 on its own."""
+    weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().to(dtype).contiguous(), _PACKED_ROWS)
+    bias, multiply = linear.bias.detach().to(dtype), torch.ops.mkldnn._linear_pointwise.default
+    within, behind = (activation, None) if dtype == torch.bfloat16 else (None, activation)
+    function, variant = _FUSED[within]
+    return _with_activation(lambda x: multiply(x, weight, bias, function, [], variant), behind)
 
 
 def _fp16(linear: nn.Linear, activation: str | None, owns_input: bool) -> Product:
     """By FBGEMM."""
     weight = torch.ops.quantized.linear_prepack_fp16(linear.weight.detach().contiguous(), linear.bias.detach())
     return _with_activation(lambda x: torch.ops.quantized.linear_dynamic_fp16.default(x, weight), activation)
-
-
-def _bf16(linear: nn.Linear, activation: str | None, owns_input: bool) -> Product:
-    """By oneDNN, with the activation within the product."""
-    weight = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach().bfloat16().contiguous(), _PACKED_ROWS)
-    bias, multiply = linear.bias.detach().bfloat16(), torch.ops.mkldnn._linear_pointwise.default
-    function, variant = _FUSED[activation] if activation else ("none", "")
-    return lambda x: multiply(x, weight, bias, function, [], variant)
 
 
 def _int8(linear: nn.Linear, activation: str | None, owns_input: bool, dtype: torch.dtype = torch.float32) -> Product:

@@ -22,7 +22,7 @@ from bertworks.datasets.schema import Item, Schema, TaskType, items, misplaced, 
 from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.text_files import IssueCounter
-from bertworks.training.recipe import RECIPES, FinetuneRecipe
+from bertworks.training.recipe import FinetuneRecipe
 
 Fold = tuple[int, int]  # its number from 0, and of how many
 DEV_FRACTION, MAX_DEV_ROWS = 0.1, 2000  # of the rows, if there is no dev file
@@ -139,7 +139,7 @@ def describe_task(data: LabelledData, recipe: FinetuneRecipe) -> TaskConfig:
     """
     schema, labels = data.schema, data.schema.labels
     for name, tasks in _SETTING_TASKS.items():
-        if getattr(recipe, name) != getattr(RECIPES["stable"], name) and schema.task not in tasks:
+        if getattr(recipe, name) != getattr(FinetuneRecipe, name) and schema.task not in tasks:
             hint = "use another recipe: stable, paper" if name == "lstm_units" else "leave it out"
             raise UsageError(f"{name} is for {', '.join(tasks)}, and the data is for {schema.task}", hint=hint)
     if recipe.document_context and schema.document is None:

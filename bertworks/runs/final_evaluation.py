@@ -17,7 +17,7 @@ from bertworks.checkpoints.model_card import render_card, render_cell, render_co
 from bertworks.checkpoints.model_folder import WEIGHTS, TaskConfig, load_model
 from bertworks.checkpoints.resolve import is_model_name
 from bertworks.checkpoints.storage import read_json
-from bertworks.config import dump_recipe, parse_as
+from bertworks.config import dump_recipe
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.datasets.writer import write_rows
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_task_head
@@ -42,7 +42,7 @@ from bertworks.runs.task_metrics import (
     titled_metrics,
 )
 from bertworks.training.device import Precision
-from bertworks.training.recipe import FinetuneRecipe
+from bertworks.training.recipe import FinetuneRecipe, load_finetune_recipe
 from bertworks.training.task_heads import TaskModel
 
 RESULT_FILE = "result.json"
@@ -128,7 +128,7 @@ class FinalEvaluation:
 
     def _write(self, result: Mapping[str, Any], wrong: Sequence[Mistake]) -> None:
         write_errors(self.folder / "errors.csv", self.description, wrong)
-        recipe = parse_as(FinetuneRecipe, (self.folder / "recipe.toml").read_text(encoding="utf-8"), "recipe.toml")
+        recipe = load_finetune_recipe(str(self.folder / "recipe.toml"))
         request = read_json(self.folder / "run.json")["request"]
         facts = {"evaluation": result["figures"]}
         card = task_card(self.folder, self.description, recipe, request["model"], self.data_report, facts)

@@ -19,7 +19,7 @@ from bertworks.batching.features import training_groups
 from bertworks.checkpoints.model_folder import ModelFolder, check_same_task
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.checkpoints.storage import read_json
-from bertworks.config import dump_recipe, parse_as
+from bertworks.config import dump_recipe
 from bertworks.datasets.reader import Quoting
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import UsageError
@@ -121,7 +121,7 @@ def finetune_events(
         recipe_file = output / "recipe.toml"
         recipe = None
         if resumes and recipe_file.exists():
-            recipe = parse_as(FinetuneRecipe, recipe_file.read_text(encoding="utf-8"), "recipe.toml")
+            recipe = load_finetune_recipe(str(recipe_file))
         prepared = prepare(request, device_, recipe, data)
         processes.refuse_to_share(min(prepared.recipe.batch_size, len(prepared.groups)))
         with open_run(output, content, overwrite) if processes.first else nullcontext():

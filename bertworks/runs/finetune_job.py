@@ -143,7 +143,7 @@ class FinetuneJob:
             self.caches_features = features.remember([*groups, *self.dev_units]) or features.remember(groups)
         return network
 
-    def begin(self) -> tuple[nn.Module, list[str]]:
+    def begin(self) -> tuple[TaskModel, list[str]]:
         torch.manual_seed(self.recipe.seed)
         p, network, notes = self.prepared, self.blank(), []
         state = dict(p.model.state)

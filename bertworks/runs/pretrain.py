@@ -42,7 +42,7 @@ from bertworks.training.device import (
     total_memory,
 )
 from bertworks.training.objectives import heads_of
-from bertworks.training.recipe import Recipe, load_recipe, parse_recipe
+from bertworks.training.recipe import Recipe, load_recipe
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 CHARACTERS_PER_TOKEN = 4.2  # for estimates before there is a vocabulary
@@ -225,7 +225,7 @@ def pretrain(
                     write_text(output / "recipe.toml", dump_recipe(resolved))
                     yield _plan_event(resolved)
                 processes.meet()
-            resolved = parse_recipe((output / "recipe.toml").read_text(encoding="utf-8"), str(output / "recipe.toml"))
+            resolved = load_recipe(str(output / "recipe.toml"))
             processes.refuse_to_share(min(phase.batch_size for phase in resolved.train.phases))
             disable_heap_trim()
             shards = Shards.open(request.shards_folder(output))

@@ -42,7 +42,7 @@ from bertworks.text.shards import Shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.device import Precision
 from bertworks.training.loop import evaluate
-from bertworks.training.objectives import OBJECTIVES, PretrainingModel, figures
+from bertworks.training.objectives import OBJECTIVES, PretrainingModel, TrainableModel, figures
 from bertworks.training.recipe import Recipe
 
 # No document is longer than this fraction of the text: wrong sentences come from other documents, and the held-out part
@@ -115,7 +115,7 @@ def phase_batches(
         if not path.exists():
             write_npy(path, _not_empty(sampler.plan_blocks(documents)))
         sampler.plan = np.asarray(np.load(path, mmap_mode="r"))
-        stream = ExampleStream(sampler, make_masker(recipe.masking, tokenizer), seed, recipe.masking.dynamic)
+        stream = ExampleStream(sampler, make_masker(recipe.masking, tokenizer), seed)
         micro_batch_size = max(1, recipe.train.micro_batch_tokens // length)
         of_phase.append(Batches(stream, phase.batch_size, micro_batch_size, rank, world_size))
     starts = [0, *accumulate(phase.num_steps for phase in recipe.train.phases[:-1])]
@@ -152,7 +152,7 @@ def held_out_batches(
     config = SamplingConfig(format=format)
     sampler = make_sampler(store, config, sequence_length, tokenizer.template, MASKS_SEED)
     sampler.plan = sampler.make_plan(documents)
-    stream = ExampleStream(sampler, make_masker(MaskingConfig(), tokenizer), MASKS_SEED, dynamic=False)
+    stream = ExampleStream(sampler, make_masker(MaskingConfig(dynamic=False), tokenizer), MASKS_SEED)
     examples = sorted((stream[n] for n in range(min(sequences, len(sampler)))), key=lambda e: len(e.input_ids))
     return [collate(examples[i : i + batch_size]) for i in range(0, len(examples), batch_size)]
 
@@ -198,7 +198,7 @@ class PretrainJob:
             model.encoder.embeddings.get_submodule("position").requires_grad_(False)
         return model
 
-    def begin(self) -> tuple[nn.Module, list[str]]:
+    def begin(self) -> tuple[PretrainingModel, list[str]]:
         torch.manual_seed(self.recipe.seed)
         model, notes = self.blank(), []
         if self.init is not None:
@@ -214,7 +214,7 @@ class PretrainJob:
     def batches(self, plans: Path, rank: int, world_size: int) -> Callable[[int], list[Batch]]:
         return phase_batches(self.store, self.documents, self.recipe, self.tokenizer, plans, rank, world_size)
 
-    def evaluate(self, network: nn.Module) -> dict[str, float]:
+    def evaluate(self, network: TrainableModel) -> dict[str, float]:
         usual, *longer = self._held_out_batches.items()
         result = figures(evaluate(network, usual[1], self.precision))
         for length, batches in longer:

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, cast
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertworks.batching.batch import Batch
 from bertworks.checkpoints.training_state import Checkpoint, latest_checkpoint, remove_deleted, save_checkpoint
@@ -44,10 +44,10 @@ class TrainingJob(Protocol):
     evaluate_every: int  # steps; 0: about twenty times
     save_every: int  # steps; 0: every few minutes
 
-    def begin(self) -> tuple[nn.Module, list[str]]: ...  # the network before its first step, and notes about it
-    def blank(self) -> nn.Module: ...  # a network that a checkpoint fills
+    def begin(self) -> tuple[TrainableModel, list[str]]: ...  # the network before its first step, and notes about it
+    def blank(self) -> TrainableModel: ...  # a network that a checkpoint fills
     def batches(self, plans: Path, rank: int, world_size: int) -> Callable[[int], list[Batch]]: ...
-    def evaluate(self, network: nn.Module) -> dict[str, float]: ...
+    def evaluate(self, network: TrainableModel) -> dict[str, float]: ...
     def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool: ...
     def enough(self, evaluated: int, best: int) -> bool: ...  # stop early? steps of the last and best evaluation
     def baseline(self) -> tuple[str, dict[str, Any]] | None: ...  # a trivial prediction, as text and figures
@@ -55,7 +55,7 @@ class TrainingJob(Protocol):
     def cost(self, steps: int) -> float: ...  # of the first `steps` steps, in any unit
     def progress(self, step: int) -> dict[str, Any]: ...  # further figures to show, such as the phase
     def describe(self, figures: Mapping[str, float]) -> str: ...
-    def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None: ...  # model and card
+    def save(self, folder: Path, network: TrainableModel, facts: Mapping[str, Any]) -> None: ...  # model and card
     def report(self, folder: Path) -> object: ...
 
 
@@ -105,7 +105,7 @@ class TrainingRun:
         if checkpoint:
             self._restore(checkpoint)
 
-    def _network(self, is_new: bool) -> nn.Module:
+    def _network(self, is_new: bool) -> TrainableModel:
         if is_new:
             network, notes = self.job.begin()
             self.notes += [Event("note", text) for text in notes]
@@ -279,8 +279,7 @@ class TrainingRun:
         tokens, seconds = self._logged
         self._logged = self.facts["tokens"], self.facts["seconds"]
         tokens_per_second = (self.facts["tokens"] - tokens) / (self.facts["seconds"] - seconds)
-        weights = cast(TrainableModel, self.model).weights
-        loss = sum(weights[name] * stats.loss for name, stats in means.items())  # that a training minimizes
+        loss = sum(self.model.weights[name] * stats.loss for name, stats in means.items())  # that a training minimizes
         flops = tokens_per_second * self.job.flops_per_token(step.number)
         figures = finite({
             "step": step.number, "loss": loss, **training_figures(means), "learning_rate": step.learning_rate,

@@ -5,40 +5,34 @@
 """
 
 import math
-import time
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import mul
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from bertworks.batching.batch import Batch, collate
-from bertworks.batching.sampling import Example, SamplingConfig
+from bertworks.batching.sampling import FORMATS, Masker, SamplingConfig, Target, TokenSequence
 from bertworks.errors import UsageError
 from bertworks.models.config import BERT_SIZES, PRETRAINING_HEADS, EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
-from bertworks.training.device import DTYPES, THREADS, Precision, disable_heap_trim, measure_matmul
+from bertworks.training.device import DTYPES, THREADS, Precision, disable_heap_trim, measure_matmul, time_when_done
 from bertworks.training.loop import MixedPrecision, train
-from bertworks.training.objectives import OBJECTIVES, PretrainingModel
+from bertworks.training.objectives import PretrainingModel, TrainableModel
 from bertworks.training.optimization import OptimizerConfig, make_optimizer
 from bertworks.training.recipe import Phase, Recipe, TrainConfig
 
 
 def time_step(
-    objective: nn.Module, optimizer: OptimizerConfig, precision: Precision, batch: Batch, seconds: float
+    objective: TrainableModel, optimizer: OptimizerConfig, precision: Precision, batch: Batch, seconds: float
 ) -> tuple[float, float]:
     """Seconds of a micro-batch and of an update: medians of three steps or more, as the time allows, with the threads
     that a training would use. The parameters are changed."""
-    is_cuda = next(objective.parameters()).is_cuda
-
-    def now() -> float:
-        if is_cuda:
-            torch.cuda.synchronize()
-        return time.perf_counter()
-
+    now = partial(time_when_done, next(objective.parameters()).device)
     begins: list[float] = []  # of the updates
     times: list[tuple[float, float]] = []  # of a step, and of its update
     steps = train(
@@ -107,23 +101,16 @@ def choose_recipe(seconds: float, matmul: float, corpus_tokens: int, encoder: En
     # With few repetitions a network does not overfit, and a small network cannot memorize a large text.
     memorizes = flops / per_token > REPETITIONS * corpus_tokens and 2 * parameters > corpus_tokens
     dropout = 0.1 if memorizes else 0.0
-    longest = encoder.max_position_embeddings if encoder else max(preset.lengths)
-    lengths = sorted({min(length, longest) for length in preset.lengths})
+    chosen = encoder or replace(default, vocab_size=0)  # 0: that of the tokenizer
+    lengths = sorted({min(length, chosen.max_position_embeddings) for length in preset.lengths})
     phases = [Phase(num_steps=1, batch_size=max(1, preset.tokens // n), sequence_length=n) for n in lengths]
     subject = f"BERT-{preset.size}" if encoder is None else "more training"
     return Recipe(
         title=f"{subject} for {_words(seconds)}",
         train=TrainConfig(phases=tuple(phases)),
-        encoder=replace(
-            encoder or default,
-            vocab_size=encoder.vocab_size if encoder else 0,  # 0: that of the tokenizer
-            hidden_dropout=dropout,
-            attention_dropout=dropout,
-        ),
+        encoder=replace(chosen, hidden_dropout=dropout, attention_dropout=dropout),
         vocabulary=VocabularyConfig(size=preset.vocab_size),
-        sampling=SamplingConfig(
-            format="full_sentences" if encoder and encoder.type_vocab_size < 2 else "next_sentence"
-        ),
+        sampling=SamplingConfig(format="full_sentences" if chosen.type_vocab_size < 2 else "next_sentence"),
         initialization="published" if encoder else "neighbours",
         optimizer=OptimizerConfig(learning_rate=preset.learning_rate, warmup=0.1),
     )
@@ -147,12 +134,10 @@ def fit_steps(
         UsageError: a step takes longer than its phase has.
     """
     old = recipe.train.phases
-    if all(phase.num_steps == 1 for phase in old):
-        later = [LATER_FRACTION] * (len(old) - 1)
-        fractions = [1 - sum(later), *later]
-    else:
-        costs = [phase.num_steps * cost for phase, cost in zip(old, step_seconds, strict=True)]
-        fractions = [cost / sum(costs) for cost in costs]
+    later = [LATER_FRACTION] * (len(old) - 1)
+    costs = [phase.num_steps * cost for phase, cost in zip(old, step_seconds, strict=True)]
+    is_draft = all(phase.num_steps == 1 for phase in old)
+    fractions = [1 - sum(later), *later] if is_draft else [cost / sum(costs) for cost in costs]
     steps = [max(1, int(seconds * fraction / cost)) for fraction, cost in zip(fractions, step_seconds, strict=True)]
     if sum(map(mul, steps, step_seconds)) > OVERRUN * seconds:
         # The time in which each phase has a step.
@@ -232,15 +217,10 @@ def _kept_for_backward(model: PretrainingModel, precision: Precision, batch: Bat
 
 def random_batch(recipe: Recipe, sequences: int, length: int) -> Batch:
     """Random tokens and targets in the shape of those that a recipe trains on."""
-    generator, c, rate = np.random.default_rng(0), recipe.encoder, recipe.masking.rate
-    types = np.arange(length) // (length // 2 + 1) % max(1, c.type_vocab_size)
-    return collate(
-        [
-            Example(
-                generator.integers(c.vocab_size, size=length),
-                types,
-                {kind: OBJECTIVES[kind].random_target(c, length, rate, generator) for kind in recipe.weights},
-            )
-            for _ in range(sequences)
-        ]
-    )
+    generator, c = np.random.default_rng(0), recipe.encoder
+    mask = Masker(replace(recipe.masking, unit="token"), 0, np.ones(c.vocab_size, np.bool_))
+    types, special = np.arange(length) // (length // 2 + 1) % max(1, c.type_vocab_size), np.zeros(length, np.bool_)
+    label = Target(np.zeros(1, np.int64), np.zeros(1, np.int64))
+    targets = dict.fromkeys(FORMATS[recipe.sampling.format].targets, label)
+    rows = generator.integers(c.vocab_size, size=(sequences, length))
+    return collate([mask(TokenSequence(row, types, special, targets), generator) for row in rows])

@@ -69,13 +69,16 @@ def measure_matmul(dtype: torch.dtype, device: torch.device | str = "cpu", secon
 
 def _time_product(a: torch.Tensor, b: torch.Tensor) -> float:
     """Seconds of one product."""
-    if a.is_cuda:
-        torch.cuda.synchronize()
-    start = time.perf_counter()
+    start = time_when_done(a.device)
     torch.mm(a, b)
-    if a.is_cuda:
+    return time_when_done(a.device) - start
+
+
+def time_when_done(device: torch.device) -> float:
+    """The time, in seconds, at which the device has no work left."""
+    if device.type == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - start
+    return time.perf_counter()
 
 
 def _has_bfloat16() -> bool:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import cast
 
@@ -28,7 +28,7 @@ class Step:
     learning_rate: float
     grad_norm: Tensor  # before clipping
     skipped: Tensor  # 1: loss or gradient was not finite, and the parameters were left as they were
-    sums: dict[str, LossSum]  # over all batches and processes of the step
+    sums: dict[str, Tensor]  # float32 [2]: a `LossSum` over all batches and processes of the step
     counts: dict[str, int]
     tokens: int  # of this step, all processes
 
@@ -42,7 +42,7 @@ class MixedPrecision(nn.Module):
     the master weights. Frozen parameters and the output layer of a task are not rounded; of an embedding matrix, the
     rows that are read are."""
 
-    def __init__(self, objective: nn.Module, precision: Precision):
+    def __init__(self, objective: TrainableModel, precision: Precision):
         super().__init__()
         self.objective, self.dtype = objective, DTYPES[precision]
         kept = nn.Embedding | OutputLayer
@@ -58,7 +58,7 @@ class MixedPrecision(nn.Module):
 
 
 def train(
-    objective: nn.Module,
+    objective: TrainableModel,
     optimizer: torch.optim.AdamW,
     batches: Callable[[int], Sequence[Batch]],
     config: OptimizerConfig,
@@ -79,7 +79,6 @@ def train(
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     parameters = [p for p in objective.parameters() if p.requires_grad]
     device = parameters[0].device
-    weights = cast(TrainableModel, objective).weights
     compute: nn.Module = MixedPrecision(objective, precision)
     if world_size > 1:
         compute = DistributedDataParallel(compute, gradient_as_bucket_view=True)
@@ -90,20 +89,23 @@ def train(
         # A process without a batch computes one with weight 0: the others wait for its gradients.
         weight = 1 if own else 0
         parts = [batch.to(device) for batch in own or batches(0)[:1]]
-        counts, tokens = _global_counts(cast(TrainableModel, objective), parts, weight, device)
-        sums: dict[str, LossSum] = {}
+        counts, tokens = _global_counts(objective, parts, weight, device)
+        # Data parallelism averages gradients; the losses are divided by global counts, so undo the average.
+        factors = {name: objective.weights[name] * world_size / count for name, count in counts.items()}
+        sums: dict[str, Tensor] = {}
         for number, batch in enumerate(parts):
-            with _no_reduction(compute, last=number == len(parts) - 1):
-                part_sums = {name: LossSum(weight * t.loss, weight * t.correct) for name, t in compute(batch).items()}
-                # Data parallelism averages gradients; the losses are divided by global counts, so undo the average.
-                losses = [t.loss * (weights[name] * world_size / counts[name]) for name, t in part_sums.items()]
-                torch.stack(losses).sum().backward()
-            sums = add_sums(sums, {name: LossSum(t.loss.detach(), t.correct) for name, t in part_sums.items()})
-        if world_size > 1:
-            sums = _reduced(sums)
+            is_last = number == len(parts) - 1  # gradients are reduced once per step
+            with nullcontext() if is_last or not isinstance(compute, DistributedDataParallel) else compute.no_sync():
+                part = {name: weight * torch.stack(t) for name, t in compute(batch).items()}
+                torch.stack([factors[name] * loss for name, (loss, _) in part.items()]).sum().backward()
+            sums |= {name: sums.get(name, 0) + t.detach() for name, t in part.items()}
+        if world_size > 1:  # one small message
+            row = torch.stack([*sums.values()])
+            dist.all_reduce(row)
+            sums = dict(zip(sums, row, strict=True))
         grad_norm = nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
         # A loss that is not finite may have finite gradients: make the norm not finite, so that the step is skipped.
-        grad_norm = grad_norm + 0 * torch.stack([t.loss for t in sums.values()]).sum()
+        grad_norm = grad_norm + 0 * torch.stack([loss for loss, _ in sums.values()]).sum()
         learning_rate = config.rate(step, num_steps)
         if before_update is not None:
             before_update()
@@ -113,32 +115,26 @@ def train(
 
 
 @torch.no_grad()
-def evaluate(objective: nn.Module, batches: Iterable[Batch], precision: Precision = "fp32") -> dict[str, LossStats]:
+def evaluate(
+    objective: TrainableModel, batches: Iterable[Batch], precision: Precision = "fp32"
+) -> dict[str, LossStats]:
     """The means over all batches, without dropout. Pass each process its own part."""
     compute, device = MixedPrecision(objective, precision), next(objective.parameters()).device
     training = objective.training
     objective.eval()
-    sums: dict[str, LossSum] = {}
+    sums: dict[str, Tensor] = {}
     counts: Counter[str] = Counter()
     for batch in batches:
-        sums = add_sums(sums, compute(batch.to(device)))
-        counts.update(cast(TrainableModel, objective).counts(batch))
+        sums |= {name: sums.get(name, 0) + torch.stack(t) for name, t in compute(batch.to(device)).items()}
+        counts.update(objective.counts(batch))
     objective.train(training)
     return means(sums, counts)
 
 
-def means(sums: Mapping[str, LossSum], counts: Mapping[str, int]) -> dict[str, LossStats]:
+def means(sums: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str, LossStats]:
     """Sums over counts, on the host."""
-    return {
-        name: LossStats(t.loss.item() / counts[name], t.correct.item() / counts[name], counts[name])
-        for name, t in sums.items()
-    }
-
-
-def add_sums(total: Mapping[str, LossSum], part: Mapping[str, LossSum]) -> dict[str, LossSum]:
-    """The sums of both, name by name."""
-    both = {name: LossSum(*map(torch.add, total[name], part[name])) for name in part if name in total}
-    return {**total, **part, **both}
+    read = {name: (*t.tolist(), counts[name]) for name, t in sums.items()}
+    return {name: LossStats(loss / count, correct / count, count) for name, (loss, correct, count) in read.items()}
 
 
 def _dropout_seed(seed: int, step: int, rank: int) -> int:
@@ -146,30 +142,16 @@ def _dropout_seed(seed: int, step: int, rank: int) -> int:
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1)[0])
 
 
-def _no_reduction(compute: nn.Module, last: bool) -> AbstractContextManager[None]:
-    """Gradients are reduced once per step, with the last micro-batch."""
-    if isinstance(compute, DistributedDataParallel) and not last:
-        return cast(AbstractContextManager[None], compute.no_sync())
-    return nullcontext()
-
-
 def _global_counts(
     objective: TrainableModel, parts: Sequence[Batch], weight: int, device: torch.device
 ) -> tuple[dict[str, int], int]:
-    counts, tokens = Counter[str](), 0
+    """The denominators of the losses, and the tokens, of all processes."""
+    counts = Counter(tokens=sum(len(batch.input_ids) for batch in parts))
     for batch in parts:
         counts.update(objective.counts(batch))
-        tokens += len(batch.input_ids)
     if dist.is_initialized() and dist.get_world_size() > 1:
-        row = weight * torch.tensor([*counts.values(), tokens], device=device)
+        row = weight * torch.tensor([*counts.values()], device=device)
         dist.all_reduce(row)
-        *totals, tokens = row.tolist()
-        counts = Counter(dict(zip(counts, totals, strict=True)))
+        counts = Counter(dict(zip(counts, row.tolist(), strict=True)))
+    tokens = counts.pop("tokens")
     return {name: max(count, 1) for name, count in counts.items()}, tokens
-
-
-def _reduced(sums: dict[str, LossSum]) -> dict[str, LossSum]:
-    """Sums over processes: one small message."""
-    row = torch.stack([part for part_sum in sums.values() for part in part_sum])
-    dist.all_reduce(row)
-    return {name: LossSum(row[2 * i], row[2 * i + 1]) for i, name in enumerate(sums)}

@@ -10,15 +10,13 @@
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-import numpy as np
 import torch
-from numpy.random import Generator
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch
-from bertworks.batching.sampling import Target
 from bertworks.models.config import PRETRAINING_HEADS, EncoderConfig, Head
 from bertworks.models.encoder import Encoder, LMHead, Pooler, initialize
 from bertworks.training.recipe import ObjectiveKind
@@ -42,9 +40,13 @@ class LossStats:
     count: int
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> LossSum:
-    """logits [M, C], labels int64 [M]."""
-    loss = torch.nn.functional.cross_entropy(logits.float(), labels, reduction="sum")
+def cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor | None = None, smoothing: float = 0.0) -> LossSum:
+    """logits [M, C], labels int64 [M].
+
+    weights: [C], of the labels.
+    smoothing: fraction of the target probability that is spread over all labels.
+    """
+    loss = F.cross_entropy(logits.float(), labels, weights, reduction="sum", label_smoothing=smoothing)
     return LossSum(loss, (logits.detach().argmax(-1) == labels).sum().float())
 
 
@@ -70,10 +72,9 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         grad_embeddings = grad_bias = None
         chunks = math.ceil(len(x) * len(embeddings) * x.element_size() / CHUNK_BYTES)
         size = math.ceil(len(x) / chunks) if chunks else 1
-        has_bias = bias is not None
         for start in range(0, len(x), size):
             rows, targets = x[start : start + size], labels[start : start + size]
-            p = torch.nn.functional.linear(rows, embeddings, bias)
+            p = F.linear(rows, embeddings, bias)
             correct += _num_correct(p, targets)
             torch.softmax(p, -1, out=p)
             probability = p.gather(1, targets[:, None]).float()
@@ -85,7 +86,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
                 if chunks > 1:  # many sums are added up in single precision
                     part_embeddings, part_bias = part_embeddings.float(), part_bias.float()
                 grad_embeddings = part_embeddings if grad_embeddings is None else grad_embeddings.add_(part_embeddings)
-                if has_bias:
+                if bias is not None:
                     grad_bias = part_bias if grad_bias is None else grad_bias.add_(part_bias)
         ctx.dtype = x.dtype
         ctx.save_for_backward(grad_x, grad_embeddings, grad_bias)
@@ -106,18 +107,18 @@ def _num_correct(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.argmax(-1) == labels).sum()
 
 
-class TrainableModel(Protocol):
-    """A network that turns a batch into named sums of losses.
+class TrainableModel(nn.Module):
+    """A network that turns a batch into named sums of losses: `model(batch)` is a dict of `LossSum`.
 
     weights: of the losses in the sum that is minimized, by name.
     counts(batch): the denominators, known before the forward pass: that of a whole step is needed for its first
         gradient.
     """
 
-    @property
-    def weights(self) -> Mapping[str, float]: ...
-    def counts(self, batch: Batch) -> dict[str, int]: ...
-    def __call__(self, batch: Batch) -> dict[str, LossSum]: ...
+    weights: dict[str, float]
+
+    def counts(self, batch: Batch) -> dict[str, int]:
+        raise NotImplementedError
 
 
 class Measure(NamedTuple):
@@ -143,22 +144,13 @@ class Objective(NamedTuple):
 
     title: what is predicted, in reports.
     measures: the first one decides which checkpoint is the best: lower is better.
-    positions: int64 [M], rows of a batch: the loss reads the last hidden states of these tokens.
-    loss: the sum of the losses, of states [M, hidden] at these positions and labels int64 [M].
-    random_target: a target in the shape of a real one, to measure the speed of a training: for a length and a rate of
-        masked tokens.
+    loss: the sum of the losses, of the last hidden states [M, hidden] at these positions and labels int64 [M].
     """
 
     title: str
     heads: tuple[Head, ...]
     measures: tuple[Measure, ...]
-    positions: Callable[["PretrainingModel", Batch], Tensor]
     loss: Callable[["PretrainingModel", Tensor, Tensor], LossSum]
-    random_target: Callable[[EncoderConfig, int, float, Generator], Target]
-
-
-def _masked_positions(model: "PretrainingModel", batch: Batch) -> Tensor:
-    return batch.targets["masked_lm"].positions
 
 
 def _masked_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
@@ -168,25 +160,10 @@ def _masked_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> L
     return vocabulary_cross_entropy(x, embeddings, model.lm_head.bias, labels)
 
 
-def _random_masked(c: EncoderConfig, length: int, rate: float, generator: Generator) -> Target:
-    count = max(1, round(length * rate))
-    positions = np.sort(generator.permutation(length)[:count])
-    return Target(positions, generator.integers(c.vocab_size, size=count))
-
-
-def _pooled_positions(model: "PretrainingModel", batch: Batch) -> Tensor:
-    assert model.pooler is not None
-    return model.pooler.tokens(batch.layout).long()
-
-
 def _next_sentence_loss(model: "PretrainingModel", states: Tensor, labels: Tensor) -> LossSum:
     assert model.pooler is not None
     assert model.next_sentence is not None
     return cross_entropy(model.next_sentence(model.pooler(states)), labels)
-
-
-def _random_next_sentence(c: EncoderConfig, length: int, rate: float, generator: Generator) -> Target:
-    return Target(np.zeros(1, np.int64), generator.integers(2, size=1))
 
 
 OBJECTIVES: Mapping[str, Objective] = {
@@ -195,18 +172,14 @@ OBJECTIVES: Mapping[str, Objective] = {
         title="masked tokens",
         heads=("lm_head",),
         measures=(LOSS, ACCURACY, PERPLEXITY),
-        positions=_masked_positions,
         loss=_masked_loss,
-        random_target=_random_masked,
     ),
     # Predict whether segment B follows segment A (task 2).
     "next_sentence": Objective(
         title="next sentence",
         heads=("pooler", "next_sentence"),
         measures=(LOSS, ACCURACY),
-        positions=_pooled_positions,
         loss=_next_sentence_loss,
-        random_target=_random_next_sentence,
     ),
 }
 BERT: Mapping[ObjectiveKind, float] = {"masked_lm": 1.0, "next_sentence": 1.0}
@@ -227,7 +200,7 @@ def figures(means: Mapping[str, LossStats]) -> dict[str, float]:
     }
 
 
-class PretrainingModel(nn.Module):
+class PretrainingModel(TrainableModel):
     """An encoder with the heads of its objectives, whose weighted losses are added. The default is BERT (Devlin et al.
     2019, appendix A.2). One pass of the encoder serves all objectives; its last layer is computed only at the positions
     that they read.
@@ -258,7 +231,7 @@ class PretrainingModel(nn.Module):
 
     def forward(self, batch: Batch) -> dict[str, LossSum]:
         kinds = self._present(batch)
-        positions = [OBJECTIVES[kind].positions(self, batch) for kind in kinds]
+        positions = [self._positions(kind, batch) for kind in kinds]
         states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, torch.cat(positions))[-1]
         parts = states.split([len(rows) for rows in positions])
         return {
@@ -272,6 +245,12 @@ class PretrainingModel(nn.Module):
         positions = batch.targets["masked_lm"].positions
         states = self.encoder(batch.input_ids, batch.layout, batch.token_type_ids, positions)[-1]
         return self.lm_head(states, self.encoder.embeddings.token.weight)  # type: ignore[no-any-return]
+
+    def _positions(self, kind: str, batch: Batch) -> Tensor:
+        """int64 [M]: the tokens whose last states a loss reads: those of its target, or those that the pooler reads."""
+        if self.pooler is not None and "pooler" in OBJECTIVES[kind].heads:
+            return self.pooler.tokens(batch.layout).long()
+        return batch.targets[kind].positions
 
     def _present(self, batch: Batch) -> list[str]:
         """The objectives whose targets a batch has."""

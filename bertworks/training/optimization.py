@@ -1,19 +1,19 @@
 """The optimizer and its schedule: functions of the parameters and of the number of the step."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 
-from bertworks.config import require
+from bertworks.config import Range, Settings
 
 BLOCKS = "encoder.blocks."
 MANY_STEPS = 1e7  # after which Adam's bias corrections are 1 to the last bit
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Settings):
     """AdamW (Loshchilov and Hutter 2019), clipping, warm-up and linear decay.
 
     learning_rate: the peak; 0: a default for the width of the network (fine-tuning only).
@@ -29,24 +29,16 @@ class OptimizerConfig:
     smallest (Sun et al. 2019, section 5.3.3). 1: all have the same rate.
     """
 
-    learning_rate: float = 1e-4
-    warmup: float = 0.01
+    learning_rate: Annotated[float, Range("a number above 0, and well below 10", lambda x: 0 <= x < 10)] = 1e-4
+    warmup: Annotated[float, Range("a fraction of the steps, from 0 to 1", lambda x: 0 <= x <= 1)] = 0.01
     schedule: Literal["linear", "linear_from_start", "constant"] = "linear"
-    weight_decay: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-6
+    weight_decay: Annotated[float, Range("0 or more", lambda x: x >= 0)] = 0.01
+    beta1: Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)] = 0.9
+    beta2: Annotated[float, Range("a number from 0 to below 1", lambda x: 0 <= x < 1)] = 0.999
+    eps: Annotated[float, Range("a number above 0", lambda x: x > 0)] = 1e-6
     bias_correction: bool = True
-    max_grad_norm: float = 1.0
-    layer_decay: float = 1.0
-
-    def __post_init__(self) -> None:
-        require(self, "a number above 0, and well below 10", lambda x: 0 <= x < 10, "learning_rate")
-        require(self, "a fraction of the steps, from 0 to 1", lambda x: 0 <= x <= 1, "warmup")
-        require(self, "a factor above 0, at most 1", lambda x: 0 < x <= 1, "layer_decay")
-        require(self, "a number from 0 to below 1", lambda x: 0 <= x < 1, "beta1", "beta2")
-        require(self, "a number above 0", lambda x: x > 0, "eps")
-        require(self, "0 or more", lambda x: x >= 0, "weight_decay", "max_grad_norm")
+    max_grad_norm: Annotated[float, Range("0 or more", lambda x: x >= 0)] = 1.0
+    layer_decay: Annotated[float, Range("a factor above 0, at most 1", lambda x: 0 < x <= 1)] = 1.0
 
     def rate(self, step: int, num_steps: int) -> float:
         """The learning rate of a step, counted from 0. As in both published forms the first step of a warm-up is 0."""

@@ -6,22 +6,22 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
-from typing import ClassVar, Literal, cast
+from typing import Annotated, ClassVar, Literal, cast
 
 from bertworks.batching.sampling import FORMATS, MaskingConfig, SamplingConfig
-from bertworks.config import dump_recipe, parse_as, read_recipe_text, require
+from bertworks.config import NotNegative, Positive, Range, Settings, parse_as, read_recipe_text
 from bertworks.errors import UsageError
 from bertworks.models.config import EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
 from bertworks.training.optimization import OptimizerConfig
 
 HELD_OUT_LENGTH = 128
-SEEDS = f"a whole number from 0 to {(1 << 32) - 1:,}"
-MIN_SEQUENCE = 5  # tokens; the sampler refuses lengths that are too small for the special tokens
+Steps = Annotated[int, Range("a number of steps, or 0", lambda x: x >= 0)]
+Seed = Annotated[int, Range(f"a whole number from 0 to {(1 << 32) - 1:,}", lambda x: 0 <= x < 1 << 32)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Phase:
+class Phase(Settings):
     """A part of a run. The original trains 9 of 10 steps at length 128 and the rest at 512 (Devlin et al. 2019,
     appendix A.2).
 
@@ -30,17 +30,14 @@ class Phase:
     sequence_length: the largest number of tokens of a sequence, special tokens included.
     """
 
-    num_steps: int
-    batch_size: int
-    sequence_length: int = 128
-
-    def __post_init__(self) -> None:
-        require(self, "1 or more", lambda x: x >= 1, "num_steps", "batch_size")
-        require(self, f"{MIN_SEQUENCE} or more", lambda x: x >= MIN_SEQUENCE, "sequence_length")
+    num_steps: Positive
+    batch_size: Positive
+    # The sampler, too, refuses lengths that are too small for the special tokens.
+    sequence_length: Annotated[int, Range("5 or more", lambda x: x >= 5)] = 128
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(Settings):
     """The steps of a run, and how they are computed.
 
     phases: one after the other, under one learning-rate schedule.
@@ -51,17 +48,13 @@ class TrainConfig:
     evaluate_every, save_every: in steps; 0: about twenty times in a run, and every few minutes.
     """
 
-    phases: tuple[Phase, ...]
-    micro_batch_tokens: int = 8192
+    phases: Annotated[tuple[Phase, ...], Range("at least one phase", bool)]
+    micro_batch_tokens: Positive = 8192
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     gradient_checkpointing: bool = False
-    held_out_sequences: int = 256
-    evaluate_every: int = 0
-    save_every: int = 0
-
-    def __post_init__(self) -> None:
-        require(self, "1 or more", lambda x: x >= 1, "micro_batch_tokens", "held_out_sequences")
-        require(self, "a number of steps, or 0", lambda x: x >= 0, "evaluate_every", "save_every")
+    held_out_sequences: Positive = 256
+    evaluate_every: Steps = 0
+    save_every: Steps = 0
 
     @property
     def num_steps(self) -> int:
@@ -87,7 +80,7 @@ ObjectiveKind = Literal["masked_lm", "next_sentence"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObjectiveConfig:
+class ObjectiveConfig(Settings):
     """An objective (`training.objectives.OBJECTIVES`).
 
     kind: "masked_lm" (predict masked tokens) or "next_sentence" (does segment B follow segment A?).
@@ -95,22 +88,19 @@ class ObjectiveConfig:
     """
 
     kind: ObjectiveKind
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        require(self, "a number above 0", lambda x: 0 < x < float("inf"), "weight")
+    weight: Annotated[float, Range("a number above 0", lambda x: 0 < x < math.inf)] = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(Settings):
     """A whole pre-training: everything that decides the result, except the text.
 
     title: a name for people.
     objectives: what is learned; (): masked_lm, and what the format of the sequences has targets for. The first one
         chooses the best checkpoint.
     initialization: "published": everything at random; "neighbours": the first layer starts with attention to the
-        neighbouring tokens (`models.initialization`), which a small budget has no time to learn, and the position
-        embeddings are not trained.
+        neighbouring tokens (`models.encoder.init_local_attention`), which a small budget has no time to learn, and the
+        position embeddings are not trained.
     seed: of all random numbers.
     """
 
@@ -125,11 +115,10 @@ class Recipe:
     objectives: tuple[ObjectiveConfig, ...] = ()
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     initialization: Literal["published", "neighbours"] = "published"
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
-        if not self.train.phases:
-            raise ValueError("train.phases is empty: expected at least one phase")
+        super().__post_init__()
         if self.train.sequence_length > self.encoder.max_position_embeddings:
             raise ValueError(
                 f"train.phases ask for {self.train.sequence_length} tokens, but encoder.max_position_embeddings is "
@@ -141,7 +130,6 @@ class Recipe:
             raise ValueError(f"encoder.initializer_range is {self.encoder.initializer_range}: expected more than 0")
         if not self.optimizer.learning_rate:
             raise ValueError("optimizer.learning_rate is 0: expected the rate, which a pre-training does not choose")
-        require(self, SEEDS, lambda x: 0 <= x < 1 << 32, "seed")
 
     @property
     def weights(self) -> dict[ObjectiveKind, float]:
@@ -187,9 +175,9 @@ class Recipe:
                 )
 
 
-def packaged_recipes() -> dict[str, str]:
-    """The recipes that come with the package: their texts by name."""
-    files = [p for p in (resources.files("bertworks") / "recipes").iterdir() if p.name.endswith(".toml")]
+def packaged_recipes(folder: str = "") -> dict[str, str]:
+    """The recipes that come with the package, those of pre-training or in "finetuning": their texts by name."""
+    files = [p for p in (resources.files("bertworks") / "recipes" / folder).iterdir() if p.name.endswith(".toml")]
     return {p.name.removesuffix(".toml"): p.read_text(encoding="utf-8") for p in sorted(files, key=lambda p: p.name)}
 
 
@@ -199,16 +187,14 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
     Raises:
         UsageError: no such recipe; unknown field, wrong type, missing or refused value: with its path.
     """
-    return parse_recipe(read_recipe_text(name, "recipe", packaged_recipes()), name, overrides)
+    return parse_as(Recipe, read_recipe_text(name, "recipe", packaged_recipes()), name, overrides)
 
 
-def parse_recipe(text: str, where: str, overrides: Sequence[str] = ()) -> Recipe:
-    """The recipe that a TOML text describes. `where` is its name in errors."""
-    return parse_as(Recipe, text, where, overrides)
+MIN_LENGTH = 8  # tokens of a fine-tuning sequence: shorter windows would have no room for text
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneRecipe:
+class FinetuneRecipe(Settings):
     """Everything that decides the result of a fine-tuning, except the model and the data.
 
     title: a name for people.
@@ -238,62 +224,33 @@ class FinetuneRecipe:
     ALIASES: ClassVar[Mapping[str, str]] = {"recurrent_units": "lstm_units"}  # of fields, for one release
 
     title: str
-    epochs: int = 0
-    batch_size: int = 16
-    max_length: int = 0
-    evaluations: int = 1
-    patience: int = 4
-    dropout: float = -1.0
-    reinitialized_layers: int = 0
+    epochs: NotNegative = 0
+    batch_size: Positive = 16
+    max_length: Annotated[int, Range(f"at least {MIN_LENGTH}, or 0", lambda x: x == 0 or x >= MIN_LENGTH)] = 0
+    evaluations: Positive = 1
+    patience: NotNegative = 4
+    dropout: Annotated[float, Range("a number from 0 to below 1, or -1", lambda x: x == -1 or 0 <= x < 1)] = -1.0
+    reinitialized_layers: NotNegative = 0
     class_weights: Literal["none", "balanced"] = "none"
-    label_smoothing: float = 0.0
-    stride: int = 128
-    max_question: int = 64
-    max_answer: int = 30
+    label_smoothing: Annotated[float, Range("a fraction from 0 to below 1", lambda x: 0 <= x < 1)] = 0.0
+    stride: Positive = 128
+    max_question: NotNegative = 64
+    max_answer: Positive = 30
     document_context: bool = False
-    lstm_units: int = 0
-    micro_batch_tokens: int = 8192
+    lstm_units: NotNegative = 0
+    micro_batch_tokens: Positive = 8192
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    save_every: int = 0
+    save_every: NotNegative = 0
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    seed: int = 0
+    seed: Seed = 0
 
     def __post_init__(self) -> None:
-        positive = ("batch_size", "evaluations", "micro_batch_tokens", "stride", "max_answer")
-        require(self, "1 or more", lambda x: x >= 1, *positive)
-        others = ("epochs", "patience", "reinitialized_layers", "save_every", "max_question", "lstm_units")
-        require(self, "0 or more", lambda x: x >= 0, *others)
-        require(self, f"at least {MIN_LENGTH}, or 0", lambda x: x == 0 or x >= MIN_LENGTH, "max_length")
-        require(self, "a fraction from 0 to below 1", lambda x: 0 <= x < 1, "label_smoothing")
-        require(self, "a number from 0 to below 1, or -1", lambda x: x == -1 or 0 <= x < 1, "dropout")
-        require(self, SEEDS, lambda x: 0 <= x < 1 << 32, "seed")
+        super().__post_init__()
         if self.lstm_units and self.reinitialized_layers:
             raise ValueError("lstm_units freezes the encoder: reinitialized_layers would leave it at random")
 
 
 MIN_STEPS = 1000
-MIN_LENGTH = 8  # tokens of a fine-tuning sequence: shorter windows would have no room for text
-REFERENCE_RATE = 768, 5e-5  # hidden size and learning rate of BERT-Base
-RECIPES = {
-    # Mosbach et al. 2021: bias correction, a warm-up, long enough.
-    "stable": FinetuneRecipe(title="stable", optimizer=OptimizerConfig(learning_rate=0.0, warmup=0.1)),
-    # Devlin et al. 2019, appendix A.3, as released: 3 epochs, no bias correction, the best of the grid on dev.
-    "paper": FinetuneRecipe(
-        title="paper",
-        epochs=3,
-        batch_size=32,
-        patience=0,
-        optimizer=OptimizerConfig(learning_rate=5e-5, warmup=0.1, bias_correction=False, schedule="linear_from_start"),
-    ),
-    # The same, section 5.3: 768 units on the frozen encoder. The learning rate suits a network that starts at random.
-    "feature_based": FinetuneRecipe(
-        title="feature_based",
-        batch_size=32,
-        patience=0,  # scores stay near zero for some epochs, then rise
-        lstm_units=768,
-        optimizer=OptimizerConfig(learning_rate=1e-3, warmup=0.1),
-    ),
-}
 ALIASES = {"features": "feature_based"}  # of recipes, for one release
 PAPER_GRID = ("batch_size=16,32", "optimizer.learning_rate=5e-05,3e-05,2e-05", "epochs=2,3,4")
 
@@ -304,8 +261,9 @@ def load_finetune_recipe(name: str, overrides: Sequence[str] = ()) -> FinetuneRe
     Raises:
         UsageError: no such recipe; unknown field, wrong type or refused value: with its path.
     """
-    name, known = ALIASES.get(name, name), {known: dump_recipe(recipe) for known, recipe in RECIPES.items()}
-    return parse_as(FinetuneRecipe, read_recipe_text(name, "fine-tuning recipe", known), name, overrides)
+    name = ALIASES.get(name, name)
+    text = read_recipe_text(name, "fine-tuning recipe", packaged_recipes("finetuning"))
+    return parse_as(FinetuneRecipe, text, name, overrides)
 
 
 def default_max_length(recipe: FinetuneRecipe, max_positions: int) -> int:
@@ -320,15 +278,10 @@ def default_max_length(recipe: FinetuneRecipe, max_positions: int) -> int:
     return max_length
 
 
-def default_learning_rate(hidden_size: int) -> float:
-    """The learning rate for this hidden size: smaller networks need larger ones."""
-    width, rate = REFERENCE_RATE
-    return float(f"{rate * width / hidden_size:.1e}")
-
-
 def resolve_recipe(recipe: FinetuneRecipe, count: int, c: EncoderConfig) -> FinetuneRecipe:
     """The recipe with epochs and learning rate where they are 0 for "default". count: examples; c: the network."""
     steps_per_epoch = math.ceil(count / recipe.batch_size)
     epochs = recipe.epochs or min(20, max(3, math.ceil(MIN_STEPS / steps_per_epoch)))
-    rate = recipe.optimizer.learning_rate or default_learning_rate(c.hidden_size)
+    # That of BERT-Base; smaller networks need larger ones.
+    rate = recipe.optimizer.learning_rate or float(f"{5e-5 * 768 / c.hidden_size:.1e}")
     return replace(recipe, epochs=epochs, optimizer=replace(recipe.optimizer, learning_rate=rate))

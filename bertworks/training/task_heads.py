@@ -8,17 +8,16 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bertworks.batching.batch import Batch, ExampleGroup, collate, token_budget_batches
+from bertworks.batching.batch import Batch, ExampleGroup, token_budget_batches
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import BiLSTM, Encoder, OutputLayer, Pooler, initialize
-from bertworks.training.objectives import LossSum
+from bertworks.training.objectives import LossSum, TrainableModel, cross_entropy
 
 FEATURE_LAYERS = 4  # last layers; their concatenated hidden states are the best features (Devlin et al. 2019, table 7)
 MAX_FEATURE_BYTES = 2 << 30  # of cached features
@@ -49,18 +48,16 @@ class FrozenFeatures:
         return True
 
     def __call__(self, batch: Batch) -> Tensor:
-        for part in token_budget_batches(self._to_cache, FEATURE_BATCH_TOKENS):
-            inputs = collate([example for group in part for example in group])
+        for inputs in token_budget_batches(self._to_cache, FEATURE_BATCH_TOKENS):
             features = self._compute(inputs.to(batch.input_ids.device)).cpu()
             pieces = features.split(inputs.layout.cu_seqlens.diff().tolist())
             # Copies: a piece is a view that keeps the features of the whole batch.
             self._cache |= {key: piece.clone() for key, piece in zip(_sequence_keys(inputs), pieces, strict=True)}
         self._to_cache = []
-        keys = _sequence_keys(batch) if self._cache else []
-        cached = [self._cache[key] for key in keys if key in self._cache]
-        if not cached or len(cached) < len(keys):
+        keys = _sequence_keys(batch)
+        if not self._cache.keys() >= set(keys):
             return self._compute(batch)
-        return torch.cat(cached).to(batch.input_ids.device)
+        return torch.cat([self._cache[key] for key in keys]).to(batch.input_ids.device)
 
     @torch.no_grad()
     def _compute(self, batch: Batch) -> Tensor:
@@ -74,10 +71,9 @@ class FrozenFeatures:
 
 def _sequence_keys(batch: Batch) -> list[bytes]:
     """The inputs of the encoder for each sequence, as bytes."""
-    ends = batch.layout.cu_seqlens.tolist()
     assert batch.token_type_ids is not None
-    rows = torch.stack([batch.input_ids, batch.token_type_ids]).cpu().numpy()
-    return [rows[:, start:end].tobytes() for start, end in pairwise(ends)]
+    inputs = torch.stack([batch.input_ids, batch.token_type_ids]).cpu()
+    return [part.numpy().tobytes() for part in inputs.split(batch.layout.cu_seqlens.diff().tolist(), 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,16 +81,13 @@ class TaskHead(ABC):
     """The loss of a task over the M predictions of a batch of B sequences: one each, or one for many tokens of each.
 
     head: name of the output layer in a model folder.
+    outputs: logits of a prediction.
     pooled: whether the pooled [CLS] is classified, or tokens.
     """
 
     head: ClassVar[Literal["classifier", "span"]] = "classifier"
+    outputs: int = 1
     pooled: bool = True
-
-    @property
-    def outputs(self) -> int:
-        """Logits of a prediction."""
-        return 1
 
     def count(self, batch: Batch) -> int:
         """The number of terms of the loss."""
@@ -107,36 +100,24 @@ class TaskHead(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class Classification(TaskHead):
-    """One of several labels: of a sequence (Devlin et al. 2019, section 4.1) or, if not `pooled`, of each predicted
-    token (section 5.3).
+    """One of several labels, the outputs: of a sequence (Devlin et al. 2019, section 4.1) or, if not `pooled`, of each
+    predicted token (section 5.3).
 
     weights: of the labels in the loss, with a mean of 1 over the training data; (): all 1.
     smoothing: fraction of the target probability that is spread over all labels.
     """
 
-    num_labels: int
     weights: tuple[float, ...] = ()
     smoothing: float = 0.0
 
-    @property
-    def outputs(self) -> int:
-        return self.num_labels
-
     def tally(self, logits: Tensor, batch: Batch) -> LossSum:
         weights = logits.new_tensor(self.weights) if self.weights else None
-        loss = F.cross_entropy(logits, batch.target.labels, weights, reduction="sum", label_smoothing=self.smoothing)
-        return LossSum(loss, (logits.detach().argmax(-1) == batch.target.labels).sum().float())
+        return cross_entropy(logits, batch.target.labels, weights, self.smoothing)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MultiLabel(TaskHead):
-    """Each label, yes or no. Labels of a batch: float32 [B, num_labels] of zeros and ones."""
-
-    num_labels: int
-
-    @property
-    def outputs(self) -> int:
-        return self.num_labels
+    """Each label, yes or no. Labels of a batch: float32 [B, outputs] of zeros and ones."""
 
     def count(self, batch: Batch) -> int:
         return batch.target.labels.numel()
@@ -165,11 +146,8 @@ class SpanExtraction(TaskHead):
     the first and last token of the answer, both 0 ([CLS]) if there is none (section 4.3)."""
 
     head: ClassVar[Literal["classifier", "span"]] = "span"
+    outputs: int = 2
     pooled: bool = False
-
-    @property
-    def outputs(self) -> int:
-        return 2
 
     def count(self, batch: Batch) -> int:
         return batch.layout.num_sequences
@@ -193,9 +171,8 @@ class MultipleChoice(TaskHead):
         return len(batch.target.labels) // self.num_choices
 
     def tally(self, logits: Tensor, batch: Batch) -> LossSum:
-        scores, labels = logits.view(-1, self.num_choices), batch.target.labels.view(-1, self.num_choices).argmax(1)
-        loss = F.cross_entropy(scores, labels, reduction="sum")
-        return LossSum(loss, (scores.detach().argmax(-1) == labels).sum().float())
+        scores, labels = logits.view(-1, self.num_choices), batch.target.labels.view(-1, self.num_choices)
+        return cross_entropy(scores, labels.argmax(1))
 
 
 def output_dropout(c: EncoderConfig, task: TaskHead) -> float:
@@ -206,7 +183,7 @@ def output_dropout(c: EncoderConfig, task: TaskHead) -> float:
     return c.hidden_dropout if c.sequence_dropout is None or not task.pooled else c.sequence_dropout
 
 
-class TaskModel(nn.Module):
+class TaskModel(TrainableModel):
     """An encoder with the head of a task.
 
     lstm_units: the encoder is frozen, and its last layers are read, as they are, by a two-layer bidirectional LSTM
@@ -219,16 +196,12 @@ class TaskModel(nn.Module):
         self.encoder = Encoder(c, gradient_checkpointing)
         self.pooler = Pooler(c) if task.pooled else None
         self.pooler_dropout = c.hidden_dropout if c.pooler_dropout and not isinstance(task, MultipleChoice) else 0.0
-        self.features: FrozenFeatures | None = None
-        self.recurrent: BiLSTM | None = None
-        if lstm_units:
-            self.encoder.requires_grad_(False)
-            self.features = FrozenFeatures(self.encoder)
-            self.recurrent = BiLSTM(frozen_features_size(c), lstm_units)
+        self.encoder.requires_grad_(lstm_units == 0)
+        self.features = FrozenFeatures(self.encoder) if lstm_units else None
+        self.recurrent = BiLSTM(frozen_features_size(c), lstm_units) if lstm_units else None
         layer = OutputLayer(2 * lstm_units or c.hidden_size, task.outputs)
         initialize(layer, c)
-        self.classifier = layer if task.head == "classifier" else None
-        self.span = layer if task.head == "span" else None
+        self.add_module(task.head, layer)
         if isinstance(task, Regression):
             nn.init.constant_(layer.bias, task.mean)
 
@@ -243,8 +216,7 @@ class TaskModel(nn.Module):
         x = self._states(batch)
         if self.pooler is not None:
             x = self.pooler(F.dropout(x, self.pooler_dropout, self.training))
-        output = self.classifier if self.span is None else self.span
-        assert output is not None
+        output = self.get_submodule(self.task.head)
         return output(F.dropout(x, self.dropout, self.training))  # type: ignore[no-any-return]
 
     def _states(self, batch: Batch) -> Tensor:
