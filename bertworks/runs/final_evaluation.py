@@ -1,31 +1,23 @@
 """The final evaluation of a fine-tuned model: metrics, tables and mistakes on dev, the report and the model card."""
 
-import json
 import re
-import shlex
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-
 from bertworks.batching.features import Features
 from bertworks.checkpoints.model_card import render_card, render_cell, render_code, render_table
-from bertworks.checkpoints.model_folder import WEIGHTS, TaskConfig, load_model
+from bertworks.checkpoints.model_folder import WEIGHTS, TaskConfig
 from bertworks.checkpoints.resolve import is_model_name
-from bertworks.checkpoints.storage import read_json
-from bertworks.config import dump_recipe, parse_as
+from bertworks.config import dump_recipe
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.datasets.writer import write_rows
-from bertworks.inference.decoding import Answer, Decoder, Logits, make_task_head
-from bertworks.inference.engine import compute_logits
-from bertworks.io.atomic_write import sha256, write_text
+from bertworks.inference.decoding import Answer, Decoder, Logits
+from bertworks.io.atomic_write import sha256
 from bertworks.metrics import classification, squad
 from bertworks.runs.dataset_report import DatasetReport
-from bertworks.runs.report import write_task_report
 from bertworks.runs.run_folder import versions
 from bertworks.runs.task_metrics import (
     NAMES,
@@ -33,121 +25,50 @@ from bertworks.runs.task_metrics import (
     Mistake,
     compute_metrics,
     confusion,
-    counted,
-    format_metrics,
     frequent,
     mistakes,
     predicted_label,
     span_pairs,
     titled_metrics,
 )
-from bertworks.training.device import Precision
 from bertworks.training.recipe import FinetuneRecipe
-from bertworks.training.task_heads import TaskModel
 
-RESULT_FILE = "result.json"
 MAX_CONFUSION_LABELS = 50  # of a confusion matrix; larger ones cannot be read
 MAX_POINTS = 1000  # of gold and predicted numbers
 WORST = 25  # mistakes on the page; errors.csv has all
 
 
-class FinalEvaluation:
-    """The evaluation of the model in a folder on dev."""
+def evaluate_answers(
+    folder: Path, d: TaskConfig, dev: Sequence[Features], logits: Sequence[Logits]
+) -> tuple[dict[str, Any], list[Mistake]]:
+    """The contents of result.json for the model in a folder, and all mistakes on dev. The best threshold is stored in
+    the model.
 
-    def __init__(self, folder: Path, description: TaskConfig, dev: Sequence[Features], data_report: DatasetReport):
-        self.folder, self.description, self.dev, self.data_report = folder, description, dev, data_report
-
-    def report(self, folder: Path) -> None:
-        """Writes report.html, with the results so far."""
-        write_task_report(folder, str(self.data_report), self._stored())
-
-    def evaluate(
-        self, device: torch.device, precision: Precision, logits: list[Logits] | None = None
-    ) -> tuple[dict[str, float], str]:
-        """The metrics, and the last message to the user. Writes errors.csv, README.md, report.html and last
-        result.json with the hash of the weights: the results of the same weights are not computed twice.
-
-        logits: of all dev items, if known; None: they are computed.
-
-        Raises:
-            BertworksError: the model cannot be read, or the disk is full.
-        """
-        result = self._stored()
-        if result is None:
-            if logits is None:
-                logits = compute_logits(self._network(device), [features.unit for features in self.dev], precision)
-            contents, wrong = self._compute(logits)
-            result = {"weights_sha256": sha256(self.folder / WEIGHTS), **contents}
-            self._write(result, wrong)
-        return result["figures"], self._summary(result)
-
-    def _stored(self) -> dict[str, Any] | None:
-        """The stored result of the weights in the folder; None: there is none."""
-        path = self.folder / RESULT_FILE
-        result = read_json(path) if path.exists() else None
-        return result if result and result.get("weights_sha256") == sha256(self.folder / WEIGHTS) else None
-
-    def _compute(self, logits: Sequence[Logits]) -> tuple[dict[str, Any], list[Mistake]]:
-        """The contents of result.json except the hash, and all mistakes."""
-        items = [features.item for features in self.dev]
-
-        def decode(d: TaskConfig) -> tuple[list[Answer], dict[str, float]]:
-            decoder = Decoder(d)
-            answers = [decoder(features, rows) for features, rows in zip(self.dev, logits, strict=True)]
-            return answers, compute_metrics(d, items, answers)
-
-        d = self.description
-        answers, figures = decode(d)
-        if "threshold" in figures:
-            d = replace(d, threshold=best_threshold(answers, figures))
-            answers, figures = decode(d)
-            figures["threshold"] = d.threshold or 0.0
-            d.save(self.folder)
-        wrong = mistakes(d, items, answers)
-        names, counts = confusion(d, items, answers)
-        result = {
-            "task": d.task,
-            "rows": len(items),
-            "figures": figures,
-            "table": table(d, self.dev, answers),
-            "confusion": {"labels": names, "counts": counts.tolist()} if 0 < len(names) <= MAX_CONFUSION_LABELS else {},
-            "points": points(items, answers) if d.task == "regression" else [],
-            "mistakes": len(wrong),
-            "frequent": frequent(wrong),
-            "worst": [asdict(mistake) for mistake in wrong[:WORST]],
-        }
-        return result, wrong
-
-    def _network(self, device: torch.device) -> TaskModel:
-        """The network in the folder, with the best weights."""
-        d = self.description
-        model = load_model(self.folder, needs={"encoder", "span" if d.task == "qa" else "classifier"})
-        network = TaskModel(model.config, make_task_head(d), lstm_units=d.lstm_units)
-        network.load_state_dict({name: model.state[name] for name in network.state_dict()})
-        return network.to(device).eval()
-
-    def _write(self, result: Mapping[str, Any], wrong: Sequence[Mistake]) -> None:
-        write_errors(self.folder / "errors.csv", self.description, wrong)
-        recipe = parse_as(FinetuneRecipe, (self.folder / "recipe.toml").read_text(encoding="utf-8"), "recipe.toml")
-        request = read_json(self.folder / "run.json")["request"]
-        facts = {"evaluation": result["figures"]}
-        card = task_card(self.folder, self.description, recipe, request["model"], self.data_report, facts)
-        write_text(self.folder / "README.md", card)
-        write_task_report(self.folder, str(self.data_report), result)
-        write_text(self.folder / RESULT_FILE, json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-
-    def _summary(self, result: Mapping[str, Any]) -> str:
-        d = self.description
-        lines = [f"{self.folder}: {format_metrics(result['figures'])} on dev"]
-        if d.task == "regression":
-            errors = [abs(gold - predicted) for gold, predicted in result["points"]]
-            lines.append(f"half of the numbers are off by less than {np.median(errors):.3g}")
-        elif result["mistakes"]:
-            most = f": {result['frequent']}" if result["frequent"] else ""
-            lines.append(counted(result["mistakes"], result["rows"]) + most)
-        lines.append(f"see {self.folder / 'report.html'} and {self.folder / 'errors.csv'}")
-        lines.append(f"next: bertworks predict {shlex.quote(str(self.folder))} new.csv -o scored.csv")
-        return "\n".join(lines)
+    logits: of all dev items.
+    """
+    items = [features.item for features in dev]
+    answers = list(map(Decoder(d), dev, logits))
+    figures = compute_metrics(d, items, answers)
+    if "threshold" in figures:
+        d = replace(d, threshold=best_threshold(answers, figures))
+        d.save(folder)
+        answers = list(map(Decoder(d), dev, logits))
+        figures = compute_metrics(d, items, answers) | {"threshold": d.threshold or 0.0}
+    wrong = mistakes(d, items, answers)
+    names, counts = confusion(d, items, answers)
+    result = {
+        "weights_sha256": sha256(folder / WEIGHTS),
+        "task": d.task,
+        "rows": len(items),
+        "figures": figures,
+        "table": table(d, dev, answers),
+        "confusion": {"labels": names, "counts": counts.tolist()} if 0 < len(names) <= MAX_CONFUSION_LABELS else {},
+        "points": points(items, answers) if d.task == "regression" else [],
+        "mistakes": len(wrong),
+        "frequent": frequent(wrong),
+        "worst": [asdict(mistake) for mistake in wrong[:WORST]],
+    }
+    return result, wrong
 
 
 def best_threshold(answers: Sequence[Answer], figures: Mapping[str, float]) -> float:
@@ -246,13 +167,13 @@ def task_card(
     recipe: FinetuneRecipe,
     model_name: str,
     data_report: DatasetReport,
-    facts: Mapping[str, Any],
+    figures: Mapping[str, float],
 ) -> str:
     """The card of a fine-tuned model.
 
     Args:
         model_name: the model that was fine-tuned, as in the command.
-        facts: `evaluation`: metrics on dev.
+        figures: metrics on dev.
     """
     task = next((note[6:] for note in data_report.notes if note.startswith("task: ")), d.task)
     base = model_name if is_model_name(model_name) else Path(model_name).name
@@ -262,14 +183,14 @@ def task_card(
 A BERT for {task}, fine-tuned with bertworks from `{render_cell(base)}`.
 It reads {columns} and at most {d.max_length} tokens at once; longer texts are {longer}."""
     sections = {
-        "Quality": _quality(data_report, facts["evaluation"]),
+        "Quality": _quality(data_report, figures),
         "Data": _data(data_report),
         "Use": _usage(d),
         "Limits": _LIMITS,
         "Recipe": render_code("toml", dump_recipe(recipe)),
         "Software": render_table(("Package", ""), versions()),
     }
-    return render_card(folder.resolve().name, text, sections, hub=_hub_fields(d, model_name, facts["evaluation"]))
+    return render_card(folder.resolve().name, text, sections, hub=_hub_fields(d, model_name, figures))
 
 
 def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) -> dict[str, str]:

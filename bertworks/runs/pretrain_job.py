@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -38,6 +38,7 @@ from bertworks.io.atomic_write import write_npy
 from bertworks.models.encoder import init_local_attention
 from bertworks.runs.report import write_report
 from bertworks.runs.run_folder import describe, training_figures, versions
+from bertworks.runs.training_run import TrainingJob
 from bertworks.text.shards import Shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.device import Precision
@@ -174,10 +175,10 @@ def most_frequent_token(
     return tokenizer.tokens[best], correct / max(1, sum(map(len, labels)))
 
 
-class PretrainJob:
-    """A `TrainingJob`."""
+class PretrainJob(TrainingJob):
+    """Masked tokens and other objectives on shards."""
 
-    keeps: ClassVar[Literal["last", "best"]] = "last"
+    keeps = "last"
     describe, report = staticmethod(describe), staticmethod(write_report)
 
     def __init__(self, recipe: Recipe, shards: Shards, init: str | None = None):
@@ -225,10 +226,6 @@ class PretrainJob:
     def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool:
         main = f"{self._main_objective}_{OBJECTIVES[self._main_objective].measures[0].name}"
         return figures[main] < best[main]
-
-    def enough(self, evaluated: int, best: int) -> bool:
-        """Never: the schedule ends at the last step."""
-        return False
 
     def baseline(self) -> tuple[str, dict[str, Any]]:
         batches = self._held_out_batches[self.recipe.train.held_out_length]

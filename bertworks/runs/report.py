@@ -4,7 +4,7 @@ evaluation."""
 from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.schema import TaskType
@@ -13,7 +13,7 @@ from bertworks.io.atomic_write import write_text
 from bertworks.reports import svg
 from bertworks.reports.svg import Point, Series, Show
 from bertworks.runs.run_folder import describe, named_measures, read_metrics
-from bertworks.runs.task_metrics import NAMES, NOTHING, SHARES, counted, format_metrics, metric_of
+from bertworks.runs.task_metrics import NAMES, NOTHING, SHARES, counted, format_metrics
 from bertworks.training.objectives import OBJECTIVES, PERPLEXITY
 
 Rows = list[dict[str, Any]]
@@ -63,10 +63,11 @@ def write_report(folder: str | Path) -> Path:
     return _write(folder, "pre-training", summary, sections)
 
 
-def write_task_report(folder: Path, data: str, result: Mapping[str, Any] | None) -> Path:
+def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str, Any] | None) -> Path:
     """Draws the page of a run folder and returns its path. What is not there yet is left out.
 
     Args:
+        metric: by which the best state was chosen.
         data: what is known of the data, for people.
         result: what the best state makes of dev, as in result.json; None: not evaluated yet.
 
@@ -74,7 +75,7 @@ def write_task_report(folder: Path, data: str, result: Mapping[str, Any] | None)
         BertworksError: a line of metrics.jsonl is damaged; the page cannot be written.
     """
     steps, evaluations = _read_rows(folder)
-    summary, metric = _spent(steps, evaluations), _metric(folder)
+    summary = _spent(steps, evaluations)
     best = max(evaluations, key=lambda row: (row.get(metric, 0.0), -row.get("loss", 0.0)), default={})
     marks = {metric: (best["step"], best[metric])} if metric in best else {}
     title = f"{NAMES[metric][0].upper()}{NAMES[metric][1:]} on dev"
@@ -142,13 +143,6 @@ def _lines(
         if series := [line for line in series if line.points]:
             drawn.append(svg.chart(title, series, show, from_zero))
     return drawn
-
-
-def _metric(folder: Path) -> str:
-    """The figure by which the best state was chosen."""
-    task = read_json(folder / "task.json")
-    request = read_json(folder / "run.json").get("request", {}) if (folder / "run.json").exists() else {}
-    return metric_of(cast(TaskType, task["task"]), request.get("metric"), task["labels"])
 
 
 def _show(name: str) -> Show:

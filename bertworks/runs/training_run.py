@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -36,7 +36,7 @@ class TrainingJob(Protocol):
     """What a run trains. All methods are functions of their arguments and of the arguments of the constructor, so a
     resumed run gets the same results."""
 
-    keeps: ClassVar[Literal["last", "best"]]  # of all evaluated states, the one in the model folder
+    keeps: Literal["last", "best"]  # of all evaluated states, the one in the model folder
     seed: int
     precision: Precision
     optimizer: OptimizerConfig
@@ -49,14 +49,23 @@ class TrainingJob(Protocol):
     def batches(self, plans: Path, rank: int, world_size: int) -> Callable[[int], list[Batch]]: ...
     def evaluate(self, network: nn.Module) -> dict[str, float]: ...
     def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool: ...
-    def enough(self, evaluated: int, best: int) -> bool: ...  # stop early? steps of the last and best evaluation
-    def baseline(self) -> tuple[str, dict[str, Any]] | None: ...  # a trivial prediction, as text and figures
     def flops_per_token(self, step: int) -> float: ...
-    def cost(self, steps: int) -> float: ...  # of the first `steps` steps, in any unit
     def progress(self, step: int) -> dict[str, Any]: ...  # further figures to show, such as the phase
     def describe(self, figures: Mapping[str, float]) -> str: ...
     def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None: ...  # model and card
     def report(self, folder: Path) -> object: ...
+
+    def enough(self, evaluated: int, best: int) -> bool:
+        """Whether to stop early, after these steps of the last and the best evaluation."""
+        return False
+
+    def baseline(self) -> tuple[str, dict[str, Any]] | None:
+        """A trivial prediction, as text and figures."""
+        return None
+
+    def cost(self, steps: int) -> float:
+        """The cost of the first steps, in any unit."""
+        return float(steps)
 
 
 class TrainingRun:

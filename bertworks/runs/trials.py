@@ -13,7 +13,8 @@ from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_nested, replacing, write_json
 from bertworks.metrics.classification import confidence_interval
 from bertworks.runs.data_splits import LabelledData
-from bertworks.runs.finetune import FinetuneRequest, finetune_events
+from bertworks.runs.finetune import finetune_events
+from bertworks.runs.finetune_job import FinetuneRequest
 from bertworks.runs.run_folder import FILES, check_same_request, create_run_folder
 from bertworks.training.recipe import PAPER_GRID, load_finetune_recipe
 
