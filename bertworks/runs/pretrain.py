@@ -73,11 +73,6 @@ class Request:
         """The folder of the token ids, existing or not."""
         return Path(self.inputs[0]) if self.is_shards else output / "shards"
 
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """All input paths, which must not be in the output folder."""
-        return tuple(filter(None, (*self.inputs, self.tokenizer, self.init)))
-
     def content(self) -> dict[str, Any]:
         """The request as JSON, with the hashes of its files."""
         content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
@@ -209,7 +204,7 @@ def pretrain(
     )  # fmt: skip
     output, where, content = Path(output), choose_device(device), request.content()
     with training_processes(where) as processes:
-        refuse_nested(output, request.paths, request.inputs)
+        refuse_nested(output, filter(None, (*request.inputs, request.tokenizer, request.init)), request.inputs)
         if processes.first:
             resumes = check_same_request(output, content, overwrite)
             draft = None if resumes and (output / "recipe.toml").exists() else _draft(request, where)
@@ -286,25 +281,24 @@ def _draft(request: Request, device: torch.device) -> _Draft:
 
 
 def _recipe(request: Request, device: torch.device, tokens: int, encoder: EncoderConfig | None) -> Recipe:
-    """The recipe of the request, or one for its budget; with its precision, without the size of its vocabulary."""
-    recipe = load_recipe(request.recipe, request.overrides) if request.recipe else None
-    given = recipe.train.precision if recipe else parse_overrides(request.overrides).get("train.precision")
-    name = request.precision or given
-    # The best of the device for "auto", and for what the recipe will refuse.
-    precision = cast(Precision, name) if name in DTYPES else best_precision(device)
-    if recipe is None:
-        matmul = measure_matmul(DTYPES[precision], device)
-        recipe = choose_recipe(seconds_of(str(request.budget)), matmul, tokens, encoder)
-        recipe, encoder = override(recipe, request.overrides), None
-    try:
-        return replace(
-            recipe,
-            train=replace(recipe.train, precision=precision),
-            encoder=encoder or recipe.encoder,
-            seed=recipe.seed if request.seed is None else request.seed,
-        )
-    except ValueError as error:
-        raise UsageError(str(error), where=request.init) from error
+    """The recipe of the request, or one for its budget; with a precision, without the size of its vocabulary."""
+    given = {"train.precision": request.precision, "seed": request.seed}
+    overrides = (*request.overrides, *(f"{name}={value}" for name, value in given.items() if value is not None))
+    if request.recipe:
+        recipe = load_recipe(request.recipe, overrides)
+        try:
+            recipe = replace(recipe, encoder=encoder or recipe.encoder)
+        except ValueError as error:
+            raise UsageError(str(error), where=request.init) from error
+    else:
+        name = parse_overrides(overrides).get("train.precision")
+        # The best of the device for "auto", and for what the recipe will refuse.
+        matmul = measure_matmul(DTYPES[name if name in DTYPES else best_precision(device)], device)
+        recipe = override(choose_recipe(seconds_of(str(request.budget)), matmul, tokens, encoder), overrides)
+    train = recipe.train
+    return (
+        recipe if train.precision != "auto" else replace(recipe, train=replace(train, precision=best_precision(device)))
+    )
 
 
 def _prepare_text(output: Path, request: Request, draft: _Draft | None, workers: int | None) -> Iterator[Event]:

@@ -21,7 +21,7 @@ from bertworks.checkpoints.training_state import Checkpoint, latest_checkpoint, 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
 from bertworks.models.encoder import meta_device_init
-from bertworks.runs.processes import GracefulShutdown, ShutdownError
+from bertworks.runs.processes import GracefulShutdown
 from bertworks.runs.run_folder import Metrics, finite, training_figures
 from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, Precision, measure_matmul
 from bertworks.training.loop import Step, train
@@ -89,7 +89,13 @@ class TrainingRun:
                 where=str(folder / "checkpoints"),
                 hint="put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again",
             )
-        self.model = self._network(is_new=checkpoint is None)
+        if checkpoint:
+            with meta_device_init():
+                self.model = job.blank().to_empty(device=device)
+        else:
+            network, notes = job.begin()
+            self.model = network.to(device)
+            self.notes += [Event("note", text) for text in notes]
         self._parameters = dict(self.model.named_parameters())
         self.optimizer = make_optimizer(self.model, job.optimizer)
         self.num_steps = job.num_steps
@@ -102,7 +108,6 @@ class TrainingRun:
             "evaluated": None,  # the step of the last evaluation
             "evaluation": {},  # its figures
             "best": None,  # the step and the figures of the best evaluation
-            "exported": None,  # the step of the model folder and the report
         }
         # Skipped steps, whose loss or gradient was not finite: all, the last ones in a row, the most in a row.
         self.skipped = torch.zeros(3, device=device)
@@ -113,14 +118,6 @@ class TrainingRun:
         self.log_every = self.read_every * max(1, -(-self.num_steps // (MOST_LINES * self.read_every)))
         if checkpoint:
             self._restore(checkpoint)
-
-    def _network(self, is_new: bool) -> nn.Module:
-        if is_new:
-            network, notes = self.job.begin()
-            self.notes += [Event("note", text) for text in notes]
-            return network.to(self.device)
-        with meta_device_init():
-            return self.job.blank().to_empty(device=self.device)
 
     def events(self) -> Iterator[Event]:
         """Trains to the end. Ctrl-C and SIGTERM save, then raise KeyboardInterrupt and SystemExit."""
@@ -136,20 +133,20 @@ class TrainingRun:
             self.facts["threads"] = threads
             try:
                 yield from self._train(batches)
-            except (ShutdownError, RuntimeError) as error:
+            except (KeyboardInterrupt, SystemExit, RuntimeError) as error:
                 # A RuntimeError: another process left before this one.
                 if not self.shutdown.requested or (isinstance(error, RuntimeError) and self.world_size == 1):
                     raise
                 if self.step and self.saved != self.step:  # before the first step there is nothing to save
                     yield from self._save()
-                self.shutdown.end()
+                raise self.shutdown.requested from None
         yield self._done()
 
     def _train(self, batches: Callable[[int], list[Batch]]) -> Iterator[Event]:
         overdue = self._should_evaluate() and self.facts["evaluated"] != self.step
         if overdue:
             yield from self._evaluate()
-        if overdue or self.facts["exported"] is None:
+        if overdue or self.saved is None:
             yield from self._save()
         if self._is_over():
             return
@@ -248,7 +245,6 @@ class TrainingRun:
         if self.job.keeps == "last" or best in (None, self.step):
             self.job.save(self.folder, self.model, self.facts | {"step": self.step})
         self.job.report(self.folder)
-        self.facts["exported"] = self.step
         self.metrics.sync()  # the lines before a checkpoint must be on disk
         path = save_checkpoint(self.folder / "checkpoints", self.step, self._state(), self.facts, best=best)
         self.saved = self.step
