@@ -29,12 +29,12 @@ from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import write_text
-from bertworks.runs import final_evaluation
-from bertworks.runs.final_evaluation import best_threshold, task_card
+from bertworks.runs import task_metrics
 from bertworks.runs.finetune import evaluate_on_dev, make_finetune_request
 from bertworks.runs.finetune_job import FinetuneJob
+from bertworks.runs.report import task_card, write_errors
 from bertworks.runs.run_folder import create_run_folder
-from bertworks.runs.task_metrics import compute_metrics
+from bertworks.runs.task_metrics import best_threshold, compute_metrics
 
 CPU = torch.device("cpu")
 WRITERS: dict[str, tuple[Callable[[Path], Path], str]] = {
@@ -177,7 +177,7 @@ def test_tables_of_questions_add_up(done: Callable[[str], Examined]) -> None:
 def test_contexts_in_several_pieces_have_their_own_figures() -> None:
     items = [Item(("who ?", "Anna lives in Oslo . " * times), ((0, "Anna"),), "q") for times in (1, 20)]
     dev = list(Featurizer(tokenizer(), "qa", (), 24, stride=8)(items))
-    found = final_evaluation.table(TaskConfig(task="qa"), dev, [{"answer": "Anna"}, {"answer": "Oslo"}])
+    found = task_metrics.table(TaskConfig(task="qa"), dev, [{"answer": "Anna"}, {"answer": "Oslo"}])
     assert found == {
         "context in one piece": {"exact": 1.0, "f1": 1.0, "support": 1.0},
         "context in several pieces": {"exact": 0.0, "f1": 0.0, "support": 1.0},
@@ -186,8 +186,8 @@ def test_contexts_in_several_pieces_have_their_own_figures() -> None:
 
 def test_of_many_numbers_some_are_shown_from_all_over() -> None:
     items = [Item(("text",), float(n), "a.csv:1") for n in range(2500)]
-    shown = final_evaluation.points(items, [{"value": -item.label} for item in items])
-    assert 500 < len(shown) <= final_evaluation.MAX_POINTS
+    shown = task_metrics.points(items, [{"value": -item.label} for item in items])
+    assert 500 < len(shown) <= task_metrics.MAX_POINTS
     assert shown[0] == (0.0, 0.0)
     assert shown[-1][0] > 2490
     assert all(given == -gold for gold, given in shown)
@@ -222,8 +222,8 @@ def test_questions_that_all_have_answers_need_no_threshold(model: Path, tmp_path
 
 def test_columns_of_the_data_that_are_called_as_ours_are_told_apart(model: Path, tmp_path: Path) -> None:
     _, work = begun("classification", model, tmp_path)
-    wrong = [final_evaluation.Mistake("a.csv:1", ("x", "y"), "pos", "neg", 0.5, 0.5)]
-    final_evaluation.write_errors(tmp_path / "e.csv", replace(work.description, text=("gold", "where")), wrong)
+    wrong = [task_metrics.Mistake("a.csv:1", ("x", "y"), "pos", "neg", 0.5, 0.5)]
+    write_errors(tmp_path / "e.csv", replace(work.description, text=("gold", "where")), wrong)
     assert (tmp_path / "e.csv").read_text().splitlines()[0] == "where,gold (text),where (text),gold,predicted,score"
 
 

@@ -7,9 +7,9 @@ import json
 import shlex
 import shutil
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,23 +17,25 @@ from typing import Any
 import numpy as np
 import torch
 
+from bertworks.checkpoints.model_folder import WEIGHTS
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import dump_recipe, parse_as
 from bertworks.errors import UsageError
 from bertworks.events import Event, duration, forward_events
+from bertworks.inference.decoding import Decoder
 from bertworks.inference.predictor import Predictor
-from bertworks.io.atomic_write import refuse_nested, write_json, write_text
+from bertworks.io.atomic_write import refuse_nested, sha256, write_json, write_text
+from bertworks.runs import task_metrics
 from bertworks.runs.data_splits import LabelledData
-from bertworks.runs.final_evaluation import evaluate_answers, write_errors
 from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast
 from bertworks.runs.processes import Processes, training_processes
-from bertworks.runs.report import write_task_report
+from bertworks.runs.report import write_errors, write_task_report
 from bertworks.runs.run_folder import absolute, check_same_request, open_run
-from bertworks.runs.task_metrics import counted, format_metrics
 from bertworks.runs.training_run import TrainingRun
 from bertworks.training.device import choose_device, disable_heap_trim
 from bertworks.training.recipe import FinetuneRecipe
 
+WORST = 25  # mistakes on the page; errors.csv has all
 FINISHED = "finished.json"  # the last event; a folder with it is finished
 
 
@@ -102,27 +104,45 @@ def _train(job: FinetuneJob, output: Path, device: torch.device, processes: Proc
 
 
 def evaluate_on_dev(job: FinetuneJob, folder: Path, device: torch.device) -> tuple[dict[str, float], str]:
-    """The figures of the model in the folder on dev, and the last message to the user. Writes errors.csv, README.md,
-    report.html and last result.json.
+    """The figures of the model in the folder on dev, and the last message to the user. The best threshold is stored in
+    the model. Writes errors.csv, README.md, report.html and last result.json.
 
     Raises:
         BertworksError: the model cannot be read, or the disk is full.
     """
-    result, wrong = evaluate_answers(folder, job.description, job.dev, job.dev_logits(folder, device))
-    write_errors(folder / "errors.csv", job.description, wrong)
+    d, items, logits = job.description, [features.item for features in job.dev], job.dev_logits(folder, device)
+    answers, threshold = list(map(Decoder(d), job.dev, logits)), {}
+    if "threshold" in (figures := task_metrics.compute_metrics(d, items, answers)):
+        d = replace(d, threshold=task_metrics.best_threshold(answers, figures))
+        d.save(folder)
+        answers, threshold = list(map(Decoder(d), job.dev, logits)), {"threshold": d.threshold}
+    results, wrong = task_metrics.task_results(d, job.dev, answers)
+    result = {
+        "weights_sha256": sha256(folder / WEIGHTS),
+        **results,
+        "figures": results["figures"] | threshold,
+        "confusion": task_metrics.confusion(d, items, answers),
+        "points": task_metrics.points(items, answers) if d.task == "regression" else [],
+        "worst": [asdict(mistake) for mistake in wrong[:WORST]],
+    }
+    write_errors(folder / "errors.csv", d, wrong)
     write_text(folder / "README.md", job.card(folder, result["figures"]))
     write_task_report(folder, job.metric, str(job.data_report), result)
     write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
-    lines = [f"{folder}: {format_metrics(result['figures'])} on dev"]
+    return result["figures"], _summary(folder, result)
+
+
+def _summary(folder: Path, result: Mapping[str, Any]) -> str:
+    lines = [f"{folder}: {task_metrics.format_metrics(result['figures'])} on dev"]
     if result["task"] == "regression":
         errors = [abs(gold - predicted) for gold, predicted in result["points"]]
         lines.append(f"half of the numbers are off by less than {np.median(errors):.3g}")
-    elif wrong:
+    elif result["mistakes"]:
         most = f": {result['frequent']}" if result["frequent"] else ""
-        lines.append(counted(len(wrong), result["rows"]) + most)
+        lines.append(task_metrics.counted(result["mistakes"], result["rows"]) + most)
     lines.append(f"see {folder / 'report.html'} and {folder / 'errors.csv'}")
     lines.append(f"next: bertworks predict {shlex.quote(str(folder))} new.csv -o scored.csv")
-    return result["figures"], "\n".join(lines)
+    return "\n".join(lines)
 
 
 def _plan(job: FinetuneJob, seconds: float) -> str:

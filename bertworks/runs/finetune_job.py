@@ -1,4 +1,4 @@
-"""What a fine-tuning is asked for and trains, how it is evaluated during the training, and how long it takes."""
+"""The request of a fine-tuning: what it trains, how it is evaluated during the training, and how long it takes."""
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -31,8 +31,7 @@ from bertworks.io.atomic_write import sha256
 from bertworks.models.encoder import initialize, meta_device_init, num_lstm_parameters
 from bertworks.runs.data_splits import LabelledData, describe_task, find_files, read_data
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
-from bertworks.runs.final_evaluation import task_card
-from bertworks.runs.report import write_task_report
+from bertworks.runs.report import task_card, write_task_report
 from bertworks.runs.task_metrics import compute_metrics, format_metrics, metric_of
 from bertworks.runs.training_run import TrainingJob
 from bertworks.training.budget import time_step

@@ -1,19 +1,17 @@
 """Metrics and mistakes of a fine-tuned model.
 
-- items with labels and predictions -> metrics, as numbers and in words
+- items with labels and predictions -> metrics, as numbers and in words; metrics of parts; the confusion matrix
 - every mistake, the worst first, and the most frequent kinds
 """
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from bertworks.batching.features import Features
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import UsageError
@@ -136,6 +134,16 @@ def compute_answer_metrics(items: Sequence[Item], answers: Sequence[Answer]) -> 
     return metrics
 
 
+def best_threshold(answers: Sequence[Answer], figures: Mapping[str, float]) -> float:
+    """The margin with the best F1, plus half of the distance to the next margin (at most .5), so that no answer depends
+    on the last digit. If it is best to give no answer at all, a margin below all."""
+    threshold = figures["threshold"]
+    margins: list[float] = [answer["no_answer_margin"] for answer in answers]
+    if threshold not in margins:
+        return min(0.0, *margins) - 1
+    return threshold + min([1.0, *(margin - threshold for margin in margins if margin > threshold)]) / 2
+
+
 def format_metrics(figures: Mapping[str, Any]) -> str:
     """Metrics in one line."""
     if not figures:
@@ -153,8 +161,25 @@ def titled_metrics(figures: Mapping[str, float]) -> dict[str, str]:
     }
 
 
-Counts = NDArray[np.int64]
 NOTHING = "-"  # instead of a label, if there is none
+MAX_CONFUSION_LABELS = 50  # of a confusion matrix; larger ones cannot be read
+MAX_POINTS = 1000  # of gold and predicted numbers
+
+
+def task_results(
+    d: TaskConfig, encoded: Sequence[Features], answers: Sequence[Answer]
+) -> tuple[dict[str, Any], list["Mistake"]]:
+    """Metrics, `table`s of parts, the number of mistakes and their most frequent kinds; and all mistakes."""
+    items = [features.item for features in encoded]
+    wrong = mistakes(d, items, answers)
+    return {
+        "task": d.task,
+        "rows": len(items),
+        "figures": compute_metrics(d, items, answers),
+        "table": table(d, encoded, answers),
+        "mistakes": len(wrong),
+        "frequent": frequent(wrong),
+    }, wrong
 
 
 @dataclass(frozen=True)
@@ -289,11 +314,11 @@ def _kind(gold: Span | None, given: Span | None) -> str:
     return f"borders of {gold[2]!r} wrong" if gold[2] == given[2] else f"{gold[2]!r} taken for {given[2]!r}"
 
 
-def confusion(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> tuple[list[str], Counts]:
-    """Names, and the confusion matrix: gold labels in rows, predictions in columns. NOTHING: an entity without a
-    counterpart. Choices are named by their positions. Empty for tasks without classes."""
+def confusion(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, list[Any]]:
+    """The confusion matrix: `labels`, and `counts` with gold labels in rows, predictions in columns. NOTHING: an entity
+    without a counterpart. Choices are named by their positions. {}: a task without classes, or too many of them."""
     if d.task in ("multilabel", "regression", "qa"):
-        return [], np.zeros((0, 0), np.int64)
+        return {}
     pairs = Counter(
         (gold[2] if gold else NOTHING, given[2] if given else NOTHING)
         for spans in span_pairs(d, items, answers)
@@ -304,4 +329,47 @@ def confusion(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -
         names = list(d.labels)
     elif d.task == "choice":
         names = [str(number + 1) for number in range(d.num_choices)]
-    return names, np.array([[pairs[gold, given] for given in names] for gold in names], np.int64)
+    if len(names) > MAX_CONFUSION_LABELS:
+        return {}
+    return {"labels": names, "counts": [[pairs[gold, given] for given in names] for gold in names]}
+
+
+def table(d: TaskConfig, dev: Sequence[Features], answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
+    """Metrics of parts: of each label, of each type of entity, of each kind of question."""
+    items = [features.item for features in dev]
+    match d.task:
+        case "classification":
+            return classification.per_class([x.label for x in items], list(map(predicted_label, answers)), d.labels)
+        case "multilabel" | "tagging" | "spans":  # labels are counted like entities
+            gold, given = zip(*span_pairs(d, items, answers), strict=True)
+            return classification.spans_per_type(gold, given)
+        case "qa":
+            return _questions(dev, answers)
+        case "regression" | "choice":
+            return {}
+
+
+def _questions(dev: Sequence[Features], answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
+    """Questions with and without answer; contexts that are read in one window and in several."""
+    items = [features.item for features in dev]
+    unit = squad.f1_unit_of([item.texts[1] for item in items])
+    without = not all(item.label for item in items)
+    version: squad.SquadVersion = "2.0" if without else "1.1"
+    parts: dict[str, list[squad.SquadScore]] = defaultdict(list)
+    for features, answer in zip(dev, answers, strict=True):
+        golds = [text for _, text in features.item.label]
+        score = squad.score_answer(golds, answer["answer"], version=version, unit=unit)
+        parts["context in one piece" if len(features.unit) == 1 else "context in several pieces"].append(score)
+        if without:
+            parts["with an answer" if golds else "without an answer"].append(score)
+    table = {}
+    for kind, scores in sorted(parts.items()):
+        exact, f1 = (sum(figures) / len(scores) for figures in zip(*scores, strict=True))
+        table[kind] = {"exact": exact, "f1": f1, "support": float(len(scores))}
+    return table
+
+
+def points(items: Sequence[Item], answers: Sequence[Answer]) -> list[tuple[float, float]]:
+    """Gold and predicted numbers, at most MAX_POINTS, spread over all rows."""
+    step = -(-len(items) // MAX_POINTS)
+    return [(float(item.label), a["value"]) for item, a in list(zip(items, answers, strict=True))[::step]]
