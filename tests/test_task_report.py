@@ -12,7 +12,6 @@ import pytest
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.config import dump_recipe
 from bertworks.datasets.schema import TaskType
-from bertworks.errors import BertworksError
 from bertworks.reports import svg
 from bertworks.runs.report import write_task_report
 from bertworks.training.recipe import RECIPES
@@ -175,10 +174,3 @@ def test_a_run_that_has_only_begun_has_a_page(tmp_path: Path) -> None:
 def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     folder = run_folder(tmp_path)
     assert page_of(folder, result()) == page_of(folder, result())
-
-
-def test_a_line_that_no_run_writes_is_named(tmp_path: Path) -> None:
-    folder = run_folder(tmp_path)
-    (folder / "metrics.jsonl").write_text("{}\n")
-    with pytest.raises(BertworksError, match=r"metrics\.jsonl:1"):
-        page_of(folder)

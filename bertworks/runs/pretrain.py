@@ -295,10 +295,9 @@ def _recipe(request: Request, device: torch.device, tokens: int, encoder: Encode
         # The best of the device for "auto", and for what the recipe will refuse.
         matmul = measure_matmul(DTYPES[name if name in DTYPES else best_precision(device)], device)
         recipe = override(choose_recipe(seconds_of(str(request.budget)), matmul, tokens, encoder), overrides)
-    train = recipe.train
-    return (
-        recipe if train.precision != "auto" else replace(recipe, train=replace(train, precision=best_precision(device)))
-    )
+    if recipe.train.precision == "auto":
+        recipe = replace(recipe, train=replace(recipe.train, precision=best_precision(device)))
+    return recipe
 
 
 def _prepare_text(output: Path, request: Request, draft: _Draft | None, workers: int | None) -> Iterator[Event]:

@@ -49,7 +49,7 @@ from bertworks.training.recipe import Recipe
 # No document is longer than this fraction of the text: wrong sentences come from other documents, and the held-out part
 # should be small.
 MIN_SECTIONS = 40
-HELD_OUT_FRACTION, HELD_OUT_TOKENS = 0.05, 100_000
+HELD_OUT_FRACTION, HELD_OUT_TOKENS, HELD_OUT_BATCH = 0.05, 100_000, 32
 CHUNK = 1 << 24  # tokens counted at once
 MASKS_SEED = 20181011  # of held-out masks, the same in every run; the day on which BERT was published
 
@@ -146,7 +146,6 @@ def held_out_batches(
     format: Format,
     sequence_length: int,
     sequences: int,
-    batch_size: int = 32,
 ) -> list[Batch]:
     """Batches with fixed masks, 15 % of the tokens, 80/10/10, whatever the masking of the training, so that figures of
     different runs on the same text and vocabulary compare."""
@@ -155,7 +154,7 @@ def held_out_batches(
     sampler.plan = sampler.make_plan(documents)
     stream = ExampleStream(sampler, make_masker(MaskingConfig(), tokenizer), MASKS_SEED, dynamic=False)
     examples = sorted((stream[n] for n in range(min(sequences, len(sampler)))), key=lambda e: len(e.input_ids))
-    return [collate(examples[i : i + batch_size]) for i in range(0, len(examples), batch_size)]
+    return [collate(examples[i : i + HELD_OUT_BATCH]) for i in range(0, len(examples), HELD_OUT_BATCH)]
 
 
 def most_frequent_token(
@@ -189,6 +188,7 @@ class PretrainJob(TrainingJob):
         self.precision = cast(Precision, recipe.train.precision)
         self.num_steps = recipe.train.num_steps
         self.evaluate_every, self.save_every = recipe.train.evaluate_every, recipe.train.save_every
+        self._main_objective: str = next(iter(recipe.weights))
         self.store = split_long_documents(shards)
         self.documents, self.held_out = split_documents(self.store, recipe.seed)
 
@@ -260,10 +260,6 @@ class PretrainJob(TrainingJob):
         )
         state = {name: p.detach() for name, p in network.named_parameters()}
         save_model(folder, state, self.recipe.encoder, self.tokenizer, card=card)
-
-    @property
-    def _main_objective(self) -> str:
-        return next(iter(self.recipe.weights))
 
     @property
     def _phase_ends(self) -> list[int]:

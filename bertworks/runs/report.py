@@ -57,7 +57,7 @@ def write_report(folder: str | Path) -> Path:
     """Draw the page of a run folder and return its path. What has not been measured yet is left out.
 
     Raises:
-        BertworksError: a line of metrics.jsonl is damaged; the page cannot be written.
+        BertworksError: the page cannot be written.
     """
     folder = Path(folder)
     steps, evaluations = _read_rows(folder)
@@ -79,7 +79,7 @@ def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str,
         result: what the best state makes of dev, as in result.json; None: not evaluated yet.
 
     Raises:
-        BertworksError: a line of metrics.jsonl is damaged; the page cannot be written.
+        BertworksError: the page cannot be written.
     """
     steps, evaluations = _read_rows(folder)
     summary = _spent(steps, evaluations)

@@ -20,6 +20,7 @@ from bertworks.batching.batch import Batch
 from bertworks.checkpoints.training_state import Checkpoint, latest_checkpoint, remove_deleted, save_checkpoint
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
+from bertworks.io.atomic_write import fsync
 from bertworks.models.encoder import meta_device_init
 from bertworks.runs.processes import GracefulShutdown
 from bertworks.runs.run_folder import Metrics, finite, training_figures
@@ -245,7 +246,7 @@ class TrainingRun:
         if self.job.keeps == "last" or best in (None, self.step):
             self.job.save(self.folder, self.model, self.facts | {"step": self.step})
         self.job.report(self.folder)
-        self.metrics.sync()  # the lines before a checkpoint must be on disk
+        fsync(self.metrics.path)  # the lines before a checkpoint must be on disk
         path = save_checkpoint(self.folder / "checkpoints", self.step, self._state(), self.facts, best=best)
         self.saved = self.step
         yield Event("saved", f"saved {path}", {"step": self.step, "path": str(path)})
@@ -314,10 +315,8 @@ class TrainingRun:
         )
 
     def _done(self) -> Event:
-        figures = {"folder": str(self.folder), "step": self.step, "tokens": self.facts["tokens"]}
-        figures |= {"seconds": self.facts["seconds"], "evaluation": self.facts["evaluation"]}
-        figures |= {"best": self.facts["best"], "baseline": self.facts.get("baseline")}
-        figures |= {"report": str(self.folder / "report.html")}
+        facts = {name: self.facts.get(name) for name in ("tokens", "seconds", "evaluation", "best", "baseline")}
+        figures = {"folder": str(self.folder), "step": self.step, **facts, "report": str(self.folder / "report.html")}
         described = self.job.describe(self.facts["evaluation"])
         text = f"{self.folder}: {self.step:,} steps, {self.facts['tokens']:,} tokens; {described}"
         best = self.facts["best"]
