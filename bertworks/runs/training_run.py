@@ -301,8 +301,12 @@ class TrainingRun:
         fields = figures | {"steps": self.num_steps, **self.job.progress(step.number)}
         fields |= {"eta_seconds": left, "skipped": int(self.skipped[0].item())}
         accuracies = [f"{OBJECTIVES[kind].title} {means[kind].accuracy:.1%}" for kind in means if kind in OBJECTIVES]
-        parts = [f"step {step.number:,}/{self.num_steps:,}", f"loss {loss:.3f}", *accuracies]
-        parts += [show(fields[name]) for name, show in _SHOWN.items() if fields[name] is not None]
+        parts = [
+            f"step {step.number:,}/{self.num_steps:,}", f"loss {loss:.3f}", *accuracies,
+            f"rate {step.learning_rate:.1e}", f"{tokens_per_second:,.0f} tokens/s",
+            f"{figures['matmul_share']:.0%} of matmul speed", f"{figures['memory'] / 1e9:.2f} GB",
+            f"{duration(left)} left",
+        ]  # fmt: skip
         return Event("step", "  ".join(parts), fields)
 
     def _diverged(self, what: str) -> BertworksError:
@@ -324,12 +328,3 @@ class TrainingRun:
             where = f": {self.folder}/checkpoints" if self.job.keeps == "last" else f": {self.job.describe(best)}"
             text += f"; the best one was after step {best['step']:,}{where}"
         return Event("done", text, figures)
-
-
-_SHOWN: dict[str, Callable[[Any], str]] = {  # figures of a step, in the order of display
-    "learning_rate": lambda value: f"rate {value:.1e}",
-    "tokens_per_second": lambda value: f"{value:,.0f} tokens/s",
-    "matmul_share": lambda value: f"{value:.0%} of matmul speed",
-    "memory": lambda value: f"{value / 1e9:.2f} GB",
-    "eta_seconds": lambda value: f"{duration(value)} left",
-}
