@@ -33,7 +33,6 @@ from bertworks.runs.data_splits import LabelledData, describe_task, find_files, 
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
 from bertworks.runs.report import task_card, write_task_report
 from bertworks.runs.task_metrics import compute_metrics, format_metrics, metric_of
-from bertworks.runs.training_run import TrainingJob
 from bertworks.training.budget import time_step
 from bertworks.training.device import Precision, best_precision
 from bertworks.training.recipe import FinetuneRecipe, default_max_length, load_finetune_recipe, resolve_recipe
@@ -148,8 +147,8 @@ def _recipe_of(request: FinetuneRequest, device: torch.device) -> FinetuneRecipe
     return replace(recipe, precision=best_precision(device) if precision == "auto" else cast(Precision, precision))
 
 
-class FinetuneJob(TrainingJob):
-    """A task trained on labelled items and evaluated on others.
+class FinetuneJob:
+    """A task trained on labelled items and evaluated on others, for a `TrainingRun`.
 
     metric: the metric that selects the best checkpoint.
     model, head: the initial model, and the task of its own head; None: it has none, or it is not used.
@@ -157,7 +156,7 @@ class FinetuneJob(TrainingJob):
     config: of the network, which has embeddings only of the tokens in the data; the model folder has all of them.
     """
 
-    keeps = "best"
+    keeps = "best"  # of all evaluated states, the one in the model folder
     describe = staticmethod(format_metrics)
 
     def __init__(
@@ -274,6 +273,10 @@ class FinetuneJob(TrainingJob):
         """Whether the score did not improve for `patience` evaluations."""
         return 0 < self.recipe.patience * self.evaluate_every <= evaluated - best
 
+    def baseline(self) -> tuple[str, dict[str, Any]] | None:
+        """A trivial prediction, as text and figures: none."""
+        return None
+
     def flops_per_token(self, step: int) -> float:
         c, units, some = self.config, self.recipe.lstm_units, self.groups[:1000]
         if units:  # of the LSTM alone: the features are computed once
@@ -281,6 +284,10 @@ class FinetuneJob(TrainingJob):
         length = num_tokens(some) // sum(map(len, some))
         finished = 1.0 if self.description.task == "qa" else 1 / max(1, length)  # tokens of the last layer
         return replace(c, vocab_size=0).flops_per_token(length, 0.0, finished=finished)
+
+    def cost(self, steps: int) -> float:
+        """The cost of the first steps, in any unit."""
+        return float(steps)
 
     def progress(self, step: int) -> dict[str, Any]:
         return {"epoch": step / self.train_batches.steps_per_epoch, "epochs": self.recipe.epochs}

@@ -38,7 +38,6 @@ from bertworks.io.atomic_write import write_npy
 from bertworks.models.encoder import init_local_attention
 from bertworks.runs.report import write_report
 from bertworks.runs.run_folder import describe, training_figures, versions
-from bertworks.runs.training_run import TrainingJob
 from bertworks.text.shards import Shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.device import Precision
@@ -174,10 +173,10 @@ def most_frequent_token(
     return tokenizer.tokens[best], correct / max(1, sum(map(len, labels)))
 
 
-class PretrainJob(TrainingJob):
-    """Masked tokens and other objectives on shards."""
+class PretrainJob:
+    """Masked tokens and other objectives on shards, for a `TrainingRun`."""
 
-    keeps = "last"
+    keeps = "last"  # of all evaluated states, the one in the model folder
     describe, report = staticmethod(describe), staticmethod(write_report)
 
     def __init__(self, recipe: Recipe, shards: Shards, init: str | None = None):
@@ -226,6 +225,10 @@ class PretrainJob(TrainingJob):
     def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool:
         main = f"{self._main_objective}_{OBJECTIVES[self._main_objective].measures[0].name}"
         return figures[main] < best[main]
+
+    def enough(self, evaluated: int, best: int) -> bool:
+        """Never stop early: the schedule ends at the last step."""
+        return False
 
     def baseline(self) -> tuple[str, dict[str, Any]]:
         batches = self._held_out_batches[self.recipe.train.held_out_length]

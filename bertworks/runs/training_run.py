@@ -1,16 +1,17 @@
 """A training in its run folder: from its newest checkpoint to its last step, with checkpoints on the way.
 
 The folder is a model folder at all times (config.json, model.safetensors, tokenizer, README.md), with recipe.toml,
-metrics.jsonl, report.html, `checkpoints/` and `plans/`. A `TrainingJob` says what is trained.
+metrics.jsonl, report.html, `checkpoints/` and `plans/`. A job says what is trained: its methods are functions of their
+arguments and of those of its constructor, so that a resumed run gets the same results.
 """
 
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -22,51 +23,17 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
 from bertworks.io.atomic_write import fsync
 from bertworks.models.encoder import meta_device_init
+from bertworks.runs.finetune_job import FinetuneJob
+from bertworks.runs.pretrain_job import PretrainJob
 from bertworks.runs.processes import GracefulShutdown
 from bertworks.runs.run_folder import Metrics, finite, training_figures
-from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, Precision, measure_matmul
+from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, measure_matmul
 from bertworks.training.loop import Step, train
 from bertworks.training.objectives import OBJECTIVES, LossStats, TrainableModel
-from bertworks.training.optimization import OptimizerConfig, make_optimizer
+from bertworks.training.optimization import make_optimizer
 
 EVALUATIONS, SAVE_SECONDS, MOST_LINES = 20, 120.0, 10_000
 STOP_AFTER = 3  # steps in a row whose loss or gradient is not finite
-
-
-class TrainingJob(Protocol):
-    """What a run trains. All methods are functions of their arguments and of the arguments of the constructor, so a
-    resumed run gets the same results."""
-
-    keeps: Literal["last", "best"]  # of all evaluated states, the one in the model folder
-    seed: int
-    precision: Precision
-    optimizer: OptimizerConfig
-    num_steps: int
-    evaluate_every: int  # steps; 0: about twenty times
-    save_every: int  # steps; 0: every few minutes
-
-    def begin(self) -> tuple[nn.Module, list[str]]: ...  # the network before its first step, and notes about it
-    def blank(self) -> nn.Module: ...  # a network that a checkpoint fills
-    def batches(self, plans: Path, rank: int, world_size: int) -> Callable[[int], list[Batch]]: ...
-    def evaluate(self, network: nn.Module) -> dict[str, float]: ...
-    def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool: ...
-    def flops_per_token(self, step: int) -> float: ...
-    def progress(self, step: int) -> dict[str, Any]: ...  # further figures to show, such as the phase
-    def describe(self, figures: Mapping[str, float]) -> str: ...
-    def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None: ...  # model and card
-    def report(self, folder: Path) -> object: ...
-
-    def enough(self, evaluated: int, best: int) -> bool:
-        """Whether to stop early, after these steps of the last and the best evaluation."""
-        return False
-
-    def baseline(self) -> tuple[str, dict[str, Any]] | None:
-        """A trivial prediction, as text and figures."""
-        return None
-
-    def cost(self, steps: int) -> float:
-        """The cost of the first steps, in any unit."""
-        return float(steps)
 
 
 class TrainingRun:
@@ -76,7 +43,7 @@ class TrainingRun:
     resumed run equals one that was never interrupted.
     """
 
-    def __init__(self, folder: Path, job: TrainingJob, device: torch.device):
+    def __init__(self, folder: Path, job: PretrainJob | FinetuneJob, device: torch.device):
         self.folder, self.job, self.device = folder, job, device
         self.memory, self.shutdown = HeapTrimmer(device), GracefulShutdown()
         self.metrics = Metrics(folder / "metrics.jsonl")
@@ -92,7 +59,7 @@ class TrainingRun:
             )
         if checkpoint:
             with meta_device_init():
-                self.model = job.blank().to_empty(device=device)
+                self.model: nn.Module = job.blank().to_empty(device=device)
         else:
             network, notes = job.begin()
             self.model = network.to(device)
