@@ -13,14 +13,7 @@ from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, ExampleGroup, LabelledBatches, collate
 from bertworks.batching.features import training_groups
-from bertworks.checkpoints.model_folder import (
-    ModelFolder,
-    TaskConfig,
-    check_same_task,
-    load_model,
-    save_model,
-    task_settings,
-)
+from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig, check_same_task, save_model, task_settings
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.reader import Quoting
 from bertworks.datasets.schema import TaskType
@@ -311,7 +304,7 @@ class FinetuneJob:
     def dev_logits(self, folder: Path, device: torch.device) -> list[Logits]:
         """The logits of all dev items, by the model in the folder."""
         if self._saved is None:
-            network, state = self.network(), load_model(folder, needs={"encoder"}).state
+            network, state = self.network(), ModelFolder(folder).load(needs={"encoder"}).state
             state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
             network.load_state_dict({name: state[name] for name in network.state_dict()})
             self._saved, _ = compute_logits_and_loss(network.to(device), self.dev_units, self.precision)

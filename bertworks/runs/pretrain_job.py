@@ -5,7 +5,7 @@
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -18,17 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from bertworks.batching.batch import Batch, Batches, ExampleStream, collate
-from bertworks.batching.sampling import (
-    Format,
-    Ids,
-    Masker,
-    MaskingConfig,
-    Plan,
-    SamplingConfig,
-    TokenStore,
-    keyed_rng,
-    make_sampler,
-)
+from bertworks.batching.sampling import Format, Ids, SamplingConfig, TokenStore, keyed_rng, make_masker, make_sampler
 from bertworks.checkpoints.model_card import pretraining_card
 from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.checkpoints.resolve import resolve_model
@@ -92,17 +82,6 @@ def split_documents(store: TokenStore, seed: int) -> tuple[Ids, Ids]:
     return np.sort(order[held_out:]), np.sort(order[:held_out])
 
 
-def make_masker(c: MaskingConfig, tokenizer: Tokenizer) -> Masker:
-    """The masking policy over a tokenizer's ids.
-
-    Raises:
-        BertworksError: the tokenizer has no mask token.
-    """
-    if tokenizer.mask_id < 0:
-        raise BertworksError("the tokenizer has no mask token", hint="choose a tokenizer with [MASK] or <mask>")
-    return Masker(c, tokenizer.mask_id, tokenizer.starts_word)
-
-
 def phase_batches(
     store: TokenStore, documents: Ids, recipe: Recipe, tokenizer: Tokenizer, plans: Path, rank: int, world_size: int
 ) -> Callable[[int], list[Batch]]:
@@ -113,9 +92,9 @@ def phase_batches(
         path, seed, length = plans / f"phase-{number}.npy", (recipe.seed << 8) + number, phase.sequence_length
         sampler = make_sampler(store, recipe.sampling, length, tokenizer.template, seed)
         if not path.exists():
-            write_npy(path, _not_empty(sampler.plan_blocks(documents)))
+            write_npy(path, sampler.plan_blocks(documents))
         sampler.plan = np.asarray(np.load(path, mmap_mode="r"))
-        stream = ExampleStream(sampler, make_masker(recipe.masking, tokenizer), seed, recipe.masking.dynamic)
+        stream = ExampleStream(sampler, make_masker(tokenizer, recipe.masking), seed, recipe.masking.dynamic)
         micro_batch_size = max(1, recipe.train.micro_batch_tokens // length)
         of_phase.append(Batches(stream, phase.batch_size, micro_batch_size, rank, world_size))
     starts = [0, *accumulate(phase.num_steps for phase in recipe.train.phases[:-1])]
@@ -125,16 +104,6 @@ def phase_batches(
         return of_phase[phase](step - starts[phase])
 
     return batches
-
-
-def _not_empty(blocks: Iterable[Plan]) -> Iterator[Plan]:
-    """The blocks of a plan. Raises BertworksError if all of them together have no row."""
-    rows = 0
-    for block in blocks:
-        rows += len(block)
-        yield block
-    if not rows:
-        raise BertworksError("the corpus is too short for a single sequence", hint="give more text")
 
 
 def held_out_batches(
@@ -151,7 +120,7 @@ def held_out_batches(
     config = SamplingConfig(format=format)
     sampler = make_sampler(store, config, sequence_length, tokenizer.template, MASKS_SEED)
     sampler.plan = sampler.make_plan(documents)
-    stream = ExampleStream(sampler, make_masker(MaskingConfig(), tokenizer), MASKS_SEED, dynamic=False)
+    stream = ExampleStream(sampler, make_masker(tokenizer), MASKS_SEED, dynamic=False)
     examples = sorted((stream[n] for n in range(min(sequences, len(sampler)))), key=lambda e: len(e.input_ids))
     return [collate(examples[i : i + HELD_OUT_BATCH]) for i in range(0, len(examples), HELD_OUT_BATCH)]
 
