@@ -60,12 +60,11 @@ def finetune_events(
         refuse_nested(output, request.paths)
         if not processes.first:
             processes.meet()  # the first process has created the folder by then, or seen that the run is finished
-        resumes, recipe_file = (
-            check_same_request(output, content, overwrite and processes.first),
-            output / "recipe.toml",
-        )
+        resumes = check_same_request(output, content, overwrite and processes.first)
         if not (resumes and (output / FINISHED).exists()):
-            recipe = _read_recipe(recipe_file) if resumes and recipe_file.exists() else None
+            recipe, recipe_file = None, output / "recipe.toml"
+            if resumes and recipe_file.exists():
+                recipe = parse_as(FinetuneRecipe, recipe_file.read_text(encoding="utf-8"), recipe_file.name)
             job = FinetuneJob(request, device_, recipe, data)
             processes.refuse_to_share(min(job.recipe.batch_size, len(job.groups)))
             with open_run(output, content, overwrite) if processes.first else nullcontext():
@@ -76,10 +75,6 @@ def finetune_events(
             processes.meet()
         done = read_json(output / FINISHED)
         yield Event("done", done["text"], done["fields"])
-
-
-def _read_recipe(path: Path) -> FinetuneRecipe:
-    return parse_as(FinetuneRecipe, path.read_text(encoding="utf-8"), path.name)
 
 
 def _train(job: FinetuneJob, output: Path, device: torch.device, processes: Processes) -> Iterator[Event]:

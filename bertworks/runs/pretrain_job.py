@@ -221,15 +221,10 @@ class PretrainJob:
         m = self.shards.manifest
         corpus = {"documents": m.documents, "sentences": m.sentences, "tokens": m.tokens}
         card = pretraining_card(
-            self.recipe.encoder,
-            name=folder.resolve().name,
-            recipe=dump_recipe(self.recipe),
-            steps=facts["step"],
-            tokens=facts["tokens"],
-            corpus=corpus | {"sha256": m.files["tokens.bin"]},
-            held_out=facts["evaluation"],
+            self.recipe.encoder, name=folder.resolve().name, recipe=dump_recipe(self.recipe), steps=facts["step"],
+            tokens=facts["tokens"], corpus=corpus | {"sha256": m.files["tokens.bin"]}, held_out=facts["evaluation"],
             versions=versions(),
-        )
+        )  # fmt: skip
         state = {name: p.detach() for name, p in network.named_parameters()}
         save_model(folder, state, self.recipe.encoder, self.tokenizer, card=card)
 

@@ -283,12 +283,9 @@ def _answers(d: TaskConfig, item: Item, answer: Answer, unit: squad.F1Unit) -> I
 
 
 def _entities(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mistake]:
-    is_by_word = d.task == "tagging"
-    text = " ".join(item.texts)
-    if is_by_word:
-        scores = answer["scores"]
-    else:
-        scores = {(entity["start"], entity["end"], entity["type"]): entity["score"] for entity in answer["entities"]}
+    is_by_word, text = d.task == "tagging", " ".join(item.texts)
+    given_spans = answer.get("entities", ())
+    scores: dict[Span | None, float] = {(one["start"], one["end"], one["type"]): one["score"] for one in given_spans}
 
     def named(span: Span | None) -> str:
         if span is None:
@@ -300,10 +297,9 @@ def _entities(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mis
         place = given or gold
         if gold == given or place is None:
             continue
+        score = scores.get(given)  # a span that is missed has no score
         if is_by_word:
-            score = sum(scores[place[0] : place[1]]) / (place[1] - place[0])
-        else:
-            score = scores.get(given)  # a span that is missed has no score
+            score = sum(answer["scores"][place[0] : place[1]]) / (place[1] - place[0])
         badness = 0.5 if score is None else score
         yield Mistake(item.where, (text,), named(gold), named(given), score, badness, _kind(gold, given))
 

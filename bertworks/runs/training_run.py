@@ -9,7 +9,6 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -122,6 +121,7 @@ class TrainingRun:
             self.model, self.optimizer, batches, self.job.optimizer, self.num_steps, precision=self.job.precision,
             seed=self.job.seed, start=self.step, before_update=self.shutdown.protect,
         )  # fmt: skip
+        self._matmul_speed = measure_matmul(DTYPES[self.job.precision], self.device)
         saved, self._logged = time.perf_counter(), (self.facts["tokens"], self.facts["seconds"])
         while not self._is_over():
             begin = time.perf_counter()
@@ -193,10 +193,6 @@ class TrainingRun:
         if self.rank == 0 and self.world_size > 1:
             dist.barrier()
         return batches
-
-    @cached_property
-    def _matmul_speed(self) -> float:
-        return measure_matmul(DTYPES[self.job.precision], self.device)
 
     def _state(self) -> dict[str, Tensor]:
         """All tensors that a training changes, by name."""
