@@ -50,9 +50,6 @@ class VocabSubset:
         self._row_of_token = torch.full((vocab_size,), -1)  # int64 [V]
         self._row_of_token[ids] = torch.arange(len(ids))
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
     def attach(self, embedding: nn.Embedding) -> None:
         """Make an embedding of these rows, [S, hidden], accept token ids of the whole vocabulary, int64 [T]."""
         row_of_token = cache(self._row_of_token.to)  # on each device
@@ -190,7 +187,7 @@ class FinetuneJob:
         self.num_steps = recipe.epochs * self.train_batches.steps_per_epoch
         self.evaluate_every = max(1, self.train_batches.steps_per_epoch // recipe.evaluations)
         self.vocab_subset = VocabSubset([*self.groups, *self.dev_units], c.vocab_size)
-        self.config, rate = replace(c, vocab_size=len(self.vocab_subset)), recipe.dropout
+        self.config, rate = replace(c, vocab_size=len(self.vocab_subset.ids)), recipe.dropout
         if rate >= 0:
             spans = None if c.span_dropout is None else rate
             self.config = replace(
@@ -321,8 +318,7 @@ def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> floa
     same size, on examples of all lengths."""
     recipe = job.recipe
     with meta_device_init():
-        network = job.network()
-    network = network.to_empty(device=device)
+        network = job.network().to_empty(device=device)
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=TIMING_DEVIATION)
     max_tokens = recipe.micro_batch_tokens if device.type == "cuda" else CPU_TOKENS

@@ -276,7 +276,14 @@ def _draft(request: Request, device: torch.device) -> _Draft:
     recipe = _recipe(request, device, tokens, model.config if model else None)
     vocab_size = tokenizer.vocab_size if tokenizer else recipe.vocabulary.size
     check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else 0)  # 0: in vocabularies trained here
-    _check_memory(_with_vocabulary(recipe, vocab_size), device)
+    parameters = _with_vocabulary(recipe, vocab_size).encoder.num_parameters(*heads_of(recipe.weights))
+    needed, memory = 16 * parameters, total_memory(device)  # parameters, gradients, moments of Adam, all float32
+    if needed > memory:
+        raise UsageError(
+            f"a model of {parameters:,} parameters needs more than {needed / 1e9:,.1f} GB of memory to train, and this "
+            f"machine has {memory / 1e9:,.1f} GB",
+            hint="choose a smaller encoder: fewer layers, or a smaller hidden size",
+        )
     return _Draft(recipe, reader, tokens, tokenizer, vocab_size)
 
 
@@ -347,17 +354,6 @@ def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
             hint="leave it out, and set vocabulary.size",
         )
     return replace(recipe, encoder=replace(recipe.encoder, vocab_size=vocab_size or size))
-
-
-def _check_memory(recipe: Recipe, device: torch.device) -> None:
-    """Refuses a model whose parameters, gradients and moments of Adam, all float32, do not fit into the memory."""
-    parameters, memory = recipe.encoder.num_parameters(*heads_of(recipe.weights)), total_memory(device)
-    if 16 * parameters > memory:
-        raise UsageError(
-            f"a model of {parameters:,} parameters needs more than {16 * parameters / 1e9:,.1f} GB of memory to train, "
-            f"and this machine has {memory / 1e9:,.1f} GB",
-            hint="choose a smaller encoder: fewer layers, or a smaller hidden size",
-        )
 
 
 def _notes(events: Iterator[Event]) -> Iterator[Event]:

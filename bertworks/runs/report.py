@@ -26,13 +26,14 @@ from bertworks.training.recipe import FinetuneRecipe
 Rows = list[dict[str, Any]]
 Chart = tuple[str, str, Show, bool]  # title, name of the figure, format, whether the axis begins at zero
 Column = tuple[str, str, Show]  # name of the figure, title, format
+
+
+def _show(name: str) -> Show:
+    return svg.percent if name in SHARES else svg.plain
+
+
 OBJECTIVE_CHARTS: list[Chart] = [
-    (
-        f"{objective.title}: {m.name}".capitalize(),
-        f"{kind}_{m.name}",
-        svg.percent if "%" in m.format else svg.plain,
-        m.starts_at_zero,
-    )
+    (f"{objective.title}: {m.name}".capitalize(), f"{kind}_{m.name}", _show(m.name), m.starts_at_zero)
     for kind, objective in OBJECTIVES.items()
     for m in objective.measures
     if m is not PERPLEXITY  # a function of the loss
@@ -53,13 +54,12 @@ PARTS: Mapping[TaskType, str] = {  # of which figures are given
 }  # fmt: skip
 
 
-def write_report(folder: str | Path) -> Path:
+def write_report(folder: Path) -> Path:
     """Draw the page of a run folder and return its path. What has not been measured yet is left out.
 
     Raises:
         BertworksError: the page cannot be written.
     """
-    folder = Path(folder)
     steps, evaluations = _read_rows(folder)
     charts = [*OBJECTIVE_CHARTS, *OPTIMIZATION_CHARTS, *SPEED_CHARTS]
     sections, summary = [svg.side_by_side(_lines(charts, steps, evaluations, "held out"))], _spent(steps, evaluations)
@@ -150,10 +150,6 @@ def _lines(
         if series := [line for line in series if line.points]:
             drawn.append(svg.chart(title, series, show, from_zero))
     return drawn
-
-
-def _show(name: str) -> Show:
-    return svg.percent if name in SHARES else svg.plain
 
 
 def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[str]:

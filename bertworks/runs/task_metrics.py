@@ -154,11 +154,8 @@ def format_metrics(figures: Mapping[str, Any]) -> str:
 
 def titled_metrics(figures: Mapping[str, float]) -> dict[str, str]:
     """Metrics in words, by title."""
-    return {
-        title: f"{figures[name]:.1%}" if name in SHARES else f"{figures[name]:.3f}"
-        for name, title in NAMES.items()
-        if name in figures
-    }
+    names = [name for name in NAMES if name in figures]
+    return {NAMES[name]: format(figures[name], ".1%" if name in SHARES else ".3f") for name in names}
 
 
 NOTHING = "-"  # instead of a label, if there is none
@@ -232,9 +229,7 @@ def paired(gold: Sequence[Span], given: Sequence[Span]) -> list[tuple[Span | Non
             pairs.append((span, span))
             continue
         shared = {other: min(span[1], other[1]) - max(span[0], other[0]) for other in left}
-        best = max(left, key=shared.__getitem__, default=None)
-        if best is not None and shared[best] <= 0:
-            best = None
+        best = max((other for other in left if shared[other] > 0), key=shared.__getitem__, default=None)
         if best is not None:
             left.remove(best)
         pairs.append((span, best))
