@@ -772,6 +772,12 @@ def test_the_seed_is_the_recipes_unless_another_is_named(model: Path, tmp_path: 
         plan_trials(request, sweep=["seed=1,2"])
 
 
+def test_a_precision_of_inference_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="precision: 'int8' is none of 'auto', 'fp32', 'bf16'"):
+        run(write_reviews(tmp_path / "d.csv"), tmp_path / "out", model, precision="int8")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_with_the_name_of_a_recipe_changes_nothing(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,10 +80,9 @@ def finetune_events(
 def _train(job: FinetuneJob, output: Path, device: torch.device, processes: Processes) -> Iterator[Event]:
     """The training and the final evaluation. The folder exists and is locked; only the first process writes to it."""
     survey, seconds = job.data_report.as_dict(), 0.0
-    if processes.first:
-        write_json(output / "data.json", survey)
     disable_heap_trim()
     if processes.first:
+        write_json(output / "data.json", survey)
         seconds = forecast(job, device, processes.count)  # before the first step that all processes compute together
         processes.meet()
     fields = {"survey": survey, "recipe": asdict(job.recipe), "estimated_seconds": seconds}

@@ -131,10 +131,10 @@ class FinetuneRequest:
 
 def _recipe_of(request: FinetuneRequest, device: torch.device) -> FinetuneRecipe:
     """The recipe of a request, with its seed and a precision."""
-    seed = () if request.seed is None else (f"seed={request.seed}",)
-    recipe = load_finetune_recipe(request.recipe, (*request.overrides, *seed))
-    precision = request.precision or recipe.precision
-    return replace(recipe, precision=best_precision(device) if precision == "auto" else cast(Precision, precision))
+    given = {"precision": request.precision, "seed": request.seed}
+    overrides = (f"{name}={value}" for name, value in given.items() if value is not None)
+    recipe = load_finetune_recipe(request.recipe, (*request.overrides, *overrides))
+    return replace(recipe, precision=best_precision(device)) if recipe.precision == "auto" else recipe
 
 
 class FinetuneJob:
