@@ -38,7 +38,7 @@ from bertworks.training.recipe import Recipe
 # No document is longer than this fraction of the text: wrong sentences come from other documents, and the held-out part
 # should be small.
 MIN_SECTIONS = 40
-HELD_OUT_FRACTION, HELD_OUT_TOKENS, HELD_OUT_BATCH = 0.05, 100_000, 32
+HELD_OUT_FRACTION, HELD_OUT_TOKENS = 0.05, 100_000
 CHUNK = 1 << 24  # tokens counted at once
 MASKS_SEED = 20181011  # of held-out masks, the same in every run; the day on which BERT was published
 
@@ -114,6 +114,7 @@ def held_out_batches(
     format: Format,
     sequence_length: int,
     sequences: int,
+    batch_size: int = 32,
 ) -> list[Batch]:
     """Batches with fixed masks, 15 % of the tokens, 80/10/10, whatever the masking of the training, so that figures of
     different runs on the same text and vocabulary compare."""
@@ -122,7 +123,7 @@ def held_out_batches(
     sampler.plan = sampler.make_plan(documents)
     stream = ExampleStream(sampler, make_masker(tokenizer), MASKS_SEED, dynamic=False)
     examples = sorted((stream[n] for n in range(min(sequences, len(sampler)))), key=lambda e: len(e.input_ids))
-    return [collate(examples[i : i + HELD_OUT_BATCH]) for i in range(0, len(examples), HELD_OUT_BATCH)]
+    return [collate(examples[i : i + batch_size]) for i in range(0, len(examples), batch_size)]
 
 
 def most_frequent_token(
