@@ -231,7 +231,7 @@ def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: i
     from bertworks.inference.decoding import Decoder
     from bertworks.inference.engine import compute_logits_and_loss
     from bertworks.runs.data_splits import LabelledData
-    from bertworks.runs.finetune import make_finetune_request, prepare
+    from bertworks.runs.finetune import make_finetune_request
     from bertworks.runs.finetune_job import FinetuneJob
     from bertworks.training.device import HeapTrimmer, disable_heap_trim
     from bertworks.training.loop import train
@@ -244,8 +244,7 @@ def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: i
     def learn(watch: Watch) -> None:
         disable_heap_trim()
         memory = HeapTrimmer()
-        p = prepare(request, torch.device("cpu"), data=LabelledData(schema, rows, dev))
-        work = FinetuneJob(p, card=lambda _: "", report=lambda _: None)
+        work = FinetuneJob(request, torch.device("cpu"), data=LabelledData(schema, rows, dev))
         network, _ = work.begin()
         optimizer, batches = make_optimizer(network, work.optimizer), work.train_batches
         steps = train(
@@ -254,8 +253,8 @@ def bertworks(folder: Path, found: Any, rows: list[Any], dev: list[Any], seed: i
 
         def answers() -> list[str]:
             said, _ = compute_logits_and_loss(network, work.dev_units, work.precision)
-            decoding = Decoder(p.description)
-            return [decoding(encoded, of_one)["label"] for encoded, of_one in zip(p.dev, said, strict=True)]
+            decoding = Decoder(work.description)
+            return [decoding(encoded, of_one)["label"] for encoded, of_one in zip(work.dev, said, strict=True)]
 
         for step in steps:
             memory.look()

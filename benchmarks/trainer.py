@@ -23,7 +23,8 @@ from bertworks.datasets.schema import items
 from bertworks.evaluation.glue import find_glue_tasks
 from bertworks.inference.decoding import Decoder, make_featurizer
 from bertworks.runs.data_splits import LabelledData
-from bertworks.runs.finetune import make_finetune_request, prepare
+from bertworks.runs.finetune import make_finetune_request
+from bertworks.runs.finetune_job import FinetuneJob
 from bertworks.runs.task_metrics import compute_metrics, metric_of
 
 READ = ("input_ids", "token_type_ids", "attention_mask")
@@ -78,7 +79,7 @@ def prepared(name: str, seed: int, data: Path) -> tuple[Any, Any]:
         train_file, dev_file = words[1], words[words.index("--dev") + 1]
         settings = (*settings, "precision=fp32")
         request = make_finetune_request(data / train_file, dev=data / dev_file, seed=seed, overrides=settings)
-    return request, prepare(request, torch.device("cpu"), data=read)
+    return request, FinetuneJob(request, torch.device("cpu"), data=read)
 
 
 def network(folder: Path, task: str, labels: int) -> Any:

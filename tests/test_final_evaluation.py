@@ -1,5 +1,5 @@
 """The examination at the end of a fine-tuning: its figures are those of the model in the folder, its files agree with
-one another and with the answers, and nothing is computed twice."""
+one another and with the answers."""
 
 import csv
 import json
@@ -29,12 +29,12 @@ from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import write_text
-from bertworks.runs import final_evaluation
-from bertworks.runs.final_evaluation import FinalEvaluation, best_threshold, task_card
-from bertworks.runs.finetune import make_finetune_request, prepare
-from bertworks.runs.finetune_job import FinetuneJob, Prepared
+from bertworks.runs import task_metrics
+from bertworks.runs.finetune import evaluate_on_dev, make_finetune_request
+from bertworks.runs.finetune_job import FinetuneJob
+from bertworks.runs.report import task_card, write_errors
 from bertworks.runs.run_folder import create_run_folder
-from bertworks.runs.task_metrics import compute_metrics
+from bertworks.runs.task_metrics import best_threshold, compute_metrics
 
 CPU = torch.device("cpu")
 WRITERS: dict[str, tuple[Callable[[Path], Path], str]] = {
@@ -44,30 +44,29 @@ WRITERS: dict[str, tuple[Callable[[Path], Path], str]] = {
 }  # fmt: skip
 
 
-def begun(task: str, model: Path, folder: Path) -> tuple[Path, Prepared]:
+def begun(task: str, model: Path, folder: Path) -> tuple[Path, FinetuneJob]:
     """A run folder as it is before the first step: the model has a head that nobody trained."""
     write, name = WRITERS[task]
     output = folder / "run"
     request = make_finetune_request(write(folder / name), model=model, overrides=["epochs=1", "precision=fp32"])
-    p = prepare(request, CPU)
+    work = FinetuneJob(request, CPU)
     output.mkdir()
     create_run_folder(output, request.content())
-    write_text(output / "recipe.toml", dump_recipe(p.recipe))
-    work = FinetuneJob(p, card=lambda facts: "card", report=lambda path: None)
+    write_text(output / "recipe.toml", dump_recipe(work.recipe))
     network, _ = work.begin()
-    work.save(output, network, {"step": 0, "evaluated": None})
+    work.save(output, network, {"step": 0, "evaluated": None, "evaluation": {}})
     figures = work.evaluate(network)
     write_text(output / "metrics.jsonl", json.dumps({"step": 0, "evaluation": figures}) + "\n")
-    return output, p
+    return output, work
 
 
-def examined(output: Path, p: Prepared) -> tuple[dict[str, float], str]:
-    return FinalEvaluation(output, p.description, p.dev, p.data_report()).evaluate(CPU, "fp32")
+def examined(output: Path, work: FinetuneJob) -> tuple[dict[str, float], str]:
+    return evaluate_on_dev(work, output, CPU)
 
 
 class Examined(NamedTuple):
     folder: Path
-    prepared: Prepared
+    work: FinetuneJob
     figures: dict[str, float]
     text: str
 
@@ -78,9 +77,9 @@ def done(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str
 
     @cache
     def done(task: str) -> Examined:
-        output, p = begun(task, model, tmp_path_factory.mktemp(task))
-        assert p.description.threshold == (0.0 if task == "qa" else None)
-        return Examined(output, p, *examined(output, p))
+        output, work = begun(task, model, tmp_path_factory.mktemp(task))
+        assert work.description.threshold == (0.0 if task == "qa" else None)
+        return Examined(output, work, *examined(output, work))
 
     return done
 
@@ -91,21 +90,21 @@ def read(path: Path) -> Any:
 
 @pytest.mark.parametrize("task", WRITERS)
 def test_every_task_is_examined_and_all_files_agree(task: str, done: Callable[[str], Examined]) -> None:
-    output, p, figures, text = done(task)
+    output, work, figures, text = done(task)
     # The model as anybody else finds it in the folder answers so, and no otherwise.
     predictor = Predictor(output, device="cpu")
-    answers = [answer for _, answer in predictor.answers(p.data.dev)]
-    expected = compute_metrics(predictor.description, p.data.dev, answers)
+    answers = [answer for _, answer in predictor.answers(work.data.dev)]
+    expected = compute_metrics(predictor.description, work.data.dev, answers)
     for name in set(figures) - {"threshold"}:
         assert figures[name] == pytest.approx(expected[name], abs=1e-6), name
     result = read(output / "result.json")
     assert result["figures"] == figures
-    assert result["rows"] == len(p.data.dev)
+    assert result["rows"] == len(work.data.dev)
     errors = list(RowReader(output / "errors.csv"))
     assert len(errors) == result["mistakes"] > 0
     assert all(Path(row.values["where"].partition(":")[0]).name == WRITERS[task][1] for row in errors)
     card = (output / "README.md").read_text()
-    assert f"{p.data_report().train:,} rows in train" in card
+    assert f"{work.data_report.train:,} rows in train" in card
     page = (output / "report.html").read_text()
     assert "mistake" in page
     for expected_text in (str(output), "report.html", "errors.csv", f"next: bertworks predict {output} new.csv"):
@@ -127,78 +126,47 @@ def test_tables_of_classes_add_up(done: Callable[[str], Examined]) -> None:
     assert [float(row["gold_score"]) for row in rows] == sorted(float(row["gold_score"]) for row in rows)
 
 
-def test_nothing_is_computed_twice_for_the_same_weights(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output, p = begun("qa", model, tmp_path)
-    first = examined(output, p)
-    stamps = {path: path.stat().st_mtime_ns for path in output.iterdir()}
-
-    def refuse(*_: Any, **__: Any) -> None:
-        raise AssertionError("asked again")
-
-    monkeypatch.setattr(final_evaluation, "compute_logits", refuse)
-    assert examined(output, p) == first
-    assert {path: path.stat().st_mtime_ns for path in output.iterdir()} == stamps
-    weights = output / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-4] + b"\x00\x00\x80\x3f")
-    with pytest.raises(AssertionError, match="asked again"):
-        examined(output, p)
-
-
-def test_a_result_of_other_weights_is_not_shown(model: Path, tmp_path: Path) -> None:
-    output, p = begun("classification", model, tmp_path)
-    examined(output, p)
-    examination = FinalEvaluation(output, p.description, p.dev, p.data_report())
-    examination.report(output)
-    assert "The worst mistakes" in (output / "report.html").read_text()
-    weights = output / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-4] + b"\x00\x00\x80\x3f")
-    examination.report(output)
-    assert "The worst mistakes" not in (output / "report.html").read_text()
-
-
 def test_without_a_result_there_is_a_report(model: Path, tmp_path: Path) -> None:
-    output, p = begun("classification", model, tmp_path)
-    FinalEvaluation(output, p.description, p.dev, p.data_report()).report(output)
+    output, work = begun("classification", model, tmp_path)
+    work.report(output)
     assert "Accuracy on dev" in (output / "report.html").read_text()
 
 
 def test_what_is_not_written_to_the_end_is_done_again(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output, p = begun("classification", model, tmp_path)
+    output, work = begun("classification", model, tmp_path)
 
     def killed(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(final_evaluation, "write_task_report", killed)
+        patch.setattr("bertworks.runs.finetune.write_task_report", killed)
         with pytest.raises(KeyboardInterrupt):
-            examined(output, p)
+            examined(output, work)
     assert not (output / "result.json").exists()
-    figures, _ = examined(output, p)
+    figures, _ = examined(output, work)
     assert read(output / "result.json")["figures"] == figures
 
 
 def test_the_best_threshold_is_stored_in_the_model(done: Callable[[str], Examined]) -> None:
-    output, p, figures, _ = done("qa")
+    output, work, figures, _ = done("qa")
     assert ModelFolder(output).task_config.threshold == figures["threshold"]
     assert figures["f1"] == pytest.approx(figures["best_f1"])
     for threshold in (-50.0, 0.0, 50.0):
         other = Predictor(output, device="cpu", threshold=threshold)
-        answers = [answer for _, answer in other.answers(p.data.dev)]
+        answers = [answer for _, answer in other.answers(work.data.dev)]
         assert (
-            compute_metrics(replace(p.description, threshold=threshold), p.data.dev, answers)["f1"]
+            compute_metrics(replace(work.description, threshold=threshold), work.data.dev, answers)["f1"]
             <= figures["f1"] + 1e-9
         )
     table = read(output / "result.json")["table"]
-    assert table["with an answer"]["support"] + table["without an answer"]["support"] == len(p.data.dev)
+    assert table["with an answer"]["support"] + table["without an answer"]["support"] == len(work.data.dev)
 
 
 def test_tables_of_questions_add_up(done: Callable[[str], Examined]) -> None:
-    output, p, figures, _ = done("qa")
-    table, rows = read(output / "result.json")["table"], len(p.data.dev)
+    output, work, figures, _ = done("qa")
+    table, rows = read(output / "result.json")["table"], len(work.data.dev)
     for kinds in (("with an answer", "without an answer"), ("context in one piece", "context in several pieces")):
         there = [table[kind] for kind in kinds if kind in table]
         assert sum(row["support"] for row in there) == rows
@@ -209,7 +177,7 @@ def test_tables_of_questions_add_up(done: Callable[[str], Examined]) -> None:
 def test_contexts_in_several_pieces_have_their_own_figures() -> None:
     items = [Item(("who ?", "Anna lives in Oslo . " * times), ((0, "Anna"),), "q") for times in (1, 20)]
     dev = list(Featurizer(tokenizer(), "qa", (), 24, stride=8)(items))
-    found = final_evaluation.table(TaskConfig(task="qa"), dev, [{"answer": "Anna"}, {"answer": "Oslo"}])
+    found = task_metrics.table(TaskConfig(task="qa"), dev, [{"answer": "Anna"}, {"answer": "Oslo"}])
     assert found == {
         "context in one piece": {"exact": 1.0, "f1": 1.0, "support": 1.0},
         "context in several pieces": {"exact": 0.0, "f1": 0.0, "support": 1.0},
@@ -218,8 +186,8 @@ def test_contexts_in_several_pieces_have_their_own_figures() -> None:
 
 def test_of_many_numbers_some_are_shown_from_all_over() -> None:
     items = [Item(("text",), float(n), "a.csv:1") for n in range(2500)]
-    shown = final_evaluation.points(items, [{"value": -item.label} for item in items])
-    assert 500 < len(shown) <= final_evaluation.MAX_POINTS
+    shown = task_metrics.points(items, [{"value": -item.label} for item in items])
+    assert 500 < len(shown) <= task_metrics.MAX_POINTS
     assert shown[0] == (0.0, 0.0)
     assert shown[-1][0] > 2490
     assert all(given == -gold for gold, given in shown)
@@ -249,13 +217,13 @@ def test_a_model_that_had_better_not_answer_does_not() -> None:
 def test_questions_that_all_have_answers_need_no_threshold(model: Path, tmp_path: Path) -> None:
     write_squad(tmp_path / "squad.json", impossible=False)
     request = make_finetune_request(tmp_path / "squad.json", model=model, overrides=["precision=fp32"])
-    assert prepare(request, CPU).description.threshold is None
+    assert FinetuneJob(request, CPU).description.threshold is None
 
 
 def test_columns_of_the_data_that_are_called_as_ours_are_told_apart(model: Path, tmp_path: Path) -> None:
-    _, p = begun("classification", model, tmp_path)
-    wrong = [final_evaluation.Mistake("a.csv:1", ("x", "y"), "pos", "neg", 0.5, 0.5)]
-    final_evaluation.write_errors(tmp_path / "e.csv", replace(p.description, text=("gold", "where")), wrong)
+    _, work = begun("classification", model, tmp_path)
+    wrong = [task_metrics.Mistake("a.csv:1", ("x", "y"), "pos", "neg", 0.5, 0.5)]
+    write_errors(tmp_path / "e.csv", replace(work.description, text=("gold", "where")), wrong)
     assert (tmp_path / "e.csv").read_text().splitlines()[0] == "where,gold (text),where (text),gold,predicted,score"
 
 
@@ -283,23 +251,22 @@ def test_the_card_names_no_folder_and_has_the_figures(task: str, model: Path, do
 
 
 def test_the_card_names_the_dev_file_without_its_folder(model: Path, tmp_path: Path) -> None:
-    output, p = begun("classification", model, tmp_path)
-    survey = replace(p.data_report(), notes=["evaluated on /home/anna/dev.csv: 20 rows"])
-    card = task_card(output, p.description, p.recipe, "x", survey, {"evaluation": {}})
+    output, work = begun("classification", model, tmp_path)
+    survey = replace(work.data_report, notes=["evaluated on /home/anna/dev.csv: 20 rows"])
+    card = task_card(output, work.description, work.recipe, "x", survey, {})
     assert "Dev: evaluated on dev.csv: 20 rows." in card
     assert "anna" not in card
 
 
 def test_the_card_names_the_model_of_the_hub(model: Path, tmp_path: Path) -> None:
-    output, p = begun("classification", model, tmp_path)
-    facts: dict[str, Any] = {"evaluation": {"accuracy": 0.5}}
+    output, work = begun("classification", model, tmp_path)
     for name, base in (("minilm", "sentence-transformers/all-MiniLM-L6-v2"), ("some/bert", "some/bert")):
-        card = task_card(output, p.description, p.recipe, name, p.data_report(), facts)
+        card = task_card(output, work.description, work.recipe, name, work.data_report, {"accuracy": 0.5})
         assert f"base_model: {base}\n" in card
 
 
 def test_labels_and_names_cannot_break_the_card(model: Path, tmp_path: Path) -> None:
-    output, p = begun("classification", model, tmp_path)
-    survey = replace(p.data_report(), labels={"a|b\nc": (1, 1)})
-    card = task_card(output, p.description, p.recipe, "x", survey, {"evaluation": {}})
+    output, work = begun("classification", model, tmp_path)
+    survey = replace(work.data_report, labels={"a|b\nc": (1, 1)})
+    card = task_card(output, work.description, work.recipe, "x", survey, {})
     assert "| a\\|b c | 1 | 1 |" in card

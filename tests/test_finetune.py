@@ -42,7 +42,7 @@ from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
 from bertworks.models.config import EncoderConfig
 from bertworks.runs.data_splits import divide, read_data
-from bertworks.runs.finetune import finetune, finetune_events, make_finetune_request, prepare
+from bertworks.runs.finetune import finetune, finetune_events, make_finetune_request
 from bertworks.runs.finetune_job import TOKEN_EMBEDDING_KEY, FinetuneJob
 from bertworks.runs.training_run import TrainingRun
 from bertworks.runs.trials import plan_trials, run_trials
@@ -425,15 +425,15 @@ def test_frozen_settings_change_what_they_say(model: Path, tmp_path: Path) -> No
 
 def work_for(data: Path, model: Path, *overrides: str) -> FinetuneJob:
     """What a run with these settings trains."""
-    p = prepare(make_finetune_request(data, model=model, overrides=(*FAST, *overrides)), torch.device("cpu"))
-    return FinetuneJob(p, card=lambda facts: "", report=lambda folder: None)
+    request = make_finetune_request(data, model=model, overrides=(*FAST, *overrides))
+    return FinetuneJob(request, torch.device("cpu"))
 
 
 def test_rare_labels_weigh_as_in_scikit_learn(model: Path, tmp_path: Path) -> None:
     rows = [f"a film {n},{'rare' if n % 5 == 0 else 'usual'}" for n in range(60)]
     (tmp_path / "d.csv").write_text("\n".join(["text,label", *rows]) + "\n")
     work = work_for(tmp_path / "d.csv", model, "class_weights=balanced", "label_smoothing=0.1")
-    labels = [unit[0].target.labels.item() for unit in work.prepared.groups]
+    labels = [unit[0].target.labels.item() for unit in work.groups]
     expected = compute_class_weight("balanced", classes=np.array([0, 1]), y=labels)
     assert work.network().task == Classification(outputs=2, weights=tuple(expected), smoothing=0.1)
     assert work_for(tmp_path / "d.csv", model).network().task == Classification(outputs=2)
@@ -448,8 +448,8 @@ def test_a_label_that_never_occurs_weighs_one() -> None:
 
 def test_the_last_layers_begin_anew_and_the_first_do_not(model: Path, tmp_path: Path) -> None:
     work = work_for(write_reviews(tmp_path / "r.csv", 40), model, "reinitialized_layers=1")
-    learned = {name: value + 0.5 for name, value in work.prepared.model.state.items()}
-    work.prepared = replace(work.prepared, model=work.prepared.model._replace(state=learned))
+    learned = {name: value + 0.5 for name, value in work.model.state.items()}
+    work.model = work.model._replace(state=learned)
     begun = work.begin()[0].state_dict()
     learned[TOKEN_EMBEDDING_KEY] = work.vocab_subset.rows(learned[TOKEN_EMBEDDING_KEY])
     kept = {name for name, value in begun.items() if name in learned and torch.equal(value, learned[name])}
@@ -463,7 +463,7 @@ def test_the_dropout_of_a_training_is_not_one_of_the_model(model: Path, tmp_path
     work = work_for(write_reviews(tmp_path / "r.csv", 40), model, "dropout=0.3")
     network = work.network()
     assert network.dropout == 0.3
-    work.save(tmp_path / "out", network, {"step": 0, "evaluated": None})
+    work.save(tmp_path / "out", network, {"step": 0, "evaluated": None, "evaluation": {}})
     config = json.loads((tmp_path / "out/config.json").read_text())
     assert config["hidden_dropout_prob"] == config["attention_probs_dropout_prob"] == 0.0
 
@@ -765,11 +765,17 @@ def test_the_seed_is_the_recipes_unless_another_is_named(model: Path, tmp_path: 
     ]  # fmt: skip
     for options, seed in cases:
         request = make_finetune_request(data, model=model, **options)
-        assert prepare(request, torch.device("cpu")).recipe.seed == seed
+        assert FinetuneJob(request, torch.device("cpu")).recipe.seed == seed
     trials = plan_trials(make_finetune_request(data, model=model, overrides=["seed=5"]), seeds=2)
-    assert [prepare(one.request, torch.device("cpu")).recipe.seed for one in trials] == [5, 6]
+    assert [FinetuneJob(one.request, torch.device("cpu")).recipe.seed for one in trials] == [5, 6]
     with pytest.raises(UsageError, match="--seeds"):
         plan_trials(request, sweep=["seed=1,2"])
+
+
+def test_a_precision_of_inference_is_refused(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="precision: 'int8' is none of 'auto', 'fp32', 'bf16'"):
+        run(write_reviews(tmp_path / "d.csv"), tmp_path / "out", model, precision="int8")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_the_name_of_a_recipe_changes_nothing(
@@ -797,7 +803,6 @@ def test_nothing_is_asked_of_dev_in_vain(model: Path, tmp_path: Path, monkeypatc
         monkeypatch.setattr(f"{module}.{name}", counting)
 
     counted("bertworks.runs.finetune_job", "compute_logits_and_loss")
-    counted("bertworks.runs.final_evaluation", "compute_logits")
     data, overrides = write_squad(tmp_path / "squad.json"), (*FAST, "epochs=2")
     run(data, tmp_path / "out", model, overrides=overrides)
     assert asked == [12, 12]
@@ -826,16 +831,16 @@ def test_the_forecast_counts_every_token(model: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr("bertworks.runs.finetune_job.time_step", time_step)
     data = write_reviews(tmp_path / "d.csv", 400)
     request = make_finetune_request(data, model=model, overrides=("epochs=3", "precision=fp32"))
-    p = prepare(request, torch.device("cpu"))
+    work = FinetuneJob(request, torch.device("cpu"))
     events = finetune_events(tmp_path / "out", request, device="cpu")
     plan = next(event for event in events if event.kind == "plan")
-    learned = sum(len(one.input_ids) for unit in p.groups for one in unit)
-    asked = sum(len(one.input_ids) for encoded in p.dev for one in encoded.unit)
-    steps = 3 * -(-len(p.groups) // 16)
+    learned = sum(len(one.input_ids) for unit in work.groups for one in unit)
+    asked = sum(len(one.input_ids) for encoded in work.dev for one in encoded.unit)
+    steps = 3 * -(-len(work.groups) // 16)
     assert plan.fields["estimated_seconds"] == pytest.approx(0.003 * (3 * learned + 3 * asked / 3) + 0.5 * steps)
     assert f"about {duration(plan.fields['estimated_seconds'])} on this machine" in plan.text
     # As many as are in a step, short and long ones.
-    assert timed[0] == pytest.approx(16 * learned / len(p.groups), rel=0.05)
+    assert timed[0] == pytest.approx(16 * learned / len(work.groups), rel=0.05)
 
 
 @pytest.mark.parametrize(

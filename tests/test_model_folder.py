@@ -350,13 +350,13 @@ def test_the_card_says_what_it_was_given():
         corpus={"documents": 8000, "sha256": "abc", "a|b": "c|d\ne"},
         held_out={"masked_lm_accuracy": 0.43751, "masked_lm_perplexity": 19.5},
         versions={"torch": "2.13.0"},
-        example="Der [MASK] ist da.",
     )
     assert card.startswith("---\nlibrary_name: transformers\n")
     for expected in (
         "# my bert\n", "2 layers, hidden size 8, 2 heads", "1,200 updates on 9,830,400 tokens", "| documents | 8,000 |",
-        "| masked_lm_accuracy | 0.4375 |", "| torch | 2.13.0 |", 'pipeline("fill-mask"', 'fill("Der [MASK] ist da.")',
-        'bertworks fill . "Der [MASK] ist da."', "| a\\|b | c\\|d e |",
+        "| masked_lm_accuracy | 0.4375 |", "| torch | 2.13.0 |", 'pipeline("fill-mask"',
+        'fill("The capital of France is [MASK].")', 'bertworks fill . "The capital of France is [MASK]."',
+        "| a\\|b | c\\|d e |",
     ):  # fmt: skip
         assert expected in card
     assert card.count("```") == 6

@@ -120,10 +120,10 @@ def test_a_text_in_brackets_is_a_text(tmp_path: Path) -> None:
 def test_labels_in_another_order_contradict_nothing(model: Path, tmp_path: Path) -> None:
     rows = [{"text": f"a film {n // 2}", "labels": ["a", "b"] if n % 2 else ["b", "a"]} for n in range(60)]
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    from bertworks.runs.finetune import prepare
+    from bertworks.runs.finetune_job import FinetuneJob
 
-    prepared = prepare(make_finetune_request(tmp_path / "a.jsonl", model=model, overrides=FAST), _cpu())
-    found = make_dataset_report(prepared.data, prepared.train, prepared.dev, prepared.model.tokenizer, 64)
+    job = FinetuneJob(make_finetune_request(tmp_path / "a.jsonl", model=model, overrides=FAST), _cpu())
+    found = make_dataset_report(job.data, job.train, job.dev, job.model.tokenizer, 64)
     assert found.copies.rows
     assert not found.conflicts.rows
 

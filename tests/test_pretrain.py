@@ -254,6 +254,7 @@ def test_what_is_read_is_not_written_over(shards: Path, tmp_path: Path):
         ({"overrides": ["title.x=1"]}, None, "title.x: there is no 'x'"),
         ({"overrides": ["seed"]}, None, "sets nothing"),
         ({"seed": -1}, None, "seed is -1"),
+        ({"precision": "int8"}, None, "train.precision: 'int8' is none of 'auto', 'fp32', 'bf16'"),
         ({"tokenizer": "nowhere"}, None, "nowhere"),
         ({"init": "nowhere"}, None, "no such model folder"),
         ({"init": "a", "tokenizer": "b"}, None, "takes the tokenizer of the model"),

@@ -48,8 +48,8 @@ def test_a_shortlist_learns_what_the_whole_table_does(spoilt: int | None) -> Non
     begun = {name: value.clone() for name, value in whole.state_dict().items()}
     shortlist = VocabSubset(units, CONFIG.vocab_size)
     assert shortlist.has_unused
-    assert len(shortlist) < CONFIG.vocab_size
-    small = TaskModel(replace(CONFIG, vocab_size=len(shortlist)), task)
+    assert len(shortlist.ids) < CONFIG.vocab_size
+    small = TaskModel(replace(CONFIG, vocab_size=len(shortlist.ids)), task)
     small.load_state_dict(begun | {WORDS: shortlist.rows(begun[WORDS])})
     shortlist.attach(small.encoder.embeddings.token)
     expected = trained(whole, units, spoilt=spoilt)

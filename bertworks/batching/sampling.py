@@ -19,8 +19,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from bertworks.config import Positive, Range, Settings
-from bertworks.errors import UsageError
-from bertworks.text.tokenizer import Template
+from bertworks.errors import BertworksError, UsageError
+from bertworks.text.tokenizer import Template, Tokenizer
 
 Ids = NDArray[np.int64]
 Plan = NDArray[np.int64]  # [rows, columns of the sampler]
@@ -119,13 +119,19 @@ class Sampler(ABC):
 
     def plan_blocks(self, documents: Ids) -> Iterator[Plan]:
         """A plan of some documents, int64 [D'], in arrays of BLOCK rows; the last one may be empty. The same arguments
-        give the same plan on every machine."""
+        give the same plan on every machine.
+
+        Raises:
+            BertworksError: the plan has no rows.
+        """
         numbers = chain.from_iterable(self._plan_rows(documents))
         size = BLOCK * self.columns
-        is_last = False
+        is_first, is_last = True, False
         while not is_last:
             block = np.fromiter(islice(numbers, size), np.int64)
-            is_last = len(block) < size
+            if is_first and not len(block):
+                raise BertworksError("the corpus is too short for a single sequence", hint="give more text")
+            is_first, is_last = False, len(block) < size
             yield block.reshape(-1, self.columns)
 
     def make_plan(self, documents: Ids) -> Plan:
@@ -348,3 +354,14 @@ class Masker:
                 if budget == 0:
                     break
         return np.flatnonzero(closed & ~s.special)
+
+
+def make_masker(tokenizer: Tokenizer, config: MaskingConfig) -> Masker:
+    """The masking policy over a tokenizer's ids.
+
+    Raises:
+        BertworksError: the tokenizer has no mask token.
+    """
+    if tokenizer.mask_id < 0:
+        raise BertworksError("the tokenizer has no mask token", hint="choose a tokenizer with [MASK] or <mask>")
+    return Masker(config, tokenizer.mask_id, tokenizer.starts_word)

@@ -4,7 +4,6 @@
 - `pretraining_card`: the card of a pre-trained model
 """
 
-import json
 from collections.abc import Mapping
 
 from bertworks.models.config import PRETRAINING_HEADS, EncoderConfig
@@ -53,7 +52,6 @@ def pretraining_card(
     corpus: Mapping[str, object],
     held_out: Mapping[str, float],
     versions: Mapping[str, str],
-    example: str = "The capital of France is [MASK].",
 ) -> str:
     """The card of a pre-trained model.
 
@@ -64,14 +62,13 @@ def pretraining_card(
         corpus: names and counts, such as {"documents": 8000, "sha256": "..."}.
         held_out: metrics on held-out text; may be empty.
         versions: of the software.
-        example: a sentence with the mask token, in the language of the model.
     """
     size = f"{config.num_hidden_layers} layers, hidden size {config.hidden_size}, {config.num_attention_heads} heads"
     text = f"""
 A BERT encoder pre-trained from raw text with bertworks: {size},
 vocabulary of {config.vocab_size:,}, {config.num_parameters(*PRETRAINING_HEADS) / 1e6:.1f} million parameters,
 sequences of at most {config.max_position_embeddings} tokens. {steps:,} updates on {tokens:,} tokens."""
-    quoted = json.dumps(example, ensure_ascii=False)
+    quoted = '"The capital of France is [MASK]."'
     python = f"""
 from transformers import pipeline
 

@@ -36,10 +36,10 @@ from bertworks.io.text_files import IssueCounter, nothing_there
 from bertworks.metrics import squad
 from bertworks.metrics.classification import Scores, regression
 from bertworks.models.encoder import Pooling
-from bertworks.runs.final_evaluation import table, write_errors
 from bertworks.runs.prepare import read_text
 from bertworks.runs.pretrain_job import held_out_batches, split_long_documents
-from bertworks.runs.task_metrics import compute_metrics, frequent, mistakes
+from bertworks.runs.report import write_errors
+from bertworks.runs.task_metrics import compute_metrics, task_results
 from bertworks.text.formats import Documents
 from bertworks.text.shards import write_shards
 from bertworks.training.device import Precision, PrecisionOption, choose_device
@@ -248,25 +248,14 @@ def evaluate_task(
     results = list(predictor.answers(items(reader, schema, left_out=empty)))
     if not results:
         raise BertworksError("no row has a text", where=reader.name, hint="name another file, or --text COLUMN")
-    encoded, answers = [features for features, _ in results], [answer for _, answer in results]
-    rows = [features.item for features in encoded]
-    wrong = mistakes(d, rows, answers)
+    found, wrong = task_results(d, *zip(*results, strict=True))
     if errors is not None:
         write_errors(Path(errors), d, wrong)
-    exact = {}
     if predictor.precision == "int8":
+        rows = [features.item for features, _ in results]
         unrounded = Predictor(source, precision="fp32", threshold=threshold)
-        exact = {"figures_fp32": compute_metrics(d, rows, [answer for _, answer in unrounded.answers(rows)])}
-    return {
-        "task": d.task,
-        "rows": len(rows),
-        "rows_without_text": empty.count,
-        "figures": compute_metrics(d, rows, answers),
-        **exact,
-        "table": table(d, encoded, answers),
-        "mistakes": len(wrong),
-        "frequent": frequent(wrong),
-    }
+        found["figures_fp32"] = compute_metrics(d, rows, [answer for _, answer in unrounded.answers(rows)])
+    return found | {"rows_without_text": empty.count}
 
 
 def _labelled(reader: RowReader, d: TaskConfig, text: Sequence[str], label: str | None) -> Schema:

@@ -244,9 +244,9 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """
     with _temporary_sibling(path) as (target, temporary):
         yield temporary
-        _fsync(temporary)
+        fsync(temporary)
         temporary.replace(target)
-        _fsync(target.parent)
+        fsync(target.parent)
 
 
 @contextmanager
@@ -266,13 +266,13 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
         yield temporary
         for folder, _, files in os.walk(temporary, topdown=False):
             for file in files:
-                _fsync(Path(folder) / file)
-            _fsync(Path(folder))
+                fsync(Path(folder) / file)
+            fsync(Path(folder))
         if not target.exists():
             temporary.rename(target)
         elif not _exchange(temporary, target):
             _exchange_by_renames(temporary, target)
-        _fsync(target.parent)
+        fsync(target.parent)
     remove(temporary)  # the former content, if there was any
 
 
@@ -342,7 +342,8 @@ def _disk_full(target: Path) -> BertworksError:
     )
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Flush a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

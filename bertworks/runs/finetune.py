@@ -3,92 +3,40 @@
 - `finetune_events`: the run, as events; `finetune`: the same, returning a `Predictor`
 """
 
-import hashlib
+import json
+import shlex
 import shutil
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, cast
+from typing import Any
 
+import numpy as np
 import torch
 
-from bertworks.batching.features import training_groups
-from bertworks.checkpoints.model_folder import ModelFolder, check_same_task
-from bertworks.checkpoints.resolve import resolve_model
+from bertworks.checkpoints.model_folder import WEIGHTS
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import dump_recipe
-from bertworks.datasets.reader import Quoting
-from bertworks.datasets.schema import TaskType
 from bertworks.errors import UsageError
 from bertworks.events import Event, duration, forward_events
-from bertworks.inference.decoding import make_featurizer
+from bertworks.inference.decoding import Decoder
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import refuse_nested, sha256, write_json, write_text
-from bertworks.runs.data_splits import LabelledData, describe_task, find_files, read_data
-from bertworks.runs.final_evaluation import FinalEvaluation, task_card
-from bertworks.runs.finetune_job import FinetuneJob, Prepared, forecast
+from bertworks.runs import task_metrics
+from bertworks.runs.data_splits import LabelledData
+from bertworks.runs.finetune_job import FinetuneJob, FinetuneRequest, forecast
 from bertworks.runs.processes import Processes, training_processes
+from bertworks.runs.report import write_errors, write_task_report
 from bertworks.runs.run_folder import absolute, check_same_request, open_run
-from bertworks.runs.task_metrics import metric_of
 from bertworks.runs.training_run import TrainingRun
-from bertworks.training.device import Precision, best_precision, choose_device, disable_heap_trim
-from bertworks.training.recipe import FinetuneRecipe, default_max_length, load_finetune_recipe, resolve_recipe
+from bertworks.training.device import choose_device, disable_heap_trim
+from bertworks.training.recipe import load_finetune_recipe
 
+WORST = 25  # mistakes on the page; errors.csv has all
 FINISHED = "finished.json"  # the last event; a folder with it is finished
-
-
-@dataclass(frozen=True)
-class FinetuneRequest:
-    """The request of a user: the same one in the same folder resumes, another one is refused.
-
-    data: a file, or a folder with a train and a dev file.
-    model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging Face hub.
-    dev: the dev file; None: that of the folder, or a random tenth of the rows.
-    recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings.
-    task, text, label: the meaning of the columns; None and (): inferred.
-    group: a column; rows with the same value stay on one side of the split.
-    metric: the metric that selects the best checkpoint; None: that of the task.
-    quoting: whether quote marks enclose cells.
-    precision: None: that of the recipe.
-    seed: of the new head, the order of the rows and dropout; None: the recipe's.
-    new_head: whether the head of a fine-tuned model is replaced by a new one.
-    fold: the part of the data, of `folds`, that is the dev data.
-    """
-
-    data: str
-    model: str = "minilm"
-    dev: str | None = None
-    recipe: str = "stable"
-    overrides: tuple[str, ...] = ()
-    task: TaskType | None = None
-    text: tuple[str, ...] = ()
-    label: str | None = None
-    group: str | None = None
-    metric: str | None = None
-    quoting: Quoting = "auto"
-    precision: str | None = None
-    seed: int | None = None
-    new_head: bool = False
-    fold: int | None = None
-    folds: int = 0
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """The inputs: the output must not be inside them."""
-        return tuple(filter(None, (self.data, self.dev, self.model if Path(self.model).is_dir() else None)))
-
-    def content(self) -> dict[str, Any]:
-        """As JSON, with hashes of the files that it names."""
-        content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
-        inputs = {"data": self.data, "dev": self.dev, "recipe": self.recipe if self.recipe.endswith(".toml") else None}
-        for name, path in ((name, Path(path)) for name, path in inputs.items() if path is not None):
-            files = list(filter(None, find_files(path, None))) if path.is_dir() else [path]
-            if files := [file for file in files if file.is_file()]:
-                content[f"{name}_sha256"] = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
-        return content
 
 
 def finetune_events(
@@ -113,103 +61,93 @@ def finetune_events(
         if not processes.first:
             processes.meet()  # the first process has created the folder by then, or seen that the run is finished
         resumes = check_same_request(output, content, overwrite and processes.first)
-        if resumes and (output / FINISHED).exists():
-            if processes.first:
-                processes.meet()
-            yield _done_event(output)
-            return
-        recipe_file = output / "recipe.toml"
-        recipe = None
-        if resumes and recipe_file.exists():
-            recipe = load_finetune_recipe(str(recipe_file))
-        prepared = prepare(request, device_, recipe, data)
-        processes.refuse_to_share(min(prepared.recipe.batch_size, len(prepared.groups)))
-        with open_run(output, content, overwrite) if processes.first else nullcontext():
-            if processes.first and not recipe_file.exists():
-                write_text(recipe_file, dump_recipe(prepared.recipe))
-            yield from train(prepared, output, device_, processes)
+        if not (resumes and (output / FINISHED).exists()):
+            recipe, recipe_file = None, output / "recipe.toml"
+            if resumes and recipe_file.exists():
+                recipe = load_finetune_recipe(str(recipe_file))
+            job = FinetuneJob(request, device_, recipe, data)
+            processes.refuse_to_share(min(job.recipe.batch_size, len(job.groups)))
+            with open_run(output, content, overwrite) if processes.first else nullcontext():
+                if processes.first and not recipe_file.exists():
+                    write_text(recipe_file, dump_recipe(job.recipe))
+                yield from _train(job, output, device_, processes)
+        elif processes.first:
+            processes.meet()
+        done = read_json(output / FINISHED)
+        yield Event("done", done["text"], done["fields"])
 
 
-def prepare(
-    request: FinetuneRequest,
-    device: torch.device,
-    recipe: FinetuneRecipe | None = None,
-    data: LabelledData | None = None,
-) -> Prepared:
-    """Reads and checks everything that a request names, before a folder is created.
-
-    recipe: the resolved recipe of a run that is resumed; None: that of the request.
-    """
-    if recipe is None:
-        seed = () if request.seed is None else (f"seed={request.seed}",)
-        recipe = load_finetune_recipe(request.recipe, (*request.overrides, *seed))
-        precision = request.precision or recipe.precision
-        chosen = best_precision(device) if precision == "auto" else cast(Precision, precision)
-        recipe = replace(recipe, precision=chosen)
-    folder = ModelFolder(resolve_model(request.model))
-    model = folder.load(needs={"encoder"})
-    data = data or read_data(
-        request.data, dev=request.dev, task=request.task, text=request.text, label=request.label, group=request.group,
-        quoting=request.quoting, fold=None if request.fold is None else (request.fold, request.folds),
-        whole_documents=recipe.document_context,
-    )  # fmt: skip
-    metric = metric_of(data.schema.task, request.metric, data.schema.labels)
-    recipe = replace(recipe, max_length=default_max_length(recipe, model.config.max_position_embeddings))
-    description = describe_task(data, recipe)
-    featurize = make_featurizer(description, model.tokenizer)
-    train, dev = list(featurize(data.train)), list(featurize(data.dev))
-    groups = [group for features in train for group in training_groups(features, description.task)]
-    head = None
-    if not request.new_head and not {"classifier.weight", "span.weight"}.isdisjoint(model.state):
-        head = folder.task_config
-        check_same_task(head, description.task, description.labels, request.model, lstm_units=description.lstm_units)
-    recipe = resolve_recipe(recipe, len(groups), model.config)
-    return Prepared(recipe, data, description, metric, request.model, model, head, groups, train, dev)
-
-
-def train(prepared: Prepared, output: Path, device: torch.device, processes: Processes) -> Iterator[Event]:
+def _train(job: FinetuneJob, output: Path, device: torch.device, processes: Processes) -> Iterator[Event]:
     """The training and the final evaluation. The folder exists and is locked; only the first process writes to it."""
-    p, data_report = prepared, prepared.data_report()
-    if processes.first:
-        write_json(output / "data.json", data_report.as_dict())
+    survey, seconds = job.data_report.as_dict(), 0.0
     disable_heap_trim()
-    evaluation = FinalEvaluation(output, p.description, p.dev, data_report)
-    job = FinetuneJob(
-        p,
-        card=lambda facts: task_card(output, p.description, p.recipe, p.model_name, data_report, facts),
-        report=evaluation.report,
-    )
-    seconds = 0.0
     if processes.first:
+        write_json(output / "data.json", survey)
         seconds = forecast(job, device, processes.count)  # before the first step that all processes compute together
         processes.meet()
-    fields = {"survey": data_report.as_dict(), "recipe": asdict(p.recipe), "estimated_seconds": seconds}
-    yield Event("plan", f"{data_report}\n{_plan(p, job, seconds)}", fields)
+    fields = {"survey": survey, "recipe": asdict(job.recipe), "estimated_seconds": seconds}
+    yield Event("plan", f"{job.data_report}\n{_plan(job, seconds)}", fields)
     done = yield from forward_events(TrainingRun(output, job, device).events())
     if processes.first:
-        metrics, text = evaluation.evaluate(device, job.precision, job.saved)
-        results = {"figures": metrics, "metric": p.metric, "score": metrics[p.metric]}
+        figures, text = evaluate_on_dev(job, output, device)
+        results = {"figures": figures, "metric": job.metric, "score": figures[job.metric]}
         content = {"text": text, "fields": done.fields | results | {"best": done.fields["best"] or {}}}
         write_json(output / FINISHED, content)
         shutil.rmtree(output / "checkpoints")  # a finished run is not resumed
     processes.wait()
-    yield _done_event(output)
 
 
-def _done_event(output: Path) -> Event:
-    """The last event of a finished run."""
-    content = read_json(output / FINISHED)
-    return Event("done", content["text"], content["fields"])
+def evaluate_on_dev(job: FinetuneJob, folder: Path, device: torch.device) -> tuple[dict[str, float], str]:
+    """The figures of the model in the folder on dev, and the last message to the user. The best threshold is stored in
+    the model. Writes errors.csv, README.md, report.html and last result.json.
+
+    Raises:
+        BertworksError: the model cannot be read, or the disk is full.
+    """
+    d, items, logits = job.description, [features.item for features in job.dev], job.dev_logits(folder, device)
+    answers, threshold = list(map(Decoder(d), job.dev, logits)), {}
+    if "threshold" in (figures := task_metrics.compute_metrics(d, items, answers)):
+        d = replace(d, threshold=task_metrics.best_threshold(answers, figures))
+        d.save(folder)
+        answers, threshold = list(map(Decoder(d), job.dev, logits)), {"threshold": d.threshold}
+    results, wrong = task_metrics.task_results(d, job.dev, answers)
+    result = {
+        "weights_sha256": sha256(folder / WEIGHTS),
+        **results,
+        "figures": results["figures"] | threshold,
+        "confusion": task_metrics.confusion(d, items, answers),
+        "points": task_metrics.points(items, answers) if d.task == "regression" else [],
+        "worst": [asdict(mistake) for mistake in wrong[:WORST]],
+    }
+    write_errors(folder / "errors.csv", d, wrong)
+    write_text(folder / "README.md", job.card(folder, result["figures"]))
+    write_task_report(folder, job.metric, str(job.data_report), result)
+    write_text(folder / "result.json", json.dumps(result, indent=1, ensure_ascii=False) + "\n")
+    return result["figures"], _summary(folder, result)
 
 
-def _plan(p: Prepared, job: FinetuneJob, seconds: float) -> str:
-    lstm = f" in the frozen encoder, {p.recipe.lstm_units} units in the LSTM" if p.recipe.lstm_units else ""
-    can_end_early = 0 < p.recipe.patience * job.evaluate_every < job.num_steps - job.evaluate_every
-    early = f"; ends early after {p.recipe.patience} evaluations without gain" if can_end_early else ""
+def _summary(folder: Path, result: Mapping[str, Any]) -> str:
+    lines = [f"{folder}: {task_metrics.format_metrics(result['figures'])} on dev"]
+    if result["task"] == "regression":
+        errors = [abs(gold - predicted) for gold, predicted in result["points"]]
+        lines.append(f"half of the numbers are off by less than {np.median(errors):.3g}")
+    elif result["mistakes"]:
+        most = f": {result['frequent']}" if result["frequent"] else ""
+        lines.append(task_metrics.counted(result["mistakes"], result["rows"]) + most)
+    lines.append(f"see {folder / 'report.html'} and {folder / 'errors.csv'}")
+    lines.append(f"next: bertworks predict {shlex.quote(str(folder))} new.csv -o scored.csv")
+    return "\n".join(lines)
+
+
+def _plan(job: FinetuneJob, seconds: float) -> str:
+    recipe, every = job.recipe, job.evaluate_every
+    lstm = f" in the frozen encoder, {recipe.lstm_units} units in the LSTM" if recipe.lstm_units else ""
+    can_end_early = 0 < recipe.patience * every < job.num_steps - every
+    early = f"; ends early after {recipe.patience} evaluations without gain" if can_end_early else ""
     return (
-        f"model        {p.model_name}: {p.model.config.num_parameters():,} parameters{lstm}\n"
-        f"training     {p.recipe.epochs} epochs of {job.train_batches.steps_per_epoch:,} steps, "
-        f"{p.recipe.batch_size} at a time, rate {p.recipe.optimizer.learning_rate:g}{early}\n"
+        f"model        {job.model_name}: {job.model.config.num_parameters():,} parameters{lstm}\n"
+        f"training     {recipe.epochs} epochs of {job.train_batches.steps_per_epoch:,} steps, "
+        f"{recipe.batch_size} at a time, rate {recipe.optimizer.learning_rate:g}{early}\n"
         f"time         about {duration(seconds)} on this machine"
     )
 

@@ -1,28 +1,35 @@
-"""What a fine-tuning trains, how it is evaluated during the training, and how long it takes."""
+"""The request of a fine-tuning: what it trains, how it is evaluated during the training, and how long it takes."""
 
+import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import asdict, dataclass, replace
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from bertworks.batching.batch import Batch, ExampleGroup, LabelledBatches, collate
-from bertworks.batching.features import Features
-from bertworks.checkpoints.model_folder import Model, TaskConfig, save_model, task_settings
+from bertworks.batching.features import training_groups
+from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig, check_same_task, save_model, task_settings
+from bertworks.checkpoints.resolve import resolve_model
+from bertworks.datasets.reader import Quoting
+from bertworks.datasets.schema import TaskType
 from bertworks.errors import BertworksError
-from bertworks.inference.decoding import Decoder, Logits, make_task_head
+from bertworks.inference.decoding import Decoder, Logits, make_featurizer, make_task_head
 from bertworks.inference.engine import compute_logits_and_loss
+from bertworks.io.atomic_write import sha256
 from bertworks.models.encoder import initialize, meta_device_init, num_lstm_parameters
-from bertworks.runs.data_splits import LabelledData
+from bertworks.runs.data_splits import LabelledData, describe_task, find_files, read_data
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
-from bertworks.runs.task_metrics import compute_metrics, format_metrics
+from bertworks.runs.report import task_card, write_task_report
+from bertworks.runs.task_metrics import compute_metrics, format_metrics, metric_of
 from bertworks.training.budget import time_step
-from bertworks.training.device import Precision
-from bertworks.training.recipe import FinetuneRecipe
+from bertworks.training.device import Precision, best_precision
+from bertworks.training.objectives import TrainableModel
+from bertworks.training.recipe import FinetuneRecipe, default_max_length, load_finetune_recipe, resolve_recipe
 from bertworks.training.task_heads import TaskModel, frozen_features_size
 
 
@@ -43,9 +50,6 @@ class VocabSubset:
         self.has_unused = len(ids) < vocab_size
         self._row_of_token = torch.full((vocab_size,), -1)  # int64 [V]
         self._row_of_token[ids] = torch.arange(len(ids))
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
     def attach(self, embedding: nn.Embedding) -> None:
         """Make an embedding of these rows, [S, hidden], accept token ids of the whole vocabulary, int64 [T]."""
@@ -76,86 +80,155 @@ TOKEN_EMBEDDING_KEY = "encoder.embeddings.token.weight"  # in a state dict
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Everything that a fine-tuning needs, read and checked.
+class FinetuneRequest:
+    """The request of a user: the same one in the same folder resumes, another one is refused.
 
-    metric: the metric that selects the best checkpoint.
-    model_name, model: the initial model, as in the request and in memory.
-    head: the task of its own head; None: it has none, or it is not used.
-    groups: the training examples.
-    train, dev: the items and their examples.
+    data: a file, or a folder with a train and a dev file.
+    model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging Face hub.
+    dev: the dev file; None: that of the folder, or a random tenth of the rows.
+    recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings.
+    task, text, label: the meaning of the columns; None and (): inferred.
+    group: a column; rows with the same value stay on one side of the split.
+    metric: the metric that selects the best checkpoint; None: that of the task.
+    quoting: whether quote marks enclose cells.
+    precision: None: that of the recipe.
+    seed: of the new head, the order of the rows and dropout; None: the recipe's.
+    new_head: whether the head of a fine-tuned model is replaced by a new one.
+    fold: the part of the data, of `folds`, that is the dev data.
     """
 
-    recipe: FinetuneRecipe
-    data: LabelledData
-    description: TaskConfig
-    metric: str
-    model_name: str
-    model: Model
-    head: TaskConfig | None
-    groups: list[ExampleGroup]
-    train: list[Features]
-    dev: list[Features]
+    data: str
+    model: str = "minilm"
+    dev: str | None = None
+    recipe: str = "stable"
+    overrides: tuple[str, ...] = ()
+    task: TaskType | None = None
+    text: tuple[str, ...] = ()
+    label: str | None = None
+    group: str | None = None
+    metric: str | None = None
+    quoting: Quoting = "auto"
+    precision: str | None = None
+    seed: int | None = None
+    new_head: bool = False
+    fold: int | None = None
+    folds: int = 0
 
-    def data_report(self) -> DatasetReport:
-        return make_dataset_report(self.data, self.train, self.dev, self.model.tokenizer, self.description.max_length)
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The inputs: the output must not be inside them."""
+        return tuple(filter(None, (self.data, self.dev, self.model if Path(self.model).is_dir() else None)))
+
+    def content(self) -> dict[str, Any]:
+        """As JSON, with hashes of the files that it names."""
+        content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        inputs = {"data": self.data, "dev": self.dev, "recipe": self.recipe if self.recipe.endswith(".toml") else None}
+        for name, path in ((name, Path(path)) for name, path in inputs.items() if path is not None):
+            files = list(filter(None, find_files(path, None))) if path.is_dir() else [path]
+            if files := [file for file in files if file.is_file()]:
+                content[f"{name}_sha256"] = hashlib.sha256("".join(map(sha256, files)).encode()).hexdigest()
+        return content
+
+
+def _recipe_of(request: FinetuneRequest, device: torch.device) -> FinetuneRecipe:
+    """The recipe of a request, with its seed and a precision."""
+    given = {"precision": request.precision, "seed": request.seed}
+    overrides = (f"{name}={value}" for name, value in given.items() if value is not None)
+    recipe = load_finetune_recipe(request.recipe, (*request.overrides, *overrides))
+    return replace(recipe, precision=best_precision(device)) if recipe.precision == "auto" else recipe
 
 
 class FinetuneJob:
-    """A task trained on labelled items and evaluated on others: see `training_run.TrainingJob`."""
+    """A task trained on labelled items and evaluated on others, for a `TrainingRun`.
 
-    keeps: ClassVar[Literal["last", "best"]] = "best"
+    metric: the metric that selects the best checkpoint.
+    model, head: the initial model, and the task of its own head; None: it has none, or it is not used.
+    train, dev: the items and their examples. groups: the training examples.
+    config: of the network, which has embeddings only of the tokens in the data; the model folder has all of them.
+    """
+
+    keeps = "best"  # of all evaluated states, the one in the model folder
     describe = staticmethod(format_metrics)
 
-    def __init__(self, prepared: Prepared, *, card: Callable[[Mapping[str, Any]], str], report: Callable[[Path], None]):
-        p, recipe = prepared, prepared.recipe
-        self.prepared, self.recipe, self.description = p, recipe, p.description
+    def __init__(
+        self,
+        request: FinetuneRequest,
+        device: torch.device,
+        recipe: FinetuneRecipe | None = None,
+        data: LabelledData | None = None,
+    ):
+        """Reads and checks everything that a request names, before a folder is created.
+
+        recipe: the resolved recipe of a run that is resumed; None: that of the request.
+        """
+        recipe = recipe or _recipe_of(request, device)
+        folder = ModelFolder(resolve_model(request.model))
+        self.model_name, self.model = request.model, folder.load(needs={"encoder"})
+        self.data = data or read_data(
+            request.data, dev=request.dev, task=request.task, text=request.text, label=request.label,
+            group=request.group, quoting=request.quoting, whole_documents=recipe.document_context,
+            fold=None if request.fold is None else (request.fold, request.folds),
+        )  # fmt: skip
+        schema, c = self.data.schema, self.model.config
+        self.metric = metric_of(schema.task, request.metric, schema.labels)
+        recipe = replace(recipe, max_length=default_max_length(recipe, c.max_position_embeddings))
+        self.description = d = describe_task(self.data, recipe)
+        featurize = make_featurizer(d, self.model.tokenizer)
+        self.train, self.dev = list(featurize(self.data.train)), list(featurize(self.data.dev))
+        self.dev_units = [features.unit for features in self.dev]
+        self.groups = [group for features in self.train for group in training_groups(features, d.task)]
+        self.head: TaskConfig | None = None
+        if not request.new_head and not {"classifier.weight", "span.weight"}.isdisjoint(self.model.state):
+            self.head = folder.task_config
+            check_same_task(self.head, d.task, d.labels, request.model, lstm_units=d.lstm_units)
+        self.recipe = recipe = resolve_recipe(recipe, len(self.groups), c)
         self.seed, self.optimizer, self.save_every = recipe.seed, recipe.optimizer, recipe.save_every
         self.precision = cast(Precision, recipe.precision)
-        self.card, self.report = card, report
-        self.dev_units = [features.unit for features in p.dev]
-        lengths = [len(example.input_ids) for group in p.groups[:1000] for example in group]
-        self._mean_length = sum(lengths) // len(lengths)
-        self.train_batches = LabelledBatches(p.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed)
+        self.train_batches = LabelledBatches(self.groups, recipe.batch_size, recipe.micro_batch_tokens, recipe.seed)
         self.num_steps = recipe.epochs * self.train_batches.steps_per_epoch
         self.evaluate_every = max(1, self.train_batches.steps_per_epoch // recipe.evaluations)
-        # The network has embeddings only of the tokens in the data; the model folder has all of them.
-        self.vocab_subset = VocabSubset([*p.groups, *self.dev_units], p.model.config.vocab_size)
-        rate, c = recipe.dropout, replace(p.model.config, vocab_size=len(self.vocab_subset))
+        self.vocab_subset = VocabSubset([*self.groups, *self.dev_units], c.vocab_size)
+        self.config, rate = replace(c, vocab_size=len(self.vocab_subset.ids)), recipe.dropout
         if rate >= 0:
             spans = None if c.span_dropout is None else rate
-            c = replace(c, hidden_dropout=rate, attention_dropout=rate, sequence_dropout=rate, span_dropout=spans)
-        self.config = c
+            self.config = replace(
+                self.config, hidden_dropout=rate, attention_dropout=rate, sequence_dropout=rate, span_dropout=spans
+            )
         # Logits of all dev items: of the last evaluation; of the state in the folder, if known.
         self._last: list[Logits] = []
-        self.saved: list[Logits] | None = None
+        self._saved: list[Logits] | None = None
+
+    @cached_property
+    def data_report(self) -> DatasetReport:
+        return make_dataset_report(self.data, self.train, self.dev, self.model.tokenizer, self.description.max_length)
 
     def network(self) -> TaskModel:
         """A network with random weights."""
-        task = make_task_head(self.description, self.prepared.groups, self.recipe)
+        task = make_task_head(self.description, self.groups, self.recipe)
         network = TaskModel(self.config, task, lstm_units=self.recipe.lstm_units)
         self.vocab_subset.attach(network.encoder.embeddings.token)
         return network
 
     def blank(self) -> TaskModel:
-        network, groups = self.network(), self.prepared.groups
+        network = self.network()
         if features := network.features:
-            self.caches_features = features.remember([*groups, *self.dev_units]) or features.remember(groups)
+            everything = [*self.groups, *self.dev_units]
+            self.caches_features = features.remember(everything) or features.remember(self.groups)
         return network
 
     def begin(self) -> tuple[TaskModel, list[str]]:
         torch.manual_seed(self.recipe.seed)
-        p, network, notes = self.prepared, self.blank(), []
-        state = dict(p.model.state)
+        network, notes, head = self.blank(), [], self.head
+        state = dict(self.model.state)
         state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
-        if p.head is None:
+        if head is None:
             state = {name: value for name, value in state.items() if name.split(".")[0] in ("encoder", "pooler")}
         elif self.description.labels:  # its outputs in the order of the labels of the data
-            order = torch.tensor([p.head.labels.index(label) for label in self.description.labels])
+            order = torch.tensor([head.labels.index(label) for label in self.description.labels])
             state |= {name: value[order] for name, value in state.items() if name.startswith("classifier.")}
         missing, _ = network.load_state_dict(state, strict=False)
         if any(name.startswith("pooler") for name in missing):
-            notes.append(f"{p.model_name} has no pooler: it starts at random")
+            notes.append(f"{self.model_name} has no pooler: it starts at random")
         if network.features is not None and not self.caches_features:
             notes.append("the features of the frozen encoder do not fit in memory: they are computed in every epoch")
         if self.recipe.reinitialized_layers:
@@ -166,7 +239,7 @@ class FinetuneJob:
         blocks = list(network.encoder.blocks)
         if layers > len(blocks):
             what = f"reinitialized_layers is {layers}, but the model has {len(blocks)}"
-            raise BertworksError(what, where=self.prepared.model_name)
+            raise BertworksError(what, where=self.model_name)
         for part in [*blocks[len(blocks) - layers :], *([network.pooler] if network.pooler else [])]:
             initialize(part, self.config)
             for norm in part.modules():
@@ -176,47 +249,64 @@ class FinetuneJob:
     def batches(self, plans: Path, rank: int, world_size: int) -> Callable[[int], list[Batch]]:
         return replace(self.train_batches, rank=rank, world_size=world_size)
 
-    def evaluate(self, network: nn.Module) -> dict[str, float]:
+    def evaluate(self, network: TrainableModel) -> dict[str, float]:
         assert isinstance(network, TaskModel)
         self._last, mean = compute_logits_and_loss(network, self.dev_units, self.precision)
-        dev, decode = self.prepared.dev, Decoder(self.description)
-        answers = [decode(features, logits) for features, logits in zip(dev, self._last, strict=True)]
-        items = [features.item for features in dev]
+        answers = list(map(Decoder(self.description), self.dev, self._last))
+        items = [features.item for features in self.dev]
         return {"loss": mean.loss, **compute_metrics(self.description, items, answers)}
 
     def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool:
-        metric = self.prepared.metric
+        metric = self.metric
         return (figures[metric], -figures["loss"]) > (best[metric], -best["loss"])
 
     def enough(self, evaluated: int, best: int) -> bool:
         """Whether the score did not improve for `patience` evaluations."""
         return 0 < self.recipe.patience * self.evaluate_every <= evaluated - best
 
-    def baseline(self) -> None:
+    def baseline(self) -> tuple[str, dict[str, Any]] | None:
+        """A trivial prediction, as text and figures: none."""
         return None
 
     def flops_per_token(self, step: int) -> float:
-        c, units, length = self.config, self.recipe.lstm_units, self._mean_length
+        c, units, some = self.config, self.recipe.lstm_units, self.groups[:1000]
         if units:  # of the LSTM alone: the features are computed once
             return 6.0 * num_lstm_parameters(frozen_features_size(c), units)
+        length = num_tokens(some) // sum(map(len, some))
         finished = 1.0 if self.description.task == "qa" else 1 / max(1, length)  # tokens of the last layer
         return replace(c, vocab_size=0).flops_per_token(length, 0.0, finished=finished)
 
     def cost(self, steps: int) -> float:
+        """The cost of the first steps, in any unit."""
         return float(steps)
 
     def progress(self, step: int) -> dict[str, Any]:
         return {"epoch": step / self.train_batches.steps_per_epoch, "epochs": self.recipe.epochs}
 
+    def card(self, folder: Path, figures: Mapping[str, float]) -> str:
+        """The model card. figures: on dev."""
+        return task_card(folder, self.description, self.recipe, self.model_name, self.data_report, figures)
+
     def save(self, folder: Path, network: nn.Module, facts: Mapping[str, Any]) -> None:
         state = {name: p.detach() for name, p in network.named_parameters()}
-        m = self.prepared.model
+        m = self.model
         state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.merge(m.state[TOKEN_EMBEDDING_KEY], state[TOKEN_EMBEDDING_KEY])
-        head = task_settings(self.description, m.config.family)
-        # m.config has the dropout of the model, not that of the recipe.
-        save_model(folder, state, m.config, m.tokenizer, card=self.card(facts), head=head)
+        head, card = task_settings(self.description, m.config.family), self.card(folder, facts["evaluation"])
+        save_model(folder, state, m.config, m.tokenizer, card=card, head=head)  # its dropout is not that of the recipe
         self.description.save(folder)
-        self.saved = self._last if facts["evaluated"] == facts["step"] else None
+        self._saved = self._last if facts["evaluated"] == facts["step"] else None
+
+    def report(self, folder: Path) -> Path:
+        return write_task_report(folder, self.metric, str(self.data_report), None)
+
+    def dev_logits(self, folder: Path, device: torch.device) -> list[Logits]:
+        """The logits of all dev items, by the model in the folder."""
+        if self._saved is None:
+            network, state = self.network(), ModelFolder(folder).load(needs={"encoder"}).state
+            state[TOKEN_EMBEDDING_KEY] = self.vocab_subset.rows(state[TOKEN_EMBEDDING_KEY])
+            network.load_state_dict({name: state[name] for name in network.state_dict()})
+            self._saved, _ = compute_logits_and_loss(network.to(device), self.dev_units, self.precision)
+        return self._saved
 
 
 CPU_TOKENS = 512  # of the timed steps: enough to be efficient, few enough to be fast
@@ -229,18 +319,16 @@ def forecast(job: FinetuneJob, device: torch.device, processes: int = 1) -> floa
     same size, on examples of all lengths."""
     recipe = job.recipe
     with meta_device_init():
-        network = job.network()
-    network = network.to_empty(device=device)
+        network = job.network().to_empty(device=device)
     for parameter in network.parameters():
         nn.init.normal_(parameter, std=TIMING_DEVIATION)
     max_tokens = recipe.micro_batch_tokens if device.type == "cuda" else CPU_TOKENS
-    groups = job.prepared.groups
-    sample = _sample_lengths(groups, recipe.batch_size, max_tokens)
+    sample = _sample_lengths(job.groups, recipe.batch_size, max_tokens)
     batch = collate([example for group in sample for example in group]).to(device)
-    train_tokens, dev_tokens = num_tokens(groups), num_tokens(job.dev_units)
+    train_tokens, dev_tokens = num_tokens(job.groups), num_tokens(job.dev_units)
     per_batch, update = time_step(network, recipe.optimizer, job.precision, batch, TIMING_SECONDS)
     once = 0.0
-    if network.features is not None and network.features.remember(groups):
+    if network.features is not None and network.features.remember(job.groups):
         network.features.remember(sample)  # the encoder runs once per example, in the training too
         head_only, update = time_step(network, recipe.optimizer, job.precision, batch, TIMING_SECONDS)
         once, per_batch = per_batch - head_only, head_only

@@ -73,11 +73,6 @@ class Request:
         """The folder of the token ids, existing or not."""
         return Path(self.inputs[0]) if self.is_shards else output / "shards"
 
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """All input paths, which must not be in the output folder."""
-        return tuple(filter(None, (*self.inputs, self.tokenizer, self.init)))
-
     def content(self) -> dict[str, Any]:
         """The request as JSON, with the hashes of its files."""
         content = {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
@@ -209,7 +204,7 @@ def pretrain(
     )  # fmt: skip
     output, where, content = Path(output), choose_device(device), request.content()
     with training_processes(where) as processes:
-        refuse_nested(output, request.paths, request.inputs)
+        refuse_nested(output, filter(None, (*request.inputs, request.tokenizer, request.init)), request.inputs)
         if processes.first:
             resumes = check_same_request(output, content, overwrite)
             draft = None if resumes and (output / "recipe.toml").exists() else _draft(request, where)
@@ -281,30 +276,35 @@ def _draft(request: Request, device: torch.device) -> _Draft:
     recipe = _recipe(request, device, tokens, model.config if model else None)
     vocab_size = tokenizer.vocab_size if tokenizer else recipe.vocabulary.size
     check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else 0)  # 0: in vocabularies trained here
-    _check_memory(_with_vocabulary(recipe, vocab_size), device)
+    parameters = _with_vocabulary(recipe, vocab_size).encoder.num_parameters(*heads_of(recipe.weights))
+    needed, memory = 16 * parameters, total_memory(device)  # parameters, gradients, moments of Adam, all float32
+    if needed > memory:
+        raise UsageError(
+            f"a model of {parameters:,} parameters needs more than {needed / 1e9:,.1f} GB of memory to train, and this "
+            f"machine has {memory / 1e9:,.1f} GB",
+            hint="choose a smaller encoder: fewer layers, or a smaller hidden size",
+        )
     return _Draft(recipe, reader, tokens, tokenizer, vocab_size)
 
 
 def _recipe(request: Request, device: torch.device, tokens: int, encoder: EncoderConfig | None) -> Recipe:
-    """The recipe of the request, or one for its budget; with its precision, without the size of its vocabulary."""
-    recipe = load_recipe(request.recipe, request.overrides) if request.recipe else None
-    given = recipe.train.precision if recipe else parse_overrides(request.overrides).get("train.precision")
-    name = request.precision or given
-    # The best of the device for "auto", and for what the recipe will refuse.
-    precision = cast(Precision, name) if name in DTYPES else best_precision(device)
-    if recipe is None:
-        matmul = measure_matmul(DTYPES[precision], device)
-        recipe = choose_recipe(seconds_of(str(request.budget)), matmul, tokens, encoder)
-        recipe, encoder = override(recipe, request.overrides), None
-    try:
-        return replace(
-            recipe,
-            train=replace(recipe.train, precision=precision),
-            encoder=encoder or recipe.encoder,
-            seed=recipe.seed if request.seed is None else request.seed,
-        )
-    except ValueError as error:
-        raise UsageError(str(error), where=request.init) from error
+    """The recipe of the request, or one for its budget; with a precision, without the size of its vocabulary."""
+    given = {"train.precision": request.precision, "seed": request.seed}
+    overrides = (*request.overrides, *(f"{name}={value}" for name, value in given.items() if value is not None))
+    if request.recipe:
+        recipe = load_recipe(request.recipe, overrides)
+        try:
+            recipe = replace(recipe, encoder=encoder or recipe.encoder)
+        except ValueError as error:
+            raise UsageError(str(error), where=request.init) from error
+    else:
+        name = parse_overrides(overrides).get("train.precision")
+        # The best of the device for "auto", and for what the recipe will refuse.
+        matmul = measure_matmul(DTYPES[name if name in DTYPES else best_precision(device)], device)
+        recipe = override(choose_recipe(seconds_of(str(request.budget)), matmul, tokens, encoder), overrides)
+    if recipe.train.precision == "auto":
+        recipe = replace(recipe, train=replace(recipe.train, precision=best_precision(device)))
+    return recipe
 
 
 def _prepare_text(output: Path, request: Request, draft: _Draft | None, workers: int | None) -> Iterator[Event]:
@@ -354,17 +354,6 @@ def _with_vocabulary(recipe: Recipe, size: int) -> Recipe:
             hint="leave it out, and set vocabulary.size",
         )
     return replace(recipe, encoder=replace(recipe.encoder, vocab_size=vocab_size or size))
-
-
-def _check_memory(recipe: Recipe, device: torch.device) -> None:
-    """Refuses a model whose parameters, gradients and moments of Adam, all float32, do not fit into the memory."""
-    parameters, memory = recipe.encoder.num_parameters(*heads_of(recipe.weights)), total_memory(device)
-    if 16 * parameters > memory:
-        raise UsageError(
-            f"a model of {parameters:,} parameters needs more than {16 * parameters / 1e9:,.1f} GB of memory to train, "
-            f"and this machine has {memory / 1e9:,.1f} GB",
-            hint="choose a smaller encoder: fewer layers, or a smaller hidden size",
-        )
 
 
 def _notes(events: Iterator[Event]) -> Iterator[Event]:

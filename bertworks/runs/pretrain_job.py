@@ -5,12 +5,12 @@
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,12 +21,11 @@ from bertworks.batching.batch import Batch, Batches, ExampleStream, collate
 from bertworks.batching.sampling import (
     Format,
     Ids,
-    Masker,
     MaskingConfig,
-    Plan,
     SamplingConfig,
     TokenStore,
     keyed_rng,
+    make_masker,
     make_sampler,
 )
 from bertworks.checkpoints.model_card import pretraining_card
@@ -92,17 +91,6 @@ def split_documents(store: TokenStore, seed: int) -> tuple[Ids, Ids]:
     return np.sort(order[held_out:]), np.sort(order[:held_out])
 
 
-def make_masker(c: MaskingConfig, tokenizer: Tokenizer) -> Masker:
-    """The masking policy over a tokenizer's ids.
-
-    Raises:
-        BertworksError: the tokenizer has no mask token.
-    """
-    if tokenizer.mask_id < 0:
-        raise BertworksError("the tokenizer has no mask token", hint="choose a tokenizer with [MASK] or <mask>")
-    return Masker(c, tokenizer.mask_id, tokenizer.starts_word)
-
-
 def phase_batches(
     store: TokenStore, documents: Ids, recipe: Recipe, tokenizer: Tokenizer, plans: Path, rank: int, world_size: int
 ) -> Callable[[int], list[Batch]]:
@@ -113,9 +101,9 @@ def phase_batches(
         path, seed, length = plans / f"phase-{number}.npy", (recipe.seed << 8) + number, phase.sequence_length
         sampler = make_sampler(store, recipe.sampling, length, tokenizer.template, seed)
         if not path.exists():
-            write_npy(path, _not_empty(sampler.plan_blocks(documents)))
+            write_npy(path, sampler.plan_blocks(documents))
         sampler.plan = np.asarray(np.load(path, mmap_mode="r"))
-        stream = ExampleStream(sampler, make_masker(recipe.masking, tokenizer), seed)
+        stream = ExampleStream(sampler, make_masker(tokenizer, recipe.masking), seed)
         micro_batch_size = max(1, recipe.train.micro_batch_tokens // length)
         of_phase.append(Batches(stream, phase.batch_size, micro_batch_size, rank, world_size))
     starts = [0, *accumulate(phase.num_steps for phase in recipe.train.phases[:-1])]
@@ -125,16 +113,6 @@ def phase_batches(
         return of_phase[phase](step - starts[phase])
 
     return batches
-
-
-def _not_empty(blocks: Iterable[Plan]) -> Iterator[Plan]:
-    """The blocks of a plan. Raises BertworksError if all of them together have no row."""
-    rows = 0
-    for block in blocks:
-        rows += len(block)
-        yield block
-    if not rows:
-        raise BertworksError("the corpus is too short for a single sequence", hint="give more text")
 
 
 def held_out_batches(
@@ -152,7 +130,7 @@ def held_out_batches(
     config = SamplingConfig(format=format)
     sampler = make_sampler(store, config, sequence_length, tokenizer.template, MASKS_SEED)
     sampler.plan = sampler.make_plan(documents)
-    stream = ExampleStream(sampler, make_masker(MaskingConfig(dynamic=False), tokenizer), MASKS_SEED)
+    stream = ExampleStream(sampler, make_masker(tokenizer, MaskingConfig(dynamic=False)), MASKS_SEED)
     examples = sorted((stream[n] for n in range(min(sequences, len(sampler)))), key=lambda e: len(e.input_ids))
     return [collate(examples[i : i + batch_size]) for i in range(0, len(examples), batch_size)]
 
@@ -175,9 +153,9 @@ def most_frequent_token(
 
 
 class PretrainJob:
-    """A `TrainingJob`."""
+    """Masked tokens and other objectives on shards, for a `TrainingRun`."""
 
-    keeps: ClassVar[Literal["last", "best"]] = "last"
+    keeps = "last"  # of all evaluated states, the one in the model folder
     describe, report = staticmethod(describe), staticmethod(write_report)
 
     def __init__(self, recipe: Recipe, shards: Shards, init: str | None = None):
@@ -188,6 +166,7 @@ class PretrainJob:
         self.precision = cast(Precision, recipe.train.precision)
         self.num_steps = recipe.train.num_steps
         self.evaluate_every, self.save_every = recipe.train.evaluate_every, recipe.train.save_every
+        self._main_objective: str = next(iter(recipe.weights))
         self.store = split_long_documents(shards)
         self.documents, self.held_out = split_documents(self.store, recipe.seed)
 
@@ -227,7 +206,7 @@ class PretrainJob:
         return figures[main] < best[main]
 
     def enough(self, evaluated: int, best: int) -> bool:
-        """Never: the schedule ends at the last step."""
+        """Never stop early: the schedule ends at the last step."""
         return False
 
     def baseline(self) -> tuple[str, dict[str, Any]]:
@@ -252,21 +231,12 @@ class PretrainJob:
         m = self.shards.manifest
         corpus = {"documents": m.documents, "sentences": m.sentences, "tokens": m.tokens}
         card = pretraining_card(
-            self.recipe.encoder,
-            name=folder.resolve().name,
-            recipe=dump_recipe(self.recipe),
-            steps=facts["step"],
-            tokens=facts["tokens"],
-            corpus=corpus | {"sha256": m.files["tokens.bin"]},
-            held_out=facts["evaluation"],
+            self.recipe.encoder, name=folder.resolve().name, recipe=dump_recipe(self.recipe), steps=facts["step"],
+            tokens=facts["tokens"], corpus=corpus | {"sha256": m.files["tokens.bin"]}, held_out=facts["evaluation"],
             versions=versions(),
-        )
+        )  # fmt: skip
         state = {name: p.detach() for name, p in network.named_parameters()}
         save_model(folder, state, self.recipe.encoder, self.tokenizer, card=card)
-
-    @property
-    def _main_objective(self) -> str:
-        return next(iter(self.recipe.weights))
 
     @property
     def _phase_ends(self) -> list[int]:

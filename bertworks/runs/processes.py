@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from types import FrameType
-from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -39,35 +38,32 @@ def signal_handler(handler: "signal._HANDLER", *signals: int) -> Iterator[None]:
             signal.signal(number, former)
 
 
-class ShutdownError(BaseException):
-    """A signal came while a step or an evaluation was computed."""
-
-
 class GracefulShutdown:
     """Notes SIGINT and SIGTERM. A computation ends at once, between two operations, because it changes nothing that a
     run saves; anything else, such as writing a checkpoint, is completed first.
 
-    requested: the signal, or 0.
+    requested: what ends the process: KeyboardInterrupt, or an exit status of 128 + the signal, as in shells; or None.
     """
 
     def __init__(self) -> None:
-        self.requested, self._computes = 0, False
+        self.requested: BaseException | None = None
+        self._computes = False
 
     def handling(self) -> AbstractContextManager[None]:
         """Handles the signals in the block."""
         return signal_handler(self._note, signal.SIGINT, signal.SIGTERM)
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        self.requested = number
+        self.requested = KeyboardInterrupt() if number == signal.SIGINT else SystemExit(128 + number)
         if self._computes:
             self._computes = False
-            raise ShutdownError
+            raise self.requested
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """In the block a signal raises ShutdownError, until `protect` is called. So does one that came before."""
+        """In the block a signal raises `requested`, until `protect` is called. So does one that came before."""
         if self.requested:
-            raise ShutdownError
+            raise self.requested
         self._computes = True
         try:
             yield
@@ -77,12 +73,6 @@ class GracefulShutdown:
     def protect(self) -> None:
         """From here on, parameters change: the rest of the block is completed."""
         self._computes = False
-
-    def end(self) -> NoReturn:
-        """Leave after everything is saved: KeyboardInterrupt, or an exit status of 128 + the signal, as in shells."""
-        if self.requested == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise SystemExit(128 + self.requested)
 
 
 class Processes:

@@ -1,31 +1,39 @@
-"""report.html of a pre-training and of a fine-tuning, from metrics.jsonl, recipe.toml, run.json and the final
-evaluation."""
+"""What a run leaves for people: report.html; of a fine-tuning also errors.csv and the model card."""
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+from bertworks.checkpoints.model_card import render_card, render_cell, render_code, render_table
+from bertworks.checkpoints.model_folder import TaskConfig
+from bertworks.checkpoints.resolve import is_model_name
 from bertworks.checkpoints.storage import read_json
+from bertworks.config import dump_recipe
 from bertworks.datasets.schema import TaskType
+from bertworks.datasets.writer import write_rows
 from bertworks.events import duration
 from bertworks.io.atomic_write import write_text
 from bertworks.reports import svg
 from bertworks.reports.svg import Point, Series, Show
-from bertworks.runs.run_folder import describe, named_measures, read_metrics
-from bertworks.runs.task_metrics import NAMES, NOTHING, SHARES, counted, format_metrics, metric_of
+from bertworks.runs.dataset_report import DatasetReport
+from bertworks.runs.run_folder import describe, named_measures, read_metrics, versions
+from bertworks.runs.task_metrics import NAMES, NOTHING, SHARES, Mistake, counted, format_metrics, titled_metrics
 from bertworks.training.objectives import OBJECTIVES, PERPLEXITY
+from bertworks.training.recipe import FinetuneRecipe
 
 Rows = list[dict[str, Any]]
 Chart = tuple[str, str, Show, bool]  # title, name of the figure, format, whether the axis begins at zero
 Column = tuple[str, str, Show]  # name of the figure, title, format
+
+
+def _show(name: str) -> Show:
+    return svg.percent if name in SHARES else svg.plain
+
+
 OBJECTIVE_CHARTS: list[Chart] = [
-    (
-        f"{objective.title}: {m.name}".capitalize(),
-        f"{kind}_{m.name}",
-        svg.percent if "%" in m.format else svg.plain,
-        m.starts_at_zero,
-    )
+    (f"{objective.title}: {m.name}".capitalize(), f"{kind}_{m.name}", _show(m.name), m.starts_at_zero)
     for kind, objective in OBJECTIVES.items()
     for m in objective.measures
     if m is not PERPLEXITY  # a function of the loss
@@ -46,13 +54,12 @@ PARTS: Mapping[TaskType, str] = {  # of which figures are given
 }  # fmt: skip
 
 
-def write_report(folder: str | Path) -> Path:
+def write_report(folder: Path) -> Path:
     """Draw the page of a run folder and return its path. What has not been measured yet is left out.
 
     Raises:
-        BertworksError: a line of metrics.jsonl is damaged; the page cannot be written.
+        BertworksError: the page cannot be written.
     """
-    folder = Path(folder)
     steps, evaluations = _read_rows(folder)
     charts = [*OBJECTIVE_CHARTS, *OPTIMIZATION_CHARTS, *SPEED_CHARTS]
     sections, summary = [svg.side_by_side(_lines(charts, steps, evaluations, "held out"))], _spent(steps, evaluations)
@@ -63,18 +70,19 @@ def write_report(folder: str | Path) -> Path:
     return _write(folder, "pre-training", summary, sections)
 
 
-def write_task_report(folder: Path, data: str, result: Mapping[str, Any] | None) -> Path:
+def write_task_report(folder: Path, metric: str, data: str, result: Mapping[str, Any] | None) -> Path:
     """Draws the page of a run folder and returns its path. What is not there yet is left out.
 
     Args:
+        metric: by which the best state was chosen.
         data: what is known of the data, for people.
         result: what the best state makes of dev, as in result.json; None: not evaluated yet.
 
     Raises:
-        BertworksError: a line of metrics.jsonl is damaged; the page cannot be written.
+        BertworksError: the page cannot be written.
     """
     steps, evaluations = _read_rows(folder)
-    summary, metric = _spent(steps, evaluations), _metric(folder)
+    summary = _spent(steps, evaluations)
     best = max(evaluations, key=lambda row: (row.get(metric, 0.0), -row.get("loss", 0.0)), default={})
     marks = {metric: (best["step"], best[metric])} if metric in best else {}
     title = f"{NAMES[metric][0].upper()}{NAMES[metric][1:]} on dev"
@@ -100,8 +108,8 @@ def _write(folder: Path, kind: str, summary: list[str], sections: list[str]) -> 
     """The page, with the recipe of the run and the software it was begun with at the end."""
     recipe, run = folder / "recipe.toml", folder / "run.json"
     sections += [svg.preformatted("Recipe", recipe.read_text(encoding="utf-8"))] if recipe.exists() else []
-    if versions := read_json(run).get("versions") if run.exists() else None:
-        sections.append(svg.software(versions))
+    if software := read_json(run).get("versions") if run.exists() else None:
+        sections.append(svg.software(software))
     write_text(folder / "report.html", svg.page(folder.resolve().name, kind, " · ".join(summary), sections))
     return folder / "report.html"
 
@@ -144,17 +152,6 @@ def _lines(
     return drawn
 
 
-def _metric(folder: Path) -> str:
-    """The figure by which the best state was chosen."""
-    task = read_json(folder / "task.json")
-    request = read_json(folder / "run.json").get("request", {}) if (folder / "run.json").exists() else {}
-    return metric_of(cast(TaskType, task["task"]), request.get("metric"), task["labels"])
-
-
-def _show(name: str) -> Show:
-    return svg.percent if name in SHARES else svg.plain
-
-
 def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[str]:
     """Sections of the final evaluation: confusion matrix, figures by label, the worst mistakes."""
     if confusion := result["confusion"]:
@@ -185,3 +182,118 @@ def _evaluation_sections(result: Mapping[str, Any]) -> Iterable[str]:
 
 def _shorten(text: str) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + " …"
+
+
+def write_errors(path: Path, d: TaskConfig, wrong: Sequence[Mistake]) -> None:
+    """Writes errors.csv: for each mistake its row, the texts in their columns, the gold label, the prediction and its
+    probability."""
+    texts = d.text[:1] if d.task in ("tagging", "qa", "choice") else d.text
+    others = list(wrong[0].figures) if wrong else []
+    score = "difference" if d.task == "regression" else "score"
+    columns = ["where", *texts, "gold", "predicted", score, *others]
+    for number in range(1, 1 + len(texts)):
+        if columns.count(columns[number]) > 1:
+            columns[number] += " (text)"
+    rows = ([m.where, *m.texts, m.gold, m.predicted, *map(_rounded, (m.score, *m.figures.values()))] for m in wrong)
+    write_rows(path, columns, (dict(zip(columns, row, strict=True)) for row in rows))
+
+
+def _rounded(figure: float | None) -> float | None:
+    return None if figure is None else round(figure, 4)
+
+
+MAX_LABELS = 50  # of a table
+_PIPELINES: Mapping[TaskType, str] = {
+    "classification": "text-classification", "multilabel": "text-classification", "regression": "text-classification",
+    "tagging": "token-classification", "spans": "token-classification", "qa": "question-answering",
+    "choice": "multiple-choice",
+}  # fmt: skip
+_METRICS = {  # of the hub, if it has another name
+    "macro_f1": "f1", "micro_f1": "f1", "pearson": "pearsonr", "spearman": "spearmanr", "exact": "exact_match",
+}  # fmt: skip
+_OPTIONS: Mapping[TaskType, str] = {  # of a pipeline in transformers
+    "multilabel": ", top_k=None",
+    "regression": ', function_to_apply="none"',
+    "tagging": ', aggregation_strategy="first"',
+    "spans": ', aggregation_strategy="simple"',
+}
+_LIMITS = """
+The model repeats the errors and prejudices of its training data. It answers any text with one of its labels or with a
+part of that text, even if the text has nothing to do with the task. Its probabilities are not calibrated."""
+_CLASSES = {"qa": "AutoModelForQuestionAnswering", "choice": "AutoModelForMultipleChoice"}
+
+
+def task_card(
+    folder: Path,
+    d: TaskConfig,
+    recipe: FinetuneRecipe,
+    model_name: str,
+    data_report: DatasetReport,
+    figures: Mapping[str, float],
+) -> str:
+    """The card of a fine-tuned model.
+
+    Args:
+        model_name: the model that was fine-tuned, as in the command.
+        figures: metrics on dev.
+    """
+    task = next((note[6:] for note in data_report.notes if note.startswith("task: ")), d.task)
+    base = model_name if is_model_name(model_name) else Path(model_name).name
+    columns = " and ".join(f"`{render_cell(column)}`" for column in d.text) or "its text"
+    longer = "read in windows" if d.task in ("tagging", "spans", "qa") else "truncated"
+    text = f"""
+A BERT for {task}, fine-tuned with bertworks from `{render_cell(base)}`.
+It reads {columns} and at most {d.max_length} tokens at once; longer texts are {longer}."""
+    sections = {
+        "Quality": _quality(data_report, figures),
+        "Data": _data(data_report),
+        "Use": _usage(d),
+        "Limits": _LIMITS,
+        "Recipe": render_code("toml", dump_recipe(recipe)),
+        "Software": render_table(("Package", ""), versions()),
+    }
+    return render_card(folder.resolve().name, text, sections, hub=_hub_fields(d, model_name, figures))
+
+
+def _hub_fields(d: TaskConfig, model_name: str, figures: Mapping[str, float]) -> dict[str, str]:
+    base = {"minilm": "sentence-transformers/all-MiniLM-L6-v2"}.get(model_name, model_name)
+    metrics = dict.fromkeys(_METRICS.get(name, name) for name in figures if name in {*NAMES, *SHARES})
+    fields = {"library_name": "bertworks" if d.lstm_units else "transformers", "pipeline_tag": _PIPELINES[d.task]}
+    fields |= {"base_model": base} if is_model_name(model_name) and "/" in base else {}
+    fields |= {"metrics": f"[{', '.join(metrics)}]"} if metrics else {}
+    return fields | {"tags": f"[bert, bertworks, {d.task}]"}
+
+
+def _quality(data_report: DatasetReport, figures: Mapping[str, float]) -> str:
+    note = next((note for note in data_report.notes if note.startswith("evaluated on")), "evaluated on held-out rows")
+    note = re.sub("evaluated on .*/", "evaluated on ", note)  # without the folders
+    return f"""{render_table(("On dev", ""), titled_metrics(figures))}
+Dev: {note}.
+These rows also selected the checkpoint: expect slightly lower figures on other texts.
+"""
+
+
+def _data(data_report: DatasetReport) -> str:
+    labels = dict(list(data_report.labels.items())[:MAX_LABELS])
+    table = render_table(("Label", "in train", "in dev"), labels) if labels else ""
+    warnings = "".join(f"\n- {warning}" for warning in data_report.warnings)
+    return f"{data_report.train:,} rows in train, {data_report.dev:,} in dev.\n\n{table}{warnings}"
+
+
+def _usage(d: TaskConfig) -> str:
+    command = f"{render_code('', 'bertworks predict . new.csv -o scored.csv')}\nThe dot is the path of this folder.\n"
+    if d.lstm_units:
+        return f"{command}\ntransformers has no such network, and refuses this folder."
+    if d.task in _CLASSES:
+        name = _CLASSES[d.task]
+        code = (
+            f"from transformers import {name}, AutoTokenizer\n\n"
+            f'model = {name}.from_pretrained(".")\ntokenizer = AutoTokenizer.from_pretrained(".")'
+        )
+    else:
+        kind, example = _PIPELINES[d.task], '"Some words."'
+        if kind == "text-classification":
+            example = '{"text": "A text", "text_pair": "and another"}' if len(d.text) == 2 else '"A text"'
+        ask = f'ask = pipeline("{kind}", model="."{_OPTIONS.get(d.task, "")})\nask({example})'
+        code = f"from transformers import pipeline\n\n{ask}"
+    return f"{command}\n{render_code('python', code)}"

@@ -10,7 +10,7 @@ import os
 import platform
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -136,50 +136,29 @@ class Metrics:
                 hint="make room, or the file writable, and run the same command again",
             ) from error
 
-    def sync(self) -> None:
-        """Flushes the file to disk."""
-        with self.path.open("a") as file:
-            os.fsync(file.fileno())
-
     def forget(self, after: int, evaluated: int) -> None:
-        """Drops steps after `after` and evaluations after `evaluated`, which a resumed run repeats, and an incomplete
-        last line."""
-        if self.path.exists():
-            lines = [
-                line for line, step, is_evaluation in self._intact() if step <= (evaluated if is_evaluation else after)
-            ]
-            write_text(self.path, "".join(f"{line}\n" for line in lines))
+        """Drops steps after `after` and evaluations after `evaluated`, which a resumed run repeats, and what follows a
+        damaged line. Creates the file."""
+        last = {False: after, True: evaluated}
+        lines = [line for line, step, _, is_evaluation in read_metrics(self.path) if step <= last[is_evaluation]]
+        write_text(self.path, "".join(f"{line}\n" for line in lines))
 
     def last_step(self) -> int:
         """The last recorded step, or 0."""
-        return max((step for _, step, _ in self._intact()), default=0)
-
-    def _intact(self) -> Iterator[tuple[str, int, bool]]:
-        """Each line up to the first damaged one, its step, and whether it is an evaluation."""
-        with suppress(BertworksError):
-            for line, step, _, is_evaluation in read_metrics(self.path):
-                yield line, step, is_evaluation
+        return max((step for _, step, _, _ in read_metrics(self.path)), default=0)
 
 
 def read_metrics(path: Path) -> Iterator[tuple[str, int, dict[str, float], bool]]:
-    """The lines of metrics.jsonl: each with its step, its numbers, and whether it is an evaluation. An incomplete last
-    line is of a killed process, and is left out.
-
-    Raises:
-        BertworksError: a line is damaged.
-    """
+    """The lines of metrics.jsonl: each with its step, its numbers, and whether it is an evaluation. They end before the
+    first damaged line, such as the incomplete last one of a killed process."""
     lines = path.read_bytes().decode("utf-8", errors="replace").split("\n") if path.exists() else []
-    for number, line in enumerate(lines[:-1], 1):
+    for line in lines[:-1]:
         try:
             content = json.loads(line)
             step, figures = int(content["step"]), content.get("evaluation", content)
             numbers = {name: float(value) for name, value in figures.items() if isinstance(value, int | float)}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
-            raise BertworksError(
-                "the line is damaged: expected a JSON object with a step and numbers",
-                where=f"{path}:{number}",
-                hint="delete the line",
-            ) from None
+            return
         yield line, step, numbers, "evaluation" in content
 
 

@@ -1,19 +1,17 @@
 """Metrics and mistakes of a fine-tuned model.
 
-- items with labels and predictions -> metrics, as numbers and in words
+- items with labels and predictions -> metrics, as numbers and in words; metrics of parts; the confusion matrix
 - every mistake, the worst first, and the most frequent kinds
 """
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from bertworks.batching.features import Features
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import UsageError
@@ -136,6 +134,16 @@ def compute_answer_metrics(items: Sequence[Item], answers: Sequence[Answer]) -> 
     return metrics
 
 
+def best_threshold(answers: Sequence[Answer], figures: Mapping[str, float]) -> float:
+    """The margin with the best F1, plus half of the distance to the next margin (at most .5), so that no answer depends
+    on the last digit. If it is best to give no answer at all, a margin below all."""
+    threshold = figures["threshold"]
+    margins: list[float] = [answer["no_answer_margin"] for answer in answers]
+    if threshold not in margins:
+        return min(0.0, *margins) - 1
+    return threshold + min([1.0, *(margin - threshold for margin in margins if margin > threshold)]) / 2
+
+
 def format_metrics(figures: Mapping[str, Any]) -> str:
     """Metrics in one line."""
     if not figures:
@@ -146,15 +154,29 @@ def format_metrics(figures: Mapping[str, Any]) -> str:
 
 def titled_metrics(figures: Mapping[str, float]) -> dict[str, str]:
     """Metrics in words, by title."""
-    return {
-        title: f"{figures[name]:.1%}" if name in SHARES else f"{figures[name]:.3f}"
-        for name, title in NAMES.items()
-        if name in figures
-    }
+    names = [name for name in NAMES if name in figures]
+    return {NAMES[name]: format(figures[name], ".1%" if name in SHARES else ".3f") for name in names}
 
 
-Counts = NDArray[np.int64]
 NOTHING = "-"  # instead of a label, if there is none
+MAX_CONFUSION_LABELS = 50  # of a confusion matrix; larger ones cannot be read
+MAX_POINTS = 1000  # of gold and predicted numbers
+
+
+def task_results(
+    d: TaskConfig, encoded: Sequence[Features], answers: Sequence[Answer]
+) -> tuple[dict[str, Any], list["Mistake"]]:
+    """Metrics, `table`s of parts, the number of mistakes and their most frequent kinds; and all mistakes."""
+    items = [features.item for features in encoded]
+    wrong = mistakes(d, items, answers)
+    return {
+        "task": d.task,
+        "rows": len(items),
+        "figures": compute_metrics(d, items, answers),
+        "table": table(d, encoded, answers),
+        "mistakes": len(wrong),
+        "frequent": frequent(wrong),
+    }, wrong
 
 
 @dataclass(frozen=True)
@@ -207,9 +229,7 @@ def paired(gold: Sequence[Span], given: Sequence[Span]) -> list[tuple[Span | Non
             pairs.append((span, span))
             continue
         shared = {other: min(span[1], other[1]) - max(span[0], other[0]) for other in left}
-        best = max(left, key=shared.__getitem__, default=None)
-        if best is not None and shared[best] <= 0:
-            best = None
+        best = max((other for other in left if shared[other] > 0), key=shared.__getitem__, default=None)
         if best is not None:
             left.remove(best)
         pairs.append((span, best))
@@ -258,12 +278,9 @@ def _answers(d: TaskConfig, item: Item, answer: Answer, unit: squad.F1Unit) -> I
 
 
 def _entities(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mistake]:
-    is_by_word = d.task == "tagging"
-    text = " ".join(item.texts)
-    if is_by_word:
-        scores = answer["scores"]
-    else:
-        scores = {(entity["start"], entity["end"], entity["type"]): entity["score"] for entity in answer["entities"]}
+    is_by_word, text = d.task == "tagging", " ".join(item.texts)
+    given_spans = answer.get("entities", ())
+    scores: dict[Span | None, float] = {(one["start"], one["end"], one["type"]): one["score"] for one in given_spans}
 
     def named(span: Span | None) -> str:
         if span is None:
@@ -275,10 +292,9 @@ def _entities(d: TaskConfig, item: Item, answer: Answer, _: str) -> Iterator[Mis
         place = given or gold
         if gold == given or place is None:
             continue
+        score = scores.get(given)  # a span that is missed has no score
         if is_by_word:
-            score = sum(scores[place[0] : place[1]]) / (place[1] - place[0])
-        else:
-            score = scores.get(given)  # a span that is missed has no score
+            score = sum(answer["scores"][place[0] : place[1]]) / (place[1] - place[0])
         badness = 0.5 if score is None else score
         yield Mistake(item.where, (text,), named(gold), named(given), score, badness, _kind(gold, given))
 
@@ -289,11 +305,11 @@ def _kind(gold: Span | None, given: Span | None) -> str:
     return f"borders of {gold[2]!r} wrong" if gold[2] == given[2] else f"{gold[2]!r} taken for {given[2]!r}"
 
 
-def confusion(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> tuple[list[str], Counts]:
-    """Names, and the confusion matrix: gold labels in rows, predictions in columns. NOTHING: an entity without a
-    counterpart. Choices are named by their positions. Empty for tasks without classes."""
+def confusion(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, list[Any]]:
+    """The confusion matrix: `labels`, and `counts` with gold labels in rows, predictions in columns. NOTHING: an entity
+    without a counterpart. Choices are named by their positions. {}: a task without classes, or too many of them."""
     if d.task in ("multilabel", "regression", "qa"):
-        return [], np.zeros((0, 0), np.int64)
+        return {}
     pairs = Counter(
         (gold[2] if gold else NOTHING, given[2] if given else NOTHING)
         for spans in span_pairs(d, items, answers)
@@ -304,4 +320,47 @@ def confusion(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -
         names = list(d.labels)
     elif d.task == "choice":
         names = [str(number + 1) for number in range(d.num_choices)]
-    return names, np.array([[pairs[gold, given] for given in names] for gold in names], np.int64)
+    if len(names) > MAX_CONFUSION_LABELS:
+        return {}
+    return {"labels": names, "counts": [[pairs[gold, given] for given in names] for gold in names]}
+
+
+def table(d: TaskConfig, dev: Sequence[Features], answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
+    """Metrics of parts: of each label, of each type of entity, of each kind of question."""
+    items = [features.item for features in dev]
+    match d.task:
+        case "classification":
+            return classification.per_class([x.label for x in items], list(map(predicted_label, answers)), d.labels)
+        case "multilabel" | "tagging" | "spans":  # labels are counted like entities
+            gold, given = zip(*span_pairs(d, items, answers), strict=True)
+            return classification.spans_per_type(gold, given)
+        case "qa":
+            return _questions(dev, answers)
+        case "regression" | "choice":
+            return {}
+
+
+def _questions(dev: Sequence[Features], answers: Sequence[Answer]) -> dict[str, dict[str, float]]:
+    """Questions with and without answer; contexts that are read in one window and in several."""
+    items = [features.item for features in dev]
+    unit = squad.f1_unit_of([item.texts[1] for item in items])
+    without = not all(item.label for item in items)
+    version: squad.SquadVersion = "2.0" if without else "1.1"
+    parts: dict[str, list[squad.SquadScore]] = defaultdict(list)
+    for features, answer in zip(dev, answers, strict=True):
+        golds = [text for _, text in features.item.label]
+        score = squad.score_answer(golds, answer["answer"], version=version, unit=unit)
+        parts["context in one piece" if len(features.unit) == 1 else "context in several pieces"].append(score)
+        if without:
+            parts["with an answer" if golds else "without an answer"].append(score)
+    table = {}
+    for kind, scores in sorted(parts.items()):
+        exact, f1 = (sum(figures) / len(scores) for figures in zip(*scores, strict=True))
+        table[kind] = {"exact": exact, "f1": f1, "support": float(len(scores))}
+    return table
+
+
+def points(items: Sequence[Item], answers: Sequence[Answer]) -> list[tuple[float, float]]:
+    """Gold and predicted numbers, at most MAX_POINTS, spread over all rows."""
+    step = -(-len(items) // MAX_POINTS)
+    return [(float(item.label), a["value"]) for item, a in list(zip(items, answers, strict=True))[::step]]

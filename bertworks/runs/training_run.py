@@ -1,16 +1,16 @@
 """A training in its run folder: from its newest checkpoint to its last step, with checkpoints on the way.
 
 The folder is a model folder at all times (config.json, model.safetensors, tokenizer, README.md), with recipe.toml,
-metrics.jsonl, report.html, `checkpoints/` and `plans/`. A `TrainingJob` says what is trained.
+metrics.jsonl, report.html, `checkpoints/` and `plans/`. A job says what is trained: its methods are functions of their
+arguments and of those of its constructor, so that a resumed run gets the same results.
 """
 
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,43 +20,19 @@ from bertworks.batching.batch import Batch
 from bertworks.checkpoints.training_state import Checkpoint, latest_checkpoint, remove_deleted, save_checkpoint
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
+from bertworks.io.atomic_write import fsync
 from bertworks.models.encoder import meta_device_init
-from bertworks.runs.processes import GracefulShutdown, ShutdownError
+from bertworks.runs.finetune_job import FinetuneJob
+from bertworks.runs.pretrain_job import PretrainJob
+from bertworks.runs.processes import GracefulShutdown
 from bertworks.runs.run_folder import Metrics, finite, training_figures
-from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, Precision, measure_matmul
+from bertworks.training.device import DTYPES, THREADS, HeapTrimmer, measure_matmul
 from bertworks.training.loop import Step, train
 from bertworks.training.objectives import OBJECTIVES, LossStats, TrainableModel
-from bertworks.training.optimization import OptimizerConfig, make_optimizer
+from bertworks.training.optimization import make_optimizer
 
 EVALUATIONS, SAVE_SECONDS, MOST_LINES = 20, 120.0, 10_000
 STOP_AFTER = 3  # steps in a row whose loss or gradient is not finite
-
-
-class TrainingJob(Protocol):
-    """What a run trains. All methods are functions of their arguments and of the arguments of the constructor, so a
-    resumed run gets the same results."""
-
-    keeps: ClassVar[Literal["last", "best"]]  # of all evaluated states, the one in the model folder
-    seed: int
-    precision: Precision
-    optimizer: OptimizerConfig
-    num_steps: int
-    evaluate_every: int  # steps; 0: about twenty times
-    save_every: int  # steps; 0: every few minutes
-
-    def begin(self) -> tuple[TrainableModel, list[str]]: ...  # the network before its first step, and notes about it
-    def blank(self) -> TrainableModel: ...  # a network that a checkpoint fills
-    def batches(self, plans: Path, rank: int, world_size: int) -> Callable[[int], list[Batch]]: ...
-    def evaluate(self, network: TrainableModel) -> dict[str, float]: ...
-    def is_better(self, figures: Mapping[str, float], best: Mapping[str, float]) -> bool: ...
-    def enough(self, evaluated: int, best: int) -> bool: ...  # stop early? steps of the last and best evaluation
-    def baseline(self) -> tuple[str, dict[str, Any]] | None: ...  # a trivial prediction, as text and figures
-    def flops_per_token(self, step: int) -> float: ...
-    def cost(self, steps: int) -> float: ...  # of the first `steps` steps, in any unit
-    def progress(self, step: int) -> dict[str, Any]: ...  # further figures to show, such as the phase
-    def describe(self, figures: Mapping[str, float]) -> str: ...
-    def save(self, folder: Path, network: TrainableModel, facts: Mapping[str, Any]) -> None: ...  # model and card
-    def report(self, folder: Path) -> object: ...
 
 
 class TrainingRun:
@@ -66,7 +42,7 @@ class TrainingRun:
     resumed run equals one that was never interrupted.
     """
 
-    def __init__(self, folder: Path, job: TrainingJob, device: torch.device):
+    def __init__(self, folder: Path, job: PretrainJob | FinetuneJob, device: torch.device):
         self.folder, self.job, self.device = folder, job, device
         self.memory, self.shutdown = HeapTrimmer(device), GracefulShutdown()
         self.metrics = Metrics(folder / "metrics.jsonl")
@@ -80,7 +56,13 @@ class TrainingRun:
                 where=str(folder / "checkpoints"),
                 hint="put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again",
             )
-        self.model = self._network(is_new=checkpoint is None)
+        if checkpoint:
+            with meta_device_init():
+                self.model: TrainableModel = job.blank().to_empty(device=device)
+        else:
+            network, notes = job.begin()
+            self.model = network.to(device)
+            self.notes += [Event("note", text) for text in notes]
         self._parameters = dict(self.model.named_parameters())
         self.optimizer = make_optimizer(self.model, job.optimizer)
         self.num_steps = job.num_steps
@@ -93,7 +75,6 @@ class TrainingRun:
             "evaluated": None,  # the step of the last evaluation
             "evaluation": {},  # its figures
             "best": None,  # the step and the figures of the best evaluation
-            "exported": None,  # the step of the model folder and the report
         }
         # Skipped steps, whose loss or gradient was not finite: all, the last ones in a row, the most in a row.
         self.skipped = torch.zeros(3, device=device)
@@ -104,14 +85,6 @@ class TrainingRun:
         self.log_every = self.read_every * max(1, -(-self.num_steps // (MOST_LINES * self.read_every)))
         if checkpoint:
             self._restore(checkpoint)
-
-    def _network(self, is_new: bool) -> TrainableModel:
-        if is_new:
-            network, notes = self.job.begin()
-            self.notes += [Event("note", text) for text in notes]
-            return network.to(self.device)
-        with meta_device_init():
-            return self.job.blank().to_empty(device=self.device)
 
     def events(self) -> Iterator[Event]:
         """Trains to the end. Ctrl-C and SIGTERM save, then raise KeyboardInterrupt and SystemExit."""
@@ -127,20 +100,20 @@ class TrainingRun:
             self.facts["threads"] = threads
             try:
                 yield from self._train(batches)
-            except (ShutdownError, RuntimeError) as error:
+            except (KeyboardInterrupt, SystemExit, RuntimeError) as error:
                 # A RuntimeError: another process left before this one.
                 if not self.shutdown.requested or (isinstance(error, RuntimeError) and self.world_size == 1):
                     raise
                 if self.step and self.saved != self.step:  # before the first step there is nothing to save
                     yield from self._save()
-                self.shutdown.end()
+                raise self.shutdown.requested from None
         yield self._done()
 
     def _train(self, batches: Callable[[int], list[Batch]]) -> Iterator[Event]:
         overdue = self._should_evaluate() and self.facts["evaluated"] != self.step
         if overdue:
             yield from self._evaluate()
-        if overdue or self.facts["exported"] is None:
+        if overdue or self.saved is None:
             yield from self._save()
         if self._is_over():
             return
@@ -148,6 +121,7 @@ class TrainingRun:
             self.model, self.optimizer, batches, self.job.optimizer, self.num_steps, precision=self.job.precision,
             seed=self.job.seed, start=self.step, before_update=self.shutdown.protect,
         )  # fmt: skip
+        self._matmul_speed = measure_matmul(DTYPES[self.job.precision], self.device)
         saved, self._logged = time.perf_counter(), (self.facts["tokens"], self.facts["seconds"])
         while not self._is_over():
             begin = time.perf_counter()
@@ -220,10 +194,6 @@ class TrainingRun:
             dist.barrier()
         return batches
 
-    @cached_property
-    def _matmul_speed(self) -> float:
-        return measure_matmul(DTYPES[self.job.precision], self.device)
-
     def _state(self) -> dict[str, Tensor]:
         """All tensors that a training changes, by name."""
         state = {f"parameter/{name}": p.data for name, p in self._parameters.items()}
@@ -239,8 +209,7 @@ class TrainingRun:
         if self.job.keeps == "last" or best in (None, self.step):
             self.job.save(self.folder, self.model, self.facts | {"step": self.step})
         self.job.report(self.folder)
-        self.facts["exported"] = self.step
-        self.metrics.sync()  # the lines before a checkpoint must be on disk
+        fsync(self.metrics.path)  # the lines before a checkpoint must be on disk
         path = save_checkpoint(self.folder / "checkpoints", self.step, self._state(), self.facts, best=best)
         self.saved = self.step
         yield Event("saved", f"saved {path}", {"step": self.step, "path": str(path)})
@@ -294,8 +263,12 @@ class TrainingRun:
         fields = figures | {"steps": self.num_steps, **self.job.progress(step.number)}
         fields |= {"eta_seconds": left, "skipped": int(self.skipped[0].item())}
         accuracies = [f"{OBJECTIVES[kind].title} {means[kind].accuracy:.1%}" for kind in means if kind in OBJECTIVES]
-        parts = [f"step {step.number:,}/{self.num_steps:,}", f"loss {loss:.3f}", *accuracies]
-        parts += [show(fields[name]) for name, show in _SHOWN.items() if fields[name] is not None]
+        parts = [
+            f"step {step.number:,}/{self.num_steps:,}", f"loss {loss:.3f}", *accuracies,
+            f"rate {step.learning_rate:.1e}", f"{tokens_per_second:,.0f} tokens/s",
+            f"{figures['matmul_share']:.0%} of matmul speed", f"{figures['memory'] / 1e9:.2f} GB",
+            f"{duration(left)} left",
+        ]  # fmt: skip
         return Event("step", "  ".join(parts), fields)
 
     def _diverged(self, what: str) -> BertworksError:
@@ -308,10 +281,8 @@ class TrainingRun:
         )
 
     def _done(self) -> Event:
-        figures = {"folder": str(self.folder), "step": self.step, "tokens": self.facts["tokens"]}
-        figures |= {"seconds": self.facts["seconds"], "evaluation": self.facts["evaluation"]}
-        figures |= {"best": self.facts["best"], "baseline": self.facts.get("baseline")}
-        figures |= {"report": str(self.folder / "report.html")}
+        facts = {name: self.facts.get(name) for name in ("tokens", "seconds", "evaluation", "best", "baseline")}
+        figures = {"folder": str(self.folder), "step": self.step, **facts, "report": str(self.folder / "report.html")}
         described = self.job.describe(self.facts["evaluation"])
         text = f"{self.folder}: {self.step:,} steps, {self.facts['tokens']:,} tokens; {described}"
         best = self.facts["best"]
@@ -319,12 +290,3 @@ class TrainingRun:
             where = f": {self.folder}/checkpoints" if self.job.keeps == "last" else f": {self.job.describe(best)}"
             text += f"; the best one was after step {best['step']:,}{where}"
         return Event("done", text, figures)
-
-
-_SHOWN: dict[str, Callable[[Any], str]] = {  # figures of a step, in the order of display
-    "learning_rate": lambda value: f"rate {value:.1e}",
-    "tokens_per_second": lambda value: f"{value:,.0f} tokens/s",
-    "matmul_share": lambda value: f"{value:.0%} of matmul speed",
-    "memory": lambda value: f"{value / 1e9:.2f} GB",
-    "eta_seconds": lambda value: f"{duration(value)} left",
-}

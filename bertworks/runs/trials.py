@@ -13,7 +13,8 @@ from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_nested, replacing, write_json
 from bertworks.metrics.classification import confidence_interval
 from bertworks.runs.data_splits import LabelledData
-from bertworks.runs.finetune import FinetuneRequest, finetune_events
+from bertworks.runs.finetune import finetune_events
+from bertworks.runs.finetune_job import FinetuneRequest
 from bertworks.runs.run_folder import FILES, check_same_request, create_run_folder
 from bertworks.training.recipe import PAPER_GRID, load_finetune_recipe
 
@@ -44,18 +45,14 @@ def plan_trials(request: FinetuneRequest, *, seeds: int = 1, folds: int = 0, swe
         raise UsageError("folds divide the training data: expected 2 or more, and no --dev")
     first = load_finetune_recipe(request.recipe, request.overrides).seed if request.seed is None else request.seed
     trials = []
-    grid = [word for words in sweep for word in (PAPER_GRID if words == "paper" else (words,))]
-    for words in product(*map(_values, grid)):
-        for number in range(max(1, folds)):
-            for seed in range(first, first + seeds):
-                name = [word.replace("optimizer.", "") for word in words]
-                name += [f"fold-{number}"] if folds else []
-                name += [f"seed-{seed}"] if seeds > 1 or not name else []
-                one = replace(
-                    request, overrides=(*request.overrides, *words), seed=seed,
-                    fold=number if folds else None, folds=folds,
-                )  # fmt: skip
-                trials.append(Trial("-".join(name).replace("/", "_"), " ".join(words), one))
+    grid = [_values(word) for words in sweep for word in (PAPER_GRID if words == "paper" else (words,))]
+    parts = range(folds) if folds else [None]
+    for words, fold, seed in product(product(*grid), parts, range(first, first + seeds)):
+        name = [word.replace("optimizer.", "") for word in words]
+        name += [f"fold-{fold}"] if folds else []
+        name += [f"seed-{seed}"] if seeds > 1 or not name else []
+        one = replace(request, overrides=(*request.overrides, *words), seed=seed, fold=fold, folds=folds)
+        trials.append(Trial("-".join(name).replace("/", "_"), " ".join(words), one))
     return trials
 
 
@@ -95,11 +92,9 @@ def run_trials(
                 exists = True
             if event.kind != "done":
                 yield event
+        numbers = {"seed": trial.request.seed, "fold": trial.request.fold}
         results = {name: event.fields[name] for name in ("metric", "score", "figures", "seconds")}
-        done.append(
-            {"folder": trial.folder, "setting": trial.setting, "seed": trial.request.seed, "fold": trial.request.fold}
-            | results
-        )
+        done.append({"folder": trial.folder, "setting": trial.setting, **numbers, **results})
         settings = summary(done)
         write_json(output / "trials.json", {"trials": done, "settings": settings})
     best_setting = max(settings, key=lambda row: row["mean"])["setting"]  # not the best single run: that is luck
