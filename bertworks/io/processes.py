@@ -6,13 +6,13 @@
 
 Workers are child processes that read from standard input, not `multiprocessing`: they need no
 `if __name__ == "__main__"` in the script of the user, Ctrl-C does not reach them, and they end with their parent.
-Values are passed as `marshal` writes them.
+Values are pickled: they come from this process and its workers only.
 """
 
 import json
-import marshal
 import math
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -22,9 +22,10 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from bertworks.errors import BertworksError
 
@@ -136,7 +137,7 @@ def in_processes(
         maker: "module:name" of a function. Each process calls it with the settings; it returns the function from
             input to result.
         settings: values that JSON can hold.
-        inputs: texts, bytes, numbers, or tuples, lists and dicts of these, as the results.
+        inputs: values that can be pickled, as the results.
         workers: processes; None: one per CPU; 1: this process only.
         ended, hint: the error when a worker dies. {number} becomes the number of the input, {how} the exit status.
 
@@ -181,17 +182,15 @@ class _Pool:
             self._of_thread.worker = self._start()
         worker = self._of_thread.worker
         try:
-            _send(worker.stdin, value)
-            result, error, bug = _receive(worker.stdout)
-        except (OSError, EOFError):  # a broken pipe
+            pickle.dump(value, worker.stdin)
+            worker.stdin.flush()
+            result = pickle.load(worker.stdout)
+        except (OSError, EOFError, pickle.UnpicklingError):  # a broken pipe, or an incomplete value
             code = worker.wait()
             how = f"killed by signal {-code}, perhaps for lack of memory" if code < 0 else f"exit code {code}"
             raise BertworksError(self._ended.format(number=number, how=how), hint=self._hint) from None
-        if error:
-            what, where, hint = error
-            raise BertworksError(what, where=where, hint=hint)
-        if bug:
-            raise RuntimeError(f"in a worker process:\n{bug}")
+        if isinstance(result, Exception):
+            raise result
         return result
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -212,36 +211,20 @@ class _Pool:
             worker.communicate()
 
 
-def _send(pipe: IO[bytes], value: Any) -> None:
-    content = marshal.dumps(value)
-    pipe.write(len(content).to_bytes(8, "big") + content)
-    pipe.flush()
-
-
-def _receive(pipe: IO[bytes]) -> Any:
-    """Raises EOFError if the other process has ended."""
-    size = pipe.read(8)
-    if len(size) < 8:
-        raise EOFError
-    return marshal.loads(pipe.read(int.from_bytes(size, "big")))  # EOFError if it is incomplete
-
-
 def serve() -> None:
-    """The loop of a worker process: reads inputs from standard input and writes results until the input ends."""
+    """The loop of a worker process: reads inputs from standard input and writes results until the input ends. An
+    exception is a result too."""
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints of libraries must not mix with the results
     work: Callable[[Any], Any] | None = None
-    while True:
-        try:
-            value = _receive(sys.stdin.buffer)
-        except EOFError:
-            return
-        result, error, bug = None, None, ""
-        try:
-            work = work or _make(*json.loads(sys.argv[1]))
-            result = work(value)
-        except BertworksError as raised:
-            error = (raised.what, raised.where, raised.hint)
-        except Exception:
-            bug = traceback.format_exc()
-        _send(output, (result, error, bug))
+    with suppress(EOFError):
+        while True:
+            value = pickle.load(sys.stdin.buffer)
+            try:
+                work = work or _make(*json.loads(sys.argv[1]))
+                result = work(value)
+            except Exception as error:
+                error.add_note(f"in a worker process:\n{traceback.format_exc()}")
+                result = error
+            pickle.dump(result, output)
+            output.flush()
