@@ -10,8 +10,7 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import given, strategies as some
 
 from bertworks.errors import BertworksError
 from bertworks.reports import svg
