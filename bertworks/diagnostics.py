@@ -105,10 +105,9 @@ def _cores() -> Check:
     limits += f", {quota:g} by control group" if quota else ""
     text = f"{usable:g} usable ({limits}); torch computes with {threads} threads"
     fields = {"cores": cores, "affinity": allowed, "quota": quota, "torch_threads": threads}
-    if threads > max(1.0, usable):
-        hint = f"OMP_NUM_THREADS={int(usable)}"
-        return Check("cores", f"{text}: more than cores, which is slow", False, hint, fields)
-    return Check("cores", text, fields=fields)
+    if threads <= max(1.0, usable):
+        return Check("cores", text, fields=fields)
+    return Check("cores", f"{text}: more than cores, which is slow", False, f"OMP_NUM_THREADS={int(usable)}", fields)
 
 
 def _memory() -> Check:

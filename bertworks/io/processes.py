@@ -23,8 +23,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, TypeVar
 
 from bertworks.errors import BertworksError
@@ -146,7 +146,7 @@ def in_processes(
     """
     workers = workers or available_cpus()
     if workers == 1:
-        yield from map(_make(maker, settings), inputs)
+        yield from map(resolve_name(maker)(*settings), inputs)
         return
     pending: deque[Future[Any]] = deque()
     pool = _Pool(workers, json.dumps([maker, settings]), ended, hint)
@@ -159,12 +159,6 @@ def in_processes(
             yield pending.popleft().result()
     finally:
         pool.stop()
-
-
-def _make(maker: str, settings: Sequence[Any]) -> Callable[[Any], Any]:
-    module, name = maker.split(":")
-    work: Callable[[Any], Any] = getattr(import_module(module), name)(*settings)
-    return work
 
 
 class _Pool:
@@ -216,12 +210,13 @@ def serve() -> None:
     exception is a result too."""
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints of libraries must not mix with the results
+    maker, settings = json.loads(sys.argv[1])
     work: Callable[[Any], Any] | None = None
     with suppress(EOFError):
         while True:
             value = pickle.load(sys.stdin.buffer)
             try:
-                work = work or _make(*json.loads(sys.argv[1]))
+                work = work or resolve_name(maker)(*settings)
                 result = work(value)
             except Exception as error:
                 error.add_note(f"in a worker process:\n{traceback.format_exc()}")
