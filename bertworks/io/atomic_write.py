@@ -226,12 +226,12 @@ def replacing(path: str | Path) -> Iterator[Path]:
         remove_leftovers(target.parent, name=target.name)
         yield temporary
         for written in (*temporary.rglob("*"), temporary):
-            _fsync(written)
+            fsync(written)
         if not (temporary.is_dir() and target.exists()):
             temporary.replace(target)
         elif not _exchange(temporary, target):
             _exchange_by_renames(temporary, target)
-        _fsync(target.parent)
+        fsync(target.parent)
     except BaseException as error:
         if (isinstance(error, OSError) and error.errno in _DISK_FULL) or _DISK_FULL_WORDS.search(str(error)):
             raise _disk_full(target) from error
@@ -304,7 +304,8 @@ def _disk_full(target: Path) -> BertworksError:
     )
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Flush a file or folder to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

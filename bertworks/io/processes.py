@@ -71,13 +71,12 @@ class CpuMonitor:
 
     def free_cpus(self) -> float | None:
         """Free CPUs on average since the last call, or since the monitor was made. None: the system does not tell."""
-        before, now = self._last, self._sample()
-        self._last = now
-        seconds, ticks = now[0] - before[0], now[3] - before[3]
+        before, self._last = self._last, self._sample()
+        seconds, used, idle, ticks = (after - value for value, after in zip(before, self._last))
         if seconds <= 0 or ticks <= 0:
             return None
-        idle = (now[2] - before[2]) / ticks * len(allowed_cpus())
-        return min(float(len(allowed_cpus())), idle + (now[1] - before[1]) / seconds)
+        cpus = len(allowed_cpus())
+        return min(float(cpus), idle / ticks * cpus + used / seconds)
 
     @staticmethod
     def _sample() -> tuple[float, float, int, int]:
