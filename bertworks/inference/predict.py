@@ -94,7 +94,7 @@ def partial_results(output: str | Path, fingerprint: str) -> Iterator[PartialRes
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             hint = "wait for it, or use another output"
-            stack.callback(acquire_lock(path, path, "another process is writing the same output", hint).release)
+            stack.callback(acquire_lock(path, "another process is writing the same output", hint).release)
         file = stack.enter_context(TemporaryFile() if path is None else path.open("a+b"))  # noqa: SIM115
         file.seek(0)
         header = fingerprint.encode() + b"\n"

@@ -36,7 +36,6 @@ _COUNTER = itertools.count()
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # safetensors and numpy's tofile report a full disk in words only.
 _DISK_FULL_WORDS = re.compile(r"No space left on device|os error 28\b|\d+ requested and \d+ written")
-_LEFTOVER = re.compile(r"\..+@(?P<host>[^@]*)\.(?P<process>\d+)-?(?P<start>\d*)\.\d+\.tmp")
 _MAX_LISTS, _MAX_NAMES = 300_000, 900_000  # the largest vocabularies of BERT models have 250,000 and 500,000 tokens
 _MAX_NAME_BYTES = 100  # of a name, kept in the name of its temporary sibling; file systems allow 255
 _LOCK_SECONDS = 0.1  # to acquire a lock that a process is about to release
@@ -127,19 +126,19 @@ def refuse_nested(output: Path, inputs: Iterable[str], corpora: Sequence[str] = 
             raise UsageError(what, where=str(output), hint="-o A-FOLDER-ELSEWHERE")
 
 
-def acquire_lock(path: Path, where: Path, busy: str, hint: str) -> BaseFileLock:
+def acquire_lock(path: Path, busy: str, hint: str, where: Path | None = None) -> BaseFileLock:
     """Lock a file for this process, without changing its content. It is created if it does not exist and stays when the
     lock is released. The system releases the lock when the process ends, however it ends.
 
     Raises:
-        BertworksError: another process holds the lock. where, busy, hint: its message.
+        BertworksError: another process holds the lock. busy, hint: the message; where: its place; None: the file.
     """
     # In most cases the lock is released where it was acquired. A generator may be closed by another thread, though.
     lock = FileLock(path, timeout=_LOCK_SECONDS, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:
-        raise BertworksError(busy, where=str(where), hint=hint) from None
+        raise BertworksError(busy, where=str(where or path), hint=hint) from None
     return lock
 
 
@@ -161,7 +160,7 @@ def folder_lock(folder: Path, busy: str, hint: str) -> Iterator[None]:
         with explain_os_errors("cannot be written", folder, space):
             folder.mkdir(parents=True, exist_ok=True)
             busy = busy.format(process=read_system_file(path)[:20].strip() or "unknown")
-            stack.callback(acquire_lock(path, folder, busy, hint).release)
+            stack.callback(acquire_lock(path, busy, hint, where=folder).release)
             path.write_text(f"{os.getpid()}\n")
         yield
 
@@ -266,12 +265,11 @@ def remove_leftovers(folder: str | Path, *, name: str | None = None) -> int:
     Args:
         name: delete the leftovers of this file or folder only; None: all.
     """
-    prefix = f".{_shorten(name)}@" if name else "."
+    wanted, host = re.escape(_shorten(name)) if name else ".+", re.escape(socket.gethostname())
     removed = 0
     for entry in Path(folder).glob(".*.tmp"):
-        match = _LEFTOVER.fullmatch(entry.name)
-        is_ours = match and entry.name.startswith(prefix) and match["host"] == socket.gethostname()
-        if match and is_ours and not _is_running(int(match["process"]), match["start"]):
+        match = re.fullmatch(rf"\.{wanted}@{host}\.(?P<process>\d+)-?(?P<start>\d*)\.\d+\.tmp", entry.name, re.DOTALL)
+        if match and not _is_running(int(match["process"]), match["start"]):
             remove(entry)
             removed += 1
     return removed
