@@ -24,12 +24,8 @@ from bertworks.models.packed_linear import cpu_supports_int8
 from bertworks.runs.pretrain import pretrain
 from bertworks.training.device import DTYPES, best_precision, choose_device, measure_matmul
 
-_INSTRUCTIONS = {  # name: flag in /proc/cpuinfo
-    "AVX2": "avx2",
-    "AVX-512": "avx512f",
-    "AVX-512 bf16": "avx512_bf16",
-    "AMX bf16": "amx_bf16",
-}
+# Name: flag in /proc/cpuinfo.
+_INSTRUCTIONS = {"AVX2": "avx2", "AVX-512": "avx512f", "AVX-512 bf16": "avx512_bf16", "AMX bf16": "amx_bf16"}
 _EXTRAS = {
     "sentencepiece": ("vocab", "unigram vocabularies"),
     "faiss-cpu": ("faiss", "approximate searches"),
