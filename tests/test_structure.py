@@ -28,16 +28,15 @@ LIBRARIES = {  # what the modules of a package may import besides the standard l
     "runs": "numpy torch",
     "evaluation": "numpy torch",
     "interop": "numpy torch",
-    "diagnostics": "numpy torch",
+    "diagnostics": "torch",
     "serve": "numpy",
-    "demo": "",
+    "demo": "sklearn",
     "cli": "cyclopts rich",
 }
 ALSO = {  # what single modules may import
     "batching.batch": "torch",
     "checkpoints.resolve": "huggingface_hub",
     "checkpoints.tensorflow": "google_crc32c",
-    "demo.tour": "sklearn",
     "inference.engine": "onnxruntime",
     "interop.export": "onnxruntime",
     "interop.onnx_export": "onnx onnxruntime",

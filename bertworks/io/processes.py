@@ -147,61 +147,47 @@ def in_processes(
     if workers == 1:
         yield from map(resolve_name(maker)(*settings), inputs)
         return
-    pending: deque[Future[Any]] = deque()
-    pool = _Pool(workers, json.dumps([maker, settings]), ended, hint)
+    of_thread, processes = threading.local(), list[subprocess.Popen[bytes]]()
+
+    def run(number: int, value: Any) -> Any:
+        """The result of an input, from the process of this thread, which starts with its first input."""
+        if not hasattr(of_thread, "process"):
+            of_thread.process = _start(json.dumps([maker, settings]))
+            processes.append(of_thread.process)
+        try:
+            pickle.dump(value, of_thread.process.stdin)
+            of_thread.process.stdin.flush()
+            result = pickle.load(of_thread.process.stdout)
+        except (OSError, EOFError, pickle.UnpicklingError):  # a broken pipe, or an incomplete value
+            code = of_thread.process.wait()
+            how = f"killed by signal {-code}, perhaps for lack of memory" if code < 0 else f"exit code {code}"
+            raise BertworksError(ended.format(number=number, how=how), hint=hint) from None
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    threads, pending = ThreadPoolExecutor(workers), deque[Future[Any]]()
     try:
         for number, value in enumerate(inputs):
-            pending.append(pool.threads.submit(pool.run, number, value))
+            pending.append(threads.submit(run, number, value))
             while len(pending) > workers + _READ_AHEAD or (pending and pending[0].done()):
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
     finally:
-        pool.stop()
+        for process in processes:
+            process.kill()
+        threads.shutdown(cancel_futures=True)
+        for process in processes:
+            process.communicate()
 
 
-class _Pool:
-    """Threads that have a worker process each, and wait for it. They start when there is work."""
-
-    def __init__(self, workers: int, work: str, ended: str, hint: str):
-        self._work, self._ended, self._hint = work, ended, hint
-        self.threads = ThreadPoolExecutor(workers)
-        self._of_thread = threading.local()
-        self._all: list[subprocess.Popen[bytes]] = []
-
-    def run(self, number: int, value: Any) -> Any:
-        """The result of an input, from the process of this thread."""
-        if not hasattr(self._of_thread, "worker"):
-            self._of_thread.worker = self._start()
-        worker = self._of_thread.worker
-        try:
-            pickle.dump(value, worker.stdin)
-            worker.stdin.flush()
-            result = pickle.load(worker.stdout)
-        except (OSError, EOFError, pickle.UnpicklingError):  # a broken pipe, or an incomplete value
-            code = worker.wait()
-            how = f"killed by signal {-code}, perhaps for lack of memory" if code < 0 else f"exit code {code}"
-            raise BertworksError(self._ended.format(number=number, how=how), hint=self._hint) from None
-        if isinstance(result, Exception):
-            raise result
-        return result
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", "from bertworks.io.processes import serve; serve()", self._work]
-        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(sys.path)}
-        worker = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
-        )
-        self._all.append(worker)
-        return worker
-
-    def stop(self) -> None:
-        """Kill the processes; unfinished results are lost."""
-        for worker in self._all:
-            worker.kill()
-        self.threads.shutdown(cancel_futures=True)
-        for worker in self._all:
-            worker.communicate()
+def _start(work: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", "from bertworks.io.processes import serve; serve()", work]
+    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+    )
 
 
 def serve() -> None:
