@@ -174,7 +174,7 @@ def _self_test() -> Check:
 
 
 def _train_a_little(folder: Path) -> list[float]:
-    """The masked LM losses of the steps."""
+    """The masked LM losses of steps on a little text, with the same masks in every epoch: it can be memorized."""
     sentences = (
         f"The {words} of the town." for words in ("white cat is north", "old dog was east", "red horse ran south")
     )

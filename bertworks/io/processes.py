@@ -72,7 +72,7 @@ class CpuMonitor:
     def free_cpus(self) -> float | None:
         """Free CPUs on average since the last call, or since the monitor was made. None: the system does not tell."""
         before, self._last = self._last, self._sample()
-        seconds, used, idle, ticks = (after - value for value, after in zip(before, self._last))
+        seconds, used, idle, ticks = (new - old for old, new in zip(before, self._last))
         if seconds <= 0 or ticks <= 0:
             return None
         cpus = len(allowed_cpus())
