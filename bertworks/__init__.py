@@ -12,67 +12,57 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from bertworks.batching.sampling import MaskingConfig as MaskingConfig
-    from bertworks.batching.sampling import SamplingConfig as SamplingConfig
-    from bertworks.checkpoints.model_folder import load_model as load_model
-    from bertworks.checkpoints.model_folder import save_model as save_model
+    from bertworks.batching.sampling import MaskingConfig as MaskingConfig, SamplingConfig as SamplingConfig
+    from bertworks.checkpoints.model_folder import load_model as load_model, save_model as save_model
     from bertworks.diagnostics import doctor as doctor
-    from bertworks.errors import BertworksError as BertworksError
-    from bertworks.errors import UsageError as UsageError
-    from bertworks.evaluation.evaluate import evaluate_blimp as evaluate_blimp
-    from bertworks.evaluation.evaluate import evaluate_mlm as evaluate_mlm
-    from bertworks.evaluation.evaluate import evaluate_squad as evaluate_squad
-    from bertworks.evaluation.evaluate import evaluate_sts as evaluate_sts
-    from bertworks.evaluation.evaluate import evaluate_task as evaluate_task
+    from bertworks.errors import BertworksError as BertworksError, UsageError as UsageError
+    from bertworks.evaluation.evaluate import (
+        evaluate_blimp as evaluate_blimp,
+        evaluate_mlm as evaluate_mlm,
+        evaluate_squad as evaluate_squad,
+        evaluate_sts as evaluate_sts,
+        evaluate_task as evaluate_task,
+    )
     from bertworks.evaluation.glue import evaluate_glue as evaluate_glue
     from bertworks.evaluation.retrieval import evaluate_retrieval as evaluate_retrieval
-    from bertworks.inference.embed import Embedder as Embedder
-    from bertworks.inference.embed import embed as embed
-    from bertworks.inference.embed import embed_file as embed_file
+    from bertworks.inference.embed import Embedder as Embedder, embed as embed, embed_file as embed_file
     from bertworks.inference.explain import explain as explain
-    from bertworks.inference.masked_lm import fill as fill
-    from bertworks.inference.masked_lm import score as score
-    from bertworks.inference.predict import answer_questions as answer_questions
-    from bertworks.inference.predict import predict_file as predict_file
+    from bertworks.inference.masked_lm import fill as fill, score as score
+    from bertworks.inference.predict import answer_questions as answer_questions, predict_file as predict_file
     from bertworks.inference.predictor import Predictor as Predictor
-    from bertworks.interop.convert import convert as convert
-    from bertworks.interop.convert import import_checkpoint as import_checkpoint
+    from bertworks.interop.convert import convert as convert, import_checkpoint as import_checkpoint
     from bertworks.interop.export import export as export
-    from bertworks.interop.load import LoadedModel as LoadedModel
-    from bertworks.interop.load import load as load
+    from bertworks.interop.load import LoadedModel as LoadedModel, load as load
     from bertworks.interop.push import push as push
     from bertworks.models.config import EncoderConfig as EncoderConfig
     from bertworks.models.encoder import Encoder as Encoder
     from bertworks.models.layout import Layout as Layout
-    from bertworks.retrieval.index import Index as Index
-    from bertworks.retrieval.index import index_file as index_file
+    from bertworks.retrieval.index import Index as Index, index_file as index_file
     from bertworks.runs.dataset_report import check_file as check_file
-    from bertworks.runs.finetune import finetune as finetune
-    from bertworks.runs.finetune import finetune_events as finetune_events
-    from bertworks.runs.finetune import make_finetune_request as make_finetune_request
-    from bertworks.runs.pretrain import estimate as estimate
-    from bertworks.runs.pretrain import pretrain as pretrain
-    from bertworks.runs.trials import plan_trials as plan_trials
-    from bertworks.runs.trials import run_trials as run_trials
-    from bertworks.text.corpus import CorpusReader as CorpusReader
-    from bertworks.text.corpus import Document as Document
+    from bertworks.runs.finetune import (
+        finetune as finetune,
+        finetune_events as finetune_events,
+        make_finetune_request as make_finetune_request,
+    )
+    from bertworks.runs.pretrain import estimate as estimate, pretrain as pretrain
+    from bertworks.runs.trials import plan_trials as plan_trials, run_trials as run_trials
+    from bertworks.text.corpus import CorpusReader as CorpusReader, Document as Document
     from bertworks.text.corpus_report import corpus_report as corpus_report
     from bertworks.text.segmentation import split_sentences as split_sentences
-    from bertworks.text.shards import Shards as Shards
-    from bertworks.text.shards import write_shards as write_shards
-    from bertworks.text.tokenizer import Encoding as Encoding
-    from bertworks.text.tokenizer import Tokenizer as Tokenizer
-    from bertworks.text.vocabulary import VocabularyConfig as VocabularyConfig
-    from bertworks.text.vocabulary import train_vocabulary as train_vocabulary
+    from bertworks.text.shards import Shards as Shards, write_shards as write_shards
+    from bertworks.text.tokenizer import Encoding as Encoding, Tokenizer as Tokenizer
+    from bertworks.text.vocabulary import VocabularyConfig as VocabularyConfig, train_vocabulary as train_vocabulary
     from bertworks.training.device import set_threads as set_threads
     from bertworks.training.loop import train as train
     from bertworks.training.objectives import PretrainingModel as PretrainingModel
 
 # Names to modules, from the imports above: they are written only once.
 _MODULE_OF = {
-    node.names[0].name: str(node.module)
+    alias.name: str(node.module)
     for node in ast.walk(ast.parse(Path(__file__).read_text(encoding="utf-8")))
-    if isinstance(node, ast.ImportFrom) and node.names[0].asname
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+    if alias.asname
 }
 _OLD_NAMES = {"preflight": "corpus_report"}  # until the next release
 

@@ -5,6 +5,7 @@ Any other exception that reaches the command line is a bug.
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TypeVar
 
 _T = TypeVar("_T")
@@ -67,3 +68,16 @@ def optional_import(feature: str, package: str) -> Iterator[None]:
     except ImportError as error:
         what = f"{feature} needs a package that is not installed: {error}"
         raise BertworksError(what, hint=f"pip install {package}") from error
+
+
+@contextmanager
+def explain_os_errors(what: str, where: str | Path, hint: str | None = None) -> Iterator[None]:
+    """Around work with files.
+
+    Raises:
+        BertworksError: the system refused something: a file is missing, the disk is full, ...
+    """
+    try:
+        yield
+    except OSError as error:
+        raise BertworksError(f"{what}: {error.strerror or error}", where=str(where), hint=hint) from error

@@ -7,8 +7,7 @@ from concurrent.futures import Future, wait
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bertworks.errors import BertworksError
 from bertworks.serve.batching import Batcher, Compute, InferenceJob, OverloadedError

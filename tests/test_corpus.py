@@ -17,8 +17,7 @@ from pathlib import Path
 
 import pyarrow
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from pyarrow import parquet
 
 from bertworks.errors import BertworksError, UsageError

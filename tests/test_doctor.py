@@ -12,6 +12,7 @@ from bertworks.cli.main import main
 from bertworks.diagnostics import Check
 from bertworks.errors import BertworksError
 from bertworks.io import processes
+from bertworks.runs import pretrain
 
 
 @pytest.fixture
@@ -19,7 +20,8 @@ def quick(monkeypatch):
     """Measurements without a delay."""
     speeds = {torch.float32: 5e10, torch.bfloat16: 4e11}
     monkeypatch.setattr(diagnostics, "measure_matmul", lambda dtype, device: speeds[dtype])
-    monkeypatch.setattr(diagnostics, "best_precision", lambda device: "bf16")
+    for module in (diagnostics, pretrain):
+        monkeypatch.setattr(module, "best_precision", lambda device: "bf16")
 
 
 def test_all_checks_in_order(quick, capsys):
@@ -37,7 +39,7 @@ def test_all_checks_in_order(quick, capsys):
 
 
 def test_a_failing_self_test_is_reported_with_exit_code_1(quick, monkeypatch, capsys):
-    def fails(folder, device):
+    def fails(folder):
         raise BertworksError("the disk is full", hint="free some")
 
     monkeypatch.setattr(diagnostics, "_train_a_little", fails)
@@ -48,8 +50,8 @@ def test_a_failing_self_test_is_reported_with_exit_code_1(quick, monkeypatch, ca
 
 
 def test_a_model_that_does_not_learn_is_no_success(monkeypatch):
-    monkeypatch.setattr(diagnostics, "_train_a_little", lambda folder, device: (79, 4.4, 4.3))
-    check = diagnostics._self_test(torch.device("cpu"))
+    monkeypatch.setattr(diagnostics, "_train_a_little", lambda folder: [4.4, 4.5, 4.3])
+    check = diagnostics._self_test()
     assert not check.good
     assert "does not learn" in check.text
 

@@ -2,8 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from bertworks.batching.sampling import Masker, MaskingConfig, add_special_tokens, keyed_rng
 from bertworks.text.tokenizer import Template

@@ -15,8 +15,7 @@ import pytest
 import torch
 
 from bertworks.models import packed_linear as of_nn
-from bertworks.models.attention import SMALL_BATCH_ROWS as FEW
-from bertworks.models.attention import attention, attention_inference_cpu, pad_rows_to_bucket
+from bertworks.models.attention import SMALL_BATCH_ROWS as FEW, attention, attention_inference_cpu, pad_rows_to_bucket
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import ACTIVATIONS, Encoder
 from bertworks.models.layout import Layout

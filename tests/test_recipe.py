@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from bertworks.batching.sampling import MaskingConfig, SamplingConfig
 from bertworks.config import dump_recipe, override, parse_as

@@ -10,8 +10,7 @@ from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as some
+from hypothesis import given, strategies as some
 
 from bertworks.reports import svg
 from bertworks.runs.report import write_report

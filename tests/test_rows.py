@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pyarrow
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from pyarrow import parquet
 
 from bertworks.datasets.reader import RowReader

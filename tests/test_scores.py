@@ -10,8 +10,7 @@ import pytest
 import seqeval.metrics
 import seqeval.scheme
 import sklearn.metrics
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from schemes import Scheme, convert_tags, tagging_per_type
 
 from bertworks.datasets.reader import RowReader

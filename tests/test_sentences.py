@@ -3,8 +3,7 @@
 import re
 
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from bertworks.text.segmentation import LONGEST_SENTENCE, split_sentences
 

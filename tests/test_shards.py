@@ -18,8 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import sha256

@@ -28,16 +28,15 @@ LIBRARIES = {  # what the modules of a package may import besides the standard l
     "runs": "numpy torch",
     "evaluation": "numpy torch",
     "interop": "numpy torch",
-    "diagnostics": "numpy torch",
+    "diagnostics": "torch",
     "serve": "numpy",
-    "demo": "",
+    "demo": "sklearn",
     "cli": "cyclopts rich",
 }
 ALSO = {  # what single modules may import
     "batching.batch": "torch",
     "checkpoints.resolve": "huggingface_hub",
     "checkpoints.tensorflow": "google_crc32c",
-    "demo.tour": "sklearn",
     "inference.engine": "onnxruntime",
     "inference.explain": "jinja2",
     "interop.export": "onnxruntime",
@@ -50,7 +49,7 @@ ALSO = {  # what single modules may import
     "serve.openapi": "msgspec",
     "serve.server": "uvicorn",
 }
-MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_MODULES = 450, 60, 106
+MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_MODULES = 450, 60, 105
 
 FILES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in sorted(ROOT.rglob("*.py"))}
 MODULES = [name for name in FILES if not name.endswith("__init__")]

@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fine import FILLER, PEOPLE, PLACES, tokenizer, write_conll, write_multilabel, write_reviews
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from schemes import Scheme, convert_tags
 from seqeval.metrics.sequence_labeling import get_entities
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transformers
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.text.tokenizer import Tokenizer

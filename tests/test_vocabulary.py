@@ -12,8 +12,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 
 from bertworks.errors import BertworksError, UsageError

@@ -150,62 +150,51 @@ def show_events(events: Iterable[Event], *, as_json: bool = False, results: bool
     """
     last: Event | None = None
     is_first = os.environ.get("RANK", "0") == "0"
-    with (_terminal_display if is_terminal() else _line_display)(results=results and not as_json) as show:
-        for event in events:
-            last = event
-            if is_first and as_json and not _is_progress(event):
-                emit({"kind": event.kind, **({"text": event.text} if event.kind == "note" else {}), **event.fields})
-            if is_first:
-                show(event)
+    prints = results and not as_json
+    with (_terminal_progress if is_terminal() else _line_progress)() as show_progress:
+        for last in events:
+            within_stage = last.kind == "stage" and "amount" in last.fields
+            if is_first and as_json and not within_stage:
+                emit({"kind": last.kind, **({"text": last.text} if last.kind == "note" else {}), **last.fields})
+            if is_first and (last.kind == "step" or within_stage):
+                show_progress(last)
+            elif is_first and not (last.kind == "done" and prints):
+                say(last.text)
+    if is_first and prints and last and last.kind == "done":
+        print(last.text, flush=True)
     return last
 
 
-def _is_progress(event: Event) -> bool:
-    return event.kind == "stage" and "amount" in event.fields
-
-
 @contextmanager
-def _line_display(*, results: bool) -> Iterator[Callable[[Event], None]]:
-    """Print progress as a line every few seconds."""
+def _line_progress() -> Iterator[Callable[[Event], None]]:
+    """Yield a function that shows progress as a line every few seconds."""
     last = 0.0
 
-    def line(event: Event) -> None:
+    def show_line(event: Event) -> None:
         nonlocal last
-        if event.kind == "done" and results:
-            print(event.text, flush=True)
-        elif event.kind != "step" and not _is_progress(event):
-            say(event.text)
-        elif time.monotonic() - last >= PLAIN_SECONDS or event.fields.get("step") == event.fields.get("steps", ""):
+        if time.monotonic() - last >= PLAIN_SECONDS or event.fields.get("step") == event.fields.get("steps", ""):
             last = time.monotonic()
             say(event.text)
 
-    yield line
+    yield show_line
 
 
 @contextmanager
-def _terminal_display(*, results: bool) -> Iterator[Callable[[Event], None]]:
-    """Keep progress in place at the bottom of the terminal."""
+def _terminal_progress() -> Iterator[Callable[[Event], None]]:
+    """Yield a function that shows progress in place at the bottom of the terminal, below what `say` prints."""
     from rich.console import Console
     from rich.live import Live
     from rich.progress_bar import ProgressBar
     from rich.table import Table
     from rich.text import Text
 
-    console = Console(stderr=True, highlight=False)
-    with Live(console=console, refresh_per_second=4, transient=True, redirect_stdout=False) as live:
+    with Live(console=Console(stderr=True), refresh_per_second=4, transient=True, redirect_stdout=False) as live:
 
         def draw(event: Event) -> None:
+            rows = Table.grid(expand=True)
             if event.kind == "step":
-                rows = Table.grid(expand=True)
                 rows.add_row(ProgressBar(total=event.fields["steps"], completed=event.fields["step"]))
-                rows.add_row(Text(event.text))
-                live.update(rows)
-            elif _is_progress(event):
-                live.update(Text(event.text))
-            elif event.kind == "done" and results:
-                live.update(Text(), refresh=True)  # moves the cursor to the line of the result
-                print(event.text, flush=True)
-            else:
-                console.print(event.text, markup=False)
+            rows.add_row(Text(event.text))
+            live.update(rows)
 
         yield draw

@@ -126,11 +126,9 @@ def _report(error: BaseException, words: list[str]) -> int:
     if isinstance(error, BrokenPipeError):  # `bertworks ... | head`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    if isinstance(error, OSError) and error.filename:
-        say(f"error: {error.filename}: {error.strerror or error}")
-        return 1
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):  # of standard output
-        say(f"error: {error.strerror}")
+    disk = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # of standard output, which has no name
+    if isinstance(error, OSError) and (error.filename or error.errno in disk):
+        say(f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
         return 1
     say(f"error: {type(error).__name__}: {error}")
     command = " ".join("-" if word == STDIN else word for word in words)

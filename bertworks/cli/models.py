@@ -16,7 +16,7 @@ def serve(
     model: console.Model,
     /,
     *,
-    host: str = ("127.0.0.1"),
+    host: str = "127.0.0.1",
     port: Annotated[int, Parameter(validator=Number(gte=0, lte=65535))] = 8080,
     index: Path | None = None,
     api_key: str | None = None,
@@ -101,13 +101,7 @@ def import_(
     console.show_events(bw.import_checkpoint(checkpoint, output, leave_out=leave_out or [], **options), as_json=as_json)
 
 
-def convert(
-    model: str,
-    /,
-    *,
-    output: console.Output,
-    as_json: console.Json = False,
-) -> None:
+def convert(model: str, /, *, output: console.Output, as_json: console.Json = False) -> None:
     """Convert a model to a clean folder: safetensors, configuration, tokenizer, model card.
 
     Args:

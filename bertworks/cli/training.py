@@ -190,12 +190,11 @@ def finetune(
         sweep: Try several values: --sweep batch_size=16,32; or paper: the grid of the BERT paper. Repeatable.
         reset_head: Discard the existing task head and train a new one. --new-head is the old name of this option.
     """  # fmt: skip
-    options: dict[str, Any] = {
-        "model": model, "dev": dev, "recipe": recipe, "overrides": settings or [], "task": task, "text": text or [],
-        "label": label, "group": group, "metric": metric, "quoting": quoting, "seed": seed, "new_head": reset_head,
-        "precision": None if precision == "auto" else precision,
-    }  # fmt: skip
-    request = bw.make_finetune_request(data, **options)
+    request = bw.make_finetune_request(
+        data, model=model, dev=dev, recipe=recipe, overrides=settings or [], task=task, text=text or [], label=label,
+        group=group, metric=metric, quoting=quoting, seed=seed, new_head=reset_head,
+        precision=None if precision == "auto" else precision,
+    )  # fmt: skip
     trials = bw.plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])
     if len(trials) == 1:
         events = bw.finetune_events(output, request, device=device, overwrite=overwrite)

@@ -17,6 +17,8 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
+from sklearn.feature_extraction.text import ENGLISH_STOP_WORDS
+
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError
@@ -28,7 +30,6 @@ _MARKUP = (
     (re.compile(r":[\w:+-]+:`~[^`]*?([^`.]+)`"), r"\1"),  # role with a shortened target
     (re.compile(r"(?::[\w:+-]+:)?`+([^`<]+?)(?:\s*<[^`]*)?`+_{0,2}"), r"\1"),  # code, role, reStructuredText link
     (re.compile(r"(?<![\w*])\*{1,2}([^*\s][^*]*)\*{1,2}(?![\w*])"), r"\1"),
-    (re.compile(r'"([\w.]+)(\(\))?"'), r"\1"),  # help topics put code in quotation marks
     (re.compile(r"\b([a-zA-Z]+)\(\)"), r"\1"),
 )
 _STRAIGHT = str.maketrans("\u2018\u2019\u201c\u201d", "''\"\"")  # quotation marks
@@ -37,11 +38,6 @@ _WHOLE = re.compile(r"[\"'(]?[A-Z].*[.!?][\"')]*")
 _CODE = re.compile(r"[{}<>|\\=^~@#$`_\[\]*+]|://|\w/\w|\.\.|\w(?<!\bi)(?<!\be)\.[a-z]|\(\)|\s-{1,2}\w|--")
 _PLAIN = re.compile(
     r"^[\"'(]*(?:[A-Za-z]?[a-z]*(?:[-'][A-Za-z]?[a-z]+)*|[A-Z]{2,6}s?|Python|i\.e|e\.g|\d+(?:[.,]\d+)*%?)[\"')]*[.,;:!?]*[\"')]*$"
-)
-_FUNCTION_WORDS = frozenset(
-    "a an and are as at be because been but by can do does for from had has have how if in into is it its may more must"
-    " no not of on one only or other same should so such than that the their them then there these they this to under"
-    " use used was we what when where whether which while who will with would you your".split()
 )
 _MIN_SENTENCE = 5  # words
 _NO_WORD = re.compile(r"\W+")
@@ -76,7 +72,7 @@ def is_sentence(text: str) -> bool:
     if text.count("(") != text.count(")") or text.count('"') % 2:
         return False
     plain = sum(bool(_PLAIN.match(word)) for word in words)
-    small = sum(word.strip("\"'(),.;:!?").lower() in _FUNCTION_WORDS for word in words)
+    small = sum(word.strip("\"'(),.;:!?").lower() in ENGLISH_STOP_WORDS for word in words)
     symbols = sum(len(word) <= 1 and word not in ("a", "A", "I", "-") for word in words)
     return plain >= 0.9 * len(words) and small >= max(2, 0.2 * len(words)) and symbols <= 1
 

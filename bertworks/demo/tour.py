@@ -33,7 +33,7 @@ _SENTENCES = (
 )
 _PREDICTIONS = 3  # per blank
 _HELD_OUT_SENTENCES = 4
-_WORD = re.compile(r"\b[a-z]{5,9}\b")
+_SENTENCE = re.compile(r"(?:^|(?<=[.] ))([A-Z][^.]{15,40} )([a-z]{5,9})( [^.]{15,40}[.])(?=\s|$)", re.MULTILINE)
 
 
 def demo(folder: str | Path, *, minutes: float = 3.5) -> Iterator[Event]:
@@ -73,18 +73,15 @@ def _results(done: Event, model: Path) -> str:
     with (model / "metrics.jsonl").open(encoding="utf-8") as file:
         before = json.loads(file.readline())["evaluation"]
     after, baseline = done.fields["evaluation"], done.fields["baseline"]
-    rows = [
-        ("held-out text", *(objective.title for objective in OBJECTIVES.values())),
-        (f"always {baseline['token']!r}", f"{baseline['masked_lm_accuracy']:.1%}", "50.0%"),
-        ("before training", *_accuracies(before)),
-        (f"after {done.fields['step']:,} steps", *_accuracies(after)),
+    always = {"masked_lm_accuracy": baseline["masked_lm_accuracy"], "next_sentence_accuracy": 0.5}
+    rows = {f"always {baseline['token']!r}": always, "before training": before}
+    rows[f"after {done.fields['step']:,} steps"] = after
+    columns = [("held-out text", *(objective.title for objective in OBJECTIVES.values()))]
+    columns += [
+        (name, *(f"{figures[f'{kind}_accuracy']:.1%}" for kind in OBJECTIVES)) for name, figures in rows.items()
     ]
-    width = max(len(row[0]) for row in rows)
-    return "\n".join(f"{name:<{width}}  {words:>13}  {sentences:>13}" for name, words, sentences in rows)
-
-
-def _accuracies(figures: dict[str, float]) -> list[str]:
-    return [f"{figures[f'{kind}_accuracy']:.1%}" for kind in OBJECTIVES]
+    width = max(map(len, rows))
+    return "\n".join(f"{name:<{width}}  {words:>13}  {sentences:>13}" for name, words, sentences in columns)
 
 
 def _filled_blanks(model: Path, held_out: Path) -> list[str]:
@@ -100,14 +97,11 @@ def _filled_blanks(model: Path, held_out: Path) -> list[str]:
 
 
 def _held_out_sentences(held_out: Path) -> Iterator[tuple[str, str]]:
-    """The first sentence of a fitting length of documents from all parts of the file, without its middle long word."""
+    """A sentence of documents from all parts of the file, without a long word in its middle, and the word."""
     texts = [row.values["text"] for row in RowReader(held_out)]
     for text in texts[:: max(1, len(texts) // _HELD_OUT_SENTENCES)]:
-        sentences = [s for s in re.split(r"(?<=[.])\s", text) if 40 < len(s) < 90 and len(_WORD.findall(s)) >= 3]
-        if sentences:
-            words = list(_WORD.finditer(sentences[0]))
-            word = words[len(words) // 2]
-            yield f"{sentences[0][: word.start()]}[MASK]{sentences[0][word.end() :]}", word[0]
+        if match := _SENTENCE.search(text):
+            yield f"{match[1]}[MASK]{match[3]}", match[2]
 
 
 def baselines(origins: Path) -> dict[str, float]:

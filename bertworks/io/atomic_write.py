@@ -26,7 +26,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from filelock import BaseFileLock, FileLock, Timeout
 
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, explain_os_errors
+from bertworks.io.processes import read_system_file
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,7 +36,6 @@ _COUNTER = itertools.count()
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # safetensors and numpy's tofile report a full disk in words only.
 _DISK_FULL_WORDS = re.compile(r"No space left on device|os error 28\b|\d+ requested and \d+ written")
-_LEFTOVER = re.compile(r"\..+@(?P<host>[^@]*)\.(?P<process>\d+)-?(?P<start>\d*)\.\d+\.tmp")
 _MAX_LISTS, _MAX_NAMES = 300_000, 900_000  # the largest vocabularies of BERT models have 250,000 and 500,000 tokens
 _MAX_NAME_BYTES = 100  # of a name, kept in the name of its temporary sibling; file systems allow 255
 _LOCK_SECONDS = 0.1  # to acquire a lock that a process is about to release
@@ -49,13 +49,11 @@ def read_small(path: Path, limit: int) -> bytes:
     Raises:
         BertworksError: the file is missing, too large, or a folder, pipe or device.
     """
-    try:
+    with explain_os_errors("cannot be read", path):
         if not stat.S_ISREG(path.stat().st_mode):
             raise BertworksError("this is not a file, but a folder, a pipe or a device", where=str(path))
         with path.open("rb") as file:
             content = file.read(limit + 1)
-    except OSError as error:
-        raise BertworksError(f"cannot be read: {error.strerror}", where=str(path)) from None
     if len(content) > limit:
         raise BertworksError(f"{path.stat().st_size / 1e6:.0f} MB: too much for this file", where=str(path))
     return content
@@ -93,15 +91,11 @@ def refuse_unwritable(path: str | Path) -> None:
         BertworksError: no file can be created there.
     """
     target = Path(path).expanduser()
-    try:
+    with explain_os_errors("cannot be written", path, "choose another path with -o"):
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
         target.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=target.parent):
-            pass
-    except OSError as error:
-        hint = "choose another path with -o"
-        raise BertworksError(f"cannot be written: {error.strerror}", where=str(path), hint=hint) from None
+        TemporaryFile(dir=target.parent).close()
 
 
 def refuse_file(folder: Path) -> None:
@@ -112,8 +106,7 @@ def refuse_file(folder: Path) -> None:
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not existing.is_dir():
-        hint = "choose another folder with -o"
-        raise UsageError("there is a file of that name", where=str(existing), hint=hint)
+        raise UsageError("there is a file of that name", where=str(existing), hint="choose another folder with -o")
 
 
 def refuse_not_empty(folder: Path) -> None:
@@ -147,19 +140,19 @@ def refuse_nested(output: Path, inputs: Iterable[str], corpora: Sequence[str] = 
             raise UsageError(what, where=str(output), hint="-o A-FOLDER-ELSEWHERE")
 
 
-def acquire_lock(path: Path, busy: str, hint: str) -> BaseFileLock:
+def acquire_lock(path: Path, busy: str, hint: str, where: Path | None = None) -> BaseFileLock:
     """Lock a file for this process, without changing its content. It is created if it does not exist and stays when the
     lock is released. The system releases the lock when the process ends, however it ends.
 
     Raises:
-        BertworksError: another process holds the lock. busy: the message.
+        BertworksError: another process holds the lock. busy, hint: the message; where: its place; None: the file.
     """
     # In most cases the lock is released where it was acquired. A generator may be closed by another thread, though.
     lock = FileLock(path, timeout=_LOCK_SECONDS, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:
-        raise BertworksError(busy, where=str(path), hint=hint) from None
+        raise BertworksError(busy, where=str(where or path), hint=hint) from None
     return lock
 
 
@@ -176,17 +169,13 @@ def folder_lock(folder: Path, busy: str, hint: str) -> Iterator[None]:
     """
     refuse_file(folder)
     path = folder / ".lock"
+    space = "free space on that disk and make the folder writable, or choose another folder with -o"
     with ExitStack() as stack:
-        try:
+        with explain_os_errors("cannot be written", folder, space):
             folder.mkdir(parents=True, exist_ok=True)
-            stack.callback(acquire_lock(path, busy, hint).release)
+            busy = busy.format(process=read_system_file(path)[:20].strip() or "unknown")
+            stack.callback(acquire_lock(path, busy, hint, where=folder).release)
             path.write_text(f"{os.getpid()}\n")
-        except BertworksError:
-            process = path.read_text()[:20].strip() or "unknown"
-            raise BertworksError(busy.format(process=process), where=str(folder), hint=hint) from None
-        except OSError as error:
-            hint = "free space on that disk and make the folder writable, or choose another folder with -o"
-            raise BertworksError(f"cannot be written: {error.strerror}", where=str(folder), hint=hint) from None
         yield
 
 
@@ -236,17 +225,35 @@ def _write_npy_header(file: IO[bytes], block: "NDArray[Any]", rows: int) -> None
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary sibling to write to. When the block ends without an error, it is fsynced and replaces `path`;
-    otherwise it is removed and `path` stays as it was.
+    """Yield a temporary sibling to write to, whose name no other process or thread uses. When the block ends without an
+    error, it is fsynced and replaces `path`; otherwise it is removed and `path` stays as it was.
 
     Raises:
         BertworksError: the disk is full, or the file cannot be written there.
     """
-    with _temporary_sibling(path) as (target, temporary):
+    target = Path(os.path.realpath(path))
+    writer = f"{os.getpid()}-{_start_time(os.getpid())}"
+    temporary = target.with_name(f".{_shorten(target.name)}@{socket.gethostname()}.{writer}.{next(_COUNTER)}.tmp")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(target.parent, name=target.name)
         yield temporary
-        fsync(temporary)
-        temporary.replace(target)
+        for written in (*temporary.rglob("*"), temporary):
+            fsync(written)
+        if not (temporary.is_dir() and target.exists()):
+            temporary.replace(target)
+        elif not _exchange(temporary, target):
+            _exchange_by_renames(temporary, target)
         fsync(target.parent)
+    except BaseException as error:
+        if (isinstance(error, OSError) and error.errno in _DISK_FULL) or _DISK_FULL_WORDS.search(str(error)):
+            raise _disk_full(target) from error
+        if isinstance(error, OSError) and _concerns(error, target):
+            hint = "choose another path, or make this one writable"
+            raise BertworksError(f"cannot be written: {error.strerror}", where=str(target), hint=hint) from error
+        raise
+    finally:
+        remove(temporary)  # what is incomplete; or the former folder, if there was one
 
 
 @contextmanager
@@ -257,23 +264,13 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
     name for a moment.
 
     Raises:
+        UsageError: `path` is a file.
         BertworksError: the disk is full, or the folder cannot be written there.
     """
-    with _temporary_sibling(path) as (target, temporary):
-        if target.exists() and not target.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "there is a file of that name", str(target))
+    refuse_file(Path(path))
+    with replacing(path) as temporary:
         temporary.mkdir()
         yield temporary
-        for folder, _, files in os.walk(temporary, topdown=False):
-            for file in files:
-                fsync(Path(folder) / file)
-            fsync(Path(folder))
-        if not target.exists():
-            temporary.rename(target)
-        elif not _exchange(temporary, target):
-            _exchange_by_renames(temporary, target)
-        fsync(target.parent)
-    remove(temporary)  # the former content, if there was any
 
 
 def remove_leftovers(folder: str | Path, *, name: str | None = None) -> int:
@@ -282,13 +279,11 @@ def remove_leftovers(folder: str | Path, *, name: str | None = None) -> int:
     Args:
         name: delete the leftovers of this file or folder only; None: all.
     """
+    wanted, host = re.escape(_shorten(name)) if name else ".+", re.escape(socket.gethostname())
     removed = 0
     for entry in Path(folder).glob(".*.tmp"):
-        match = _LEFTOVER.fullmatch(entry.name)
-        if match is None or match["host"] != socket.gethostname():
-            continue
-        is_wanted = name is None or entry.name.startswith(f".{_shorten(name)}@")
-        if is_wanted and not _is_running(int(match["process"]), match["start"]):
+        match = re.fullmatch(rf"\.{wanted}@{host}\.(?P<process>\d+)-?(?P<start>\d*)\.\d+\.tmp", entry.name, re.DOTALL)
+        if match and not _is_running(int(match["process"]), match["start"]):
             remove(entry)
             removed += 1
     return removed
@@ -302,27 +297,6 @@ def sha256(path: str | Path) -> str:
 
 def _shorten(name: str) -> str:
     return os.fsdecode(os.fsencode(name)[:_MAX_NAME_BYTES])
-
-
-@contextmanager
-def _temporary_sibling(path: str | Path) -> Iterator[tuple[Path, Path]]:
-    """Yield the target of a path and a temporary sibling. No other process or thread uses its name, and
-    `remove_leftovers` recognizes it. When the block fails, the sibling is removed and the error is explained."""
-    target = Path(os.path.realpath(path))
-    writer = f"{os.getpid()}-{_start_time(os.getpid())}"
-    temporary = target.with_name(f".{_shorten(target.name)}@{socket.gethostname()}.{writer}.{next(_COUNTER)}.tmp")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(target.parent, name=target.name)
-        yield target, temporary
-    except BaseException as error:
-        remove(temporary)
-        if (isinstance(error, OSError) and error.errno in _DISK_FULL) or _DISK_FULL_WORDS.search(str(error)):
-            raise _disk_full(target) from error
-        if isinstance(error, OSError) and _concerns(error, target):
-            hint = "choose another path, or make this one writable"
-            raise BertworksError(f"cannot be written: {error.strerror}", where=str(target), hint=hint) from error
-        raise
 
 
 def _concerns(error: OSError, target: Path) -> bool:
@@ -353,11 +327,9 @@ def fsync(path: Path) -> None:
 
 def _exchange(first: Path, second: Path) -> bool:
     """Swap two names in one step (renameat2 of Linux); False if the system cannot."""
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if rename is None:
-        return False
-    names = os.fsencode(first), os.fsencode(second)
-    return bool(rename(_AT_CURRENT_FOLDER, names[0], _AT_CURRENT_FOLDER, names[1], _RENAME_EXCHANGE) == 0)
+    rename = getattr(ctypes.CDLL(None), "renameat2", None)
+    here, names = _AT_CURRENT_FOLDER, (os.fsencode(first), os.fsencode(second))
+    return bool(rename and rename(here, names[0], here, names[1], _RENAME_EXCHANGE) == 0)
 
 
 def _exchange_by_renames(temporary: Path, target: Path) -> None:
@@ -367,20 +339,15 @@ def _exchange_by_renames(temporary: Path, target: Path) -> None:
     target.rename(former)
     try:
         temporary.rename(target)
-    except OSError:
-        former.rename(target)
-        raise
-    former.rename(temporary)
+    finally:
+        former.rename(temporary if target.exists() else target)
 
 
 def _start_time(process: int) -> str:
     """When a process started, in clock ticks of the machine (Linux, proc(5): field 22 of /proc/pid/stat, of which the
     second is a name in parentheses). Empty if the system does not tell."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
-        return fields[19].decode()
-    except (OSError, IndexError):
-        return ""
+    fields = read_system_file(f"/proc/{process}/stat").rpartition(")")[2].split()
+    return fields[19] if len(fields) > 19 else ""
 
 
 def _is_running(process: int, start: str) -> bool:

@@ -6,13 +6,13 @@
 
 Workers are child processes that read from standard input, not `multiprocessing`: they need no
 `if __name__ == "__main__"` in the script of the user, Ctrl-C does not reach them, and they end with their parent.
-Values are passed as `marshal` writes them.
+Values are pickled: they come from this process and its workers only.
 """
 
 import json
-import marshal
 import math
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -22,9 +22,10 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib import import_module
+from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from pkgutil import resolve_name
+from typing import Any, TypeVar
 
 from bertworks.errors import BertworksError
 
@@ -70,13 +71,12 @@ class CpuMonitor:
 
     def free_cpus(self) -> float | None:
         """Free CPUs on average since the last call, or since the monitor was made. None: the system does not tell."""
-        before, now = self._last, self._sample()
-        self._last = now
-        seconds, ticks = now[0] - before[0], now[3] - before[3]
+        before, self._last = self._last, self._sample()
+        seconds, used, idle, ticks = (new - old for old, new in zip(before, self._last))
         if seconds <= 0 or ticks <= 0:
             return None
-        idle = (now[2] - before[2]) / ticks * len(allowed_cpus())
-        return min(float(len(allowed_cpus())), idle + (now[1] - before[1]) / seconds)
+        cpus = len(allowed_cpus())
+        return min(float(cpus), idle / ticks * cpus + used / seconds)
 
     @staticmethod
     def _sample() -> tuple[float, float, int, int]:
@@ -136,7 +136,7 @@ def in_processes(
         maker: "module:name" of a function. Each process calls it with the settings; it returns the function from
             input to result.
         settings: values that JSON can hold.
-        inputs: texts, bytes, numbers, or tuples, lists and dicts of these, as the results.
+        inputs: values that can be pickled, as the results.
         workers: processes; None: one per CPU; 1: this process only.
         ended, hint: the error when a worker dies. {number} becomes the number of the input, {how} the exit status.
 
@@ -145,103 +145,66 @@ def in_processes(
     """
     workers = workers or available_cpus()
     if workers == 1:
-        yield from map(_make(maker, settings), inputs)
+        yield from map(resolve_name(maker)(*settings), inputs)
         return
-    pending: deque[Future[Any]] = deque()
-    pool = _Pool(workers, json.dumps([maker, settings]), ended, hint)
+    of_thread, processes = threading.local(), list[subprocess.Popen[bytes]]()
+
+    def run(number: int, value: Any) -> Any:
+        """The result of an input, from the process of this thread, which starts with its first input."""
+        if not hasattr(of_thread, "process"):
+            of_thread.process = _start(json.dumps([maker, settings]))
+            processes.append(of_thread.process)
+        try:
+            pickle.dump(value, of_thread.process.stdin)
+            of_thread.process.stdin.flush()
+            result = pickle.load(of_thread.process.stdout)
+        except (OSError, EOFError, pickle.UnpicklingError):  # a broken pipe, or an incomplete value
+            code = of_thread.process.wait()
+            how = f"killed by signal {-code}, perhaps for lack of memory" if code < 0 else f"exit code {code}"
+            raise BertworksError(ended.format(number=number, how=how), hint=hint) from None
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    threads, pending = ThreadPoolExecutor(workers), deque[Future[Any]]()
     try:
         for number, value in enumerate(inputs):
-            pending.append(pool.threads.submit(pool.run, number, value))
+            pending.append(threads.submit(run, number, value))
             while len(pending) > workers + _READ_AHEAD or (pending and pending[0].done()):
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
     finally:
-        pool.stop()
+        for process in processes:
+            process.kill()
+        threads.shutdown(cancel_futures=True)
+        for process in processes:
+            process.communicate()
 
 
-def _make(maker: str, settings: Sequence[Any]) -> Callable[[Any], Any]:
-    module, name = maker.split(":")
-    work: Callable[[Any], Any] = getattr(import_module(module), name)(*settings)
-    return work
-
-
-class _Pool:
-    """Threads that have a worker process each, and wait for it. They start when there is work."""
-
-    def __init__(self, workers: int, work: str, ended: str, hint: str):
-        self._work, self._ended, self._hint = work, ended, hint
-        self.threads = ThreadPoolExecutor(workers)
-        self._of_thread = threading.local()
-        self._all: list[subprocess.Popen[bytes]] = []
-
-    def run(self, number: int, value: Any) -> Any:
-        """The result of an input, from the process of this thread."""
-        if not hasattr(self._of_thread, "worker"):
-            self._of_thread.worker = self._start()
-        worker = self._of_thread.worker
-        try:
-            _send(worker.stdin, value)
-            result, error, bug = _receive(worker.stdout)
-        except (OSError, EOFError):  # a broken pipe
-            code = worker.wait()
-            how = f"killed by signal {-code}, perhaps for lack of memory" if code < 0 else f"exit code {code}"
-            raise BertworksError(self._ended.format(number=number, how=how), hint=self._hint) from None
-        if error:
-            what, where, hint = error
-            raise BertworksError(what, where=where, hint=hint)
-        if bug:
-            raise RuntimeError(f"in a worker process:\n{bug}")
-        return result
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", "from bertworks.io.processes import serve; serve()", self._work]
-        environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(sys.path)}
-        worker = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
-        )
-        self._all.append(worker)
-        return worker
-
-    def stop(self) -> None:
-        """Kill the processes; unfinished results are lost."""
-        for worker in self._all:
-            worker.kill()
-        self.threads.shutdown(cancel_futures=True)
-        for worker in self._all:
-            worker.communicate()
-
-
-def _send(pipe: IO[bytes], value: Any) -> None:
-    content = marshal.dumps(value)
-    pipe.write(len(content).to_bytes(8, "big") + content)
-    pipe.flush()
-
-
-def _receive(pipe: IO[bytes]) -> Any:
-    """Raises EOFError if the other process has ended."""
-    size = pipe.read(8)
-    if len(size) < 8:
-        raise EOFError
-    return marshal.loads(pipe.read(int.from_bytes(size, "big")))  # EOFError if it is incomplete
+def _start(work: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-c", "from bertworks.io.processes import serve; serve()", work]
+    environment = os.environ | {"TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+    )
 
 
 def serve() -> None:
-    """The loop of a worker process: reads inputs from standard input and writes results until the input ends."""
+    """The loop of a worker process: reads inputs from standard input and writes results until the input ends. An
+    exception is a result too."""
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # prints of libraries must not mix with the results
+    maker, settings = json.loads(sys.argv[1])
     work: Callable[[Any], Any] | None = None
-    while True:
-        try:
-            value = _receive(sys.stdin.buffer)
-        except EOFError:
-            return
-        result, error, bug = None, None, ""
-        try:
-            work = work or _make(*json.loads(sys.argv[1]))
-            result = work(value)
-        except BertworksError as raised:
-            error = (raised.what, raised.where, raised.hint)
-        except Exception:
-            bug = traceback.format_exc()
-        _send(output, (result, error, bug))
+    with suppress(EOFError):
+        while True:
+            value = pickle.load(sys.stdin.buffer)
+            try:
+                work = work or resolve_name(maker)(*settings)
+                result = work(value)
+            except Exception as error:
+                error.add_note(f"in a worker process:\n{traceback.format_exc()}")
+                result = error
+            pickle.dump(result, output)
+            output.flush()

@@ -18,7 +18,7 @@ import torch
 
 import bertworks
 from bertworks.checkpoints.training_state import locked
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import UsageError, explain_os_errors
 from bertworks.io.atomic_write import write_json, write_text
 from bertworks.text.tokenizer_folder import TOKENIZER_FILES
 from bertworks.training.objectives import OBJECTIVES, LossStats, Measure
@@ -126,15 +126,10 @@ class Metrics:
         Raises:
             BertworksError: a full disk, or the file cannot be written.
         """
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line, allow_nan=False) + "\n")
-        except OSError as error:
-            raise BertworksError(
-                f"cannot be written: {error.strerror}; the checkpoints are untouched",
-                where=str(self.path),
-                hint="make room, or the file writable, and run the same command again",
-            ) from error
+        what = "the checkpoints are untouched, but figures cannot be written"
+        hint = "make room, or the file writable, and run the same command again"
+        with explain_os_errors(what, self.path, hint), self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def forget(self, after: int, evaluated: int) -> None:
         """Drops steps after `after` and evaluations after `evaluated`, which a resumed run repeats, and what follows a
