@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, ge
 from bertworks.errors import UsageError
 
 T = TypeVar("T")
+_SEARCHED_LINES = 1000  # of a recipe, for the line of an error: each of them is parsed with all lines above it
 
 
 class Range(NamedTuple):
@@ -171,7 +172,7 @@ def _line_of_field(text: str, name: str, at: str) -> str:
     """`name:line` of the field `at` (as in train.phases[1].num_steps), or `name` alone if it is not in the text: the
     first line with which the text above it has that field."""
     keys = [int(key) if key.isdigit() else key for key in re.findall(r"[^.\[\]]+", at)]
-    lines, begin = text.split("\n"), 1
+    lines, begin = text.split("\n")[:_SEARCHED_LINES], 1
     for end in range(1, len(lines) + 1) if at else ():
         with suppress(tomllib.TOMLDecodeError):  # within a value of several lines
             table: Any = tomllib.loads("\n".join(lines[:end]))
