@@ -223,6 +223,7 @@ def test_vectors_replace_no_field_of_a_row(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="has a column 'embedding' already") as caught:
         list(embed_file(model, tmp_path / "a.jsonl", tmp_path / "v.jsonl", device="cpu"))
     assert str(caught.value.where).endswith("a.jsonl:151")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.jsonl"], "nothing is left where nothing is computed"
     list(embed_file(model, tmp_path / "a.jsonl", tmp_path / "v.npy", device="cpu"))
 
 

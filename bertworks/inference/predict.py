@@ -51,7 +51,7 @@ def portions(rows: Iterable[_T], document: Callable[[_T], str] | None = None) ->
 @contextmanager
 def _portions_folder(output: str | Path) -> Iterator[Path]:
     """A folder next to an output, or a temporary one for "-". It is deleted at the end of the block, and kept after an
-    error.
+    error if it holds a portion.
 
     Raises:
         BertworksError: another process writes the same output.
@@ -63,7 +63,12 @@ def _portions_folder(output: str | Path) -> Iterator[Path]:
     target = Path(output).expanduser()
     folder = target.with_name(f".{target.name}.portions")
     with folder_lock(folder, "another process is writing the same output", "wait for it, or use another output"):
-        yield folder
+        try:
+            yield folder
+        except BaseException:
+            if not any(folder.glob("*-*")):  # no portion is complete
+                remove(folder)
+            raise
         remove(folder)
 
 
