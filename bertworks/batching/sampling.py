@@ -82,7 +82,8 @@ def add_special_tokens(
     targets: Mapping[str, Target] = MappingProxyType({}),
     one_type: bool = False,
 ) -> TokenSequence:
-    """The segments with the special tokens of a template around and between them, and their numbers as token types.
+    """The segments, each [tokens], with the special tokens of a template around and between them: [all tokens]. The
+    number of its segment is the token type of a token.
     With `one_type` they are pieces of one text: each ends with the suffix, and the token types are all 0."""
     ends = [template.suffix if one_type else template.between] * (len(segments) - 1) + [template.suffix]
     # Special tokens and segments take turns.

@@ -290,7 +290,7 @@ def _names_of_google(config: EncoderConfig) -> dict[str, str]:
 
 def _refuse_unknown(names: Collection[str], where: str) -> None:
     if any("/.ATTRIBUTES/" in name for name in names):
-        what = "a checkpoint of TensorFlow 2's objects, whose variables have no names of their own"
+        what = "a checkpoint of TensorFlow 2 objects: its variables have no names"
         hint = "use a checkpoint as google-research/bert writes it (TensorFlow 1): only those are read"
         raise BertworksError(what, where=where, hint=hint)
     if names:

@@ -345,7 +345,7 @@ def run_batches(
     precision: InferencePrecision = "fp32",
     most: int = 1 << 30,
 ) -> Iterator[tuple[list[int], Batch, Tensor]]:
-    """Yield the indices of some units, at most `most`, their batch, and its result."""
+    """Yield the indices of at most `most` units, their batch, and its result, such as [units, hidden]."""
     training, device = model.training, next((p.device for p in model.parameters()), torch.device("cpu"))
     if training:  # setting the mode of all modules would take a tenth of the time of one short text
         model.eval()

@@ -225,8 +225,8 @@ def _write_npy_header(file: IO[bytes], block: "NDArray[Any]", rows: int) -> None
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary sibling to write to, whose name no other process or thread uses. When the block ends without an
-    error, it is fsynced and replaces `path`; otherwise it is removed and `path` stays as it was.
+    """Yield a temporary sibling to write to. Its name is unique among processes and threads. When the block ends
+    without an error, it is fsynced and replaces `path`; otherwise it is removed and `path` stays as it was.
 
     Raises:
         BertworksError: the disk is full, or the file cannot be written there.

@@ -150,7 +150,7 @@ def _from_vocabulary(
     kinds = config.get("word_tokenizer_type", "basic"), config.get("subword_tokenizer_type", "wordpiece")
     if config.get("tokenizer_class") == "BertJapaneseTokenizer" and kinds != ("basic", "wordpiece"):
         what = f"the pre-tokenizer {str(kinds[0])[:40]} and the model {str(kinds[1])[:40]} are not supported"
-        hint = "choose a model with a tokenizer.json, or one whose words are those of BERT"
+        hint = "choose a model with a tokenizer.json, or with the word splitting of BERT"
         raise BertworksError(what, where=str(path.with_name("tokenizer_config.json")), hint=hint)
     special_tokens = SPECIAL_TOKENS | names
     tokens = _read_vocabulary(path)

@@ -132,7 +132,10 @@ def evaluate(
 
 
 def means(sums: Mapping[str, Tensor], counts: Mapping[str, int]) -> dict[str, LossStats]:
-    """Sums over counts, on the host."""
+    """The means of losses and of correct predictions, on the host.
+
+    sums: float32 [2] by name: the sum of the losses, the number of correct predictions. counts: their denominators.
+    """
     read = {name: (*t.tolist(), counts[name]) for name, t in sums.items()}
     return {name: LossStats(loss / count, correct / count, count) for name, (loss, correct, count) in read.items()}
 

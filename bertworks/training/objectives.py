@@ -8,6 +8,7 @@
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -107,7 +108,7 @@ def _num_correct(logits: Tensor, labels: Tensor) -> Tensor:
     return (logits.argmax(-1) == labels).sum()
 
 
-class TrainableModel(nn.Module):
+class TrainableModel(nn.Module, ABC):
     """A network that turns a batch into named sums of losses: `model(batch)` is a dict of `LossSum`.
 
     weights: of the losses in the sum that is minimized, by name.
@@ -117,8 +118,8 @@ class TrainableModel(nn.Module):
 
     weights: dict[str, float]
 
-    def counts(self, batch: Batch) -> dict[str, int]:
-        raise NotImplementedError
+    @abstractmethod
+    def counts(self, batch: Batch) -> dict[str, int]: ...
 
 
 class Measure(NamedTuple):
@@ -247,7 +248,7 @@ class PretrainingModel(TrainableModel):
         return self.lm_head(states, self.encoder.embeddings.token.weight)  # type: ignore[no-any-return]
 
     def _positions(self, kind: str, batch: Batch) -> Tensor:
-        """int64 [M]: the tokens whose last states a loss reads: those of its target, or those that the pooler reads."""
+        """int64 [M]: the positions of the hidden states that a loss reads: of its target, or of the pooler."""
         if self.pooler is not None and "pooler" in OBJECTIVES[kind].heads:
             return self.pooler.tokens(batch.layout).long()
         return batch.targets[kind].positions

@@ -33,8 +33,8 @@ class Family:
     transposed: endings of our names whose matrices are stored [inputs, outputs].
     unused_positions: rows of the position table before the first position.
     settings: key of config.json: field of EncoderConfig. Of several keys for a field the last one counts.
-    default: what a config.json without these keys says; its position table has all rows. Fields that no key describes
-        are the same for the whole family, whose name, their model_type, is one of them.
+    default: the configuration of a config.json without these keys; its position table has all rows. Fields that no key
+        describes are equal in the whole family. `default.family` is the family's name (model_type).
     required: settings that change what is computed, and the only value that is supported.
     written: further settings that are written.
     pretraining: heads that a state holds: the class that saves exactly these.
