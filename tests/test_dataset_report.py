@@ -292,7 +292,7 @@ def test_the_verb_prints_for_people_and_for_programs(tmp_path: Path, capsys: pyt
     assert printed.out.startswith("task         classification")
     assert f"next: bertworks finetune {words[1]} --model {words[3]} -o MODEL-FOLDER\n" in printed.err
     assert main([*words, "--text", "text", "--quoting", "quoted"]) == 0  # what was said of the data holds for the next
-    assert f"{words[3]} --quoting quoted --text text -o MODEL-FOLDER\n" in capsys.readouterr().err
+    assert f"{words[3]} --text text --quoting quoted -o MODEL-FOLDER\n" in capsys.readouterr().err
     assert main([*words, "--json", "--text", "text"]) == 0
     assert json.loads(capsys.readouterr().out)["labels"].keys() == {"pos", "neg"}
     (tmp_path / "bad.csv").write_text("text,label\n" + "good,pos\nbad,neg\n" * 9 + "bad,\n")

@@ -20,6 +20,7 @@ from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.decoding import make_task_head
 from bertworks.inference.embed import Embedder, normalized
+from bertworks.io.tables import ReadOptions
 from bertworks.retrieval.index import Index, index_file
 from bertworks.retrieval.ranking import Reranker
 from bertworks.retrieval.store import MANIFEST, writing
@@ -250,6 +251,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from bertworks.inference.embed import Embedder
+from bertworks.io.tables import ReadOptions
 from bertworks.retrieval.index import Index
 folder, model = Path(sys.argv[1]), sys.argv[2]
 rename = Path.replace
@@ -343,11 +345,11 @@ def test_files_are_read_again_where_their_documents_may_be_gone(model: Path, tmp
     assert set(ids(Index(folder, device="cpu"))) == set("abcde")
     quoted = tmp_path / "q.csv"
     quoted.write_text('id,text\n1,"good" film\n')
-    add(quoted, quoting="raw")
-    assert "already" in add(quoted, quoting="raw")
+    add(quoted, read=ReadOptions(quoting="raw"))
+    assert "already" in add(quoted, read=ReadOptions(quoting="raw"))
     quoted.write_text('id,text\n1,"good film"\n')
-    add(quoted, quoting="raw")
-    assert "already" not in add(quoted, quoting="quoted")
+    add(quoted, read=ReadOptions(quoting="raw"))
+    assert "already" not in add(quoted, read=ReadOptions(quoting="quoted"))
 
 
 def test_a_file_is_read_again_where_another_hand_replaced_its_documents(model: Path, tmp_path: Path):

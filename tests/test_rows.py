@@ -13,6 +13,7 @@ import sys
 import threading
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pytest
@@ -22,6 +23,7 @@ from pyarrow import parquet
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError, UsageError
+from bertworks.io.tables import ReadOptions
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -29,17 +31,17 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
-def values(path: Path, **options: object) -> list[dict[str, object]]:
-    return [row.values for row in RowReader(path, **options)]
+def values(path: Path, **options: Any) -> list[dict[str, object]]:
+    return [row.values for row in RowReader(path, ReadOptions(**options))]
 
 
 def places(path: Path) -> list[str]:
     return [row.where.removeprefix(str(path)) for row in RowReader(path)]
 
 
-def error(path: Path, **options: object) -> BertworksError:
+def error(path: Path, **options: Any) -> BertworksError:
     with pytest.raises(BertworksError) as caught:
-        list(RowReader(path, **options))
+        list(RowReader(path, ReadOptions(**options)))
     return caught.value
 
 
@@ -562,7 +564,7 @@ def test_a_row_broken_over_two_lines_is_joined_and_named(tmp_path: Path) -> None
         QQP + '1\t3\t4\tHow do I "hack?\tWhy?\t0\n2\t5\t6\tWhat is\nthis?\tAnd that?\t1\n3\t7\t8\tOne\r\n?\tTwo\t0\r\n'
         "4\t9\t10\tThree\tFour\nFive\t1\n",
     )
-    reader = RowReader(path, quoting="raw")
+    reader = RowReader(path, ReadOptions(quoting="raw"))
     for _ in range(2):  # counted anew in every pass
         rows = list(reader)
         assert [row.values["question1"] for row in rows] == ['How do I "hack?', "What is\nthis?", "One\n?", "Three"]

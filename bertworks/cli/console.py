@@ -22,6 +22,7 @@ from cyclopts.validators import Number
 
 from bertworks.errors import UsageError
 from bertworks.events import Event
+from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import STDIN
 
 
@@ -62,9 +63,7 @@ TextColumns = Annotated[
     Repeatable,
     Parameter("--text", help="Column of the text; give two for pairs. Unset: inferred and printed. Repeatable."),
 ]
-Quoting = Annotated[  # as in `datasets.reader`, which is not imported for help
-    Literal["auto", "raw", "quoted"], Parameter(help="Whether quote marks enclose cells (quoted) or are text (raw).")
-]
+Read = Annotated[ReadOptions, Parameter("*")]  # each of its fields is an option
 Settings = Annotated[Repeatable, Parameter("--set", help="Change a field of the recipe: --set seed=1. Repeatable.")]
 Pooling = Annotated[
     Literal["mean", "cls", "max", "last-four"] | None,

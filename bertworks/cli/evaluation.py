@@ -9,6 +9,7 @@ import bertworks as bw
 from bertworks.cli import console
 from bertworks.errors import UsageError
 from bertworks.io.atomic_write import refuse_unwritable, write_json
+from bertworks.io.tables import ReadOptions
 
 
 def mlm(
@@ -55,6 +56,7 @@ def task(
     text: console.TextColumns = None,
     label: str | None = None,
     threshold: float | None = None,
+    read: console.Read = ReadOptions(),
     precision: console.InferencePrecision = "auto",
     as_json: console.Json = False,
 ) -> None:
@@ -70,7 +72,7 @@ def task(
     from bertworks.runs.task_metrics import format_metrics
 
     result = bw.evaluate_task(
-        model, data, errors=errors, text=text or [], label=label, threshold=threshold, precision=precision
+        model, data, errors=errors, text=text or [], label=label, threshold=threshold, read=read, precision=precision
     )
     if as_json:
         console.emit(result)

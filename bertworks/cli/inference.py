@@ -11,6 +11,7 @@ from cyclopts import Parameter
 import bertworks as bw
 from bertworks.cli import console
 from bertworks.errors import UsageError
+from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
 
 _SHOWN = 200  # characters of a text
@@ -102,7 +103,7 @@ def embed(
     max_length: console.MaxLength = None,
     whitening: Literal["none", "center", "whiten"] = "none",
     learn_from: console.LearnFrom = None,
-    quoting: console.Quoting = "auto",
+    read: console.Read = ReadOptions(),
     device: console.Device = "auto",
     precision: console.InferencePrecision = "auto",
     as_json: console.Json = False,
@@ -118,7 +119,7 @@ def embed(
     """
     events = bw.embed_file(
         model, data, output, text=text or [], pooling=pooling, normalize=normalize, max_length=max_length,
-        whitening=whitening, learn_from=learn_from, quoting=quoting, device=device, precision=precision,
+        whitening=whitening, learn_from=learn_from, read=read, device=device, precision=precision,
     )  # fmt: skip
     console.show_events(events, as_json=as_json and output != "-", results=output != "-")
 
@@ -136,7 +137,7 @@ def index(
     delete: console.Repeatable = None,
     compact: console.Flag = False,
     approximate: console.Flag = False,
-    quoting: console.Quoting = "auto",
+    read: console.Read = ReadOptions(),
     device: console.Device = "auto",
     as_json: console.Json = False,
 ) -> None:
@@ -156,7 +157,7 @@ def index(
     if documents is not None:
         events = bw.index_file(
             documents, output, model=model, text=text or [], identity=identity, pooling=pooling,
-            max_length=max_length, device=device, quoting=quoting,
+            max_length=max_length, device=device, read=read,
         )  # fmt: skip
         console.show_events(events, as_json=as_json)
     if delete:

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 import bertworks as bw
 from bertworks.cli import console
+from bertworks.io.tables import ReadOptions
 
 
 def vocab(
@@ -134,20 +135,20 @@ def check(
     text: console.TextColumns = None,
     label: Label = None,
     group: Group = None,
-    quoting: console.Quoting = "auto",
+    read: console.Read = ReadOptions(),
     as_json: console.Json = False,
 ) -> None:
     """Report what is in labelled data before training: labels, lengths, duplicates, conflicting labels, problems."""
     options: dict[str, Any] = {
-        "dev": dev, "model": model, "task": task, "label": label, "group": group, "quoting": quoting,
+        "dev": dev, "model": model, "task": task, "label": label, "group": group, "read": read,
     }  # fmt: skip
     report = bw.check_file(data, text=text or [], **options)
     console.show(report.as_dict(), str(report), as_json)
     if as_json:
         return
-    typed = [(name, value) for name, value in options.items() if value not in (None, "minilm", "auto")]
+    typed = [(name, value) for name, value in options.items() if value not in (None, "minilm", read)]
     typed += [("text", column) for column in text or []]
-    words = [data, *(word for name, value in typed for word in (f"--{name}", str(value)))]
+    words = [data, *(word for name, value in typed for word in (f"--{name}", str(value))), *read.words]
     console.say(f"next: bertworks finetune {shlex.join(words)} -o MODEL-FOLDER")
 
 
@@ -170,7 +171,7 @@ def finetune(
     folds: Annotated[int, console.at_least(0)] = 0,
     sweep: console.Repeatable = None,
     reset_head: Annotated[console.Flag, Parameter(["--reset-head", "--new-head"])] = False,
-    quoting: console.Quoting = "auto",
+    read: console.Read = ReadOptions(),
     device: console.Device = "auto",
     precision: console.TrainingPrecision = "auto",
     overwrite: console.Overwrite = False,
@@ -192,7 +193,7 @@ def finetune(
     """  # fmt: skip
     request = bw.make_finetune_request(
         data, model=model, dev=dev, recipe=recipe, overrides=settings or [], task=task, text=text or [], label=label,
-        group=group, metric=metric, quoting=quoting, seed=seed, new_head=reset_head,
+        group=group, metric=metric, read=read, seed=seed, new_head=reset_head,
         precision=None if precision == "auto" else precision,
     )  # fmt: skip
     trials = bw.plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])
@@ -214,7 +215,7 @@ def predict(
     probabilities: console.Flag = False,
     threshold: float | None = None,
     kind: Annotated[Literal["csv", "tsv", "jsonl", "parquet", "conll"] | None, Parameter(name="--format")] = None,
-    quoting: console.Quoting = "auto",
+    read: console.Read = ReadOptions(),
     device: console.Device = "auto",
     precision: console.InferencePrecision = "auto",
     as_json: console.Json = False,
@@ -236,6 +237,6 @@ def predict(
         kind = "jsonl"
     events = bw.predict_file(
         model, data, output, text=text or [], top_k=top_k, probabilities=probabilities, threshold=threshold, kind=kind,
-        quoting=quoting, device=device, precision=precision,
+        read=read, device=device, precision=precision,
     )  # fmt: skip
     console.show_events(events, as_json=as_json and output != "-", results=output != "-")

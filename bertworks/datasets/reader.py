@@ -17,10 +17,10 @@ from bertworks.datasets.values import SAMPLE_ROWS, has_header, names_columns
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io import tables
 from bertworks.io.processes import chunk_by_size
+from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter, LineReader, nothing_there, open_lines, rereadable
 
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
-Quoting = Literal["auto", "raw", "quoted"]
 _PARQUET_ROWS = 256  # held in memory at a time
 _SAMPLE_CHARACTERS = 1 << 20  # from which the meaning of quote marks is inferred
 
@@ -43,9 +43,7 @@ class RowReader:
 
     Args:
         path: the file, in any compression; "-" is standard input.
-        quoting: whether quote marks enclose cells of a table ("quoted") or are text ("raw"); "auto": inferred for
-            tab-separated tables, "quoted" for others.
-        header: whether the first row of a table names the columns; None: inferred.
+        options: how it is read. quoting="auto": inferred for tab-separated tables, "quoted" for others.
         name: the name of the file in messages.
 
     Attributes:
@@ -59,16 +57,14 @@ class RowReader:
             a line that is not JSON or not UTF-8, a quote mark that is never closed, a file that changes meanwhile.
     """
 
-    def __init__(
-        self, path: str | Path, *, quoting: Quoting = "auto", header: bool | None = None, name: str | None = None
-    ):
+    def __init__(self, path: str | Path, options: ReadOptions = ReadOptions(), *, name: str | None = None):
         self.path, piped = rereadable(path, self)
         self.name = name or piped or str(path)
         if not self.path.exists():
             raise nothing_there(self.path)
         if self.path.is_dir():
             raise UsageError("this is a folder, not a file", where=self.name, hint="name one of the files in it")
-        self.quoting, self._header, self.broken = quoting, header, IssueCounter()
+        self.options, self.broken = options, IssueCounter()
         self._state = self._file_state()
         self._lines = partial(utf8_lines, self.path, self.name)
         self.kind: Kind
@@ -152,16 +148,16 @@ class RowReader:
         if format not in ("csv", "tsv"):
             first_line = next(line for line in sample if line.strip())
             delimiter = "\t" if "\t" in first_line else delimiter
-            if self._header is None and delimiter != "\t" and not has_header(sample, delimiter):
+            if self.options.header is None and delimiter != "\t" and not has_header(sample, delimiter):
                 self.columns = ["text"]
                 self._rows = lambda: ((n, {"text": line.removesuffix("\r")}) for n, line in self._lines())
                 return
-        quoted = self.quoting == "quoted"
-        if self.quoting == "auto":
+        quoted = self.options.quoting == "quoted"
+        if self.options.quoting == "auto":
             quoted = delimiter != "\t" or tables.quotes_matter(_first_quoted_lines(self._lines()))
         rows = tables.split_rows(self._lines(), delimiter, quoted=quoted, name=self.name, strict=True)
         first, *others = [row for _, row in itertools.islice(rows, SAMPLE_ROWS) if row]
-        named = self._header if self._header is not None else names_columns(first, others)
+        named = self.options.header if self.options.header is not None else names_columns(first, others)
         self.columns = tables.column_names(first, named=named)
         self._check_names("the header", "name them differently, or read it without header")
         self._rows = lambda: self._table_rows(delimiter, quoted, named)

@@ -110,7 +110,7 @@ def baselines(origins: Path) -> dict[str, float]:
     from sklearn.linear_model import LogisticRegression
     from sklearn.pipeline import make_pipeline
 
-    parts = [[row.values for row in RowReader(origins / f"{part}.csv", header=True)] for part in ("train", "dev")]
+    parts = [[row.values for row in RowReader(origins / f"{part}.csv")] for part in ("train", "dev")]
     texts, dev_texts = ([row["text"] for row in part] for part in parts)
     libraries, labels = ([row["library"] for row in part] for part in parts)
     most = Counter(libraries).most_common(1)[0][0]

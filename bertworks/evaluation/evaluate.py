@@ -22,7 +22,7 @@ from bertworks.batching.sampling import Format, TokenStore
 from bertworks.checkpoints.model_folder import TaskConfig, load_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.infer_schema import infer_schema
-from bertworks.datasets.reader import Quoting, RowReader, parse_json, utf8_lines
+from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Schema, items
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
@@ -32,6 +32,7 @@ from bertworks.inference.masked_lm import Score, score
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import refuse_unwritable, write_json
+from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter, nothing_there
 from bertworks.metrics import squad
 from bertworks.metrics.classification import Scores, regression
@@ -221,7 +222,7 @@ def evaluate_task(
     text: Sequence[str] = (),
     label: str | None = None,
     threshold: float | None = None,
-    quoting: Quoting = "auto",
+    read: ReadOptions = ReadOptions(),
     device: str = "auto",
     precision: PrecisionOption = "auto",
 ) -> dict[str, Any]:
@@ -242,7 +243,7 @@ def evaluate_task(
         refuse_unwritable(errors)
     source = open_model(model, device)
     predictor = Predictor(source, precision=precision, threshold=threshold)
-    d, reader, empty = predictor.description, RowReader(data, quoting=quoting), IssueCounter()
+    d, reader, empty = predictor.description, RowReader(data, read), IssueCounter()
     schema = _labelled(reader, d, text, label)
     d = replace(d, text=d.text or schema.text)  # models of transformers do not name their columns
     results = list(predictor.answers(items(reader, schema, left_out=empty)))

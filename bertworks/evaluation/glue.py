@@ -20,6 +20,7 @@ from bertworks.events import Event, forward_events
 from bertworks.inference.predict import rows_with_items
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import write_json, write_text
+from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.metrics.classification import confidence_interval
 from bertworks.runs.data_splits import LabelledData
@@ -80,7 +81,7 @@ class GlueTask(NamedTuple):
         path = self.files[split]
         is_tsv = path.name.split(".")[1] == "tsv"
         has_header = not is_tsv or split not in self.without_header
-        reader = RowReader(path, quoting="raw" if is_tsv else "auto", header=has_header)
+        reader = RowReader(path, ReadOptions(quoting="raw" if is_tsv else "auto", header=has_header))
         return reader, Schema(
             task="classification" if self.labels else "regression",
             text=tuple(_column(reader, names) for names in self.text),

@@ -17,7 +17,7 @@ from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError
 from bertworks.events import Event
 from bertworks.inference.predictor import AT_ONCE
-from bertworks.io.tables import as_text
+from bertworks.io.tables import ReadOptions, as_text
 from bertworks.io.text_files import IssueCounter, open_lines
 from bertworks.models.encoder import Pooling
 from bertworks.retrieval.index import RERANKED, Index, Ranking
@@ -72,7 +72,7 @@ def read_collection(folder: str | Path) -> Collection:
 
 def _read_beir(folder: Path) -> tuple[dict[str, str], dict[str, str], Grades]:
     grades: Grades = {}
-    for row in RowReader(folder / "qrels" / "test.tsv", header=False):
+    for row in RowReader(folder / "qrels" / "test.tsv", ReadOptions(header=False)):
         query, document, grade = list(map(str, row.values.values()))[:3] if len(row.values) >= 3 else ("", "", "")
         if grade.strip().lstrip("-").isdecimal():
             grades.setdefault(query, {})[document] = int(grade)

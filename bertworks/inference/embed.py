@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.sampling import Example
 from bertworks.checkpoints.sentence_transformers import write_sentence_transformer
-from bertworks.datasets.reader import Quoting, Row, RowReader
+from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.writer import FileKind, kind_of
 from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
@@ -27,7 +27,7 @@ from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, op
 from bertworks.inference.predict import COMPARED, compute_file, portions, refuse_taken, write_columns
 from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import refuse_not_empty, write_npy
-from bertworks.io.tables import as_text, choose_column, find_column
+from bertworks.io.tables import ReadOptions, as_text, choose_column, find_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Encoder, Pooling
 from bertworks.models.packed_linear import InferenceEncoder, with_fp16_weights
@@ -290,7 +290,7 @@ def embed_file(
     learn_from: str | Path | None = None,
     device: str = "auto",
     precision: PrecisionOption = "auto",
-    quoting: Quoting = "auto",
+    read: ReadOptions = ReadOptions(),
 ) -> Iterator[Event]:
     """Write the vector of every row of a file, in order: an array in .npy, else a column `embedding` next to those of
     the input. Call it again to resume after an interruption. The output appears when it is complete.
@@ -310,7 +310,7 @@ def embed_file(
         raise UsageError("CoNLL files cannot hold vectors", hint="use another format")
     make = partial(Embedder, open_model(model, device), pooling=pooling, normalize=normalize, max_length=max_length)
     embedder = make(precision=precision)
-    reader = RowReader(data, quoting=quoting)
+    reader = RowReader(data, read)
     columns = text_columns(reader, text)
     yield Event("note", f"text: {', '.join(columns)}; {embedder.settings.pooling} of {embedder.dimension} dimensions")
     if embedder.precision == "int8":

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.infer_schema import infer_schema
-from bertworks.datasets.reader import Quoting, Row, RowReader
+from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.schema import Item, Schema, fitted, items, read_item
 from bertworks.datasets.values import EmptyTextError
 from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_lines, write_rows
@@ -27,6 +27,7 @@ from bertworks.inference.decoding import Answer
 from bertworks.inference.engine import open_model
 from bertworks.inference.predictor import AT_ONCE, OutputFields, Predictor, result_of
 from bertworks.io.atomic_write import folder_lock, remove, write_bytes
+from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.device import PrecisionOption
 
@@ -103,7 +104,7 @@ def compute_file(
     """
     refuse_same(reader, output)
     state = reader.path.stat()
-    data = [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, reader.quoting]
+    data = [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, asdict(reader.options)]
     job = hashlib.sha256(json.dumps([data, settings], sort_keys=True).encode()).hexdigest()
     with _portions_folder(output) as folder:
         files = sorted(folder.glob(f"{job}-*"))  # a name ends in the numbers of rows and of truncated texts so far
@@ -151,7 +152,7 @@ def predict_file(
     threshold: float | None = None,
     device: str = "auto",
     precision: PrecisionOption = "auto",
-    quoting: Quoting = "auto",
+    read: ReadOptions = ReadOptions(),
     kind: FileKind | None = None,
 ) -> Iterator[Event]:
     """Write the prediction for every row of a file next to the columns of the row, in order. Call it again to resume
@@ -172,7 +173,7 @@ def predict_file(
     d = predictor.description
     if kind == "conll" and d.task != "tagging":
         raise UsageError(f"CoNLL columns are for tags, and this model is for {d.task}", hint="use another format")
-    reader = RowReader(data, quoting=quoting)
+    reader = RowReader(data, read)
     schema, notes = schema_for(reader, d, text)
     yield from (Event("note", note) for note in notes)
     fields = OutputFields.of_task(d, top_k, probabilities, schema.raw)

@@ -5,8 +5,9 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.text_files import IssueCounter
@@ -22,6 +23,29 @@ _UNCLOSED = re.compile("end of data|field limit")
 _QUOTED_CELL = r'"((?:[^"]+|"")*+)"(?=[\t\n]|\Z)'
 _CELL = re.compile(_QUOTED_CELL + r'|[^"\t\n]*+(?=[\t\n]|\Z)')
 _UNFINISHED_CELL = re.compile(r'"(?:[^"]+|"")*+\Z')
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """How a file of rows is read. The fields are options of every command that reads rows.
+
+    Args:
+        quoting: Whether quote marks enclose cells (quoted) or are text (raw).
+        header: Whether the first row of a table names the columns. Unset: inferred and printed.
+    """
+
+    quoting: Literal["auto", "raw", "quoted"] = "auto"
+    header: bool | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """The options of the command line that differ from their defaults."""
+        words: list[str] = []
+        for field in fields(self):
+            name, value = field.name.replace("_", "-"), getattr(self, field.name)
+            if value != field.default:
+                words += [f"--{'' if value else 'no-'}{name}"] if isinstance(value, bool) else [f"--{name}", str(value)]
+        return words
 
 
 def delimiter_of(sample: Sequence[str], format: str | None) -> str:

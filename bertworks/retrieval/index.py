@@ -7,7 +7,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
@@ -17,14 +17,14 @@ import numpy as np
 import torch
 
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
-from bertworks.datasets.reader import Quoting, Row, RowReader
+from bertworks.datasets.reader import Row, RowReader
 from bertworks.datasets.values import ID_NAMES, label_text
 from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder, normalized, row_text, text_columns
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.predict import portions
-from bertworks.io.tables import find_column
+from bertworks.io.tables import ReadOptions, find_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Pooling
 from bertworks.retrieval.ranking import DEPTH, Reranker, Scores, bm25, fuse_rankings, top_k
@@ -286,7 +286,7 @@ def index_file(
     pooling: Pooling | None = None,
     max_length: int | None = None,
     device: str = "auto",
-    quoting: Quoting = "auto",
+    read: ReadOptions = ReadOptions(),
 ) -> Iterator[Event]:
     """Add the rows of a file to an index, and create the index if it is missing. Call it again to resume; a file that
     is in the index already is not read again.
@@ -303,7 +303,7 @@ def index_file(
         BertworksError, UsageError: no such model or column; a row without id; an index of another model.
     """
     folder = Path(folder)
-    reader = RowReader(documents, quoting=quoting)
+    reader = RowReader(documents, read)
     columns = text_columns(reader, text)
     id_column = _id_column(reader, identity, columns)
     index = _open_or_create(folder, model, device, pooling=pooling, max_length=max_length)
@@ -370,6 +370,6 @@ def _row_id(row: Row, column: str) -> str:
 
 def _fingerprint(reader: RowReader, columns: Sequence[str], id_column: str | None) -> str:
     state = reader.path.stat()
-    content: list[Any] = [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, reader.quoting]
+    content: list[Any] = [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, asdict(reader.options)]
     digest = hashlib.sha256(json.dumps([*content, *columns, id_column]).encode()).hexdigest()
     return digest if id_column is None else NAMED + digest

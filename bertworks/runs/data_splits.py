@@ -17,10 +17,11 @@ from numpy.random import Generator
 from bertworks.batching.sampling import keyed_rng
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.infer_schema import infer_schema
-from bertworks.datasets.reader import Quoting, RowReader
+from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item, Schema, TaskType, items, misplaced, overlapping, refuse_rows
 from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError
+from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.recipe import FinetuneRecipe
 
@@ -53,7 +54,7 @@ def read_data(
     text: Sequence[str] = (),
     label: str | None = None,
     group: str | None = None,
-    quoting: Quoting = "auto",
+    read: ReadOptions = ReadOptions(),
     fold: Fold | None = None,
     whole_documents: bool = False,
 ) -> LabelledData:
@@ -75,13 +76,13 @@ def read_data(
     if fold is not None and dev is not None:
         hint = f"name the other file alone: bertworks finetune {shlex.quote(str(path))} --folds {fold[1]} ..."
         raise UsageError(f"folds divide the training data, but there is a dev file: {dev}", where=str(data), hint=hint)
-    reader = RowReader(path, quoting=quoting)
+    reader = RowReader(path, read)
     schema, notes = infer_schema(reader, task=task, text=text, label=label, group=group)
     empty = IssueCounter()
     all_items = _read_items(reader, schema, empty)
     notes += reader.notes
     if dev is not None:
-        dev_reader = RowReader(dev, quoting=quoting)
+        dev_reader = RowReader(dev, read)
         train, held_out = all_items, _read_items(dev_reader, schema, empty)
         notes += [f"evaluated on {dev}: {len(held_out):,} rows", *dev_reader.notes]
     else:

@@ -20,9 +20,9 @@ from bertworks.batching.batch import longest_sequence
 from bertworks.batching.features import NO_TOKEN, Features
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import resolve_model
-from bertworks.datasets.reader import Quoting
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.inference.decoding import is_entity_tagset, make_featurizer
+from bertworks.io.tables import ReadOptions
 from bertworks.runs.data_splits import LabelledData, describe_task, read_data
 from bertworks.runs.task_metrics import named_spans
 from bertworks.text.tokenizer import Tokenizer
@@ -189,12 +189,12 @@ def check_file(
     text: Sequence[str] = (),
     label: str | None = None,
     group: str | None = None,
-    quoting: Quoting = "auto",
+    read: ReadOptions = ReadOptions(),
 ) -> DatasetReport:
     """Reads the data as `finetune` does and reports on it. Nothing is written.
 
     Args:
-        data, dev, task, text, label, group, quoting: see `runs.data_splits.read_data`.
+        data, dev, task, text, label, group, read: see `runs.data_splits.read_data`.
         model: its tokenizer counts the tokens, its length is the limit.
 
     Raises:
@@ -203,7 +203,7 @@ def check_file(
     """
     folder = ModelFolder(resolve_model(model))
     tokenizer, max_positions = folder.tokenizer, folder.config.max_position_embeddings
-    labelled = read_data(data, dev=dev, task=task, text=text, label=label, group=group, quoting=quoting)
+    labelled = read_data(data, dev=dev, task=task, text=text, label=label, group=group, read=read)
     recipe = load_finetune_recipe("stable")
     description = describe_task(labelled, replace(recipe, max_length=default_max_length(recipe, max_positions)))
     featurize = make_featurizer(description, tokenizer)

@@ -15,12 +15,12 @@ from bertworks.batching.batch import Batch, ExampleGroup, LabelledBatches, colla
 from bertworks.batching.features import training_groups
 from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig, check_same_task, save_model, task_settings
 from bertworks.checkpoints.resolve import resolve_model
-from bertworks.datasets.reader import Quoting
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import BertworksError
 from bertworks.inference.decoding import Decoder, Logits, make_featurizer, make_task_head
 from bertworks.inference.engine import compute_logits_and_loss
 from bertworks.io.atomic_write import sha256
+from bertworks.io.tables import ReadOptions
 from bertworks.models.encoder import initialize, meta_device_init, num_lstm_parameters
 from bertworks.runs.data_splits import LabelledData, describe_task, find_files, read_data
 from bertworks.runs.dataset_report import DatasetReport, make_dataset_report
@@ -90,7 +90,7 @@ class FinetuneRequest:
     task, text, label: the meaning of the columns; None and (): inferred.
     group: a column; rows with the same value stay on one side of the split.
     metric: the metric that selects the best checkpoint; None: that of the task.
-    quoting: whether quote marks enclose cells.
+    read: how the files are read.
     precision: None: that of the recipe.
     seed: of the new head, the order of the rows and dropout; None: the recipe's.
     new_head: whether the head of a fine-tuned model is replaced by a new one.
@@ -107,7 +107,7 @@ class FinetuneRequest:
     label: str | None = None
     group: str | None = None
     metric: str | None = None
-    quoting: Quoting = "auto"
+    read: ReadOptions = ReadOptions()
     precision: str | None = None
     seed: int | None = None
     new_head: bool = False
@@ -166,7 +166,7 @@ class FinetuneJob:
         self.model_name, self.model = request.model, folder.load(needs={"encoder"})
         self.data = data or read_data(
             request.data, dev=request.dev, task=request.task, text=request.text, label=request.label,
-            group=request.group, quoting=request.quoting, whole_documents=recipe.document_context,
+            group=request.group, read=request.read, whole_documents=recipe.document_context,
             fold=None if request.fold is None else (request.fold, request.folds),
         )  # fmt: skip
         schema, c = self.data.schema, self.model.config
