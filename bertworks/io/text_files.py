@@ -9,11 +9,13 @@ import difflib
 import gzip
 import io
 import lzma
+import re
 import shlex
 import shutil
 import sys
 import tarfile
 import tempfile
+import unicodedata
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
@@ -71,6 +73,19 @@ _BYTE_ORDER_MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+# For `guess_encoding`: the frequent characters of each encoding. Two bytes: as bytes, and their least fraction of all.
+_TWO_BYTES = {
+    "euc_jp": (rb"[\xa4\xa5][\xa1-\xf6]", 0.2), "cp932": (rb"\x82[\x9f-\xf1]|\x83[\x40-\x96]", 0.2),  # kana
+    "euc-kr": (rb"[\xb0-\xc8][\xa1-\xfe]", 0.8), "cp949": (rb"[\xb0-\xc8][\xa1-\xfe]", 0.8),
+    "gb18030": (rb"[\xa1\xa3\xb0-\xd7][\xa1-\xfe]", 0.8), "big5": (rb"[\xa1\xa4-\xc6][\x40-\xfe]", 0.8),
+}  # fmt: skip
+_ONE_BYTE = {  # Latin letters count next to ASCII letters only
+    "cp1252": "L[àáâãäåæçèéêëíîïñòóôõöøùúûüßœÀÁÂÄÅÆÇÈÉÊÍÎÑÓÔÖØÚÜŒ]", "mac_roman": "L[äöüßéèàâêîôçñóíáúå]",
+    "cp1250": "L[ąćęłńóśźżĄĆĘŁŃŚŹŻáčďéěíňřšťúůýžČŘŠŽőűăäöü]", "cp1254": "L[çğıöşüâÇĞİÖŞÜ]",
+    "cp1251": "[оеаинтсрвлкмдпуі]", "koi8-r": "[оеаинтсрвлкмдпу]", "cp866": "[оеаинтсрвлкмдпу]",
+    "cp1253": "[αοιετσνηρςάόίέ]", "cp1255": "[יוהלארתבשמנ]", "cp1256": "[الينمورتبةعدس]",
+    "cp874": "[านรอกเงมยลวดทสต่้ีัไปิ]",
+}  # fmt: skip
 _OTHER_FORMATS = {  # by the first bytes of a file: its format, and how to extract its text
     b"%PDF-": ("a PDF", "`pdftotext FILE` makes text of it"),
     b"PK\x03\x04": ("a zip archive, as files of Excel and Word are", "save it as text or as .csv (UTF-8), or unzip it"),
@@ -137,13 +152,20 @@ class LineReader:
         repairs: so far.
     """
 
-    def __init__(self, stream: IO[bytes], name: str, repairs: Repairs):
+    def __init__(self, stream: IO[bytes], name: str, repairs: Repairs, encoding: str | None = None):
         self._name, self.repairs = name, repairs
         self._bytes = io.BufferedReader(_Bytes(stream, name, repairs), BLOCK_SIZE)
         head = self._bytes.peek()
-        encoding = next((encoding for mark, encoding in _BYTE_ORDER_MARKS if head.startswith(mark)), None)
-        self._encoding = encoding or "utf-8-sig"
-        self.head = head.decode(encoding, "replace").encode() if encoding else head.removeprefix(codecs.BOM_UTF8)
+        marked = next((encoding for mark, encoding in _BYTE_ORDER_MARKS if head.startswith(mark)), "utf-8-sig")
+        try:
+            encoding = codecs.lookup(encoding).name if encoding else marked
+            self._encoding = marked if marked.startswith(encoding[:6]) else encoding
+            b"\xff".decode(self._encoding, "replace")  # some codecs have no such replacement
+            utf8 = self._encoding == "utf-8-sig"
+            self.head = head.removeprefix(codecs.BOM_UTF8) if utf8 else head.decode(self._encoding, "replace").encode()
+        except (LookupError, UnicodeError, ValueError) as error:
+            hint = "name one that Python knows: --encoding cp1252, cp932, euc-kr, gb18030, utf-16-le"
+            raise UsageError(f"{encoding!r} is not an encoding of text", where=name, hint=hint) from error
         self.suffix = format_suffix(name)
         self.format = FORMATS.get(self.suffix)
         self.not_text = _not_text(self.head)
@@ -183,14 +205,18 @@ class LineReader:
 
 
 @contextmanager
-def open_lines(path: Path, name: str, repairs: Repairs | None = None) -> Iterator[LineReader]:
+def open_lines(
+    path: Path, name: str, repairs: Repairs | None = None, encoding: str | None = None
+) -> Iterator[LineReader]:
     """Open a file to read its lines. The compression is inferred from its first bytes, not from its name.
 
     Args:
         name: of the file in messages.
         repairs: is updated while reading.
+        encoding: any that Python knows; None: by the byte order mark, else UTF-8.
 
     Raises:
+        UsageError: Python knows no such encoding.
         BertworksError: the file cannot be opened; while reading: it is damaged or incomplete.
     """
     try:
@@ -202,7 +228,44 @@ def open_lines(path: Path, name: str, repairs: Repairs | None = None) -> Iterato
         what, hint = f"cannot be read: {error.strerror or error}", "make it readable, or leave it out"
         raise BertworksError(what, where=name, hint=hint) from error
     with stream:
-        yield LineReader(stream, name, repairs or Repairs())
+        yield LineReader(stream, name, repairs or Repairs(), encoding)
+
+
+def guess_encoding(data: bytes) -> str | None:
+    """The encoding of text that is not UTF-8, by its frequent characters; None if it is UTF-8, or if none is likely.
+
+    Args:
+        data: bad lines or the first bytes of a file. A character may be cut off at the end.
+    """
+
+    def decoded(encoding: str) -> str:
+        with suppress(UnicodeDecodeError):
+            return codecs.getincrementaldecoder(encoding)().decode(data)
+        return ""
+
+    def likelihood(encoding: str) -> float:
+        text, frequent = decoded(encoding), _ONE_BYTE[encoding]
+        if frequent[0] == "L":
+            frequent = f"(?<=[A-Za-z]){frequent[1:]}|{frequent[1:]}(?=[a-z])|[«»„“”‘’–—…€£§©®°·¿¡ºª]"
+        return len(re.findall(frequent, text)) / max(1, sum(character > "\x7f" for character in text))
+
+    zeros = [data[parity::2].count(0) for parity in (0, 1)]
+    if max(zeros) > max(0.005 * len(data), 2 * min(zeros)):  # UTF-16 without a mark: in spaces, line ends
+        text = decoded(encoding := "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le")
+        strange = sum(
+            unicodedata.category(character)[0] == "C" for character in text if character not in "\t\n\r\ufeff"
+        )
+        return encoding if strange < 0.02 * len(text) else None
+    if decoded("utf-8"):
+        return None
+    if likelihood("cp1252") > 0.9:
+        return "cp1252"
+    pairs = re.findall(rb"[\x81-\xfe][\x40-\xfe]", data)
+    for encoding, (frequent, least) in _TWO_BYTES.items():
+        if sum(re.fullmatch(frequent, pair) is not None for pair in pairs) > least * len(pairs) and decoded(encoding):
+            return encoding
+    best = max(_ONE_BYTE, key=likelihood)
+    return best if likelihood(best) > 0.5 else None
 
 
 def rereadable(path: str | Path, owner: object) -> tuple[Path, str | None]:
