@@ -7,11 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, UsageError
 
 ENTITY_TAG = re.compile(r"[BIESLUMW][-_]\S+")
+_RANGE = re.compile(r"\d+[-.]\d+")  # of CoNLL-U
+_DOCUMENT = re.compile(r"-DOCSTART-|# ?(newdoc|begin document)")
 _SPAN_COLUMNS = ("entities", "spans", "labels", "label", "annotations", "ents")
 _START_NAMES = ("start", "start_offset", "begin")
 _END_NAMES = ("end", "end_offset", "stop")
@@ -23,17 +25,73 @@ _SPAN_HINT = 'write spans as {"start": 0, "end": 5, "type": "person"}: character
 # --- CoNLL ------------------------------------------------------------------------------------------------------------
 
 
-def conll_width(sample: Iterable[str]) -> int:
-    """The number of cells that most lines of a CoNLL file have."""
-    widths = Counter(len(conll_cells(line)) for line in sample if not _is_boundary(line))
-    return widths.most_common(1)[0][0] if widths else 1
+class ConllLayout(NamedTuple):
+    """The cells of a line. word, tag: their indices, from 0; no tag: None."""
+
+    width: int
+    word: int
+    tag: int | None
+    is_numbered: bool = False  # the first cell counts the words of a sentence: 1, 2, 3
+    has_entities: bool = False  # the tags are O or like B-person
+
+    @property
+    def notes(self) -> list[str]:
+        """Where word and tag are, in words; nothing where there are no other columns."""
+        tag = "" if self.tag is None else f", tag {self.tag + 1}"
+        return [f"columns: word {self.word + 1}{tag} of {self.width}"] if self.width > 2 or self.word else []
+
+
+def conll_layout(sample: Iterable[str], chosen: Mapping[str, int], *, treebank: bool = False) -> ConllLayout:
+    """The layout of a CoNLL file.
+
+    The word is the first cell, or the second if the first counts the words. The tag is the last cell; in a treebank
+    (CoNLL-U: ten cells) it is the fourth, the part of speech. Of nested entities (GermEval: the last two columns have
+    the same types) it is the outer one.
+
+    Args:
+        chosen: the columns of "word" and "tag" that are known, from 1.
+        treebank: whether the file is CoNLL-U by its name.
+
+    Raises:
+        UsageError: the lines have fewer cells.
+    """
+    blocks = [[conll_cells(line) for line in group] for end, group in groupby(sample, _is_boundary) if not end]
+    width = Counter(len(row) for block in blocks for row in block).most_common(1)[0][0] if blocks else 1
+    blocks = [[row for row in block if len(row) == width and not _RANGE.fullmatch(row[0])] for block in blocks]
+    counted = [[row[0] for row in block] in (_numbers(block, 0), _numbers(block, 1)) for block in blocks]
+    counts = sum(counted) > 0.9 * len(counted) and sum(map(len, blocks)) > len(blocks)
+    is_numbered = width > 1 and (treebank or counts)
+    word = chosen.get("word", 1 + is_numbered) - 1
+    columns = [[row[index] for block in blocks for row in block] for index in range(width)]
+    types = {
+        index: {cell[2:] for cell in cells} - {""}
+        for index, cells in enumerate(columns)
+        if index > word and sum(map(_is_entity_tag, cells)) >= 0.9 * len(cells)
+    }
+    last = types.get(width - 1)
+    nested = (index for index, names in types.items() if names and last is not None and (names & last or not last))
+    usual = 3 if width == 10 and (treebank or (is_numbered and last is None)) else next(nested, width - 1)
+    tag = chosen.get("tag", usual + 1) - 1
+    if max(word, tag) >= width:
+        what = f"the lines have {width} cells: there is no column {max(word, tag) + 1}"
+        raise UsageError(what, hint="--columns word=1,tag=2, counted from 1")
+    return ConllLayout(width, word, tag if tag != word else None, is_numbered, tag in types)
+
+
+def _numbers(block: Sequence[object], first: int) -> list[str]:
+    return [str(number) for number in range(first, first + len(block))]
+
+
+def _is_entity_tag(cell: str) -> bool:
+    return cell == "O" or ENTITY_TAG.fullmatch(cell) is not None
 
 
 def looks_like_conll(sample: Iterable[str]) -> bool:
-    """Whether nearly all lines begin with a token and end with a tag like O or B-person."""
+    """Whether nearly all lines begin with a token and end with a tag like O or B-person, or are those of CoNLL-U."""
     rows = [conll_cells(line) for line in sample if not _is_boundary(line)]
-    tagged = sum(len(row) > 1 and (row[-1] == "O" or ENTITY_TAG.fullmatch(row[-1]) is not None) for row in rows)
-    return len(rows) > 1 and tagged >= 0.9 * len(rows)
+    tagged = sum(len(row) > 1 and _is_entity_tag(row[-1]) for row in rows)
+    treebank = sum((len(row) == 10 and row[0][:1].isdecimal() and row[6].isdecimal()) for row in rows)
+    return len(rows) > 1 and max(tagged, 1.25 * treebank) >= 0.9 * len(rows)
 
 
 def _is_boundary(line: str) -> bool:
@@ -46,60 +104,83 @@ def conll_cells(line: str) -> list[str]:
     return line.split("\t") if "\t" in line else re.split(" +", line)
 
 
-def read_conll(lines: Iterable[tuple[int, str]], name: str, width: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (line, values) for each sentence: `tokens`, `tags` (unless `width` is 1), `document`, `lines`.
+class _Line(NamedTuple):
+    kind: Literal["word", "part", "comment", "end"]  # part: a range (1-2) or an empty node (5.1): no word
+    number: int
+    text: str
+    cells: list[str]
+
+
+def _conll_lines(lines: Iterable[tuple[int, str]], layout: ConllLayout) -> Iterator[_Line]:
+    """Comments begin with "# " and stand before the words of a sentence."""
+    kind: Literal["word", "part", "comment", "end"] = "end"
+    for number, line in lines:
+        cells = conll_cells(line)
+        is_other = layout.is_numbered or len(cells) != layout.width or layout.tag is None
+        if _is_boundary(line):
+            kind = "end"
+        elif (
+            kind in ("end", "comment")
+            and cells[0] == "#"
+            and (is_other or (layout.has_entities and not _is_entity_tag(cells[layout.tag or 0])))
+        ):
+            kind = "comment"
+        else:
+            kind = "part" if layout.is_numbered and _RANGE.fullmatch(cells[0]) else "word"
+        yield _Line(kind, number, line, cells)
+
+
+def read_conll(
+    lines: Iterable[tuple[int, str]], name: str, layout: ConllLayout
+) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line, values) for each sentence: `tokens`, `tags` (if there are any), `document`, `lines`.
 
     Args:
-        lines: numbered. A blank line ends a sentence, -DOCSTART- begins a document.
-        width: the cells of each line. The first is the token, the last is the tag.
+        lines: numbered. A blank line ends a sentence; -DOCSTART- or a comment "newdoc" begins a document.
 
     Raises:
         BertworksError: a line has fewer or more cells, or an empty token or tag.
     """
     document = 0
-    for is_boundary, group in groupby(lines, lambda numbered: _is_boundary(numbered[1])):
-        if is_boundary:
-            document += sum(bool(line.strip()) for _, line in group)
-            continue
-        sentence = [(number, line.removesuffix("\r"), conll_cells(line)) for number, line in group]
-        for number, line, cells in sentence:
-            _check_conll_line(f"{name}:{number}", line, cells, width)
-        values: dict[str, Any] = {"tokens": [cells[0] for *_, cells in sentence]}
-        if width > 1:
-            values["tags"] = [cells[-1] for *_, cells in sentence]
-        yield sentence[0][0], {**values, "document": document, "lines": [line for _, line, _ in sentence]}
+    for _, group in groupby(_conll_lines(lines, layout), lambda line: line.kind == "end"):
+        part = list(group)
+        document += sum(_DOCUMENT.match(line.text) is not None for line in part if line.kind in ("end", "comment"))
+        words = [line for line in part if line.kind == "word"]
+        for line in words:
+            _check_conll_line(f"{name}:{line.number}", line.text.removesuffix("\r"), line.cells, layout)
+        if words:
+            values: dict[str, Any] = {"tokens": [line.cells[layout.word] for line in words]}
+            if layout.tag is not None:
+                values["tags"] = [line.cells[layout.tag] for line in words]
+            values |= {"document": document, "lines": [line.text.removesuffix("\r") for line in words]}
+            yield words[0].number, values
 
 
-def _check_conll_line(where: str, line: str, cells: list[str], width: int) -> None:
-    if len(cells) < width or not cells[-1]:
+def _check_conll_line(where: str, line: str, cells: list[str], layout: ConllLayout) -> None:
+    if len(cells) < layout.width or not cells[-1 if layout.tag is None else layout.tag]:
         what = f"{line!r} has no tag"
         hint = "write the tag after the token, separated by a tab; O where there is no entity"
-    elif len(cells) > width or not cells[0]:
+    elif len(cells) > layout.width or not cells[layout.word]:
         what, hint = f"{line!r} has {len(cells)} cells", "write one tab between token and tag, and none in a token"
     else:
         return
-    raise BertworksError(f"{what}; most lines have {width} cells", where=where, hint=hint)
+    raise BertworksError(f"{what}; most lines have {layout.width} cells", where=where, hint=hint)
 
 
-def with_tags(lines: Iterable[str], tags: Iterable[str], width: int) -> Iterator[str]:
-    """The lines of a CoNLL file with one more cell. Lines between sentences stay as they are. A -DOCSTART- line with as
-    many cells as the others gets O, so that all lines still have the same number of cells.
+def with_tags(lines: Iterable[tuple[int, str]], tags: Iterable[str], layout: ConllLayout) -> Iterator[str]:
+    """The lines of a CoNLL file with one more cell. Comments and lines between sentences stay as they are. A -DOCSTART-
+    line with as many cells as the others gets O, and what is no word gets _, so that all have the same number of cells.
 
     Args:
         tags: of all words of the file.
-        width: the cells of each line.
     """
     tag = iter(tags)
-    for line in lines:
+    for kind, _, line, cells in _conll_lines(lines, layout):
         bare = line.rstrip(" \r")
-        separator = "\t" if "\t" in bare else " "
-        end = line[len(line.rstrip("\r")) :]
-        if not _is_boundary(line):
-            yield f"{bare}{separator}{next(tag)}{end}"
-        elif bare.strip() and width > 1 and len(conll_cells(line)) == width:
-            yield f"{bare}{separator}O{end}"
-        else:
-            yield line
+        separator, end = "\t" if "\t" in bare else " ", line[len(line.rstrip("\r")) :]
+        is_document = kind == "end" and bare.strip() and layout.width == len(cells) > 1
+        new = next(tag) if kind == "word" else "_" if kind == "part" else "O" if is_document else None
+        yield line if new is None else f"{bare}{separator}{new}{end}"
 
 
 # --- SQuAD ------------------------------------------------------------------------------------------------------------

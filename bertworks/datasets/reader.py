@@ -6,7 +6,7 @@ grow with the file, except for one JSON value that fills a whole file.
 
 import itertools
 import json
-import shlex
+import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
@@ -18,10 +18,12 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.io import tables
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import ReadOptions
-from bertworks.io.text_files import IssueCounter, LineReader, nothing_there, open_lines, rereadable
+from bertworks.io.text_files import IssueCounter, LineReader, guess_encoding, nothing_there, open_lines, rereadable
 
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
 _PARQUET_ROWS = 256  # held in memory at a time
+_BAD_LINES = 1000  # from which the encoding is guessed
+_SEPARATOR = re.compile(r'"?sep=([^\w\s"]|\t)"?', re.IGNORECASE)  # the first line of some tables of Excel
 _SAMPLE_CHARACTERS = 1 << 20  # from which the meaning of quote marks is inferred
 
 
@@ -66,19 +68,22 @@ class RowReader:
             raise UsageError("this is a folder, not a file", where=self.name, hint="name one of the files in it")
         self.options, self.broken = options, IssueCounter()
         self._state = self._file_state()
-        self._lines = partial(utf8_lines, self.path, self.name)
+        self._lines: Callable[[], Iterator[tuple[int, str]]] = partial(
+            utf8_lines, self.path, self.name, options.encoding
+        )
         self.kind: Kind
         self.columns: list[str]
         self.written_columns: list[str] = []
         self._rows: Callable[[], Iterator[tuple[int | str, dict[str, Any]]]]  # line or number, or name; values
         self._spans: str | None = None  # the field with spans
+        self._layout: annotations.ConllLayout | None = None
         if tables.is_parquet(self.path):
             self.kind, self._rows = "parquet", self._parquet_rows
             with tables.open_parquet(self.path, self.name) as file:
                 self.columns = list(file.schema_arrow.names)
             self._check_names("the schema", "give the columns different names")
         else:
-            with open_lines(self.path, self.name) as reader:
+            with open_lines(self.path, self.name, encoding=options.encoding) as reader:
                 self._recognize(reader)
         self.written_columns = self.written_columns or self.columns
 
@@ -95,8 +100,9 @@ class RowReader:
 
     @property
     def notes(self) -> list[str]:
-        """The repairs of the last pass, in words."""
-        return [f"rows broken over two lines, joined: {self.broken}"] if self.broken.count else []
+        """How the file is read where it could be read in other ways, and the repairs of the last pass, in words."""
+        joined = [f"rows broken over two lines, joined: {self.broken}"] if self.broken.count else []
+        return [*(self._layout.notes if self._layout else []), *joined]
 
     def _file_state(self) -> tuple[int, int]:
         state = self.path.stat()
@@ -120,31 +126,34 @@ class RowReader:
             what, hint = reader.not_text
             hint = hint or "name a csv, tsv, json, Parquet or CoNLL file"
             raise BertworksError(f"this is {what}", where=self.name, hint=hint)
-        if reader.suffix == ".conllu":
-            hint = f"take two columns: `grep -v '^#' {shlex.quote(self.name)} | cut -f2,4 > tagged.conll`"
-            what = "CoNLL-U files are treebanks: which column is the tag is unknown"
-            raise BertworksError(what, where=self.name, hint=hint)
         if reader.format in ("json", "jsonl") or head.startswith((b'{"', b"[{", b"{\n", b"[\n")):
             self._recognize_json(reader.format)
             return
         sample = reader.sample()
-        if reader.format == "conll" or annotations.looks_like_conll(sample):
-            width = self._width = annotations.conll_width(sample)
+        treebank = reader.suffix == ".conllu"
+        if treebank or reader.format == "conll" or annotations.looks_like_conll(sample):
+            chosen = self.options.numbers_of_columns
+            layout = self._layout = annotations.conll_layout(sample, chosen, treebank=treebank)
             self.kind = "conll"
-            self._rows = lambda: annotations.read_conll(self._lines(), self.name, width)
-            self.columns = ["tokens", *(["tags"] if width > 1 else []), "document", "lines"]
+            self._rows = lambda: annotations.read_conll(self._lines(), self.name, layout)
+            self.columns = ["tokens", *(["tags"] if layout.tag is not None else []), "document", "lines"]
         else:
             self._recognize_table(reader.format, sample)
 
     def with_tags(self, tags: Iterable[str]) -> Iterator[str]:
         """The lines of a CoNLL file, each with the tag of its word as one more cell (`annotations.with_tags`)."""
-        return annotations.with_tags((line for _, line in self._lines()), tags, self._width)
+        assert self._layout is not None
+        return annotations.with_tags(self._lines(), tags, self._layout)
 
     # --- tables ---
 
     def _recognize_table(self, format: str | None, sample: list[str]) -> None:
         self.kind = "table"
         delimiter = tables.delimiter_of(sample, format)
+        if by_excel := _SEPARATOR.fullmatch(sample[0]):
+            delimiter, format, sample = by_excel[1], "csv", sample[1:]
+            every_line = self._lines
+            self._lines = lambda: itertools.islice(every_line(), 1, None)
         if format not in ("csv", "tsv"):
             first_line = next(line for line in sample if line.strip())
             delimiter = "\t" if "\t" in first_line else delimiter
@@ -250,15 +259,34 @@ def _first_quoted_lines(lines: Iterator[tuple[int, str]]) -> list[str]:
     return next(chunk_by_size(quoted, _SAMPLE_CHARACTERS, len), [])
 
 
-def utf8_lines(path: Path, name: str) -> Iterator[tuple[int, str]]:
-    """The numbered lines of a file; BertworksError for a line that is not UTF-8."""
-    with open_lines(path, name) as reader:
+def utf8_lines(path: Path, name: str, encoding: str | None = None) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a file; BertworksError for a line that is not in its encoding (None: UTF-8)."""
+    with open_lines(path, name, encoding=encoding) as reader:
         for numbered in reader.lines(exact=True):
             if reader.repairs.bad_bytes.count:
-                hint = "convert the file: `iconv -f CP1252 -t UTF-8 FILE` (or CP932, EUC-KR, ...)"
-                where = reader.repairs.bad_bytes.places[0]
-                raise BertworksError("the line has bytes that are not UTF-8", where=where, hint=hint)
+                raise _bad_bytes(path, name, reader.repairs.bad_bytes.places[0], encoding)
             yield numbered
+
+
+def _bad_bytes(path: Path, name: str, where: str, encoding: str | None) -> BertworksError:
+    """The error for the first bad line, with the encoding that the bytes of all such lines suggest."""
+    bad: list[bytes] = []
+    others = 0  # lines of UTF-8 with other characters than ASCII
+    with open_lines(path, name, encoding="latin-1") as reader:
+        for line in (line.encode("latin-1") for _, line in reader.lines(exact=True) if not line.isascii()):
+            is_bad = b"\xff\xfd" in line.decode("utf-8", "replace").encode("utf-16-be")
+            bad += [line] * (is_bad and len(bad) < _BAD_LINES)
+            others += not is_bad
+    guess = guess_encoding(b"\n".join(bad)) if encoding is None else None
+    what = f"the line has bytes that are not {encoding or 'UTF-8'}"
+    hint = "name its encoding: --encoding cp1252, cp932, euc-kr, gb18030, ...; or repair the line"
+    if guess:
+        shown = bad[0].decode(guess, "replace")
+        what += f"; in {guess} it is {shown!r:.120}"
+        hint = f"--encoding {guess}"
+        if others:
+            hint = f"repair the line: {others:,} other lines are UTF-8, so the file has two encodings"
+    return BertworksError(what, where=where, hint=hint)
 
 
 def parse_json(text: str, name: str, line: int = 1) -> Any:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,10 +33,30 @@ class ReadOptions:
     Args:
         quoting: Whether quote marks enclose cells (quoted) or are text (raw).
         header: Whether the first row of a table names the columns. Unset: inferred and printed.
+        encoding: Encoding of the file, as cp1252, cp932, euc-kr or gb18030. Unset: UTF-8, or UTF-16 with its mark.
+        columns: Columns of a CoNLL file, counted from 1, as word=2,tag=4. Unset: inferred and printed.
+        sentence_column: Column of a table with one word in each row: rows with the same value, or with an empty cell,
+            belong to the sentence above.
     """
 
     quoting: Literal["auto", "raw", "quoted"] = "auto"
     header: bool | None = None
+    encoding: str | None = None
+    columns: str | None = None
+    sentence_column: str | None = None
+
+    @property
+    def numbers_of_columns(self) -> dict[str, int]:
+        """`columns` as {"word": 2, "tag": 4}.
+
+        Raises:
+            UsageError: it is not like that.
+        """
+        pairs = [re.fullmatch(r"(word|tag)=([1-9]\d?)", pair.strip()) for pair in (self.columns or "").split(",")]
+        numbers = {pair[1]: int(pair[2]) for pair in pairs if pair}
+        if self.columns is not None and len(numbers) < len(pairs):
+            raise UsageError(f"--columns {self.columns!r} names no columns", hint="--columns word=2,tag=4, from 1")
+        return numbers
 
     @property
     def words(self) -> list[str]:
@@ -100,12 +121,14 @@ def split_rows(
             yield number, line.split(delimiter) if line else []
         return
     csv.field_size_limit(_LONGEST_CELL)
-    rows = csv.reader((line + "\n" for _, line in lines), delimiter=delimiter, strict=strict)
-    number = 1
+    lines = iter(lines)
+    head = list(islice(lines, 1))
+    number = first = head[0][0] if head else 1
+    rows = csv.reader((line + "\n" for _, line in chain(head, lines)), delimiter=delimiter, strict=strict)
     try:
         for row in rows:
             yield number, row
-            number = rows.line_num + 1
+            number = rows.line_num + first
     except csv.Error as error:
         raise _not_a_table(f"{name}:{number}", str(error)) from error
 
