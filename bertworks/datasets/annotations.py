@@ -12,12 +12,15 @@ from typing import Any, Literal, NamedTuple
 from bertworks.errors import BertworksError, UsageError
 
 ENTITY_TAG = re.compile(r"[BIESLUMW][-_]\S+")
+_FASTTEXT = re.compile(r"(?:(?<=\s)|^)__label__(\S+)\s*")
+_SPLIT = re.compile(r"(\w+[-_ ])?(train|training|dev|devel|development|val|valid|validation|test)([-_ ]?\w+)?")
 _RANGE = re.compile(r"\d+[-.]\d+")  # of CoNLL-U
 _DOCUMENT = re.compile(r"-DOCSTART-|# ?(newdoc|begin document)")
 _SPAN_COLUMNS = ("entities", "spans", "labels", "label", "annotations", "ents")
 _START_NAMES = ("start", "start_offset", "begin")
 _END_NAMES = ("end", "end_offset", "stop")
-_TYPE_NAMES = ("type", "label", "entity", "entity_group", "tag")
+_EXPORTED = {"annotation_id", "annotator", "lead_time", "_task_hash"}  # fields of Label Studio and Prodigy
+_TYPE_NAMES = ("type", "label", "entity", "entity_group", "tag", "labels")
 _SQUAD = 'SQuAD: {"data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers"}]}]}]}'
 _SPAN_HINT = 'write spans as {"start": 0, "end": 5, "type": "person"}: characters from 0, the end after the last one'
 
@@ -183,6 +186,127 @@ def with_tags(lines: Iterable[tuple[int, str]], tags: Iterable[str], layout: Con
         yield line if new is None else f"{bare}{separator}{new}{end}"
 
 
+# --- JSON of annotation tools and libraries ---------------------------------------------------------------------------
+
+
+def json_rows(value: Any) -> Any:
+    """The rows of a JSON value that fills a file, or a SQuAD document; None: it is one row, or something else.
+
+    Known: lists; {"data": rows}; pandas (orient records, split, table, values; columns and index with row numbers);
+    articles or paragraphs of SQuAD in a list.
+    """
+    if isinstance(value, dict):
+        data, names, parts = value.get("data"), value.get("columns"), list(value.values())
+        if isinstance(data, list):
+            value = [dict(zip(names, row)) for row in data] if isinstance(names, list) else data
+        elif parts and all(isinstance(part, dict) for part in parts) and all(map(str.isdecimal, value)):
+            value = parts
+        elif parts and all(isinstance(part, dict) and all(map(str.isdecimal, part)) for part in parts):
+            value = [{name: cells.get(key) for name, cells in value.items()} for key in parts[0]]
+    if not isinstance(value, list):
+        return None
+    first = value[0] if value and isinstance(value[0], dict) else {}
+    return {"data": value} if "paragraphs" in first else {"data": [{"paragraphs": value}]} if "qas" in first else value
+
+
+def splits_of(value: Any) -> list[str]:
+    """The names of the parts of a JSON value like {"train": [...], "validation": [...]}; [] if it is none."""
+    names = list(value) if isinstance(value, dict) else []
+    are_splits = all(isinstance(value[name], list) and _SPLIT.fullmatch(name) for name in names)
+    return names if are_splits else []
+
+
+def record_of(row: Any) -> Any:
+    """One row of JSON as a flat object, if it has a known layout: spaCy's [text, {"entities", "cats"}], a task of Label
+    Studio, or Prodigy's choices. Other lists become "column 1", "column 2", ..."""
+    if isinstance(row, list):
+        pair = len(row) == 2 and isinstance(row[1], dict)
+        row = {"text": row[0], **row[1]} if pair else {f"column {number}": cell for number, cell in enumerate(row, 1)}
+    if not isinstance(row, dict):
+        return row
+    if isinstance(row.get("data"), dict) and isinstance(row.get("annotations"), list):
+        row = _label_studio(row)
+    if "accept" in row and "options" in row:
+        row["label"] = row.pop("accept")
+    if isinstance(row.get("cats"), dict):
+        row["label"] = [name for name, score in row.pop("cats").items() if score >= 0.5]
+    for name, value in row.items() if row.keys() & _EXPORTED else ():
+        if isinstance(value, dict) and list(value) == ["choices"]:
+            row[name] = value["choices"]
+        elif isinstance(value, list) and value and all(isinstance(part, list) and _is_texts(part) for part in value):
+            row[name] = list(map(" > ".join, value))  # the path of a taxonomy
+    return row
+
+
+def _is_texts(value: list[Any]) -> bool:
+    return all(isinstance(part, str) for part in value)
+
+
+def _label_studio(task: Mapping[str, Any]) -> dict[str, Any]:
+    """The data and the first annotation of a task; "annotations" is their number if there is not exactly one."""
+    done = [entry for entry in task["annotations"] if not entry.get("was_cancelled")]
+    flat = {"id": task.get("id"), **task["data"], **({"annotation_id": done[0].get("id")} if done else {})}
+    for result in done[0].get("result", []) if done else ():
+        kind, value = result.get("type"), result.get("value", {})
+        if kind == "labels":
+            flat.setdefault("entities", []).append(value)
+        elif kind in ("choices", "taxonomy"):
+            flat.setdefault(result["from_name"], []).extend(value[kind])
+        elif kind in ("rating", "number"):
+            flat[result["from_name"]] = value[kind]
+    return flat | ({"annotations": len(done)} if len(done) != 1 else {})
+
+
+def is_rejected(record: Mapping[str, Any]) -> bool:
+    """Whether the annotator of Prodigy did not accept a row."""
+    return record.get("answer") in ("reject", "ignore") and bool(record.keys() & {"_task_hash", "spans", "options"})
+
+
+def fasttext_row(line: str) -> dict[str, Any]:
+    """The text and the labels of a line like "__label__a __label__b text"."""
+    return {"text": _FASTTEXT.sub("", line).strip(), "label": _FASTTEXT.findall(line)}
+
+
+def looks_like_fasttext(sample: Iterable[str]) -> bool:
+    """Whether nearly all lines begin with a label of fastText."""
+    begins = [line.startswith("__label__") for line in sample if line.strip()]
+    return sum(begins) > 0.9 * len(begins)
+
+
+# --- questions --------------------------------------------------------------------------------------------------------
+
+
+def answer_fields(records: Sequence[Mapping[str, Any]]) -> tuple[str, str, str | None] | None:
+    """The fields of the context, of answers as text, and of their start, in rows with questions; None if there are
+    none, or if most answers are not in their context."""
+    names = {name.strip().lower().replace(" ", "_"): name for record in records for name in record}
+    answer = next((names[name] for name in ("answer_text", "answers", "answer") if name in names), None)
+    if answer is None or not {"question", "context"} <= names.keys():
+        return None
+    context = names["context"]
+    texts = [(text, str(record.get(context))) for record in records for text in _answer_texts(record.get(answer))]
+    if sum(text in within for text, within in texts) <= 0.5 * len(texts):
+        return None
+    return context, answer, next((names[name] for name in ("answer_start", "start") if name in names), None)
+
+
+def _answer_texts(value: Any) -> list[str]:
+    return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str) and text.strip()]
+
+
+def with_answers(
+    record: Mapping[str, Any], context: str, answer: str, start: str | None
+) -> tuple[dict[str, Any], bool]:
+    """The record with `answers` as in SQuAD, and whether an answer without a start occurs several times in the context:
+    the first place counts; -1 is none. The names are those of `answer_fields`."""
+    within, texts = str(record.get(context)), _answer_texts(record.get(answer))
+    given = str(record.get(start)).removesuffix(".0") if start else ""
+    is_given = given.isdecimal() and len(texts) == 1
+    answers = [{"text": text, "answer_start": int(given) if is_given else within.find(text)} for text in texts]
+    several = not is_given and any(within.count(text) > 1 for text in texts)
+    return {name: record[name] for name in record if name not in (answer, start)} | {"answers": answers}, several
+
+
 # --- SQuAD ------------------------------------------------------------------------------------------------------------
 
 
@@ -235,9 +359,9 @@ def _part(entry: Any, key: str, kind: Any, where: str) -> Any:
 def span_column(records: Iterable[Mapping[str, Any]]) -> str | None:
     """The field of JSON objects with lists of character spans; None if there is none, or if all lists are empty."""
     for record in records:
-        for key in _SPAN_COLUMNS:
-            value = record.get(key)
-            if isinstance(value, list) and value and all(span_of(entry) is not None for entry in value):
+        for key, value in sorted(record.items(), key=lambda item: item[0] not in _SPAN_COLUMNS):
+            known = key in _SPAN_COLUMNS or record.keys() & _EXPORTED
+            if known and isinstance(value, list) and value and all(span_of(entry) is not None for entry in value):
                 return key
     return None
 
@@ -253,6 +377,8 @@ def with_entities(record: Mapping[str, Any], column: str, where: str) -> dict[st
     Raises:
         BertworksError: a span has no start, end or type.
     """
+    if column not in record and record.keys() & _EXPORTED:  # the annotator marked no span
+        record = {**record, column: []}
     spans = record.get(column)
     if spans is not None and not isinstance(spans, list):
         raise BertworksError(f"{column!r} is {spans!r:.60}, not a list of spans", where=where, hint=_SPAN_HINT)
@@ -274,6 +400,7 @@ def span_of(entry: Any) -> dict[str, Any] | None:
     if isinstance(rest.get("span"), list) and len(rest["span"]) == 2:
         rest["start"], rest["end"] = rest.pop("span")
     start, end, kind = (_take(rest, names) for names in (_START_NAMES, _END_NAMES, _TYPE_NAMES))
+    kind = kind[0] if isinstance(kind, list) and len(kind) == 1 else kind
     if type(start) is not int or type(end) is not int or not isinstance(kind, str):
         return None
     return {"start": start, "end": end, "type": kind, **rest}

@@ -7,13 +7,14 @@ grow with the file, except for one JSON value that fills a whole file.
 import itertools
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertworks.datasets import annotations
-from bertworks.datasets.values import SAMPLE_ROWS, has_header, names_columns
+from bertworks.datasets.values import SAMPLE_ROWS, has_header, label_text, names_columns
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io import tables
 from bertworks.io.processes import chunk_by_size
@@ -52,7 +53,6 @@ class RowReader:
         kind: the kind of file.
         columns: the names of the values; of JSON lines those of the first rows. written_columns: the same as the file
             names them.
-        broken: rows of a raw table that a line end inside a cell divides, and that were joined again, in the last pass.
 
     Raises:
         BertworksError: the file is not of any known kind. While iterating also: a row with too few or too many cells,
@@ -66,7 +66,7 @@ class RowReader:
             raise nothing_there(self.path)
         if self.path.is_dir():
             raise UsageError("this is a folder, not a file", where=self.name, hint="name one of the files in it")
-        self.options, self.broken = options, IssueCounter()
+        self.options, self._counts = options, defaultdict[str, IssueCounter](IssueCounter)
         self._state = self._file_state()
         self._lines: Callable[[], Iterator[tuple[int, str]]] = partial(
             utf8_lines, self.path, self.name, options.encoding
@@ -76,6 +76,7 @@ class RowReader:
         self.written_columns: list[str] = []
         self._rows: Callable[[], Iterator[tuple[int | str, dict[str, Any]]]]  # line or number, or name; values
         self._spans: str | None = None  # the field with spans
+        self._answers: tuple[str, str, str | None] | None = None  # fields of the context, the answer, its start
         self._layout: annotations.ConllLayout | None = None
         if tables.is_parquet(self.path):
             self.kind, self._rows = "parquet", self._parquet_rows
@@ -86,23 +87,58 @@ class RowReader:
             with open_lines(self.path, self.name, encoding=options.encoding) as reader:
                 self._recognize(reader)
         self.written_columns = self.written_columns or self.columns
+        if self.kind not in ("table", "json", "parquet"):
+            return
+        if options.sentence_column is not None:
+            tables.find_column(self.columns, self.name, options.sentence_column, "--sentence-column")
+        elif fields := annotations.answer_fields([values for _, values in itertools.islice(self._rows(), SAMPLE_ROWS)]):
+            self._answers = fields
+            self.columns = [*(name for name in self.columns if name not in fields[1:]), "answers"]
 
     def __iter__(self) -> Iterator[Row]:
         self._check_unchanged()
-        self.broken = IssueCounter()
-        for place, values in self._rows():
-            where = f"{self.name}:{place}"
-            if self._spans is None:
-                yield Row(values, where)
-            else:
-                yield Row(annotations.with_entities(values, self._spans, where), where, values)
+        self._counts.clear()
+        is_by_word = self.options.sentence_column is not None and self.kind in ("table", "json", "parquet")
+        yield from self._sentences() if is_by_word else self._plain_rows()
         self._check_unchanged()
+
+    def _plain_rows(self) -> Iterator[Row]:
+        for place, values in self._rows():
+            where, plain = f"{self.name}:{place}", values
+            if self.kind != "table" and annotations.is_rejected(values):
+                self._counts["rows that the annotator rejected or ignored, left out"].add(where)
+                continue
+            if self._spans is not None:
+                plain = annotations.with_entities(values, self._spans, where)
+            elif self._answers is not None:
+                plain, several = annotations.with_answers(values, *self._answers)
+                if several:
+                    self._counts["answers that occur several times in the context: the first one counts"].add(where)
+            if isinstance(number := values.get("annotations"), int) and number > 1:
+                self._counts["rows with several annotations: the first one counts"].add(where)
+            yield Row(plain, where, None if plain is values else values)
+
+    def _sentences(self) -> Iterator[Row]:
+        """Rows of one word as rows of one sentence: the cells of each column in a list."""
+        column = self.options.sentence_column or ""
+        current = None
+
+        def sentence(row: tuple[int | str, dict[str, Any]]) -> Any:
+            nonlocal current
+            current = current if label_text(row[1].get(column)) is None else row[1][column]
+            return current
+
+        for name, group in itertools.groupby(self._rows(), sentence):
+            rows = list(group)
+            written = {key: [values.get(key) for _, values in rows] for key in self.columns}
+            yield Row(written | {column: name}, f"{self.name}:{rows[0][0]}", written)
 
     @property
     def notes(self) -> list[str]:
-        """How the file is read where it could be read in other ways, and the repairs of the last pass, in words."""
-        joined = [f"rows broken over two lines, joined: {self.broken}"] if self.broken.count else []
-        return [*(self._layout.notes if self._layout else []), *joined]
+        """How the file is read where it could be read in other ways, and what the last pass repaired or left out, in
+        words."""
+        counts = [f"{what}: {counter}" for what, counter in self._counts.items()]
+        return [*(self._layout.notes if self._layout else []), *counts]
 
     def _file_state(self) -> tuple[int, int]:
         state = self.path.stat()
@@ -126,10 +162,14 @@ class RowReader:
             what, hint = reader.not_text
             hint = hint or "name a csv, tsv, json, Parquet or CoNLL file"
             raise BertworksError(f"this is {what}", where=self.name, hint=hint)
-        if reader.format in ("json", "jsonl") or head.startswith((b'{"', b"[{", b"{\n", b"[\n")):
+        if reader.format in ("json", "jsonl") or head.startswith((b'{"', b"[{", b"{\n", b"[\n", b"[[")):
             self._recognize_json(reader.format)
             return
         sample = reader.sample()
+        if annotations.looks_like_fasttext(sample):
+            self.kind, self.columns = "table", ["text", "label"]
+            self._rows = lambda: ((n, annotations.fasttext_row(line)) for n, line in self._lines() if line.strip())
+            return
         treebank = reader.suffix == ".conllu"
         if treebank or reader.format == "conll" or annotations.looks_like_conll(sample):
             chosen = self.options.numbers_of_columns
@@ -172,9 +212,10 @@ class RowReader:
         self._rows = lambda: self._table_rows(delimiter, quoted, named)
 
     def _table_rows(self, delimiter: str, quoted: bool, named: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-        width = len(self.columns)
+        columns = self.written_columns or self.columns
+        width = len(columns)
         rows = tables.split_rows(self._lines(), delimiter, quoted=quoted, name=self.name, strict=True)
-        for number, cells in rows if quoted else tables.rejoin_broken_rows(rows, width, self.broken, self.name):
+        for number, cells in rows if quoted else tables.rejoin_broken_rows(rows, width, self._counts, self.name):
             if not cells and (named or width > 1):
                 continue  # a blank line
             if named:
@@ -188,7 +229,7 @@ class RowReader:
                 what = f"{len(cells)} cells, but the first row has {width}: {cells!r:.120}"
                 hint = f"repair the row; or is the table {other}? It was read as {was}"
                 raise BertworksError(what, where=f"{self.name}:{number}", hint=hint)
-            yield number, dict(zip(self.columns, cells))
+            yield number, dict(zip(columns, cells))
 
     def _check_names(self, where: str, hint: str) -> None:
         twice = [name for index, name in enumerate(self.columns) if name in self.columns[:index]]
@@ -206,7 +247,12 @@ class RowReader:
             if format != "json" and not first.lstrip().startswith(("[", "{")):
                 parse_json(first, self.name, number)
             value = None
-        whole = not isinstance(value, dict) or annotations.is_squad(value)
+        others = (line for other, line in self._lines() if other > number and line.strip())
+        is_row = isinstance(value, list) and format == "jsonl" and not isinstance((value or [{}])[0], dict)
+        alone = next(others, None) is None and (
+            annotations.splits_of(value) or annotations.json_rows(value) is not None
+        )
+        whole = not is_row and (alone or not isinstance(value, dict))
         if whole and annotations.is_squad(self._whole_json()):
             self.kind = "squad"
             self._rows = lambda: annotations.read_squad(self._whole_json(), self.name)
@@ -237,7 +283,7 @@ class RowReader:
 
     def _checked(self, value: Any, number: int, source: str) -> dict[str, Any]:
         """A JSON object. source: its text."""
-        where = f"{self.name}:{number}"
+        where, value = f"{self.name}:{number}", annotations.record_of(value)
         if not isinstance(value, dict):
             hint = 'write it as {"text": "...", ...}'
             raise BertworksError(f"expected a JSON object, not {value!r:.60}", where=where, hint=hint)
@@ -250,7 +296,21 @@ class RowReader:
         return value
 
     def _whole_json(self) -> Any:
-        return parse_json("\n".join(line for _, line in self._lines()), self.name)
+        value = parse_json("\n".join(line for _, line in self._lines()), self.name)
+        if splits := annotations.splits_of(value):
+            if self.options.split not in splits:
+                raise SplitsError(splits, self.name)
+            value = value[self.options.split]
+        rows = annotations.json_rows(value)
+        return value if rows is None else rows
+
+
+class SplitsError(UsageError):
+    """A file has several parts, as {"train": [...], "validation": [...]}, and none is named. splits: their names."""
+
+    def __init__(self, splits: list[str], name: str):
+        super().__init__(f"the file has the parts {', '.join(splits)}", where=name, hint=f"--split {splits[0]}")
+        self.splits = splits
 
 
 def _first_quoted_lines(lines: Iterator[tuple[int, str]]) -> list[str]:
