@@ -23,7 +23,7 @@ from bertworks.io.text_files import IssueCounter, LineReader, guess_encoding, no
 
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
 _PARQUET_ROWS = 256  # held in memory at a time
-_BAD_LINES = 1000  # from which the encoding is guessed
+_BAD_LINES = 1000  # from which the encoding is inferred
 _SEPARATOR = re.compile(r'"?sep=([^\w\s"]|\t)"?', re.IGNORECASE)  # the first line of some tables of Excel
 _SAMPLE_CHARACTERS = 1 << 20  # from which the meaning of quote marks is inferred
 
@@ -77,6 +77,7 @@ class RowReader:
         self._rows: Callable[[], Iterator[tuple[int | str, dict[str, Any]]]]  # line or number, or name; values
         self._spans: str | None = None  # the field with spans
         self._answers: tuple[str, str, str | None] | None = None  # fields of the context, the answer, its start
+        self._row_type: type | None = None  # of the first row of JSON
         self._layout: annotations.ConllLayout | None = None
         if tables.is_parquet(self.path):
             self.kind, self._rows = "parquet", self._parquet_rows
@@ -283,8 +284,10 @@ class RowReader:
 
     def _checked(self, value: Any, number: int, source: str) -> dict[str, Any]:
         """A JSON object. source: its text."""
-        where, value = f"{self.name}:{number}", annotations.record_of(value)
-        if not isinstance(value, dict):
+        where, kind = f"{self.name}:{number}", type(value)
+        self._row_type = self._row_type or kind
+        value = annotations.record_of(value)
+        if not isinstance(value, dict) or kind is not self._row_type:
             hint = 'write it as {"text": "...", ...}'
             raise BertworksError(f"expected a JSON object, not {value!r:.60}", where=where, hint=hint)
         if "\\ud" in source.lower():  # only such an escape can be half a character
@@ -337,13 +340,13 @@ def _bad_bytes(path: Path, name: str, where: str, encoding: str | None) -> Bertw
             is_bad = b"\xff\xfd" in line.decode("utf-8", "replace").encode("utf-16-be")
             bad += [line] * (is_bad and len(bad) < _BAD_LINES)
             others += not is_bad
-    guess = guess_encoding(b"\n".join(bad)) if encoding is None else None
+    likely = guess_encoding(b"\n".join(bad)) if encoding is None else None
     what = f"the line has bytes that are not {encoding or 'UTF-8'}"
     hint = "name its encoding: --encoding cp1252, cp932, euc-kr, gb18030, ...; or repair the line"
-    if guess:
-        shown = bad[0].decode(guess, "replace")
-        what += f"; in {guess} it is {shown!r:.120}"
-        hint = f"--encoding {guess}"
+    if likely:
+        shown = bad[0].decode(likely, "replace")
+        what += f"; in {likely} it is {shown!r:.120}"
+        hint = f"--encoding {likely}"
         if others:
             hint = f"repair the line: {others:,} other lines are UTF-8, so the file has two encodings"
     return BertworksError(what, where=where, hint=hint)
