@@ -130,7 +130,8 @@ def _by_columns(columns: Columns, text: tuple[str, ...], label: str | None, task
     separator = _separator_of(column, is_explicit=task == "multilabel")
     if task is None:
         amounts: TaskType = "regression" if column.has_amounts else "classification"
-        several = column.is_listed and column.single < column.filled
+        plural = re.fullmatch(r".*[^s]s", column.known_name)  # annotation tools write one label as a list, `label`
+        several = column.is_listed and (plural or column.single < column.filled)
         task = "multilabel" if several or separator else amounts
     in_cells = task == "multilabel" and not column.is_listed
     return Schema(task=task, text=text, label=label, separator=(separator or "|") if in_cells else "")

@@ -22,6 +22,12 @@ from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter, LineReader, guess_encoding, nothing_there, open_lines, rereadable
 
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
+_SPANS = '{"text": "...", "entities": [{"start": 0, "end": 5, "type": "person"}]}'
+_NOT_READ = (  # the beginning of files of text that are not read, their format, and how to convert them
+    (r"\s*<(\?xml|!doctype|html)\b", "XML or HTML", "save the texts as a table: pandas.read_xml and to_csv"),
+    (r"(%.*\n|\s)*@relation\s", "an ARFF file", "save it as .csv, in Weka or by scipy.io.arff.loadarff"),
+    (r"T\d+\t\S+ \d+ \d+", "brat annotations", f"write text and .ann as one line of JSON: {_SPANS}"),
+)
 _PARQUET_ROWS = 256  # held in memory at a time
 _BAD_LINES = 1000  # from which the encoding is inferred
 _SEPARATOR = re.compile(r'"?sep=([^\w\s"]|\t)"?', re.IGNORECASE)  # the first line of some tables of Excel
@@ -152,7 +158,13 @@ class RowReader:
 
     def _parquet_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         with tables.open_parquet(self.path, self.name) as file:
-            batches = file.iter_batches(batch_size=_PARQUET_ROWS)
+            batches = file.iter_batches(batch_size=_SPANS = '{"text": "...", "entities": [{"start": 0, "end": 5, "type": "person"}]}'
+_NOT_READ = (  # the beginning of files of text that are not read, their format, and how to convert them
+    (r"\s*<(\?xml|!doctype|html)\b", "XML or HTML", "save the texts as a table: pandas.read_xml and to_csv"),
+    (r"(%.*\n|\s)*@relation\s", "an ARFF file", "save it as .csv, in Weka or by scipy.io.arff.loadarff"),
+    (r"T\d+\t\S+ \d+ \d+", "brat annotations", f"write text and .ann as one line of JSON: {_SPANS}"),
+)
+_PARQUET_ROWS)
             yield from enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches), 1)
 
     def _recognize(self, reader: LineReader) -> None:
@@ -161,12 +173,17 @@ class RowReader:
             raise BertworksError("the file is empty", where=self.name, hint="name a file that holds rows")
         if reader.not_text:
             what, hint = reader.not_text
+            likely = guess_encoding(reader.head) if what == "not text" else None
             hint = hint or "name a csv, tsv, json, Parquet or CoNLL file"
+            hint = f"it may be text in {likely}: --encoding {likely}" if likely else hint.replace("{SPANS}", _SPANS)
             raise BertworksError(f"this is {what}", where=self.name, hint=hint)
         if reader.format in ("json", "jsonl") or head.startswith((b'{"', b"[{", b"{\n", b"[\n", b"[[")):
             self._recognize_json(reader.format)
             return
         sample = reader.sample()
+        for pattern, what, hint in _NOT_READ:
+            if re.match(pattern, "\n".join(sample[:50]), re.IGNORECASE):
+                raise BertworksError(f"this is {what}", where=self.name, hint=hint)
         if annotations.looks_like_fasttext(sample):
             self.kind, self.columns = "table", ["text", "label"]
             self._rows = lambda: ((n, annotations.fasttext_row(line)) for n, line in self._lines() if line.strip())
@@ -336,8 +353,10 @@ def _bad_bytes(path: Path, name: str, where: str, encoding: str | None) -> Bertw
     bad: list[bytes] = []
     others = 0  # lines of UTF-8 with other characters than ASCII
     with open_lines(path, name, encoding="latin-1") as reader:
-        for line in (line.encode("latin-1") for _, line in reader.lines(exact=True) if not line.isascii()):
-            is_bad = b"\xff\xfd" in line.decode("utf-8", "replace").encode("utf-16-be")
+        for line in (line.encode("latin-1") for _, line in reader.lines(exact=True)):
+            if line.isascii() and b"\0" not in line:  # with NUL: UTF-16
+                continue
+            is_bad = b"\0" in line or b"\xff\xfd" in line.decode("utf-8", "replace").encode("utf-16-be")
             bad += [line] * (is_bad and len(bad) < _BAD_LINES)
             others += not is_bad
     likely = guess_encoding(b"\n".join(bad)) if encoding is None else None

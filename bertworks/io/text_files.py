@@ -89,6 +89,10 @@ _ONE_BYTE = {  # Latin letters count next to ASCII letters only
 _OTHER_FORMATS = {  # by the first bytes of a file: its format, and how to extract its text
     b"%PDF-": ("a PDF", "`pdftotext FILE` makes text of it"),
     b"PK\x03\x04": ("a zip archive, as files of Excel and Word are", "save it as text or as .csv (UTF-8), or unzip it"),
+    b"x\x9c": ("compressed by zlib, as .spacy files are", "write the docs of spaCy's DocBin as JSON lines: {SPANS}"),
+    b"ARROW1": ("an Arrow file", "save it as Parquet: pandas.read_feather and to_parquet"),
+    b"SQLite format 3": ("a database", "export a table of it as .csv"),
+    b"\x80\x04": ("a pickle of Python, which may run any program", "save the rows as JSON lines or Parquet"),
     b"\xd0\xcf\x11\xe0": ("a file of an old Office program", "save it as text or as .csv (UTF-8)"),
 }
 
