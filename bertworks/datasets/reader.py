@@ -158,13 +158,7 @@ class RowReader:
 
     def _parquet_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         with tables.open_parquet(self.path, self.name) as file:
-            batches = file.iter_batches(batch_size=_SPANS = '{"text": "...", "entities": [{"start": 0, "end": 5, "type": "person"}]}'
-_NOT_READ = (  # the beginning of files of text that are not read, their format, and how to convert them
-    (r"\s*<(\?xml|!doctype|html)\b", "XML or HTML", "save the texts as a table: pandas.read_xml and to_csv"),
-    (r"(%.*\n|\s)*@relation\s", "an ARFF file", "save it as .csv, in Weka or by scipy.io.arff.loadarff"),
-    (r"T\d+\t\S+ \d+ \d+", "brat annotations", f"write text and .ann as one line of JSON: {_SPANS}"),
-)
-_PARQUET_ROWS)
+            batches = file.iter_batches(batch_size=_PARQUET_ROWS)
             yield from enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches), 1)
 
     def _recognize(self, reader: LineReader) -> None:
