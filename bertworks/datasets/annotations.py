@@ -6,7 +6,7 @@ Only the layout is checked here. The meaning of labels and answers is checked la
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import dropwhile, groupby
 from typing import Any, Literal, NamedTuple
 
 from bertworks.errors import BertworksError, UsageError
@@ -58,8 +58,10 @@ def conll_layout(sample: Iterable[str], chosen: Mapping[str, int], *, treebank: 
     Raises:
         UsageError: the lines have fewer cells.
     """
-    blocks = [[conll_cells(line) for line in group] for end, group in groupby(sample, _is_boundary) if not end]
-    width = Counter(len(row) for block in blocks for row in block).most_common(1)[0][0] if blocks else 1
+    lines = [conll_cells(line) if not _is_boundary(line) else [] for line in sample]
+    blocks = [list(dropwhile(lambda row: row[0] == "#", group)) for filled, group in groupby(lines, bool) if filled]
+    widths = Counter(len(row) for block in blocks for row in block)
+    width = widths.most_common(1)[0][0] if widths else 1
     blocks = [[row for row in block if len(row) == width and not _RANGE.fullmatch(row[0])] for block in blocks]
     counted = [[row[0] for row in block] in (_numbers(block, 0), _numbers(block, 1)) for block in blocks]
     counts = sum(counted) > 0.9 * len(counted) and sum(map(len, blocks)) > len(blocks)
@@ -91,10 +93,10 @@ def _is_entity_tag(cell: str) -> bool:
 
 def looks_like_conll(sample: Iterable[str]) -> bool:
     """Whether nearly all lines begin with a token and end with a tag like O or B-person, or are those of CoNLL-U."""
-    rows = [conll_cells(line) for line in sample if not _is_boundary(line)]
+    rows = [conll_cells(line) for line in sample if not (_is_boundary(line) or line.startswith(("# ", "#\t")))]
     tagged = sum(len(row) > 1 and _is_entity_tag(row[-1]) for row in rows)
-    treebank = sum((len(row) == 10 and row[0][:1].isdecimal() and row[6].isdecimal()) for row in rows)
-    return len(rows) > 1 and max(tagged, 1.25 * treebank) >= 0.9 * len(rows)
+    treebank = sum(len(row) == 10 and (row[6].isdecimal() or _RANGE.fullmatch(row[0]) is not None) for row in rows)
+    return len(rows) > 1 and max(tagged, treebank) >= 0.9 * len(rows)
 
 
 def _is_boundary(line: str) -> bool:
@@ -227,7 +229,7 @@ def record_of(row: Any) -> Any:
     if isinstance(row.get("data"), dict) and isinstance(row.get("annotations"), list):
         row = _label_studio(row)
     if "accept" in row and "options" in row:
-        row["label"] = row.pop("accept")
+        row |= {"label": row.pop("accept"), "accept_options": row.pop("options")}
     if isinstance(row.get("cats"), dict):
         row["label"] = [name for name, score in row.pop("cats").items() if score >= 0.5]
     for name, value in row.items() if row.keys() & _EXPORTED else ():

@@ -350,14 +350,14 @@ def _bad_bytes(path: Path, name: str, where: str, encoding: str | None) -> Bertw
         for line in (line.encode("latin-1") for _, line in reader.lines(exact=True)):
             if line.isascii() and b"\0" not in line:  # with NUL: UTF-16
                 continue
-            is_bad = b"\0" in line or b"\xff\xfd" in line.decode("utf-8", "replace").encode("utf-16-be")
+            is_bad = b"\0" in line or "\N{REPLACEMENT CHARACTER}" in line.decode("utf-8", "replace")
             bad += [line] * (is_bad and len(bad) < _BAD_LINES)
             others += not is_bad
     likely = guess_encoding(b"\n".join(bad)) if encoding is None else None
     what = f"the line has bytes that are not {encoding or 'UTF-8'}"
     hint = "name its encoding: --encoding cp1252, cp932, euc-kr, gb18030, ...; or repair the line"
     if likely:
-        shown = bad[0].decode(likely, "replace")
+        shown = b"\n".join(bad).decode(likely, "replace").split("\n")[0]
         what += f"; in {likely} it is {shown!r:.120}"
         hint = f"--encoding {likely}"
         if others:

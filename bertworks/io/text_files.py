@@ -162,7 +162,7 @@ class LineReader:
         head = self._bytes.peek()
         marked = next((encoding for mark, encoding in _BYTE_ORDER_MARKS if head.startswith(mark)), "utf-8-sig")
         try:
-            encoding = codecs.lookup(encoding).name if encoding else marked
+            encoding = marked if encoding is None else codecs.lookup(encoding).name
             self._encoding = marked if marked.startswith(encoding[:6]) else encoding
             b"\xff".decode(self._encoding, "replace")  # some codecs have no such replacement
             utf8 = self._encoding == "utf-8-sig"
