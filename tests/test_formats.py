@@ -182,7 +182,7 @@ CELL = st.text(st.sampled_from("ab ,;|\"'é本"), min_size=1, max_size=8).map(la
     end=st.sampled_from(["\n", "\r\n"]),
     packed=st.sampled_from(["", ".gz", ".bz2"]),
 )
-def test_tables_of_every_layout_are_read_as_meant_or_refused(
+def test_tables_of_every_layout_are_read_as_meant(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[str, str]], delimiter: str, quoting: Any,
     header: bool, excel: bool, encoding: str, end: str, packed: str,
 ) -> None:  # fmt: skip
@@ -196,14 +196,12 @@ def test_tables_of_every_layout_are_read_as_meant_or_refused(
     path.write_bytes({"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}[packed](data))
     encoded = None if encoding.startswith("utf") else encoding
     meant = [(text.replace("é", ""), label) for text, label in rows]
-    for options in ({"header": header}, {"header": header, "quoting": "quoted"}):
-        try:
-            read = [tuple(row.values()) for row in values(path, encoding=encoded, **options)]
-        except BertworksError as refused:
-            assert delimiter == "\t" or not excel, refused  # without sep=, another mark may be more frequent
-        else:
-            uncertain = not excel and any(mark in text for text, _ in rows for mark in ",;|\t")
-            assert read == meant or uncertain or (delimiter == "\t" and '"' in lines.getvalue())
+    is_clear = excel or header or not any(mark in meant[0][0] for mark in ",;|")  # the first line names the delimiter
+    for quoted in (False, True):
+        # Quote marks of tab-separated tables are text where they are not needed: that is inferred.
+        if is_clear and (quoted or delimiter != "\t" or '"' not in lines.getvalue()):
+            options = {"header": header, "quoting": "quoted" if quoted else "auto"}
+            assert [tuple(row.values()) for row in values(path, encoding=encoded, **options)] == meant
 
 
 @settings(max_examples=40, deadline=None)
@@ -404,7 +402,8 @@ MINIMAL = [{"start": start, "end": end, "text": "", "labels": [kind]} for start,
     "content",
     [
         [label_studio(ADA, *REGIONS), label_studio(NONE)] * 2,
-        [{"id": 1, "text": ADA, "label": MINIMAL, "annotator": 1}, {"id": 2, "text": NONE, "label": [], "annotator": 1}] * 2,
+        [{"id": 1, "text": ADA, "label": MINIMAL, "annotator": 1},
+         {"id": 2, "text": NONE, "label": [], "annotator": 1}] * 2,
         [{"id": 1, "text": ADA, "ner": MINIMAL, "annotator": 1}, {"id": 2, "text": NONE, "annotator": 1}] * 2,
         [[ADA, {"entities": [list(span) for span in ADA_SPANS]}], [NONE, {"entities": []}]] * 2,
         [prodigy(ADA, SPANS), prodigy(NONE, None)] * 2,
@@ -414,7 +413,7 @@ MINIMAL = [{"start": start, "end": end, "text": "", "labels": [kind]} for start,
                                     for start, end, kind in ADA_SPANS], "relations": []},
          {"text": NONE, "entities": [], "relations": []}] * 2,
     ],
-    ids=["label-studio", "json-min", "json-min-other-name", "spacy", "prodigy", "prodigy-rejected", "doccano", "doccano-relations"],
+    ids="label-studio json-min json-min-other-name spacy prodigy prodigy-rejected doccano doccano-relations".split(),
 )  # fmt: skip
 @pytest.mark.parametrize("layout", ["array", "pretty", "lines"])
 def test_spans_of_annotation_tools(tmp_path: Path, content: list[Any], layout: str) -> None:
@@ -431,8 +430,8 @@ def test_spans_of_annotation_tools(tmp_path: Path, content: list[Any], layout: s
         ([label_studio(ADA, choice("pos", "new")), label_studio(NONE, choice("neg"))], "multilabel", ("pos", "new")),
         ([{"text": ADA, "sentiment": {"choices": ["pos", "new"]}, "annotator": 1},
           {"text": NONE, "sentiment": {"choices": ["neg"]}, "annotator": 1}], "multilabel", ("pos", "new")),
-        ([{"text": ADA, "topic": [["a", "b"], ["a", "c"]], "annotator": 1}, {"text": NONE, "topic": [["d"]], "annotator": 1}],
-         "multilabel", ("a > b", "a > c")),
+        ([{"text": ADA, "topic": [["a", "b"], ["a", "c"]], "annotator": 1},
+          {"text": NONE, "topic": [["d"]], "annotator": 1}], "multilabel", ("a > b", "a > c")),
         ([{"text": ADA, "label": ["pos"]}, {"text": NONE, "label": ["neg"]}], "classification", "pos"),
         ([{"text": ADA, "label": ["pos", "new"]}, {"text": NONE, "label": []}], "multilabel", ("pos", "new")),
         ([{"text": ADA, "cats": {"pos": 1.0, "neg": 0.0}}, {"text": NONE, "cats": {"pos": 0.0, "neg": 1.0}}],
