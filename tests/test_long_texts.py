@@ -12,7 +12,10 @@ from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_pipeline import cut_points
 from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
 
-TEXT = "the cat's sat, on 23 mats; Über \u00e9 e\u0301 東京の空は、青い。 中国 한국 어 \u0e01\u0e33 ab/cd+ef ŒÆ \U0001d400x"
+TEXT = (
+    "the cat's sat, on 23 mats; Über \u00e9 e\u0301 東京の空は、青い。 中国 한국 어 "
+    "\u0e01\u0e33 ab/cd+ef ŒÆ \U0001d400x"
+)
 CHARACTERS = (
     "ab cd  é e\u0301\u0345\u0d4e\u0e33\uff9e 12 .,;/+'`-_[]<> \n\t\r\x0b\u00a0\u3000\u200d\x00\ufffd"
     "東京中のはがカ。、한국αςΣ \U0001d400\U0001f600"

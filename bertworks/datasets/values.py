@@ -42,6 +42,7 @@ MAX_LABEL_LENGTH = 60  # characters
 MOST = 0.9  # a fraction of the values that decides for all: the others are errors, reported when the rows are read
 _LISTED_LABELS = 30
 _MAX_VALUES = 2000  # different values that are counted in a column
+_LONGEST_VALUE = 1000  # characters of a value by which it differs
 _PRINTED_LIST = re.compile(r"""\[(['"].*['"]|\d[\d\s]*)\]""", re.DOTALL)
 _MISSING = frozenset(("", "nan", "NaN"))  # pandas writes the latter two for a cell without a value
 
@@ -302,6 +303,7 @@ class Column:
             self.numbers += 1
             self.fractions += not number.is_integer()
             self.low, self.high = min(self.low, number), max(self.high, number)
+        text = text[:_LONGEST_VALUE]
         if text in self.values or len(self.values) < _MAX_VALUES:
             self.values[text] += 1
         else:
