@@ -18,10 +18,21 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.io import tables
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import ReadOptions
-from bertworks.io.text_files import IssueCounter, LineReader, guess_encoding, nothing_there, open_lines, rereadable
+from bertworks.io.text_files import (
+    LARGEST_LINE,
+    SOME_ENCODINGS,
+    IssueCounter,
+    LineReader,
+    guess_encoding,
+    nothing_there,
+    open_lines,
+    rereadable,
+    too_large,
+)
 
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
-_PARQUET_ROWS = 256  # held in memory at a time
+_PARQUET_ROWS = 256  # held in memory at a time, or fewer
+_PARQUET_BYTES = 1 << 24  # if these are larger, on average
 _BAD_LINES = 1000  # from which the encoding is guessed
 _SEPARATOR = re.compile(r'"?sep=([^\w\s"]|\t)"?', re.IGNORECASE)  # the first line of some tables of Excel
 _SAMPLE_CHARACTERS = 1 << 20  # from which the meaning of quote marks is inferred
@@ -69,7 +80,7 @@ class RowReader:
         self.options, self.broken = options, IssueCounter()
         self._state = self._file_state()
         self._lines: Callable[[], Iterator[tuple[int, str]]] = partial(
-            utf8_lines, self.path, self.name, options.encoding
+            utf8_lines, self.path, self.name, options.encoding, options.row_bytes
         )
         self.kind: Kind
         self.columns: list[str]
@@ -115,8 +126,12 @@ class RowReader:
 
     def _parquet_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         with tables.open_parquet(self.path, self.name) as file:
-            batches = file.iter_batches(batch_size=_PARQUET_ROWS)
-            yield from enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches), 1)
+            groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+            size = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
+            batches = file.iter_batches(batch_size=max(1, min(_PARQUET_ROWS, int(_PARQUET_BYTES / max(1, size)))))
+            for number, values in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
+                self._check_size(number, (len(v) for v in values.values() if isinstance(v, str | bytes | list | dict)))
+                yield number, values
 
     def _recognize(self, reader: LineReader) -> None:
         head = reader.head.lstrip()
@@ -164,7 +179,9 @@ class RowReader:
         quoted = self.options.quoting == "quoted"
         if self.options.quoting == "auto":
             quoted = delimiter != "\t" or tables.quotes_matter(_first_quoted_lines(self._lines()))
-        rows = tables.split_rows(self._lines(), delimiter, quoted=quoted, name=self.name, strict=True)
+        rows = tables.split_rows(
+            self._lines(), delimiter, quoted=quoted, name=self.name, strict=True, largest=self.options.row_bytes
+        )
         first, *others = [row for _, row in itertools.islice(rows, SAMPLE_ROWS) if row]
         named = self.options.header if self.options.header is not None else names_columns(first, others)
         self.columns = tables.column_names(first, named=named)
@@ -173,7 +190,9 @@ class RowReader:
 
     def _table_rows(self, delimiter: str, quoted: bool, named: bool) -> Iterator[tuple[int, dict[str, Any]]]:
         width = len(self.columns)
-        rows = tables.split_rows(self._lines(), delimiter, quoted=quoted, name=self.name, strict=True)
+        rows = tables.split_rows(
+            self._lines(), delimiter, quoted=quoted, name=self.name, strict=True, largest=self.options.row_bytes
+        )
         for number, cells in rows if quoted else tables.rejoin_broken_rows(rows, width, self.broken, self.name):
             if not cells and (named or width > 1):
                 continue  # a blank line
@@ -199,7 +218,8 @@ class RowReader:
 
     def _recognize_json(self, format: str | None) -> None:
         """JSON lines if the first line is an object by itself; else the whole file is one value."""
-        number, first = next((number, line) for number, line in self._lines() if line.strip())
+        lines = self._lines() if format == "jsonl" else self._long_lines()
+        number, first = next((number, line) for number, line in lines if line.strip())
         try:
             value = json.loads(first)
         except (ValueError, RecursionError):
@@ -233,7 +253,8 @@ class RowReader:
             what = f"the file is one JSON value, {value!r:.60}, not a list of rows"
             raise BertworksError(what, where=self.name, hint=hint)
         for number, record in enumerate(value, 1):
-            yield number, self._checked(record, number, repr(record))
+            self._check_size(number, [len(source := repr(record))])
+            yield number, self._checked(record, number, source)
 
     def _checked(self, value: Any, number: int, source: str) -> dict[str, Any]:
         """A JSON object. source: its text."""
@@ -250,7 +271,22 @@ class RowReader:
         return value
 
     def _whole_json(self) -> Any:
-        return parse_json("\n".join(line for _, line in self._lines()), self.name)
+        lines, size = [], 0
+        for number, line in self._long_lines():
+            lines.append(line)
+            size += len(line)
+            if size > max(LARGEST_LINE, self.options.row_bytes):
+                what = f"one JSON value of more than {LARGEST_LINE:,} bytes, which is read as a whole"
+                raise BertworksError(what, where=f"{self.name}:{number}", hint="write one object on each line")
+        return parse_json("\n".join(lines), self.name)
+
+    def _long_lines(self) -> Iterator[tuple[int, str]]:
+        """The lines of a file that may be one JSON value."""
+        return utf8_lines(self.path, self.name, self.options.encoding, max(LARGEST_LINE, self.options.row_bytes))
+
+    def _check_size(self, number: int, sizes: Iterable[int]) -> None:
+        if sum(sizes) > self.options.row_bytes:
+            raise too_large(f"{self.name}:{number}", self.options.row_bytes)
 
 
 def _first_quoted_lines(lines: Iterator[tuple[int, str]]) -> list[str]:
@@ -259,10 +295,13 @@ def _first_quoted_lines(lines: Iterator[tuple[int, str]]) -> list[str]:
     return next(chunk_by_size(quoted, _SAMPLE_CHARACTERS, len), [])
 
 
-def utf8_lines(path: Path, name: str, encoding: str | None = None) -> Iterator[tuple[int, str]]:
-    """The numbered lines of a file; BertworksError for a line that is not in its encoding (None: UTF-8)."""
+def utf8_lines(
+    path: Path, name: str, encoding: str | None = None, largest: int = LARGEST_LINE
+) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a file; BertworksError for a line that is not in its encoding (None: UTF-8), or has more
+    than `largest` bytes."""
     with open_lines(path, name, encoding=encoding) as reader:
-        for numbered in reader.lines(exact=True):
+        for numbered in reader.lines(exact=True, largest=largest):
             if reader.repairs.bad_bytes.count:
                 raise _bad_bytes(path, name, reader.repairs.bad_bytes.places[0], encoding)
             yield numbered
@@ -279,7 +318,7 @@ def _bad_bytes(path: Path, name: str, where: str, encoding: str | None) -> Bertw
             others += not is_bad
     guess = guess_encoding(b"\n".join(bad)) if encoding is None else None
     what = f"the line has bytes that are not {encoding or 'UTF-8'}"
-    hint = "name its encoding: --encoding cp1252, cp932, euc-kr, gb18030, ...; or repair the line"
+    hint = f"name its encoding: --encoding {SOME_ENCODINGS}, ...; or repair the line"
     if guess:
         shown = bad[0].decode(guess, "replace")
         what += f"; in {guess} it is {shown!r:.120}"
