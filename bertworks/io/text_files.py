@@ -218,13 +218,16 @@ class LineReader:
             number += block.count("\n")
 
     def _refuse_other_encoding(self, bad: IssueCounter, lines: int) -> None:
-        if bad.count > (1 + lines // 100 if bad.count < lines else 0):
-            encoding = self._encoding.removesuffix("-sig").upper()
-            what = f"{bad.count:,} of the first {lines:,} lines have bytes that are not {encoding}"
-            wrong = [line for line in self._start.splitlines() if "\ufffd" in line.decode(self._encoding, "replace")]
-            guess = guess_encoding(b"\n".join(wrong))
-            hint = f"--encoding {guess}" if guess else f"name the encoding: --encoding {SOME_ENCODINGS}, ..."
-            raise BertworksError(what, where=bad.places[0], hint=hint)
+        few = bad.count <= 1 + lines // 100
+        if few and bad.count < lines:
+            return
+        wrong = [line for line in self._start.split(b"\n") if "\ufffd" in line.decode("utf-8", "replace")]
+        guess = guess_encoding(b"\n".join(wrong)) if self._encoding == "utf-8-sig" else None
+        if few and not guess:  # the only line has a few of them
+            return
+        what = f"{bad.count:,} of the first {lines:,} lines have bytes that are not "
+        hint = f"--encoding {guess}" if guess else f"name the encoding: --encoding {SOME_ENCODINGS}, ..."
+        raise BertworksError(what + self._encoding.removesuffix("-sig").upper(), where=bad.places[0], hint=hint)
 
 
 @contextmanager
