@@ -282,7 +282,9 @@ def test_no_text_column_is_an_error_that_names_the_columns(tmp_path: Path, name:
 
 
 def test_bad_bytes_are_replaced_counted_and_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.txt", b"good line here.\n" * 3 + b"bad \xff\xfe line.\n" * 9 + "gut: äöü.\n".encode() * 900)
+    path = write(
+        tmp_path / "a.txt", b"good line here.\n" * 3 + b"bad \xff\xfe line.\n" * 9 + "gut: äöü.\n".encode() * 900
+    )
     found = report(path)
     assert found.bad_bytes.count == 9
     assert found.bad_bytes.places == [f"{path}:{line}" for line in range(4, 9)]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertworks.datasets import annotations
-from bertworks.datasets.values import SAMPLE_ROWS, has_header, names_columns
+from bertworks.datasets.values import first_rows, has_header, names_columns
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io import tables
 from bertworks.io.processes import chunk_by_size
@@ -130,7 +130,7 @@ class RowReader:
             size = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
             batches = file.iter_batches(batch_size=max(1, min(_PARQUET_ROWS, int(_PARQUET_BYTES / max(1, size)))))
             for number, values in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
-                self._check_size(number, (len(v) for v in values.values() if isinstance(v, str | bytes | list | dict)))
+                self._check_size(number, str(values))
                 yield number, values
 
     def _recognize(self, reader: LineReader) -> None:
@@ -182,7 +182,7 @@ class RowReader:
         rows = tables.split_rows(
             self._lines(), delimiter, quoted=quoted, name=self.name, strict=True, largest=self.options.row_bytes
         )
-        first, *others = [row for _, row in itertools.islice(rows, SAMPLE_ROWS) if row]
+        first, *others = [row for _, row in first_rows(rows) if row]
         named = self.options.header if self.options.header is not None else names_columns(first, others)
         self.columns = tables.column_names(first, named=named)
         self._check_names("the header", "name them differently, or read it without header")
@@ -233,7 +233,7 @@ class RowReader:
             self.columns = ["id", "title", "context", "question", "answers", "is_impossible"]
             return
         self._rows = self._array_rows if whole else self._line_rows
-        sample = [values for _, values in itertools.islice(self._rows(), SAMPLE_ROWS)]
+        sample = [values for _, values in first_rows(self._rows())]
         self._spans = annotations.span_column(sample)
         if self._spans is None and annotations.may_hold_spans(sample):
             self._spans = annotations.span_column(values for _, values in self._rows())
@@ -253,7 +253,7 @@ class RowReader:
             what = f"the file is one JSON value, {value!r:.60}, not a list of rows"
             raise BertworksError(what, where=self.name, hint=hint)
         for number, record in enumerate(value, 1):
-            self._check_size(number, [len(source := repr(record))])
+            self._check_size(number, source := repr(record))
             yield number, self._checked(record, number, source)
 
     def _checked(self, value: Any, number: int, source: str) -> dict[str, Any]:
@@ -284,8 +284,8 @@ class RowReader:
         """The lines of a file that may be one JSON value."""
         return utf8_lines(self.path, self.name, self.options.encoding, max(LARGEST_LINE, self.options.row_bytes))
 
-    def _check_size(self, number: int, sizes: Iterable[int]) -> None:
-        if sum(sizes) > self.options.row_bytes:
+    def _check_size(self, number: int, row: str) -> None:
+        if len(row) > self.options.row_bytes // 4 and len(row.encode("utf-8", "replace")) > self.options.row_bytes:
             raise too_large(f"{self.name}:{number}", self.options.row_bytes)
 
 

@@ -20,6 +20,7 @@ from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.sampling import Example
 from bertworks.checkpoints.sentence_transformers import write_sentence_transformer
 from bertworks.datasets.reader import Row, RowReader
+from bertworks.datasets.values import first_rows
 from bertworks.datasets.writer import FileKind, kind_of
 from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
@@ -83,9 +84,6 @@ def normalized(x: Vectors) -> Vectors:
     lengths = np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), _SHORTEST).astype(np.float32)
     scaled: Vectors = np.divide(x, lengths, dtype=np.float32)
     return scaled
-
-
-_SAMPLE_ROWS = 100  # to infer the column of the text from
 
 
 class Embedder:
@@ -245,7 +243,7 @@ def text_columns(reader: RowReader, names: Sequence[str]) -> tuple[str, ...]:
         return tuple(find_column(reader.columns, reader.name, name, "--text") for name in names)
     if len(reader.columns) == 1:
         return tuple(reader.columns)
-    sample = [row.values for row in islice(reader, _SAMPLE_ROWS)]
+    sample = [row.values for row in first_rows(reader)]
     columns = {name: [values.get(name) for values in sample] for name in reader.columns}
     return (choose_column(columns, reader.name, None, "--text"),)
 
