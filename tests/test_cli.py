@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from bertworks.cli import console
-from bertworks.cli.console import parse_size, show_events
+from bertworks.cli.console import show_events
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
+from bertworks.io.tables import parse_size
 
 VERBS = [
     "vocab", "prepare", "pretrain", "fill", "score", "explain", "evaluate mlm", "evaluate blimp", "evaluate squad",

@@ -282,15 +282,14 @@ def test_no_text_column_is_an_error_that_names_the_columns(tmp_path: Path, name:
 
 
 def test_bad_bytes_are_replaced_counted_and_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.txt", b"good line here.\n" * 3 + b"bad \xff\xfe line.\n" * 9 + "gut: äöü.\n".encode())
+    path = write(
+        tmp_path / "a.txt", b"good line here.\n" * 3 + b"bad \xff\xfe line.\n" * 9 + "gut: äöü.\n".encode() * 900
+    )
     found = report(path)
     assert found.bad_bytes.count == 9
     assert found.bad_bytes.places == [f"{path}:{line}" for line in range(4, 9)]
-    assert f"not UTF-8 (replaced by \ufffd): 9 ({path}:4" in str(found)
+    assert f"not text (replaced by \ufffd): 9 ({path}:4" in str(found)
     assert texts(path)[0].split("\n")[3] == "bad \ufffd\ufffd line."
-    assert "iconv" not in str(found)
-    japanese = write(tmp_path / "sjis.txt", "吾輩は猫である。\n".encode("cp932") * 200)
-    assert "iconv -f CP932" in str(report(japanese))
 
 
 def test_byte_order_marks_line_ends_and_null_characters(tmp_path: Path) -> None:

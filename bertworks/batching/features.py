@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.sampling import Example, Ids, Target, TokenSequence, add_special_tokens
 from bertworks.datasets.schema import Item, TaskType
-from bertworks.text.tokenizer import Encoding, Tokenizer, truncated_lengths
+from bertworks.io.processes import chunk_by_size
+from bertworks.text.tokenizer import Tokenizer, truncated_lengths
 
 
 class Window(NamedTuple):
@@ -56,7 +57,8 @@ def tokens_in_span(offsets: NDArray[np.int64], start: int, end: int) -> Ids:
     return np.flatnonzero((offsets[:, 0] < end) & (offsets[:, 1] > start) & (offsets[:, 0] < offsets[:, 1]))
 
 
-TOKENIZER_BATCH = 1000  # items that are tokenised together
+_AT_ONCE = 1000  # items that are tokenised together, or fewer
+_CHARACTERS = 1 << 20  # if these have more characters
 NO_TOKEN = -1  # the place of a token that belongs to no text
 
 
@@ -106,27 +108,29 @@ class Featurizer:
             for _, document in groupby(items, key=lambda item: item.document or item.where):
                 yield list(document)
             return
-        while group := list(islice(items, TOKENIZER_BATCH)):
-            yield group
+        yield from chunk_by_size(items, _CHARACTERS, lambda item: max(_CHARACTERS // _AT_ONCE, item.characters))
 
-    def _tokens(self, texts: Iterable[str]) -> list[NDArray[np.int64]]:
-        """Ids without [CLS] and [SEP]."""
-        return [_inner(encoding, self.tokenizer)[0] for encoding in self.tokenizer.encode_batch(list(texts))]
+    def _tokens(self, texts: Iterable[str]) -> Iterator[tuple[Ids, int]]:
+        """Of each text the ids without [CLS] and [SEP], at most `max_length`, and the number of all."""
+        template = self.tokenizer.template
+        for encoding in self.tokenizer.encode_each(list(texts), max_length=self.max_length + template.num_special()):
+            ids = np.array(encoding.ids[template.inner(len(encoding.ids))], np.int64)
+            yield ids, len(ids) + encoding.num_truncated
 
     # --- one prediction for a sequence
 
     def _sequences(self, items: list[Item]) -> Iterator[Features]:
         """The text or the pair as a sequence; or the prompt with each choice."""
-        tokens = iter(self._tokens(chain.from_iterable(item.texts for item in items)))
+        tokens = self._tokens(chain.from_iterable(item.texts for item in items))
         for item in items:
             texts = list(islice(tokens, len(item.texts)))
             sequences = [[texts[0], choice] for choice in texts[1:]] if self.task == "choice" else [texts]
             unit, cut_off = [], 0
             for number, segments in enumerate(sequences):
                 room = self.max_length - self.tokenizer.template.num_special(len(segments))
-                first, second = (*(len(segment) for segment in segments), 0)[:2]
+                first, second = (*(count for _, count in segments), 0)[:2]
                 kept = truncated_lengths(first, second, room)
-                parts = [segment[:n] for segment, n in zip(segments, kept)]
+                parts = [ids[:n] for (ids, _), n in zip(segments, kept)]
                 sequence = add_special_tokens(parts, self.tokenizer.template)
                 unit.append(_example(sequence, [0], self._label(item, number)))
                 cut_off += first + second - sum(kept)
@@ -172,9 +176,8 @@ class Featurizer:
                 yield Features(item, [example], places=np.arange(len(firsts)), offsets=where)
 
     def _spans(self, items: list[Item]) -> Iterator[Features]:
-        encodings = self.tokenizer.encode_batch([item.texts[0] for item in items])
-        for item, encoding in zip(items, encodings, strict=True):
-            row, offsets = _inner(encoding, self.tokenizer)
+        encodings = self.tokenizer.arrays([item.texts[0] for item in items])
+        for item, (row, offsets) in zip(items, encodings, strict=True):
             tags = np.full(len(row), self.labels.index("O"))
             for start, end, kind in item.label or ():
                 covered = tokens_in_span(offsets, start, end)
@@ -205,10 +208,9 @@ class Featurizer:
 
     def _questions(self, items: list[Item]) -> Iterator[Features]:
         questions = self._tokens(item.texts[0] for item in items)
-        contexts = self.tokenizer.encode_batch([item.texts[1] for item in items])
-        for item, whole, encoding in zip(items, questions, contexts, strict=True):
+        contexts = self.tokenizer.arrays([item.texts[1] for item in items])
+        for item, (whole, count), (row, offsets) in zip(items, questions, contexts, strict=True):
             question = whole[: min(self.max_question, self.max_length // 2)]
-            row, offsets = _inner(encoding, self.tokenizer)
             first, last = _answer(item, offsets)
             unit, places, own = [], [], []
             for window, sequence, begin in self._windows(row, self.stride, question):
@@ -220,7 +222,7 @@ class Featurizer:
                 numbers[context], best[context] = np.arange(window.start, window.end), window.own
                 places.append(numbers)
                 own.append(best)
-            yield Features(item, unit, len(whole) - len(question), np.concatenate(places), np.concatenate(own), offsets)
+            yield Features(item, unit, count - len(question), np.concatenate(places), np.concatenate(own), offsets)
 
 
 def training_groups(encoded: Features, task: TaskType) -> list[ExampleGroup]:
@@ -231,12 +233,6 @@ def training_groups(encoded: Features, task: TaskType) -> list[ExampleGroup]:
 def _example(sequence: TokenSequence, positions: Ids | list[int], labels: NDArray[Any]) -> Example:
     target = Target(np.asarray(positions, np.int64), labels)
     return Example(sequence.input_ids, sequence.token_type_ids, {"task": target})
-
-
-def _inner(encoding: Encoding, tokenizer: Tokenizer) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Ids and offsets without [CLS] and [SEP]."""
-    inner = tokenizer.template.inner(len(encoding.ids))
-    return np.array(encoding.ids[inner], np.int64), np.array(encoding.offsets[inner], np.int64).reshape(-1, 2)
 
 
 def _answer(item: Item, offsets: NDArray[np.int64]) -> tuple[int, int]:

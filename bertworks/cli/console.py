@@ -8,7 +8,6 @@
 
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +19,6 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
 
-from bertworks.errors import UsageError
 from bertworks.events import Event
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import STDIN
@@ -59,6 +57,9 @@ Documents = Annotated[
     Parameter(help="Where a document of a .txt file ends: at a blank line, or at the end of the file."),
 ]
 TextColumn = Annotated[str | None, Parameter(help="Column or JSON field of the text. Unset: inferred and printed.")]
+Encoding = Annotated[
+    str | None, Parameter(help="Encoding of the text, as cp1252 or cp932. Unset: UTF-8, or UTF-16 with its mark.")
+]
 TextColumns = Annotated[
     Repeatable,
     Parameter("--text", help="Column of the text; give two for pairs. Unset: inferred and printed. Repeatable."),
@@ -90,22 +91,6 @@ TrainingPrecision = Annotated[
     Parameter(help="auto: that of the recipe, else bf16 where the hardware is faster with it."),
 ]
 Json = Annotated[Flag, Parameter("--json", help="Write results as JSON to standard output.")]
-
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
-
-def parse_size(text: str, option: str) -> int:
-    """`"512m"`, `"1g"`, `"1.5 GiB"` as a number of bytes.
-
-    Raises:
-        UsageError: it is not a positive number with one of the units k, m, g, t.
-    """
-    match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
-    size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
-    if size <= 0:
-        raise UsageError(f"{option} {text!r} is not a size", hint=f"{option} 512m, or {option} 1g")
-    return size
-
 
 PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
 

@@ -19,10 +19,11 @@ def mlm(
     *,
     text_column: console.TextColumn = None,
     documents: console.Documents = "auto",
+    encoding: console.Encoding = None,
     as_json: console.Json = False,
 ) -> None:
     """Masked LM loss, accuracy and perplexity, and next sentence accuracy. The masks are the same every time."""
-    result = bw.evaluate_mlm(model, inputs, text_column=text_column, documents=documents)
+    result = bw.evaluate_mlm(model, inputs, text_column=text_column, documents=documents, encoding=encoding)
     rows = ((name, f"{v:,.0f}" if v == int(v) and v > 1 else f"{v:.4f}") for name, v in result.items())
     console.show(result, console.table(rows), as_json)
 

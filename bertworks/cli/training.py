@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 import bertworks as bw
 from bertworks.cli import console
-from bertworks.io.tables import ReadOptions
+from bertworks.io.tables import ReadOptions, parse_size
 
 
 def vocab(
@@ -23,6 +23,7 @@ def vocab(
     workers: console.Workers = None,
     text_column: console.TextColumn = None,
     documents: console.Documents = "auto",
+    encoding: console.Encoding = None,
     as_json: console.Json = False,
 ) -> None:
     """Build a vocabulary from raw text, and write it as a Hugging Face tokenizer folder.
@@ -36,8 +37,8 @@ def vocab(
     from bertworks.runs.prepare import make_vocabulary, read_text
 
     config = bw.VocabularyConfig(size=size, algorithm=algorithm, lowercase=lowercase)
-    memory = console.parse_size(max_memory, "--max-memory")
-    reader = read_text(inputs, text_column, documents)
+    memory = parse_size(max_memory, "--max-memory")
+    reader = read_text(inputs, text_column, documents, encoding)
     events = make_vocabulary(reader, output, config, max_memory=memory, workers=workers)
     console.show_events(events, as_json=as_json)
 
@@ -51,6 +52,7 @@ def prepare(
     workers: console.Workers = None,
     text_column: console.TextColumn = None,
     documents: console.Documents = "auto",
+    encoding: console.Encoding = None,
     overwrite: console.Overwrite = False,
     as_json: console.Json = False,
 ) -> None:
@@ -62,7 +64,7 @@ def prepare(
     from bertworks.runs.prepare import make_shards, read_text
 
     vocabulary = bw.Tokenizer.load(tokenizer)
-    reader = read_text(inputs, text_column, documents)
+    reader = read_text(inputs, text_column, documents, encoding)
     events = make_shards(reader, output, vocabulary, workers=workers, overwrite=overwrite)
     console.show_events(events, as_json=as_json)
 
@@ -84,6 +86,7 @@ def pretrain(
     workers: console.Workers = None,
     text_column: console.TextColumn = None,
     documents: console.Documents = "auto",
+    encoding: console.Encoding = None,
     overwrite: console.Overwrite = False,
     as_json: console.Json = False,
 ) -> None:
@@ -103,7 +106,7 @@ def pretrain(
     request: dict[str, Any] = {
         "recipe": recipe, "overrides": settings or [], "budget": budget, "tokenizer": tokenizer, "init": init,
         "device": device, "precision": None if precision == "auto" else precision, "seed": seed,
-        "text_column": text_column, "documents": documents,
+        "text_column": text_column, "documents": documents, "encoding": encoding,
     }  # fmt: skip
     if estimate:
         result = bw.estimate(inputs, **request)

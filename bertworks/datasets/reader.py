@@ -14,12 +14,22 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertworks.datasets import annotations
-from bertworks.datasets.values import SAMPLE_ROWS, has_header, label_text, names_columns
+from bertworks.datasets.values import first_rows, has_header, label_text, names_columns
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io import tables
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import ReadOptions
-from bertworks.io.text_files import IssueCounter, LineReader, guess_encoding, nothing_there, open_lines, rereadable
+from bertworks.io.text_files import (
+    LARGEST_LINE,
+    SOME_ENCODINGS,
+    IssueCounter,
+    LineReader,
+    guess_encoding,
+    nothing_there,
+    open_lines,
+    rereadable,
+    too_large,
+)
 
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
 _SPANS = '{"text": "...", "entities": [{"start": 0, "end": 5, "type": "person"}]}'
@@ -28,7 +38,8 @@ _NOT_READ = (  # the beginning of files of text that are not read, their format,
     (r"(%.*\n|\s)*@relation\s", "an ARFF file", "save it as .csv, in Weka or by scipy.io.arff.loadarff"),
     (r"T\d+\t\S+ \d+ \d+", "brat annotations", f"write text and .ann as one line of JSON: {_SPANS}"),
 )
-_PARQUET_ROWS = 256  # held in memory at a time
+_PARQUET_ROWS = 256  # held in memory at a time, or fewer
+_PARQUET_BYTES = 1 << 24  # if these are larger, on average
 _BAD_LINES = 1000  # from which the encoding is inferred
 _SEPARATOR = re.compile(r'"?sep=([^\w\s"]|\t)"?', re.IGNORECASE)  # the first line of some tables of Excel
 _SAMPLE_CHARACTERS = 1 << 20  # from which the meaning of quote marks is inferred
@@ -75,7 +86,7 @@ class RowReader:
         self.options, self._counts = options, defaultdict[str, IssueCounter](IssueCounter)
         self._state = self._file_state()
         self._lines: Callable[[], Iterator[tuple[int, str]]] = partial(
-            utf8_lines, self.path, self.name, options.encoding
+            utf8_lines, self.path, self.name, options.encoding, options.row_bytes
         )
         self.kind: Kind
         self.columns: list[str]
@@ -98,7 +109,7 @@ class RowReader:
             return
         if options.sentence_column is not None:
             tables.find_column(self.columns, self.name, options.sentence_column, "--sentence-column")
-        elif fields := annotations.answer_fields([values for _, values in itertools.islice(self._rows(), SAMPLE_ROWS)]):
+        elif fields := annotations.answer_fields([values for _, values in first_rows(self._rows())]):
             self._answers = fields
             self.columns = [*(name for name in self.columns if name not in fields[1:]), "answers"]
 
@@ -158,8 +169,12 @@ class RowReader:
 
     def _parquet_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
         with tables.open_parquet(self.path, self.name) as file:
-            batches = file.iter_batches(batch_size=_PARQUET_ROWS)
-            yield from enumerate(itertools.chain.from_iterable(batch.to_pylist() for batch in batches), 1)
+            groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
+            size = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
+            batches = file.iter_batches(batch_size=max(1, min(_PARQUET_ROWS, int(_PARQUET_BYTES / max(1, size)))))
+            for number, values in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
+                self._check_size(number, str(values))
+                yield number, values
 
     def _recognize(self, reader: LineReader) -> None:
         head = reader.head.lstrip()
@@ -216,8 +231,10 @@ class RowReader:
         quoted = self.options.quoting == "quoted"
         if self.options.quoting == "auto":
             quoted = delimiter != "\t" or tables.quotes_matter(_first_quoted_lines(self._lines()))
-        rows = tables.split_rows(self._lines(), delimiter, quoted=quoted, name=self.name, strict=True)
-        first, *others = [row for _, row in itertools.islice(rows, SAMPLE_ROWS) if row]
+        rows = tables.split_rows(
+            self._lines(), delimiter, quoted=quoted, name=self.name, strict=True, largest=self.options.row_bytes
+        )
+        first, *others = [row for _, row in first_rows(rows) if row]
         named = self.options.header if self.options.header is not None else names_columns(first, others)
         self.columns = tables.column_names(first, named=named)
         self._check_names("the header", "name them differently, or read it without header")
@@ -226,7 +243,9 @@ class RowReader:
     def _table_rows(self, delimiter: str, quoted: bool, named: bool) -> Iterator[tuple[int, dict[str, Any]]]:
         columns = self.written_columns or self.columns
         width = len(columns)
-        rows = tables.split_rows(self._lines(), delimiter, quoted=quoted, name=self.name, strict=True)
+        rows = tables.split_rows(
+            self._lines(), delimiter, quoted=quoted, name=self.name, strict=True, largest=self.options.row_bytes
+        )
         for number, cells in rows if quoted else tables.rejoin_broken_rows(rows, width, self._counts, self.name):
             if not cells and (named or width > 1):
                 continue  # a blank line
@@ -252,14 +271,15 @@ class RowReader:
 
     def _recognize_json(self, format: str | None) -> None:
         """JSON lines if the first line is an object by itself; else the whole file is one value."""
-        number, first = next((number, line) for number, line in self._lines() if line.strip())
+        lines = self._lines() if format == "jsonl" else self._long_lines()
+        number, first = next((number, line) for number, line in lines if line.strip())
         try:
             value = json.loads(first)
         except (ValueError, RecursionError):
             if format != "json" and not first.lstrip().startswith(("[", "{")):
                 parse_json(first, self.name, number)
             value = None
-        others = (line for other, line in self._lines() if other > number and line.strip())
+        others = (line for other, line in self._long_lines() if other > number and line.strip())
         is_row = isinstance(value, list) and format == "jsonl" and not isinstance((value or [{}])[0], dict)
         alone = next(others, None) is None and (
             annotations.splits_of(value) or annotations.json_rows(value) is not None
@@ -271,7 +291,7 @@ class RowReader:
             self.columns = ["id", "title", "context", "question", "answers", "is_impossible"]
             return
         self._rows = self._array_rows if whole else self._line_rows
-        sample = [values for _, values in itertools.islice(self._rows(), SAMPLE_ROWS)]
+        sample = [values for _, values in first_rows(self._rows())]
         self._spans = annotations.span_column(sample)
         if self._spans is None and annotations.may_hold_spans(sample):
             self._spans = annotations.span_column(values for _, values in self._rows())
@@ -291,7 +311,8 @@ class RowReader:
             what = f"the file is one JSON value, {value!r:.60}, not a list of rows"
             raise BertworksError(what, where=self.name, hint=hint)
         for number, record in enumerate(value, 1):
-            yield number, self._checked(record, number, repr(record))
+            self._check_size(number, source := repr(record))
+            yield number, self._checked(record, number, source)
 
     def _checked(self, value: Any, number: int, source: str) -> dict[str, Any]:
         """A JSON object. source: its text."""
@@ -310,13 +331,28 @@ class RowReader:
         return value
 
     def _whole_json(self) -> Any:
-        value = parse_json("\n".join(line for _, line in self._lines()), self.name)
+        lines, size = [], 0
+        for number, line in self._long_lines():
+            lines.append(line)
+            size += len(line)
+            if size > max(LARGEST_LINE, self.options.row_bytes):
+                what = f"one JSON value of more than {LARGEST_LINE:,} bytes, which is read as a whole"
+                raise BertworksError(what, where=f"{self.name}:{number}", hint="write one object on each line")
+        value = parse_json("\n".join(lines), self.name)
         if splits := annotations.splits_of(value):
             if self.options.split not in splits:
                 raise SplitsError(splits, self.name)
             value = value[self.options.split]
         rows = annotations.json_rows(value)
         return value if rows is None else rows
+
+    def _long_lines(self) -> Iterator[tuple[int, str]]:
+        """The lines of a file that may be one JSON value."""
+        return utf8_lines(self.path, self.name, self.options.encoding, max(LARGEST_LINE, self.options.row_bytes))
+
+    def _check_size(self, number: int, row: str) -> None:
+        if len(row) > self.options.row_bytes // 4 and len(row.encode("utf-8", "replace")) > self.options.row_bytes:
+            raise too_large(f"{self.name}:{number}", self.options.row_bytes)
 
 
 class SplitsError(UsageError):
@@ -333,10 +369,13 @@ def _first_quoted_lines(lines: Iterator[tuple[int, str]]) -> list[str]:
     return next(chunk_by_size(quoted, _SAMPLE_CHARACTERS, len), [])
 
 
-def utf8_lines(path: Path, name: str, encoding: str | None = None) -> Iterator[tuple[int, str]]:
-    """The numbered lines of a file; BertworksError for a line that is not in its encoding (None: UTF-8)."""
+def utf8_lines(
+    path: Path, name: str, encoding: str | None = None, largest: int = LARGEST_LINE
+) -> Iterator[tuple[int, str]]:
+    """The numbered lines of a file; BertworksError for a line that is not in its encoding (None: UTF-8), or has more
+    than `largest` bytes."""
     with open_lines(path, name, encoding=encoding) as reader:
-        for numbered in reader.lines(exact=True):
+        for numbered in reader.lines(exact=True, largest=largest):
             if reader.repairs.bad_bytes.count:
                 raise _bad_bytes(path, name, reader.repairs.bad_bytes.places[0], encoding)
             yield numbered
@@ -355,7 +394,7 @@ def _bad_bytes(path: Path, name: str, where: str, encoding: str | None) -> Bertw
             others += not is_bad
     likely = guess_encoding(b"\n".join(bad)) if encoding is None else None
     what = f"the line has bytes that are not {encoding or 'UTF-8'}"
-    hint = "name its encoding: --encoding cp1252, cp932, euc-kr, gb18030, ...; or repair the line"
+    hint = f"name its encoding: --encoding {SOME_ENCODINGS}, ...; or repair the line"
     if likely:
         shown = b"\n".join(bad).decode(likely, "replace").split("\n")[0]
         what += f"; in {likely} it is {shown!r:.120}"

@@ -42,6 +42,11 @@ class Item(NamedTuple):
     document: str = ""  # the document that it is part of: splits keep documents whole, and it may serve as context
     raw: bool = False  # tagging: there is one text instead of words
 
+    @property
+    def characters(self) -> int:
+        """The length of all texts."""
+        return sum(map(len, self.texts))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:

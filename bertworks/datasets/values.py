@@ -15,12 +15,14 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from bertworks.datasets.annotations import span_of
 from bertworks.errors import BertworksError
+from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import TEXT_NAMES, is_header, split_rows
 
+_T = TypeVar("_T")
 LABEL_NAMES = tuple(
     "label labels gold_label class classes category categories target targets gold y sentiment score stars star rating "
     "ratings quality polarity emotion emotions intent topic topics tag tags is_duplicate similarity answer answer_key "
@@ -37,17 +39,25 @@ PROMPTS = tuple("startphrase ctx prompt question premise context goal stem sente
 ID_NAMES = ("id", "guid", "uid", "uuid", "idx", "index", "qid", "q_id", "example_id", "question_id")
 KNOWN_NAMES = frozenset((*ID_NAMES, *LABEL_NAMES, *SINGLE_TEXTS, *PROMPTS, *itertools.chain(*PAIRS)))
 SAMPLE_ROWS = 100  # from which the header and the columns are inferred
+_SAMPLE_CHARACTERS = 1 << 22  # of these rows; fewer are taken if they have more
 MAX_CLASSES = 20  # different numbers without fraction; more of them are amounts
 MAX_LABEL_LENGTH = 60  # characters
 MOST = 0.9  # a fraction of the values that decides for all: the others are errors, reported when the rows are read
 _LISTED_LABELS = 30
 _MAX_VALUES = 2000  # different values that are counted in a column
+_LONGEST_VALUE = 1000  # characters of a value by which it differs
 _PRINTED_LIST = re.compile(r"""\[(['"].*['"]|\d[\d\s]*)\]""", re.DOTALL)
 _MISSING = frozenset(("", "nan", "NaN"))  # pandas writes the latter two for a cell without a value
 
 
 class EmptyTextError(BertworksError):
     """A row has no text where the schema reads one."""
+
+
+def first_rows(rows: Iterable[_T]) -> list[_T]:
+    """The sample of rows from which the header and the columns are inferred."""
+    sample = itertools.islice(rows, SAMPLE_ROWS)
+    return next(chunk_by_size(sample, _SAMPLE_CHARACTERS, lambda row: len(str(row))), [])
 
 
 def names_columns(first: list[str], others: list[list[str]]) -> bool:
@@ -304,6 +314,7 @@ class Column:
             self.numbers += 1
             self.fractions += not number.is_integer()
             self.low, self.high = min(self.low, number), max(self.high, number)
+        text = text[:_LONGEST_VALUE]
         if text in self.values or len(self.values) < _MAX_VALUES:
             self.values[text] += 1
         else:

@@ -138,6 +138,7 @@ def evaluate_mlm(
     precision: Precision = "fp32",
     text_column: str | None = None,
     documents: Documents = "auto",
+    encoding: str | None = None,
 ) -> dict[str, float]:
     """Loss, accuracy and perplexity on masked words of raw text, and accuracy of next sentence prediction if the model
     has that head and the text two documents, one of them of two sentences. 15 % of the tokens are masked, 80/10/10,
@@ -147,6 +148,7 @@ def evaluate_mlm(
         model: a folder, or the name of a model on the Hugging Face hub.
         sequence_length: of the examples, in tokens; None: 128, or as many as the model reads if that is less.
         sequences: the most sequences to evaluate; 0: all of the text.
+        text_column, documents, encoding: see `CorpusReader`.
 
     Raises:
         UsageError: sequences longer than the model can read.
@@ -158,7 +160,7 @@ def evaluate_mlm(
     if not 5 <= length <= longest:
         raise UsageError(f"a sequence length of {length}: the model reads from 5 to {longest} tokens")
     parts = {name.split(".")[0] for name in state}
-    reader = read_text(inputs, text_column, documents)
+    reader = read_text(inputs, text_column, documents, encoding)
     with tempfile.TemporaryDirectory() as folder:
         store: TokenStore = split_long_documents(write_shards(reader, tokenizer, Path(folder) / "shards"))
         every = np.arange(len(store.documents) - 1)

@@ -20,6 +20,7 @@ from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.sampling import Example
 from bertworks.checkpoints.sentence_transformers import write_sentence_transformer
 from bertworks.datasets.reader import Row, RowReader
+from bertworks.datasets.values import first_rows
 from bertworks.datasets.writer import FileKind, kind_of
 from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
@@ -85,9 +86,6 @@ def normalized(x: Vectors) -> Vectors:
     return scaled
 
 
-_SAMPLE_ROWS = 100  # to infer the column of the text from
-
-
 class Embedder:
     """A loaded model that computes vectors of texts.
 
@@ -149,7 +147,8 @@ class Embedder:
         Raises:
             UsageError: not a list, or not of strings."""
         texts = listed(texts, "embed([text])[0]")
-        vectors = [self.portion(part, prompt)[0] for part in portions(texts)]
+        parts = portions(texts, lambda text: len(text) if isinstance(text, str) else 0)
+        vectors = [self.portion(part, prompt)[0] for part in parts]
         return np.concatenate([np.zeros((0, self.dimension), np.float32), *vectors])
 
     def portion(self, texts: Sequence[str], prompt: str | None = None) -> tuple[Vectors, list[int]]:
@@ -168,9 +167,12 @@ class Embedder:
         inputs = [prefix + text for text in texts]
         if self.settings.lowercase:
             inputs = [text.lower() for text in inputs]
-        encodings = self.tokenizer.encode_batch(inputs, max_length=self.settings.max_length)
-        units: list[ExampleGroup] = [[Example(np.array(e.ids), np.array(e.type_ids), {})] for e in encodings]
-        return units, [encoding.num_truncated for encoding in encodings]
+        units: list[ExampleGroup] = []
+        truncated = []
+        for e in self.tokenizer.encode_each(inputs, max_length=self.settings.max_length):
+            units.append([Example(np.array(e.ids), np.array(e.type_ids), {})])
+            truncated.append(e.num_truncated)
+        return units, truncated
 
     def raw(self, units: Sequence[ExampleGroup]) -> Vectors:
         """float32 [units, dimension], before normalization."""
@@ -241,7 +243,7 @@ def text_columns(reader: RowReader, names: Sequence[str]) -> tuple[str, ...]:
         return tuple(find_column(reader.columns, reader.name, name, "--text") for name in names)
     if len(reader.columns) == 1:
         return tuple(reader.columns)
-    sample = [row.values for row in islice(reader, _SAMPLE_ROWS)]
+    sample = [row.values for row in first_rows(reader)]
     columns = {name: [values.get(name) for values in sample] for name in reader.columns}
     return (choose_column(columns, reader.name, None, "--text"),)
 
@@ -273,7 +275,7 @@ def _texts(reader: RowReader, columns: Sequence[str], empty: IssueCounter, names
 def vectors_of_file(embedder: Embedder, path: str | Path) -> Iterator[Vectors]:
     """The vectors of the texts of a file, in portions. Rows without text are left out."""
     reader = RowReader(path)
-    for texts in portions(_texts(reader, text_columns(reader, ()), IssueCounter())):
+    for texts in portions(_texts(reader, text_columns(reader, ()), IssueCounter()), len):
         yield embedder.portion(list(filter(None, texts)))[0]
 
 
@@ -332,7 +334,7 @@ def embed_file(
     settings = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
     yield from compute_file(
         "embed", reader, output, settings, _texts(reader, columns, empty, names), compute, write,
-        empty=empty, results=f"vectors of {embedder.dimension}", dimension=embedder.dimension,
+        empty=empty, size=len, results=f"vectors of {embedder.dimension}", dimension=embedder.dimension,
     )  # fmt: skip
 
 

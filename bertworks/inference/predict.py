@@ -25,7 +25,7 @@ from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
 from bertworks.inference.decoding import Answer
 from bertworks.inference.engine import open_model
-from bertworks.inference.predictor import AT_ONCE, OutputFields, Predictor, result_of
+from bertworks.inference.predictor import AT_ONCE, CHARACTERS, OutputFields, Predictor, result_of
 from bertworks.io.atomic_write import folder_lock, remove, write_bytes
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
@@ -36,15 +36,24 @@ _DIGITS = 6  # after the point, in a file
 _T = TypeVar("_T")
 
 
-def portions(rows: Iterable[_T], document: Callable[[_T], str] | None = None) -> Iterator[list[_T]]:
-    """Lists of AT_ONCE rows. document: of a row, or ""; documents are not divided."""
+def portions(
+    rows: Iterable[_T], size: Callable[[_T], int], document: Callable[[_T], str] | None = None
+) -> Iterator[list[_T]]:
+    """Lists of AT_ONCE rows, or fewer if these have more than CHARACTERS.
+
+    Args:
+        size: the characters of a row.
+        document: of a row, or ""; documents are not divided.
+    """
     portion: list[_T] = []
+    characters = 0
     for row in rows:
         is_divided = document is None or not portion or not document(row) or document(row) != document(portion[-1])
-        if len(portion) >= AT_ONCE and is_divided:
+        if (len(portion) >= AT_ONCE or characters >= CHARACTERS) and is_divided:
             yield portion
-            portion = []
+            portion, characters = [], 0
         portion.append(row)
+        characters += size(row)
     if portion:
         yield portion
 
@@ -83,6 +92,7 @@ def compute_file(
     write: Callable[[Sequence[Path]], None],
     *,
     empty: IssueCounter,
+    size: Callable[[_T], int] = lambda row: 0,
     document: Callable[[_T], str] | None = None,
     results: str = "rows",
     **fields: Any,
@@ -95,7 +105,7 @@ def compute_file(
         compute: rows -> the number of truncated texts, and the results.
         write: the files with the results, in order -> the output.
         empty: the rows without text, counted while `rows` are read.
-        document: see `portions`.
+        size, document: see `portions`.
         results: what the output holds; and more fields of the last event.
 
     Raises:
@@ -111,7 +121,7 @@ def compute_file(
         done, truncated = map(int, files[-1].name.split("-")[1:]) if files else (0, 0)
         if done:
             yield Event("note", f"resumed after {done:,} rows", {"resumed_row": done})
-        for portion in portions(islice(rows, done, None), document):
+        for portion in portions(islice(rows, done, None), size, document):
             count, content = compute(portion)
             done, truncated = done + len(portion), truncated + count
             files.append(folder / f"{job}-{done:015}-{truncated}")
@@ -203,7 +213,10 @@ def predict_file(
     settings = {"model": predictor.fingerprint, "schema": asdict(schema), "fields": asdict(fields)}
     rows, compute = _items(reader, schema, d, fields, empty), partial(_predictions, predictor, fields)
     document = (lambda item: item.document if item else "") if d.document_context else None
-    yield from compute_file("predict", reader, output, settings, rows, compute, write, empty=empty, document=document)
+    yield from compute_file(
+        "predict", reader, output, settings, rows, compute, write, empty=empty, document=document,
+        size=lambda item: item.characters if item else 0,
+    )  # fmt: skip
 
 
 def _rounded(digits: str) -> float:

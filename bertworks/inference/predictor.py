@@ -8,7 +8,6 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +19,7 @@ from bertworks.errors import UsageError, listed
 from bertworks.inference.decoding import Answer, Decoder, Logits, is_entity_tagset, make_featurizer, make_task_head
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_logits, open_model, prepare_for_inference
 from bertworks.io.atomic_write import refuse_not_empty
+from bertworks.io.processes import chunk_by_size
 from bertworks.models.encoder import Encoder
 from bertworks.training.device import (
     InferencePrecision,
@@ -31,7 +31,8 @@ from bertworks.training.device import (
 from bertworks.training.recipe import MIN_LENGTH
 from bertworks.training.task_heads import TaskModel
 
-AT_ONCE = 2048  # items that are read, sorted by length and computed together
+AT_ONCE = 2048  # items that are read, sorted by length and computed together, or fewer
+CHARACTERS = 1 << 22  # if these have more characters
 _PARTS: Mapping[TaskType, tuple[str, ...]] = {  # of a prediction, that are always shown; the first is the result
     "classification": ("label", "score"),
     "multilabel": ("labels",),
@@ -158,9 +159,9 @@ class Predictor:
         return compute_logits(self._network, units, self.precision)
 
     def answers(self, items: Iterable[Item]) -> Iterator[tuple[Features, Answer]]:
-        """The features and the prediction of each item, in order. AT_ONCE items are in memory at a time."""
+        """The features and the prediction of each item, in order. AT_ONCE items or CHARACTERS are in memory."""
         decoder, features = Decoder(self.description), self.reading(items)
-        while group := list(islice(features, AT_ONCE)):
+        for group in chunk_by_size(features, CHARACTERS, lambda x: max(CHARACTERS // AT_ONCE, x.item.characters)):
             for item, logits in zip(group, self.logits([item.unit for item in group]), strict=True):
                 yield item, decoder(item, logits)
 

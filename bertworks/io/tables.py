@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertworks.errors import BertworksError, UsageError
-from bertworks.io.text_files import IssueCounter
+from bertworks.io.text_files import LARGEST_LINE, IssueCounter, too_large
 
 TEXT_NAMES = (
     *("text", "content", "contents", "body", "article", "document", "doc", "passage", "paragraph", "paragraphs"),
@@ -19,11 +19,23 @@ TEXT_NAMES = (
     *("comment", "本文", "テキスト", "본문", "텍스트"),
 )
 _MIN_TEXT = 20  # characters on average of a column that is inferred to be text
-_LONGEST_CELL = 1 << 26  # characters; longer cells come from a quote mark that is never closed
-_UNCLOSED = re.compile("end of data|field limit")
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 _QUOTED_CELL = r'"((?:[^"]+|"")*+)"(?=[\t\n]|\Z)'
 _CELL = re.compile(_QUOTED_CELL + r'|[^"\t\n]*+(?=[\t\n]|\Z)')
 _UNFINISHED_CELL = re.compile(r'"(?:[^"]+|"")*+\Z')
+
+
+def parse_size(text: str, option: str) -> int:
+    """`"512m"`, `"1g"`, `"1.5 GiB"` as a number of bytes.
+
+    Raises:
+        UsageError: it is not a positive number with one of the units k, m, g, t.
+    """
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    size = int(float(match[1]) * _UNITS[match[2]]) if match else 0
+    if size <= 0:
+        raise UsageError(f"{option} {text!r} is not a size", hint=f"{option} 512m, or {option} 1g")
+    return size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +50,7 @@ class ReadOptions:
         sentence_column: Column of a table with one word in each row: rows with the same value, or with an empty cell,
             belong to the sentence above.
         split: Part of a JSON file with several parts, as train, validation and test.
+        max_row_bytes: Size of the largest row, as 64m. Reading it may need four times this memory.
     """
 
     quoting: Literal["auto", "raw", "quoted"] = "auto"
@@ -46,6 +59,12 @@ class ReadOptions:
     columns: str | None = None
     sentence_column: str | None = None
     split: str | None = None
+    max_row_bytes: str = "16m"
+
+    @property
+    def row_bytes(self) -> int:
+        """`max_row_bytes` as a number."""
+        return parse_size(self.max_row_bytes, "--max-row-bytes")
 
     @property
     def numbers_of_columns(self) -> dict[str, int]:
@@ -104,7 +123,13 @@ def quotes_matter(lines: Sequence[str]) -> bool:
 
 
 def split_rows(
-    lines: Iterable[tuple[int, str]], delimiter: str, *, quoted: bool, name: str, strict: bool = False
+    lines: Iterable[tuple[int, str]],
+    delimiter: str,
+    *,
+    quoted: bool,
+    name: str,
+    strict: bool = False,
+    largest: int = LARGEST_LINE,
 ) -> Iterator[tuple[int, list[str]]]:
     """Yield (number of the first line of a row, its cells); a blank line has no cells.
 
@@ -113,24 +138,35 @@ def split_rows(
         quoted: whether quote marks enclose cells.
         name: of the file, for messages.
         strict: a quote mark in a wrong place is an error, not text.
+        largest: bytes of a row.
 
     Raises:
-        BertworksError: a quote mark is not closed, or not followed by the next cell.
+        BertworksError: a quote mark is not closed, or not followed by the next cell; a row is too large.
     """
     if not quoted:
         for number, line in lines:
             line = line.removesuffix("\r")
             yield number, line.split(delimiter) if line else []
         return
-    csv.field_size_limit(_LONGEST_CELL)
+    csv.field_size_limit((1 << 31) - 1)  # `largest` is the limit
     lines = iter(lines)
     head = list(islice(lines, 1))
     number = first = head[0][0] if head else 1
-    rows = csv.reader((line + "\n" for _, line in chain(head, lines)), delimiter=delimiter, strict=strict)
+    size = 0
+
+    def lines_of_rows() -> Iterator[str]:
+        nonlocal size
+        for _, line in chain(head, lines):
+            size += len(line) + 1
+            if size > largest + 1:
+                raise too_large(f"{name}:{number}", largest, ", or a quote mark is opened here and never closed")
+            yield line + "\n"
+
+    rows = csv.reader(lines_of_rows(), delimiter=delimiter, strict=strict)
     try:
         for row in rows:
             yield number, row
-            number = rows.line_num + first
+            number, size = rows.line_num + first, 0
     except csv.Error as error:
         raise _not_a_table(f"{name}:{number}", str(error)) from error
 
@@ -171,7 +207,7 @@ def _not_a_table(where: str, problem: str) -> BertworksError:
     if "new-line character" in problem:
         what, hint = "a line ends in a carriage return alone", "convert the file: `tr '\\r' '\\n' < OLD > NEW`"
     else:
-        what = "a quote mark is opened here and never closed" if _UNCLOSED.search(problem) else problem
+        what = "a quote mark is opened here and never closed" if "end of data" in problem else problem
         hint = 'look for a quote mark too many; inside quotes it is written twice: "He said ""no"", and left."'
     return BertworksError(f"not a table: {what}", where=where, hint=hint)
 

@@ -29,6 +29,7 @@ from bertworks.errors import BertworksError, UsageError
 
 BLOCK_SIZE = 1 << 20  # bytes read at a time, and the size of the sample from which the format is inferred
 LONGEST_PIECE = 1 << 22  # characters; longer lines of plain text are cut at a space, so that memory stays flat
+LARGEST_LINE = 1 << 28  # bytes; a larger line is an error where it is not cut
 STDIN = "<stdin>"  # standard input in messages and in the parser of the command line
 _NAMED_PLACES = 5
 _SPACES = " 。　\r\t"  # where a line may be divided
@@ -73,6 +74,7 @@ _BYTE_ORDER_MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
     (codecs.BOM_UTF16_LE, "utf-16"),
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
+SOME_ENCODINGS = "cp1252, cp932, euc-kr, gb18030"
 # For `guess_encoding`: the frequent characters of each encoding. Two bytes: as bytes, and their least fraction of all.
 _TWO_BYTES = {
     "euc_jp": (rb"[\xa4\xa5][\xa1-\xf6]", 0.2), "cp932": (rb"\x82[\x9f-\xf1]|\x83[\x40-\x96]", 0.2),  # kana
@@ -159,7 +161,7 @@ class LineReader:
     def __init__(self, stream: IO[bytes], name: str, repairs: Repairs, encoding: str | None = None):
         self._name, self.repairs = name, repairs
         self._bytes = io.BufferedReader(_Bytes(stream, name, repairs), BLOCK_SIZE)
-        head = self._bytes.peek()
+        self._start = head = self._bytes.peek()
         marked = next((encoding for mark, encoding in _BYTE_ORDER_MARKS if head.startswith(mark)), "utf-8-sig")
         try:
             encoding = marked if encoding is None else codecs.lookup(encoding).name
@@ -168,7 +170,7 @@ class LineReader:
             utf8 = self._encoding == "utf-8-sig"
             self.head = head.removeprefix(codecs.BOM_UTF8) if utf8 else head.decode(self._encoding, "replace").encode()
         except (LookupError, UnicodeError, ValueError) as error:
-            hint = "name one that Python knows: --encoding cp1252, cp932, euc-kr, gb18030, utf-16-le"
+            hint = f"name one that Python knows: --encoding {SOME_ENCODINGS}, utf-16-le"
             raise UsageError(f"{encoding!r} is not an encoding of text", where=name, hint=hint) from error
         self.suffix = format_suffix(name)
         self.format = FORMATS.get(self.suffix)
@@ -181,18 +183,23 @@ class LineReader:
             head = head[: head.rindex(b"\n")]
         return _unify_line_ends(head.decode("utf-8", "replace")).split("\n")
 
-    def lines(self, *, longest: int = -1, exact: bool = False) -> Iterator[tuple[int, str]]:
+    def lines(self, *, longest: int = 0, largest: int = LARGEST_LINE, exact: bool = False) -> Iterator[tuple[int, str]]:
         r"""Yield (line number from 1, line without its end). "\r\n" and "\r" end lines too, NUL is dropped.
 
         Args:
             longest: characters; a line that is more than 1 MB longer is divided at a space into lines of one number.
-            exact: only "\n" ends lines, "\r" and NUL stay.
+            largest: bytes of a line, if they are not divided.
+            exact: only "\n" ends lines, "\r" and NUL stay; any number of lines may have bytes that are not text.
+
+        Raises:
+            BertworksError: a line is too large; unless `exact`, more than one line and more than 1 % of the lines so
+                far, or all of them, have bytes that are not text in the encoding.
         """
         text = io.TextIOWrapper(self._bytes, self._encoding, _MARKED, newline="\n")
-        number, rest = 1, ""
+        number, rest, bad = 1, "", IssueCounter()
         while block := rest + text.read(BLOCK_SIZE):
-            end = text.readline(longest)
-            is_cut = len(end) == longest and not end.endswith("\n")
+            end = text.readline(longest or largest + 1)
+            is_cut = 0 < longest == len(end) and not end.endswith("\n")
             rest = end[max(map(end.rfind, _SPACES)) + 1 :] if is_cut else ""
             block += end.removesuffix(rest)
             if "\0" in block and not exact:
@@ -200,12 +207,31 @@ class LineReader:
                 block = block.replace("\0", "")
             block = block if exact else _unify_line_ends(block)
             lines = block.split("\n")
+            for index, line in enumerate(lines) if not longest and 4 * len(block) > largest else ():
+                if 4 * len(line) > largest and len(line.encode("utf-8", "surrogatepass")) > largest:
+                    raise too_large(f"{self._name}:{number + index}", largest)
             for index, line in enumerate(lines) if _MARK in block else ():
                 if _MARK in line:
-                    self.repairs.bad_bytes.add(f"{self._name}:{number + index}")
+                    for counter in (bad, self.repairs.bad_bytes):
+                        counter.add(f"{self._name}:{number + index}")
                     lines[index] = line.replace(_MARK, "\N{REPLACEMENT CHARACTER}")
-            yield from enumerate(lines if lines[-1] else lines[:-1], number)
-            number += len(lines) - 1
+            lines = lines if lines[-1] else lines[:-1]
+            if bad.count and not exact:
+                self._refuse_other_encoding(bad, number - 1 + len(lines))
+            yield from enumerate(lines, number)
+            number += block.count("\n")
+
+    def _refuse_other_encoding(self, bad: IssueCounter, lines: int) -> None:
+        few = bad.count <= 1 + lines // 100
+        if few and bad.count < lines:
+            return
+        wrong = [line for line in self._start.split(b"\n") if "\ufffd" in line.decode("utf-8", "replace")]
+        guess = guess_encoding(b"\n".join(wrong)) if self._encoding == "utf-8-sig" else None
+        if few and not guess:  # the only line has a few of them
+            return
+        what = f"{bad.count:,} of the first {lines:,} lines have bytes that are not "
+        hint = f"--encoding {guess}" if guess else f"name the encoding: --encoding {SOME_ENCODINGS}, ..."
+        raise BertworksError(what + self._encoding.removesuffix("-sig").upper(), where=bad.places[0], hint=hint)
 
 
 @contextmanager
@@ -270,6 +296,13 @@ def guess_encoding(data: bytes) -> str | None:
             return encoding
     best = max(_ONE_BYTE, key=likelihood)
     return best if likelihood(best) > 0.5 else None
+
+
+def too_large(where: str, largest: int, why: str = "") -> BertworksError:
+    """The error for a line or a row of more than `largest` bytes. why: a reason that is likely."""
+    option = f"--max-row-bytes {2 * largest >> 20}m" if largest >= 1 << 20 else f"--max-row-bytes {2 * largest}"
+    hint = "write it as several rows" if largest >= LARGEST_LINE else f"if the row is right, allow it: {option}"
+    return BertworksError(f"a row has more than {largest:,} bytes{why}", where=where, hint=hint)
 
 
 def rereadable(path: str | Path, owner: object) -> tuple[Path, str | None]:

@@ -31,7 +31,10 @@ class _StoppedError(Exception):
 
 
 def read_text(
-    inputs: Sequence[str | Path], text_column: str | None = None, documents: Documents = "auto"
+    inputs: Sequence[str | Path],
+    text_column: str | None = None,
+    documents: Documents = "auto",
+    encoding: str | None = None,
 ) -> CorpusReader:
     """The reader of raw text.
 
@@ -48,7 +51,7 @@ def read_text(
         if (folder / "config.json").is_file() and any((folder / name).is_file() for name in _WEIGHTS):
             hint = f"name the text; `bertworks pretrain TEXT --init {shlex.quote(str(path))}` continues from this model"
             raise UsageError("this folder holds a model, not text", where=str(path), hint=hint)
-    reader = CorpusReader(inputs, text_column=text_column, documents=documents)
+    reader = CorpusReader(inputs, text_column=text_column, documents=documents, encoding=encoding)
     for path in reader.files:
         if path.name == "tokenizer.json":  # shards and models have one too
             what = "a folder within the input holds a tokenizer, a model or shards, not text"

@@ -63,6 +63,7 @@ class Request:
     seed: int | None = None
     text_column: str | None = None
     documents: Documents = "auto"
+    encoding: str | None = None
 
     @property
     def is_shards(self) -> bool:
@@ -88,7 +89,7 @@ class Request:
         Raises:
             BertworksError: an input cannot be read.
         """
-        return read_text(self.inputs, self.text_column, self.documents)
+        return read_text(self.inputs, self.text_column, self.documents, self.encoding)
 
 
 def estimate_tokens(reader: CorpusReader) -> int:
@@ -181,6 +182,7 @@ def pretrain(
     workers: int | None = None,
     text_column: str | None = None,
     documents: Documents = "auto",
+    encoding: str | None = None,
 ) -> Iterator[Event]:
     """Pre-train a network and yield the events of the run; `output` becomes a model folder.
 
@@ -192,6 +194,7 @@ def pretrain(
         tokenizer: a tokenizer folder; None: a vocabulary is trained on the text.
         init: a model to continue from, a folder or a name on the Hugging Face hub, with its configuration and
             tokenizer.
+        text_column, documents, encoding: see `CorpusReader`.
 
     Raises:
         UsageError: the folder belongs to a run with other settings, or the request is contradictory.
@@ -200,7 +203,7 @@ def pretrain(
     begin = time.perf_counter()
     request = make_request(
         inputs, recipe=recipe, overrides=overrides, budget=budget, tokenizer=tokenizer, init=init, precision=precision,
-        seed=seed, text_column=text_column, documents=documents,
+        seed=seed, text_column=text_column, documents=documents, encoding=encoding,
     )  # fmt: skip
     output, where, content = Path(output), choose_device(device), request.content()
     with training_processes(where) as processes:

@@ -49,6 +49,7 @@ class CorpusReader:
         text_column: the column or field of the text; None: inferred per file, and reported.
         documents: the end of a document in plain text; "auto": inferred from the first megabyte of each file, and
             reported.
+        encoding: of all files, as "cp1252"; None: by the byte order mark of each file, else UTF-8.
 
     Attributes:
         files: all files.
@@ -56,12 +57,19 @@ class CorpusReader:
         report: of the last complete pass.
 
     Raises:
-        BertworksError: an input has nothing to read; while iterating: a damaged file, a file without a text column, no
-            document at all.
+        BertworksError: an input has nothing to read; while iterating: a damaged file, a file in another encoding, a
+            file without a text column, no document at all.
     """
 
-    def __init__(self, inputs: Sequence[str | Path], *, text_column: str | None = None, documents: Documents = "auto"):
-        self.text_column, self.documents = text_column, documents
+    def __init__(
+        self,
+        inputs: Sequence[str | Path],
+        *,
+        text_column: str | None = None,
+        documents: Documents = "auto",
+        encoding: str | None = None,
+    ):
+        self.text_column, self.documents, self.encoding = text_column, documents, encoding
         self.folders: list[Path] = []
         self._skipped = IssueCounter()
         self._names: dict[Path, tuple[str, str]] = {}  # file -> path relative to its input, name in messages
@@ -116,7 +124,7 @@ class CorpusReader:
 
     def _read(self, path: Path, report: CorpusReport) -> Iterator[Document]:
         _, name = self._names[path]
-        for raw in FileReader(path, name, report, self.text_column, self.documents):
+        for raw in FileReader(path, name, report, self.text_column, self.documents, self.encoding):
             source = f"{name}:{raw.line}"
             report.wrapped_documents += raw.margin is not None
             text = _clean("\n".join(paragraphs(raw.lines, raw.margin)), source, report)

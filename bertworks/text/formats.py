@@ -18,8 +18,7 @@ from bertworks.io.processes import chunk_by_size
 from bertworks.io.text_files import COMPRESSIONS, FORMATS, LONGEST_PIECE, IssueCounter, LineReader, Repairs, open_lines
 from bertworks.text.segmentation import margin_of, separation
 
-_BAD_BYTES = "lines with bytes that are not UTF-8 (replaced by \N{REPLACEMENT CHARACTER})"
-_MANY_BAD_LINES = 100  # more suggest that the file has another encoding
+_BAD_BYTES = "lines with bytes that are not text (replaced by \N{REPLACEMENT CHARACTER})"
 LARGEST_DOCUMENT = 1 << 22  # characters; longer documents are divided, to bound memory
 _LONGEST_BLOCK = LARGEST_DOCUMENT + LARGEST_DOCUMENT // 4  # of lines without a blank one, at which it is divided
 SUFFIXES = [suffix for suffix, kind in FORMATS.items() if kind != "conll"]
@@ -75,10 +74,7 @@ class CorpusReport(Repairs):
             "places with NUL characters (dropped)": self.null_characters,
             f"documents longer than {LARGEST_DOCUMENT:,} characters (cut)": self.cut_documents,
         }
-        lines = [f"{name}: {counter}" for name, counter in counters.items() if counter.count]
-        if self.bad_bytes.count >= _MANY_BAD_LINES:
-            lines.append("  another encoding? `iconv -f CP932 -t UTF-8 FILE` (or EUC-KR, CP1252, ...) converts it")
-        return lines
+        return [f"{name}: {counter}" for name, counter in counters.items() if counter.count]
 
     def __str__(self) -> str:
         lines = [
@@ -99,11 +95,11 @@ class FileReader:
     Args:
         name: of the file in messages. Its suffix is that of the format.
         report: is updated while reading.
-        text_column, documents: as for `CorpusReader`.
+        text_column, documents, encoding: as for `CorpusReader`.
 
     Raises:
-        BertworksError: while iterating: the file is damaged or unreadable, too many lines are malformed, or there is no
-            text column.
+        BertworksError: while iterating: the file is damaged or unreadable, too many lines are malformed or not in the
+            encoding, a line of a table or of JSON is larger than LARGEST_LINE, or there is no text column.
     """
 
     path: Path
@@ -111,12 +107,13 @@ class FileReader:
     report: CorpusReport
     text_column: str | None
     documents: Documents
+    encoding: str | None = None
 
     def __iter__(self) -> Iterator[RawDocument]:
         if tables.is_parquet(self.path):
             yield from self._parquet()
             return
-        with open_lines(self.path, self.name, self.report) as reader:
+        with open_lines(self.path, self.name, self.report, self.encoding) as reader:
             if not reader.head:
                 self.report.empty_files.add(self.name)
                 return

@@ -250,6 +250,7 @@ def _settings(reader: CorpusReader, tokenizer: Tokenizer) -> dict[str, Any]:
         "tokenizer": tokenizer.sha256,
         "text_column": reader.text_column,
         "documents": reader.documents,
+        "encoding": reader.encoding,
         "files": files,
         "bytes": size,
         "files_sha256": stamp,

@@ -11,15 +11,19 @@ put a separator or a mask into the training data.
 
 WordPiece: a word longer than 100 characters becomes one [UNK], as in transformers (google-research/bert: 200), and so
 does a word with a piece that is not in the vocabulary.
+
+Memory: the library needs about 300 bytes for each token, so long texts are encoded in parts, cut where this changes no
+token (`cut_points`); a part without such a place stays whole.
 """
 
 import hashlib
 import json
 import re
+import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Self
@@ -30,8 +34,19 @@ from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import write_bytes, write_json, write_text
+from bertworks.io.processes import chunk_by_size
 from bertworks.text.tokenizer_folder import DEFAULT_LENGTH, count_cased, read_folder, read_vocabulary
-from bertworks.text.tokenizer_pipeline import NORMALIZER_SETTINGS, SPECIAL_TOKENS, guarded, spell_special_tokens
+from bertworks.text.tokenizer_pipeline import (
+    NORMALIZER_SETTINGS,
+    SPECIAL_TOKENS,
+    cut_points,
+    guarded,
+    spell_special_tokens,
+)
+
+_PART = 1 << 14  # characters of a part of a long text
+_AT_ONCE = 1 << 18  # characters that the library encodes together
+_PER_TOKEN = 16  # characters at the beginning of a long text for each token that is wanted
 
 
 class Encoding(NamedTuple):
@@ -110,6 +125,7 @@ class Tokenizer:
         self._literal = tokenizers.Tokenizer.from_str(content)
         self._literal.encode_special_tokens = True
         self._description: dict[str, Any] = json.loads(content)
+        self._cuts = cut_points(self._description)
         numbers = {token: number for number, token in enumerate(self.tokens)}
         names = special_tokens or {}
         self.special_tokens = spell_special_tokens(names, numbers)
@@ -259,24 +275,40 @@ class Tokenizer:
             UsageError: `max_length` leaves no room for the special tokens.
         """
         texts = [text] if pair is None else [text, pair]
-        return self._finish(self._run(self._plain.encode_batch, texts), max_length)
+        return self._finish(list(self._begin(texts, max_length)), max_length)
 
     def encode_batch(self, texts: Sequence[str], *, max_length: int | None = None) -> list[Encoding]:
         """`encode` for many texts at once, on all threads that TOKENIZERS_PARALLELISM and RAYON_NUM_THREADS allow."""
-        return [self._finish([part], max_length) for part in self._run(self._plain.encode_batch, texts)]
+        return list(self.encode_each(texts, max_length=max_length))
+
+    def encode_each(self, texts: Sequence[str], *, max_length: int | None = None) -> Iterator[Encoding]:
+        """`encode_batch`, one result at a time, so that memory does not grow with the number of texts."""
+        return (self._finish([part], max_length) for part in self._begin(texts, max_length))
+
+    def arrays(self, texts: Sequence[str]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+        """For each text its ids [n] and offsets [n, 2], those of `encode` without the template. They need a tenth of
+        the memory of an `Encoding`."""
+        for _, parts in groupby(self._parts(self._plain.encode_batch, texts), itemgetter(0)):
+            ids, offsets = [], []
+            for _, start, skipped, part in parts:
+                whole = self._library.post_process(part)
+                inner = self.template.inner(len(whole))
+                ids.append(np.array(whole.ids[inner][skipped:], np.int64))
+                offsets.append(np.array(whole.offsets[inner][skipped:], np.int64).reshape(-1, 2) + start)
+            yield np.concatenate(ids), np.concatenate(offsets)
 
     def words(self, texts: Sequence[str]) -> list[NDArray[np.int64]]:
         """int64 [n, 2] for each text: the characters where the words of the pre-tokenizer begin and end. White space
         and other characters that it removes are in no word."""
-        encodings = self._run(self._literal.encode_batch, texts)
-        return [_words(text, encoding) for text, encoding in zip(texts, encodings)]
+        parts = groupby(self._parts(self._literal.encode_batch, texts), itemgetter(0))
+        return [np.concatenate([_words(texts[number], *part) for _, *part in found]) for number, found in parts]
 
     def unknown(self, texts: Sequence[str]) -> list[str]:
         """The parts of the texts that become [UNK], in order, with repetitions."""
         return [
-            text[start:end]
-            for text, encoding in zip(texts, self._run(self._literal.encode_batch, texts))
-            for number, (start, end) in zip(encoding.ids, encoding.offsets, strict=True)
+            texts[text][begin + start : begin + end]
+            for text, begin, skipped, part in self._parts(self._literal.encode_batch, texts)
+            for number, (start, end) in list(zip(part.ids, part.offsets, strict=True))[skipped:]
             if number == self.unk_id
         ]
 
@@ -285,7 +317,8 @@ class Tokenizer:
 
         Special tokens in the texts are NOT recognised: "[SEP]" in a document is a bracket, a word and a bracket.
         """
-        return [encoding.ids for encoding in self._run(self._literal.encode_batch_fast, texts)]
+        found = groupby(self._parts(self._literal.encode_batch_fast, texts), itemgetter(0))
+        return [list(chain.from_iterable(part.ids[skipped:] for *_, skipped, part in parts)) for _, parts in found]
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids, as exact as the vocabulary allows (case and accents may be lost).
@@ -299,27 +332,69 @@ class Tokenizer:
                 raise UsageError(f"token id {number} is outside the vocabulary (0..{self.vocab_size - 1})")
         return str(self._library.decode(numbers, skip_special_tokens=skip_special_tokens))
 
-    def _run(self, encode: Callable[..., list[Any]], texts: Sequence[str]) -> list[Any]:
+    def _cut(self, text: str, position: int) -> int:
+        """The first place from `position` on where a text can be cut, else its end."""
+        if len(text) <= position + _PART or self._cuts is None:
+            return len(text)
+        match = self._cuts.search(text, position)
+        return match.start() if match else len(text)
+
+    def _begin(self, texts: Sequence[str], most: int | None) -> Iterator[tuple[Any, int]]:
+        """For each text the encoding of its beginning, with at least `most` of its tokens (None: of all of it), and the
+        number of its other tokens."""
+        most, encode, fast = (
+            sys.maxsize if most is None else most,
+            self._plain.encode_batch,
+            self._plain.encode_batch_fast,
+        )
+        ends = [self._cut(text, _PER_TOKEN * most) for text in _checked_texts(texts)]
+        for group in chunk_by_size(zip(texts, ends), _AT_ONCE, itemgetter(1)):
+            for (text, end), part in zip(group, self._run(encode, [text[:end] for text, end in group])):
+                while end < len(text) and len(part) < most:
+                    end = self._cut(text, 2 * end)
+                    [part] = self._run(encode, [text[:end]])
+                others = 0
+                if end < len(text):
+                    others = sum(len(rest) - skipped for *_, skipped, rest in self._parts(fast, [text], end - 1))
+                yield part, others
+
+    def _parts(
+        self, encode: Callable[..., list[Any]], texts: Sequence[str], begin: int = 0
+    ) -> Iterator[tuple[int, int, int, Any]]:
+        """For each part of each text, in order: the number of the text, where the part begins, how many of its tokens
+        belong to the part before, its encoding. begin: where the texts are cut, less 1."""
+
+        def parts() -> Iterator[tuple[int, str, int, int]]:
+            for number, text in enumerate(_checked_texts(texts)):
+                start, end = begin, -1
+                while end < len(text):
+                    end = self._cut(text, max(start, end) + _PART)
+                    yield number, text, start, end
+                    start = end - 1
+
+        for group in chunk_by_size(parts(), _AT_ONCE, lambda part: part[3] - part[2]):
+            encodings = self._run(encode, [text[start:end] for _, text, start, end in group])
+            for (number, text, start, _), encoding in zip(group, encodings):
+                yield number, start, len(self._run(encode, [text[start]])[0]) if start else 0, encoding
+
+    def _run(self, encode: Callable[..., list[Any]], texts: list[str]) -> list[Any]:
         """Encode texts one by one without the template; a lone surrogate counts as U+FFFD."""
-        texts = list(texts)
         try:
             return guarded(lambda: encode(texts, add_special_tokens=False), "the text cannot be encoded")
         except BertworksError:
-            if wrong := [text for text in texts if not isinstance(text, str)]:
-                raise UsageError(f"{wrong[0]!r:.60} is not a text", hint="use a string") from None
             valid = [re.sub("[\ud800-\udfff]", "\ufffd", text) for text in texts]
             if valid == texts:
                 raise
             return guarded(lambda: encode(valid, add_special_tokens=False), "the text cannot be encoded")
 
-    def _finish(self, parts: list[Any], max_length: int | None) -> Encoding:
-        """Truncate one or two texts to `max_length` and apply the template."""
-        num_truncated = 0
+    def _finish(self, begun: list[tuple[Any, int]], max_length: int | None) -> Encoding:
+        """Truncate one or two texts to `max_length` and apply the template. begun: see `_begin`."""
+        num_truncated, parts = 0, [part for part, _ in begun]
         if max_length is not None:
             room = max_length - self._library.num_special_tokens_to_add(len(parts) == 2)
             if room < 0:
                 raise UsageError(f"max_length {max_length} leaves no room for the special tokens")
-            first, *others = map(len, parts)
+            first, *others = (len(part) + other for part, other in begun)
             kept = truncated_lengths(first, sum(others), room)
             num_truncated = first + sum(others) - sum(kept)
             for part, length in zip(parts, kept):
@@ -330,6 +405,12 @@ class Tokenizer:
         )
 
 
+def _checked_texts(texts: Sequence[str]) -> Sequence[str]:
+    if wrong := [text for text in texts if not isinstance(text, str)]:
+        raise UsageError(f"{wrong[0]!r:.60} is not a text", hint="use a string")
+    return texts
+
+
 def with_marks(text: str, end: int) -> int:
     """The end of a span, extended by the combining marks of its last character: accents, vowel signs and variation
     selectors. A tokenizer that removes them leaves them out of its offsets."""
@@ -338,11 +419,13 @@ def with_marks(text: str, end: int) -> int:
     return end
 
 
-def _words(text: str, encoding: Any) -> NDArray[np.int64]:
+def _words(text: str, begin: int, skipped: int, encoding: Any) -> NDArray[np.int64]:
+    """The words of a part of a text. begin, skipped: see `Tokenizer._parts`."""
     spans: list[tuple[int, int]] = []
-    for _, tokens in groupby(zip(encoding.word_ids, encoding.offsets), key=itemgetter(0)):
-        offsets = [offset for _, offset in tokens]
-        start, end = offsets[0][0], offsets[-1][1]
+    tokens = list(zip(encoding.word_ids, encoding.offsets))[skipped:]
+    for _, word in groupby(tokens, key=itemgetter(0)):
+        offsets = [offset for _, offset in word]
+        start, end = begin + offsets[0][0], begin + offsets[-1][1]
         start += len(text[start:end]) - len(text[start:end].lstrip())  # the space in front may belong to the word
         if start < end:
             spans.append((start, with_marks(text, end)))

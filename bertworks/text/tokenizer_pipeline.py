@@ -2,9 +2,11 @@
 
 - `bert_pipeline`: WordPiece, or another model with BERT's normalizer and template
 - `sentencepiece_pipeline`: a SentencePiece file (Kudo and Richardson 2018), unigram or BPE
+- `cut_points`: where a long text can be cut without a change of its tokens
 """
 
 import math
+import re
 import struct
 from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
@@ -40,6 +42,16 @@ _STYLES = {  # families of SentencePiece files, with their templates for one tex
     "xlmroberta": ("C:0 $A:0 S:0", "C:0 $A:0 S:0 S:0 $B:0 S:0"),
     "sentencepiece": NO_TEMPLATE,
 }
+_LOCAL_STEPS = frozenset(  # normalizers and pre-tokenizers for which a space between two letters is a border
+    "BertNormalizer NFC NFD NFKC NFKD Lowercase StripAccents Strip Nmt Precompiled Replace BertPreTokenizer ByteLevel"
+    " Metaspace WhitespaceSplit Whitespace Punctuation Digits".split()
+)
+# Letters and digits of one code unit. Without those that decompose to a mark or a space, or join a space before them.
+_LETTER = (
+    r"[^\W_\u037a\u0d4e\u0e33\u0eb3\u2474-\u2487\u3220-\u3229\ufc5e-\ufc63\ufe70-\ufe7e\uff9e\uff9f"
+    r"\U00010000-\U0010ffff]"
+)
+_NEXT_TO_MARKS = "|(?<=[,;/+])(?=[0-9A-Za-z])|(?<=[一-鿿。、，！？；：])(?=[一-鿿ぁ-ゖァ-ヺ])"
 _STYLE_MARKS = {"albert": {"[CLS]", "[SEP]"}, "xlnet": {"<cls>", "<sep>"}}
 
 
@@ -101,6 +113,41 @@ def refuse_style(path: Path, style: str) -> NoReturn:
     hint = f"make tokenizer.json: `python -c \"f = '{path.parent}'; {load}\"`"
     what = f"{path.name} of the family {style} cannot be read without tokenizer.json"
     raise BertworksError(what, where=str(path), hint=hint)
+
+
+def cut_points(tokenizer: Mapping[str, Any]) -> re.Pattern[str] | None:
+    """Where a text can be cut: the tokens of the whole are those of its parts, if each part begins with the character
+    in front of the cut, and the tokens of that character are dropped. None: such places are not known.
+
+    Args:
+        tokenizer: the content of tokenizer.json.
+    """
+    steps = [step for name in ("normalizer", "pre_tokenizer") for step in _steps(tokenizer[name] or {})]
+    kinds = {step["type"] for step in steps}
+    local = kinds <= _LOCAL_STEPS and all(step.get("use_regex", True) and step.get("split", True) for step in steps)
+    patterns = [step["pattern"] for step in steps if step["type"] == "Replace"]
+    local &= all(
+        p["Regex"] in (" {2,}", "^ | $") if "Regex" in p else not re.search(r"\s", p["String"]) for p in patterns
+    )
+    added = [token["content"] for token in tokenizer["added_tokens"]]
+    greedy = "".join(token["content"] for token in tokenizer["added_tokens"] if token["lstrip"] or token["rstrip"])
+    local &= not re.search(r"\s", "".join(added)) and re.fullmatch(r"([<\[]\w*[>\]])*", greedy) is not None
+    at_white_space = kinds & {"BertPreTokenizer", "ByteLevel", "WhitespaceSplit", "Whitespace"}
+    if not local or not (at_white_space or "Metaspace" in kinds):
+        return None
+    spaces = "[ \n\t]" if at_white_space else " "
+    pattern = f"(?<={_LETTER}){spaces}(?={_LETTER})"
+    isolated = "BertPreTokenizer" in kinds and any(step.get("handle_chinese_chars") for step in steps)
+    if isolated and all(content.isascii() and not re.search("[,;/+]", content) for content in added):
+        pattern += _NEXT_TO_MARKS
+    return re.compile(pattern)
+
+
+def _steps(step: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The steps of a normalizer or a pre-tokenizer, without sequences."""
+    if step.get("type") != "Sequence":
+        return [step] if step else []
+    return [inner for part in step.get("normalizers", step.get("pretokenizers", [])) for inner in _steps(part)]
 
 
 class _SentencePiece(NamedTuple):

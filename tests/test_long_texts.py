@@ -1,0 +1,162 @@
+"""Long texts are encoded in parts: the tokens are those of the whole text, and memory stays bounded."""
+
+import json
+
+import pytest
+import tokenizers
+from hypothesis import given, settings, strategies as st
+from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
+
+from bertworks.text import tokenizer as module
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.tokenizer_pipeline import cut_points
+from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
+
+TEXT = (
+    "the cat's sat, on 23 mats; Über \u00e9 e\u0301 東京の空は、青い。 中国 한국 어 "
+    "\u0e01\u0e33 ab/cd+ef ŒÆ \U0001d400x"
+)
+CHARACTERS = (
+    "ab cd  é e\u0301\u0345\u0d4e\u0e33\uff9e 12 .,;/+'`-_[]<> \n\t\r\x0b\u00a0\u3000\u200d\x00\ufffd"
+    "東京中のはがカ。、한국αςΣ \U0001d400\U0001f600"
+)
+WORDS = [
+    "the",
+    " the cat",
+    " '",
+    "``",
+    "[MASK]",
+    "<mask>",
+    " <mask> ",
+    "[SEP]",
+    "a b c d e f g h",
+    "x" * 120,
+    "東京中国",
+    "が",
+]
+texts = st.lists(st.sampled_from([*CHARACTERS, *WORDS]), max_size=60).map("".join)
+
+
+def library(model, normalizer, pre_tokenizer, post_processor=None, mask="<mask>"):
+    made = tokenizers.Tokenizer(model)
+    if normalizer:
+        made.normalizer = normalizer
+    made.pre_tokenizer = pre_tokenizer
+    if post_processor:
+        made.post_processor = post_processor
+    made.add_special_tokens([AddedToken(mask, lstrip=True, normalized=False)])
+    return made.to_str()
+
+
+def byte_level(prefix):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("Ġ", "c"), ("a", "b")]
+    forms = ["<unk>", *alphabet, *("".join(pair) for pair in merges)]
+    trim = processors.ByteLevel(add_prefix_space=prefix, trim_offsets=True, use_regex=True)
+    model = models.BPE({form: number for number, form in enumerate(forms)}, merges, unk_token="<unk>")
+    return library(model, None, pre_tokenizers.ByteLevel(add_prefix_space=prefix), trim)
+
+
+def unigram(normalizer, pre_tokenizer):
+    letters = sorted(set(CHARACTERS + TEXT) - set(" \n\t"))
+    pieces = [("<unk>", 0.0), ("▁", -3.0), ("▁the", -2.0), ("▁c", -4.0), ("東京", -3.0), *((x, -6.0) for x in letters)]
+    return library(models.Unigram(pieces, 0, False), normalizer, pre_tokenizer)
+
+
+def trained(algorithm):
+    config = VocabularyConfig(size=400, algorithm=algorithm, min_frequency=1)
+    tokenizer, _ = train_vocabulary([TEXT * 20], config, workers=1)
+    return tokenizer._library.to_str()
+
+
+def metaspace(scheme):
+    return pre_tokenizers.Metaspace(prepend_scheme=scheme)
+
+
+white_space = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace("always")])
+albert = normalizers.Sequence(
+    [normalizers.Replace("``", '"'), normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
+)
+KINDS = {
+    "wordpiece": lambda: trained("wordpiece"),
+    "bpe": lambda: trained("bpe"),
+    "unigram": lambda: trained("unigram"),
+    "gpt2": lambda: byte_level(False),
+    "gpt2 with a space": lambda: byte_level(True),
+    "albert": lambda: unigram(albert, white_space),
+    "xlmroberta": lambda: unigram(normalizers.NFKC(), white_space),
+    "metaspace": lambda: unigram(normalizers.NFC(), metaspace("always")),
+    "metaspace, first": lambda: unigram(None, metaspace("first")),
+    "metaspace, never": lambda: unigram(None, metaspace("never")),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def tokenizer(request):
+    return Tokenizer(KINDS[request.param](), special_tokens={"mask_token": "<mask>"} if " " in request.param else None)
+
+
+def answers(tokenizer, texts, most):
+    """All that a tokenizer says of texts."""
+    arrays = [[array.tolist() for array in pair] for pair in tokenizer.arrays(texts)]
+    return {
+        "first": tokenizer.encode_batch(texts, max_length=most),
+        "pair": tokenizer.encode(texts[0], texts[-1], max_length=2 * most),
+        "arrays": arrays,
+        "ids": tokenizer.ids(texts),
+        "words": [words.tolist() for words in tokenizer.words(texts)],
+        "unknown": tokenizer.unknown(texts),
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts=st.lists(texts, min_size=1, max_size=3), most=st.integers(5, 9))
+def test_parts_have_the_tokens_of_the_whole(tokenizer, texts, most):
+    cuts = tokenizer._cuts
+    assert cuts is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_PART", 3)
+        patch.setattr(module, "_PER_TOKEN", 1)
+        patch.setattr(module, "_AT_ONCE", 20)
+        in_parts = answers(tokenizer, texts, most)
+        patch.setattr(tokenizer, "_cuts", None)
+        whole = answers(tokenizer, texts, most)
+    assert in_parts == whole
+
+
+def test_long_texts_are_cut(tokenizer):
+    text = (TEXT + " and so on ") * 500
+    parts = [end - start for start, end in spans_of(tokenizer, text)]
+    assert len(parts) > 1
+    assert max(parts) < 2 * module._PART + 200
+
+
+def spans_of(tokenizer, text):
+    start = 0
+    while start < len(text):
+        end = tokenizer._cut(text, start + module._PART)
+        yield start, end
+        start = end
+
+
+def test_chinese_without_spaces_is_cut():
+    tokenizer = Tokenizer(KINDS["wordpiece"]())
+    assert len(list(spans_of(tokenizer, "中国東京" * 20_000))) == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "a b"}, "behavior": "Isolated", "invert": False}},
+        {"pre_tokenizer": None},
+        {"pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": False}},
+        {"normalizer": {"type": "Replace", "pattern": {"String": "a b"}, "content": "c"}},
+        {"normalizer": {"type": "Prepend", "prepend": "▁"}},
+        {"added_tokens": [{"content": "a b", "lstrip": False, "rstrip": False}]},
+        {"added_tokens": [{"content": "ab", "lstrip": True, "rstrip": False}]},
+    ],
+)
+def test_other_tokenizers_read_a_text_as_a_whole(change):
+    tokenizer = json.loads(KINDS["wordpiece"]())
+    assert cut_points(tokenizer) is not None
+    assert cut_points(tokenizer | change) is None

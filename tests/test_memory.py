@@ -1,0 +1,186 @@
+"""Large rows and compressed files that are larger than they look: bounded memory, and an error that says the limit."""
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import fine
+import pyarrow
+import pytest
+import transformers
+from pyarrow import parquet
+
+from bertworks.cli.main import main
+from bertworks.datasets.reader import RowReader
+from bertworks.errors import BertworksError, UsageError
+from bertworks.io import text_files
+from bertworks.io.tables import ReadOptions
+
+MB = 1 << 20
+SMALL = ReadOptions(max_row_bytes="100")
+
+
+def write(path: Path, content: str | bytes) -> Path:
+    data = content.encode() if isinstance(content, str) else content
+    path.write_bytes(gzip.compress(data, 1) if path.suffix == ".gz" else data)
+    return path
+
+
+def error(path: Path, options: ReadOptions = SMALL) -> str:
+    with pytest.raises(BertworksError) as caught:
+        list(RowReader(path, options))
+    return str(caught.value)
+
+
+LARGE = "ä" * 60  # 120 bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "line"),
+    [
+        ("a.jsonl", json.dumps({"text": "a"}) + "\n" + json.dumps({"text": LARGE}, ensure_ascii=False) + "\n", 2),
+        ("a.json", json.dumps([{"text": "a"}, {"text": LARGE}]), 2),
+        ("a.csv", f"text,label\na,b\n{LARGE},b\n", 3),
+        ("a.tsv", f"text\tlabel\na\tb\n{LARGE}\tb\n", 3),
+        ("a.csv", 'text,label\na,b\n"' + "a line\n" * 20 + '",b\n', 3),
+        ("a.txt", f"a\n{LARGE}\n", 2),
+        ("a.conll", f"word\tO\n{LARGE}\tO\n", 2),
+        ("a.csv.gz", f"text,label\na,b\n{LARGE},b\n", 3),
+    ],
+)
+def test_a_large_row_needs_the_option(tmp_path: Path, name: str, content: str, line: int) -> None:
+    path = write(tmp_path / name, content)
+    found = error(path)
+    assert f"{name}:{line}: a row has more than 100 bytes" in found
+    assert "--max-row-bytes 200" in found
+    assert len(list(RowReader(path, ReadOptions(max_row_bytes="200")))) > 0
+
+
+def test_a_large_row_of_parquet_needs_the_option(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.table({"text": ["a", LARGE, "b"]}), path)
+    assert "a.parquet:2: a row has more than 100 bytes" in error(path)
+    assert len(list(RowReader(path))) == 3
+
+
+def test_rows_of_many_sizes_are_complete(tmp_path: Path) -> None:
+    texts = ["a" * size for size in (99, 100, 101, text_files.BLOCK_SIZE - 1, text_files.BLOCK_SIZE, 3 * MB, 5)]
+    path = write(tmp_path / "a.txt", "\n".join(texts))
+    assert [row.values["text"] for row in RowReader(path)] == texts
+    exact = write(tmp_path / "b.txt", "a\n" + "b" * 100)
+    assert [len(row.values["text"]) for row in RowReader(exact, SMALL)] == [1, 100]
+    assert "b.txt:2" in error(write(tmp_path / "b.txt", "a\n" + "b" * 101))
+
+
+def test_a_quoted_cell_that_ends_nowhere_is_still_named(tmp_path: Path) -> None:
+    assert "quote mark is opened here and never closed" in error(write(tmp_path / "a.csv", 'a,b\n1,"2\n3,4\n'))
+
+
+def test_one_json_value_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertworks.datasets.reader.LARGEST_LINE", 1000)
+    path = write(tmp_path / "a.json", json.dumps([{"text": "a", "label": "b"}] * 100, indent=1))
+    assert "more than 1,000 bytes, which is read as a whole" in error(path)
+    assert len(list(RowReader(path, ReadOptions(max_row_bytes="1m")))) == 100
+    one_line = write(tmp_path / "b.json", json.dumps([{"text": "a", "label": "b"}] * 100))
+    assert "b.json:1: a row has more than 1,000 bytes" in error(one_line)
+
+
+@pytest.mark.parametrize("size", ["0", "much", "-1m"])
+def test_a_size_that_is_none(tmp_path: Path, size: str) -> None:
+    with pytest.raises(UsageError, match="--max-row-bytes"):
+        RowReader(write(tmp_path / "a.csv", "text,label\na,b\n"), ReadOptions(max_row_bytes=size))
+
+
+def test_the_option_of_the_hint_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = fine.write_model(tmp_path / "model")
+    data = write(tmp_path / "a.csv", f"text,label\n{'good film ' * 15},b\n")
+    command = ["embed", str(model), str(data), "-o", str(tmp_path / "a.npy")]
+    assert main([*command, "--max-row-bytes", "100"]) == 1
+    hint = capsys.readouterr().err.split("allow it: ")[1].split()
+    assert main([*command, *hint]) == 0
+
+
+PROGRAM = """
+import resource, sys
+import bertworks as bw
+from bertworks.errors import BertworksError
+from bertworks.datasets.reader import RowReader
+def memory():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+model, data, output, job = sys.argv[1:]
+jobs = {
+    "embed": lambda data: list(bw.embed_file(model, data, output + ".npy", text=["text"])),
+    "predict": lambda data: list(bw.predict_file(model, data, output + ".jsonl", text=["text"])),
+    "check": lambda data: bw.check_file(data, model=model, text=["text"], label="label"),
+    "read": lambda data: [None for row in RowReader(data)],
+    "corpus": lambda data: [None for document in bw.CorpusReader([data])],
+}
+small = data + ".small.jsonl"
+if job in ("embed", "predict", "check"):
+    jobs[job](small)
+before, found = memory(), ""
+try:
+    jobs[job](data)
+except BertworksError as error:
+    found = str(error)
+print(memory() - before, found)
+"""
+
+
+def growth(job: str, data: Path, model: Path | str = "") -> tuple[int, str]:
+    """The MB that a job needs more for this file than for a small one, and its error."""
+    arguments = [str(model), str(data), str(data.with_name(f"out-{job}")), job]
+    result = subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    number, found = result.stdout.split(" ", 1)
+    return int(number), found.strip()
+
+
+def write_rows(path: Path, texts: list[str]) -> Path:
+    rows = [{"text": text, "label": "ab"[number % 2]} for number, text in enumerate(texts)]
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", ["embed", "predict", "check"])
+@pytest.mark.parametrize("text", ["good films, ", "東京中国"])
+def test_rows_of_a_megabyte(tmp_path: Path, job: str, text: str) -> None:
+    model = write_classifier(tmp_path / "model")
+    rows, size = 12, MB // 3
+    texts = [(text * size)[:size] + str(number) for number in range(rows)]
+    path = write_rows(tmp_path / "rows.jsonl", texts)
+    write_rows(tmp_path / "rows.jsonl.small.jsonl", ["good films"] * rows)
+    used, found = growth(job, path, model)
+    assert not found
+    assert used < 200 + 4 * rows * size / MB * len(text[0].encode())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("job", "suffix", "most"), [("read", "jsonl", 200), ("read", "json", 1600), ("corpus", "jsonl", 1600)]
+)
+def test_a_line_that_decompresses_without_end(tmp_path: Path, job: str, suffix: str, most: int) -> None:
+    path = tmp_path / f"bomb.{suffix}.gz"
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(b'{"text": "')
+        for _ in range(2000):
+            file.write(b"a" * MB)
+        file.write(b'"}\n')
+    used, found = growth(job, path)
+    assert f"{path}:1: a row has more than" in found
+    assert used < most
+
+
+def write_classifier(folder: Path) -> Path:
+    """A classifier with random weights."""
+    tokenizer = fine.tokenizer()
+    config = transformers.BertConfig(
+        vocab_size=tokenizer.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=64, max_position_embeddings=64, id2label={0: "a", 1: "b"}, label2id={"a": 0, "b": 1},
+    )  # fmt: skip
+    transformers.BertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save(folder)
+    return folder
