@@ -7,7 +7,7 @@ grow with the file, except for one JSON value that fills a whole file.
 import itertools
 import json
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -45,11 +45,13 @@ class RowReader:
         path: the file, in any compression; "-" is standard input.
         options: how it is read. quoting="auto": inferred for tab-separated tables, "quoted" for others.
         name: the name of the file in messages.
+        known: names of columns that a header may have, as those of the training.
 
     Attributes:
         kind: the kind of file.
         columns: the names of the values; of JSON lines those of the first rows. written_columns: the same as the file
             names them.
+        named: whether the first row names the columns; None: not inferred.
         broken: rows of a raw table that a line end inside a cell divides, and that were joined again, in the last pass.
 
     Raises:
@@ -57,7 +59,14 @@ class RowReader:
             a line that is not JSON or not UTF-8, a quote mark that is never closed, a file that changes meanwhile.
     """
 
-    def __init__(self, path: str | Path, options: ReadOptions = ReadOptions(), *, name: str | None = None):
+    def __init__(
+        self,
+        path: str | Path,
+        options: ReadOptions = ReadOptions(),
+        *,
+        name: str | None = None,
+        known: Collection[str] = (),
+    ):
         self.path, piped = rereadable(path, self)
         self.name = name or piped or str(path)
         if not self.path.exists():
@@ -65,6 +74,8 @@ class RowReader:
         if self.path.is_dir():
             raise UsageError("this is a folder, not a file", where=self.name, hint="name one of the files in it")
         self.options, self.broken = options, IssueCounter()
+        self.named: bool | None = None
+        self._known = known
         self._state = self._file_state()
         self._lines = partial(utf8_lines, self.path, self.name)
         self.kind: Kind
@@ -149,7 +160,7 @@ class RowReader:
             first_line = next(line for line in sample if line.strip())
             delimiter = "\t" if "\t" in first_line else delimiter
             if self.options.header is None and delimiter != "\t" and not has_header(sample, delimiter):
-                self.columns = ["text"]
+                self.columns, self.named = ["text"], False
                 self._rows = lambda: ((n, {"text": line.removesuffix("\r")}) for n, line in self._lines())
                 return
         quoted = self.options.quoting == "quoted"
@@ -157,7 +168,12 @@ class RowReader:
             quoted = delimiter != "\t" or tables.quotes_matter(_first_quoted_lines(self._lines()))
         rows = tables.split_rows(self._lines(), delimiter, quoted=quoted, name=self.name, strict=True)
         first, *others = [row for _, row in itertools.islice(rows, SAMPLE_ROWS) if row]
-        named = self.options.header if self.options.header is not None else names_columns(first, others)
+        named = self.options.header
+        if named is None:
+            self.named = named = names_columns(first, others, self._known)
+        if named is None:
+            what, hint = f"does the first row name the columns? {first!r:.120}", "--header if so, else --no-header"
+            raise UsageError(what, where=f"{self.name}:1", hint=hint)
         self.columns = tables.column_names(first, named=named)
         self._check_names("the header", "name them differently, or read it without header")
         self._rows = lambda: self._table_rows(delimiter, quoted, named)
@@ -200,7 +216,7 @@ class RowReader:
         whole = not isinstance(value, dict) or annotations.is_squad(value)
         if whole and annotations.is_squad(self._whole_json()):
             self.kind = "squad"
-            self._rows = lambda: annotations.read_squad(self._whole_json(), self.name)
+            self._rows = self._squad_rows
             self.columns = ["id", "title", "context", "question", "answers", "is_impossible"]
             return
         self._rows = self._array_rows if whole else self._line_rows
@@ -226,7 +242,11 @@ class RowReader:
         for number, record in enumerate(value, 1):
             yield number, self._checked(record, number, repr(record))
 
-    def _checked(self, value: Any, number: int, source: str) -> dict[str, Any]:
+    def _squad_rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for place, values in annotations.read_squad(self._whole_json(), self.name):
+            yield place, self._checked(values, place, repr(values))
+
+    def _checked(self, value: Any, number: int | str, source: str) -> dict[str, Any]:
         """A JSON object. source: its text."""
         where = f"{self.name}:{number}"
         if not isinstance(value, dict):

@@ -49,10 +49,13 @@ class Schema:
 
     text: the columns of `Item.texts`, in that order; for tagging the one with the words, for choice the prompt and the
         choices (or one column with the list of them).
-    label: the column with the label; None if there is none.
-    labels: the names of the classes, tags or types of spans, sorted (numbers by value); (): not known yet, any name is
-        read. Regression, qa and choice have none.
+    label: the column with the label; (): there is none. Several: each says whether the label of its name is true
+        (multilabel).
+    labels: the names of the classes, tags or types of spans, sorted (numbers by value), or in the order of their
+        columns; (): not known yet, any name is read. Regression, qa and choice have none.
     separator: between several labels in one cell of a table; "" if cells or fields are JSON lists.
+    decimal: the mark before the fraction of a number.
+    label_names: of lists of 0 and 1, in their order; (): labels are written as names.
     first_choice: the number that the file gives to the first choice.
     id: the column with a unique name of each row.
     document: the column that tells which rows belong together.
@@ -61,9 +64,11 @@ class Schema:
 
     task: TaskType
     text: tuple[str, ...]
-    label: str | None = None
+    label: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     separator: str = ""
+    decimal: str = "."
+    label_names: tuple[str, ...] = ()
     first_choice: int = 0
     id: str | None = None
     document: str | None = None
@@ -106,7 +111,7 @@ def items(
             else:
                 raise
         else:
-            if item.id and schema.label is not None:
+            if item.id and schema.label:
                 places[item.id] = row.where
             yield item
     if row is None:
@@ -126,17 +131,17 @@ def refuse_rows(errors: Sequence[BertworksError], name: str) -> None:
 
 
 def fitted(schema: Schema, reader: RowReader) -> Schema:
-    """The schema for this file: if it reads one text and no label, the only column of a file is that text.
+    """The schema for this file, with its options: if it reads one text and no label, the only column of a file is
+    that text.
 
     Raises:
         UsageError: the file lacks a column.
     """
-    if len(schema.text) == 1 and len(reader.columns) == 1 and schema.label is None:
+    if len(schema.text) == 1 and len(reader.columns) == 1 and not schema.label:
         return replace(schema, text=tuple(reader.columns), id=None, document=None)
-    for column in (*schema.text, schema.label):
-        if column is not None:
-            find_column(reader.columns, reader.name, column, "--label" if column == schema.label else "--text")
-    return schema
+    for column in (*schema.text, *schema.label):
+        find_column(reader.columns, reader.name, column, "--label" if column in schema.label else "--text")
+    return replace(schema, decimal=reader.options.decimal, label_names=reader.options.names_of_labels)
 
 
 def read_item(row: Row, schema: Schema) -> Item:
@@ -150,9 +155,12 @@ def read_item(row: Row, schema: Schema) -> Item:
         if schema.task == "choice" and len(columns) == 2:  # the second column lists the choices
             cells = [cells[0], *((choice, columns[1]) for choice in values.list_of(cells[1][0]) or ())]
         texts = tuple(values.text_of(value, column, where) for value, column in cells)
-    label = None
-    if schema.label is not None:
-        label = _label(_field(row, schema.label), schema.label, texts, schema, where)
+    label: Any = None
+    if len(schema.label) > 1:
+        flags = {column: values.flag_of(_field(row, column), column, where) for column in schema.label}
+        label = tuple(column for column in schema.label if flags[column])
+    elif schema.label:
+        label = _label(_field(row, schema.label[0]), schema.label[0], texts, schema, where)
         if schema.task == "qa" and row.values.get("is_impossible") is True:
             label = ()  # such answers are only plausible; google-research/bert reads them the same way
 
@@ -185,9 +193,9 @@ def _label(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wher
     match schema.task:
         case "classification" if not isinstance(value, list | dict):
             return known(values.label_text(value))
-        case "multilabel" if (parts := values.several_labels(value, schema.separator)) is not None:
+        case "multilabel" if (parts := values.several_labels(value, schema.separator, schema.label_names)) is not None:
             return tuple(map(known, parts))
-        case "regression" if math.isfinite(number := values.as_number(value)):
+        case "regression" if math.isfinite(number := values.as_number(value, schema.decimal)):
             return number
         case "tagging" if (tags := values.list_of(value)) is not None:
             if len(tags) != len(texts):

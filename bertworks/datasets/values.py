@@ -35,14 +35,30 @@ PAIRS = (
 SINGLE_TEXTS = (*TEXT_NAMES, "tweet", "utterance", "message", "post", "question", "query", "title", "headline")
 PROMPTS = tuple("startphrase ctx prompt question premise context goal stem sentence sent1 text".split())
 ID_NAMES = ("id", "guid", "uid", "uuid", "idx", "index", "qid", "q_id", "example_id", "question_id")
+SURE_LABELS = 12  # of LABEL_NAMES: a label, whatever else there is
+KNOWN_NO_TEXTS = frozenset((*ID_NAMES, *LABEL_NAMES))
 KNOWN_NAMES = frozenset((*ID_NAMES, *LABEL_NAMES, *SINGLE_TEXTS, *PROMPTS, *itertools.chain(*PAIRS)))
 SAMPLE_ROWS = 100  # from which the header and the columns are inferred
 MAX_CLASSES = 20  # different numbers without fraction; more of them are amounts
 MAX_LABEL_LENGTH = 60  # characters
 MOST = 0.9  # a fraction of the values that decides for all: the others are errors, reported when the rows are read
 _LISTED_LABELS = 30
+_FEW = 3  # words of the name of a column; values that show how long texts are
 _MAX_VALUES = 2000  # different values that are counted in a column
 _PRINTED_LIST = re.compile(r"""\[(['"].*['"]|\d[\d\s]*)\]""", re.DOTALL)
+CODES = re.compile(  # dates, numbers, ids and addresses instead of language
+    r"[\W\d_年月日時分秒년월일]+|[!-~]*\d[!-~]*|\S+@\S+|\w+://\S+|(?=.*\d)((jan|feb|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|"
+    r"de[cz]|mon|tue|wed|thu|fri|sat|sun)[a-z]*|utc|gmt|[ap]m|[tz]|\W|\d)+",
+    re.IGNORECASE,
+)
+NUMBERED = re.compile(r"\W*[^\W\d_]+\W*\d+\W*")  # "Sentence: 1"
+ONE_WORD = re.compile(r"\S{1,25}")
+_SPLITS = re.compile(
+    r"(public|private)?_?(train|test|dev|valid|validation|eval|val|devel|development|holdout|training|testing)", re.I
+)
+_DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
+FLAG_KINDS = (("0", "1"), ("false", "true"), ("no", "yes"))  # how a column says whether its label is true of a row
+FLAGS = {name: name == kind[1] for kind in FLAG_KINDS for name in kind}
 _MISSING = frozenset(("", "nan", "NaN"))  # pandas writes the latter two for a cell without a value
 
 
@@ -50,14 +66,43 @@ class EmptyTextError(BertworksError):
     """A row has no text where the schema reads one."""
 
 
-def names_columns(first: list[str], others: list[list[str]]) -> bool:
-    """Whether the first row of a table is a header: known names, or name-like cells that no row below repeats."""
-    known = sum(cell.strip().lower() in KNOWN_NAMES for cell in first)
-    if known >= 2 or known == len(first):
+def names_columns(first: Sequence[str], others: Sequence[Sequence[str]], known: Iterable[str] = ()) -> bool | None:
+    """Whether the first row of a table is a header: known names, or cells unlike those below; None: in doubt.
+
+    Names may be empty: pandas leaves out that of its index, and columns without values have none.
+
+    known: more names.
+    """
+    names = [(index, cell.strip()) for index, cell in enumerate(first) if cell.strip()]
+    count = len([name for _, name in names if name.lower() in KNOWN_NAMES or name in known])
+    if names and (count >= 2 or count == len(names)):
         return True
-    names = [first[0] if first[0].strip() else "index", *first[1:]]  # pandas leaves the name of its index empty
-    repeated = any(cell == row[index] for row in others for index, cell in enumerate(first) if index < len(row))
-    return not repeated and is_header(list(dict.fromkeys(names)))
+    below = [[row[index].strip() for row in others if row[index : index + 1]] for index, _ in names]
+    columns = [(name, list(filter(None, column))) for (_, name), column in zip(names, below, strict=True)]
+    if not names or any(name in column or _numbers(column) == _numbers([name]) == 1 for name, column in columns):
+        return False
+    differs = any(_differs(name, column) for name, column in columns)
+    is_row = not is_header([name for _, name in names]) or any(map(_is_sentence, (name for _, name in names)))
+    return differs if differs != is_row else (True if count and not is_row else None)
+
+
+def _differs(name: str, column: Sequence[str]) -> bool:
+    """Whether a name is unlike the values of its column: no number above numbers, a new one above few values that all
+    come again, less than half as long as each text."""
+    if not column or not math.isnan(as_number(name)):
+        return False
+    once = sum(count == 1 for count in Counter(column).values())  # Good and Turing: how likely another value is new
+    is_short = len(column) >= _FEW and 2 * len(name) <= min(map(len, column))
+    return _numbers(column) >= MOST or is_short or (len(column) > _FEW and once <= (1 - MOST) * len(column))
+
+
+def _numbers(column: Sequence[str]) -> float:
+    return sum(not math.isnan(as_number(value)) for value in column) / max(1, len(column))
+
+
+def _is_sentence(name: str) -> bool:
+    """Whether a cell is too long for a name: four words, or twelve characters of a script without spaces."""
+    return len(name.split()) > _FEW or (not name.isascii() and len(max(name.split(), key=len)) >= 12)
 
 
 def has_header(sample: list[str], delimiter: str) -> bool:
@@ -68,7 +113,7 @@ def has_header(sample: list[str], delimiter: str) -> bool:
     except BertworksError:
         return False
     bare = all(cell == cell.strip() for cell in first) and (len(first) > 1 or first[0] in TEXT_NAMES)
-    return bare and len(others) > 0 and {len(first)} == set(map(len, others)) and names_columns(first, others)
+    return bare and len(others) > 0 and {len(first)} == set(map(len, others)) and bool(names_columns(first, others))
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -132,14 +177,31 @@ def label_text(value: Any) -> str | None:
     return None if text in _MISSING else text
 
 
-def several_labels(value: Any, separator: str) -> list[str] | None:
-    """The labels in a cell or field that holds any number of them; None if it holds something else."""
+def flag_of(value: Any, column: str, where: str) -> bool:
+    """Whether the label with the name of a column is true."""
+    name = _canonical(label_text(value) or "").lower()
+    if name not in FLAGS:
+        what = f"the label in {column!r} {f'holds {value!r:.80}' if name else 'is missing'}"
+        raise BertworksError(what, where=where, hint="write 1 where the label is true, 0 where it is not")
+    return FLAGS[name]
+
+
+def several_labels(value: Any, separator: str, names: Sequence[str] = ()) -> list[str] | None:
+    """The labels in a cell or field that holds any number of them; None if it holds something else.
+
+    names: there is a 0 or a 1 for each of them instead of labels.
+    """
     parts = [] if _is_missing(value) else value
     if isinstance(value, str):
         parts = value.split(separator) if separator else _parsed(value) if value.strip() else []
     if not isinstance(parts, list) or any(isinstance(part, list | dict) for part in parts):
         return None
-    return list(dict.fromkeys(text for part in parts if (text := label_text(part)) is not None))
+    texts = [text for part in parts if (text := label_text(part)) is not None]
+    if names:
+        flags = [FLAGS.get(_canonical(text).lower()) for text in texts]
+        are_flags = len(flags) == len(names) and None not in flags
+        return [name for name, flag in zip(names, flags) if flag] if are_flags else None
+    return list(dict.fromkeys(texts))
 
 
 def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
@@ -177,8 +239,10 @@ def _canonical(label: str) -> str:
     return label.removesuffix(".0") if re.fullmatch(r"-?\d+\.0", label) else label
 
 
-def as_number(value: Any) -> float:
-    """A number, or a text that is one; NaN for other values."""
+def as_number(value: Any, decimal: str = ".") -> float:
+    """A number, or a text that is one; NaN for other values. decimal: the mark before the fraction in a text."""
+    if decimal == "," and isinstance(value, str):
+        value = value.replace(".", "").replace(",", ".") if _DECIMAL_COMMA.fullmatch(value.strip()) else None
     try:
         return math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -221,6 +285,11 @@ def choice_number(value: Any, choices: Sequence[str], first: int) -> int | None:
     return list(choices).index(name) if name in choices else None
 
 
+def names_of(columns: str | Iterable[str] | None) -> tuple[str, ...]:
+    """One name, several or none, as a tuple."""
+    return (columns,) if isinstance(columns, str) else tuple(columns or ())
+
+
 # --- all values of a column -------------------------------------------------------------------------------------------
 
 
@@ -229,6 +298,7 @@ class Column:
     """Statistics of a column."""
 
     name: str
+    decimal: str = "."  # the mark before the fraction of a number
     filled: int = 0  # rows with a value
     characters: int = 0
     numbers: int = 0  # values that are numbers
@@ -281,6 +351,31 @@ class Column:
         numeric = self.is_numeric or (many and self.numbers >= MOST * self.filled)
         return numeric and (self.fractions > 0 or (many and (gaps or self.has_more_values)))
 
+    @property
+    def is_flag(self) -> bool:
+        """Whether the values say that something is true or not: 0 and 1, true and false, yes and no."""
+        return bool(self.values) and {value.lower() for value in self.values} <= FLAGS.keys()
+
+    @property
+    def is_word(self) -> bool:
+        """Whether each value is one word."""
+        return self.mean_length <= 12 and self.numbers < 0.5 * self.filled and self.part_like(ONE_WORD) >= MOST
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the values say which rows are for training and which for evaluation."""
+        return len(self.values) > 1 and self.part_like(_SPLITS) == 1
+
+    @property
+    def has_decimal_commas(self) -> bool:
+        """Whether the values are numbers like 3,5, if they are no lists."""
+        return any("," in value for value in self.values) and self.part_like(_DECIMAL_COMMA) >= MOST
+
+    def part_like(self, pattern: re.Pattern[str]) -> float:
+        """The fraction of the values that match."""
+        count = sum(count for value, count in self.values.items() if pattern.fullmatch(value))
+        return count / max(1, self.values.total())
+
     def add(self, value: Any) -> None:
         """Count one more value."""
         if isinstance(value, list | dict) or (isinstance(value, str) and value[:1] in "[{" and value[-1:] in "]}"):
@@ -297,7 +392,7 @@ class Column:
             return
         self.filled += 1
         self.characters += len(text)
-        number = as_number(text) if len(text) <= MAX_LABEL_LENGTH else math.nan
+        number = as_number(text, self.decimal) if len(text) <= MAX_LABEL_LENGTH else math.nan
         if math.isfinite(number):
             self.numbers += 1
             self.fractions += not number.is_integer()

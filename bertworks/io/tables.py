@@ -32,10 +32,21 @@ class ReadOptions:
     Args:
         quoting: Whether quote marks enclose cells (quoted) or are text (raw).
         header: Whether the first row of a table names the columns. Unset: inferred and printed.
+        decimal: The mark before the fraction of a number in a text: --decimal , reads 3,5.
+        label_separator: The mark between several labels in one cell. Unset: inferred and printed.
+        label_names: Names of the labels for lists of 0 and 1, separated by commas, in their order: toxic,insult.
     """
 
     quoting: Literal["auto", "raw", "quoted"] = "auto"
     header: bool | None = None
+    decimal: Literal[".", ","] = "."
+    label_separator: str | None = None
+    label_names: str | None = None
+
+    @property
+    def names_of_labels(self) -> tuple[str, ...]:
+        """`label_names` as a list."""
+        return tuple(name.strip() for name in self.label_names.split(",")) if self.label_names else ()
 
     @property
     def words(self) -> list[str]:
