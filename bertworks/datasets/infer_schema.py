@@ -227,7 +227,8 @@ def _choice(
     texts = text or _find_choices(columns)
     if not texts or (text and not is_explicit) or len(label) > 1:
         return None
-    label = label or (_find_label(columns, texts) if options else ())
+    at_the_end = tuple(columns)[-1:] if _are_nameless(columns) and not text else ()
+    label = label or at_the_end or (_find_label(columns, texts) if options else ())
     last = columns[texts[-1]]
     number = last.entries // last.lists if last.is_listed else len(texts) - 1
     right = columns[label[0]] if label else Column("")
@@ -434,12 +435,11 @@ def _labels(reader: RowReader, schema: Schema) -> Names:
 def _no_words(rows: Sequence[Names]) -> str:
     """What shows that the words of all rows are none: they count, or are the same; "" if nothing does."""
     long = [row for row in rows if len(row) > 1]
-    if not long or len(long) < MOST * len(rows):
+    if len(long) < max(2, MOST * len(rows)):
         return ""
-    numbers = [[int(word) for word in row if word.isdecimal()] for row in long]
-    if all(found == [*range(found[0], found[0] + len(row))] for found, row in zip(numbers, long) if found or row):
+    if all(row[0].isdecimal() and row == tuple(map(str, range(int(row[0]), int(row[0]) + len(row)))) for row in long):
         return "count"
-    return "are all the same" if len(long) > 1 and all(len(set(row)) == 1 for row in long) else ""
+    return "are all the same" if all(len(set(row)) == 1 for row in long) else ""
 
 
 def _true_tags(counts: Mapping[str, int]) -> Iterable[str]:

@@ -20,6 +20,7 @@ from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter, LineReader, nothing_there, open_lines, rereadable
 
+Names = Collection[str]
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
 _PARQUET_ROWS = 256  # held in memory at a time
 _SAMPLE_CHARACTERS = 1 << 20  # from which the meaning of quote marks is inferred
@@ -59,14 +60,7 @@ class RowReader:
             a line that is not JSON or not UTF-8, a quote mark that is never closed, a file that changes meanwhile.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        options: ReadOptions = ReadOptions(),
-        *,
-        name: str | None = None,
-        known: Collection[str] = (),
-    ):
+    def __init__(self, path: str | Path, options: ReadOptions = ReadOptions(), *, name: str = "", known: Names = ()):
         self.path, piped = rereadable(path, self)
         self.name = name or piped or str(path)
         if not self.path.exists():

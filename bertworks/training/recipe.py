@@ -9,16 +9,7 @@ from importlib import resources
 from typing import Annotated, ClassVar, Literal, cast
 
 from bertworks.batching.sampling import FORMATS, MaskingConfig, SamplingConfig
-from bertworks.config import (
-    NotNegative,
-    Positive,
-    Range,
-    Settings,
-    Size,
-    SizeOrZero,
-    parse_as,
-    read_recipe_text,
-)
+from bertworks.config import NotNegative, Positive, Range, Settings, Size, SizeOrZero, parse_as, read_recipe_text
 from bertworks.errors import UsageError
 from bertworks.models.config import EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
