@@ -156,8 +156,8 @@ def read_task_json(path: Path) -> TaskConfig:
         raise BertworksError(f"not a description of format {FORMAT}", where=str(path), hint="upgrade bertworks")
     if "recurrent_units" in content:
         content["lstm_units"] = content.pop("recurrent_units")
-    if isinstance(content.get("label", ()), str | None):  # as earlier versions write it
-        content["label"] = [content["label"]] if content["label"] is not None else []
+    if isinstance(label := content.get("label"), str | None):  # as earlier versions write it
+        content["label"] = [label] if label else []
     # Fields that may be null have null as their default.
     given = {name: value for name, value in content.items() if value is not getattr(TaskConfig, name, ...)}
     try:

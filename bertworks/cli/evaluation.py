@@ -70,16 +70,8 @@ def task(
     """
     from bertworks.runs.task_metrics import format_metrics
 
-    result = bw.evaluate_task(
-        model,
-        data,
-        errors=errors,
-        text=text or [],
-        label=label or [],
-        threshold=threshold,
-        read=read,
-        precision=precision,
-    )
+    options: dict[str, Any] = {"threshold": threshold, "read": read, "precision": precision}
+    result = bw.evaluate_task(model, data, errors=errors, text=text or [], label=label, **options)
     if as_json:
         console.emit(result)
         return

@@ -14,7 +14,7 @@ from dataclasses import replace
 from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.schema import Item, Schema, TaskType, items, refuse_rows
+from bertworks.datasets.schema import Item, Schema, TaskType, fitted, items, refuse_rows
 from bertworks.datasets.values import MAX_CLASSES, MAX_LABEL_LENGTH, MOST, Column
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.tables import ReadOptions, find_column
@@ -22,21 +22,16 @@ from bertworks.io.text_files import IssueCounter
 
 Columns = Mapping[str, Column]  # by name
 Names = tuple[str, ...]  # of columns
+_TAG = re.compile(rf"O|{ENTITY_TAG.pattern}")
 _TAG_NAMES = ("tag", "tags", "ner", "ner_tag", "ner_tags", "pos", "pos_tag", "upos", "entity")
-_THREE_WORDS = re.compile(r"\s*\S+(\s+\S+){2,}\s*")
 _SURELY = 5  # times as few values tell the label of a table without header
-_SHOWN_LABELS = 10
-_SHOWN_VALUES = 3  # of a column that could be the label
+_SHOWN_LABELS, _SHOWN_VALUES = 10, 3
 _MIN_TEXT = 15  # characters on average of a text that is named by no known name
 _MIN_FILLED = 0.5  # of the rows have a text, if its column is inferred
 _SAMPLE_ROWS = 1000  # read where labels do not matter
 _CHOICE = re.compile(r"(choice|ending|option|answer|alternative|candidate|sol|solution|選択肢|보기)s?[ _-]?(\d+|[a-e])")
 _CHOICE_LISTS = ("choices", "endings", "options", "candidates", "answers")
 _OFFSETS = re.compile(r"((answer|span|char|token|entity)s?)?[ _-]?(start|begin|end|offset)s?[ _-]?(index|char|pos)?")
-_NO_LABELS = re.compile(  # names of columns with few different values that are not labels
-    r"#?\d* ?(id|idx|index)s?|.*[_ ]ids?|genre|file|filename|year|date|time|month|split|fold|set|source\d*|origin|"
-    r"domain|lang|language|locale|country|version|user|author|annotator|worker|speaker|gender|url|name|old_index|document|lines"
-)
 _TASKS: dict[TaskType, tuple[str, int, int, str]] = {  # in words; how many columns hold texts, and which they are
     "classification": ("one label for a text", 1, 2, "the text, or a pair of texts"),
     "multilabel": ("any number of labels for a text", 1, 2, "the text, or a pair of texts"),
@@ -154,66 +149,66 @@ def _by_columns(
         what = f"{task} reads one label, and several are named: --label, --label-names or --label-separator"
         raise UsageError(what, hint="--task multilabel, or name one --label alone")
     if len(label) > 1:
-        return Schema(task="multilabel", text=text, label=label, labels=label)
+        return Schema(task="multilabel", text=text, label=label)
     column = columns[label[0]]
-    if task in (None, "regression") and not options.label_separator and column.has_decimal_commas:
-        if options.decimal != ",":
-            what = f"{column.name!r} holds numbers with a decimal comma or lists of numbers: {_some_values(column)}"
-            raise UsageError(what, hint="--decimal , for numbers; --label-separator , for several labels")
-        return Schema(task="regression", text=text, label=label)
-    separator = options.label_separator or _separator_of(column, is_explicit=task == "multilabel")
+    has_commas = _has_decimal_commas(column) and not several and task in (None, "regression")
+    if has_commas and options.decimal != ",":
+        what = f"{column.name!r} holds numbers with a decimal comma or lists of numbers: {_some_values(column)}"
+        raise UsageError(what, hint="--decimal , for numbers; --label-separator , for several labels")
+    separator = options.label_separator or (
+        "" if has_commas else _separator_of(column, is_explicit=task == "multilabel")
+    )
     if task is None:
         amounts: TaskType = "regression" if column.has_amounts else "classification"
         task = "multilabel" if column.is_listed or separator or several else amounts
     in_cells = task == "multilabel" and not column.is_listed
-    return Schema(
-        task=task, text=text, label=label, labels=options.names_of_labels, separator=(separator or "|") * in_cells
-    )
+    return Schema(task=task, text=text, label=label, separator=(separator or "|") if in_cells else "")
 
 
 def _refuse_parts(columns: Columns, text: Names, label: Names, task: TaskType | None) -> None:
     """Raises UsageError if a row is one word or one stretch of a text, or if not all rows are for training."""
-    unlisted = {name: column for name, column in columns.items() if column.filled and not column.is_listed}
-    tags = [name for name in label or unlisted if name in unlisted and _holds_tags(unlisted[name])]
-    words = [name for name in text or unlisted if name in unlisted and name not in tags and unlisted[name].is_word]
-    if task in (None, "tagging") and tags and words and (text or not any(map(_holds_sentences, unlisted.values()))):
-        sentence = next((name for name in unlisted if name.lower().startswith(("sent", "doc"))), "COLUMN")
+    tags = [name for name in label or columns if _holds_tags(columns[name])]
+    words = [name for name in text or columns if name not in tags and _holds_words(columns[name])]
+    is_whole = not text and any(column.holds(values.SENTENCE, 0.5) for column in columns.values())
+    if task in (None, "tagging") and tags and words and not is_whole:
+        sentence = next((name for name in columns if name.lower().startswith("sent")), "COLUMN")
         options = f"--sentence-column {shlex.quote(sentence)} --text {shlex.quote(words[0])} --label {tags[-1]}"
         hint = f"{options}; or write a CoNLL file: a word and its tag on each line, a blank line after a sentence"
         raise UsageError(f"each row holds one word: {words[0]!r} with the tag {tags[-1]!r}", hint=hint)
-    if label:
-        return
-    for name, column in unlisted.items():
-        if column.is_split:
-            what = f"{name!r} divides the rows ({_some_values(column)}), and all of them would be trained on"
+    for column in columns.values():
+        if not label and _is_split(column):
+            what = f"{column.name!r} divides the rows ({_some_values(column)}), and all of them would be trained on"
             hint = "write one file for each part: bertworks finetune TRAIN --dev DEV; --label COLUMN uses all rows"
             raise UsageError(what, hint=hint)
-    if offsets := [name for name, column in unlisted.items() if _holds_offsets(column)]:
-        what = f"{', '.join(map(repr, offsets))} hold{'s' * (len(offsets) == 1)} places in a text, and no labels"
-        hint = 'write answers as in SQuAD, or spans as {"start": 0, "end": 5, "type": "person"}; or --label COLUMN'
-        raise UsageError(what, hint=hint)
+        is_offset = _OFFSETS.fullmatch(column.known_name) and column.is_numeric and not column.fractions
+        if not label and is_offset and column.high > 1:
+            hint = 'write answers as in SQuAD, or spans as {"start": 0, "end": 5, "type": "person"}; or --label COLUMN'
+            raise UsageError(f"{column.name!r} holds places in a text, and no labels", hint=hint)
 
 
 def _holds_tags(column: Column) -> bool:
     """Whether each value is one tag of a word."""
-    marked = column.part_like(re.compile(rf"O|{ENTITY_TAG.pattern}"))
-    named = column.known_name in _TAG_NAMES and column.has_few_values and column.part_like(values.ONE_WORD) >= MOST
-    return named or (marked >= MOST and [*column.values] != ["O"])
+    is_named = column.known_name in _TAG_NAMES and column.has_few_values and column.holds(values.WORD)
+    return is_named or (column.holds(_TAG) and [*column.values] != ["O"])
 
 
-def _holds_sentences(column: Column) -> bool:
-    return column.mean_length > 25 or column.part_like(_THREE_WORDS) >= 0.5
+def _holds_words(column: Column) -> bool:
+    return column.mean_length <= 12 and column.numbers < 0.5 * column.filled and column.holds(values.WORD)
 
 
-def _holds_offsets(column: Column) -> bool:
-    is_named = _OFFSETS.fullmatch(column.known_name) is not None
-    return is_named and column.is_numeric and not column.fractions and column.high > 1
+def _is_split(column: Column) -> bool:
+    """Whether the values say which rows are for training and which for evaluation."""
+    return len(column.values) > 1 and column.holds(values.SPLIT, 1)
+
+
+def _has_decimal_commas(column: Column) -> bool:
+    return any("," in value for value in column.values) and column.holds(values.DECIMAL_COMMA)
 
 
 def _holds_codes(column: Column) -> bool:
     """Whether the values are dates, ids or numbers, not language."""
-    is_numbered = column.known_name not in values.KNOWN_NAMES and column.part_like(values.NUMBERED) >= MOST
-    return is_numbered or (not column.is_listed and column.part_like(values.CODES) >= MOST)
+    is_numbered = column.known_name not in values.KNOWN_NAMES and column.holds(values.NUMBERED)
+    return is_numbered or (not column.is_listed and column.holds(values.CODES))
 
 
 def _some_values(column: Column) -> str:
@@ -319,7 +314,7 @@ def _find_label(columns: Columns, texts: Names) -> Names:
         UsageError: several columns look like one, and no name tells which.
     """
     named = _named(column for name, column in columns.items() if name not in texts)
-    known = [named[name] for name in values.LABEL_NAMES if name in named and not named[name].is_split]
+    known = [named[name] for name in values.LABEL_NAMES if name in named and not _is_split(named[name])]
     if known and (len(known) == 1 or known[0].known_name in values.LABEL_NAMES[: values.SURE_LABELS]):
         return (known[0].name,)
     candidates = sorted(known or _candidates(columns, texts), key=lambda column: len(column.values))
@@ -338,30 +333,22 @@ def _flags(columns: Columns, candidates: Sequence[Column]) -> Names:
     """Columns of 0 and 1 that stand together and are written in the same way: each is a label. () if these are none."""
     places = [[*columns].index(column.name) for column in candidates]
     run = [*columns.values()][min(places) : max(places) + 1]
-    if not all(column.is_flag for column in run):
-        return ()
-    kinds = {
-        kind
-        for column in run
-        for value in column.values
-        for kind in ("01", "falsetrue", "noyes")
-        if value.lower() in kind
-    }
-    return tuple(column.name for column in run) if len(kinds) == 1 else ()
+    is_even = any(all(column.holds(kind) for column in run) for kind in values.FLAG_KINDS)
+    return tuple(column.name for column in run) if is_even else ()
 
 
 def _candidates(columns: Columns, texts: Names) -> list[Column]:
     """The columns that could be the label by their values: classes, or numbers with fractions."""
     rows = max(column.filled for column in columns.values())
     found = [column for name, column in columns.items() if name not in texts and column.filled > MOST * rows]
-    found = [c for c in found if c.known_name not in values.ID_NAMES and not _NO_LABELS.fullmatch(c.known_name)]
-    found = [c for c in found if not (c.is_split or _OFFSETS.fullmatch(c.known_name) or _holds_dates(c))]
-    return [c for c in found if c.has_few_values or (c.is_numeric and c.fractions) or c.has_decimal_commas]
+    found = [c for c in found if c.known_name not in values.ID_NAMES and not values.NO_LABELS.fullmatch(c.known_name)]
+    found = [c for c in found if not (_is_split(c) or _OFFSETS.fullmatch(c.known_name) or _holds_dates(c))]
+    return [c for c in found if c.has_few_values or (c.is_numeric and c.fractions) or _has_decimal_commas(c)]
 
 
 def _holds_dates(column: Column) -> bool:
     """Whether the values are dates or addresses: codes that are no numbers and no short names."""
-    return not column.numbers and column.mean_length > 7 and column.part_like(values.CODES) >= MOST
+    return not column.numbers and column.mean_length > 7 and column.holds(values.CODES)
 
 
 def _find_id(columns: Columns) -> str | None:
@@ -428,8 +415,9 @@ def _labels(reader: RowReader, schema: Schema) -> Names:
     if always and rows > 1:
         hint = f"leave {'its column' if len(schema.label) > 1 else 'it'} out, or name other columns with --label"
         raise UsageError(f"the label {always[0]!r} is true of every row", where=reader.name, hint=hint)
+    names = fitted(schema, reader).label_names or (schema.label[1:] and schema.label)
     found = values.sorted_labels(_true_tags(counts) if schema.task == "tagging" else counts)
-    return schema.labels if schema.labels and found else found
+    return names if names and found else found
 
 
 def _no_words(rows: Sequence[Names]) -> str:
@@ -521,15 +509,15 @@ def _reasons(schema: Schema, columns: Columns) -> list[str]:
 
 
 def _certainty(schema: Schema, columns: Columns, reader: RowReader, given: set[str]) -> list[str]:
-    """Whether there is a header, the grounds of each guess, and what else is possible. given: columns that are no guess."""
+    """The header, the grounds of each guess, and what else is possible. given: columns that are no guess."""
     lines = [] if reader.named is None else [f"header: {'yes' if reader.named else 'no'}"]
-    if reader.kind in ("squad", "spans", "conll"):
-        return [*lines, f"guessed by: the layout of the file ({reader.kind})"]
-    parts = []
+    guessed = []
     for what, names in (("text", schema.text), ("label", schema.label)):
-        if names and not given.issuperset(names):
-            known = {columns[name].known_name for name in names} <= values.KNOWN_NAMES | set(_CHOICE_LISTS)
-            parts.append(f"{what} by its {'name' if known else 'values'}")
-    others = [c.name for c in _candidates(columns, schema.text) if schema.label and c.name not in schema.label]
-    others = [f"another label: {', '.join(map(repr, others))}"] if others and not given.issuperset(schema.label) else []
-    return lines + ([f"guessed: {', '.join(parts)}" + "".join(f"; possible is {x}" for x in others)] if parts else [])
+        if names and not given >= {*names}:
+            known = {columns[name].known_name for name in names} <= values.KNOWN_NAMES | {*_CHOICE_LISTS}
+            layout = reader.kind in ("squad", "spans", "conll")
+            guessed.append(f"{what} by its {'layout' if layout else 'name' if known else 'values'}")
+    others = [repr(column.name) for column in _candidates(columns, (*schema.text, *schema.label)) if schema.label]
+    also = f"; another label could be: {', '.join(others)}" if others and not given >= {*schema.label} else ""
+    split = [f"all rows are used, though {c.name!r} divides them" for c in columns.values() if given and _is_split(c)]
+    return lines + ([f"guessed: {', '.join(guessed)}{also}"] if guessed else []) + split

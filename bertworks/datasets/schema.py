@@ -141,7 +141,8 @@ def fitted(schema: Schema, reader: RowReader) -> Schema:
         return replace(schema, text=tuple(reader.columns), id=None, document=None)
     for column in (*schema.text, *schema.label):
         find_column(reader.columns, reader.name, column, "--label" if column in schema.label else "--text")
-    return replace(schema, decimal=reader.options.decimal, label_names=reader.options.names_of_labels)
+    names = (reader.options.label_names or "").split(",")
+    return replace(schema, decimal=reader.options.decimal, label_names=tuple(filter(None, map(str.strip, names))))
 
 
 def read_item(row: Row, schema: Schema) -> Item:

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,18 +47,22 @@ _FEW = 3  # words of the name of a column; values that show how long texts are
 _MAX_VALUES = 2000  # different values that are counted in a column
 _PRINTED_LIST = re.compile(r"""\[(['"].*['"]|\d[\d\s]*)\]""", re.DOTALL)
 CODES = re.compile(  # dates, numbers, ids and addresses instead of language
-    r"[\W\d_年月日時分秒년월일]+|[!-~]*\d[!-~]*|\S+@\S+|\w+://\S+|(?=.*\d)((jan|feb|m[aä]r|apr|ma[iy]|jun|jul|aug|sep|o[ck]t|nov|"
+    r"[\W\d_年月日時分秒년월일]+|[!-~]*\d[!-~]*|\S+@\S+|\w+://\S+|(?=.*\d)((jan|feb|m[aä]r|apr|ma[iy]|ju[nl]|aug|sep|o[ck]t|nov|"
     r"de[cz]|mon|tue|wed|thu|fri|sat|sun)[a-z]*|utc|gmt|[ap]m|[tz]|\W|\d)+",
     re.IGNORECASE,
 )
 NUMBERED = re.compile(r"\W*[^\W\d_]+\W*\d+\W*")  # "Sentence: 1"
-ONE_WORD = re.compile(r"\S{1,25}")
-_SPLITS = re.compile(
-    r"(public|private)?_?(train|test|dev|valid|validation|eval|val|devel|development|holdout|training|testing)", re.I
+WORD, SENTENCE = re.compile(r"\S{1,25}"), re.compile(r"\s*\S+(\s+\S+){2,}\s*|.{26,}", re.DOTALL)
+SPLIT = re.compile(
+    r"(public|private)?_?(train(ing)?|test(ing)?|dev|devel(opment)?|val|valid(ation)?|eval|holdout)", re.I
 )
-_DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
-FLAG_KINDS = (("0", "1"), ("false", "true"), ("no", "yes"))  # how a column says whether its label is true of a row
-FLAGS = {name: name == kind[1] for kind in FLAG_KINDS for name in kind}
+DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
+FLAG_KINDS = [re.compile(kind, re.I) for kind in ("0|1", "false|true", "no|yes")]
+FLAGS = {"0": False, "1": True, "false": False, "true": True, "no": False, "yes": True}  # whether a label is true
+NO_LABELS = re.compile(  # names of columns with few different values that are not labels
+    r"#?\d* ?(id|idx|index)s?|.*[_ ]ids?|genre|file|filename|year|date|time|month|split|fold|set|source\d*|origin|"
+    r"domain|lang|language|locale|country|version|user|author|annotator|worker|speaker|gender|url|name|old_index|document|lines"
+)
 _MISSING = frozenset(("", "nan", "NaN"))  # pandas writes the latter two for a cell without a value
 
 
@@ -66,38 +70,37 @@ class EmptyTextError(BertworksError):
     """A row has no text where the schema reads one."""
 
 
-def names_columns(first: Sequence[str], others: Sequence[Sequence[str]], known: Iterable[str] = ()) -> bool | None:
-    """Whether the first row of a table is a header: known names, or cells unlike those below; None: in doubt.
-
-    Names may be empty: pandas leaves out that of its index, and columns without values have none.
+def names_columns(first: Sequence[str], others: Sequence[Sequence[str]], known: Container[str] = ()) -> bool | None:
+    """Whether the first row of a table is a header: known names, or cells unlike those below; None: in doubt. Names may
+    be empty: pandas leaves out that of its index, and columns without values have none.
 
     known: more names.
     """
-    names = [(index, cell.strip()) for index, cell in enumerate(first) if cell.strip()]
-    count = len([name for _, name in names if name.lower() in KNOWN_NAMES or name in known])
-    if names and (count >= 2 or count == len(names)):
+    columns = [Column(cell.strip()) for cell in first]
+    for row in others:
+        for column, cell in zip(columns, row):
+            column.add(cell)
+    columns = [column for column in columns if column.name]
+    count = sum(column.known_name in KNOWN_NAMES or column.name in known for column in columns)
+    if columns and (count >= 2 or count == len(columns)):
         return True
-    below = [[row[index].strip() for row in others if row[index : index + 1]] for index, _ in names]
-    columns = [(name, list(filter(None, column))) for (_, name), column in zip(names, below, strict=True)]
-    if not names or any(name in column or _numbers(column) == _numbers([name]) == 1 for name, column in columns):
+    if not columns or any(column.name in column.values for column in columns):
         return False
-    differs = any(_differs(name, column) for name, column in columns)
-    is_row = not is_header([name for _, name in names]) or any(map(_is_sentence, (name for _, name in names)))
-    return differs if differs != is_row else (True if count and not is_row else None)
+    names = [column.name for column in columns]
+    is_row = not is_header(names) or any(map(_is_sentence, names))
+    differs = any(map(_is_unlike_its_name, columns))
+    is_usual = count or any(NO_LABELS.fullmatch(column.known_name) for column in columns)
+    return differs if differs != is_row else True if is_usual and not is_row else None
 
 
-def _differs(name: str, column: Sequence[str]) -> bool:
-    """Whether a name is unlike the values of its column: no number above numbers, a new one above few values that all
-    come again, less than half as long as each text."""
-    if not column or not math.isnan(as_number(name)):
-        return False
-    once = sum(count == 1 for count in Counter(column).values())  # Good and Turing: how likely another value is new
-    is_short = len(column) >= _FEW and 2 * len(name) <= min(map(len, column))
-    return _numbers(column) >= MOST or is_short or (len(column) > _FEW and once <= (1 - MOST) * len(column))
-
-
-def _numbers(column: Sequence[str]) -> float:
-    return sum(not math.isnan(as_number(value)) for value in column) / max(1, len(column))
+def _is_unlike_its_name(column: "Column") -> bool:
+    """Whether the values of a column are numbers and its name is none, few that all come again, or texts of which each
+    is more than twice as long."""
+    once = sum(count == 1 for count in column.values.values())  # Good and Turing: how likely another value is new
+    is_short = column.filled >= _FEW and 2 * len(column.name) <= min(map(len, column.values))
+    is_number = not math.isnan(as_number(column.name))
+    is_closed = column.filled > _FEW and once <= (1 - MOST) * column.filled
+    return not is_number and (column.numbers >= MOST * max(1, column.filled) or is_short or is_closed)
 
 
 def _is_sentence(name: str) -> bool:
@@ -242,7 +245,7 @@ def _canonical(label: str) -> str:
 def as_number(value: Any, decimal: str = ".") -> float:
     """A number, or a text that is one; NaN for other values. decimal: the mark before the fraction in a text."""
     if decimal == "," and isinstance(value, str):
-        value = value.replace(".", "").replace(",", ".") if _DECIMAL_COMMA.fullmatch(value.strip()) else None
+        value = value.replace(".", "").replace(",", ".") if DECIMAL_COMMA.fullmatch(value.strip()) else None
     try:
         return math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -351,30 +354,10 @@ class Column:
         numeric = self.is_numeric or (many and self.numbers >= MOST * self.filled)
         return numeric and (self.fractions > 0 or (many and (gaps or self.has_more_values)))
 
-    @property
-    def is_flag(self) -> bool:
-        """Whether the values say that something is true or not: 0 and 1, true and false, yes and no."""
-        return bool(self.values) and {value.lower() for value in self.values} <= FLAGS.keys()
-
-    @property
-    def is_word(self) -> bool:
-        """Whether each value is one word."""
-        return self.mean_length <= 12 and self.numbers < 0.5 * self.filled and self.part_like(ONE_WORD) >= MOST
-
-    @property
-    def is_split(self) -> bool:
-        """Whether the values say which rows are for training and which for evaluation."""
-        return len(self.values) > 1 and self.part_like(_SPLITS) == 1
-
-    @property
-    def has_decimal_commas(self) -> bool:
-        """Whether the values are numbers like 3,5, if they are no lists."""
-        return any("," in value for value in self.values) and self.part_like(_DECIMAL_COMMA) >= MOST
-
-    def part_like(self, pattern: re.Pattern[str]) -> float:
-        """The fraction of the values that match."""
+    def holds(self, pattern: re.Pattern[str], part: float = MOST) -> bool:
+        """Whether a part of the values match."""
         count = sum(count for value, count in self.values.items() if pattern.fullmatch(value))
-        return count / max(1, self.values.total())
+        return count >= part * max(1, self.values.total())
 
     def add(self, value: Any) -> None:
         """Count one more value."""

@@ -44,11 +44,6 @@ class ReadOptions:
     label_names: str | None = None
 
     @property
-    def names_of_labels(self) -> tuple[str, ...]:
-        """`label_names` as a list."""
-        return tuple(name.strip() for name in self.label_names.split(",")) if self.label_names else ()
-
-    @property
     def words(self) -> list[str]:
         """The options of the command line that differ from their defaults."""
         words: list[str] = []
