@@ -27,6 +27,7 @@ _TAG_NAMES = ("tag", "tags", "ner", "ner_tag", "ner_tags", "pos", "pos_tag", "up
 _SURELY = 5  # times as few values tell the label of a table without header
 _SHOWN_LABELS, _SHOWN_VALUES = 10, 3
 _MIN_TEXT = 15  # characters on average of a text that is named by no known name
+_DATE = 8  # characters of codes that are dates or addresses, not the names of classes
 _MIN_FILLED = 0.5  # of the rows have a text, if its column is inferred
 _SAMPLE_ROWS = 1000  # read where labels do not matter
 _CHOICE = re.compile(r"(choice|ending|option|answer|alternative|candidate|sol|solution|選択肢|보기)s?[ _-]?(\d+|[a-e])")
@@ -315,11 +316,13 @@ def _find_label(columns: Columns, texts: Names) -> Names:
     """
     named = _named(column for name, column in columns.items() if name not in texts)
     known = [named[name] for name in values.LABEL_NAMES if name in named and not _is_split(named[name])]
-    if known and (len(known) == 1 or known[0].known_name in values.LABEL_NAMES[: values.SURE_LABELS]):
+    candidates = sorted(_candidates(columns, texts), key=lambda column: len(column.values))
+    if len(known) > 1 or (known and not any(_flags(columns, [*known, c]) for c in candidates if c is not known[0])):
+        candidates = known
+    if known and (known[0].known_name in values.SURE_LABELS or len(candidates) == 1):
         return (known[0].name,)
-    candidates = sorted(known or _candidates(columns, texts), key=lambda column: len(column.values))
     if len(candidates) > 1 and not _are_nameless(columns):
-        if run := _flags(columns, candidates):
+        if run := not known and _flags(columns, candidates):
             return run
     elif len(candidates) < 2 or _SURELY * len(candidates[0].values) <= len(candidates[1].values):
         return tuple(column.name for column in candidates[:1])
@@ -342,13 +345,9 @@ def _candidates(columns: Columns, texts: Names) -> list[Column]:
     rows = max(column.filled for column in columns.values())
     found = [column for name, column in columns.items() if name not in texts and column.filled > MOST * rows]
     found = [c for c in found if c.known_name not in values.ID_NAMES and not values.NO_LABELS.fullmatch(c.known_name)]
-    found = [c for c in found if not (_is_split(c) or _OFFSETS.fullmatch(c.known_name) or _holds_dates(c))]
+    found = [c for c in found if not (_is_split(c) or _OFFSETS.fullmatch(c.known_name))]
+    found = [c for c in found if c.numbers or c.mean_length < _DATE or not c.holds(values.CODES)]
     return [c for c in found if c.has_few_values or (c.is_numeric and c.fractions) or _has_decimal_commas(c)]
-
-
-def _holds_dates(column: Column) -> bool:
-    """Whether the values are dates or addresses: codes that are no numbers and no short names."""
-    return not column.numbers and column.mean_length > 7 and column.holds(values.CODES)
 
 
 def _find_id(columns: Columns) -> str | None:

@@ -149,6 +149,9 @@ def read_item(row: Row, schema: Schema) -> Item:
     """One row as an item. The checks are those of `items`, except for repeated ids."""
     where = row.where
     columns = schema.text
+    if len(row.values) > 1 and all(name == value for name, value in row.values.items()):
+        hint = "remove the row: files that were joined have more than one header"
+        raise BertworksError("the names of the columns come again as a row", where=where, hint=hint)
     if schema.task == "tagging" and not schema.raw:
         texts = values.words_of(_field(row, columns[0]), columns[0], where)
     else:
