@@ -24,7 +24,6 @@ Columns = Mapping[str, Column]  # by name
 Names = tuple[str, ...]  # of columns
 _TAG = re.compile(rf"O|{ENTITY_TAG.pattern}")
 _TAG_NAMES = ("tag", "tags", "ner", "ner_tag", "ner_tags", "pos", "pos_tag", "upos", "entity")
-_SURELY = 5  # times as few values tell the label of a table without header
 _SHOWN_LABELS, _SHOWN_VALUES = 10, 3
 _MIN_TEXT = 15  # characters on average of a text that is named by no known name
 _DATE = 8  # characters of codes that are dates or addresses, not the names of classes
@@ -321,11 +320,12 @@ def _find_label(columns: Columns, texts: Names) -> Names:
         candidates = known
     if known and (known[0].known_name in values.SURE_LABELS or len(candidates) == 1):
         return (known[0].name,)
-    if len(candidates) > 1 and not _are_nameless(columns):
-        if run := not known and _flags(columns, candidates):
-            return run
-    elif len(candidates) < 2 or _SURELY * len(candidates[0].values) <= len(candidates[1].values):
-        return tuple(column.name for column in candidates[:1])
+    if _are_nameless(columns):  # ids are less likely
+        candidates = [c for c in candidates if c.numbers or not c.holds(values.CODES)] or candidates
+    elif run := len(candidates) > 1 and not known and _flags(columns, candidates):
+        return run
+    if len(candidates) < 2:
+        return tuple(column.name for column in candidates)
     shown = ", ".join(f"{column.name!r} ({_some_values(column)})" for column in candidates[:_SHOWN_LABELS])
     name = shlex.quote(candidates[0].name)
     hint = f"--label {name}, or another; several columns of 0 and 1: --label {name} --label ..."
@@ -410,7 +410,8 @@ def _labels(reader: RowReader, schema: Schema) -> Names:
     if schema.task == "tagging" and (what := _no_words([item.texts for item in sample])):
         hint = "--columns word=2,tag=4 names those of a CoNLL file, and --text that of a table"
         raise UsageError(f"the words of a row {what}: {sample[0].texts[:5]}", where=reader.name, hint=hint)
-    always = [label for label, count in counts.items() if count == rows] if schema.task == "multilabel" else []
+    is_multilabel = schema.task == "multilabel" and not counts.keys() <= values.FLAGS.keys()
+    always = [label for label, count in counts.items() if count == rows and is_multilabel]
     if always and rows > 1:
         hint = f"leave {'its column' if len(schema.label) > 1 else 'it'} out, or name other columns with --label"
         raise UsageError(f"the label {always[0]!r} is true of every row", where=reader.name, hint=hint)
