@@ -263,7 +263,7 @@ def test_several_columns_could_be_the_label(tmp_path: Path) -> None:
     assert schema.label == ("label",)
     assert notes[-2:] == [
         "header: yes",
-        "guessed: text by its values, label by its name; another label could be: 'city'",
+        "inferred: text by its values, label by its name; another label could be: 'city'",
     ]
     assert infer_schema(RowReader(by_name), text=["remark"], label="label")[1][-1] == "header: yes"
 
@@ -305,7 +305,8 @@ def test_a_header_that_comes_again(tmp_path: Path) -> None:
         (["とても楽しい映画でしたまた見たい"], [["つまらない映画でした"], ["よかった"]], False),
         (["text"], [["bad"], ["so so"]], True),
         (["What is it about", "rank"], [[TEXTS[n], n] for n in range(60)], None),
-        (["my card never arrived and I want to know who is to blame for that", "card_arrival"], [[TEXTS[n], f"intent_{n % 50}"] for n in range(60)], False),
+        (["my card never arrived and I do not know who can help me", "card_arrival"],
+         [[TEXTS[n], f"intent_{n % 50}"] for n in range(60)], False),
         (["remark", "intent"], [[TEXTS[n], f"intent_{n % 5}"] for n in range(60)], True),
         (["good old days", "pos"], [["bad", "neg"], ["fine", "pos"]], False),
         (["some words", "3.5"], [[TEXTS[n], n / 2] for n in range(60)], False),
@@ -390,6 +391,7 @@ def test_tables_of_known_meaning_are_understood_or_refused(
     tmp_path_factory: pytest.TempPathFactory, case: tuple[dict[str, list[Any]], dict[str, Any]], named: bool
 ) -> None:
     columns, meant = case
+    assume(named or "reply" not in columns)  # two texts without names are read as a pair
     path = table(tmp_path_factory.mktemp("t") / "a.csv", columns, named=named)
     rows = len(columns[meant["text"][0]])
     places = {name: name if named else f"column {place}" for place, name in enumerate(columns, 1)}
@@ -399,7 +401,7 @@ def test_tables_of_known_meaning_are_understood_or_refused(
         reader = RowReader(path, read)
         schema, _ = infer_schema(reader, **known)
         texts = [places[name] for name in meant["text"]]
-        assert list(schema.text) == (texts if named else sorted(texts))
+        assert list(schema.text) == (texts if named or known else sorted(texts))
         label = [item.label for item in items(reader, schema)]
         assert len(label) == rows
         wanted = meant["values"]

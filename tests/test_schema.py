@@ -155,7 +155,7 @@ def test_reviews(tmp_path: Path) -> None:
         "text: 'review'",
         "label: 'stars', 5 different values: 1, 2, 3, 4, 5",
         "header: yes",
-        "guessed: text by its name, label by its name",
+        "inferred: text by its name, label by its name",
     ]
     assert list(items(reader, schema))[1] == Item(("It was number 1, and I saw it.",), "2", "reviews.csv:3")
 
@@ -566,7 +566,7 @@ def test_texts_without_labels_are_guessed_from_the_beginning(tmp_path: Path) -> 
         "name of a row: 'id'",
         "not used: 'stars'",
         "header: yes",
-        "guessed: text by its name",
+        "inferred: text by its name",
     ]
     choices = [{"question": f"which {n}?", "choice0": "a", "choice1": "b"} for n in range(5)]
     schema = guess(table(tmp_path, choices, "b.csv"), task="choice", labelled=False)

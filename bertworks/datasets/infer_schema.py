@@ -1,7 +1,7 @@
 """What the columns of labelled data mean: texts, labels, choices, row names, and the task.
 
-Inferred from known names first, then from statistics of the values. A guess that is not safe is refused with the
-candidates and the options that settle it. `schema` checks single rows later.
+Inferred from known names first, then from statistics of the values. What is not safe is refused with the candidates
+and the options that settle it. `schema` checks single rows later.
 """
 
 import itertools
@@ -211,6 +211,10 @@ def _holds_codes(column: Column) -> bool:
     return is_numbered or (not column.is_listed and column.holds(values.CODES))
 
 
+def _holds_ids(column: Column) -> bool:
+    return not (column.numbers or _has_decimal_commas(column)) and column.holds(values.CODES)
+
+
 def _some_values(column: Column) -> str:
     return values.first_names(list(column.values), _SHOWN_VALUES)
 
@@ -320,9 +324,11 @@ def _find_label(columns: Columns, texts: Names) -> Names:
         candidates = known
     if known and (known[0].known_name in values.SURE_LABELS or len(candidates) == 1):
         return (known[0].name,)
-    if _are_nameless(columns):  # ids are less likely
-        candidates = [c for c in candidates if c.numbers or not c.holds(values.CODES)] or candidates
-    elif run := len(candidates) > 1 and not known and _flags(columns, candidates):
+    first, *others = candidates or [Column("")]
+    if _are_nameless(columns):  # 0 and 1 beside ids, as in CoLA
+        is_sure = first.holds(values.FLAG_KINDS[0]) and all(len(c.values) > 9 and _holds_ids(c) for c in others)
+        candidates = [first] if is_sure else candidates
+    elif run := not known and others and _flags(columns, candidates):
         return run
     if len(candidates) < 2:
         return tuple(column.name for column in candidates)
@@ -346,7 +352,7 @@ def _candidates(columns: Columns, texts: Names) -> list[Column]:
     found = [column for name, column in columns.items() if name not in texts and column.filled > MOST * rows]
     found = [c for c in found if c.known_name not in values.ID_NAMES and not values.NO_LABELS.fullmatch(c.known_name)]
     found = [c for c in found if not (_is_split(c) or _OFFSETS.fullmatch(c.known_name))]
-    found = [c for c in found if c.numbers or c.mean_length < _DATE or not c.holds(values.CODES)]
+    found = [c for c in found if c.mean_length < _DATE or not _holds_ids(c)]
     return [c for c in found if c.has_few_values or (c.is_numeric and c.fractions) or _has_decimal_commas(c)]
 
 
@@ -509,15 +515,15 @@ def _reasons(schema: Schema, columns: Columns) -> list[str]:
 
 
 def _certainty(schema: Schema, columns: Columns, reader: RowReader, given: set[str]) -> list[str]:
-    """The header, the grounds of each guess, and what else is possible. given: columns that are no guess."""
+    """The header, the grounds of what was inferred, and what else is possible. given: columns that were named."""
     lines = [] if reader.named is None else [f"header: {'yes' if reader.named else 'no'}"]
-    guessed = []
+    inferred = []
     for what, names in (("text", schema.text), ("label", schema.label)):
         if names and not given >= {*names}:
             known = {columns[name].known_name for name in names} <= values.KNOWN_NAMES | {*_CHOICE_LISTS}
             layout = reader.kind in ("squad", "spans", "conll")
-            guessed.append(f"{what} by its {'layout' if layout else 'name' if known else 'values'}")
+            inferred.append(f"{what} by its {'layout' if layout else 'name' if known else 'values'}")
     others = [repr(column.name) for column in _candidates(columns, (*schema.text, *schema.label)) if schema.label]
     also = f"; another label could be: {', '.join(others)}" if others and not given >= {*schema.label} else ""
     split = [f"all rows are used, though {c.name!r} divides them" for c in columns.values() if given and _is_split(c)]
-    return lines + ([f"guessed: {', '.join(guessed)}{also}"] if guessed else []) + split
+    return lines + ([f"inferred: {', '.join(inferred)}{also}"] if inferred else []) + split
