@@ -14,7 +14,7 @@ from dataclasses import replace
 from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.schema import Item, Schema, TaskType, fitted, items, refuse_rows
+from bertworks.datasets.schema import TASKS, Item, Schema, TaskType, fitted, items, refuse_rows, schema_notes
 from bertworks.datasets.values import MAX_CLASSES, MAX_LABEL_LENGTH, MOST, Column
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.tables import ReadOptions, find_column
@@ -22,6 +22,7 @@ from bertworks.io.text_files import IssueCounter
 
 Columns = Mapping[str, Column]  # by name
 Names = tuple[str, ...]  # of columns
+Options = ReadOptions | None  # None: labels are not looked for
 _TAG = re.compile(rf"O|{ENTITY_TAG.pattern}")
 _TAG_NAMES = ("tag", "tags", "ner", "ner_tag", "ner_tags", "pos", "pos_tag", "upos", "entity")
 _SHOWN_LABELS, _SHOWN_VALUES = 10, 3
@@ -32,15 +33,6 @@ _SAMPLE_ROWS = 1000  # read where labels do not matter
 _CHOICE = re.compile(r"(choice|ending|option|answer|alternative|candidate|sol|solution|選択肢|보기)s?[ _-]?(\d+|[a-e])")
 _CHOICE_LISTS = ("choices", "endings", "options", "candidates", "answers")
 _OFFSETS = re.compile(r"((answer|span|char|token|entity)s?)?[ _-]?(start|begin|end|offset)s?[ _-]?(index|char|pos)?")
-_TASKS: dict[TaskType, tuple[str, int, int, str]] = {  # in words; how many columns hold texts, and which they are
-    "classification": ("one label for a text", 1, 2, "the text, or a pair of texts"),
-    "multilabel": ("any number of labels for a text", 1, 2, "the text, or a pair of texts"),
-    "regression": ("a number for a text", 1, 2, "the text, or a pair of texts"),
-    "tagging": ("a tag for each word", 1, 1, "the words"),
-    "spans": ("labelled stretches of a text", 1, 1, "the text"),
-    "qa": ("the answer to a question, found in its context", 2, 2, "the question and the context"),
-    "choice": ("one of several continuations or answers", 1, 1 << 10, "the prompt and the choices"),
-}
 
 
 def infer_schema(
@@ -98,7 +90,7 @@ def infer_schema(
     elif schema.label:
         schema = replace(schema, labels=_labels(reader, schema))
         _check_labels(schema, columns[schema.label[0]], reader.name, is_explicit=task is not None)
-    return schema, [*_reasons(schema, columns), *_certainty(schema, columns, reader, {*text, *label})]
+    return schema, [*schema_notes(schema, columns), *_certainty(schema, columns, reader, {*text, *label})]
 
 
 def _study(reader: RowReader, count: int | None) -> dict[str, Column]:
@@ -132,10 +124,8 @@ def _by_layout(reader: RowReader, columns: Columns, text: Names, label: Names) -
     return None
 
 
-def _by_columns(
-    columns: Columns, text: Names, label: Names, task: TaskType | None, options: ReadOptions | None
-) -> Schema:
-    """The schema by names and values. options: None: labels are not looked for."""
+def _by_columns(columns: Columns, text: Names, label: Names, task: TaskType | None, options: Options) -> Schema:
+    """The schema by names and values."""
     if options:
         _refuse_parts(columns, text, label, task)
     if task in (None, "choice") and (schema := _choice(columns, text, label, options, is_explicit=task is not None)):
@@ -155,9 +145,7 @@ def _by_columns(
     if has_commas and options.decimal != ",":
         what = f"{column.name!r} holds numbers with a decimal comma or lists of numbers: {_some_values(column)}"
         raise UsageError(what, hint="--decimal , for numbers; --label-separator , for several labels")
-    separator = options.label_separator or (
-        "" if has_commas else _separator_of(column, is_explicit=task == "multilabel")
-    )
+    separator = "" if has_commas else options.label_separator or _separator_of(column, is_explicit=task == "multilabel")
     if task is None:
         amounts: TaskType = "regression" if column.has_amounts else "classification"
         task = "multilabel" if column.is_listed or separator or several else amounts
@@ -219,9 +207,7 @@ def _some_values(column: Column) -> str:
     return values.first_names(list(column.values), _SHOWN_VALUES)
 
 
-def _choice(
-    columns: Columns, text: Names, label: Names, options: ReadOptions | None, *, is_explicit: bool
-) -> Schema | None:
+def _choice(columns: Columns, text: Names, label: Names, options: Options, *, is_explicit: bool) -> Schema | None:
     """A multiple choice, if the columns hold one, or if the task was named."""
     texts = text or _find_choices(columns)
     if not texts or (text and not is_explicit) or len(label) > 1:
@@ -446,7 +432,7 @@ def _true_tags(counts: Mapping[str, int]) -> Iterable[str]:
 
 def _check_texts(schema: Schema, columns: Columns, name: str, *, is_explicit: bool) -> None:
     """Raises UsageError if the task reads more or fewer texts, or if most rows have none."""
-    _, least, most, meaning = _TASKS[schema.task]
+    _, least, most, meaning = TASKS[schema.task]
     if not least <= len(schema.text) <= most:
         hint = "name them: --text QUESTION --text CONTEXT" if schema.task == "qa" else "name others: --text, --task"
         what = f"{schema.task} reads {meaning}, not {len(schema.text)} columns: {', '.join(map(repr, schema.text))}"
@@ -485,33 +471,6 @@ def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: boo
         what, hint = "there are no choices", "name them: --text PROMPT --text CHOICE1 --text CHOICE2"
     if what:
         raise BertworksError(f"{what} (in {', '.join(map(repr, schema.label))})", where=name, hint=hint)
-
-
-def _reasons(schema: Schema, columns: Columns) -> list[str]:
-    """The schema in words."""
-    lines = [f"task: {schema.task} ({_TASKS[schema.task][0]})", f"text: {' and '.join(map(repr, schema.text))}"]
-    shown = values.first_names(schema.labels, _SHOWN_LABELS)
-    if len(schema.label) > 1:
-        lines.append(f"label: {len(schema.label)} columns, each for one label: {shown}")
-    elif schema.label:
-        column = columns[schema.label[0]]
-        meaning = {
-            "classification": f"{len(schema.labels)} different values: {shown}",
-            "multilabel": f"any of {len(schema.labels)}, separated by {schema.separator or 'commas'}: {shown}",
-            "regression": f"numbers from {column.low:g} to {column.high:g}",
-            "tagging": f"a tag for each word: {shown}",
-            "spans": f"stretches of characters: {shown}",
-            "qa": "answers, and their places in the context",
-            "choice": f"the right choice; {schema.first_choice} is the first",
-        }
-        lines.append(f"label: {column.name!r}, {meaning[schema.task]}")
-    if schema.id:
-        lines.append(f"name of a row: {schema.id!r}")
-    if schema.document in columns and schema.task != "tagging":
-        lines.append(f"kept together: rows with the same {schema.document!r}")
-    if unused := [name for name in columns if name not in (*schema.text, *schema.label, schema.id, schema.document)]:
-        lines.append(f"not used: {', '.join(map(repr, unused))}")
-    return lines
 
 
 def _certainty(schema: Schema, columns: Columns, reader: RowReader, given: set[str]) -> list[str]:

@@ -17,7 +17,16 @@ from bertworks.io.tables import find_column
 from bertworks.io.text_files import IssueCounter
 
 TaskType = Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"]
-_LISTED_ERRORS = 20
+_LISTED_ERRORS, _SHOWN_LABELS = 20, 10
+TASKS: Mapping[TaskType, tuple[str, int, int, str]] = {  # in words; how many columns hold texts, and which they are
+    "classification": ("one label for a text", 1, 2, "the text, or a pair of texts"),
+    "multilabel": ("any number of labels for a text", 1, 2, "the text, or a pair of texts"),
+    "regression": ("a number for a text", 1, 2, "the text, or a pair of texts"),
+    "tagging": ("a tag for each word", 1, 1, "the words"),
+    "spans": ("labelled stretches of a text", 1, 1, "the text"),
+    "qa": ("the answer to a question, found in its context", 2, 2, "the question and the context"),
+    "choice": ("one of several continuations or answers", 1, 1 << 10, "the prompt and the choices"),
+}
 _EXPECTED: Mapping[TaskType, str] = {  # instead of a label that cannot be read
     "classification": "write one name there; or is it --task multilabel?",
     "multilabel": 'write several labels as a list, ["one", "another"]',
@@ -183,6 +192,33 @@ def misplaced(item: Item) -> bool:
 def overlapping(item: Item) -> bool:
     """Whether spans of an item overlap: tags can express only one of them."""
     return any(second[0] < first[1] for first, second in pairwise(sorted(item.label or ())))
+
+
+def schema_notes(schema: Schema, columns: Mapping[str, values.Column]) -> list[str]:
+    """The schema in words."""
+    lines = [f"task: {schema.task} ({TASKS[schema.task][0]})", f"text: {' and '.join(map(repr, schema.text))}"]
+    shown = values.first_names(schema.labels, _SHOWN_LABELS)
+    if len(schema.label) > 1:
+        lines.append(f"label: {len(schema.label)} columns, each for one label: {shown}")
+    elif schema.label:
+        column = columns[schema.label[0]]
+        meaning = {
+            "classification": f"{len(schema.labels)} different values: {shown}",
+            "multilabel": f"any of {len(schema.labels)}, separated by {schema.separator or 'commas'}: {shown}",
+            "regression": f"numbers from {column.low:g} to {column.high:g}",
+            "tagging": f"a tag for each word: {shown}",
+            "spans": f"stretches of characters: {shown}",
+            "qa": "answers, and their places in the context",
+            "choice": f"the right choice; {schema.first_choice} is the first",
+        }
+        lines.append(f"label: {column.name!r}, {meaning[schema.task]}")
+    if schema.id:
+        lines.append(f"name of a row: {schema.id!r}")
+    if schema.document in columns and schema.task != "tagging":
+        lines.append(f"kept together: rows with the same {schema.document!r}")
+    if unused := [name for name in columns if name not in (*schema.text, *schema.label, schema.id, schema.document)]:
+        lines.append(f"not used: {', '.join(map(repr, unused))}")
+    return lines
 
 
 def _field(row: Row, column: str) -> Any:

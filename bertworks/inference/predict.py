@@ -297,7 +297,7 @@ def schema_for(reader: RowReader, d: TaskConfig, text: Sequence[str]) -> tuple[S
         )  # fmt: skip
     document = d.document if d.document in reader.columns else schema.document
     raw = d.task == "tagging" and _holds_texts(reader, schema.text[0], d)
-    return replace(schema, label=(), labels=d.labels, document=document, raw=raw), [] if names else notes
+    return replace(schema, label=(), labels=d.labels, document=document, raw=raw), notes
 
 
 def _holds_texts(reader: RowReader, column: str, d: TaskConfig) -> bool:
