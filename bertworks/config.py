@@ -32,6 +32,9 @@ class Range(NamedTuple):
 # Types of fields.
 Positive = Annotated[int, Range("1 or more", lambda x: x >= 1)]
 NotNegative = Annotated[int, Range("0 or more", lambda x: x >= 0)]
+MAX_SIZE = 1 << 20  # of what a model folder tells to reserve
+Size = Annotated[int, Range(f"1 to {MAX_SIZE:,}", lambda x: 1 <= x <= MAX_SIZE)]
+SizeOrZero = Annotated[int, Range(f"0 to {MAX_SIZE:,}", lambda x: 0 <= x <= MAX_SIZE)]
 
 
 class Settings:

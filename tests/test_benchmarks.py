@@ -90,7 +90,7 @@ def test_the_official_download(official: Path):
         for split in splits:
             reader, schema = one.read(split)
             tested = split.startswith("test")
-            item = next(items(reader, replace(schema, label=None) if tested else schema))
+            item = next(items(reader, replace(schema, label=()) if tested else schema))
             assert item.label == (None if tested else label)
             assert len(item.texts) == (1 if one.name in ("CoLA", "SST-2") else 2)
     first = {one.name: next(items(*one.read("train"))).texts for one in found}
@@ -149,7 +149,7 @@ def test_every_row_of_the_real_files(name: str, data_folder: Path):
     for split in one.files:
         if split.startswith("test"):
             reader, schema = one.read(split)
-            rows = items(reader, replace(schema, label=None))
+            rows = items(reader, replace(schema, label=()))
             assert all(len(item.texts) == len(one.text) for item in rows)
 
 

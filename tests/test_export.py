@@ -56,11 +56,12 @@ CONFIG = EncoderConfig(
 )  # fmt: skip
 D = TaskConfig
 TASKS: dict[TaskType, tuple[TaskConfig, Callable[[Path], Path], str, type]] = {
-    "classification": (D(task="classification", labels=("neg", "pos"), text=("text",), label="label"), write_reviews,
+    "classification": (D(task="classification", labels=("neg", "pos"), text=("text",), label=("label",)), write_reviews,
                        "d.csv", transformers.AutoModelForSequenceClassification),
-    "multilabel": (D(task="multilabel", labels=("person", "place"), text=("text",), label="labels"), write_multilabel,
+    "multilabel": (D(task="multilabel", labels=("person", "place"), text=("text",), label=("labels",)),
+                   write_multilabel,
                    "d.jsonl", transformers.AutoModelForSequenceClassification),
-    "regression": (D(task="regression", text=("sentence1", "sentence2"), label="score"), write_pairs, "d.tsv",
+    "regression": (D(task="regression", text=("sentence1", "sentence2"), label=("score",)), write_pairs, "d.tsv",
                    transformers.AutoModelForSequenceClassification),
     "tagging": (D(task="tagging", labels=("O", "B-person", "B-place")), write_conll, "d.conll",
                 transformers.AutoModelForTokenClassification),

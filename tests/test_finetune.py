@@ -295,7 +295,7 @@ def test_a_row_of_each_rare_label_is_set_aside_until_they_are_as_many_as_a_share
 ) -> None:
     given = [f"rare {n % labels}" for n in range(3 * labels)] + ["often"] * often
     found = [Item((f"a film {n}",), label, str(n)) for n, label in enumerate(given)]
-    train, dev = divide(found, Schema(task="classification", text=("text",), label="label"), range(len(found)))
+    train, dev = divide(found, Schema(task="classification", text=("text",), label=("label",)), range(len(found)))
     assert sorted(train + dev, key=lambda item: int(item.where)) == found
     assert len(dev) == aside
     assert max(Counter(item.label for item in dev if item.label != "often").values()) == 1

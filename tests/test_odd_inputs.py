@@ -114,11 +114,12 @@ def test_a_text_in_brackets_is_a_text(tmp_path: Path) -> None:
     lines = write_reviews(tmp_path / "a.csv").read_text().splitlines()
     lines[7] = "[deleted],pos,1"
     (tmp_path / "a.csv").write_text("\n".join(["selftext,flair,who", *lines[1:]]) + "\n")
-    assert read_data(tmp_path / "a.csv").schema.text == ("selftext",)
+    assert read_data(tmp_path / "a.csv", label="flair").schema.text == ("selftext",)
 
 
 def test_labels_in_another_order_contradict_nothing(model: Path, tmp_path: Path) -> None:
     rows = [{"text": f"a film {n // 2}", "labels": ["a", "b"] if n % 2 else ["b", "a"]} for n in range(60)]
+    rows.append({"text": "no label is true of every row", "labels": []})
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     from bertworks.runs.finetune_job import FinetuneJob
 

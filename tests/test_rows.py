@@ -149,7 +149,7 @@ def test_text_files_can_be_tables(tmp_path: Path) -> None:
         ("Yes, please\nNo, thanks\n", ["text"]),
         ("Hello, world\n", ["text"]),
         ("He came,\nhe saw, and\nhe left.\n", ["text"]),
-        ("one\ttwo, three, four\nfive\tsix\n", ["one", "two, three, four"]),
+        ("id\ttwo, three, four\nfive\tsix\n", ["id", "two, three, four"]),
         ('say "this, that\nand, then\n', ["text"]),
     ],
 )

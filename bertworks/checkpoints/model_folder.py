@@ -25,7 +25,7 @@ from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.hf_mapping import FAMILIES, OWN_TYPE, config_from_huggingface
 from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
 from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_tensors
-from bertworks.config import build
+from bertworks.config import MAX_SIZE, build
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import replacing, sha256, write_json, write_text
@@ -50,7 +50,7 @@ class TaskConfig:
     labels: names of the outputs, in order; none for regression, qa and choice.
     lstm_units: see `FinetuneRecipe`; "recurrent_units" in folders of earlier versions.
     document: the column of the document of a row, for document context; None: that of a CoNLL file, or none.
-    text, label: the columns of the training data.
+    text, label: the columns of the training data; several labels: one column for each, in their order.
     first_choice: the number of the first choice in the data; None: inferred from each file.
     threshold: see `inference.decoding`.
     """
@@ -58,7 +58,7 @@ class TaskConfig:
     task: TaskType
     labels: tuple[str, ...] = ()
     text: tuple[str, ...] = ()
-    label: str | None = None
+    label: tuple[str, ...] = ()
     separator: str = ""
     num_choices: int = 0
     first_choice: int | None = None
@@ -156,6 +156,8 @@ def read_task_json(path: Path) -> TaskConfig:
         raise BertworksError(f"not a description of format {FORMAT}", where=str(path), hint="upgrade bertworks")
     if "recurrent_units" in content:
         content["lstm_units"] = content.pop("recurrent_units")
+    if isinstance(label := content.get("label"), str | None):  # as earlier versions write it
+        content["label"] = [label] if label else []
     # Fields that may be null have null as their default.
     given = {name: value for name, value in content.items() if value is not getattr(TaskConfig, name, ...)}
     try:
@@ -164,10 +166,12 @@ def read_task_json(path: Path) -> TaskConfig:
         task = build(TaskConfig, given, lambda _: str(path))
         least = {"max_length": 3, **dict.fromkeys(("stride", "max_answer") if task.task == "qa" else (), 1)}
         for name in _SIZES:
-            if not least.get(name, 0) <= (size := getattr(task, name)) <= 1 << 20:
-                raise ValueError(f"{name} is {size}: expected a number from {least.get(name, 0)} to 1,048,576")
+            if not least.get(name, 0) <= (size := getattr(task, name)) <= MAX_SIZE:
+                raise ValueError(f"{name} is {size}: expected a number from {least.get(name, 0)} to {MAX_SIZE:,}")
         if not len(set(task.labels)) == len(task.labels) <= MAX_LABELS:
             raise ValueError("two labels have the same name, or there are too many")
+        if len(task.label) > 1 and (task.task != "multilabel" or sorted(task.label) != sorted(task.labels)):
+            raise ValueError("the columns of several labels are not the labels")
     except (UsageError, ValueError) as error:
         reason = getattr(error, "what", str(error))[:200]
         raise BertworksError(f"damaged, or not written by fine-tuning: {reason}", where=str(path)) from None

@@ -64,6 +64,10 @@ TextColumns = Annotated[
     Repeatable,
     Parameter("--text", help="Column of the text; give two for pairs. Unset: inferred and printed. Repeatable."),
 ]
+LabelColumns = Annotated[
+    Repeatable,
+    Parameter("--label", help="Column of the label; give several if each holds 0 and 1. Unset: inferred and printed."),
+]
 Read = Annotated[ReadOptions, Parameter("*")]  # each of its fields is an option
 Settings = Annotated[Repeatable, Parameter("--set", help="Change a field of the recipe: --set seed=1. Repeatable.")]
 Pooling = Annotated[

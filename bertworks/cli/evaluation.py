@@ -55,7 +55,7 @@ def task(
     *,
     errors: Annotated[Path | None, Parameter(name=["--errors", "-o"])] = None,
     text: console.TextColumns = None,
-    label: str | None = None,
+    label: console.LabelColumns = None,
     threshold: float | None = None,
     read: console.Read = ReadOptions(),
     precision: console.InferencePrecision = "auto",
@@ -67,14 +67,12 @@ def task(
         model: A fine-tuned model folder.
         data: Labelled rows outside the training data, in any format of finetune.
         errors: File for all errors, the most confident first.
-        label: Column of the label. Unset: as in training.
         threshold: See predict.
     """
     from bertworks.runs.task_metrics import format_metrics
 
-    result = bw.evaluate_task(
-        model, data, errors=errors, text=text or [], label=label, threshold=threshold, read=read, precision=precision
-    )
+    options: dict[str, Any] = {"threshold": threshold, "read": read, "precision": precision}
+    result = bw.evaluate_task(model, data, errors=errors, text=text or [], label=label, **options)
     if as_json:
         console.emit(result)
         return

@@ -124,7 +124,6 @@ Task = Annotated[  # as in `datasets.schema`, which is not imported for help
     Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"] | None,
     Parameter(help="The task. Unset: inferred from the columns and printed."),
 ]
-Label = Annotated[str | None, Parameter(help="Column of the label. Unset: inferred and printed.")]
 Group = Annotated[str | None, Parameter(help="Rows with the same value in this column stay on one side of the split.")]
 
 
@@ -136,21 +135,19 @@ def check(
     model: console.Model = "minilm",
     task: Task = None,
     text: console.TextColumns = None,
-    label: Label = None,
+    label: console.LabelColumns = None,
     group: Group = None,
     read: console.Read = ReadOptions(),
     as_json: console.Json = False,
 ) -> None:
     """Report what is in labelled data before training: labels, lengths, duplicates, conflicting labels, problems."""
-    options: dict[str, Any] = {
-        "dev": dev, "model": model, "task": task, "label": label, "group": group, "read": read,
-    }  # fmt: skip
-    report = bw.check_file(data, text=text or [], **options)
+    options: dict[str, Any] = {"dev": dev, "model": model, "task": task, "group": group, "read": read}
+    report = bw.check_file(data, text=text or [], label=label, **options)
     console.show(report.as_dict(), str(report), as_json)
     if as_json:
         return
     typed = [(name, value) for name, value in options.items() if value not in (None, "minilm", read)]
-    typed += [("text", column) for column in text or []]
+    typed += [*(("text", column) for column in text or []), *(("label", column) for column in label or [])]
     words = [data, *(word for name, value in typed for word in (f"--{name}", str(value))), *read.words]
     console.say(f"next: bertworks finetune {shlex.join(words)} -o MODEL-FOLDER")
 
@@ -164,7 +161,7 @@ def finetune(
     dev: Dev = None,
     task: Task = None,
     text: console.TextColumns = None,
-    label: Label = None,
+    label: console.LabelColumns = None,
     group: Group = None,
     recipe: str = "stable",
     settings: console.Settings = None,
@@ -195,8 +192,8 @@ def finetune(
         reset_head: Discard the existing task head and train a new one. --new-head is the old name of this option.
     """  # fmt: skip
     request = bw.make_finetune_request(
-        data, model=model, dev=dev, recipe=recipe, overrides=settings or [], task=task, text=text or [], label=label,
-        group=group, metric=metric, read=read, seed=seed, new_head=reset_head,
+        data, model=model, dev=dev, recipe=recipe, overrides=settings or [], task=task, text=text or [],
+        label=label, group=group, metric=metric, read=read, seed=seed, new_head=reset_head,
         precision=None if precision == "auto" else precision,
     )  # fmt: skip
     trials = bw.plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])

@@ -1,41 +1,38 @@
 """What the columns of labelled data mean: texts, labels, choices, row names, and the task.
 
-Inferred from known names first, then from statistics of the values. `schema` checks single rows later.
+Inferred from known names first, then from statistics of the values. What is not safe is refused with the candidates
+and the options that settle it. `schema` checks single rows later.
 """
 
 import itertools
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
-from bertworks.datasets.reader import Row, RowReader
-from bertworks.datasets.schema import Schema, TaskType, items, refuse_rows
+from bertworks.datasets.reader import RowReader
+from bertworks.datasets.schema import TASKS, Item, Schema, TaskType, fitted, items, refuse_rows, schema_notes
 from bertworks.datasets.values import MAX_CLASSES, MAX_LABEL_LENGTH, MOST, Column
 from bertworks.errors import BertworksError, UsageError
-from bertworks.io.tables import find_column
+from bertworks.io.tables import ReadOptions, find_column
 from bertworks.io.text_files import IssueCounter
 
 Columns = Mapping[str, Column]  # by name
-_SHOWN_LABELS = 10
+Names = tuple[str, ...]  # of columns
+Options = ReadOptions | None  # None: labels are not looked for
+_TAG = re.compile(rf"O|{ENTITY_TAG.pattern}")
+_TAG_NAMES = ("tag", "tags", "ner", "ner_tag", "ner_tags", "pos", "pos_tag", "upos", "entity")
+_SHOWN_LABELS, _SHOWN_VALUES = 10, 3
+_MIN_TEXT = 15  # characters on average of a text that is named by no known name
+_DATE = 8  # characters of codes that are dates or addresses, not the names of classes
+_MIN_FILLED = 0.5  # of the rows have a text, if its column is inferred
 _SAMPLE_ROWS = 1000  # read where labels do not matter
 _CHOICE = re.compile(r"(choice|ending|option|answer|alternative|candidate|sol|solution|選択肢|보기)s?[ _-]?(\d+|[a-e])")
 _CHOICE_LISTS = ("choices", "endings", "options", "candidates", "answers")
-_NO_LABELS = re.compile(  # names of columns with few different values that are not labels
-    r"#?\d* ?(id|idx|index)s?|.*[_ ]ids?|genre|file|filename|year|date|time|month|split|fold|set|source\d*|origin|"
-    r"domain|lang|language|locale|country|version|user|author|annotator|worker|speaker|gender|url|name|old_index|document|lines"
-)
-_TASKS: dict[TaskType, tuple[str, int, int, str]] = {  # in words; how many columns hold texts, and which they are
-    "classification": ("one label for a text", 1, 2, "the text, or a pair of texts"),
-    "multilabel": ("any number of labels for a text", 1, 2, "the text, or a pair of texts"),
-    "regression": ("a number for a text", 1, 2, "the text, or a pair of texts"),
-    "tagging": ("a tag for each word", 1, 1, "the words"),
-    "spans": ("labelled stretches of a text", 1, 1, "the text"),
-    "qa": ("the answer to a question, found in its context", 2, 2, "the question and the context"),
-    "choice": ("one of several continuations or answers", 1, 1 << 10, "the prompt and the choices"),
-}
+_OFFSETS = re.compile(r"((answer|span|char|token|entity)s?)?[ _-]?(start|begin|end|offset)s?[ _-]?(index|char|pos)?")
 
 
 def infer_schema(
@@ -43,59 +40,67 @@ def infer_schema(
     *,
     task: TaskType | None = None,
     text: Sequence[str] = (),
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     group: str | None = None,
     labelled: bool = True,
 ) -> tuple[Schema, list[str]]:
     """What the columns of a file mean, and why, in words. Reads the file twice; only its beginning unless `labelled`.
 
     Args:
-        task, text, label: what is known already.
+        task, text, label: what is known already. Several labels: columns of 0 and 1.
         group: the column that tells which rows belong together.
         labelled: whether labels are looked for.
 
     Raises:
-        UsageError: `text`, `label` or `group` names no column, or the task reads fewer or more texts.
+        UsageError: `text`, `label` or `group` names no column, or the task reads fewer or more texts; the columns may
+            mean several things, or the rows are no texts with labels.
         BertworksError: no column looks like a text or a label; all rows have the same label.
     """
-    for name, option in (*((name, "--text") for name in text), (label, "--label"), (group, "--group")):
-        if name is not None:
+    text, label = values.names_of(text), values.names_of(label)
+    for names, option in ((text, "--text"), (label, "--label"), (values.names_of(group), "--group")):
+        for name in names:
             find_column(reader.columns, reader.name, name, option)
-    if len({*text, label} - {None}) < len(text) + (label is not None):
+    if len({*text, *label}) < len(text) + len(label):
         raise UsageError("one column is named twice", where=reader.name, hint="name each text and the label once")
-    columns = _study(reader if labelled else itertools.islice(reader, _SAMPLE_ROWS), reader.columns)
+    columns = _study(reader, None if labelled else _SAMPLE_ROWS)
     if next(iter(reader), None) is None:
         raise BertworksError("there are no rows", where=reader.name, hint="name a file that holds rows")
-    schema = _by_layout(reader, columns, text, label)
-    if schema is None or (task and schema.task != task) or (label and schema.label != label):
-        schema = _by_columns(columns, tuple(text), label, task)
+    try:
+        schema = _by_layout(reader, columns, text, label)
+        if schema is None or (task and schema.task != task) or (label and schema.label != label):
+            schema = _by_columns(columns, text, label, task, reader.options if labelled else None)
+    except UsageError as error:
+        error.where = reader.name
+        raise
     if text or (not labelled and len(reader.columns) == 1):
-        schema = replace(schema, text=tuple(text) or tuple(reader.columns))
+        schema = replace(schema, text=text or tuple(reader.columns))
     for value, what in ((schema.text, "text"), (schema.label, "label")):
         if not value and (labelled or what == "text"):
             others = set(reader.columns) - {*schema.text}
             hint = f"name the one with the {what} with --{what}" if others else f"add one with the {what}"
-            problem = f"no column looks like a {what}; the columns are: {', '.join(reader.columns)}"
+            codes = [name for name, column in columns.items() if what == "text" and _holds_codes(column)]
+            but = f"; dates, ids or numbers are in: {', '.join(codes)}" if codes else ""
+            problem = f"no column looks like a {what}; the columns are: {', '.join(reader.columns)}{but}"
             raise BertworksError(problem, where=reader.name, hint=hint)
-    _check_texts(schema, reader.name)
+    _check_texts(schema, columns, reader.name, is_explicit=bool(text) or not labelled)
     row_id = "id" if reader.kind == "squad" else _find_id(columns)
     schema = replace(schema, id=row_id, document=group or schema.document)
     if not labelled:
-        schema = replace(schema, label=None, separator="")
-    elif schema.label is not None:
-        column = columns[schema.label]
+        schema = replace(schema, label=(), separator="")
+    elif schema.label:
         schema = replace(schema, labels=_labels(reader, schema))
-        _check_labels(schema, column, reader.name, is_explicit=task is not None)
-    return schema, _reasons(schema, columns)
+        _check_labels(schema, columns[schema.label[0]], reader.name, is_explicit=task is not None)
+    return schema, [*schema_notes(schema, columns), *_certainty(schema, columns, reader, {*text, *label})]
 
 
-def _study(rows: Iterable[Row], names: Sequence[str]) -> dict[str, Column]:
-    """The statistics of each column."""
-    columns = {name: Column(name) for name in names}
-    for row in rows:
+def _study(reader: RowReader, count: int | None) -> dict[str, Column]:
+    """The statistics of each column. count: of rows; None: all."""
+    decimal = reader.options.decimal
+    columns = {name: Column(name, decimal) for name in reader.columns}
+    for row in itertools.islice(reader, count):
         for name, value in row.values.items():
             if name not in columns:
-                columns[name] = Column(name)
+                columns[name] = Column(name, decimal)
             columns[name].add(value)
     return columns
 
@@ -103,52 +108,120 @@ def _study(rows: Iterable[Row], names: Sequence[str]) -> dict[str, Column]:
 # --- the task ---------------------------------------------------------------------------------------------------------
 
 
-def _by_layout(reader: RowReader, columns: Columns, text: Sequence[str], label: str | None) -> Schema | None:
+def _by_layout(reader: RowReader, columns: Columns, text: Names, label: Names) -> Schema | None:
     """The schema, if the layout of the file is enough to tell it."""
     if reader.kind == "squad":
-        return Schema(task="qa", text=("question", "context"), label="answers")
+        return Schema(task="qa", text=("question", "context"), label=("answers",))
     if reader.kind == "spans":
-        return Schema(task="spans", text=_find_texts(columns, ("entities",)), label="entities")
+        return Schema(task="spans", text=text or _find_texts(columns, ("entities",)), label=("entities",))
     if reader.kind == "conll":
         document = "document" if columns["document"].high > 0 else None
-        return Schema(task="tagging", text=("tokens",), label="tags" if "tags" in columns else None, document=document)
+        return Schema(task="tagging", text=("tokens",), label=("tags",) if "tags" in columns else (), document=document)
     if words := _find_words(columns, text, label):
-        return Schema(task="tagging", text=words[:1], label=words[1])
+        return Schema(task="tagging", text=words[:1], label=words[1:])
     if questions := _find_questions(columns, label):
-        return Schema(task="qa", text=questions[:2], label=questions[2])
+        return Schema(task="qa", text=questions[:2], label=questions[2:])
     return None
 
 
-def _by_columns(columns: Columns, text: tuple[str, ...], label: str | None, task: TaskType | None) -> Schema:
-    if task in (None, "choice") and (schema := _choice(columns, text, label, is_explicit=task is not None)):
+def _by_columns(columns: Columns, text: Names, label: Names, task: TaskType | None, options: Options) -> Schema:
+    """The schema by names and values."""
+    if options:
+        _refuse_parts(columns, text, label, task)
+    if task in (None, "choice") and (schema := _choice(columns, text, label, options, is_explicit=task is not None)):
         return schema
-    text = text or _find_texts(columns, (label,))
-    label = label or _find_label(columns, text)
-    if label is None:
+    text = text or _find_texts(columns, label, is_one=task in ("tagging", "spans"))
+    label = label or (_find_label(columns, text) if options and text else ())
+    if not label or options is None:
         return Schema(task=task or "classification", text=text)
-    column = columns[label]
-    separator = _separator_of(column, is_explicit=task == "multilabel")
+    several = len(label) > 1 or options.label_names or options.label_separator
+    if several and task not in (None, "multilabel"):
+        what = f"{task} reads one label, and several are named: --label, --label-names or --label-separator"
+        raise UsageError(what, hint="--task multilabel, or name one --label alone")
+    if len(label) > 1:
+        return Schema(task="multilabel", text=text, label=label)
+    column = columns[label[0]]
+    has_commas = _has_decimal_commas(column) and not several and task in (None, "regression")
+    if has_commas and options.decimal != ",":
+        what = f"{column.name!r} holds numbers with a decimal comma or lists of numbers: {_some_values(column)}"
+        raise UsageError(what, hint="--decimal , for numbers; --label-separator , for several labels")
+    separator = "" if has_commas else options.label_separator or _separator_of(column, is_explicit=task == "multilabel")
     if task is None:
         amounts: TaskType = "regression" if column.has_amounts else "classification"
         plural = re.fullmatch(r".*[^s]s", column.known_name)  # annotation tools write one label as a list, `label`
-        several = column.is_listed and (plural or column.single < column.filled)
-        task = "multilabel" if several or separator else amounts
+        is_list = column.is_listed and (plural is not None or column.single < column.filled)
+        task = "multilabel" if is_list or several or separator else amounts
     in_cells = task == "multilabel" and not column.is_listed
     return Schema(task=task, text=text, label=label, separator=(separator or "|") if in_cells else "")
 
 
-def _choice(columns: Columns, text: tuple[str, ...], label: str | None, *, is_explicit: bool) -> Schema | None:
+def _refuse_parts(columns: Columns, text: Names, label: Names, task: TaskType | None) -> None:
+    """Raises UsageError if a row is one word or one stretch of a text, or if not all rows are for training."""
+    tags = [name for name in label or columns if _holds_tags(columns[name])]
+    words = [name for name in text or columns if name not in tags and _holds_words(columns[name])]
+    is_whole = not text and any(column.holds(values.SENTENCE, 0.5) for column in columns.values())
+    if task in (None, "tagging") and tags and words and not is_whole:
+        sentence = next((name for name in columns if name.lower().startswith("sent")), "COLUMN")
+        options = f"--sentence-column {shlex.quote(sentence)} --text {shlex.quote(words[0])} --label {tags[-1]}"
+        hint = f"{options}; or write a CoNLL file: a word and its tag on each line, a blank line after a sentence"
+        raise UsageError(f"each row holds one word: {words[0]!r} with the tag {tags[-1]!r}", hint=hint)
+    for column in columns.values():
+        if not label and _is_split(column):
+            what = f"{column.name!r} divides the rows ({_some_values(column)}), and all of them would be trained on"
+            hint = "write one file for each part: bertworks finetune TRAIN --dev DEV; --label COLUMN uses all rows"
+            raise UsageError(what, hint=hint)
+        is_offset = _OFFSETS.fullmatch(column.known_name) and column.is_numeric and not column.fractions
+        if not label and is_offset and column.high > 1:
+            hint = 'write answers as in SQuAD, or spans as {"start": 0, "end": 5, "type": "person"}; or --label COLUMN'
+            raise UsageError(f"{column.name!r} holds places in a text, and no labels", hint=hint)
+
+
+def _holds_tags(column: Column) -> bool:
+    """Whether each value is one tag of a word."""
+    is_named = column.known_name in _TAG_NAMES and column.has_few_values and column.holds(values.WORD)
+    return is_named or (column.holds(_TAG) and [*column.values] != ["O"])
+
+
+def _holds_words(column: Column) -> bool:
+    return column.mean_length <= 12 and column.numbers < 0.5 * column.filled and column.holds(values.WORD)
+
+
+def _is_split(column: Column) -> bool:
+    """Whether the values say which rows are for training and which for evaluation."""
+    return len(column.values) > 1 and column.holds(values.SPLIT, 1)
+
+
+def _has_decimal_commas(column: Column) -> bool:
+    return any("," in value for value in column.values) and column.holds(values.DECIMAL_COMMA)
+
+
+def _holds_codes(column: Column) -> bool:
+    """Whether the values are dates, ids or numbers, not language."""
+    is_numbered = column.known_name not in values.KNOWN_NAMES and column.holds(values.NUMBERED)
+    return is_numbered or (not column.is_listed and column.holds(values.CODES))
+
+
+def _holds_ids(column: Column) -> bool:
+    return not (column.numbers or _has_decimal_commas(column)) and column.holds(values.CODES)
+
+
+def _some_values(column: Column) -> str:
+    return values.first_names(list(column.values), _SHOWN_VALUES)
+
+
+def _choice(columns: Columns, text: Names, label: Names, options: Options, *, is_explicit: bool) -> Schema | None:
     """A multiple choice, if the columns hold one, or if the task was named."""
     texts = text or _find_choices(columns)
-    if not texts or (text and not is_explicit):
+    if not texts or (text and not is_explicit) or len(label) > 1:
         return None
-    label = label or _find_label(columns, texts)
+    at_the_end = tuple(columns)[-1:] if _are_nameless(columns) and not text else ()
+    label = label or at_the_end or (_find_label(columns, texts) if options else ())
     last = columns[texts[-1]]
     number = last.entries // last.lists if last.is_listed else len(texts) - 1
-    right = columns[label] if label is not None else Column("")
+    right = columns[label[0]] if label else Column("")
     counts = [right.values[str(place)] for place in range(number + 1)]
     are_choices = right.numbers < MOST * right.filled or sum(counts) >= MOST * right.filled
-    if not is_explicit and (label is None or not are_choices):
+    if not is_explicit and (not label or not are_choices):
         return None
     return Schema(task="choice", text=texts, label=label, first_choice=int(not counts[0] and counts[number] > 0))
 
@@ -200,33 +273,75 @@ def _find_choices(columns: Columns) -> tuple[str, ...]:
     return tuple(text.name for text in texts)
 
 
-def _find_texts(columns: Columns, excluded: Sequence[str | None]) -> tuple[str, ...]:
-    """The text or the pair of texts; () if no column looks like one."""
-    named = _named(column for name, column in columns.items() if name not in excluded)
+def _find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> Names:
+    """The text or the pair of texts; () if no column looks like one.
+
+    Raises:
+        UsageError: there is another text, and no known name tells which are read, unless the task reads one (`is_one`).
+    """
+    named = _named(column for name, column in columns.items() if name not in excluded and not _holds_codes(column))
     for pair in values.PAIRS:
         if all(name in named for name in pair):
             return tuple(named[name].name for name in pair)
-    if known := _first(named, (name for name in values.SINGLE_TEXTS if name in named and not named[name].is_numeric)):
-        return (known.name,)
-    texts = [column for name, column in named.items() if column.is_text and name not in values.ID_NAMES]
-    longest = max((column.mean_length for column in texts), default=0)
-    long = [column.name for column in texts if column.mean_length > max(15, longest / 2)]
-    if len(long) == 2 and _are_nameless(columns):
+    known = _first(named, (name for name in values.SINGLE_TEXTS if name in named and not named[name].is_numeric))
+    texts = [column for name, column in named.items() if column.is_text and name not in values.KNOWN_NO_TEXTS]
+    longest = known or max(texts, key=lambda column: column.mean_length, default=None)
+    if longest is None:
+        return ()
+    least, rows = max(_MIN_TEXT, longest.mean_length / 2), max(column.filled for column in columns.values())
+    long = [c.name for c in texts if c is longest or (c.mean_length > least and c.filled > _MIN_FILLED * rows)]
+    if len(long) == 2 and longest.name in long and _are_nameless(columns):
         return tuple(long)
-    return tuple(column.name for column in texts if column.mean_length == longest)[:1]
+    if others := [name for name in long if name != longest.name and not is_one]:
+        names = [longest.name, *others]
+        one, two = (" ".join(f"--text {shlex.quote(name)}" for name in names[:count]) for count in (1, 2))
+        raise UsageError(f"several columns hold texts: {', '.join(map(repr, names))}", hint=f"{one}, or {two}")
+    return (longest.name,)
 
 
-def _find_label(columns: Columns, texts: Sequence[str]) -> str | None:
-    """The column with the label; None if no column looks like one."""
+def _find_label(columns: Columns, texts: Names) -> Names:
+    """The column with the label, or several columns of 0 and 1; () if no column looks like one.
+
+    Raises:
+        UsageError: several columns look like one, and no name tells which.
+    """
     named = _named(column for name, column in columns.items() if name not in texts)
-    if known := _first(named, values.LABEL_NAMES):
-        return known.name
-    others = [named[name] for name in named if name not in values.ID_NAMES and not _NO_LABELS.fullmatch(name)]
+    known = [named[name] for name in values.LABEL_NAMES if name in named and not _is_split(named[name])]
+    candidates = sorted(_candidates(columns, texts), key=lambda column: len(column.values))
+    if len(known) > 1 or (known and not any(_flags(columns, [*known, c]) for c in candidates if c is not known[0])):
+        candidates = known
+    if known and (known[0].known_name in values.SURE_LABELS or len(candidates) == 1):
+        return (known[0].name,)
+    first, *others = candidates or [Column("")]
+    if _are_nameless(columns):  # 0 and 1 beside ids, as in CoLA
+        is_sure = first.holds(values.FLAG_KINDS[0]) and all(len(c.values) > 9 and _holds_ids(c) for c in others)
+        candidates = [first] if is_sure else candidates
+    elif run := not known and others and _flags(columns, candidates):
+        return run
+    if len(candidates) < 2:
+        return tuple(column.name for column in candidates)
+    shown = ", ".join(f"{column.name!r} ({_some_values(column)})" for column in candidates[:_SHOWN_LABELS])
+    name = shlex.quote(candidates[0].name)
+    hint = f"--label {name}, or another; several columns of 0 and 1: --label {name} --label ..."
+    raise UsageError(f"several columns could be the label: {shown}", hint=hint)
+
+
+def _flags(columns: Columns, candidates: Sequence[Column]) -> Names:
+    """Columns of 0 and 1 that stand together and are written in the same way: each is a label. () if these are none."""
+    places = [[*columns].index(column.name) for column in candidates]
+    run = [*columns.values()][min(places) : max(places) + 1]
+    is_even = any(all(column.holds(kind) for column in run) for kind in values.FLAG_KINDS)
+    return tuple(column.name for column in run) if is_even else ()
+
+
+def _candidates(columns: Columns, texts: Names) -> list[Column]:
+    """The columns that could be the label by their values: classes, or numbers with fractions."""
     rows = max(column.filled for column in columns.values())
-    classes = [column for column in others if column.has_few_values and column.filled > MOST * rows]
-    if classes:
-        return min(reversed(classes), key=lambda column: len(column.values)).name
-    return next((column.name for column in reversed(others) if column.is_numeric and column.fractions), None)
+    found = [column for name, column in columns.items() if name not in texts and column.filled > MOST * rows]
+    found = [c for c in found if c.known_name not in values.ID_NAMES and not values.NO_LABELS.fullmatch(c.known_name)]
+    found = [c for c in found if not (_is_split(c) or _OFFSETS.fullmatch(c.known_name))]
+    found = [c for c in found if c.mean_length < _DATE or not _holds_ids(c)]
+    return [c for c in found if c.has_few_values or (c.is_numeric and c.fractions) or _has_decimal_commas(c)]
 
 
 def _find_id(columns: Columns) -> str | None:
@@ -238,21 +353,21 @@ def _find_id(columns: Columns) -> str | None:
     return None
 
 
-def _find_words(columns: Columns, text: Sequence[str], label: str | None) -> tuple[str, str] | None:
+def _find_words(columns: Columns, text: Names, label: Names) -> tuple[str, str] | None:
     """The columns with lists of words and of their tags; None if there are none. `text` and `label` are known."""
     lists = _named(column for column in columns.values() if column.is_listed)
     words = _first(lists, [columns[name].known_name for name in text] or ["tokens", "words", "token", "word"])
-    known = [columns[label].known_name] if label else ["tags", "ner_tags", "pos_tags", "labels", "label", "tag"]
+    known = [columns[name].known_name for name in label] or ["tags", "ner_tags", "pos_tags", "labels", "label", "tag"]
     for tags in [lists[name] for name in known if name in lists]:
         if words and MOST <= tags.entries / max(1, words.entries) <= 1 / MOST:
             return words.name, tags.name
     return None
 
 
-def _find_questions(columns: Columns, label: str | None) -> tuple[str, str, str] | None:
+def _find_questions(columns: Columns, label: Names) -> tuple[str, str, str] | None:
     """The columns with questions, contexts and answers; None if there are none. `label` is known."""
     named = _named(columns.values())
-    answers = _first(named, [columns[label].known_name] if label else ["answers", "answer"])
+    answers = _first(named, [columns[name].known_name for name in label] or ["answers", "answer"])
     if "question" in named and "context" in named and answers and answers.answers >= MOST * answers.filled:
         return named["question"].name, named["context"].name, answers.name
     return None
@@ -265,21 +380,48 @@ def _are_nameless(columns: Columns) -> bool:
 # --- the labels of the file -------------------------------------------------------------------------------------------
 
 
-def _labels(reader: RowReader, schema: Schema) -> tuple[str, ...]:
+def _labels(reader: RowReader, schema: Schema) -> Names:
     """All labels of the file. Rows with errors are left out: they are refused when they are read again, or here if the
-    others have too few labels."""
+    others have too few labels.
+
+    Raises:
+        UsageError: a label is true of every row; the words count or repeat something.
+    """
     if schema.task in ("regression", "qa", "choice"):
         return ()
-    counts = Counter[str]()
+    counts, rows, sample = Counter[str](), 0, list[Item]()
     errors: list[BertworksError] = []
     for item in items(reader, replace(schema, id=None), left_out=IssueCounter(), errors=errors):
+        rows += 1
         if schema.task == "classification":
             counts[item.label] += 1
         else:
             counts.update(label if isinstance(label, str) else label[2] for label in item.label)
+        if len(sample) < _SAMPLE_ROWS:
+            sample.append(item)
     if len(counts.keys() - {"O"}) < 1 + (schema.task == "classification"):
         refuse_rows(errors, reader.name)
-    return values.sorted_labels(_true_tags(counts) if schema.task == "tagging" else counts)
+    if schema.task == "tagging" and (what := _no_words([item.texts for item in sample])):
+        hint = "--columns word=2,tag=4 names those of a CoNLL file, and --text that of a table"
+        raise UsageError(f"the words of a row {what}: {sample[0].texts[:5]}", where=reader.name, hint=hint)
+    is_multilabel = schema.task == "multilabel" and not counts.keys() <= values.FLAGS.keys()
+    always = [label for label, count in counts.items() if count == rows and is_multilabel]
+    if always and rows > 1:
+        hint = f"leave {'its column' if len(schema.label) > 1 else 'it'} out, or name other columns with --label"
+        raise UsageError(f"the label {always[0]!r} is true of every row", where=reader.name, hint=hint)
+    names = fitted(schema, reader).label_names or (schema.label[1:] and schema.label)
+    found = values.sorted_labels(_true_tags(counts) if schema.task == "tagging" else counts)
+    return names if names and found else found
+
+
+def _no_words(rows: Sequence[Names]) -> str:
+    """What shows that the words of all rows are none: they count, or are the same; "" if nothing does."""
+    long = [row for row in rows if len(row) > 1]
+    if len(long) < max(2, MOST * len(rows)):
+        return ""
+    if all(row[0].isdecimal() and row == tuple(map(str, range(int(row[0]), int(row[0]) + len(row)))) for row in long):
+        return "count"
+    return "are all the same" if all(len(set(row)) == 1 for row in long) else ""
 
 
 def _true_tags(counts: Mapping[str, int]) -> Iterable[str]:
@@ -290,12 +432,17 @@ def _true_tags(counts: Mapping[str, int]) -> Iterable[str]:
     return [tag for tag in counts if tag in marks or tag == "O"] if marked >= MOST * total else counts
 
 
-def _check_texts(schema: Schema, name: str) -> None:
-    """Raises UsageError if the task reads more or fewer texts."""
-    _, least, most, meaning = _TASKS[schema.task]
+def _check_texts(schema: Schema, columns: Columns, name: str, *, is_explicit: bool) -> None:
+    """Raises UsageError if the task reads more or fewer texts, or if most rows have none."""
+    _, least, most, meaning = TASKS[schema.task]
     if not least <= len(schema.text) <= most:
         hint = "name them: --text QUESTION --text CONTEXT" if schema.task == "qa" else "name others: --text, --task"
         what = f"{schema.task} reads {meaning}, not {len(schema.text)} columns: {', '.join(map(repr, schema.text))}"
+        raise UsageError(what, where=name, hint=hint)
+    rows = max(column.filled for column in columns.values())
+    if not is_explicit and (column := columns[schema.text[0]]).filled < _MIN_FILLED * rows:
+        what = f"only {column.filled:,} of {rows:,} rows have a text in {column.name!r}"
+        hint = f"name another column with --text, or leave the other rows out: --text {shlex.quote(column.name)}"
         raise UsageError(what, where=name, hint=hint)
 
 
@@ -315,34 +462,29 @@ def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: boo
         what, hint = f"all {count} have the same number, {column.low}", "add rows with other numbers"
     elif task == "tagging" and not set(labels) - {"O"}:
         what, hint = "no word has a tag other than O", "tag some words"
+    elif task == "tagging" and len(labels) < 2:
+        what, hint = f"all words have the same tag, {labels[0]!r}", "tag the words differently, or name another column"
+    elif task == "multilabel" and labels and {label.lower() for label in labels} <= values.FLAGS.keys():
+        what = "the labels are named only 0 and 1"
+        hint = "lists: --label-names A,B,C; columns: --label A --label B; one label: --task classification"
     elif task in ("multilabel", "spans") and not labels:
         what, hint = "no row has a label", "label some rows"
     elif task == "choice" and len(schema.text) < 2:
         what, hint = "there are no choices", "name them: --text PROMPT --text CHOICE1 --text CHOICE2"
     if what:
-        raise BertworksError(f"{what} (in {schema.label!r})", where=name, hint=hint)
+        raise BertworksError(f"{what} (in {', '.join(map(repr, schema.label))})", where=name, hint=hint)
 
 
-def _reasons(schema: Schema, columns: Columns) -> list[str]:
-    """The schema in words."""
-    lines = [f"task: {schema.task} ({_TASKS[schema.task][0]})", f"text: {' and '.join(map(repr, schema.text))}"]
-    if schema.label is not None:
-        column = columns[schema.label]
-        shown = values.first_names(schema.labels, _SHOWN_LABELS)
-        meaning = {
-            "classification": f"{len(schema.labels)} different values: {shown}",
-            "multilabel": f"any of {len(schema.labels)}, separated by {schema.separator or 'commas'}: {shown}",
-            "regression": f"numbers from {column.low:g} to {column.high:g}",
-            "tagging": f"a tag for each word: {shown}",
-            "spans": f"stretches of characters: {shown}",
-            "qa": "answers, and their places in the context",
-            "choice": f"the right choice; {schema.first_choice} is the first",
-        }
-        lines.append(f"label: {schema.label!r}, {meaning[schema.task]}")
-    if schema.id:
-        lines.append(f"name of a row: {schema.id!r}")
-    if schema.document in columns and schema.task != "tagging":
-        lines.append(f"kept together: rows with the same {schema.document!r}")
-    if unused := [name for name in columns if name not in (*schema.text, schema.label, schema.id, schema.document)]:
-        lines.append(f"not used: {', '.join(map(repr, unused))}")
-    return lines
+def _certainty(schema: Schema, columns: Columns, reader: RowReader, given: set[str]) -> list[str]:
+    """The header, the grounds of what was inferred, and what else is possible. given: columns that were named."""
+    lines = [] if reader.named is None else [f"header: {'yes' if reader.named else 'no'}"]
+    inferred = []
+    for what, names in (("text", schema.text), ("label", schema.label)):
+        if names and not given >= {*names}:
+            known = {columns[name].known_name for name in names} <= values.KNOWN_NAMES | {*_CHOICE_LISTS}
+            layout = reader.kind in ("squad", "spans", "conll")
+            inferred.append(f"{what} by its {'layout' if layout else 'name' if known else 'values'}")
+    others = [repr(column.name) for column in _candidates(columns, (*schema.text, *schema.label)) if schema.label]
+    also = f"; another label could be: {', '.join(others)}" if others and not given >= {*schema.label} else ""
+    split = [f"all rows are used, though {c.name!r} divides them" for c in columns.values() if given and _is_split(c)]
+    return lines + ([f"inferred: {', '.join(inferred)}{also}"] if inferred else []) + split

@@ -8,7 +8,7 @@ import itertools
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -31,6 +31,7 @@ from bertworks.io.text_files import (
     too_large,
 )
 
+Names = Collection[str]
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
 _SPANS = '{"text": "...", "entities": [{"start": 0, "end": 5, "type": "person"}]}'
 _NOT_READ = (  # the beginning of files of text that are not read, their format, and how to convert them
@@ -65,18 +66,20 @@ class RowReader:
         path: the file, in any compression; "-" is standard input.
         options: how it is read. quoting="auto": inferred for tab-separated tables, "quoted" for others.
         name: the name of the file in messages.
+        known: names of columns that a header may have, as those of the training.
 
     Attributes:
         kind: the kind of file.
         columns: the names of the values; of JSON lines those of the first rows. written_columns: the same as the file
             names them.
+        named: whether the first row names the columns; None: not inferred.
 
     Raises:
         BertworksError: the file is not of any known kind. While iterating also: a row with too few or too many cells,
             a line that is not JSON or not UTF-8, a quote mark that is never closed, a file that changes meanwhile.
     """
 
-    def __init__(self, path: str | Path, options: ReadOptions = ReadOptions(), *, name: str | None = None):
+    def __init__(self, path: str | Path, options: ReadOptions = ReadOptions(), *, name: str = "", known: Names = ()):
         self.path, piped = rereadable(path, self)
         self.name = name or piped or str(path)
         if not self.path.exists():
@@ -84,6 +87,8 @@ class RowReader:
         if self.path.is_dir():
             raise UsageError("this is a folder, not a file", where=self.name, hint="name one of the files in it")
         self.options, self._counts = options, defaultdict[str, IssueCounter](IssueCounter)
+        self.named: bool | None = None
+        self._known = known
         self._state = self._file_state()
         self._lines: Callable[[], Iterator[tuple[int, str]]] = partial(
             utf8_lines, self.path, self.name, options.encoding, options.row_bytes
@@ -225,7 +230,7 @@ class RowReader:
             first_line = next(line for line in sample if line.strip())
             delimiter = "\t" if "\t" in first_line else delimiter
             if self.options.header is None and delimiter != "\t" and not has_header(sample, delimiter):
-                self.columns = ["text"]
+                self.columns, self.named = ["text"], False
                 self._rows = lambda: ((n, {"text": line.removesuffix("\r")}) for n, line in self._lines())
                 return
         quoted = self.options.quoting == "quoted"
@@ -235,7 +240,12 @@ class RowReader:
             self._lines(), delimiter, quoted=quoted, name=self.name, strict=True, largest=self.options.row_bytes
         )
         first, *others = [row for _, row in first_rows(rows) if row]
-        named = self.options.header if self.options.header is not None else names_columns(first, others)
+        named = self.options.header
+        if named is None:
+            self.named = named = names_columns(first, others, self._known)
+        if named is None:
+            what, hint = f"does the first row name the columns? {first!r:.120}", "--header if so, else --no-header"
+            raise UsageError(what, where=f"{self.name}:1", hint=hint)
         self.columns = tables.column_names(first, named=named)
         self._check_names("the header", "name them differently, or read it without header")
         self._rows = lambda: self._table_rows(delimiter, quoted, named)
@@ -287,7 +297,7 @@ class RowReader:
         whole = not is_row and (alone or not isinstance(value, dict))
         if whole and annotations.is_squad(self._whole_json()):
             self.kind = "squad"
-            self._rows = lambda: annotations.read_squad(self._whole_json(), self.name)
+            self._rows = self._squad_rows
             self.columns = ["id", "title", "context", "question", "answers", "is_impossible"]
             return
         self._rows = self._array_rows if whole else self._line_rows
@@ -314,7 +324,11 @@ class RowReader:
             self._check_size(number, source := repr(record))
             yield number, self._checked(record, number, source)
 
-    def _checked(self, value: Any, number: int, source: str) -> dict[str, Any]:
+    def _squad_rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        for place, values in annotations.read_squad(self._whole_json(), self.name):
+            yield place, self._checked(values, place, repr(values))
+
+    def _checked(self, value: Any, number: int | str, source: str) -> dict[str, Any]:
         """A JSON object. source: its text."""
         where, kind = f"{self.name}:{number}", type(value)
         self._row_type = self._row_type or kind

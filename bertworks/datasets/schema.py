@@ -17,7 +17,16 @@ from bertworks.io.tables import find_column
 from bertworks.io.text_files import IssueCounter
 
 TaskType = Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"]
-_LISTED_ERRORS = 20
+_LISTED_ERRORS, _SHOWN_LABELS = 20, 10
+TASKS: Mapping[TaskType, tuple[str, int, int, str]] = {  # in words; how many columns hold texts, and which they are
+    "classification": ("one label for a text", 1, 2, "the text, or a pair of texts"),
+    "multilabel": ("any number of labels for a text", 1, 2, "the text, or a pair of texts"),
+    "regression": ("a number for a text", 1, 2, "the text, or a pair of texts"),
+    "tagging": ("a tag for each word", 1, 1, "the words"),
+    "spans": ("labelled stretches of a text", 1, 1, "the text"),
+    "qa": ("the answer to a question, found in its context", 2, 2, "the question and the context"),
+    "choice": ("one of several continuations or answers", 1, 1 << 10, "the prompt and the choices"),
+}
 _EXPECTED: Mapping[TaskType, str] = {  # instead of a label that cannot be read
     "classification": "write one name there; or is it --task multilabel?",
     "multilabel": 'write several labels as a list, ["one", "another"]',
@@ -54,10 +63,13 @@ class Schema:
 
     text: the columns of `Item.texts`, in that order; for tagging the one with the words, for choice the prompt and the
         choices (or one column with the list of them).
-    label: the column with the label; None if there is none.
-    labels: the names of the classes, tags or types of spans, sorted (numbers by value); (): not known yet, any name is
-        read. Regression, qa and choice have none.
+    label: the column with the label; (): there is none. Several: each says whether the label of its name is true
+        (multilabel).
+    labels: the names of the classes, tags or types of spans, sorted (numbers by value), or in the order of their
+        columns; (): not known yet, any name is read. Regression, qa and choice have none.
     separator: between several labels in one cell of a table; "" if cells or fields are JSON lists.
+    decimal: the mark before the fraction of a number.
+    label_names: of lists of 0 and 1, in their order; (): labels are written as names.
     first_choice: the number that the file gives to the first choice.
     id: the column with a unique name of each row.
     document: the column that tells which rows belong together.
@@ -66,9 +78,11 @@ class Schema:
 
     task: TaskType
     text: tuple[str, ...]
-    label: str | None = None
+    label: tuple[str, ...] = ()
     labels: tuple[str, ...] = ()
     separator: str = ""
+    decimal: str = "."
+    label_names: tuple[str, ...] = ()
     first_choice: int = 0
     id: str | None = None
     document: str | None = None
@@ -111,7 +125,7 @@ def items(
             else:
                 raise
         else:
-            if item.id and schema.label is not None:
+            if item.id and schema.label:
                 places[item.id] = row.where
             yield item
     if row is None:
@@ -131,23 +145,27 @@ def refuse_rows(errors: Sequence[BertworksError], name: str) -> None:
 
 
 def fitted(schema: Schema, reader: RowReader) -> Schema:
-    """The schema for this file: if it reads one text and no label, the only column of a file is that text.
+    """The schema for this file, with its options: if it reads one text and no label, the only column of a file is
+    that text.
 
     Raises:
         UsageError: the file lacks a column.
     """
-    if len(schema.text) == 1 and len(reader.columns) == 1 and schema.label is None:
+    if len(schema.text) == 1 and len(reader.columns) == 1 and not schema.label:
         return replace(schema, text=tuple(reader.columns), id=None, document=None)
-    for column in (*schema.text, schema.label):
-        if column is not None:
-            find_column(reader.columns, reader.name, column, "--label" if column == schema.label else "--text")
-    return schema
+    for column in (*schema.text, *schema.label):
+        find_column(reader.columns, reader.name, column, "--label" if column in schema.label else "--text")
+    names = (reader.options.label_names or "").split(",")
+    return replace(schema, decimal=reader.options.decimal, label_names=tuple(filter(None, map(str.strip, names))))
 
 
 def read_item(row: Row, schema: Schema) -> Item:
     """One row as an item. The checks are those of `items`, except for repeated ids."""
     where = row.where
     columns = schema.text
+    if len(row.values) > 1 and all(name == value for name, value in row.values.items()):
+        hint = "remove the row: files that were joined have more than one header"
+        raise BertworksError("the names of the columns come again as a row", where=where, hint=hint)
     if schema.task == "tagging" and not schema.raw:
         texts = values.words_of(_field(row, columns[0]), columns[0], where)
     else:
@@ -155,9 +173,12 @@ def read_item(row: Row, schema: Schema) -> Item:
         if schema.task == "choice" and len(columns) == 2:  # the second column lists the choices
             cells = [cells[0], *((choice, columns[1]) for choice in values.list_of(cells[1][0]) or ())]
         texts = tuple(values.text_of(value, column, where) for value, column in cells)
-    label = None
-    if schema.label is not None:
-        label = _label(_field(row, schema.label), schema.label, texts, schema, where)
+    label: Any = None
+    if len(schema.label) > 1:
+        flags = {column: values.flag_of(_field(row, column), column, where) for column in schema.label}
+        label = tuple(column for column in schema.label if flags[column])
+    elif schema.label:
+        label = _label(_field(row, schema.label[0]), schema.label[0], texts, schema, where)
         if schema.task == "qa" and row.values.get("is_impossible") is True:
             label = ()  # such answers are only plausible; google-research/bert reads them the same way
 
@@ -178,6 +199,33 @@ def overlapping(item: Item) -> bool:
     return any(second[0] < first[1] for first, second in pairwise(sorted(item.label or ())))
 
 
+def schema_notes(schema: Schema, columns: Mapping[str, values.Column]) -> list[str]:
+    """The schema in words."""
+    lines = [f"task: {schema.task} ({TASKS[schema.task][0]})", f"text: {' and '.join(map(repr, schema.text))}"]
+    shown = values.first_names(schema.labels, _SHOWN_LABELS)
+    if len(schema.label) > 1:
+        lines.append(f"label: {len(schema.label)} columns, each for one label: {shown}")
+    elif schema.label:
+        column = columns[schema.label[0]]
+        meaning = {
+            "classification": f"{len(schema.labels)} different values: {shown}",
+            "multilabel": f"any of {len(schema.labels)}, separated by {schema.separator or 'commas'}: {shown}",
+            "regression": f"numbers from {column.low:g} to {column.high:g}",
+            "tagging": f"a tag for each word: {shown}",
+            "spans": f"stretches of characters: {shown}",
+            "qa": "answers, and their places in the context",
+            "choice": f"the right choice; {schema.first_choice} is the first",
+        }
+        lines.append(f"label: {column.name!r}, {meaning[schema.task]}")
+    if schema.id:
+        lines.append(f"name of a row: {schema.id!r}")
+    if schema.document in columns and schema.task != "tagging":
+        lines.append(f"kept together: rows with the same {schema.document!r}")
+    if unused := [name for name in columns if name not in (*schema.text, *schema.label, schema.id, schema.document)]:
+        lines.append(f"not used: {', '.join(map(repr, unused))}")
+    return lines
+
+
 def _field(row: Row, column: str) -> Any:
     if column not in row.values:
         what = f"the row has no field {column!r}, only {', '.join(row.values)}"
@@ -192,9 +240,9 @@ def _label(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wher
     match schema.task:
         case "classification" if not isinstance(value, list | dict):
             return known(values.label_text(value))
-        case "multilabel" if (parts := values.several_labels(value, schema.separator)) is not None:
+        case "multilabel" if (parts := values.several_labels(value, schema.separator, schema.label_names)) is not None:
             return tuple(map(known, parts))
-        case "regression" if math.isfinite(number := values.as_number(value)):
+        case "regression" if math.isfinite(number := values.as_number(value, schema.decimal)):
             return number
         case "tagging" if (tags := values.list_of(value)) is not None:
             if len(tags) != len(texts):

@@ -13,7 +13,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -37,6 +37,8 @@ PAIRS = (
 SINGLE_TEXTS = (*TEXT_NAMES, "tweet", "utterance", "message", "post", "question", "query", "title", "headline")
 PROMPTS = tuple("startphrase ctx prompt question premise context goal stem sentence sent1 text".split())
 ID_NAMES = ("id", "guid", "uid", "uuid", "idx", "index", "qid", "q_id", "example_id", "question_id")
+SURE_LABELS = LABEL_NAMES[:11]  # the label, whatever else there is
+KNOWN_NO_TEXTS = frozenset((*ID_NAMES, *LABEL_NAMES))
 KNOWN_NAMES = frozenset((*ID_NAMES, *LABEL_NAMES, *SINGLE_TEXTS, *PROMPTS, *itertools.chain(*PAIRS)))
 SAMPLE_ROWS = 100  # from which the header and the columns are inferred
 _SAMPLE_CHARACTERS = 1 << 22  # of these rows; fewer are taken if they have more
@@ -44,9 +46,27 @@ MAX_CLASSES = 20  # different numbers without fraction; more of them are amounts
 MAX_LABEL_LENGTH = 60  # characters
 MOST = 0.9  # a fraction of the values that decides for all: the others are errors, reported when the rows are read
 _LISTED_LABELS = 30
+_FEW = 3  # words of the name of a column; values that show how long texts are
 _MAX_VALUES = 2000  # different values that are counted in a column
 _LONGEST_VALUE = 1000  # characters of a value by which it differs
 _PRINTED_LIST = re.compile(r"""\[(['"].*['"]|\d[\d\s]*)\]""", re.DOTALL)
+CODES = re.compile(  # dates, numbers, ids and addresses instead of language
+    r"[\W\d_年月日時分秒년월일]+|[!-~]*\d[!-~]*|\S+@\S+|\w+://\S+|(?=.*\d)((jan|feb|m[aä]r|apr|ma[iy]|ju[nl]|aug|sep|o[ck]t|nov|"
+    r"de[cz]|mon|tue|wed|thu|fri|sat|sun)[a-z]*|utc|gmt|[ap]m|[tz]|\W|\d)+",
+    re.IGNORECASE,
+)
+NUMBERED = re.compile(r"\W*[^\W\d_]+\W*\d+\W*")  # "Sentence: 1"
+WORD, SENTENCE = re.compile(r"\S{1,25}"), re.compile(r"\s*\S+(\s+\S+){2,}\s*|.{26,}", re.DOTALL)
+SPLIT = re.compile(
+    r"(public|private)?_?(train(ing)?|test(ing)?|dev|devel(opment)?|val|valid(ation)?|eval|holdout)", re.I
+)
+DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
+FLAG_KINDS = [re.compile(kind, re.I) for kind in ("0|1", "false|true", "no|yes")]
+FLAGS = {"0": False, "1": True, "false": False, "true": True, "no": False, "yes": True}  # whether a label is true
+NO_LABELS = re.compile(  # names of columns with few different values that are not labels
+    r"#?\d* ?(id|idx|index)s?|.*[_ ]ids?|genre|file|filename|year|date|time|month|split|fold|set|source\d*|origin|"
+    r"domain|lang|language|locale|country|version|user|author|annotator|worker|speaker|gender|url|name|old_index|document|lines"
+)
 _MISSING = frozenset(("", "nan", "NaN"))  # pandas writes the latter two for a cell without a value
 
 
@@ -60,14 +80,42 @@ def first_rows(rows: Iterable[_T]) -> list[_T]:
     return next(chunk_by_size(sample, _SAMPLE_CHARACTERS, lambda row: len(str(row))), [])
 
 
-def names_columns(first: list[str], others: list[list[str]]) -> bool:
-    """Whether the first row of a table is a header: known names, or name-like cells that no row below repeats."""
-    known = sum(cell.strip().lower() in KNOWN_NAMES for cell in first)
-    if known >= 2 or known == len(first):
+def names_columns(first: Sequence[str], others: Sequence[Sequence[str]], known: Container[str] = ()) -> bool | None:
+    """Whether the first row of a table is a header: known names, or cells unlike those below; None: in doubt. Names may
+    be empty: pandas leaves out that of its index, and columns without values have none.
+
+    known: more names.
+    """
+    columns = [Column(cell.strip()) for cell in first]
+    for row in others:
+        for column, cell in zip(columns, row):
+            column.add(cell)
+    columns = [column for column in columns if column.name]
+    count = sum(column.known_name in KNOWN_NAMES or column.name in known for column in columns)
+    if columns and (count >= 2 or count == len(columns)):
         return True
-    names = [first[0] if first[0].strip() else "index", *first[1:]]  # pandas leaves the name of its index empty
-    repeated = any(cell == row[index] for row in others for index, cell in enumerate(first) if index < len(row))
-    return not repeated and is_header(list(dict.fromkeys(names)))
+    if not columns or any(column.name in column.values for column in columns):
+        return False
+    names = [column.name for column in columns]
+    is_row = not is_header(names) or any(map(_is_sentence, names))
+    differs = any(map(_is_unlike_its_name, columns))
+    is_usual = count or any(NO_LABELS.fullmatch(column.known_name) for column in columns)
+    return differs if differs != is_row else True if is_usual and not is_row else None
+
+
+def _is_unlike_its_name(column: "Column") -> bool:
+    """Whether the values of a column are numbers and its name is none, few that all come again, or texts of which each
+    is more than twice as long."""
+    once = sum(count == 1 for count in column.values.values())  # Good and Turing: how likely another value is new
+    is_short = column.filled >= _FEW and 2 * len(column.name) <= min(map(len, column.values))
+    is_number = not math.isnan(as_number(column.name))
+    is_closed = column.filled > _FEW and once <= (1 - MOST) * column.filled
+    return not is_number and (column.numbers >= MOST * max(1, column.filled) or is_short or is_closed)
+
+
+def _is_sentence(name: str) -> bool:
+    """Whether a cell is too long for a name: four words, or twelve characters of a script without spaces."""
+    return len(name.split()) > _FEW or (not name.isascii() and len(max(name.split(), key=len)) >= 12)
 
 
 def has_header(sample: list[str], delimiter: str) -> bool:
@@ -78,7 +126,7 @@ def has_header(sample: list[str], delimiter: str) -> bool:
     except BertworksError:
         return False
     bare = all(cell == cell.strip() for cell in first) and (len(first) > 1 or first[0] in TEXT_NAMES)
-    return bare and len(others) > 0 and {len(first)} == set(map(len, others)) and names_columns(first, others)
+    return bare and len(others) > 0 and {len(first)} == set(map(len, others)) and bool(names_columns(first, others))
 
 
 # --- texts ------------------------------------------------------------------------------------------------------------
@@ -142,14 +190,31 @@ def label_text(value: Any) -> str | None:
     return None if text in _MISSING else text
 
 
-def several_labels(value: Any, separator: str) -> list[str] | None:
-    """The labels in a cell or field that holds any number of them; None if it holds something else."""
+def flag_of(value: Any, column: str, where: str) -> bool:
+    """Whether the label with the name of a column is true."""
+    name = _canonical(label_text(value) or "").lower()
+    if name not in FLAGS:
+        what = f"the label in {column!r} {f'holds {value!r:.80}' if name else 'is missing'}"
+        raise BertworksError(what, where=where, hint="write 1 where the label is true, 0 where it is not")
+    return FLAGS[name]
+
+
+def several_labels(value: Any, separator: str, names: Sequence[str] = ()) -> list[str] | None:
+    """The labels in a cell or field that holds any number of them; None if it holds something else.
+
+    names: there is a 0 or a 1 for each of them instead of labels.
+    """
     parts = [] if _is_missing(value) else value
     if isinstance(value, str):
         parts = value.split(separator) if separator else _parsed(value) if value.strip() else []
     if not isinstance(parts, list) or any(isinstance(part, list | dict) for part in parts):
         return None
-    return list(dict.fromkeys(text for part in parts if (text := label_text(part)) is not None))
+    texts = [text for part in parts if (text := label_text(part)) is not None]
+    if names:
+        flags = [FLAGS.get(_canonical(text).lower()) for text in texts]
+        are_flags = len(flags) == len(names) and None not in flags
+        return [name for name, flag in zip(names, flags) if flag] if are_flags else None
+    return list(dict.fromkeys(texts))
 
 
 def sorted_labels(labels: Iterable[str]) -> tuple[str, ...]:
@@ -187,8 +252,10 @@ def _canonical(label: str) -> str:
     return label.removesuffix(".0") if re.fullmatch(r"-?\d+\.0", label) else label
 
 
-def as_number(value: Any) -> float:
-    """A number, or a text that is one; NaN for other values."""
+def as_number(value: Any, decimal: str = ".") -> float:
+    """A number, or a text that is one; NaN for other values. decimal: the mark before the fraction in a text."""
+    if decimal == "," and isinstance(value, str):
+        value = value.replace(".", "").replace(",", ".") if DECIMAL_COMMA.fullmatch(value.strip()) else None
     try:
         return math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, OverflowError):
@@ -231,6 +298,11 @@ def choice_number(value: Any, choices: Sequence[str], first: int) -> int | None:
     return list(choices).index(name) if name in choices else None
 
 
+def names_of(columns: str | Iterable[str] | None) -> tuple[str, ...]:
+    """One name, several or none, as a tuple."""
+    return (columns,) if isinstance(columns, str) else tuple(columns or ())
+
+
 # --- all values of a column -------------------------------------------------------------------------------------------
 
 
@@ -239,6 +311,7 @@ class Column:
     """Statistics of a column."""
 
     name: str
+    decimal: str = "."  # the mark before the fraction of a number
     filled: int = 0  # rows with a value
     characters: int = 0
     numbers: int = 0  # values that are numbers
@@ -292,6 +365,11 @@ class Column:
         numeric = self.is_numeric or (many and self.numbers >= MOST * self.filled)
         return numeric and (self.fractions > 0 or (many and (gaps or self.has_more_values)))
 
+    def holds(self, pattern: re.Pattern[str], part: float = MOST) -> bool:
+        """Whether a part of the values match."""
+        count = sum(count for value, count in self.values.items() if pattern.fullmatch(value))
+        return count >= part * max(1, self.values.total())
+
     def add(self, value: Any) -> None:
         """Count one more value."""
         if isinstance(value, list | dict) or (isinstance(value, str) and value[:1] in "[{" and value[-1:] in "]}"):
@@ -309,7 +387,7 @@ class Column:
             return
         self.filled += 1
         self.characters += len(text)
-        number = as_number(text) if len(text) <= MAX_LABEL_LENGTH else math.nan
+        number = as_number(text, self.decimal) if len(text) <= MAX_LABEL_LENGTH else math.nan
         if math.isfinite(number):
             self.numbers += 1
             self.fractions += not number.is_integer()

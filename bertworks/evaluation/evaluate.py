@@ -8,6 +8,7 @@
 """
 
 import math
+import shlex
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from bertworks.checkpoints.resolve import resolve_model
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Schema, items
+from bertworks.datasets.values import names_of
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder, Moments, Whitening, normalized, vectors_of_file
@@ -222,7 +224,7 @@ def evaluate_task(
     *,
     errors: str | Path | None = None,
     text: Sequence[str] = (),
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     threshold: float | None = None,
     read: ReadOptions = ReadOptions(),
     device: str = "auto",
@@ -234,7 +236,7 @@ def evaluate_task(
 
     Args:
         errors: a file for all mistakes, those with the highest confidence first.
-        text, label: columns; () and None: those of the training, else inferred.
+        text, label: columns; (): those of the training, else inferred.
         threshold, precision: see `Predictor`.
 
     Raises:
@@ -245,7 +247,8 @@ def evaluate_task(
         refuse_unwritable(errors)
     source = open_model(model, device)
     predictor = Predictor(source, precision=precision, threshold=threshold)
-    d, reader, empty = predictor.description, RowReader(data, read), IssueCounter()
+    d, empty = predictor.description, IssueCounter()
+    reader = RowReader(data, read, known=(*d.text, *d.label))
     schema = _labelled(reader, d, text, label)
     d = replace(d, text=d.text or schema.text)  # models of transformers do not name their columns
     results = list(predictor.answers(items(reader, schema, left_out=empty)))
@@ -261,18 +264,22 @@ def evaluate_task(
     return found | {"rows_without_text": empty.count}
 
 
-def _labelled(reader: RowReader, d: TaskConfig, text: Sequence[str], label: str | None) -> Schema:
+def _labelled(reader: RowReader, d: TaskConfig, text: Sequence[str], label: str | Sequence[str] | None) -> Schema:
     """The schema of a prediction, with labels by the names that the model has."""
     schema = replace(schema_for(reader, d, text)[0], raw=False)
-    label, first_choice = label or d.label, d.first_choice
-    if label is None or (d.task == "choice" and first_choice is None):
-        inferred, _ = infer_schema(reader, task=d.task, text=schema.text, label=label)
-        label = inferred.label
+    columns, first_choice = names_of(label) or d.label, d.first_choice
+    if not columns or (d.task == "choice" and first_choice is None):
+        inferred, _ = infer_schema(reader, task=d.task, text=schema.text, label=columns)
+        columns = inferred.label
         first_choice = inferred.first_choice if first_choice is None else first_choice
     names = d.labels
     if d.task == "spans":  # the model has a tag for the first token of each type, and one for the others
         names = tuple(name[2:] for name in d.labels if name.startswith("B-"))
-    return replace(schema, label=label, labels=names, separator=d.separator, first_choice=first_choice or 0)
+    if len(columns) > 1 and sorted(columns) != sorted(names):
+        what = f"the columns of the labels are {', '.join(columns)}, and those of the model: {', '.join(names)}"
+        raise UsageError(what, where=reader.name, hint=" ".join(f"--label {shlex.quote(name)}" for name in names))
+    separator = reader.options.label_separator or d.separator
+    return replace(schema, label=columns, labels=names, separator=separator, first_choice=first_choice or 0)
 
 
 def evaluate_blimp(

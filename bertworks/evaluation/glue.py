@@ -85,7 +85,7 @@ class GlueTask(NamedTuple):
         return reader, Schema(
             task="classification" if self.labels else "regression",
             text=tuple(_column(reader, names) for names in self.text),
-            label=None if split.startswith("test") else _column(reader, self.label),
+            label=() if split.startswith("test") else (_column(reader, self.label),),
             labels=tuple(self.labels),
         )
 

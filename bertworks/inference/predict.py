@@ -193,7 +193,7 @@ def predict_file(
     d = predictor.description
     if kind == "conll" and d.task != "tagging":
         raise UsageError(f"CoNLL columns are for tags, and this model is for {d.task}", hint="use another format")
-    reader = RowReader(data, read)
+    reader = RowReader(data, read, known=(*d.text, *d.label))
     schema, notes = schema_for(reader, d, text)
     yield from (Event("note", note) for note in notes)
     fields = OutputFields.of_task(d, top_k, probabilities, schema.raw)
@@ -320,7 +320,7 @@ def schema_for(reader: RowReader, d: TaskConfig, text: Sequence[str]) -> tuple[S
         )  # fmt: skip
     document = d.document if d.document in reader.columns else schema.document
     raw = d.task == "tagging" and _holds_texts(reader, schema.text[0], d)
-    return replace(schema, label=None, labels=d.labels, document=document, raw=raw), [] if names else notes
+    return replace(schema, label=(), labels=d.labels, document=document, raw=raw), notes
 
 
 def _holds_texts(reader: RowReader, column: str, d: TaskConfig) -> bool:

@@ -51,6 +51,9 @@ class ReadOptions:
             belong to the sentence above.
         split: Part of a JSON file with several parts, as train, validation and test.
         max_row_bytes: Size of the largest row, as 64m. Reading it may need four times this memory.
+        decimal: The mark before the fraction of a number in a text: --decimal , reads 3,5.
+        label_separator: The mark between several labels in one cell. Unset: inferred and printed.
+        label_names: Names of the labels for lists of 0 and 1, separated by commas, in their order: toxic,insult.
     """
 
     quoting: Literal["auto", "raw", "quoted"] = "auto"
@@ -78,6 +81,10 @@ class ReadOptions:
         if self.columns is not None and len(numbers) < len(pairs):
             raise UsageError(f"--columns {self.columns!r} names no columns", hint="--columns word=2,tag=4, from 1")
         return numbers
+
+    decimal: Literal[".", ","] = "."
+    label_separator: str | None = None
+    label_names: str | None = None
 
     @property
     def words(self) -> list[str]:

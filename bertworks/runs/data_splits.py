@@ -52,7 +52,7 @@ def read_data(
     dev: str | Path | None = None,
     task: TaskType | None = None,
     text: Sequence[str] = (),
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     group: str | None = None,
     read: ReadOptions = ReadOptions(),
     fold: Fold | None = None,

@@ -187,7 +187,7 @@ def check_file(
     model: str | Path = "minilm",
     task: TaskType | None = None,
     text: Sequence[str] = (),
-    label: str | None = None,
+    label: str | Sequence[str] | None = None,
     group: str | None = None,
     read: ReadOptions = ReadOptions(),
 ) -> DatasetReport:

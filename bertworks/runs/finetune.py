@@ -20,6 +20,7 @@ import torch
 from bertworks.checkpoints.model_folder import WEIGHTS
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import dump_recipe
+from bertworks.datasets.values import names_of
 from bertworks.errors import UsageError
 from bertworks.events import Event, duration, forward_events
 from bertworks.inference.decoding import Decoder
@@ -168,7 +169,7 @@ def make_finetune_request(data: str | Path, **options: Any) -> FinetuneRequest:
                          hint="write it to a file first")  # fmt: skip
     model, recipe = str(options.get("model", "minilm")), options.get("recipe", "stable")
     options |= {name: absolute(path) for name, path in files.items() if path is not None}
-    options |= {name: tuple(options.get(name, ())) for name in ("overrides", "text")}
+    options |= {name: names_of(options.get(name)) for name in ("overrides", "text", "label")}
     options["model"] = absolute(model) if Path(model).is_dir() else model
     options["recipe"] = absolute(recipe) if recipe.endswith(".toml") else recipe
     return FinetuneRequest(**options)

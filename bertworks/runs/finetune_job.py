@@ -87,7 +87,7 @@ class FinetuneRequest:
     model: the initial model: `minilm`, a model folder, or the name of a BERT on the Hugging Face hub.
     dev: the dev file; None: that of the folder, or a random tenth of the rows.
     recipe: "stable", "paper", "feature_based", or a TOML file; overrides: `field=value` settings.
-    task, text, label: the meaning of the columns; None and (): inferred.
+    task, text, label: the meaning of the columns; None and (): inferred. Several labels: columns of 0 and 1.
     group: a column; rows with the same value stay on one side of the split.
     metric: the metric that selects the best checkpoint; None: that of the task.
     read: how the files are read.
@@ -104,7 +104,7 @@ class FinetuneRequest:
     overrides: tuple[str, ...] = ()
     task: TaskType | None = None
     text: tuple[str, ...] = ()
-    label: str | None = None
+    label: tuple[str, ...] = ()
     group: str | None = None
     metric: str | None = None
     read: ReadOptions = ReadOptions()

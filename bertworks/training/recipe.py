@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Annotated, ClassVar, Literal, cast
 
 from bertworks.batching.sampling import FORMATS, MaskingConfig, SamplingConfig
-from bertworks.config import NotNegative, Positive, Range, Settings, parse_as, read_recipe_text
+from bertworks.config import NotNegative, Positive, Range, Settings, Size, SizeOrZero, parse_as, read_recipe_text
 from bertworks.errors import UsageError
 from bertworks.models.config import EncoderConfig
 from bertworks.text.vocabulary import VocabularyConfig
@@ -233,11 +233,11 @@ class FinetuneRecipe(Settings):
     reinitialized_layers: NotNegative = 0
     class_weights: Literal["none", "balanced"] = "none"
     label_smoothing: Annotated[float, Range("a fraction from 0 to below 1", lambda x: 0 <= x < 1)] = 0.0
-    stride: Positive = 128
-    max_question: NotNegative = 64
-    max_answer: Positive = 30
+    stride: Size = 128
+    max_question: SizeOrZero = 64
+    max_answer: Size = 30
     document_context: bool = False
-    lstm_units: NotNegative = 0
+    lstm_units: SizeOrZero = 0
     micro_batch_tokens: Positive = 8192
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     save_every: NotNegative = 0
