@@ -18,12 +18,11 @@ from schemes import Scheme, convert_tags
 from seqeval.metrics.sequence_labeling import get_entities
 
 from bertworks.batching.features import Featurizer
-from bertworks.datasets.annotations import with_tags
+from bertworks.datasets.annotations import tag_scheme, with_tags
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
-from bertworks.inference.decoding import is_entity_tagset
 from bertworks.inference.predict import compute_file, predict_file
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import acquire_lock
@@ -64,9 +63,9 @@ def test_entities_are_those_of_seqeval_in_every_scheme(tags: list[str]) -> None:
 
 
 def test_parts_of_speech_are_no_entities() -> None:
-    assert is_entity_tagset(TAGS)
-    assert is_entity_tagset(["B", "I", "O"])
-    assert not is_entity_tagset(["O", "NOUN"])
+    assert tag_scheme(tuple(TAGS))
+    assert tag_scheme(("B", "I", "O"))
+    assert tag_scheme(("O", "NOUN")) is None
 
 
 def write_names(path: Path, scheme: Scheme, count: int = 150) -> list[list[str]]:

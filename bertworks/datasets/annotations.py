@@ -1,4 +1,4 @@
-"""Labelled text that is not a table -> plain values: CoNLL columns, SQuAD articles, character spans in JSON.
+"""Labelled text that is not a table -> plain values: CoNLL columns, schemes of tags, SQuAD articles, character spans.
 
 Only the layout is checked here. The meaning of labels and answers is checked later, by `schema`.
 """
@@ -6,18 +6,61 @@ Only the layout is checked here. The meaning of labels and answers is checked la
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from bertworks.errors import BertworksError
 
 ENTITY_TAG = re.compile(r"[BIESLUMW][-_]\S+")
+OUTSIDE = ("O", "o")  # tags of words outside entities
+_SCHEMES = {"IOB2": "BI", "IOBES": "BIES", "BILOU": "BILU", "BMES": "BMES", "BMEWO": "BMEW"}
+_TAGS = (
+    re.compile(r"(?P<mark>[BIESLUMW])([-_](?P<type>.+))?", re.DOTALL | re.IGNORECASE),
+    re.compile(r"((?P<type>.+)[-_])?(?P<mark>[BIESLUMW])", re.DOTALL | re.IGNORECASE),
+)
+_AS_IOBES = str.maketrans("LUWM", "ESSI")
 _SPAN_COLUMNS = ("entities", "spans", "labels", "label", "annotations", "ents")
 _START_NAMES = ("start", "start_offset", "begin")
 _END_NAMES = ("end", "end_offset", "stop")
 _TYPE_NAMES = ("type", "label", "entity", "entity_group", "tag")
 _SQUAD = 'SQuAD: {"data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers"}]}]}]}'
 _SPAN_HINT = 'write spans as {"start": 0, "end": 5, "type": "person"}: characters from 0, the end after the last one'
+
+
+class TagScheme(NamedTuple):
+    """How tags mark entities. name: IOB2 (also IOB1, which has the same tags), IOBES, BILOU, BMES, BMEWO, or TYPES.
+    marks: for each tag but O, its letter in IOBES and its type, "" if it has none."""
+
+    name: str
+    marks: Mapping[str, tuple[str, str]]
+
+    @property
+    def types(self) -> set[str]:
+        return {kind for _, kind in self.marks.values()}
+
+
+TYPES = "types"  # the scheme of tags that are only types: neighbours of one type are one entity
+
+
+@lru_cache(maxsize=64)
+def tag_scheme(labels: tuple[str, ...], bare_types: bool = False) -> TagScheme | None:
+    """The first scheme that has all these tags; None if they mark no entities, as parts of speech. The letter is before
+    or after the type: B-PER, b_per, PER-B.
+
+    bare_types: all tags but O are types of entities.
+    """
+    tags = [label for label in labels if label not in OUTSIDE]
+    if bare_types:
+        return TagScheme(TYPES, {tag: ("I", tag) for tag in tags})
+    for pattern in _TAGS:
+        found = {tag: match for tag in tags if (match := pattern.fullmatch(tag))}
+        letters = {match["mark"].upper() for match in found.values()}
+        name = next((name for name, known in _SCHEMES.items() if letters <= set(known)), None)
+        if len(found) == len(set(tags)) and name is not None:
+            marks = {tag: (m["mark"].upper().translate(_AS_IOBES), m["type"] or "") for tag, m in found.items()}
+            return TagScheme(name, marks)
+    return None
 
 
 # --- CoNLL ------------------------------------------------------------------------------------------------------------

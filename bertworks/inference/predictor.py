@@ -17,7 +17,7 @@ from bertworks.batching.features import Features, Featurizer
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import UsageError, listed
-from bertworks.inference.decoding import Answer, Decoder, Logits, is_entity_tagset, make_featurizer, make_task_head
+from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurizer, make_task_head
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_logits, open_model, prepare_for_inference
 from bertworks.io.atomic_write import refuse_not_empty
 from bertworks.models.encoder import Encoder
@@ -66,7 +66,7 @@ class OutputFields:
         """
         parts = _PARTS[d.task]
         if raw:
-            parts = (*(("entities",) if is_entity_tagset(d.labels) else ()), "words", *parts)
+            parts = (*(("entities",) if d.tag_scheme else ()), "words", *parts)
         if top_k > 1 or probabilities:
             if d.task not in ("classification", "multilabel", "choice", "qa"):
                 raise UsageError(f"a model for {d.task} has a single prediction, without alternatives")

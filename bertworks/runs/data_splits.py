@@ -8,7 +8,7 @@ import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from numpy.random import Generator
 
 from bertworks.batching.sampling import keyed_rng
 from bertworks.checkpoints.model_folder import TaskConfig
+from bertworks.datasets.annotations import OUTSIDE, TYPES, tag_scheme
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item, Schema, TaskType, items, misplaced, overlapping, refuse_rows
@@ -23,6 +24,7 @@ from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
+from bertworks.metrics.classification import tag_runs
 from bertworks.training.recipe import FinetuneRecipe
 
 Fold = tuple[int, int]  # its number from 0, and of how many
@@ -30,6 +32,7 @@ DEV_FRACTION, MAX_DEV_ROWS = 0.1, 2000  # of the rows, if there is no dev file
 MAX_RARE_ROWS = 20  # rows of rare labels that are held out in addition
 _SPLIT = re.compile(r"((?P<train>train|training)|dev|valid|validation|val|devel|development)(set|data)?\d*")
 LISTED = 5  # rows named in a note
+SAMPLE = 1000  # sentences that show how tags are used
 _SETTING_TASKS: dict[str, tuple[TaskType, ...]] = {  # settings that apply to some tasks only
     "lstm_units": ("tagging", "spans"), "document_context": ("tagging",),
     "class_weights": ("classification", "tagging", "spans"), "label_smoothing": ("classification", "tagging", "spans"),
@@ -81,6 +84,9 @@ def read_data(
     empty = IssueCounter()
     all_items = _read_items(reader, schema, empty)
     notes += reader.notes
+    if schema.task == "tagging":
+        schema, note = _with_scheme(schema, all_items)
+        notes.append(note)
     if dev is not None:
         dev_reader = RowReader(dev, read)
         train, held_out = all_items, _read_items(dev_reader, schema, empty)
@@ -111,6 +117,31 @@ def _read_items(reader: RowReader, schema: Schema, empty: IssueCounter) -> list[
     rows = list(items(reader, schema, left_out=empty, errors=errors))
     refuse_rows(errors, reader.name)
     return rows
+
+
+def _with_scheme(schema: Schema, all_items: Sequence[Item]) -> tuple[Schema, str]:
+    """The schema, which tells whether the tags are bare types of entities; and the scheme of the tags in words. Bare
+    types need an O that is more frequent than each type: else they are parts of speech."""
+    tags = [label for label in schema.labels if label not in OUTSIDE]
+    scheme = tag_scheme(schema.labels)
+    counts = Counter(chain.from_iterable(item.label for item in all_items))
+    if scheme is None and counts.most_common(1)[0][0] in OUTSIDE:
+        marked = [tag for tag in tags if tag_scheme((tag,))]
+        if 2 * len(marked) >= len(tags):
+            what = f"{', '.join(map(repr, tags[:LISTED]))} are of no scheme that is known"
+            return schema, f"the tags mark no entities: word accuracy ({what})"
+        schema = replace(schema, bare_types=True)
+        scheme = tag_scheme(schema.labels, bare_types=True)
+    if scheme is None:
+        return schema, "the tags mark no entities: word accuracy"
+    name, types = scheme.name, len(scheme.types - {""})
+    if name == "IOB2":  # the sets of tags are equal: where entities begin tells which it is
+        sample = (item.label for item in all_items[:SAMPLE])
+        starts = Counter(scheme.marks[label[start]][0] for label in sample for start, *_ in tag_runs(label, scheme))
+        name = "IOB1" if starts["I"] > starts["B"] else name
+    elif name == TYPES:
+        name = "types without B- and I- (neighbours of one type are one entity)"
+    return schema, f"tags: {name}, {types} type{'s' * (types != 1)}"
 
 
 def find_files(data: Path, dev: Path | None) -> tuple[Path, Path | None]:
@@ -149,7 +180,7 @@ def describe_task(data: LabelledData, recipe: FinetuneRecipe) -> TaskConfig:
     if schema.task == "spans":
         labels = ("O", *(f"{part}-{kind}" for kind in labels for part in "BI"))
     without_answer = schema.task == "qa" and not all(item.label for item in (*data.train, *data.dev))
-    copied = {name: getattr(schema, name) for name in ("task", "text", "label", "separator")}
+    copied = {name: getattr(schema, name) for name in ("task", "text", "label", "separator", "bare_types")}
     settings = ("max_length", "stride", "max_question", "max_answer", "document_context", "lstm_units")
     copied |= {name: getattr(recipe, name) for name in settings}
     return TaskConfig(

@@ -20,8 +20,9 @@ from bertworks.batching.batch import longest_sequence
 from bertworks.batching.features import NO_TOKEN, Features
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import resolve_model
+from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.schema import Item, TaskType
-from bertworks.inference.decoding import is_entity_tagset, make_featurizer
+from bertworks.inference.decoding import make_featurizer
 from bertworks.io.tables import ReadOptions
 from bertworks.runs.data_splits import LabelledData, describe_task, read_data
 from bertworks.runs.task_metrics import named_spans
@@ -159,9 +160,10 @@ def make_dataset_report(
     """
     task, labels = data.schema.task, data.schema.labels
     both = [*train, *dev]
-    in_train, in_dev = count_labels(data.train, task, labels), count_labels(data.dev, task, labels)
+    bare = data.schema.bare_types
+    in_train, in_dev = (count_labels(part, task, labels, bare) for part in (data.train, data.dev))
     names = sorted({*in_train, *in_dev}, key=lambda name: (-in_train[name], name))
-    words = task == "tagging" and not is_entity_tagset(labels)
+    words = task == "tagging" and tag_scheme(labels, bare) is None
     report = DatasetReport(
         task=task,
         notes=list(data.notes),
@@ -211,9 +213,11 @@ def check_file(
     return make_dataset_report(labelled, train, held_out, tokenizer, description.max_length)
 
 
-def count_labels(items: Iterable[Item], task: TaskType, labels: Sequence[str]) -> Counter[str]:
+def count_labels(
+    items: Iterable[Item], task: TaskType, labels: Sequence[str], bare_types: bool = False
+) -> Counter[str]:
     """How often each label occurs (`named_spans`): of entities, each type."""
-    return Counter(name for item in items for _, _, name in named_spans(task, item.label, labels))
+    return Counter(name for item in items for _, _, name in named_spans(task, item.label, labels, bare_types))
 
 
 def _width(name: str) -> int:
