@@ -143,6 +143,7 @@ def check(
         "dev": dev, "model": model, "task": task, "label": label, "group": group, "read": read,
     }  # fmt: skip
     report = bw.check_file(data, text=text or [], **options)
+    console.say("\n".join(report.examples))
     console.show(report.as_dict(), str(report), as_json)
     if as_json:
         return

@@ -15,10 +15,8 @@ from bertworks.errors import BertworksError
 ENTITY_TAG = re.compile(r"[BIESLUMW][-_]\S+")
 OUTSIDE = ("O", "o")  # tags of words outside entities
 _SCHEMES = {"IOB2": "BI", "IOBES": "BIES", "BILOU": "BILU", "BMES": "BMES", "BMEWO": "BMEW"}
-_TAGS = (
-    re.compile(r"(?P<mark>[BIESLUMW])([-_](?P<type>.+))?", re.DOTALL | re.IGNORECASE),
-    re.compile(r"((?P<type>.+)[-_])?(?P<mark>[BIESLUMW])", re.DOTALL | re.IGNORECASE),
-)
+_PREFIXED = re.compile(r"(?is)(?P<mark>[BIESLUMW])([-_](?P<type>.+))?")
+_SUFFIXED = re.compile(r"(?is)((?P<type>.+)[-_])?(?P<mark>[BIESLUMW])")
 _AS_IOBES = str.maketrans("LUWM", "ESSI")
 _SPAN_COLUMNS = ("entities", "spans", "labels", "label", "annotations", "ents")
 _START_NAMES = ("start", "start_offset", "begin")
@@ -29,18 +27,11 @@ _SPAN_HINT = 'write spans as {"start": 0, "end": 5, "type": "person"}: character
 
 
 class TagScheme(NamedTuple):
-    """How tags mark entities. name: IOB2 (also IOB1, which has the same tags), IOBES, BILOU, BMES, BMEWO, or TYPES.
+    """How tags mark entities. name: IOB2 (also IOB1: it has the same tags), IOBES, BILOU, BMES, BMEWO, or bare types.
     marks: for each tag but O, its letter in IOBES and its type, "" if it has none."""
 
     name: str
     marks: Mapping[str, tuple[str, str]]
-
-    @property
-    def types(self) -> set[str]:
-        return {kind for _, kind in self.marks.values()}
-
-
-TYPES = "types"  # the scheme of tags that are only types: neighbours of one type are one entity
 
 
 @lru_cache(maxsize=64)
@@ -52,8 +43,8 @@ def tag_scheme(labels: tuple[str, ...], bare_types: bool = False) -> TagScheme |
     """
     tags = [label for label in labels if label not in OUTSIDE]
     if bare_types:
-        return TagScheme(TYPES, {tag: ("I", tag) for tag in tags})
-    for pattern in _TAGS:
+        return TagScheme("bare types (neighbours of one type are one entity)", {tag: ("I", tag) for tag in tags})
+    for pattern in (_PREFIXED, _SUFFIXED):
         found = {tag: match for tag in tags if (match := pattern.fullmatch(tag))}
         letters = {match["mark"].upper() for match in found.values()}
         name = next((name for name, known in _SCHEMES.items() if letters <= set(known)), None)

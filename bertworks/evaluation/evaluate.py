@@ -183,9 +183,9 @@ def evaluate_sts(
     learn_from: str | Path | None = None,
     device: str = "auto",
 ) -> dict[str, Any]:
-    """The correlation of the cosine of two texts with human scores of their similarity: `rows`, and `pearson` and
-    `spearman` for vectors as they are (`none`), centered (`center`) and, with more texts than dimensions, whitened
-    (`whiten`).
+    """The correlation of the cosine of two texts with human scores of their similarity: `rows`, `notes` (what was read,
+    and an example), and `pearson` and `spearman` for vectors as they are (`none`), centered (`center`) and, with more
+    texts than dimensions, whitened (`whiten`).
 
     Args:
         data: labelled pairs, in any format that fine-tuning reads.
@@ -195,7 +195,7 @@ def evaluate_sts(
         BertworksError, UsageError: no such model; rows that are not pairs with numbers.
     """
     reader = RowReader(data)
-    schema, _ = infer_schema(reader, task="regression")
+    schema, notes = infer_schema(reader, task="regression")
     if len(schema.text) != 2:
         raise BertworksError("these rows have no two texts to compare", where=reader.name, hint="name another file")
     pairs = list(items(reader, schema))
@@ -210,7 +210,8 @@ def evaluate_sts(
         result = regression([float(pair.label) for pair in pairs], (a * b).sum(-1).tolist())
         return {name: result[name] for name in ("pearson", "spearman")}
 
-    result: dict[str, Any] = {"rows": len(pairs), "none": scores("none"), "center": scores("center")}
+    notes += [note.text for note in embedder.examples(pairs[0].texts, reader.name)]
+    result: dict[str, Any] = {"rows": len(pairs), "notes": notes, "none": scores("none"), "center": scores("center")}
     return result | ({"whiten": scores("whiten")} if moments.can_whiten else {})
 
 
@@ -228,7 +229,8 @@ def evaluate_task(
 ) -> dict[str, Any]:
     """Evaluate a fine-tuned model on labelled rows that it was not trained on: `task`, `rows`, `rows_without_text`
     (which are left out), `figures` (in int8 also `figures_fp32`, of single precision), `table` (figures of each label,
-    type of entity or kind of question), `mistakes` (their number) and `frequent` (their most frequent kinds, in words).
+    type of entity or kind of question), `mistakes` (their number) and `frequent` (their most frequent kinds, in words),
+    and `notes` (what was read, and two examples as the network reads them).
 
     Args:
         errors: a file for all mistakes, those with the highest confidence first.
@@ -244,7 +246,7 @@ def evaluate_task(
     source = open_model(model, device)
     predictor = Predictor(source, precision=precision, threshold=threshold)
     d, reader, empty = predictor.description, RowReader(data, read), IssueCounter()
-    schema = _labelled(reader, d, text, label)
+    schema, notes = _labelled(reader, d, text, label)
     d = replace(d, text=d.text or schema.text)  # models of transformers do not name their columns
     results = list(predictor.answers(items(reader, schema, left_out=empty)))
     if not results:
@@ -256,21 +258,23 @@ def evaluate_task(
         rows = [features.item for features, _ in results]
         unrounded = Predictor(source, precision="fp32", threshold=threshold)
         found["figures_fp32"] = compute_metrics(d, rows, [answer for _, answer in unrounded.answers(rows)])
-    return found | {"rows_without_text": empty.count}
+    notes += [note.text for note in predictor.reading.examples([features for features, _ in results])]
+    return found | {"rows_without_text": empty.count, "notes": notes}
 
 
-def _labelled(reader: RowReader, d: TaskConfig, text: Sequence[str], label: str | None) -> Schema:
-    """The schema of a prediction, with labels by the names that the model has."""
-    schema = replace(schema_for(reader, d, text)[0], raw=False)
+def _labelled(reader: RowReader, d: TaskConfig, text: Sequence[str], label: str | None) -> tuple[Schema, list[str]]:
+    """The schema of a prediction, with labels by the names that the model has; and notes on what was inferred."""
+    schema, notes = schema_for(reader, d, text)
     label, first_choice = label or d.label, d.first_choice
     if label is None or (d.task == "choice" and first_choice is None):
-        inferred, _ = infer_schema(reader, task=d.task, text=schema.text, label=label)
+        inferred, notes = infer_schema(reader, task=d.task, text=schema.text, label=label)
         label = inferred.label
         first_choice = inferred.first_choice if first_choice is None else first_choice
     names = d.labels
     if d.task == "spans":  # the model has a tag for the first token of each type, and one for the others
         names = tuple(name[2:] for name in d.labels if name.startswith("B-"))
-    return replace(schema, label=label, labels=names, separator=d.separator, first_choice=first_choice or 0)
+    schema = replace(schema, raw=False, label=label, labels=names, separator=d.separator)
+    return replace(schema, first_choice=first_choice or 0), notes
 
 
 def evaluate_blimp(

@@ -17,14 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
+from bertworks.batching.features import Features, Featurizer
 from bertworks.batching.sampling import Example
 from bertworks.checkpoints.sentence_transformers import write_sentence_transformer
 from bertworks.datasets.reader import Row, RowReader
+from bertworks.datasets.schema import Item
 from bertworks.datasets.writer import FileKind, kind_of
 from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepare_for_inference
-from bertworks.inference.predict import COMPARED, compute_file, portions, refuse_taken, write_columns
+from bertworks.inference.predict import COMPARED, PEEKED, compute_file, portions, refuse_taken, write_columns
 from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import refuse_not_empty, write_npy
 from bertworks.io.tables import ReadOptions, as_text, choose_column, find_column
@@ -171,6 +173,15 @@ class Embedder:
         encodings = self.tokenizer.encode_batch(inputs, max_length=self.settings.max_length)
         units: list[ExampleGroup] = [[Example(np.array(e.ids), np.array(e.type_ids), {})] for e in encodings]
         return units, [encoding.num_truncated for encoding in encodings]
+
+    def examples(self, texts: Iterable[str], name: str) -> list[Event]:
+        """Notes on two texts of a file as the network reads them. name: of the file."""
+        rows = [(text, f"{name}: row {number}") for number, text in enumerate(texts, 1) if text][:2]
+        units, truncated = self.units([text for text, _ in rows])
+        items = (Item((text,), None, where) for text, where in rows)
+        return Featurizer(self.tokenizer, "classification").examples(
+            [Features(*parts) for parts in zip(items, map(list, units), truncated)]
+        )
 
     def raw(self, units: Sequence[ExampleGroup]) -> Vectors:
         """float32 [units, dimension], before normalization."""
@@ -329,9 +340,12 @@ def embed_file(
         vectors = _finished(embedder, files, has_text, whitening, learn_from)
         _write_vectors(output, kind, reader, names, vectors)
 
+    texts = _texts(reader, columns, empty, names)
+    first = list(islice(texts, PEEKED))
+    yield from embedder.examples(first, reader.name)
     settings = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
     yield from compute_file(
-        "embed", reader, output, settings, _texts(reader, columns, empty, names), compute, write,
+        "embed", reader, output, settings, chain(first, texts), compute, write,
         empty=empty, results=f"vectors of {embedder.dimension}", dimension=embedder.dimension,
     )  # fmt: skip
 

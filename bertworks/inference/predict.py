@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar
@@ -32,6 +32,7 @@ from bertworks.io.text_files import IssueCounter
 from bertworks.training.device import PrecisionOption
 
 COMPARED = 64  # rows that are also predicted in fp32
+PEEKED = 8  # rows from which examples are taken
 _DIGITS = 6  # after the point, in a file
 _T = TypeVar("_T")
 
@@ -192,8 +193,12 @@ def predict_file(
     empty = IssueCounter()
     settings = {"model": predictor.fingerprint, "schema": asdict(schema), "fields": asdict(fields)}
     rows, compute = _items(reader, schema, d, fields, empty), partial(_predictions, predictor, fields)
+    beginning = list(islice(rows, PEEKED))
+    yield from predictor.reading.examples(list(predictor.reading(filter(None, beginning))))
     document = (lambda item: item.document if item else "") if d.document_context else None
-    yield from compute_file("predict", reader, output, settings, rows, compute, write, empty=empty, document=document)
+    yield from compute_file(
+        "predict", reader, output, settings, chain(beginning, rows), compute, write, empty=empty, document=document
+    )
 
 
 def _rounded(digits: str) -> float:
@@ -297,7 +302,7 @@ def schema_for(reader: RowReader, d: TaskConfig, text: Sequence[str]) -> tuple[S
         )  # fmt: skip
     document = d.document if d.document in reader.columns else schema.document
     raw = d.task == "tagging" and _holds_texts(reader, schema.text[0], d)
-    return replace(schema, label=None, labels=d.labels, document=document, raw=raw), [] if names else notes
+    return replace(schema, label=None, labels=d.labels, document=document, raw=raw), notes
 
 
 def _holds_texts(reader: RowReader, column: str, d: TaskConfig) -> bool:

@@ -17,6 +17,7 @@ from bertworks.datasets.annotations import OUTSIDE, TagScheme, tag_scheme
 from bertworks.errors import BertworksError
 
 Scores = dict[str, float]
+Tags = Sequence[str]  # of one sentence
 Span = tuple[int, int, str]  # start, end, type; ends are exclusive
 
 
@@ -99,9 +100,7 @@ def choice(gold: Sequence[object], predicted: Sequence[object]) -> Scores:
     return {"accuracy": sum(a == b for a, b in zip(gold, predicted)) / len(gold)}
 
 
-def tagging(
-    gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]], scheme: TagScheme | None = None
-) -> Scores:
+def tagging(gold: Sequence[Tags], predicted: Sequence[Tags], scheme: TagScheme | None = None) -> Scores:
     """`precision`, `recall`, `f1` of whole entities and `accuracy` of tags, equal to those of the CoNLL script
     `conlleval`. Tags of other schemes count as those of IOBES with the same meaning.
 
@@ -136,7 +135,7 @@ def spans_per_type(gold: Sequence[Collection[Span]], predicted: Sequence[Collect
     return _table(counts, sorted(counts[1] | counts[2]))
 
 
-def tag_spans(tags: Sequence[str], scheme: TagScheme | None = None) -> list[Span]:
+def tag_spans(tags: Tags, scheme: TagScheme | None = None) -> list[Span]:
     """The entities of one sentence as (first word, word after the last, type), by the rules of `conlleval`. The type of
     a tag without one is "_".
 
@@ -152,12 +151,11 @@ def _scheme_of(tags: Iterable[str]) -> TagScheme:
     names = tuple(sorted(set(tags)))
     if scheme := tag_scheme(names):
         return scheme
-    wrong = next((name for name in names if tag_scheme((name,)) is None), ", ".join(names))
     hint = "write tags in IOB1, IOB2, IOBES, BILOU, BMES or BMEWO"
-    raise BertworksError(f"{wrong!r} is not a tag of an entity, or not of the scheme of the others", hint=hint)
+    raise BertworksError(f"tags that mark no entities, or in no scheme that is known: {', '.join(names)}", hint=hint)
 
 
-def tag_runs(tags: Sequence[str], scheme: TagScheme) -> list[Span]:
+def tag_runs(tags: Tags, scheme: TagScheme) -> list[Span]:
     """The entities of tags of a scheme. A tag that continues no entity begins one."""
     entities: list[Span] = []
     before = ""

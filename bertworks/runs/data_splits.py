@@ -16,7 +16,7 @@ from numpy.random import Generator
 
 from bertworks.batching.sampling import keyed_rng
 from bertworks.checkpoints.model_folder import TaskConfig
-from bertworks.datasets.annotations import OUTSIDE, TYPES, tag_scheme
+from bertworks.datasets.annotations import OUTSIDE, tag_scheme
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item, Schema, TaskType, items, misplaced, overlapping, refuse_rows
@@ -123,25 +123,16 @@ def _with_scheme(schema: Schema, all_items: Sequence[Item]) -> tuple[Schema, str
     """The schema, which tells whether the tags are bare types of entities; and the scheme of the tags in words. Bare
     types need an O that is more frequent than each type: else they are parts of speech."""
     tags = [label for label in schema.labels if label not in OUTSIDE]
-    scheme = tag_scheme(schema.labels)
-    counts = Counter(chain.from_iterable(item.label for item in all_items))
-    if scheme is None and counts.most_common(1)[0][0] in OUTSIDE:
-        marked = [tag for tag in tags if tag_scheme((tag,))]
-        if 2 * len(marked) >= len(tags):
-            what = f"{', '.join(map(repr, tags[:LISTED]))} are of no scheme that is known"
-            return schema, f"the tags mark no entities: word accuracy ({what})"
-        schema = replace(schema, bare_types=True)
-        scheme = tag_scheme(schema.labels, bare_types=True)
-    if scheme is None:
-        return schema, "the tags mark no entities: word accuracy"
-    name, types = scheme.name, len(scheme.types - {""})
-    if name == "IOB2":  # the sets of tags are equal: where entities begin tells which it is
-        sample = (item.label for item in all_items[:SAMPLE])
-        starts = Counter(scheme.marks[label[start]][0] for label in sample for start, *_ in tag_runs(label, scheme))
-        name = "IOB1" if starts["I"] > starts["B"] else name
-    elif name == TYPES:
-        name = "types without B- and I- (neighbours of one type are one entity)"
-    return schema, f"tags: {name}, {types} type{'s' * (types != 1)}"
+    most_common = Counter(chain.from_iterable(item.label for item in all_items)).most_common(1)[0][0]
+    marked = sum(tag_scheme((tag,)) is not None for tag in tags)  # many: the scheme is one that is not known
+    bare = tag_scheme(schema.labels) is None and most_common in OUTSIDE and 2 * marked < len(tags)
+    if (scheme := tag_scheme(schema.labels, bare)) is None:
+        return schema, "the tags mark no entities: word accuracy (known schemes: IOB, IOBES, BILOU, BMES, BMEWO)"
+    sample = (item.label for item in all_items[:SAMPLE])
+    starts = Counter(scheme.marks[label[start]][0] for label in sample for start, *_ in tag_runs(label, scheme))
+    name = "IOB1" if scheme.name == "IOB2" and starts["I"] > starts["B"] else scheme.name
+    types = len({kind for _, kind in scheme.marks.values()} - {""})
+    return replace(schema, bare_types=bare), f"tags: {name}, {types} type{'s' * (types != 1)}"
 
 
 def find_files(data: Path, dev: Path | None) -> tuple[Path, Path | None]:

@@ -97,6 +97,7 @@ class DatasetReport:
         uncased.
     unknown: fraction of the tokens that are [UNK]; unknown_words: some of the words that cause them.
     pieces: tokens per word.
+    examples: two rows as the network reads them; only of `check_file`.
     """
 
     task: TaskType
@@ -114,6 +115,7 @@ class DatasetReport:
     unknown_words: list[str]
     pieces: float
     warnings: list[str]
+    examples: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -210,14 +212,13 @@ def check_file(
     description = describe_task(labelled, replace(recipe, max_length=default_max_length(recipe, max_positions)))
     featurize = make_featurizer(description, tokenizer)
     train, held_out = list(featurize(labelled.train)), list(featurize(labelled.dev))
-    return make_dataset_report(labelled, train, held_out, tokenizer, description.max_length)
+    report = make_dataset_report(labelled, train, held_out, tokenizer, description.max_length)
+    return replace(report, examples=[note.text for note in featurize.examples(train)])
 
 
-def count_labels(
-    items: Iterable[Item], task: TaskType, labels: Sequence[str], bare_types: bool = False
-) -> Counter[str]:
+def count_labels(items: Iterable[Item], task: TaskType, labels: Sequence[str], bare: bool = False) -> Counter[str]:
     """How often each label occurs (`named_spans`): of entities, each type."""
-    return Counter(name for item in items for _, _, name in named_spans(task, item.label, labels, bare_types))
+    return Counter(name for item in items for _, _, name in named_spans(task, item.label, labels, bare))
 
 
 def _width(name: str) -> int:

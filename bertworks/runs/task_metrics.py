@@ -43,8 +43,8 @@ NAMES = {
 SHARES = ("accuracy", "macro_f1", "micro_f1", "exact", "f1", "precision", "recall")  # shown in per cent
 
 
-def metric_of(task: TaskType, metric: str | None = None, labels: Sequence[str] = (), bare_types: bool = False) -> str:
-    """The metric that selects the best checkpoint. labels: of the data; (): not known yet. bare_types: see `Schema`.
+def metric_of(task: TaskType, metric: str | None = None, labels: Sequence[str] = (), bare: bool = False) -> str:
+    """The metric that selects the best checkpoint. labels: of the data; (): not known yet. bare: see `Schema`.
 
     Raises:
         UsageError: the task has no such metric.
@@ -52,7 +52,7 @@ def metric_of(task: TaskType, metric: str | None = None, labels: Sequence[str] =
     known = METRICS[task]
     if task == "classification" and len(labels) not in (0, 2):
         known = known[:-1]  # F1 is that of one of two classes
-    if task == "tagging" and tag_scheme(tuple(labels), bare_types) is None:
+    if task == "tagging" and tag_scheme(tuple(labels), bare) is None:
         known = ("accuracy", "macro_f1")
     if metric is not None and metric not in known:
         raise UsageError(f"{metric!r} is not a metric of {task}", hint=f"name one of {', '.join(known)}")
@@ -72,15 +72,15 @@ def predicted_label(answer: Answer) -> Any:
     return next(answer[part] for part in ("label", "labels", "value", "tags", "choice", "answer") if part in answer)
 
 
-def named_spans(task: TaskType, label: Any, labels: Sequence[str], bare_types: bool = False) -> list[Span]:
+def named_spans(task: TaskType, label: Any, labels: Sequence[str], bare: bool = False) -> list[Span]:
     """A gold or predicted label as spans with names: entities by words or characters, other tags by words. The labels
     of a whole text have the span 0 to 1; choices are named by their positions.
 
-    labels, bare_types: of the task.
+    labels, bare: of the task, see `Schema`.
     """
     match task:
         case "tagging":
-            scheme = tag_scheme(tuple(labels), bare_types)
+            scheme = tag_scheme(tuple(labels), bare)
             return tag_spans(label, scheme) if scheme else [(n, n + 1, tag) for n, tag in enumerate(label)]
         case "spans":
             return list(label)
@@ -99,7 +99,7 @@ def named_spans(task: TaskType, label: Any, labels: Sequence[str], bare_types: b
 def span_pairs(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> list[tuple[list[Span], list[Span]]]:
     """The `named_spans` of the label and of the prediction of each item."""
     pairs = [(item.label, predicted_label(answer)) for item, answer in zip(items, answers, strict=True)]
-    named = partial(named_spans, d.task, labels=d.labels, bare_types=d.bare_types)
+    named = partial(named_spans, d.task, labels=d.labels, bare=d.bare_types)
     return [(named(gold), named(given)) for gold, given in pairs]
 
 

@@ -299,6 +299,12 @@ class Tokenizer:
                 raise UsageError(f"token id {number} is outside the vocabulary (0..{self.vocab_size - 1})")
         return str(self._library.decode(numbers, skip_special_tokens=skip_special_tokens))
 
+    def piece(self, number: int) -> str:
+        """A token as in the vocabulary; one of byte-level BPE as the characters that its bytes are, if they are any."""
+        token = self.tokens[number]
+        text = "" if token.isascii() or token.startswith("▁") else self.decode([number], skip_special_tokens=False)
+        return token if not text or "\ufffd" in text else text.replace(" ", "Ġ")
+
     def _run(self, encode: Callable[..., list[Any]], texts: Sequence[str]) -> list[Any]:
         """Encode texts one by one without the template; a lone surrogate counts as U+FFFD."""
         texts = list(texts)
