@@ -258,7 +258,7 @@ def test_schemes_by_example(tags: str, scheme: Scheme, expected: str):
 
 @pytest.mark.parametrize("tag", ["X", "PER", "", "B-", "O-PER", "X-PER"])
 def test_what_is_no_tag(tag: str):
-    with pytest.raises(BertworksError, match="tags that mark no entities"):
+    with pytest.raises(BertworksError, match="these tags mark no entities"):
         classification.tag_spans(["O", tag])
 
 

@@ -126,8 +126,8 @@ class Featurizer:
     def _note(self, features: Features) -> Event:
         """The tokens of a sequence, and what the network learns from them if the item has a label."""
         item, unit = features.item, features.unit
-        with_answer = (one for one in unit if self.task == "qa" and one.target.labels.any())
-        shown = unit if self.task == "choice" else [next(with_answer, unit[0])]
+        answered = (one for one in unit if self.task == "qa" and one.target.labels.any())
+        shown = unit if self.task == "choice" else [next(answered, unit[0])]
         text = " | ".join(self._sequence(one, item.label is not None) for one in shown)
         text += "" if item.label is None else self._learned(shown)
         text += f"  ({features.num_truncated} tokens cut off)" * (features.num_truncated > 0)

@@ -14,7 +14,7 @@ from bertworks.errors import BertworksError
 
 ENTITY_TAG = re.compile(r"[BIESLUMW][-_]\S+")
 OUTSIDE = ("O", "o")  # tags of words outside entities
-_SCHEMES = {"IOB2": "BI", "IOBES": "BIES", "BILOU": "BILU", "BMES": "BMES", "BMEWO": "BMEW"}
+_SCHEMES = {"IOB": "BI", "IOBES": "BIES", "BILOU": "BILU", "BMES": "BMES", "BMEWO": "BMEW"}
 _PREFIXED = re.compile(r"(?is)(?P<mark>[BIESLUMW])([-_](?P<type>.+))?")
 _SUFFIXED = re.compile(r"(?is)((?P<type>.+)[-_])?(?P<mark>[BIESLUMW])")
 _AS_IOBES = str.maketrans("LUWM", "ESSI")
@@ -27,7 +27,7 @@ _SPAN_HINT = 'write spans as {"start": 0, "end": 5, "type": "person"}: character
 
 
 class TagScheme(NamedTuple):
-    """How tags mark entities. name: IOB2 (also IOB1: it has the same tags), IOBES, BILOU, BMES, BMEWO, or bare types.
+    """How tags mark entities. name: IOB (IOB1 and IOB2 are read alike), IOBES, BILOU, BMES, BMEWO, or bare types.
     marks: for each tag but O, its letter in IOBES and its type, "" if it has none."""
 
     name: str
@@ -45,12 +45,11 @@ def tag_scheme(labels: tuple[str, ...], bare_types: bool = False) -> TagScheme |
     if bare_types:
         return TagScheme("bare types (neighbours of one type are one entity)", {tag: ("I", tag) for tag in tags})
     for pattern in (_PREFIXED, _SUFFIXED):
-        found = {tag: match for tag in tags if (match := pattern.fullmatch(tag))}
-        letters = {match["mark"].upper() for match in found.values()}
-        name = next((name for name, known in _SCHEMES.items() if letters <= set(known)), None)
-        if len(found) == len(set(tags)) and name is not None:
-            marks = {tag: (m["mark"].upper().translate(_AS_IOBES), m["type"] or "") for tag, m in found.items()}
-            return TagScheme(name, marks)
+        found = [(tag, m["mark"].upper(), m["type"] or "") for tag in tags if (m := pattern.fullmatch(tag))]
+        letters = {letter for _, letter, _ in found}
+        names = [name for name, known in _SCHEMES.items() if letters <= set(known)]
+        if names and len(found) == len(tags):
+            return TagScheme(names[0], {tag: (letter.translate(_AS_IOBES), kind) for tag, letter, kind in found})
     return None
 
 

@@ -210,7 +210,7 @@ def evaluate_sts(
         result = regression([float(pair.label) for pair in pairs], (a * b).sum(-1).tolist())
         return {name: result[name] for name in ("pearson", "spearman")}
 
-    notes += [note.text for note in embedder.examples(pairs[0].texts, reader.name)]
+    notes += [note.text for note in embedder.examples((pair.where, pair.texts[0]) for pair in pairs)]
     result: dict[str, Any] = {"rows": len(pairs), "notes": notes, "none": scores("none"), "center": scores("center")}
     return result | ({"whiten": scores("whiten")} if moments.can_whiten else {})
 

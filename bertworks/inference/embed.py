@@ -26,7 +26,7 @@ from bertworks.datasets.writer import FileKind, kind_of
 from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepare_for_inference
-from bertworks.inference.predict import COMPARED, PEEKED, compute_file, portions, refuse_taken, write_columns
+from bertworks.inference.predict import FIRST_ROWS, compute_file, portions, refuse_taken, write_columns
 from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import refuse_not_empty, write_npy
 from bertworks.io.tables import ReadOptions, as_text, choose_column, find_column
@@ -174,14 +174,12 @@ class Embedder:
         units: list[ExampleGroup] = [[Example(np.array(e.ids), np.array(e.type_ids), {})] for e in encodings]
         return units, [encoding.num_truncated for encoding in encodings]
 
-    def examples(self, texts: Iterable[str], name: str) -> list[Event]:
-        """Notes on two texts of a file as the network reads them. name: of the file."""
-        rows = [(text, f"{name}: row {number}") for number, text in enumerate(texts, 1) if text][:2]
-        units, truncated = self.units([text for text, _ in rows])
-        items = (Item((text,), None, where) for text, where in rows)
-        return Featurizer(self.tokenizer, "classification").examples(
-            [Features(*parts) for parts in zip(items, map(list, units), truncated)]
-        )
+    def examples(self, rows: Iterable[tuple[str, str]]) -> list[Event]:
+        """Notes on the first two texts as the network reads them. rows: where each text stands, and the text."""
+        shown = list(islice(((where, text) for where, text in rows if text), 2))
+        inputs = zip(shown, *self.units([text for _, text in shown]), strict=True)
+        features = [Features(Item((), None, where), list(unit), count) for (where, _), unit, count in inputs]
+        return Featurizer(self.tokenizer, "classification").examples(features)
 
     def raw(self, units: Sequence[ExampleGroup]) -> Vectors:
         """float32 [units, dimension], before normalization."""
@@ -324,8 +322,6 @@ def embed_file(
     reader = RowReader(data, read)
     columns = text_columns(reader, text)
     yield Event("note", f"text: {', '.join(columns)}; {embedder.settings.pooling} of {embedder.dimension} dimensions")
-    if embedder.precision == "int8":
-        yield _compare(embedder, make(precision="fp32"), reader, columns)
     empty, column = IssueCounter(), "embedding"
     while column in reader.written_columns:
         column += "_"
@@ -341,8 +337,10 @@ def embed_file(
         _write_vectors(output, kind, reader, names, vectors)
 
     texts = _texts(reader, columns, empty, names)
-    first = list(islice(texts, PEEKED))
-    yield from embedder.examples(first, reader.name)
+    first = list(islice(texts, FIRST_ROWS))
+    yield from embedder.examples((f"{reader.name}: row {number}", text) for number, text in enumerate(first, 1))
+    if embedder.precision == "int8":
+        yield _compare(embedder, make(precision="fp32"), list(filter(None, first)))
     settings = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
     yield from compute_file(
         "embed", reader, output, settings, chain(first, texts), compute, write,
@@ -367,9 +365,8 @@ def _finished(
     return map(embedder.finish, map(moments.whitener(whitening), stored())) if moments.count else stored()
 
 
-def _compare(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequence[str]) -> Event:
-    """The difference of the first vectors to those in fp32."""
-    texts = list(filter(None, islice(_texts(reader, columns, IssueCounter()), COMPARED)))
+def _compare(ours: Embedder, exact: Embedder, texts: Sequence[str]) -> Event:
+    """The difference of vectors to those in fp32."""
     a, b = (normalized(embedder.embed(texts)) for embedder in (ours, exact))
     cosines = (a * b).sum(1) if texts else np.ones(1)
     least, mean = float(cosines.min()), float(cosines.mean())

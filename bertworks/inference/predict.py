@@ -31,8 +31,7 @@ from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.device import PrecisionOption
 
-COMPARED = 64  # rows that are also predicted in fp32
-PEEKED = 8  # rows from which examples are taken
+FIRST_ROWS = 64  # from which examples are shown; in int8 they are also predicted in fp32
 _DIGITS = 6  # after the point, in a file
 _T = TypeVar("_T")
 
@@ -178,9 +177,12 @@ def predict_file(
     schema, notes = schema_for(reader, d, text)
     yield from (Event("note", note) for note in notes)
     fields = OutputFields.of_task(d, top_k, probabilities, schema.raw)
+    empty = IssueCounter()
+    rows = _items(reader, schema, d, fields, empty)
+    first = list(islice(rows, FIRST_ROWS))
+    yield from predictor.reading.examples(list(predictor.reading(islice(filter(None, first), 2))))
     if predictor.precision == "int8":
         exact = Predictor(source, precision="fp32", threshold=threshold)
-        first = islice(_items(reader, schema, d, fields, IssueCounter()), COMPARED)
         yield _compare(predictor, exact, list(filter(None, first)))
 
     def write(files: Sequence[Path]) -> None:
@@ -190,15 +192,10 @@ def predict_file(
         else:
             write_columns(output, kind, reader, list(fields.empty_columns), columns)
 
-    empty = IssueCounter()
     settings = {"model": predictor.fingerprint, "schema": asdict(schema), "fields": asdict(fields)}
-    rows, compute = _items(reader, schema, d, fields, empty), partial(_predictions, predictor, fields)
-    beginning = list(islice(rows, PEEKED))
-    yield from predictor.reading.examples(list(predictor.reading(filter(None, beginning))))
+    rows, compute = chain(first, rows), partial(_predictions, predictor, fields)
     document = (lambda item: item.document if item else "") if d.document_context else None
-    yield from compute_file(
-        "predict", reader, output, settings, chain(beginning, rows), compute, write, empty=empty, document=document
-    )
+    yield from compute_file("predict", reader, output, settings, rows, compute, write, empty=empty, document=document)
 
 
 def _rounded(digits: str) -> float:

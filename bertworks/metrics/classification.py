@@ -151,8 +151,7 @@ def _scheme_of(tags: Iterable[str]) -> TagScheme:
     names = tuple(sorted(set(tags)))
     if scheme := tag_scheme(names):
         return scheme
-    hint = "write tags in IOB1, IOB2, IOBES, BILOU, BMES or BMEWO"
-    raise BertworksError(f"tags that mark no entities, or in no scheme that is known: {', '.join(names)}", hint=hint)
+    raise BertworksError(f"these tags mark no entities: {', '.join(names)}", hint="write B-, I- and a type, or O")
 
 
 def tag_runs(tags: Tags, scheme: TagScheme) -> list[Span]:
@@ -161,7 +160,7 @@ def tag_runs(tags: Tags, scheme: TagScheme) -> list[Span]:
     before = ""
     for n, tag in enumerate(tags):
         letter, kind = ("", "") if tag in OUTSIDE else scheme.marks[tag]
-        if letter and letter in "IE" and before and before in "BI" and entities[-1][1:] == (n, kind):
+        if letter in ("I", "E") and before in ("B", "I") and entities[-1][1:] == (n, kind):
             entities[-1] = entities[-1][0], n + 1, kind
         elif letter:
             entities.append((n, n + 1, kind))

@@ -24,7 +24,6 @@ from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
-from bertworks.metrics.classification import tag_runs
 from bertworks.training.recipe import FinetuneRecipe
 
 Fold = tuple[int, int]  # its number from 0, and of how many
@@ -32,7 +31,7 @@ DEV_FRACTION, MAX_DEV_ROWS = 0.1, 2000  # of the rows, if there is no dev file
 MAX_RARE_ROWS = 20  # rows of rare labels that are held out in addition
 _SPLIT = re.compile(r"((?P<train>train|training)|dev|valid|validation|val|devel|development)(set|data)?\d*")
 LISTED = 5  # rows named in a note
-SAMPLE = 1000  # sentences that show how tags are used
+_MARKED = re.compile(r"\w[-_]\S+|\S+[-_]\w")  # tags that a scheme which is not known may have
 _SETTING_TASKS: dict[str, tuple[TaskType, ...]] = {  # settings that apply to some tasks only
     "lstm_units": ("tagging", "spans"), "document_context": ("tagging",),
     "class_weights": ("classification", "tagging", "spans"), "label_smoothing": ("classification", "tagging", "spans"),
@@ -124,15 +123,12 @@ def _with_scheme(schema: Schema, all_items: Sequence[Item]) -> tuple[Schema, str
     types need an O that is more frequent than each type: else they are parts of speech."""
     tags = [label for label in schema.labels if label not in OUTSIDE]
     most_common = Counter(chain.from_iterable(item.label for item in all_items)).most_common(1)[0][0]
-    marked = sum(tag_scheme((tag,)) is not None for tag in tags)  # many: the scheme is one that is not known
+    marked = sum(_MARKED.fullmatch(tag) is not None for tag in tags)
     bare = tag_scheme(schema.labels) is None and most_common in OUTSIDE and 2 * marked < len(tags)
     if (scheme := tag_scheme(schema.labels, bare)) is None:
         return schema, "the tags mark no entities: word accuracy (known schemes: IOB, IOBES, BILOU, BMES, BMEWO)"
-    sample = (item.label for item in all_items[:SAMPLE])
-    starts = Counter(scheme.marks[label[start]][0] for label in sample for start, *_ in tag_runs(label, scheme))
-    name = "IOB1" if scheme.name == "IOB2" and starts["I"] > starts["B"] else scheme.name
     types = len({kind for _, kind in scheme.marks.values()} - {""})
-    return replace(schema, bare_types=bare), f"tags: {name}, {types} type{'s' * (types != 1)}"
+    return replace(schema, bare_types=bare), f"tags: {scheme.name}, {types} type{'s' * (types != 1)}"
 
 
 def find_files(data: Path, dev: Path | None) -> tuple[Path, Path | None]:
