@@ -59,7 +59,6 @@ def tokens_in_span(offsets: NDArray[np.int64], start: int, end: int) -> Ids:
 
 TOKENIZER_BATCH = 1000  # items that are tokenised together
 SHOWN = 200  # characters of an example in words
-SEARCHED = 1000  # items in which an example with another label is searched
 NO_TOKEN = -1  # the place of a token that belongs to no text
 
 
@@ -120,7 +119,7 @@ class Featurizer:
 
     def examples(self, features: Sequence[Features]) -> list[Event]:
         """Notes on two items as the network reads them, with different labels if possible."""
-        others = [one for one in features[1:SEARCHED] if one.item.label != features[0].item.label]
+        others = [one for one in features[1:1000] if one.item.label != features[0].item.label]
         return list(map(self._note, (*features[:1], *(others or features[1:2])[:1])))
 
     def _note(self, features: Features) -> Event:

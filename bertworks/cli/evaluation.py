@@ -74,6 +74,7 @@ def task(
     result = bw.evaluate_task(
         model, data, errors=errors, text=text or [], label=label, threshold=threshold, read=read, precision=precision
     )
+    console.say("\n".join(result["notes"]))
     if as_json:
         console.emit(result)
         return
@@ -182,6 +183,7 @@ def sts(
         data: Pairs of texts with a similarity score.
     """
     result = bw.evaluate_sts(model, data, pooling=pooling, learn_from=learn_from)
+    console.say("\n".join(result["notes"]))
     _show_figures(result, ("none", "center", "whiten"), as_json)
 
 

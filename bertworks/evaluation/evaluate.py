@@ -267,13 +267,14 @@ def _labelled(reader: RowReader, d: TaskConfig, text: Sequence[str], label: str 
     schema, notes = schema_for(reader, d, text)
     label, first_choice = label or d.label, d.first_choice
     if label is None or (d.task == "choice" and first_choice is None):
-        inferred, notes = infer_schema(reader, task=d.task, text=schema.text, label=label)
+        inferred, _ = infer_schema(reader, task=d.task, text=schema.text, label=label)
         label = inferred.label
         first_choice = inferred.first_choice if first_choice is None else first_choice
     names = d.labels
     if d.task == "spans":  # the model has a tag for the first token of each type, and one for the others
         names = tuple(name[2:] for name in d.labels if name.startswith("B-"))
     schema = replace(schema, raw=False, label=label, labels=names, separator=d.separator)
+    notes = [*(note for note in notes if not note.startswith(("label: ", "not used: "))), f"label: {label!r}"]
     return replace(schema, first_choice=first_choice or 0), notes
 
 

@@ -33,14 +33,9 @@ from bertworks.training.task_heads import TaskModel
 
 AT_ONCE = 2048  # items that are read, sorted by length and computed together
 _PARTS: Mapping[TaskType, tuple[str, ...]] = {  # of a prediction, that are always shown; the first is the result
-    "classification": ("label", "score"),
-    "multilabel": ("labels",),
-    "regression": ("value",),
-    "tagging": ("tags",),
-    "spans": ("entities",),
-    "qa": ("answer", "start", "end", "score"),
-    "choice": ("choice", "score"),
-}
+    "classification": ("label", "score"), "multilabel": ("labels",), "regression": ("value",), "tagging": ("tags",),
+    "spans": ("entities",), "qa": ("answer", "start", "end", "score"), "choice": ("choice", "score"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,6 @@ DEV_FRACTION, MAX_DEV_ROWS = 0.1, 2000  # of the rows, if there is no dev file
 MAX_RARE_ROWS = 20  # rows of rare labels that are held out in addition
 _SPLIT = re.compile(r"((?P<train>train|training)|dev|valid|validation|val|devel|development)(set|data)?\d*")
 LISTED = 5  # rows named in a note
-_MARKED = re.compile(r"\w[-_]\S+|\S+[-_]\w")  # tags that a scheme which is not known may have
 _SETTING_TASKS: dict[str, tuple[TaskType, ...]] = {  # settings that apply to some tasks only
     "lstm_units": ("tagging", "spans"), "document_context": ("tagging",),
     "class_weights": ("classification", "tagging", "spans"), "label_smoothing": ("classification", "tagging", "spans"),
@@ -84,8 +83,7 @@ def read_data(
     all_items = _read_items(reader, schema, empty)
     notes += reader.notes
     if schema.task == "tagging":
-        schema, note = _with_scheme(schema, all_items)
-        notes.append(note)
+        schema = _with_scheme(schema, all_items, notes)
     if dev is not None:
         dev_reader = RowReader(dev, read)
         train, held_out = all_items, _read_items(dev_reader, schema, empty)
@@ -118,17 +116,19 @@ def _read_items(reader: RowReader, schema: Schema, empty: IssueCounter) -> list[
     return rows
 
 
-def _with_scheme(schema: Schema, all_items: Sequence[Item]) -> tuple[Schema, str]:
-    """The schema, which tells whether the tags are bare types of entities; and the scheme of the tags in words. Bare
-    types need an O that is more frequent than each type: else they are parts of speech."""
-    tags = [label for label in schema.labels if label not in OUTSIDE]
+def _with_scheme(schema: Schema, all_items: Sequence[Item], notes: list[str]) -> Schema:
+    """The schema, which tells whether the tags are bare types of entities. They need an O that is more frequent than
+    each type: else they are parts of speech. A note says what the tags mark."""
     most_common = Counter(chain.from_iterable(item.label for item in all_items)).most_common(1)[0][0]
-    marked = sum(_MARKED.fullmatch(tag) is not None for tag in tags)
-    bare = tag_scheme(schema.labels) is None and most_common in OUTSIDE and 2 * marked < len(tags)
-    if (scheme := tag_scheme(schema.labels, bare)) is None:
-        return schema, "the tags mark no entities: word accuracy (known schemes: IOB, IOBES, BILOU, BMES, BMEWO)"
-    types = len({kind for _, kind in scheme.marks.values()} - {""})
-    return replace(schema, bare_types=bare), f"tags: {scheme.name}, {types} type{'s' * (types != 1)}"
+    # One character before or after a type: the tags mark entities in a way that is not known.
+    marked = sum(re.fullmatch(r"\w[-_].+|.+[-_]\w", tag) is not None for tag in schema.labels)
+    bare = tag_scheme(schema.labels) is None and most_common in OUTSIDE and 2 * marked < len(schema.labels)
+    if scheme := tag_scheme(schema.labels, bare):
+        types = len({kind for _, kind in scheme.marks.values()} - {""})
+        notes.append(f"tags: {scheme.name}, {types} type{'s' * (types != 1)}")
+    else:
+        notes.append("the tags mark no entities: word accuracy (known schemes: IOB, IOBES, BILOU, BMES, BMEWO)")
+    return replace(schema, bare_types=bare)
 
 
 def find_files(data: Path, dev: Path | None) -> tuple[Path, Path | None]:

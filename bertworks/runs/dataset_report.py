@@ -160,19 +160,17 @@ def make_dataset_report(
         train, dev: what the network reads of the items of `data`, in their order.
         max_length: tokens of a sequence.
     """
-    task, labels = data.schema.task, data.schema.labels
+    task, labels, bare = data.schema.task, data.schema.labels, data.schema.bare_types
     both = [*train, *dev]
-    bare = data.schema.bare_types
     in_train, in_dev = (count_labels(part, task, labels, bare) for part in (data.train, data.dev))
     names = sorted({*in_train, *in_dev}, key=lambda name: (-in_train[name], name))
-    words = task == "tagging" and tag_scheme(labels, bare) is None
     report = DatasetReport(
         task=task,
         notes=list(data.notes),
         train=len(data.train),
         dev=len(data.dev),
         labels={name: (in_train[name], in_dev[name]) for name in names},
-        unit="words in train" if words else _COUNTED.get(task, ""),
+        unit=_COUNTED.get(task, "") if task != "tagging" or tag_scheme(labels, bare) else "words in train",
         targets=_targets(data.train) if task == "regression" else {},
         lengths=_lengths(both, task, tokenizer, max_length),
         **_same_texts(data, tokenizer.lowercase),

@@ -8,7 +8,6 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -22,24 +21,15 @@ from bertworks.metrics import classification, squad
 from bertworks.metrics.classification import Span, tag_spans
 
 METRICS: Mapping[TaskType, tuple[str, ...]] = {  # of each task; the first one selects the best checkpoint
-    "classification": ("accuracy", "macro_f1", "matthews_correlation", "f1"),
-    "multilabel": ("micro_f1", "macro_f1", "accuracy"),
-    "regression": ("spearman", "pearson"),
-    "tagging": ("f1", "precision", "recall", "accuracy"),
-    "spans": ("f1", "precision", "recall"),
-    "qa": ("f1", "exact"),
-    "choice": ("accuracy",),
-}
+    "classification": ("accuracy", "macro_f1", "matthews_correlation", "f1"), "regression": ("spearman", "pearson"),
+    "multilabel": ("micro_f1", "macro_f1", "accuracy"), "tagging": ("f1", "precision", "recall", "accuracy"),
+    "spans": ("f1", "precision", "recall"), "qa": ("f1", "exact"), "choice": ("accuracy",),
+}  # fmt: skip
 NAMES = {
-    "accuracy": "accuracy",
-    "macro_f1": "macro F1",
-    "micro_f1": "micro F1",
-    "matthews_correlation": "Matthews correlation",
-    "pearson": "Pearson",
-    "spearman": "Spearman",
-    "exact": "exact match",
-    "f1": "F1",
-}
+    "accuracy": "accuracy", "macro_f1": "macro F1", "micro_f1": "micro F1",
+    "matthews_correlation": "Matthews correlation", "pearson": "Pearson", "spearman": "Spearman",
+    "exact": "exact match", "f1": "F1",
+}  # fmt: skip
 SHARES = ("accuracy", "macro_f1", "micro_f1", "exact", "f1", "precision", "recall")  # shown in per cent
 
 
@@ -98,9 +88,9 @@ def named_spans(task: TaskType, label: Any, labels: Sequence[str], bare: bool = 
 
 def span_pairs(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> list[tuple[list[Span], list[Span]]]:
     """The `named_spans` of the label and of the prediction of each item."""
-    pairs = [(item.label, predicted_label(answer)) for item, answer in zip(items, answers, strict=True)]
-    named = partial(named_spans, d.task, labels=d.labels, bare=d.bare_types)
-    return [(named(gold), named(given)) for gold, given in pairs]
+    sides = [item.label for item in items], list(map(predicted_label, answers))
+    named = ([named_spans(d.task, label, d.labels, d.bare_types) for label in side] for side in sides)
+    return list(zip(*named, strict=True))
 
 
 def compute_metrics(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, float]:
