@@ -85,7 +85,7 @@ def write_names(path: Path, scheme: Scheme, count: int = 150) -> list[list[str]]
     return found
 
 
-@pytest.mark.parametrize("scheme", ["IOB1", "IOB2", "BIOES"])
+@pytest.mark.parametrize("scheme", ["IOB1", "IOB2", "BIOES", "BILOU", "BMES"])
 def test_a_scheme_is_kept_and_scored_as_every_other(scheme: Scheme, model: Path, tmp_path: Path) -> None:
     gold = write_names(tmp_path / "names.conll", scheme)
     done = run(tmp_path / "names.conll", tmp_path / "out", model)
@@ -93,13 +93,17 @@ def test_a_scheme_is_kept_and_scored_as_every_other(scheme: Scheme, model: Path,
     lines, _ = predicted(tmp_path / "out", tmp_path / "names.conll", tmp_path / "tagged.conll")
     sentences = [[line.split(" ")[3] for line in part.split("\n")] for part in "\n".join(lines).strip().split("\n\n")]
     labels = {"IOB1": {"B-place", "I-place", "I-person"}, "IOB2": {"B-place", "B-person", "I-person"},
-              "BIOES": {"S-place", "S-person", "B-person", "E-person"}}[scheme]  # fmt: skip
+              "BIOES": {"S-place", "S-person", "B-person", "E-person"},
+              "BILOU": {"U-place", "U-person", "B-person", "L-person"},
+              "BMES": {"S-place", "S-person", "B-person", "E-person"}}[scheme]  # fmt: skip
     assert {tag for tags in sentences for tag in tags} == {*labels, "O"}
     figures = classification.tagging(gold, sentences)
     assert figures["f1"] >= 0.9
     others = [[convert_tags(tags, "IOB2") for tags in part] for part in (gold, sentences)]
     for name in ("precision", "recall", "f1"):
         assert classification.tagging(*others)[name] == figures[name]
+    (answer,) = Predictor(tmp_path / "out", device="cpu").predict(["the film was a Anna Boris in"])
+    assert [(entity["type"], entity["text"]) for entity in answer["entities"]] == [("person", "Anna Boris")]
 
 
 # --- CoNLL out --------------------------------------------------------------------------------------------------------

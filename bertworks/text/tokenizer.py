@@ -303,7 +303,7 @@ class Tokenizer:
         """A token as in the vocabulary; one of byte-level BPE as the characters that its bytes are, if they are any."""
         token = self.tokens[number]
         text = "" if token.isascii() or token.startswith("▁") else self.decode([number], skip_special_tokens=False)
-        return token if not text or "\ufffd" in text else text.replace(" ", "Ġ")
+        return "Ġ" * token.startswith("Ġ") + text.strip() if text.strip() and "\ufffd" not in text else token
 
     def _run(self, encode: Callable[..., list[Any]], texts: Sequence[str]) -> list[Any]:
         """Encode texts one by one without the template; a lone surrogate counts as U+FFFD."""
