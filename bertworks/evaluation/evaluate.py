@@ -99,12 +99,9 @@ def evaluate_squad(
     scores = squad.evaluate_answers(
         questions, answers, version=version, no_answer_probabilities=probabilities, unit=f1_unit
     )
-    return scores | {
-        "version": version,
-        "unit": f1_unit,
-        "missing_ids": squad.missing_predictions(questions, answers),
-        "unknown_ids": [question for question in answers if question not in known],
-    }
+    missing = squad.missing_predictions(questions, answers)
+    unknown = [question for question in answers if question not in known]
+    return scores | {"version": version, "unit": f1_unit, "missing_ids": missing, "unknown_ids": unknown}
 
 
 def _by_question(source: str | Path | Mapping[str, Any], kind: Any, what: str, example: str) -> Mapping[str, Any]:

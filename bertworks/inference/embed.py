@@ -26,7 +26,7 @@ from bertworks.datasets.writer import FileKind, kind_of
 from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepare_for_inference
-from bertworks.inference.predict import FIRST_ROWS, compute_file, portions, refuse_taken, write_columns
+from bertworks.inference.predict import COMPARED, compute_file, portions, refuse_taken, write_columns
 from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import refuse_not_empty, write_npy
 from bertworks.io.tables import ReadOptions, as_text, choose_column, find_column
@@ -176,9 +176,8 @@ class Embedder:
 
     def examples(self, rows: Iterable[tuple[str, str]]) -> list[Event]:
         """Notes on the first two texts as the network reads them. rows: where each text stands, and the text."""
-        shown = list(islice(((where, text) for where, text in rows if text), 2))
-        inputs = zip(shown, *self.units([text for _, text in shown]), strict=True)
-        features = [Features(Item((), None, where), list(unit), count) for (where, _), unit, count in inputs]
+        shown = islice(((where, self.units([text])) for where, text in rows if text), 2)
+        features = [Features(Item((), None, where), list(unit), count) for where, ((unit,), (count,)) in shown]
         return Featurizer(self.tokenizer, "classification").examples(features)
 
     def raw(self, units: Sequence[ExampleGroup]) -> Vectors:
@@ -322,6 +321,8 @@ def embed_file(
     reader = RowReader(data, read)
     columns = text_columns(reader, text)
     yield Event("note", f"text: {', '.join(columns)}; {embedder.settings.pooling} of {embedder.dimension} dimensions")
+    if embedder.precision == "int8":
+        yield _compare(embedder, make(precision="fp32"), reader, columns)
     empty, column = IssueCounter(), "embedding"
     while column in reader.written_columns:
         column += "_"
@@ -336,14 +337,10 @@ def embed_file(
         vectors = _finished(embedder, files, has_text, whitening, learn_from)
         _write_vectors(output, kind, reader, names, vectors)
 
-    texts = _texts(reader, columns, empty, names)
-    first = list(islice(texts, FIRST_ROWS))
-    yield from embedder.examples((f"{reader.name}: row {number}", text) for number, text in enumerate(first, 1))
-    if embedder.precision == "int8":
-        yield _compare(embedder, make(precision="fp32"), list(filter(None, first)))
     settings = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
     yield from compute_file(
-        "embed", reader, output, settings, chain(first, texts), compute, write,
+        "embed", reader, output, settings, _texts(reader, columns, empty, names), compute, write,
+        lambda texts: embedder.examples((f"{reader.name}: row {number}", text) for number, text in enumerate(texts, 1)),
         empty=empty, results=f"vectors of {embedder.dimension}", dimension=embedder.dimension,
     )  # fmt: skip
 
@@ -365,8 +362,9 @@ def _finished(
     return map(embedder.finish, map(moments.whitener(whitening), stored())) if moments.count else stored()
 
 
-def _compare(ours: Embedder, exact: Embedder, texts: Sequence[str]) -> Event:
-    """The difference of vectors to those in fp32."""
+def _compare(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequence[str]) -> Event:
+    """The difference of the first vectors to those in fp32."""
+    texts = list(filter(None, islice(_texts(reader, columns, IssueCounter()), COMPARED)))
     a, b = (normalized(embedder.embed(texts)) for embedder in (ours, exact))
     cosines = (a * b).sum(1) if texts else np.ones(1)
     least, mean = float(cosines.min()), float(cosines.mean())

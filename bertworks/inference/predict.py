@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar
@@ -31,7 +31,7 @@ from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.device import PrecisionOption
 
-FIRST_ROWS = 64  # from which examples are shown; in int8 they are also predicted in fp32
+COMPARED = 64  # rows that are also predicted in fp32
 _DIGITS = 6  # after the point, in a file
 _T = TypeVar("_T")
 
@@ -81,6 +81,7 @@ def compute_file(
     rows: Iterable[_T],
     compute: Callable[[list[_T]], tuple[int, bytes]],
     write: Callable[[Sequence[Path]], None],
+    examples: Callable[[list[_T]], Iterable[Event]],
     *,
     empty: IssueCounter,
     document: Callable[[_T], str] | None = None,
@@ -94,6 +95,7 @@ def compute_file(
         settings: all that the results depend on, besides the data.
         compute: rows -> the number of truncated texts, and the results.
         write: the files with the results, in order -> the output.
+        examples: the first rows -> notes on some of them.
         empty: the rows without text, counted while `rows` are read.
         document: see `portions`.
         results: what the output holds; and more fields of the last event.
@@ -112,6 +114,8 @@ def compute_file(
         if done:
             yield Event("note", f"resumed after {done:,} rows", {"resumed_row": done})
         for portion in portions(islice(rows, done, None), document):
+            if not done:
+                yield from examples(portion)
             count, content = compute(portion)
             done, truncated = done + len(portion), truncated + count
             files.append(folder / f"{job}-{done:015}-{truncated}")
@@ -177,12 +181,9 @@ def predict_file(
     schema, notes = schema_for(reader, d, text)
     yield from (Event("note", note) for note in notes)
     fields = OutputFields.of_task(d, top_k, probabilities, schema.raw)
-    empty = IssueCounter()
-    rows = _items(reader, schema, d, fields, empty)
-    first = list(islice(rows, FIRST_ROWS))
-    yield from predictor.reading.examples(list(predictor.reading(islice(filter(None, first), 2))))
     if predictor.precision == "int8":
         exact = Predictor(source, precision="fp32", threshold=threshold)
+        first = islice(_items(reader, schema, d, fields, IssueCounter()), COMPARED)
         yield _compare(predictor, exact, list(filter(None, first)))
 
     def write(files: Sequence[Path]) -> None:
@@ -192,10 +193,17 @@ def predict_file(
         else:
             write_columns(output, kind, reader, list(fields.empty_columns), columns)
 
+    def examples(rows: list[Item | None]) -> list[Event]:
+        shown = islice(filter(None, rows), None if d.document_context else 2)
+        return predictor.reading.examples(list(predictor.reading(shown)))
+
+    empty = IssueCounter()
     settings = {"model": predictor.fingerprint, "schema": asdict(schema), "fields": asdict(fields)}
-    rows, compute = chain(first, rows), partial(_predictions, predictor, fields)
+    rows, compute = _items(reader, schema, d, fields, empty), partial(_predictions, predictor, fields)
     document = (lambda item: item.document if item else "") if d.document_context else None
-    yield from compute_file("predict", reader, output, settings, rows, compute, write, empty=empty, document=document)
+    yield from compute_file(
+        "predict", reader, output, settings, rows, compute, write, examples, empty=empty, document=document
+    )
 
 
 def _rounded(digits: str) -> float:
@@ -248,10 +256,9 @@ def answer_questions(
     """
     predictor = Predictor(model, device=device, precision=precision)
     if predictor.description.task != "qa":
-        raise BertworksError(
-            f"this model was fine-tuned for {predictor.description.task}, not for answering questions",
-            where=str(model), hint="fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER",
-        )  # fmt: skip
+        what = f"this model was fine-tuned for {predictor.description.task}, not for answering questions"
+        hint = "fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER"
+        raise BertworksError(what, where=str(model), hint=hint)
     reader = RowReader(data)
     schema, _ = schema_for(reader, predictor.description, ("question", "context"))
     for features, answer in predictor.answers(items(reader, schema)):

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
-from itertools import chain, islice, pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Literal, Self, TypedDict, get_args
 
@@ -23,7 +23,7 @@ from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder, normalized, row_text, text_columns
 from bertworks.inference.engine import LazyModel
-from bertworks.inference.predict import FIRST_ROWS, portions
+from bertworks.inference.predict import portions
 from bertworks.io.tables import ReadOptions, find_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Pooling
@@ -320,9 +320,9 @@ def index_file(
         if done:
             yield Event("note", f"resuming after {done:,} rows", {"resumed_row": done})
         rows = ((row, row_text(row, columns, empty)) for row in reader)  # counts also the empty ones of finished rows
-        first = list(islice(rows, FIRST_ROWS))
-        yield from index.embedder.examples((row.where, text) for row, text in first)
-        for portion in portions(islice(chain(first, rows), done, None)):
+        for portion in portions(islice(rows, done, None)):
+            if not done:
+                yield from index.embedder.examples((row.where, text) for row, text in portion)
             kept = [(row, text) for row, text in portion if text]
             done += len(portion)
             ids = None if id_column is None else [_row_id(row, id_column) for row, _ in kept]
