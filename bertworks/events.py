@@ -29,6 +29,11 @@ def forward_events(events: Iterable[Event]) -> Generator[Event, None, Event]:
     return done
 
 
+def printable(text: str) -> str:
+    """The text in one line, with control characters (such as ESC, which commands a terminal) as escapes."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
 def duration(seconds: float) -> str:
     """42 s, 12 min, 3 h 05 min, 2 d 4 h."""
     minutes = round(seconds / 60)

@@ -19,13 +19,12 @@ from schemes import Scheme, convert_tags
 from seqeval.metrics.sequence_labeling import get_entities
 
 from bertworks.batching.features import Featurizer
-from bertworks.datasets.annotations import ConllLayout, with_tags
+from bertworks.datasets.annotations import ConllLayout, tag_scheme, with_tags
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
-from bertworks.inference.decoding import is_entity_tagset
 from bertworks.inference.predict import compute_file, predict_file
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import acquire_lock
@@ -67,9 +66,9 @@ def test_entities_are_those_of_seqeval_in_every_scheme(tags: list[str]) -> None:
 
 
 def test_parts_of_speech_are_no_entities() -> None:
-    assert is_entity_tagset(TAGS)
-    assert is_entity_tagset(["B", "I", "O"])
-    assert not is_entity_tagset(["O", "NOUN"])
+    assert tag_scheme(tuple(TAGS))
+    assert tag_scheme(("B", "I", "O"))
+    assert tag_scheme(("O", "NOUN")) is None
 
 
 def write_names(path: Path, scheme: Scheme, count: int = 150) -> list[list[str]]:
@@ -89,7 +88,7 @@ def write_names(path: Path, scheme: Scheme, count: int = 150) -> list[list[str]]
     return found
 
 
-@pytest.mark.parametrize("scheme", ["IOB1", "IOB2", "BIOES"])
+@pytest.mark.parametrize("scheme", ["IOB1", "IOB2", "BIOES", "BILOU", "BMES"])
 def test_a_scheme_is_kept_and_scored_as_every_other(scheme: Scheme, model: Path, tmp_path: Path) -> None:
     gold = write_names(tmp_path / "names.conll", scheme)
     done = run(tmp_path / "names.conll", tmp_path / "out", model)
@@ -97,13 +96,17 @@ def test_a_scheme_is_kept_and_scored_as_every_other(scheme: Scheme, model: Path,
     lines, _ = predicted(tmp_path / "out", tmp_path / "names.conll", tmp_path / "tagged.conll")
     sentences = [[line.split(" ")[3] for line in part.split("\n")] for part in "\n".join(lines).strip().split("\n\n")]
     labels = {"IOB1": {"B-place", "I-place", "I-person"}, "IOB2": {"B-place", "B-person", "I-person"},
-              "BIOES": {"S-place", "S-person", "B-person", "E-person"}}[scheme]  # fmt: skip
+              "BIOES": {"S-place", "S-person", "B-person", "E-person"},
+              "BILOU": {"U-place", "U-person", "B-person", "L-person"},
+              "BMES": {"S-place", "S-person", "B-person", "E-person"}}[scheme]  # fmt: skip
     assert {tag for tags in sentences for tag in tags} == {*labels, "O"}
     figures = classification.tagging(gold, sentences)
     assert figures["f1"] >= 0.9
     others = [[convert_tags(tags, "IOB2") for tags in part] for part in (gold, sentences)]
     for name in ("precision", "recall", "f1"):
         assert classification.tagging(*others)[name] == figures[name]
+    (answer,) = Predictor(tmp_path / "out", device="cpu").predict(["the film was a Anna Boris in"])
+    assert [(entity["type"], entity["text"]) for entity in answer["entities"]] == [("person", "Anna Boris")]
 
 
 # --- CoNLL out --------------------------------------------------------------------------------------------------------

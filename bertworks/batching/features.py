@@ -1,12 +1,12 @@
 """Items become examples: token ids, and what is predicted for which tokens.
 
 - `sliding_windows`, `centered_window`: parts of a long text; each token counts in the window where it has most context.
-- `Featurizer`: items of a task -> `Features`.
+- `Featurizer`: items of a task -> `Features`; some of them in words.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, islice
+from itertools import chain, compress, groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.sampling import Example, Ids, Target, TokenSequence, add_special_tokens
 from bertworks.datasets.schema import Item, TaskType
+from bertworks.events import Event, printable
 from bertworks.io.processes import chunk_by_size
 from bertworks.text.tokenizer import Tokenizer, truncated_lengths
 
@@ -59,6 +60,7 @@ def tokens_in_span(offsets: NDArray[np.int64], start: int, end: int) -> Ids:
 
 _AT_ONCE = 1000  # items that are tokenised together, or fewer
 _CHARACTERS = 1 << 20  # if these have more characters
+SHOWN = 200  # characters of an example in words
 NO_TOKEN = -1  # the place of a token that belongs to no text
 
 
@@ -116,6 +118,47 @@ class Featurizer:
         for encoding in self.tokenizer.encode_each(list(texts), max_length=self.max_length + template.num_special()):
             ids = np.array(encoding.ids[template.inner(len(encoding.ids))], np.int64)
             yield ids, len(ids) + encoding.num_truncated
+
+    # --- examples in words
+
+    def examples(self, features: Sequence[Features]) -> list[Event]:
+        """Notes on two items as the network reads them, with different labels if possible."""
+        others = [one for one in features[1:1000] if one.item.label != features[0].item.label]
+        return list(map(self._note, (*features[:1], *(others or features[1:2])[:1])))
+
+    def _note(self, features: Features) -> Event:
+        """The tokens of a sequence, and what the network learns from them if the item has a label."""
+        item, unit = features.item, features.unit
+        answered = (one for one in unit if self.task == "qa" and one.target.labels.any())
+        shown = unit if self.task == "choice" else [next(answered, unit[0])]
+        text = " | ".join(self._sequence(one, item.label is not None) for one in shown)
+        text += "" if item.label is None else self._learned(shown)
+        text += f"  ({features.num_truncated} tokens cut off)" * (features.num_truncated > 0)
+        text += f"  (one of {len(unit)} windows)" * (len(shown) < len(unit))
+        return Event("note", printable(f"example  {item.where.rpartition('/')[2]}  {text}"), {"example": item.where})
+
+    def _sequence(self, example: Example, is_labelled: bool) -> str:
+        """The tokens of a sequence, without the middle of a long one. Each tag follows the last token of its word."""
+        pieces = list(map(self.tokenizer.piece, example.input_ids.tolist()))
+        if is_labelled and self.task in ("tagging", "spans") and len(example.target.positions):
+            starts, begins = example.target.positions.tolist(), [*self.tokenizer.starts_word[example.input_ids], True]
+            ends = [*starts[1:], begins.index(True, starts[-1] + 1)]
+            for end, tag in zip(ends, example.target.labels.tolist(), strict=True):
+                pieces[end - 1] += f"/{self.labels[tag]}"
+        text = " ".join(pieces)
+        return text if len(text) <= SHOWN else f"{text[: SHOWN // 2]} ... {text[-SHOWN // 2 :]}"
+
+    def _learned(self, shown: Sequence[Example]) -> str:
+        """What is learned from a sequence, or from those of all choices; nothing where tags tell it."""
+        ids, (first, *others) = shown[0].input_ids, shown[0].target.labels.tolist()
+        learned: dict[str, Callable[[], str]] = {
+            "classification": lambda: self.labels[first],
+            "multilabel": lambda: ", ".join(compress(self.labels, first)) or "no label",
+            "regression": lambda: f"{first:g}",
+            "choice": lambda: f"choice {[one.target.labels[0] for one in shown].index(1) + 1}",
+            "qa": lambda: self.tokenizer.decode(ids[first : others[0] + 1]) if first else "no answer",
+        }
+        return f" -> {learned[self.task]()}" if self.task in learned else ""
 
     # --- one prediction for a sequence
 

@@ -26,6 +26,7 @@ from bertworks.checkpoints.hf_mapping import FAMILIES, OWN_TYPE, config_from_hug
 from bertworks.checkpoints.sentence_transformers import SentenceTransformer, read_sentence_transformer
 from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_tensors
 from bertworks.config import MAX_SIZE, build
+from bertworks.datasets.annotations import TagScheme, tag_scheme
 from bertworks.datasets.schema import TaskType
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import replacing, sha256, write_json, write_text
@@ -53,6 +54,7 @@ class TaskConfig:
     text, label: the columns of the training data; several labels: one column for each, in their order.
     first_choice: the number of the first choice in the data; None: inferred from each file.
     threshold: see `inference.decoding`.
+    bare_types: see `Schema`.
     """
 
     task: TaskType
@@ -70,6 +72,12 @@ class TaskConfig:
     document: str | None = None
     lstm_units: int = 0
     threshold: float | None = None
+    bare_types: bool = False
+
+    @property
+    def tag_scheme(self) -> TagScheme | None:
+        """How the labels mark entities; None: they mark none."""
+        return tag_scheme(self.labels, self.bare_types)
 
     def save(self, folder: Path) -> None:
         """Writes task.json."""

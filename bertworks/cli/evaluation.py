@@ -73,6 +73,7 @@ def task(
 
     options: dict[str, Any] = {"threshold": threshold, "read": read, "precision": precision}
     result = bw.evaluate_task(model, data, errors=errors, text=text or [], label=label, **options)
+    console.say("\n".join(result["notes"]))
     if as_json:
         console.emit(result)
         return
@@ -181,6 +182,7 @@ def sts(
         data: Pairs of texts with a similarity score.
     """
     result = bw.evaluate_sts(model, data, pooling=pooling, learn_from=learn_from)
+    console.say("\n".join(result["notes"]))
     _show_figures(result, ("none", "center", "whiten"), as_json)
 
 

@@ -143,6 +143,7 @@ def check(
     """Report what is in labelled data before training: labels, lengths, duplicates, conflicting labels, problems."""
     options: dict[str, Any] = {"dev": dev, "model": model, "task": task, "group": group, "read": read}
     report = bw.check_file(data, text=text or [], label=label, **options)
+    console.say("\n".join(report.examples))
     console.show(report.as_dict(), str(report), as_json)
     if as_json:
         return

@@ -1,4 +1,4 @@
-"""Labelled text that is not a table -> plain values: CoNLL columns, SQuAD articles, character spans in JSON.
+"""Labelled text that is not a table -> plain values: CoNLL columns, schemes of tags, SQuAD articles, character spans.
 
 Only the layout is checked here. The meaning of labels and answers is checked later, by `schema`.
 """
@@ -6,6 +6,7 @@ Only the layout is checked here. The meaning of labels and answers is checked la
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from itertools import dropwhile, groupby
 from typing import Any, Literal, NamedTuple
 
@@ -16,6 +17,11 @@ _FASTTEXT = re.compile(r"(?:(?<=\s)|^)__label__(\S+)\s*")
 _SPLIT = re.compile(r"(\w+[-_ ])?(train|training|dev|devel|development|val|valid|validation|test)([-_ ]?\w+)?")
 _RANGE = re.compile(r"\d+[-.]\d+")  # of CoNLL-U
 _DOCUMENT = re.compile(r"-DOCSTART-|# ?(newdoc|begin document)")
+OUTSIDE = ("O", "o")  # tags of words outside entities
+_SCHEMES = {"IOB": "BI", "IOBES": "BIES", "BILOU": "BILU", "BMES": "BMES", "BMEWO": "BMEW"}
+_PREFIXED = re.compile(r"(?is)(?P<mark>[BIESLUMW])([-_](?P<type>.+))?")
+_SUFFIXED = re.compile(r"(?is)((?P<type>.+)[-_])?(?P<mark>[BIESLUMW])")
+_AS_IOBES = str.maketrans("LUWM", "ESSI")
 _SPAN_COLUMNS = ("entities", "spans", "labels", "label", "annotations", "ents")
 _START_NAMES = ("start", "start_offset", "begin")
 _END_NAMES = ("end", "end_offset", "stop")
@@ -23,6 +29,33 @@ _EXPORTED = {"annotation_id", "annotator", "lead_time", "_task_hash"}  # fields 
 _TYPE_NAMES = ("type", "label", "entity", "entity_group", "tag", "labels")
 _SQUAD = 'SQuAD: {"data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers"}]}]}]}'
 _SPAN_HINT = 'write spans as {"start": 0, "end": 5, "type": "person"}: characters from 0, the end after the last one'
+
+
+class TagScheme(NamedTuple):
+    """How tags mark entities. name: IOB (IOB1 and IOB2 are read alike), IOBES, BILOU, BMES, BMEWO, or bare types.
+    marks: for each tag but O, its letter in IOBES and its type, "" if it has none."""
+
+    name: str
+    marks: Mapping[str, tuple[str, str]]
+
+
+@lru_cache(maxsize=64)
+def tag_scheme(labels: tuple[str, ...], bare_types: bool = False) -> TagScheme | None:
+    """The first scheme that has all these tags; None if they mark no entities, as parts of speech. The letter is before
+    or after the type: B-PER, b_per, PER-B.
+
+    bare_types: all tags but O are types of entities.
+    """
+    tags = [label for label in labels if label not in OUTSIDE]
+    if bare_types:
+        return TagScheme("bare types (neighbours of one type are one entity)", {tag: ("I", tag) for tag in tags})
+    for pattern in (_PREFIXED, _SUFFIXED):
+        found = [(tag, m["mark"].upper(), m["type"] or "") for tag in tags if (m := pattern.fullmatch(tag))]
+        letters = {letter for _, letter, _ in found}
+        names = [name for name, known in _SCHEMES.items() if letters <= set(known)]
+        if names and len(found) == len(tags):
+            return TagScheme(names[0], {tag: (letter.translate(_AS_IOBES), kind) for tag, letter, kind in found})
+    return None
 
 
 # --- CoNLL ------------------------------------------------------------------------------------------------------------

@@ -74,6 +74,7 @@ class Schema:
     id: the column with a unique name of each row.
     document: the column that tells which rows belong together.
     raw: tagging of texts: no column holds words.
+    bare_types: tagging: all labels but O are types of entities.
     """
 
     task: TaskType
@@ -87,6 +88,7 @@ class Schema:
     id: str | None = None
     document: str | None = None
     raw: bool = False
+    bare_types: bool = False
 
 
 def items(

@@ -101,12 +101,9 @@ def evaluate_squad(
     scores = squad.evaluate_answers(
         questions, answers, version=version, no_answer_probabilities=probabilities, unit=f1_unit
     )
-    return scores | {
-        "version": version,
-        "unit": f1_unit,
-        "missing_ids": squad.missing_predictions(questions, answers),
-        "unknown_ids": [question for question in answers if question not in known],
-    }
+    missing = squad.missing_predictions(questions, answers)
+    unknown = [question for question in answers if question not in known]
+    return scores | {"version": version, "unit": f1_unit, "missing_ids": missing, "unknown_ids": unknown}
 
 
 def _by_question(source: str | Path | Mapping[str, Any], kind: Any, what: str, example: str) -> Mapping[str, Any]:
@@ -187,9 +184,9 @@ def evaluate_sts(
     learn_from: str | Path | None = None,
     device: str = "auto",
 ) -> dict[str, Any]:
-    """The correlation of the cosine of two texts with human scores of their similarity: `rows`, and `pearson` and
-    `spearman` for vectors as they are (`none`), centered (`center`) and, with more texts than dimensions, whitened
-    (`whiten`).
+    """The correlation of the cosine of two texts with human scores of their similarity: `rows`, `notes` (what was read,
+    and an example), and `pearson` and `spearman` for vectors as they are (`none`), centered (`center`) and, with more
+    texts than dimensions, whitened (`whiten`).
 
     Args:
         data: labelled pairs, in any format that fine-tuning reads.
@@ -199,7 +196,7 @@ def evaluate_sts(
         BertworksError, UsageError: no such model; rows that are not pairs with numbers.
     """
     reader = RowReader(data)
-    schema, _ = infer_schema(reader, task="regression")
+    schema, notes = infer_schema(reader, task="regression")
     if len(schema.text) != 2:
         raise BertworksError("these rows have no two texts to compare", where=reader.name, hint="name another file")
     pairs = list(items(reader, schema))
@@ -214,7 +211,8 @@ def evaluate_sts(
         result = regression([float(pair.label) for pair in pairs], (a * b).sum(-1).tolist())
         return {name: result[name] for name in ("pearson", "spearman")}
 
-    result: dict[str, Any] = {"rows": len(pairs), "none": scores("none"), "center": scores("center")}
+    notes += [note.text for note in embedder.examples((pair.where, pair.texts[0]) for pair in pairs)]
+    result: dict[str, Any] = {"rows": len(pairs), "notes": notes, "none": scores("none"), "center": scores("center")}
     return result | ({"whiten": scores("whiten")} if moments.can_whiten else {})
 
 
@@ -232,7 +230,8 @@ def evaluate_task(
 ) -> dict[str, Any]:
     """Evaluate a fine-tuned model on labelled rows that it was not trained on: `task`, `rows`, `rows_without_text`
     (which are left out), `figures` (in int8 also `figures_fp32`, of single precision), `table` (figures of each label,
-    type of entity or kind of question), `mistakes` (their number) and `frequent` (their most frequent kinds, in words).
+    type of entity or kind of question), `mistakes` (their number) and `frequent` (their most frequent kinds, in words),
+    and `notes` (what was read, and two examples as the network reads them).
 
     Args:
         errors: a file for all mistakes, those with the highest confidence first.
@@ -249,7 +248,7 @@ def evaluate_task(
     predictor = Predictor(source, precision=precision, threshold=threshold)
     d, empty = predictor.description, IssueCounter()
     reader = RowReader(data, read, known=(*d.text, *d.label))
-    schema = _labelled(reader, d, text, label)
+    schema, notes = _labelled(reader, d, text, label)
     d = replace(d, text=d.text or schema.text)  # models of transformers do not name their columns
     results = list(predictor.answers(items(reader, schema, left_out=empty)))
     if not results:
@@ -261,12 +260,15 @@ def evaluate_task(
         rows = [features.item for features, _ in results]
         unrounded = Predictor(source, precision="fp32", threshold=threshold)
         found["figures_fp32"] = compute_metrics(d, rows, [answer for _, answer in unrounded.answers(rows)])
-    return found | {"rows_without_text": empty.count}
+    notes += [note.text for note in predictor.reading.examples([features for features, _ in results])]
+    return found | {"rows_without_text": empty.count, "notes": notes}
 
 
-def _labelled(reader: RowReader, d: TaskConfig, text: Sequence[str], label: str | Sequence[str] | None) -> Schema:
-    """The schema of a prediction, with labels by the names that the model has."""
-    schema = replace(schema_for(reader, d, text)[0], raw=False)
+def _labelled(
+    reader: RowReader, d: TaskConfig, text: Sequence[str], label: str | Sequence[str] | None
+) -> tuple[Schema, list[str]]:
+    """The schema of a prediction, with labels by the names that the model has; and notes on what was inferred."""
+    schema, notes = schema_for(reader, d, text)
     columns, first_choice = names_of(label) or d.label, d.first_choice
     if not columns or (d.task == "choice" and first_choice is None):
         inferred, _ = infer_schema(reader, task=d.task, text=schema.text, label=columns)
@@ -278,8 +280,10 @@ def _labelled(reader: RowReader, d: TaskConfig, text: Sequence[str], label: str 
     if len(columns) > 1 and sorted(columns) != sorted(names):
         what = f"the columns of the labels are {', '.join(columns)}, and those of the model: {', '.join(names)}"
         raise UsageError(what, where=reader.name, hint=" ".join(f"--label {shlex.quote(name)}" for name in names))
-    separator = reader.options.label_separator or d.separator
-    return replace(schema, label=columns, labels=names, separator=separator, first_choice=first_choice or 0)
+    schema = replace(schema, raw=False, label=columns, labels=names, first_choice=first_choice or 0)
+    notes = [note for note in notes if not note.startswith(("label: ", "not used: "))]
+    notes.append(f"label: {', '.join(map(repr, columns))}")
+    return replace(schema, separator=reader.options.label_separator or d.separator), notes
 
 
 def evaluate_blimp(

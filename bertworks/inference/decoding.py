@@ -1,6 +1,6 @@
 """Logits -> labels with probabilities, tags, entities, and answers with their positions in the text."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from bertworks.batching.batch import ExampleGroup
 from bertworks.batching.features import Features, Featurizer
 from bertworks.checkpoints.model_folder import TaskConfig
-from bertworks.metrics.classification import TAG, tag_runs
+from bertworks.metrics.classification import tag_runs
 from bertworks.text.tokenizer import Tokenizer, with_marks
 from bertworks.training.recipe import FinetuneRecipe
 from bertworks.training.task_heads import (
@@ -67,9 +67,9 @@ class Decoder:
             return answer | {"words": list(features.item.texts)}
         text, offsets, entities = features.item.texts[0], features.offsets, []
         answer["words"] = [text[start:end] for start, end in offsets.tolist()]
-        if not is_entity_tagset(labels):
+        if (scheme := self.config.tag_scheme) is None:
             return answer
-        for first, last, kind in tag_runs(answer["tags"]):
+        for first, last, kind in tag_runs(answer["tags"], scheme):
             start, end = _strip_span(text, offsets[first, 0], offsets[last - 1, 1])
             if start < end:
                 score = float(scores[first:last].mean())
@@ -125,11 +125,6 @@ def best_spans(
     scores = logits[starts[rows], 0].astype(np.float64) + logits[ends[columns], 1]
     firsts, lasts = places[starts[rows]], places[ends[columns]]
     return list(zip(scores.tolist(), firsts.tolist(), lasts.tolist(), strict=True))
-
-
-def is_entity_tagset(labels: Iterable[str]) -> bool:
-    """Whether the labels are tags of entities in IOB1, IOB2 or BIOES; parts of speech are not."""
-    return all(map(TAG.fullmatch, labels))
 
 
 def softmax(x: NDArray[np.floating]) -> NDArray[np.float64]:

@@ -17,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.batching.batch import ExampleGroup
+from bertworks.batching.features import Features, Featurizer
 from bertworks.batching.sampling import Example
 from bertworks.checkpoints.sentence_transformers import write_sentence_transformer
 from bertworks.datasets.reader import Row, RowReader
+from bertworks.datasets.schema import Item
 from bertworks.datasets.values import first_rows
 from bertworks.datasets.writer import FileKind, kind_of
 from bertworks.errors import BertworksError, UsageError, listed
@@ -173,6 +175,12 @@ class Embedder:
             units.append([Example(np.array(e.ids), np.array(e.type_ids), {})])
             truncated.append(e.num_truncated)
         return units, truncated
+
+    def examples(self, rows: Iterable[tuple[str, str]]) -> list[Event]:
+        """Notes on the first two texts as the network reads them. rows: where each text stands, and the text."""
+        shown = islice(((where, self.units([text])) for where, text in rows if text), 2)
+        features = [Features(Item((), None, where), list(unit), count) for where, ((unit,), (count,)) in shown]
+        return Featurizer(self.tokenizer, "classification").examples(features)
 
     def raw(self, units: Sequence[ExampleGroup]) -> Vectors:
         """float32 [units, dimension], before normalization."""
@@ -334,6 +342,7 @@ def embed_file(
     settings = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
     yield from compute_file(
         "embed", reader, output, settings, _texts(reader, columns, empty, names), compute, write,
+        lambda texts: embedder.examples((f"{reader.name}: row {number}", text) for number, text in enumerate(texts, 1)),
         empty=empty, size=len, results=f"vectors of {embedder.dimension}", dimension=embedder.dimension,
     )  # fmt: skip
 

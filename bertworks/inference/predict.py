@@ -90,6 +90,7 @@ def compute_file(
     rows: Iterable[_T],
     compute: Callable[[list[_T]], tuple[int, bytes]],
     write: Callable[[Sequence[Path]], None],
+    examples: Callable[[list[_T]], Iterable[Event]],
     *,
     empty: IssueCounter,
     size: Callable[[_T], int] = lambda row: 0,
@@ -104,6 +105,7 @@ def compute_file(
         settings: all that the results depend on, besides the data.
         compute: rows -> the number of truncated texts, and the results.
         write: the files with the results, in order -> the output.
+        examples: the first rows -> notes on some of them.
         empty: the rows without text, counted while `rows` are read.
         size, document: see `portions`.
         results: what the output holds; and more fields of the last event.
@@ -122,6 +124,8 @@ def compute_file(
         if done:
             yield Event("note", f"resumed after {done:,} rows", {"resumed_row": done})
         for portion in portions(islice(rows, done, None), size, document):
+            if not done:
+                yield from examples(portion)
             count, content = compute(portion)
             done, truncated = done + len(portion), truncated + count
             files.append(folder / f"{job}-{done:015}-{truncated}")
@@ -209,12 +213,16 @@ def predict_file(
         else:
             write_columns(output, kind, reader, list(fields.empty_columns), columns)
 
+    def examples(rows: list[Item | None]) -> list[Event]:
+        shown = islice(filter(None, rows), None if d.document_context else 2)
+        return predictor.reading.examples(list(predictor.reading(shown)))
+
     empty = IssueCounter()
     settings = {"model": predictor.fingerprint, "schema": asdict(schema), "fields": asdict(fields)}
     rows, compute = _items(reader, schema, d, fields, empty), partial(_predictions, predictor, fields)
     document = (lambda item: item.document if item else "") if d.document_context else None
     yield from compute_file(
-        "predict", reader, output, settings, rows, compute, write, empty=empty, document=document,
+        "predict", reader, output, settings, rows, compute, write, examples, empty=empty, document=document,
         size=lambda item: item.characters if item else 0,
     )  # fmt: skip
 
@@ -269,10 +277,9 @@ def answer_questions(
     """
     predictor = Predictor(model, device=device, precision=precision)
     if predictor.description.task != "qa":
-        raise BertworksError(
-            f"this model was fine-tuned for {predictor.description.task}, not for answering questions",
-            where=str(model), hint="fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER",
-        )  # fmt: skip
+        what = f"this model was fine-tuned for {predictor.description.task}, not for answering questions"
+        hint = "fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER"
+        raise BertworksError(what, where=str(model), hint=hint)
     reader = RowReader(data)
     schema, _ = schema_for(reader, predictor.description, ("question", "context"))
     for features, answer in predictor.answers(items(reader, schema)):

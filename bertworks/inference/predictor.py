@@ -16,7 +16,7 @@ from bertworks.batching.features import Features, Featurizer
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import UsageError, listed
-from bertworks.inference.decoding import Answer, Decoder, Logits, is_entity_tagset, make_featurizer, make_task_head
+from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurizer, make_task_head
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_logits, open_model, prepare_for_inference
 from bertworks.io.atomic_write import refuse_not_empty
 from bertworks.io.processes import chunk_by_size
@@ -34,14 +34,9 @@ from bertworks.training.task_heads import TaskModel
 AT_ONCE = 2048  # items that are read, sorted by length and computed together, or fewer
 CHARACTERS = 1 << 22  # if these have more characters
 _PARTS: Mapping[TaskType, tuple[str, ...]] = {  # of a prediction, that are always shown; the first is the result
-    "classification": ("label", "score"),
-    "multilabel": ("labels",),
-    "regression": ("value",),
-    "tagging": ("tags",),
-    "spans": ("entities",),
-    "qa": ("answer", "start", "end", "score"),
-    "choice": ("choice", "score"),
-}
+    "classification": ("label", "score"), "multilabel": ("labels",), "regression": ("value",), "tagging": ("tags",),
+    "spans": ("entities",), "qa": ("answer", "start", "end", "score"), "choice": ("choice", "score"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,7 +62,7 @@ class OutputFields:
         """
         parts = _PARTS[d.task]
         if raw:
-            parts = (*(("entities",) if is_entity_tagset(d.labels) else ()), "words", *parts)
+            parts = (*(("entities",) if d.tag_scheme else ()), "words", *parts)
         if top_k > 1 or probabilities:
             if d.task not in ("classification", "multilabel", "choice", "qa"):
                 raise UsageError(f"a model for {d.task} has a single prediction, without alternatives")

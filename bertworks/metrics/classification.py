@@ -5,20 +5,20 @@ and errors (in the unit of the targets). A division by zero (the precision of a 
 """
 
 import math
-import re
 import warnings
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
+from bertworks.datasets.annotations import OUTSIDE, TagScheme, tag_scheme
 from bertworks.errors import BertworksError
 
 Scores = dict[str, float]
+Tags = Sequence[str]  # of one sentence
 Span = tuple[int, int, str]  # start, end, type; ends are exclusive
-
-TAG = re.compile(r"O|[BIES](-.+)?", re.DOTALL)  # in IOB1, IOB2 or BIOES
 
 
 def classification(gold: Sequence[str], predicted: Sequence[str], labels: Sequence[str]) -> Scores:
@@ -100,12 +100,13 @@ def choice(gold: Sequence[object], predicted: Sequence[object]) -> Scores:
     return {"accuracy": sum(a == b for a, b in zip(gold, predicted)) / len(gold)}
 
 
-def tagging(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> Scores:
+def tagging(gold: Sequence[Tags], predicted: Sequence[Tags], scheme: TagScheme | None = None) -> Scores:
     """`precision`, `recall`, `f1` of whole entities and `accuracy` of tags, equal to those of the CoNLL script
-    `conlleval`, for tags in IOB1, IOB2 or BIOES.
+    `conlleval`. Tags of other schemes count as those of IOBES with the same meaning.
 
     Args:
         gold, predicted: the tags of each sentence.
+        scheme: None: that of these tags.
 
     Raises:
         BertworksError: no sentences, a sentence with more or fewer tags than words, an invalid tag.
@@ -115,7 +116,8 @@ def tagging(gold: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -
         if len(tags) != len(others):
             raise BertworksError(f"{len(others)} predicted tags for {len(tags)} words", where=f"sentence {number}")
     right = sum(a == b for tags, others in zip(gold, predicted) for a, b in zip(tags, others))
-    scores = spans(list(map(tag_spans, gold)), list(map(tag_spans, predicted)))
+    scheme = scheme or _scheme_of(chain(*gold, *predicted))
+    scores = spans(*([tag_spans(tags, scheme) for tags in side] for side in (gold, predicted)))
     return scores | {"accuracy": right / max(sum(map(len, gold)), 1)}
 
 
@@ -133,30 +135,36 @@ def spans_per_type(gold: Sequence[Collection[Span]], predicted: Sequence[Collect
     return _table(counts, sorted(counts[1] | counts[2]))
 
 
-def tag_spans(tags: Sequence[str]) -> list[Span]:
+def tag_spans(tags: Tags, scheme: TagScheme | None = None) -> list[Span]:
     """The entities of one sentence as (first word, word after the last, type), by the rules of `conlleval`. The type of
     a tag without one is "_".
 
+    scheme: None: that of these tags.
+
     Raises:
-        BertworksError: a tag is neither O nor one of B, I, E, S with a type.
+        BertworksError: tags that mark no entities.
     """
-    if wrong := [tag for tag in tags if not TAG.fullmatch(tag)]:
-        what = f"{wrong[0]!r} is not a tag: a tag is O, or B-, I-, E- or S- and a type"
-        raise BertworksError(what, hint="write tags in IOB1, IOB2 or BIOES")
-    return [(start, end, kind or "_") for start, end, kind in tag_runs(tags)]
+    return [(start, end, kind or "_") for start, end, kind in tag_runs(tags, scheme or _scheme_of(tags))]
 
 
-def tag_runs(tags: Sequence[str]) -> list[Span]:
-    """The entities of valid tags. A tag that continues no entity begins one."""
+def _scheme_of(tags: Iterable[str]) -> TagScheme:
+    names = tuple(sorted(set(tags)))
+    if scheme := tag_scheme(names):
+        return scheme
+    raise BertworksError(f"these tags mark no entities: {', '.join(names)}", hint="write B-, I- and a type, or O")
+
+
+def tag_runs(tags: Tags, scheme: TagScheme) -> list[Span]:
+    """The entities of tags of a scheme. A tag that continues no entity begins one."""
     entities: list[Span] = []
+    before = ""
     for n, tag in enumerate(tags):
-        if tag == "O":
-            continue
-        start, end, kind = entities[-1] if entities else (0, 0, "")
-        if tag[0] in "IE" and n > 0 and tags[n - 1][0] in "BI" and (end, kind) == (n, tag[2:]):
-            entities[-1] = start, n + 1, kind
-        else:
-            entities.append((n, n + 1, tag[2:]))
+        letter, kind = ("", "") if tag in OUTSIDE else scheme.marks[tag]
+        if letter in ("I", "E") and before in ("B", "I") and entities[-1][1:] == (n, kind):
+            entities[-1] = entities[-1][0], n + 1, kind
+        elif letter:
+            entities.append((n, n + 1, kind))
+        before = letter
     return entities
 
 

@@ -321,6 +321,8 @@ def index_file(
             yield Event("note", f"resuming after {done:,} rows", {"resumed_row": done})
         rows = ((row, row_text(row, columns, empty)) for row in reader)  # counts also the empty ones of finished rows
         for portion in portions(islice(rows, done, None), lambda pair: len(pair[1])):
+            if not done:
+                yield from index.embedder.examples((row.where, text) for row, text in portion)
             kept = [(row, text) for row, text in portion if text]
             done += len(portion)
             ids = None if id_column is None else [_row_id(row, id_column) for row, _ in kept]

@@ -16,6 +16,7 @@ from numpy.random import Generator
 
 from bertworks.batching.sampling import keyed_rng
 from bertworks.checkpoints.model_folder import TaskConfig
+from bertworks.datasets.annotations import OUTSIDE, tag_scheme
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, SplitsError
 from bertworks.datasets.schema import Item, Schema, TaskType, items, misplaced, overlapping, refuse_rows
@@ -81,6 +82,8 @@ def read_data(
     empty = IssueCounter()
     all_items = _read_items(reader, schema, empty)
     notes += reader.notes
+    if schema.task == "tagging":
+        schema = _with_scheme(schema, all_items, notes)
     if dev_reader is not None:
         train, held_out = all_items, _read_items(dev_reader, schema, empty)
         part = f", {dev_reader.options.split}" if dev_reader.options.split else ""
@@ -126,6 +129,21 @@ def _read_items(reader: RowReader, schema: Schema, empty: IssueCounter) -> list[
     return rows
 
 
+def _with_scheme(schema: Schema, all_items: Sequence[Item], notes: list[str]) -> Schema:
+    """The schema, which tells whether the tags are bare types of entities. They need an O that is more frequent than
+    each type: else they are parts of speech. A note says what the tags mark."""
+    most_common = Counter(chain.from_iterable(item.label for item in all_items)).most_common(1)[0][0]
+    # One character before or after a type: the tags mark entities in a way that is not known.
+    marked = sum(re.fullmatch(r"\w[-_].+|.+[-_]\w", tag) is not None for tag in schema.labels)
+    bare = tag_scheme(schema.labels) is None and most_common in OUTSIDE and 2 * marked < len(schema.labels)
+    if scheme := tag_scheme(schema.labels, bare):
+        types = len({kind for _, kind in scheme.marks.values()} - {""})
+        notes.append(f"tags: {scheme.name}, {types} type{'s' * (types != 1)}")
+    else:
+        notes.append("the tags mark no entities: word accuracy (known schemes: IOB, IOBES, BILOU, BMES, BMEWO)")
+    return replace(schema, bare_types=bare)
+
+
 def find_files(data: Path, dev: Path | None) -> tuple[Path, Path | None]:
     """The train file and, if there is one, the dev file."""
     if not data.is_dir():
@@ -162,7 +180,7 @@ def describe_task(data: LabelledData, recipe: FinetuneRecipe) -> TaskConfig:
     if schema.task == "spans":
         labels = ("O", *(f"{part}-{kind}" for kind in labels for part in "BI"))
     without_answer = schema.task == "qa" and not all(item.label for item in (*data.train, *data.dev))
-    copied = {name: getattr(schema, name) for name in ("task", "text", "label", "separator")}
+    copied = {name: getattr(schema, name) for name in ("task", "text", "label", "separator", "bare_types")}
     settings = ("max_length", "stride", "max_question", "max_answer", "document_context", "lstm_units")
     copied |= {name: getattr(recipe, name) for name in settings}
     return TaskConfig(

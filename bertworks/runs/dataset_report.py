@@ -20,8 +20,9 @@ from bertworks.batching.batch import longest_sequence
 from bertworks.batching.features import NO_TOKEN, Features
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import resolve_model
+from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.schema import Item, TaskType
-from bertworks.inference.decoding import is_entity_tagset, make_featurizer
+from bertworks.inference.decoding import make_featurizer
 from bertworks.io.tables import ReadOptions
 from bertworks.runs.data_splits import LabelledData, describe_task, read_data
 from bertworks.runs.task_metrics import named_spans
@@ -96,6 +97,7 @@ class DatasetReport:
         uncased.
     unknown: fraction of the tokens that are [UNK]; unknown_words: some of the words that cause them.
     pieces: tokens per word.
+    examples: two rows as the network reads them; only of `check_file`.
     """
 
     task: TaskType
@@ -113,6 +115,7 @@ class DatasetReport:
     unknown_words: list[str]
     pieces: float
     warnings: list[str]
+    examples: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -157,18 +160,17 @@ def make_dataset_report(
         train, dev: what the network reads of the items of `data`, in their order.
         max_length: tokens of a sequence.
     """
-    task, labels = data.schema.task, data.schema.labels
+    task, labels, bare = data.schema.task, data.schema.labels, data.schema.bare_types
     both = [*train, *dev]
-    in_train, in_dev = count_labels(data.train, task, labels), count_labels(data.dev, task, labels)
+    in_train, in_dev = (count_labels(part, task, labels, bare) for part in (data.train, data.dev))
     names = sorted({*in_train, *in_dev}, key=lambda name: (-in_train[name], name))
-    words = task == "tagging" and not is_entity_tagset(labels)
     report = DatasetReport(
         task=task,
         notes=list(data.notes),
         train=len(data.train),
         dev=len(data.dev),
         labels={name: (in_train[name], in_dev[name]) for name in names},
-        unit="words in train" if words else _COUNTED.get(task, ""),
+        unit=_COUNTED.get(task, "") if task != "tagging" or tag_scheme(labels, bare) else "words in train",
         targets=_targets(data.train) if task == "regression" else {},
         lengths=_lengths(both, task, tokenizer, max_length),
         **_same_texts(data, tokenizer.lowercase),
@@ -208,12 +210,13 @@ def check_file(
     description = describe_task(labelled, replace(recipe, max_length=default_max_length(recipe, max_positions)))
     featurize = make_featurizer(description, tokenizer)
     train, held_out = list(featurize(labelled.train)), list(featurize(labelled.dev))
-    return make_dataset_report(labelled, train, held_out, tokenizer, description.max_length)
+    report = make_dataset_report(labelled, train, held_out, tokenizer, description.max_length)
+    return replace(report, examples=[note.text for note in featurize.examples(train)])
 
 
-def count_labels(items: Iterable[Item], task: TaskType, labels: Sequence[str]) -> Counter[str]:
+def count_labels(items: Iterable[Item], task: TaskType, labels: Sequence[str], bare: bool = False) -> Counter[str]:
     """How often each label occurs (`named_spans`): of entities, each type."""
-    return Counter(name for item in items for _, _, name in named_spans(task, item.label, labels))
+    return Counter(name for item in items for _, _, name in named_spans(task, item.label, labels, bare))
 
 
 def _width(name: str) -> int:

@@ -23,7 +23,7 @@ from bertworks.config import dump_recipe
 from bertworks.datasets.values import names_of
 from bertworks.errors import UsageError
 from bertworks.events import Event, duration, forward_events
-from bertworks.inference.decoding import Decoder
+from bertworks.inference.decoding import Decoder, make_featurizer
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import refuse_nested, sha256, write_json, write_text
 from bertworks.runs import task_metrics
@@ -87,6 +87,7 @@ def _train(job: FinetuneJob, output: Path, device: torch.device, processes: Proc
         seconds = forecast(job, device, processes.count)  # before the first step that all processes compute together
         processes.meet()
     fields = {"survey": survey, "recipe": asdict(job.recipe), "estimated_seconds": seconds}
+    yield from make_featurizer(job.description, job.model.tokenizer).examples(job.train)
     yield Event("plan", f"{job.data_report}\n{_plan(job, seconds)}", fields)
     done = yield from forward_events(TrainingRun(output, job, device).events())
     if processes.first:

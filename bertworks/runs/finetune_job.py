@@ -170,7 +170,7 @@ class FinetuneJob:
             fold=None if request.fold is None else (request.fold, request.folds),
         )  # fmt: skip
         schema, c = self.data.schema, self.model.config
-        self.metric = metric_of(schema.task, request.metric, schema.labels)
+        self.metric = metric_of(schema.task, request.metric, schema.labels, schema.bare_types)
         recipe = replace(recipe, max_length=default_max_length(recipe, c.max_position_embeddings))
         self.description = d = describe_task(self.data, recipe)
         featurize = make_featurizer(d, self.model.tokenizer)

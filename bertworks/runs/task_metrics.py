@@ -13,36 +13,28 @@ from typing import Any
 
 from bertworks.batching.features import Features
 from bertworks.checkpoints.model_folder import TaskConfig
+from bertworks.datasets.annotations import tag_scheme
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import UsageError
-from bertworks.inference.decoding import Answer, is_entity_tagset
+from bertworks.inference.decoding import Answer
 from bertworks.metrics import classification, squad
 from bertworks.metrics.classification import Span, tag_spans
 
 METRICS: Mapping[TaskType, tuple[str, ...]] = {  # of each task; the first one selects the best checkpoint
-    "classification": ("accuracy", "macro_f1", "matthews_correlation", "f1"),
-    "multilabel": ("micro_f1", "macro_f1", "accuracy"),
-    "regression": ("spearman", "pearson"),
-    "tagging": ("f1", "precision", "recall", "accuracy"),
-    "spans": ("f1", "precision", "recall"),
-    "qa": ("f1", "exact"),
-    "choice": ("accuracy",),
-}
+    "classification": ("accuracy", "macro_f1", "matthews_correlation", "f1"), "regression": ("spearman", "pearson"),
+    "multilabel": ("micro_f1", "macro_f1", "accuracy"), "tagging": ("f1", "precision", "recall", "accuracy"),
+    "spans": ("f1", "precision", "recall"), "qa": ("f1", "exact"), "choice": ("accuracy",),
+}  # fmt: skip
 NAMES = {
-    "accuracy": "accuracy",
-    "macro_f1": "macro F1",
-    "micro_f1": "micro F1",
-    "matthews_correlation": "Matthews correlation",
-    "pearson": "Pearson",
-    "spearman": "Spearman",
-    "exact": "exact match",
-    "f1": "F1",
-}
+    "accuracy": "accuracy", "macro_f1": "macro F1", "micro_f1": "micro F1",
+    "matthews_correlation": "Matthews correlation", "pearson": "Pearson", "spearman": "Spearman",
+    "exact": "exact match", "f1": "F1",
+}  # fmt: skip
 SHARES = ("accuracy", "macro_f1", "micro_f1", "exact", "f1", "precision", "recall")  # shown in per cent
 
 
-def metric_of(task: TaskType, metric: str | None = None, labels: Sequence[str] = ()) -> str:
-    """The metric that selects the best checkpoint. labels: of the data; (): not known yet.
+def metric_of(task: TaskType, metric: str | None = None, labels: Sequence[str] = (), bare: bool = False) -> str:
+    """The metric that selects the best checkpoint. labels: of the data; (): not known yet. bare: see `Schema`.
 
     Raises:
         UsageError: the task has no such metric.
@@ -50,7 +42,7 @@ def metric_of(task: TaskType, metric: str | None = None, labels: Sequence[str] =
     known = METRICS[task]
     if task == "classification" and len(labels) not in (0, 2):
         known = known[:-1]  # F1 is that of one of two classes
-    if task == "tagging" and not is_entity_tagset(labels):
+    if task == "tagging" and tag_scheme(tuple(labels), bare) is None:
         known = ("accuracy", "macro_f1")
     if metric is not None and metric not in known:
         raise UsageError(f"{metric!r} is not a metric of {task}", hint=f"name one of {', '.join(known)}")
@@ -59,7 +51,7 @@ def metric_of(task: TaskType, metric: str | None = None, labels: Sequence[str] =
 
 _SCORES: Mapping[str, Callable[[Sequence[Any], Sequence[Any]], dict[str, float]]] = {
     "multilabel": classification.multilabel, "regression": classification.regression, "choice": classification.choice,
-    "tagging": classification.tagging, "spans": classification.spans,
+    "spans": classification.spans,
 }  # fmt: skip
 
 
@@ -70,15 +62,16 @@ def predicted_label(answer: Answer) -> Any:
     return next(answer[part] for part in ("label", "labels", "value", "tags", "choice", "answer") if part in answer)
 
 
-def named_spans(task: TaskType, label: Any, labels: Sequence[str]) -> list[Span]:
+def named_spans(task: TaskType, label: Any, labels: Sequence[str], bare: bool = False) -> list[Span]:
     """A gold or predicted label as spans with names: entities by words or characters, other tags by words. The labels
     of a whole text have the span 0 to 1; choices are named by their positions.
 
-    labels: of the task.
+    labels, bare: of the task, see `Schema`.
     """
     match task:
         case "tagging":
-            return tag_spans(label) if is_entity_tagset(labels) else [(n, n + 1, tag) for n, tag in enumerate(label)]
+            scheme = tag_scheme(tuple(labels), bare)
+            return tag_spans(label, scheme) if scheme else [(n, n + 1, tag) for n, tag in enumerate(label)]
         case "spans":
             return list(label)
         case "multilabel":
@@ -95,8 +88,9 @@ def named_spans(task: TaskType, label: Any, labels: Sequence[str]) -> list[Span]
 
 def span_pairs(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> list[tuple[list[Span], list[Span]]]:
     """The `named_spans` of the label and of the prediction of each item."""
-    pairs = [(item.label, predicted_label(answer)) for item, answer in zip(items, answers, strict=True)]
-    return [(named_spans(d.task, gold, d.labels), named_spans(d.task, given, d.labels)) for gold, given in pairs]
+    sides = [item.label for item in items], list(map(predicted_label, answers))
+    named = ([named_spans(d.task, label, d.labels, d.bare_types) for label in side] for side in sides)
+    return list(zip(*named, strict=True))
 
 
 def compute_metrics(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answer]) -> dict[str, float]:
@@ -107,7 +101,9 @@ def compute_metrics(d: TaskConfig, items: Sequence[Item], answers: Sequence[Answ
             return compute_answer_metrics(items, answers)
         case "classification":
             return classification.classification(gold, predicted, d.labels)
-        case "tagging" if not is_entity_tagset(d.labels):
+        case "tagging" if d.tag_scheme:
+            return classification.tagging(gold, predicted, d.tag_scheme)
+        case "tagging":
             return classification.classification(list(chain(*gold)), list(chain(*predicted)), d.labels)
         case task:
             return _SCORES[task](gold, predicted)

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 import bertworks
 from bertworks.batching.features import Features
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.decoding import Decoder, is_entity_tagset, sigmoid
+from bertworks.inference.decoding import Decoder, sigmoid
 from bertworks.inference.embed import Embedder, normalized
 from bertworks.inference.engine import LazyModel
 from bertworks.inference.explain import explain
@@ -222,7 +222,7 @@ class FinetunedEndpoints:
 
     def _entities(self, features: Features, logits: Rows) -> list[dict[str, Any]]:
         answer, text = self._decode(features, logits), features.item.texts[0]
-        if is_entity_tagset(self._config.labels):
+        if self._config.tag_scheme:
             entities = [(e["type"], e["score"], e["start"], e["end"]) for e in answer["entities"]]
         else:
             spans = zip(answer["tags"], answer["scores"], features.offsets.tolist(), strict=True)

@@ -332,6 +332,12 @@ class Tokenizer:
                 raise UsageError(f"token id {number} is outside the vocabulary (0..{self.vocab_size - 1})")
         return str(self._library.decode(numbers, skip_special_tokens=skip_special_tokens))
 
+    def piece(self, number: int) -> str:
+        """A token as in the vocabulary; one of byte-level BPE as the characters that its bytes are, if they are any."""
+        token = self.tokens[number]
+        text = "" if token.isascii() or token.startswith("▁") else self.decode([number], skip_special_tokens=False)
+        return "Ġ" * token.startswith("Ġ") + text.strip() if text.strip() and "\ufffd" not in text else token
+
     def _cut(self, text: str, position: int) -> int:
         """The first place from `position` on where a text can be cut, else its end."""
         if len(text) <= position + _PART or self._cuts is None:

@@ -1,0 +1,225 @@
+"""Two rows as the network reads them: shown before the work by every command that reads rows."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fine import tokenizer, write_conll, write_pairs, write_reviews
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from bertworks.batching.features import SHOWN, Featurizer
+from bertworks.cli.main import main
+from bertworks.datasets.reader import RowReader
+from bertworks.datasets.schema import Item, TaskType
+from bertworks.events import Event, printable
+from bertworks.inference.embed import embed_file
+from bertworks.inference.predict import predict_file
+from bertworks.retrieval.index import index_file
+from bertworks.runs.dataset_report import check_file
+from bertworks.runs.finetune import finetune_events, make_finetune_request
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.text.vocabulary import VocabularyConfig, train_vocabulary
+
+
+@pytest.fixture(scope="module")
+def t() -> Tokenizer:
+    return tokenizer()
+
+
+def shown(reading: Featurizer, *items: Item) -> list[str]:
+    notes = reading.examples(list(reading(items)))
+    assert all(note.kind == "note" and "\n" not in note.text for note in notes)
+    return [note.text.split("  ", 2)[2] for note in notes]
+
+
+def examples(events: list[Event]) -> list[str]:
+    return [event.text for event in events if "example" in event.fields]
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "texts", "label", "expected"),
+    [
+        ("classification", ("neg", "pos"), ("the film was bad",), "neg", "[CLS] the film was bad [SEP] -> neg"),
+        ("classification", ("0", "1"), ("the film", "was bad"), "1", "[CLS] the film [SEP] was bad [SEP] -> 1"),
+        ("classification", ("neg", "pos"), ("the film was bad",), None, "[CLS] the film was bad [SEP]"),
+        ("multilabel", ("a", "b", "c"), ("the film",), ("c", "a"), "[CLS] the film [SEP] -> a, c"),
+        ("multilabel", ("a", "b", "c"), ("the film",), (), "[CLS] the film [SEP] -> no label"),
+        ("regression", (), ("the film",), 2.5, "[CLS] the film [SEP] -> 2.5"),
+        ("tagging", ("B-x", "I-x", "O"), ("the", "filmwas", "bad"), ("O", "B-x", "I-x"),
+         "[CLS] the/O film ##w ##as/B-x bad/I-x [SEP]"),
+        ("tagging", ("B-x", "O"), ("bad", "filmwas"), ("O", "B-x"), "[CLS] bad/O film ##w ##as/B-x [SEP]"),
+        ("tagging", ("B-x", "O"), ("the", "film"), None, "[CLS] the film [SEP]"),
+        ("spans", ("O", "B-x", "I-x"), ("the film was bad",), ((4, 12, "x"),),
+         "[CLS] the/O film/B-x was/I-x bad/O [SEP]"),
+        ("qa", (), ("who ?", "the film was bad"), ((9, "was bad"),),
+         "[CLS] who ? [SEP] the film was bad [SEP] -> was bad"),
+        ("qa", (), ("who ?", "the film was bad"), (), "[CLS] who ? [SEP] the film was bad [SEP] -> no answer"),
+        ("qa", (), ("who ?", "the film was bad"), None, "[CLS] who ? [SEP] the film was bad [SEP]"),
+        ("choice", (), ("the film", "was bad", "was good"), 1,
+         "[CLS] the film [SEP] was bad [SEP] | [CLS] the film [SEP] was good [SEP] -> choice 2"),
+    ],
+)  # fmt: skip
+def test_each_task(
+    t: Tokenizer, task: TaskType, labels: tuple[str, ...], texts: tuple[str, ...], label: object, expected: str
+):
+    assert shown(Featurizer(t, task, labels, 32), Item(texts, label, "folder/r.csv:2")) == [expected]
+
+
+def test_what_is_longer_than_a_line(t: Tokenizer):
+    reading = Featurizer(t, "classification", ("neg",), 64)
+    (text,) = shown(reading, Item(("the film was bad " * 30,), "neg", "a.csv:1"))
+    assert len(text) < SHOWN + 60
+    assert re.fullmatch(r"\[CLS\] the film .* \.\.\. .* \[SEP\] -> neg  \(58 tokens cut off\)", text)
+    # The window with the answer, not the first one.
+    context = "the film was " * 30 + "bad"
+    reading = Featurizer(t, "qa", max_length=32, stride=8)
+    (text,) = shown(reading, Item(("who ?", context), ((len(context) - 3, "bad"),), "a.json:1"))
+    assert text.endswith(" bad [SEP] -> bad  (one of 9 windows)")
+    reading = Featurizer(t, "tagging", ("O",), max_length=16)
+    (text,) = shown(reading, Item(("the",) * 30, ("O",) * 30, "a.conll:1"))
+    assert text.startswith("[CLS] the/O the/O")
+    assert text.endswith("(one of 4 windows)")
+
+
+def test_nothing_in_a_text_commands_a_terminal(t: Tokenizer):
+    item = Item(("the film",), "a\x1b[31m\nb\u202ec", "folder/x\x1b.csv:2")
+    (note,) = Featurizer(t, "classification", (item.label,)).examples(
+        list(Featurizer(t, "classification", (item.label,))([item]))
+    )
+    assert note.text == "example  x\\x1b.csv:2  [CLS] the film [SEP] -> a\\x1b[31m\\nb\\u202ec"
+    assert printable("é映 \ud800") == "é映 \\ud800"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(st.text(max_size=40), min_size=1, max_size=4))
+def test_tokens_are_those_of_the_network(t: Tokenizer, texts: list[str]):
+    items = [Item((text,), None, "a:1") for text in texts]
+    reading = Featurizer(t, "classification")
+    features = list(reading(items))
+    for note, one in zip(reading.examples(features), features, strict=False):
+        pieces = [t.tokens[number] for number in one.unit[0].input_ids]
+        if len(" ".join(pieces)) <= SHOWN:
+            assert note.text == "example  a:1  " + printable(" ".join(pieces))
+
+
+def test_labels_of_the_two_differ(t: Tokenizer):
+    rows = [("bad", "x"), ("sad", "x"), ("good", "y")]
+    items = [Item((text,), label, f"a:{n}") for n, (text, label) in enumerate(rows)]
+    reading = Featurizer(t, "classification", ("x", "y"))
+    assert shown(reading, *items) == ["[CLS] bad [SEP] -> x", "[CLS] good [SEP] -> y"]
+    assert shown(reading, *items[:2]) == ["[CLS] bad [SEP] -> x", "[CLS] sad [SEP] -> x"]
+    assert shown(reading) == []
+
+
+def test_bytes_are_shown_as_characters():
+    made, _ = train_vocabulary(["café café thé 映画"] * 9, VocabularyConfig(size=300, algorithm="bpe", lowercase=False))
+    pieces = [made.piece(number) for number in made.ids(["café thé"])[0]]
+    assert "".join(pieces).replace("Ġ", " ").strip() == "café thé"
+    assert made.piece(made.ids(["\U0001f600"])[0][0])  # a byte that is no character
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def classifier(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, list[Event]]:
+    folder = tmp_path_factory.mktemp("classifier")
+    data = write_reviews(folder / "reviews.csv", 40)
+    request = make_finetune_request(data, model=model, overrides=("epochs=1", "precision=fp32"))
+    events = list(finetune_events(folder / "out", request, device="cpu"))
+    return folder / "out", data, events
+
+
+def test_a_training_shows_what_it_learns(classifier: tuple[Path, Path, list[Event]], model: Path):
+    _, data, events = classifier
+    found = examples(events)
+    assert len(found) == 2
+    rows = data.read_text().splitlines()
+    for line in found:
+        number, text, label = re.fullmatch(r"example  reviews\.csv:(\d+)  \[CLS\] (.*) \[SEP\] -> (.*)", line).groups()  # type: ignore[union-attr]
+        assert rows[int(number) - 1].startswith(f"{text},{label},")
+    assert [event.kind for event in events][:3] == ["note", "note", "plan"]
+    assert check_file(data, model=model).examples == found
+
+
+def test_a_prediction_shows_what_it_reads(classifier: tuple[Path, Path, list[Event]], tmp_path: Path):
+    out, data, _ = classifier
+    events = list(predict_file(out, data, tmp_path / "a.csv", device="cpu"))
+    assert [line.partition("  [CLS]")[0] for line in examples(events)] == [
+        "example  reviews.csv:2", "example  reviews.csv:3"]  # fmt: skip
+    assert not any("->" in line for line in examples(events))  # the label is not read
+    notes = [event.text for event in events if event.kind == "note"]
+    assert "task: classification (one label for a text)" in notes
+    assert "text: 'text'" in notes
+    (tmp_path / "b.csv").write_text("text\n\n \n")
+    assert examples(list(predict_file(out, tmp_path / "b.csv", tmp_path / "b.jsonl", device="cpu"))) == []
+
+
+def test_rows_are_read_as_often_as_without_examples(
+    classifier: tuple[Path, Path, list[Event]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    out, data, _ = classifier
+    passes: list[int] = []
+
+    def counted(method: Callable[..., object]) -> Callable[..., object]:
+        def call(self: object) -> object:
+            passes.append(1)
+            return method(self)
+
+        return call
+
+    monkeypatch.setattr(RowReader, "__iter__", counted(RowReader.__iter__))
+    with_examples = []
+    for shows in (True, False):
+        if not shows:
+            monkeypatch.setattr(Featurizer, "examples", lambda *_: [])
+        passes.clear()
+        list(predict_file(out, data, tmp_path / f"{shows}.csv", device="cpu"))
+        list(embed_file(out, data, tmp_path / f"{shows}.npy", device="cpu"))
+        list(index_file(data, tmp_path / f"{shows}", model=out, device="cpu"))
+        with_examples.append(len(passes))
+    assert with_examples[0] == with_examples[1]
+    assert (tmp_path / "True.csv").read_bytes() == (tmp_path / "False.csv").read_bytes()
+    np.testing.assert_array_equal(np.load(tmp_path / "True.npy"), np.load(tmp_path / "False.npy"))
+
+
+def test_texts_are_shown_before_they_become_vectors(model: Path, tmp_path: Path):
+    data = tmp_path / "t.txt"
+    data.write_text("good film\n\nsad dogs\nbad men\n")
+    expected = ["[CLS] good film [SEP]", "[CLS] sad dogs [SEP]"]
+    events = list(embed_file(model, data, tmp_path / "v.npy", device="cpu"))
+    assert [line.split("  ", 2)[2] for line in examples(events)] == expected
+    events = list(index_file(data, tmp_path / "index", model=model, device="cpu"))
+    assert [line.split("  ", 2)[1:] for line in examples(events)] == [
+        ["t.txt:1", expected[0]],
+        ["t.txt:3", expected[1]],
+    ]
+    (tmp_path / "t.jsonl").write_text('{"text": ""}\n')
+    assert (
+        examples(list(embed_file(model, tmp_path / "t.jsonl", tmp_path / "w.npy", text=["text"], device="cpu"))) == []
+    )
+
+
+def test_commands_print_examples_on_standard_error(
+    classifier: tuple[Path, Path, list[Event]], model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    out, data, _ = classifier
+    pairs, tagged = write_pairs(tmp_path / "pairs.tsv", 20), write_conll(tmp_path / "names.conll", 20)
+    for words in (
+        ["check", str(data), "--model", str(model)], ["evaluate", "task", str(out), str(data)],
+        ["evaluate", "sts", str(model), str(pairs)], ["predict", str(out), str(data)],
+        ["check", str(tagged), "--model", str(model), "--json"],
+    ):  # fmt: skip
+        assert main(words) == 0
+        printed = capsys.readouterr()
+        assert len(re.findall(r"^example  \S+:\d+  \[CLS\] .* \[SEP\]", printed.err, re.MULTILINE)) == 2
+        assert not re.search(r"^example ", printed.out, re.MULTILINE)
+    assert len(json.loads(printed.out)["examples"]) == 2
+    assert main(["predict", str(out), str(data), "-o", str(tmp_path / "a.csv"), "--json"]) == 0
+    events = list(map(json.loads, capsys.readouterr().out.splitlines()))
+    assert [event["kind"] for event in events if "example" in event] == ["note", "note"]
+    assert main(["evaluate", "task", str(out), str(data)]) == 0
+    assert "label: 'label'\n" in capsys.readouterr().err
