@@ -24,7 +24,7 @@ from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
 from bertworks.inference.decoding import is_entity_tagset
-from bertworks.inference.predict import compute_file, predict_file
+from bertworks.inference.predict import compute_file, predict_file, results_in
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import acquire_lock
 from bertworks.io.text_files import IssueCounter

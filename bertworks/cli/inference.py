@@ -158,7 +158,7 @@ def index(
         hint = "name a file of documents, or give --delete, --compact, --approximate or --verify"
         raise UsageError("nothing to do", hint=hint)
     if verify:
-        bw.Index(output, verify=True)
+        bw.Index(output).verify()
         console.say(f"{output}: every file is as it was written")
     if documents is not None:
         events = bw.index_file(
@@ -202,7 +202,9 @@ def search(
         verify: First compare every file of the index with its sha256.
         model: Path of the index's model, if it has moved.
     """
-    opened = bw.Index(folder, model=model, device=device, verify=verify)
+    opened = bw.Index(folder, model=model, device=device)
+    if verify:
+        opened.verify()
     hits = opened.search(query, count, ranking=ranking, rerank=rerank, approximate=approximate)
     if not hits:  # with bm25, or in an empty index
         console.say("nothing found")

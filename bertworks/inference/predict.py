@@ -26,8 +26,8 @@ from bertworks.events import Event
 from bertworks.inference.decoding import Answer
 from bertworks.inference.engine import open_model
 from bertworks.inference.predictor import AT_ONCE, OutputFields, Predictor, result_of
-from bertworks.io.atomic_write import folder_lock, remove, replacing
-from bertworks.io.binary_files import SEAL, is_sealed, seal
+from bertworks.io.atomic_write import folder_lock, remove
+from bertworks.io.binary_files import SEAL, is_sealed, sealing
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.device import PrecisionOption
@@ -110,9 +110,8 @@ def compute_file(
     with _portions_folder(output) as folder:
         # JOB-FIRST-END-TRUNCATED: rows first to end, and the number of truncated texts; the seal has the name in it.
         found = list(folder.glob(f"{job}-*"))
-        kept = {path.name.rpartition("-")[0]: path for path in found if path.is_file() and is_sealed(path, path.name)}
-        if kept:
-            done = sum(int(end) - int(first) for _, first, end in (name.split("-") for name in kept))
+        kept = {path.name.rpartition("-")[0]: path for path in found if is_sealed(path, path.name)}
+        if done := sum(int(end) - int(first) for _, first, end in (name.split("-") for name in kept)):
             yield Event("note", f"resumed after {done:,} rows", {"resumed_row": done})
         if damaged := len(found) - len(kept):
             yield Event("note", f"{damaged:,} damaged portions in {folder} are computed again", {"damaged": damaged})
@@ -123,9 +122,8 @@ def compute_file(
             if name not in kept:
                 count, content = compute(portion)
                 kept[name] = folder / f"{name}-{count}"
-                with replacing(kept[name]) as temporary:
+                with sealing(kept[name], kept[name].name) as temporary:
                     temporary.write_bytes(content)
-                    seal(temporary, kept[name].name)
                 yield Event("stage", f"{stage}: {done:,} rows", {"stage": stage, "what": "rows", "amount": done})
             files.append(kept[name])
             truncated += int(files[-1].name.rpartition("-")[2])

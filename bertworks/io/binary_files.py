@@ -2,14 +2,15 @@
 
 - `file_sums`, `verify_files`: the sha256 of files, and the CRC-32 of their blocks
 - `CheckedFile`, `CheckedArray`: memory-mapped files whose blocks are checked when they are first read
-- `seal`, `is_sealed`: a file that carries its own hash; `json_sha256`: of a JSON object that does
+- `sealing`, `is_sealed`: files that carry their own hash; `json_sha256`: JSON objects that do
 - `read_protobuf`: the fields of a protobuf message, without a library and without its schema
 """
 
 import hashlib
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,12 +19,13 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError
+from bertworks.io.atomic_write import replacing
 
 _T = TypeVar("_T")
 Protobuf = dict[int, list[Any]]  # number of a field -> its values: int, or bytes
 _MOST_FIELDS = 1000
 _BLOCK = 1 << 20  # bytes with one CRC-32
-SEAL = 32  # bytes that `seal` appends
+SEAL = 32  # bytes that `sealing` appends
 
 
 def json_sha256(content: Mapping[str, Any]) -> str:
@@ -110,7 +112,7 @@ class CheckedArray(NDArrayOperatorsMixin):
     """
 
     def __init__(self, file: CheckedFile, array: NDArray[Any], offset: int):
-        self._file, self._array, self._offset = file, array, offset
+        self.file, self._array, self._offset = file, array, offset
         self.dtype, self.shape = array.dtype, array.shape
         self._row_bytes = array.nbytes // max(1, len(array))
 
@@ -121,7 +123,7 @@ class CheckedArray(NDArrayOperatorsMixin):
         start, end, step = key.indices(len(self)) if isinstance(key, slice) else (0, len(self), 1)
         if step != 1:
             start, end = 0, len(self)
-        self._file.check(self._offset + start * self._row_bytes, self._offset + end * self._row_bytes)
+        self.file.check(self._offset + start * self._row_bytes, self._offset + end * self._row_bytes)
         return self._array[key]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -137,19 +139,25 @@ class CheckedArray(NDArrayOperatorsMixin):
         return getattr(self[:], name)
 
 
-def seal(path: Path, key: str) -> None:
-    """Append the sha256 of a key and of the content to a file. The key says what the content belongs to."""
-    digest = _seal_of(path, key, path.stat().st_size)
-    with path.open("ab") as file:
-        file.write(digest)
+@contextmanager
+def sealing(path: Path, key: str) -> Iterator[Path]:
+    """`replacing`, with the sha256 of a key and of the content at the end of the file. The key says what the content
+    belongs to."""
+    with replacing(path) as temporary:
+        yield temporary
+        digest = _seal_of(temporary, key, temporary.stat().st_size)
+        with temporary.open("ab") as file:
+            file.write(digest)
 
 
 def is_sealed(path: Path, key: str) -> bool:
     """Whether a file has the content and the key with which it was sealed."""
-    size = path.stat().st_size - SEAL
+    size = path.stat().st_size - SEAL if path.is_file() else -1
+    if size < 0:
+        return False
     with path.open("rb") as file:
-        file.seek(max(0, size))
-        return size >= 0 and file.read() == _seal_of(path, key, size)
+        file.seek(size)
+        return file.read() == _seal_of(path, key, size)
 
 
 def _seal_of(path: Path, key: str, size: int) -> bytes:

@@ -53,7 +53,6 @@ class Index(Documents):
 
     Args:
         model: the path of the model if it has moved, or the open model; None: the path stored in the index.
-        verify: compare the sha256 of every file. Without it, a block of 1 MiB is checked when it is first read.
 
     Attributes:
         manifest: the state of the index.
@@ -63,15 +62,8 @@ class Index(Documents):
             one that made the index.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        *,
-        model: str | Path | LazyModel | None = None,
-        device: str = "auto",
-        verify: bool = False,
-    ):
-        super().__init__(Path(folder), verify)
+    def __init__(self, folder: str | Path, *, model: str | Path | LazyModel | None = None, device: str = "auto"):
+        super().__init__(Path(folder))
         self._model, self._device = model, device
 
     @classmethod

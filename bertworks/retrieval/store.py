@@ -7,6 +7,7 @@
 
 import base64
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -27,7 +28,7 @@ from bertworks.retrieval.ranking import Postings, hash_of, postings
 
 MANIFEST, GRAPH, FORMAT = "index.json", "neighbours.faiss", 2  # format 1 had no checksums
 NAMED = "named:"  # prefix of the fingerprint of a source with ids
-_DAMAGED = "make the index again"
+_DAMAGED = "make the index again: delete its folder and repeat the `bertworks index` command"
 _GRAPH_LINKS, _GRAPH_WIDTH = 32, 128  # links of each vector; minimum number of candidates during a search
 
 Sources = Mapping[str, tuple[int, bool]]
@@ -42,28 +43,24 @@ class Manifest:
     sources: fingerprint of an indexed file -> number of rows that were read, and whether these are all.
     next_segment, next_row: numbers that were never used.
     neighbours: the first segments; their vectors are in the HNSW graph.
-    files, crc32: the sha256 of each file, and the CRC-32 of its blocks (`file_sums`). The manifest on disk also has its
-        own sha256.
+    files: the sha256 of each file and the CRC-32 of its blocks (`file_sums`). index.json has its own sha256, too.
     """
 
     model: str
     fingerprint: Mapping[str, Any]
     dimension: int
-    segments: Mapping[str, str] = field(default_factory=dict)
+    segments: dict[str, str] = field(default_factory=dict)
     sources: Sources = field(default_factory=dict)
     next_segment: int = 1
     next_row: int = 1
     neighbours: Sequence[str] = ()
-    files: Mapping[str, str] = field(default_factory=dict)
-    crc32: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     def with_sums(self, folder: Path, names: Sequence[str]) -> Self:
         """With the checksums of new files, and without those of files that are no longer in the index."""
-        kept = {name for name in self.files if Path(name).stem in self.segments or (name == GRAPH and self.neighbours)}
-        sums = {name: (self.files[name], self.crc32[name]) for name in kept}
-        sums |= {name: file_sums(folder / name) for name in names}
-        both = ({name: pair[n] for name, pair in sorted(sums.items())} for n in (0, 1))
-        return replace(self, files=next(both), crc32=next(both))
+        segments = self.segments | ({Path(GRAPH).stem: ""} if self.neighbours else {})
+        kept = {name: sums for name, sums in self.files.items() if Path(name).stem in segments}
+        return replace(self, files=kept | {name: file_sums(folder / name) for name in names})
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -87,8 +84,7 @@ def read_manifest(folder: Path) -> Manifest:
         is_valid = (
             all(type(number) is int and number > 0 for number in (m.dimension, m.next_row, m.next_segment))
             and all(type(m.fingerprint.get(name)) in (kind, type(None)) for name, kind in settings.items())
-            and all(isinstance(text, str) for text in (*m.files.values(), *m.crc32.values()))
-            and m.files.keys() == m.crc32.keys() and isinstance(m.model, str) and isinstance(m.segments, dict)
+            and isinstance(m.model, str) and isinstance(m.segments, dict)
             and all(name.isascii() and name.replace("-", "").isalnum() for name in m.segments)
             and list(m.segments)[: len(m.neighbours)] == list(m.neighbours)
         )  # fmt: skip
@@ -97,7 +93,8 @@ def read_manifest(folder: Path) -> Manifest:
         for deleted in m.segments.values():
             base64.b64decode(deleted, validate=True)
         sources = {name: (int(rows), bool(complete)) for name, (rows, complete) in m.sources.items()}
-        return replace(m, fingerprint=dict(m.fingerprint), sources=sources)
+        files = {name: (str(digest), str(blocks)) for name, (digest, blocks) in m.files.items()}
+        return replace(m, fingerprint=dict(m.fingerprint), sources=sources, files=files)
     except (TypeError, ValueError, AttributeError, KeyError):
         raise BertworksError("the manifest of the index is damaged", where=str(path), hint=_DAMAGED) from None
 
@@ -152,17 +149,16 @@ class Segment(NamedTuple):
     keys: CheckedArray  # int64 [n], `hash_of` their ids
     postings: Postings  # of their texts
     offsets: CheckedArray  # int64 [n+1]; row r is lines[offsets[r]:offsets[r+1]]
-    lines: CheckedFile  # JSON lines with `id`, `text` and `fields`
+    lines: CheckedArray  # JSON lines with `id`, `text` and `fields`
 
     def row(self, number: int) -> dict[str, Any]:
         """The row with this number."""
-        start, end = self.offsets[number : number + 2].tolist()
-        self.lines.check(start, end)
+        line = self.lines[self.offsets[number] : self.offsets[number + 1]].tobytes()
         try:
-            row = json.loads(self.lines.content[start:end].tobytes())
+            row = json.loads(line)
             return {name: row[name] for name in ("id", "text", "fields")}
         except (ValueError, KeyError, TypeError):
-            raise BertworksError(f"row {number} is damaged", where=str(self.lines.path), hint=_DAMAGED) from None
+            raise BertworksError(f"row {number} is damaged", where=str(self.lines.file.path), hint=_DAMAGED) from None
 
 
 def _read_segment(folder: Path, name: str, manifest: Manifest) -> Segment:
@@ -173,28 +169,30 @@ def _read_segment(folder: Path, name: str, manifest: Manifest) -> Segment:
     """
     path = folder / f"{name}.safetensors"
     file, lines = (
-        CheckedFile(each, manifest.crc32.get(each.name), _DAMAGED) for each in (path, path.with_suffix(".jsonl"))
+        CheckedFile(p, manifest.files.get(p.name, (None, None))[1], _DAMAGED)
+        for p in (path, path.with_suffix(".jsonl"))
     )
-    file.check(0, 8)
-    start = 8 + int(file.content[:8].view("<u8")[0])
-    file.check(0, start)
     tensors = read_tensors(path)
+    start = 8 + int.from_bytes(file.content[:8].tobytes(), "little")
+    file.check(0, start)
     header = json.loads(file.content[8:start].tobytes())
+    arrays: dict[str, Any] = {
+        name: CheckedArray(file, tensor.numpy(), start + header[name]["data_offsets"][0])
+        for name, tensor in tensors.items()
+    }
     try:
-        arrays = {
-            key: CheckedArray(file, tensor.numpy(), start + header[key]["data_offsets"][0])
-            for key, tensor in tensors.items()
-        }
-        p = Postings(**{key: arrays[f"postings.{key}"] for key in Postings._fields})
-        segment = Segment(arrays["vectors"], arrays["keys"], p, arrays["offsets"], lines)
+        p = Postings(**{name: arrays[f"postings.{name}"] for name in Postings._fields})
+        segment = Segment(
+            arrays["vectors"], arrays["keys"], p, arrays["offsets"], CheckedArray(lines, lines.content, 0)
+        )
         n = len(segment.keys)
         is_valid = (
-            segment.vectors.shape == (n, manifest.dimension) and segment.offsets.shape == (n + 1,) and len(p.lengths) == n
-            and len(p.texts) == len(p.counts) and len(p.starts) == len(p.words) + 1
+            segment.vectors.shape == (n, manifest.dimension) and segment.offsets.shape == (n + 1,)
+            and len(p.lengths) == n and len(p.texts) == len(p.counts) and len(p.starts) == len(p.words) + 1
             and segment.vectors.dtype == np.float32 and segment.keys.dtype == segment.offsets.dtype == np.int64
             and all(array.dtype.kind == "i" for array in p)
         )  # fmt: skip
-    except (OSError, KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         is_valid = False
     if not is_valid:
         raise BertworksError("this is no segment of an index", where=str(path), hint=_DAMAGED)
@@ -245,7 +243,9 @@ class Documents:
         BertworksError: the index is missing or damaged.
     """
 
-    def __init__(self, folder: Path, verify: bool = False):
+    manifest: Manifest
+
+    def __init__(self, folder: Path):
         self.folder = folder
         self._opened: dict[str, Segment] = {}
         self._graph: tuple[Sequence[str], Any] = (), None  # the segments in it, and the graph
@@ -256,10 +256,6 @@ class Documents:
             if (current := read_manifest(folder)) == manifest:
                 raise
             self._open(current)  # another process has compacted it
-        if verify and (missing := self._without_sums()):
-            hint = f"bertworks index -o {folder} --compact writes them"
-            raise BertworksError("an index of an older version has no checksums", where=str(missing[0]), hint=hint)
-        verify_files(folder, self.manifest.files if verify else {}, _DAMAGED)
 
     def __len__(self) -> int:
         return int(self.alive.sum())
@@ -275,15 +271,20 @@ class Documents:
         with writing(self.folder):
             self._open(read_manifest(self.folder))
             self.remove_strays()
-            self.manifest = self.manifest.with_sums(self.folder, self._without_sums())
             yield
 
-    def _without_sums(self) -> list[str]:
-        """Files of an older version, whose content is not known."""
-        names = [f"{name}{suffix}" for name in self.manifest.segments for suffix in (".safetensors", ".jsonl")]
-        return [
-            name for name in [*names, *([GRAPH] * bool(self.manifest.neighbours))] if name not in self.manifest.files
-        ]
+    def verify(self) -> None:
+        """Compare the sha256 of every file. Without it, a block of 1 MiB is checked when it is first read.
+
+        Raises:
+            BertworksError: a file has changed, or was written by a version without checksums.
+        """
+        if not self.manifest.segments.keys() <= {Path(name).stem for name in self.manifest.files}:
+            hint = f"bertworks index -o {shlex.quote(str(self.folder))} --compact writes them"
+            raise BertworksError(
+                "this index is of an older version without checksums", where=str(self.folder), hint=hint
+            )
+        verify_files(self.folder, {name: digest for name, (digest, _) in self.manifest.files.items()}, _DAMAGED)
 
     def remove_strays(self) -> None:
         """Delete segments and a graph that the manifest does not name, and temporary files of killed processes."""
@@ -359,13 +360,13 @@ class Documents:
             UsageError: there is no graph.
             BertworksError: the graph is damaged or of other documents, or faiss is not installed.
         """
-        covered, hint = self.manifest.neighbours, f"bertworks index -o {self.folder} --approximate"
+        covered, hint = self.manifest.neighbours, f"bertworks index -o {shlex.quote(str(self.folder))} --approximate"
         if not covered:
             raise UsageError("there is no graph for approximate search", where=str(self.folder), hint=hint)
         if self._graph[0] != covered:
             faiss, path = _faiss(), self.folder / GRAPH
             if GRAPH in self.manifest.files:
-                verify_files(self.folder, {GRAPH: self.manifest.files[GRAPH]}, f"make it again: {hint}")
+                verify_files(self.folder, {GRAPH: self.manifest.files[GRAPH][0]}, f"make it again: {hint}")
             try:
                 graph = faiss.read_index(str(path)) if path.is_file() else None
             except RuntimeError:

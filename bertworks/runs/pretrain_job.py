@@ -34,8 +34,8 @@ from bertworks.checkpoints.model_folder import load_model, save_model
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import dump_recipe
 from bertworks.errors import BertworksError
-from bertworks.io.atomic_write import replacing, write_npy
-from bertworks.io.binary_files import CheckedArray, is_sealed, seal
+from bertworks.io.atomic_write import write_npy
+from bertworks.io.binary_files import CheckedArray, is_sealed, sealing
 from bertworks.models.encoder import init_local_attention
 from bertworks.runs.report import write_report
 from bertworks.runs.run_folder import describe, training_figures, versions
@@ -94,15 +94,9 @@ def split_documents(store: TokenStore, seed: int) -> tuple[Ids, Ids]:
 
 
 def phase_batches(
-    store: TokenStore,
-    documents: Ids,
-    recipe: Recipe,
-    tokenizer: Tokenizer,
-    plans: Path,
-    rank: int,
-    world_size: int,
-    note: Callable[[str], None] = lambda text: None,
-) -> Callable[[int], list[Batch]]:
+    store: TokenStore, documents: Ids, recipe: Recipe, tokenizer: Tokenizer, plans: Path, rank: int, world_size: int,
+    note: Callable[[str], object] = lambda text: None,
+) -> Callable[[int], list[Batch]]:  # fmt: skip
     """The micro-batches of step n of the whole run, phase after phase. Plans are functions of the arguments, kept in
     the folder `plans`, so that a resumed run need not wait for them. A plan that has changed, or is of other arguments,
     is made again and noted."""
@@ -112,12 +106,11 @@ def phase_batches(
         path, seed, length = plans / f"phase-{number}.npy", (recipe.seed << 8) + number, phase.sequence_length
         sampler = make_sampler(store, recipe.sampling, length, tokenizer.template, seed)
         key = repr((recipe.sampling, length, seed, tokenizer.template, corpus))
-        if not path.is_file() or not is_sealed(path, key):
+        if not is_sealed(path, key):
             if path.exists():
                 note(f"{path}: the plan is damaged, or of an older version: it was made again")
-            with replacing(path) as temporary:
+            with sealing(path, key) as temporary:
                 write_npy(temporary, sampler.plan_blocks(documents))
-                seal(temporary, key)
         sampler.plan = np.asarray(np.load(path, mmap_mode="r"))
         stream = ExampleStream(sampler, make_masker(tokenizer, recipe.masking), seed)
         micro_batch_size = max(1, recipe.train.micro_batch_tokens // length)
@@ -206,10 +199,8 @@ class PretrainJob:
             init_local_attention(model.encoder)
         return model, notes
 
-    def batches(
-        self, plans: Path, rank: int, world_size: int, note: Callable[[str], None]
-    ) -> Callable[[int], list[Batch]]:
-        return phase_batches(self.store, self.documents, self.recipe, self.tokenizer, plans, rank, world_size, note)
+    def batches(self, plans: Path, rank: int, size: int, note: Callable[[str], None]) -> Callable[[int], list[Batch]]:
+        return phase_batches(self.store, self.documents, self.recipe, self.tokenizer, plans, rank, size, note)
 
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
         usual, *longer = self._held_out_batches.items()

@@ -189,8 +189,9 @@ class TrainingRun:
         """The micro-batches of a step. The first process writes the plans; the others read them."""
         if self.rank > 0:
             dist.barrier()
-        add_note = lambda text: self.notes.append(Event("note", text))  # noqa: E731
-        batches = self.job.batches(self.folder / "plans", self.rank, self.world_size, add_note)
+        texts = list[str]()
+        batches = self.job.batches(self.folder / "plans", self.rank, self.world_size, texts.append)
+        self.notes += [Event("note", text) for text in texts]
         if self.rank == 0 and self.world_size > 1:
             dist.barrier()
         return batches
