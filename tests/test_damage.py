@@ -82,8 +82,11 @@ def damage(folder: Path, draw: random.Random) -> str:
     return f"{kind} {path.name}"
 
 
-def check_all(whole: Path, work: Path, read: Callable[[Path], Outcome], count: int, seed: int) -> None:
-    """Damage a copy of a folder `count` times: each time the result is the same, or there is an error or a note."""
+def check_all(
+    whole: Path, work: Path, read: Callable[[Path], Outcome], count: int, seed: int, *, hashed: bool = True
+) -> None:
+    """Damage a copy of a folder `count` times: each time the result is the same, or there is an error or a note.
+    hashed: False: there is no traceback, but the result may be another one."""
     shutil.copytree(whole, work)
     truth, notes = read(work)
     assert not notes
@@ -100,16 +103,16 @@ def check_all(whole: Path, work: Path, read: Callable[[Path], Outcome], count: i
         try:
             result, notes = read(work)
         except BertworksError as error:
-            if not (error.where and error.hint):
-                raise AssertionError(f"{what}: names no file, or no way out") from error
+            if hashed and not (error.where and error.hint):
+                raise AssertionError(f"{what}: names no file, or no way out: {error!r}") from error
             refused += 1
             continue
         except Exception as error:
             raise AssertionError(f"{what}: a traceback: {error!r}") from error
         noted += bool(notes)
-        assert notes or result == truth, f"{what}: silent"
-        assert result == truth, f"{what}: noted, but wrong"
-    assert refused + noted > count / 3
+        assert notes or result == truth or not hashed, f"{what}: silent"
+        assert result == truth or not hashed, f"{what}: noted, but wrong"
+    assert refused + noted > count / (3 if hashed else 6)
 
 
 @pytest.fixture(autouse=True)
@@ -160,7 +163,9 @@ def test_shards_of_older_versions(count: int, shards: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("count", [150, *MORE])
-def test_an_index(count: int, model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("hashed", [True, False])
+def test_an_index(hashed: bool, count: int, model: Path, tmp_path: Path) -> None:
+    """hashed: False: one of an older version, without checksums."""
     made, source = Index.create(tmp_path / "idx", model, device="cpu"), open_model(model, "cpu")
     made.add(["good film", "sad dogs", "Anna lives in Oslo"], ids=["a", "b", "c"], fields=[{"n": 1}, {}, {}])
     made.add(["the men heard music last night", "story of this town"], ids=["d", "e"])
@@ -171,7 +176,9 @@ def test_an_index(count: int, model: Path, tmp_path: Path) -> None:
         queries = ("good dogs", "music in town")
         return [opened.search(query, ranking=way) for query in queries for way in ("dense", "bm25", "hybrid")], []
 
-    check_all(tmp_path / "idx", tmp_path / "work", read, count, seed=3)
+    if not hashed:
+        old_index(tmp_path / "idx")
+    check_all(tmp_path / "idx", tmp_path / "work", read, count, seed=3, hashed=hashed)
 
 
 @pytest.mark.parametrize("count", [100, *MORE])
