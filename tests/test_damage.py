@@ -5,6 +5,7 @@ import random
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 from test_sampling import every, make_store
 from test_shards import make_documents, make_tokenizer, write_corpus
-from tiny import write_recipe
+from tiny import write_corpus as write_tiny_corpus, write_recipe
 
 from bertworks.cli.main import main
 from bertworks.datasets.reader import RowReader
@@ -27,6 +28,7 @@ from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, is_s
 from bertworks.io.text_files import IssueCounter
 from bertworks.retrieval.index import Index
 from bertworks.retrieval.store import MANIFEST
+from bertworks.runs.pretrain import pretrain
 from bertworks.runs.pretrain_job import phase_batches
 from bertworks.text import shards as shards_module
 from bertworks.text.shards import Manifest, Shards, write_shards
@@ -400,6 +402,25 @@ def test_verify_finds_what_was_not_read(model: Path, tmp_path: Path, capsys: pyt
         found = capsys.readouterr().err
         assert path.name in found
         assert "sha256 differs" in found
+
+
+def test_the_hint_for_damaged_shards_of_a_run(tmp_path: Path) -> None:
+    """The folder deleted and the command repeated, the run goes on."""
+    corpus = write_tiny_corpus(tmp_path / "c.jsonl", 120)
+    recipe = write_recipe(tmp_path / "r.toml", ("num_steps = 40", "num_steps = 8"))
+    make = partial(pretrain, [corpus], tmp_path / "out", recipe=str(recipe), device="cpu", workers=1)
+    events = make()
+    next(event for event in events if event.kind == "saved" and event.fields["step"] == 5)
+    events.close()
+    path = tmp_path / "out" / "shards" / "tokens.bin"
+    whole = path.read_bytes()
+    path.write_bytes(bytes(byte ^ 1 for byte in whole))
+    with pytest.raises(BertworksError, match="CRC-32 differs") as caught:
+        list(make())
+    assert "delete this folder within a run and repeat the `bertworks pretrain` command" in str(caught.value.hint)
+    shutil.rmtree(path.parent)
+    assert list(make())[-1].fields["step"] == 8
+    assert path.read_bytes() == whole
 
 
 @pytest.mark.parametrize("verify", [False, True])

@@ -98,7 +98,7 @@ class Manifest:
                 raise ValueError("dtype or files")
             return m
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            raise BertworksError(f"the manifest is damaged: {error!r}", where=str(path), hint=_HINT) from None
+            raise BertworksError(f"the manifest is damaged: {error}", where=str(path), hint=_HINT) from None
 
     @property
     def identity(self) -> str:
