@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -176,8 +177,14 @@ def test_an_index(hashed: bool, count: int, model: Path, tmp_path: Path) -> None
     def read(folder: Path) -> Outcome:
         opened = Index(folder, model=source)
         queries = ("good dogs", "music in town")
-        return [opened.search(query, ranking=way) for query in queries for way in ("dense", "bm25", "hybrid")], []
+        ways: list[dict[str, Any]] = [{"ranking": way} for way in ("dense", "bm25", "hybrid")]
+        if graph:
+            ways.append({"ranking": "dense", "approximate": True})
+        return [opened.search(query, **way) for query in queries for way in ways], []
 
+    graph = hashed and find_spec("faiss") is not None
+    if graph:
+        made.build_graph()
     if not hashed:
         old_index(tmp_path / "idx")
     check_all(tmp_path / "idx", tmp_path / "work", read, count, seed=3, hashed=hashed)

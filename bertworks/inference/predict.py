@@ -108,8 +108,7 @@ def compute_file(
     data = [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, asdict(reader.options)]
     job = hashlib.sha256(json.dumps([data, settings], sort_keys=True).encode()).hexdigest()
     with _portions_folder(output) as folder:
-        # JOB-FIRST-END-TRUNCATED: rows first to end, and the number of truncated texts; the seal has the name in it.
-        found = list(folder.glob(f"{job}-*"))
+        found = list(folder.glob(f"{job}-*"))  # JOB-FIRST-END-TRUNCATED: rows, truncated texts; the seal has the name
         kept = {path.name.rpartition("-")[0]: path for path in found if is_sealed(path, path.name)}
         if done := sum(int(end) - int(first) for _, first, end in (name.split("-") for name in kept)):
             yield Event("note", f"resumed after {done:,} rows", {"resumed_row": done})
