@@ -25,7 +25,7 @@ from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
-from bertworks.inference.predict import compute_file, predict_file
+from bertworks.inference.predict import compute_file, predict_file, results_in
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import acquire_lock
 from bertworks.io.tables import ReadOptions
@@ -363,7 +363,7 @@ def test_portions_are_those_of_the_same_job(tmp_path: Path, monkeypatch: pytest.
             return len(rows), f"{settings}{rows}".encode()
 
         def write(files: Sequence[Path]) -> None:
-            output.write_bytes(b"".join(file.read_bytes() for file in files))
+            output.write_bytes(b"".join(map(results_in, files)))
 
         fields = []
         with suppress(KeyboardInterrupt):

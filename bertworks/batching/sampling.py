@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from bertworks.config import Positive, Range, Settings
 from bertworks.errors import BertworksError, UsageError
+from bertworks.io.binary_files import CheckedArray
 from bertworks.text.tokenizer import Template, Tokenizer
 
 Ids = NDArray[np.int64]
@@ -33,7 +34,7 @@ class TokenStore(Protocol):
     """Token ids of documents of sentences; `text.shards.Shards` is one."""
 
     @property
-    def tokens(self) -> NDArray[np.integer]: ...  # [N]
+    def tokens(self) -> NDArray[np.integer] | CheckedArray: ...  # [N]
     @property
     def sentences(self) -> NDArray[np.int64]: ...  # [S+1]; sentence s is tokens[sentences[s]:sentences[s+1]]
     @property

@@ -10,7 +10,6 @@ A power cut or `kill -9` at any moment leaves the checkpoints that were complete
 save removes. Only the process that holds `locked(folder)` may write there.
 """
 
-import hashlib
 import json
 import re
 import shutil
@@ -26,6 +25,7 @@ from torch import Tensor
 from bertworks.checkpoints.storage import read_tensors, refuse_non_finite, write_tensors
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing_folder, sha256
+from bertworks.io.binary_files import json_sha256
 
 FORMAT = 1
 _TENSORS, _MANIFEST = "state.safetensors", "checkpoint.json"
@@ -75,7 +75,7 @@ def save_checkpoint(
     folder = Path(folder)
     path = folder / f"step-{step:08d}"
     manifest: dict[str, Any] = {"format": FORMAT, "step": step, "facts": dict(facts)}
-    _canonical(manifest)  # a fact that JSON cannot hold is found before anything is written
+    json_sha256(manifest)  # a fact that JSON cannot hold is found before anything is written
     refuse_non_finite(tensors, str(path))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def save_checkpoint(
             digest = write_tensors(temporary / _TENSORS, tensors, {"format": "pt"})
             size = (temporary / _TENSORS).stat().st_size
             manifest["files"] = {_TENSORS: {"bytes": size, "sha256": digest}}
-            manifest["sha256"] = hashlib.sha256(_canonical(manifest)).hexdigest()
+            manifest["sha256"] = json_sha256(manifest)
             (temporary / _MANIFEST).write_bytes(json.dumps(manifest, indent=2, allow_nan=False).encode() + b"\n")
     except OSError as error:
         what = f"this checkpoint cannot be written ({error.strerror}); older ones are untouched"
@@ -133,12 +133,6 @@ class _DamagedError(Exception):
     """A checkpoint is not what was written: why."""
 
 
-def _canonical(manifest: Mapping[str, Any]) -> bytes:
-    """What the manifest's own hash is of: its content, whatever the white space and the order."""
-    content = {name: value for name, value in manifest.items() if name != "sha256"}
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
 def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
     """Steps and paths of all checkpoints, oldest first."""
     found = [(_NAME.fullmatch(path.name), path) for path in folder.glob("step-*")]
@@ -149,7 +143,7 @@ def _read(path: Path, step: int) -> Checkpoint:
     """Everything in it, verified. _DamagedError if a byte is not as it was written."""
     try:
         manifest = json.loads((path / _MANIFEST).read_bytes())
-        if manifest["sha256"] != hashlib.sha256(_canonical(manifest)).hexdigest():  # the same rule in every format
+        if manifest["sha256"] != json_sha256(manifest):  # the same rule in every format
             raise _DamagedError(f"{_MANIFEST} is not as it was written")
         if manifest["format"] > FORMAT:
             what = f"a checkpoint of format {manifest['format']}; this version knows formats up to {FORMAT}"

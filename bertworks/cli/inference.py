@@ -137,6 +137,7 @@ def index(
     delete: console.Repeatable = None,
     compact: console.Flag = False,
     approximate: console.Flag = False,
+    verify: console.Flag = False,
     read: console.Read = ReadOptions(),
     device: console.Device = "auto",
     as_json: console.Json = False,
@@ -151,9 +152,14 @@ def index(
         delete: Id of a document to delete. Repeatable.
         compact: Remove deleted documents from disk.
         approximate: Build the graph for approximate search (needs faiss).
+        verify: First compare every file of the index with its sha256.
     """
-    if documents is None and not (delete or compact or approximate):
-        raise UsageError("nothing to do", hint="name a file of documents, or give --delete, --compact or --approximate")
+    if documents is None and not (delete or compact or approximate or verify):
+        hint = "name a file of documents, or give --delete, --compact, --approximate or --verify"
+        raise UsageError("nothing to do", hint=hint)
+    if verify:
+        bw.Index(output).verify()
+        console.say(f"{output}: every file is as it was written")
     if documents is not None:
         events = bw.index_file(
             documents, output, model=model, text=text or [], identity=identity, pooling=pooling,
@@ -180,6 +186,7 @@ def search(
     ranking: Literal["hybrid", "dense", "bm25"] = "hybrid",
     rerank: console.Rerank = None,
     approximate: console.Flag = False,
+    verify: console.Flag = False,
     model: str | None = None,
     device: console.Device = "auto",
     as_json: console.Json = False,
@@ -192,9 +199,12 @@ def search(
         count: Number of documents.
         ranking: Rank by vectors (dense), by words (bm25), or by both.
         approximate: Search with the graph from index --approximate.
+        verify: First compare every file of the index with its sha256.
         model: Path of the index's model, if it has moved.
     """
     opened = bw.Index(folder, model=model, device=device)
+    if verify:
+        opened.verify()
     hits = opened.search(query, count, ranking=ranking, rerank=rerank, approximate=approximate)
     if not hits:  # with bm25, or in an empty index
         console.say("nothing found")

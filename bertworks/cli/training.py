@@ -87,6 +87,7 @@ def pretrain(
     text_column: console.TextColumn = None,
     documents: console.Documents = "auto",
     encoding: console.Encoding = None,
+    verify: console.Flag = False,
     overwrite: console.Overwrite = False,
     as_json: console.Json = False,
 ) -> None:
@@ -102,6 +103,7 @@ def pretrain(
         tokenizer: A tokenizer folder. Unset: built from the text.
         init: Initialize from this model: a folder, minilm, or a name on the hub.
         seed: Seed of the weights, the order of the text and the masks.
+        verify: First compare every file of the shards with its sha256.
     """
     request: dict[str, Any] = {
         "recipe": recipe, "overrides": settings or [], "budget": budget, "tokenizer": tokenizer, "init": init,
@@ -112,7 +114,7 @@ def pretrain(
         result = bw.estimate(inputs, **request)
         console.show(result.as_dict(), str(result), as_json)
     else:
-        events = bw.pretrain(inputs, output, overwrite=overwrite, workers=workers, **request)
+        events = bw.pretrain(inputs, output, overwrite=overwrite, workers=workers, verify=verify, **request)
         console.show_events(events, as_json=as_json)
 
 

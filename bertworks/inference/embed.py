@@ -27,7 +27,7 @@ from bertworks.datasets.writer import FileKind, kind_of
 from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
 from bertworks.inference.engine import LazyModel, OnnxModel, compute_vectors, open_model, prepare_for_inference
-from bertworks.inference.predict import COMPARED, compute_file, portions, refuse_taken, write_columns
+from bertworks.inference.predict import COMPARED, compute_file, portions, refuse_taken, results_in, write_columns
 from bertworks.inference.predictor import copy_files
 from bertworks.io.atomic_write import refuse_not_empty, write_npy
 from bertworks.io.tables import ReadOptions, as_text, choose_column, find_column
@@ -355,7 +355,7 @@ def _finished(
     def stored() -> Iterator[Vectors]:
         yield np.zeros((0, embedder.dimension), np.float32)  # the shape of a file without rows
         for file in files:
-            yield np.fromfile(file, np.float32).reshape(-1, embedder.dimension)
+            yield np.frombuffer(results_in(file), np.float32).reshape(-1, embedder.dimension)
 
     if whitening == "none":
         return stored()

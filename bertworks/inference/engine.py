@@ -23,7 +23,7 @@ from bertworks.checkpoints.model_folder import EXPORTED, ModelFolder, check_comp
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.inference.decoding import Logits
-from bertworks.io.protobuf import read_protobuf
+from bertworks.io.binary_files import read_protobuf
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder, Pooling, meta_device_init, pool
 from bertworks.models.layout import Layout

@@ -26,7 +26,8 @@ from bertworks.events import Event
 from bertworks.inference.decoding import Answer
 from bertworks.inference.engine import open_model
 from bertworks.inference.predictor import AT_ONCE, CHARACTERS, OutputFields, Predictor, result_of
-from bertworks.io.atomic_write import folder_lock, remove, write_bytes
+from bertworks.io.atomic_write import folder_lock, remove
+from bertworks.io.binary_files import SEAL, is_sealed, sealing
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.device import PrecisionOption
@@ -119,18 +120,26 @@ def compute_file(
     data = [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, asdict(reader.options)]
     job = hashlib.sha256(json.dumps([data, settings], sort_keys=True).encode()).hexdigest()
     with _portions_folder(output) as folder:
-        files = sorted(folder.glob(f"{job}-*"))  # a name ends in the numbers of rows and of truncated texts so far
-        done, truncated = map(int, files[-1].name.split("-")[1:]) if files else (0, 0)
-        if done:
+        found = list(folder.glob(f"{job}-*"))  # JOB-FIRST-END-TRUNCATED: rows, truncated texts; the seal has the name
+        kept = {path.name.rpartition("-")[0]: path for path in found if is_sealed(path, path.name)}
+        if done := sum(int(end) - int(first) for _, first, end in (name.split("-") for name in kept)):
             yield Event("note", f"resumed after {done:,} rows", {"resumed_row": done})
-        for portion in portions(islice(rows, done, None), size, document):
+        if damaged := len(found) - len(kept):
+            yield Event("note", f"{damaged:,} damaged portions in {folder} are computed again", {"damaged": damaged})
+        files, done, truncated = list[Path](), 0, 0
+        for portion in portions(rows, size, document):
             if not done:
                 yield from examples(portion)
-            count, content = compute(portion)
-            done, truncated = done + len(portion), truncated + count
-            files.append(folder / f"{job}-{done:015}-{truncated}")
-            write_bytes(files[-1], content)
-            yield Event("stage", f"{stage}: {done:,} rows", {"stage": stage, "what": "rows", "amount": done})
+            first, done = done, done + len(portion)
+            name = f"{job}-{first:015}-{done:015}"
+            if name not in kept:
+                count, content = compute(portion)
+                kept[name] = folder / f"{name}-{count}"
+                with sealing(kept[name], kept[name].name) as temporary:
+                    temporary.write_bytes(content)
+                yield Event("stage", f"{stage}: {done:,} rows", {"stage": stage, "what": "rows", "amount": done})
+            files.append(kept[name])
+            truncated += int(files[-1].name.rpartition("-")[2])
         yield from (Event("note", note) for note in reader.notes)
         if empty.count:
             effect = "have no prediction" if stage == "predict" else "get the vector of an empty text"
@@ -139,6 +148,18 @@ def compute_file(
     note = f"; {truncated:,} texts were truncated" if truncated else ""
     fields = {"output": str(output), "rows": done, "truncated": truncated, **fields}
     yield Event("done", f"{output}: {done:,} {results}{note}", fields)
+
+
+def results_in(portion: Path) -> bytes:
+    """The results in the file of a portion.
+
+    Raises:
+        BertworksError: the file has changed since it was written.
+    """
+    if not is_sealed(portion, portion.name):
+        hint = "run the same command again: this portion is computed again"
+        raise BertworksError("damaged: it is not as it was written", where=str(portion), hint=hint)
+    return portion.read_bytes()[:-SEAL]
 
 
 def refuse_taken(row: Row, names: Iterable[str]) -> None:
@@ -207,7 +228,7 @@ def predict_file(
         yield _compare(predictor, exact, list(filter(None, first)))
 
     def write(files: Sequence[Path]) -> None:
-        columns = (row for file in files for row in json.loads(file.read_bytes(), parse_float=_rounded))
+        columns = (row for file in files for row in json.loads(results_in(file), parse_float=_rounded))
         if kind == "conll":
             write_lines(output, _tagged_lines(reader, schema, columns))
         else:

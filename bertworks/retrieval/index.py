@@ -186,7 +186,7 @@ class Index(Documents):
             BertworksError: faiss is not installed.
         """
         self.write_graph()
-        parts = [segment.vectors for segment in self.segments]
+        parts = [segment.vectors[:] for segment in self.segments]
         sample = parts[0][:: max(1, len(parts[0]) // 100)][:100]
         scores, (_, numbers) = np.concatenate([sample @ part.T for part in parts], 1), self.nearest(sample, 11)
         nearest = (set(top_k(row, 11).tolist()) for row in scores)
@@ -264,7 +264,7 @@ class Index(Documents):
                 row[numbers[numbers >= 0]] = cosines[numbers >= 0]
         for segment, (start, end) in zip(self.segments, pairwise(self.edges), strict=True):
             if start >= covered:  # by torch: numpy's threads keep spinning on the cores that the next query needs
-                scores[:, start:end] = (torch.from_numpy(vectors) @ torch.from_numpy(segment.vectors).T).numpy()
+                scores[:, start:end] = (torch.from_numpy(vectors) @ torch.from_numpy(segment.vectors[:]).T).numpy()
         scores[:, ~self.alive] = -np.inf
         return scores
 

@@ -7,12 +7,13 @@
 
 import base64
 import json
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import torch
@@ -22,11 +23,12 @@ from bertworks.checkpoints.storage import read_json, read_tensors, write_tensors
 from bertworks.datasets.writer import as_json
 from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing, write_bytes, write_text
+from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, json_sha256, verify_files
 from bertworks.retrieval.ranking import Postings, hash_of, postings
 
-MANIFEST, GRAPH, FORMAT = "index.json", "neighbours.faiss", 1
+MANIFEST, GRAPH, FORMAT = "index.json", "neighbours.faiss", 2  # format 1 had no checksums
 NAMED = "named:"  # prefix of the fingerprint of a source with ids
-_DAMAGED = "make the index again"
+_DAMAGED = "make the index again: delete its folder and repeat the `bertworks index` command"
 _GRAPH_LINKS, _GRAPH_WIDTH = 32, 128  # links of each vector; minimum number of candidates during a search
 
 Sources = Mapping[str, tuple[int, bool]]
@@ -41,16 +43,24 @@ class Manifest:
     sources: fingerprint of an indexed file -> number of rows that were read, and whether these are all.
     next_segment, next_row: numbers that were never used.
     neighbours: the first segments; their vectors are in the HNSW graph.
+    files: the sha256 of each file and the CRC-32 of its blocks (`file_sums`). index.json has its own sha256, too.
     """
 
     model: str
     fingerprint: Mapping[str, Any]
     dimension: int
-    segments: Mapping[str, str] = field(default_factory=dict)
+    segments: dict[str, str] = field(default_factory=dict)
     sources: Sources = field(default_factory=dict)
     next_segment: int = 1
     next_row: int = 1
     neighbours: Sequence[str] = ()
+    files: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+    def with_sums(self, folder: Path, names: Sequence[str]) -> Self:
+        """With the checksums of new files, and without those of files that are no longer in the index."""
+        segments = self.segments | ({Path(GRAPH).stem: ""} if self.neighbours else {})
+        kept = {name: sums for name, sums in self.files.items() if Path(name).stem in segments}
+        return replace(self, files=kept | {name: file_sums(folder / name) for name in names})
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -63,12 +73,17 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.exists():
         raise BertworksError("there is no index here", where=str(folder), hint=f"bertworks index DOCUMENTS -o {folder}")
     content = read_json(path)
-    if content.pop("format", None) != FORMAT:
+    version = content.get("format")
+    if version not in (1, FORMAT):
         raise BertworksError("an index of another version", where=str(path), hint=_DAMAGED)
     try:
-        m = Manifest(**content)
+        if (version, "sha256" in content) != (1, False) and content["sha256"] != json_sha256(content):
+            raise ValueError
+        m = Manifest(**{name: value for name, value in content.items() if name not in ("format", "sha256")})
+        settings = {"pooling": str, "normalize": bool, "max_length": int}
         is_valid = (
-            all(type(number) is int for number in (m.dimension, m.next_row, m.next_segment))
+            all(type(number) is int and number > 0 for number in (m.dimension, m.next_row, m.next_segment))
+            and all(type(m.fingerprint.get(name)) in (kind, type(None)) for name, kind in settings.items())
             and isinstance(m.model, str) and isinstance(m.segments, dict)
             and all(name.isascii() and name.replace("-", "").isalnum() for name in m.segments)
             and list(m.segments)[: len(m.neighbours)] == list(m.neighbours)
@@ -78,14 +93,16 @@ def read_manifest(folder: Path) -> Manifest:
         for deleted in m.segments.values():
             base64.b64decode(deleted, validate=True)
         sources = {name: (int(rows), bool(complete)) for name, (rows, complete) in m.sources.items()}
-        return replace(m, fingerprint=dict(m.fingerprint), sources=sources)
-    except (TypeError, ValueError, AttributeError):
+        files = {name: (str(digest), str(blocks)) for name, (digest, blocks) in m.files.items()}
+        return replace(m, fingerprint=dict(m.fingerprint), sources=sources, files=files)
+    except (TypeError, ValueError, AttributeError, KeyError):
         raise BertworksError("the manifest of the index is damaged", where=str(path), hint=_DAMAGED) from None
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace the manifest: the change is complete."""
-    write_text(folder / MANIFEST, json.dumps({"format": FORMAT, **asdict(manifest)}, indent=1) + "\n")
+    content = {"format": FORMAT, **asdict(manifest)}
+    write_text(folder / MANIFEST, json.dumps(content | {"sha256": json_sha256(content)}, indent=1) + "\n")
 
 
 def create_index(folder: Path, manifest: Manifest) -> None:
@@ -128,11 +145,11 @@ def writing(folder: Path) -> AbstractContextManager[None]:
 class Segment(NamedTuple):
     """n rows of an index."""
 
-    vectors: NDArray[np.float32]  # [n, dimension], of length 1
-    keys: NDArray[np.int64]  # [n], `hash_of` their ids
+    vectors: CheckedArray  # float32 [n, dimension], of length 1
+    keys: CheckedArray  # int64 [n], `hash_of` their ids
     postings: Postings  # of their texts
-    offsets: NDArray[np.int64]  # [n+1]; row r is lines[offsets[r]:offsets[r+1]]
-    lines: np.memmap[Any, np.dtype[np.uint8]]  # JSON lines with `id`, `text` and `fields`
+    offsets: CheckedArray  # int64 [n+1]; row r is lines[offsets[r]:offsets[r+1]]
+    lines: CheckedArray  # JSON lines with `id`, `text` and `fields`
 
     def row(self, number: int) -> dict[str, Any]:
         """The row with this number."""
@@ -141,30 +158,41 @@ class Segment(NamedTuple):
             row = json.loads(line)
             return {name: row[name] for name in ("id", "text", "fields")}
         except (ValueError, KeyError, TypeError):
-            where = str(self.lines.filename)
-            raise BertworksError(f"row {number} is damaged", where=where, hint=_DAMAGED) from None
+            raise BertworksError(f"row {number} is damaged", where=str(self.lines.file.path), hint=_DAMAGED) from None
 
 
-def _read_segment(folder: Path, name: str, dimension: int) -> Segment:
+def _read_segment(folder: Path, name: str, manifest: Manifest) -> Segment:
     """A segment, memory-mapped: an open index stays readable while another process compacts it.
 
     Raises:
         BertworksError: it is missing or damaged.
     """
     path = folder / f"{name}.safetensors"
-    tensors = {key: tensor.numpy() for key, tensor in read_tensors(path).items()}
+    file, lines = (
+        CheckedFile(p, manifest.files.get(p.name, (None, None))[1], _DAMAGED)
+        for p in (path, path.with_suffix(".jsonl"))
+    )
+    tensors = read_tensors(path)
+    start = 8 + int.from_bytes(file.content[:8].tobytes(), "little")
+    file.check(0, start)
+    header = json.loads(file.content[8:start].tobytes())
+    arrays: dict[str, Any] = {
+        name: CheckedArray(file, tensor.numpy(), start + header[name]["data_offsets"][0])
+        for name, tensor in tensors.items()
+    }
     try:
-        p = Postings(**{key: tensors[f"postings.{key}"] for key in Postings._fields})
-        lines = np.memmap(path.with_suffix(".jsonl"), np.uint8, "r")
-        segment = Segment(tensors["vectors"], tensors["keys"], p, tensors["offsets"], lines)
+        p = Postings(**{name: arrays[f"postings.{name}"] for name in Postings._fields})
+        segment = Segment(
+            arrays["vectors"], arrays["keys"], p, arrays["offsets"], CheckedArray(lines, lines.content, 0)
+        )
         n = len(segment.keys)
         is_valid = (
-            segment.vectors.shape == (n, dimension) and segment.offsets.shape == (n + 1,) and len(p.lengths) == n
-            and len(p.texts) == len(p.counts) and len(p.starts) == len(p.words) + 1
+            segment.vectors.shape == (n, manifest.dimension) and segment.offsets.shape == (n + 1,)
+            and len(p.lengths) == n and len(p.texts) == len(p.counts) and len(p.starts) == len(p.words) + 1
             and segment.vectors.dtype == np.float32 and segment.keys.dtype == segment.offsets.dtype == np.int64
             and all(array.dtype.kind == "i" for array in p)
         )  # fmt: skip
-    except (OSError, KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         is_valid = False
     if not is_valid:
         raise BertworksError("this is no segment of an index", where=str(path), hint=_DAMAGED)
@@ -215,6 +243,8 @@ class Documents:
         BertworksError: the index is missing or damaged.
     """
 
+    manifest: Manifest
+
     def __init__(self, folder: Path):
         self.folder = folder
         self._opened: dict[str, Segment] = {}
@@ -243,6 +273,19 @@ class Documents:
             self.remove_strays()
             yield
 
+    def verify(self) -> None:
+        """Compare the sha256 of every file. Without it, a block of 1 MiB is checked when it is first read.
+
+        Raises:
+            BertworksError: a file has changed, or was written by a version without checksums.
+        """
+        if not self.manifest.segments.keys() <= {Path(name).stem for name in self.manifest.files}:
+            hint = f"bertworks index -o {shlex.quote(str(self.folder))} --compact writes them"
+            raise BertworksError(
+                "this index is of an older version without checksums", where=str(self.folder), hint=hint
+            )
+        verify_files(self.folder, {name: digest for name, (digest, _) in self.manifest.files.items()}, _DAMAGED)
+
     def remove_strays(self) -> None:
         """Delete segments and a graph that the manifest does not name, and temporary files of killed processes."""
         remove_leftovers(self.folder)
@@ -258,7 +301,9 @@ class Documents:
         """Write a segment. The manifest with it."""
         name = f"segment-{manifest.next_segment:06d}"
         write_segment(self.folder, name, rows, vectors)
-        return replace(manifest, segments={**manifest.segments, name: ""}, next_segment=manifest.next_segment + 1)
+        segments = {**manifest.segments, name: ""}
+        manifest = replace(manifest, segments=segments, next_segment=manifest.next_segment + 1)
+        return manifest.with_sums(self.folder, [f"{name}.safetensors", f"{name}.jsonl"])
 
     def without(self, ids: Sequence[str]) -> Manifest:
         """The manifest without the documents with these ids."""
@@ -273,14 +318,14 @@ class Documents:
         return replace(self.manifest, segments=segments, sources=sources)
 
     def commit(self, manifest: Manifest) -> None:
+        manifest = manifest.with_sums(self.folder, [])
         write_manifest(self.folder, manifest)
         self._open(manifest)
 
     def _open(self, manifest: Manifest) -> None:
         self.manifest = manifest
         self._opened = {
-            name: self._opened.get(name) or _read_segment(self.folder, name, manifest.dimension)
-            for name in manifest.segments
+            name: self._opened.get(name) or _read_segment(self.folder, name, manifest) for name in manifest.segments
         }
         self.segments = list(self._opened.values())
         sizes = [len(segment.keys) for segment in self.segments]
@@ -302,10 +347,11 @@ class Documents:
             faiss = _faiss()
             graph = faiss.IndexHNSWFlat(self.manifest.dimension, _GRAPH_LINKS, faiss.METRIC_INNER_PRODUCT)
             for segment in self.segments:
-                graph.add(np.ascontiguousarray(segment.vectors))
+                graph.add(np.ascontiguousarray(segment.vectors[:]))
             with replacing(self.folder / GRAPH) as temporary:
                 faiss.write_index(graph, str(temporary))
-            self.commit(replace(self.manifest, neighbours=tuple(self.manifest.segments)))
+            manifest = replace(self.manifest, neighbours=tuple(self.manifest.segments))
+            self.commit(manifest.with_sums(self.folder, [GRAPH]))
 
     def nearest(self, queries: NDArray[np.float32], k: int) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Inner products and numbers [queries, k] of the nearest documents by the graph; -1 pads missing numbers.
@@ -314,11 +360,13 @@ class Documents:
             UsageError: there is no graph.
             BertworksError: the graph is damaged or of other documents, or faiss is not installed.
         """
-        covered, hint = self.manifest.neighbours, f"bertworks index -o {self.folder} --approximate"
+        covered, hint = self.manifest.neighbours, f"bertworks index -o {shlex.quote(str(self.folder))} --approximate"
         if not covered:
             raise UsageError("there is no graph for approximate search", where=str(self.folder), hint=hint)
         if self._graph[0] != covered:
             faiss, path = _faiss(), self.folder / GRAPH
+            if GRAPH in self.manifest.files:
+                verify_files(self.folder, {GRAPH: self.manifest.files[GRAPH][0]}, f"make it again: {hint}")
             try:
                 graph = faiss.read_index(str(path)) if path.is_file() else None
             except RuntimeError:

@@ -246,8 +246,8 @@ class FinetuneJob:
                 if isinstance(norm, nn.LayerNorm):
                     norm.reset_parameters()
 
-    def batches(self, plans: Path, rank: int, world_size: int) -> Callable[[int], list[Batch]]:
-        return replace(self.train_batches, rank=rank, world_size=world_size)
+    def batches(self, plans: Path, rank: int, size: int, note: Callable[[str], None]) -> Callable[[int], list[Batch]]:
+        return replace(self.train_batches, rank=rank, world_size=size)
 
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
         assert isinstance(network, TaskModel)

@@ -122,6 +122,7 @@ def make_shards(
         return shards, report
 
     shards, report = yield from in_background("shards", work)
+    yield from (Event("note", text) for text in shards.notes)
     m = shards.manifest
     counts = {"documents": m.documents, "sentences": m.sentences, "tokens": m.tokens}
     text = f"{output}: {m.documents:,} documents, {m.sentences:,} sentences, {m.tokens:,} tokens"

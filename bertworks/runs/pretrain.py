@@ -6,7 +6,7 @@
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from bertworks.runs.run_folder import absolute, check_same_request, open_run
 from bertworks.runs.training_run import TrainingRun
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.formats import Documents
-from bertworks.text.shards import Shards, holds_shards
+from bertworks.text.shards import Manifest, Shards, holds_shards
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.training.budget import choose_recipe, fit_steps, measure_steps
 from bertworks.training.device import (
@@ -80,7 +80,7 @@ class Request:
         if self.recipe and self.recipe.endswith(".toml") and Path(self.recipe).is_file():
             content["recipe_sha256"] = sha256(self.recipe)
         if self.is_shards and (manifest := Path(self.inputs[0]) / "manifest.json").is_file():
-            content["shards_sha256"] = sha256(manifest)
+            content["shards_sha256"] = Manifest.load(manifest).identity
         return content
 
     def reader(self) -> CorpusReader:
@@ -183,6 +183,7 @@ def pretrain(
     text_column: str | None = None,
     documents: Documents = "auto",
     encoding: str | None = None,
+    verify: bool = False,
 ) -> Iterator[Event]:
     """Pre-train a network and yield the events of the run; `output` becomes a model folder.
 
@@ -192,9 +193,9 @@ def pretrain(
         budget: a time such as "30m" or "2h". Without a recipe it decides everything; with a recipe, only the number of
             steps. With neither: one hour.
         tokenizer: a tokenizer folder; None: a vocabulary is trained on the text.
-        init: a model to continue from, a folder or a name on the Hugging Face hub, with its configuration and
-            tokenizer.
+        init: a model to continue from, a folder or a name on the hub, with its configuration and tokenizer.
         text_column, documents, encoding: see `CorpusReader`.
+        verify: compare the sha256 of every file of the shards first. Without it, a block is checked when it is read.
 
     Raises:
         UsageError: the folder belongs to a run with other settings, or the request is contradictory.
@@ -215,10 +216,9 @@ def pretrain(
             processes.meet()
         with open_run(output, content, overwrite) if processes.first else nullcontext():
             if processes.first:
-                yield from _prepare_text(output, request, draft, workers)
+                shards = yield from _prepare_text(output, request, draft, workers, verify)
                 if draft:
-                    vocab_size = Shards.open(request.shards_folder(output)).manifest.vocab_size
-                    resolved = _with_vocabulary(draft.recipe, vocab_size).with_objectives()
+                    resolved = _with_vocabulary(draft.recipe, shards.manifest.vocab_size).with_objectives()
                     resolved = _fill_budget(resolved, request, where, begin, processes.count)
                     write_text(output / "recipe.toml", dump_recipe(resolved))
                     yield _plan_event(resolved)
@@ -226,7 +226,7 @@ def pretrain(
             resolved = load_recipe(str(output / "recipe.toml"))
             processes.refuse_to_share(min(phase.batch_size for phase in resolved.train.phases))
             disable_heap_trim()
-            shards = Shards.open(request.shards_folder(output))
+            shards = shards if processes.first else Shards.open(request.shards_folder(output))
             yield from TrainingRun(output, PretrainJob(resolved, shards, request.init), where).events()
 
 
@@ -257,6 +257,7 @@ class _Draft(NamedTuple):
     tokens: int  # of the text, or an estimate
     tokenizer: Tokenizer | None  # None: to be trained
     vocab_size: int  # or its maximum
+    shards: Shards | None
 
 
 def _draft(request: Request, device: torch.device) -> _Draft:
@@ -264,7 +265,7 @@ def _draft(request: Request, device: torch.device) -> _Draft:
     begin = resolve_model(request.init) if request.init else None
     model = load_model(begin) if begin else None
     tokenizer = model.tokenizer if model else Tokenizer.load(request.tokenizer) if request.tokenizer else None
-    reader = None if request.is_shards else request.reader()
+    reader, shards = (None if request.is_shards else request.reader()), None
     if reader:
         tokens = estimate_tokens(reader)
     else:
@@ -287,7 +288,7 @@ def _draft(request: Request, device: torch.device) -> _Draft:
             f"machine has {memory / 1e9:,.1f} GB",
             hint="choose a smaller encoder: fewer layers, or a smaller hidden size",
         )
-    return _Draft(recipe, reader, tokens, tokenizer, vocab_size)
+    return _Draft(recipe, reader, tokens, tokenizer, vocab_size, shards)
 
 
 def _recipe(request: Request, device: torch.device, tokens: int, encoder: EncoderConfig | None) -> Recipe:
@@ -310,10 +311,18 @@ def _recipe(request: Request, device: torch.device, tokens: int, encoder: Encode
     return recipe
 
 
-def _prepare_text(output: Path, request: Request, draft: _Draft | None, workers: int | None) -> Iterator[Event]:
-    """The folders `tokenizer` and `shards` of raw text. draft: None: they were begun already."""
-    if request.is_shards or (draft is None and "-" in request.inputs):  # standard input cannot be read twice
-        return
+def _prepare_text(
+    output: Path, request: Request, draft: _Draft | None, workers: int | None, verify: bool
+) -> Generator[Event, None, Shards]:
+    """Makes the folders `tokenizer` and `shards` of raw text. Returns the shards. draft: None: they were begun."""
+    if not (request.is_shards or (draft is None and "-" in request.inputs)):  # standard input cannot be read twice
+        yield from _write_text(output, request, draft, workers)
+    shards = (not verify and draft and draft.shards) or Shards.open(request.shards_folder(output), verify=verify)
+    yield from (Event("note", text) for text in shards.notes)
+    return shards
+
+
+def _write_text(output: Path, request: Request, draft: _Draft | None, workers: int | None) -> Iterator[Event]:
     reader, folder = (draft and draft.reader) or request.reader(), output / "tokenizer"
     if draft and draft.tokenizer:
         draft.tokenizer.save(folder)

@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, cast
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -34,6 +35,7 @@ from bertworks.checkpoints.resolve import resolve_model
 from bertworks.config import dump_recipe
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import write_npy
+from bertworks.io.binary_files import CheckedArray, is_sealed, sealing
 from bertworks.models.encoder import init_local_attention
 from bertworks.runs.report import write_report
 from bertworks.runs.run_folder import describe, training_figures, versions
@@ -56,7 +58,7 @@ MASKS_SEED = 20181011  # of held-out masks, the same in every run; the day on wh
 class Sections:
     """A store with shorter documents over the same tokens and sentences."""
 
-    tokens: NDArray[Any]
+    tokens: NDArray[Any] | CheckedArray
     sentences: NDArray[np.int64]
     documents: NDArray[np.int64]
 
@@ -92,16 +94,23 @@ def split_documents(store: TokenStore, seed: int) -> tuple[Ids, Ids]:
 
 
 def phase_batches(
-    store: TokenStore, documents: Ids, recipe: Recipe, tokenizer: Tokenizer, plans: Path, rank: int, world_size: int
-) -> Callable[[int], list[Batch]]:
+    store: TokenStore, documents: Ids, recipe: Recipe, tokenizer: Tokenizer, plans: Path, rank: int, world_size: int,
+    note: Callable[[str], object] = lambda text: None,
+) -> Callable[[int], list[Batch]]:  # fmt: skip
     """The micro-batches of step n of the whole run, phase after phase. Plans are functions of the arguments, kept in
-    the folder `plans`, so that a resumed run need not wait for them."""
+    the folder `plans`, so that a resumed run need not wait for them. A plan that has changed, or is of other arguments,
+    is made again and noted."""
+    corpus = len(store.tokens), *(crc32(row.data) for row in (store.sentences, store.documents, documents))
     of_phase = []
     for number, phase in enumerate(recipe.train.phases):
         path, seed, length = plans / f"phase-{number}.npy", (recipe.seed << 8) + number, phase.sequence_length
         sampler = make_sampler(store, recipe.sampling, length, tokenizer.template, seed)
-        if not path.exists():
-            write_npy(path, sampler.plan_blocks(documents))
+        key = repr((recipe.sampling, length, seed, tokenizer.template, corpus))
+        if not is_sealed(path, key):
+            if path.exists():
+                note(f"{path}: the plan is damaged, or of an older version: it was made again")
+            with sealing(path, key) as temporary:
+                write_npy(temporary, sampler.plan_blocks(documents))
         sampler.plan = np.asarray(np.load(path, mmap_mode="r"))
         stream = ExampleStream(sampler, make_masker(tokenizer, recipe.masking), seed)
         micro_batch_size = max(1, recipe.train.micro_batch_tokens // length)
@@ -190,8 +199,8 @@ class PretrainJob:
             init_local_attention(model.encoder)
         return model, notes
 
-    def batches(self, plans: Path, rank: int, world_size: int) -> Callable[[int], list[Batch]]:
-        return phase_batches(self.store, self.documents, self.recipe, self.tokenizer, plans, rank, world_size)
+    def batches(self, plans: Path, rank: int, size: int, note: Callable[[str], None]) -> Callable[[int], list[Batch]]:
+        return phase_batches(self.store, self.documents, self.recipe, self.tokenizer, plans, rank, size, note)
 
     def evaluate(self, network: TrainableModel) -> dict[str, float]:
         usual, *longer = self._held_out_batches.items()

@@ -88,11 +88,11 @@ class TrainingRun:
 
     def events(self) -> Iterator[Event]:
         """Trains to the end. Ctrl-C and SIGTERM save, then raise KeyboardInterrupt and SystemExit."""
+        batches = self._batches()
         yield from self.notes
         if self.rank == 0:
             remove_deleted(self.folder / "checkpoints")
             self.metrics.forget(self.step, -1 if self.facts["evaluated"] is None else self.facts["evaluated"])
-        batches = self._batches()
         with self.shutdown.handling(), THREADS.hold(self.facts["threads"]) as threads:
             if self.facts["threads"] not in (None, threads):
                 text = f"{threads} threads, before {self.facts['threads']}: the last bits may differ"
@@ -189,7 +189,9 @@ class TrainingRun:
         """The micro-batches of a step. The first process writes the plans; the others read them."""
         if self.rank > 0:
             dist.barrier()
-        batches = self.job.batches(self.folder / "plans", self.rank, self.world_size)
+        texts = list[str]()
+        batches = self.job.batches(self.folder / "plans", self.rank, self.world_size, texts.append)
+        self.notes += [Event("note", text) for text in texts]
         if self.rank == 0 and self.world_size > 1:
             dist.barrier()
         return batches

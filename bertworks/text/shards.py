@@ -4,25 +4,29 @@
     sentences.npy    int64 [S+1]: sentence s is tokens[sentences[s]:sentences[s+1]]
     documents.npy    int64 [D+1]: document d is sentences documents[d]:documents[d+1]
     tokenizer/       the tokenizer that made the ids
-    manifest.json    counts, settings and the sha256 of each file; written last: a folder without it is not finished
+    manifest.json    counts, settings, the sha256 of each file, the CRC-32 of each block of 1 MiB, and its own sha256;
+                     written last: a folder without it is not finished
 
 The ids are without special tokens. Every byte is the same for any number of workers. An interrupted command resumes
 after the parts that it wrote.
 """
 
+import hashlib
 import json
-from collections.abc import Callable
-from contextlib import closing
-from dataclasses import asdict, dataclass, fields
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
 
 from bertworks.errors import BertworksError, some_names
-from bertworks.io.atomic_write import folder_lock, read_small, remove, remove_leftovers, sha256, write_json
+from bertworks.io.atomic_write import folder_lock, read_small, remove, remove_leftovers, write_json
+from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, json_sha256, verify_files
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shard_writer import DATA_FILES, cut_into_parts, join_parts, token_dtype, write_parts
 from bertworks.text.tokenizer import Tokenizer
@@ -30,6 +34,10 @@ from bertworks.text.tokenizer import Tokenizer
 FORMAT = 1  # of the folder and of the rules that make its bytes
 _MAX_MANIFEST = 1 << 24  # bytes
 _OUR_FILES = (*DATA_FILES, "preflight.json", "parts", "tokenizer", "plan.json", "manifest.json")
+_HINT = (
+    "copy the folder again; or make it again: repeat the `bertworks prepare` command with --overwrite, or delete this "
+    "folder within a run and repeat the `bertworks pretrain` command"
+)
 _KEYS = {  # of our files, in every format; other programs write a manifest.json too
     "manifest.json": {"format", "tokens", "tokenizer_sha256", "files", "settings"},
     "plan.json": {"format", "tokenizer", "files_sha256"},
@@ -56,6 +64,7 @@ class Manifest:
     files: dict[str, str]  # sha256 by path inside the folder
     corpus: dict[str, Any]  # the report of the reader
     settings: dict[str, Any]  # of the command; another command is refused
+    crc32: dict[str, str]  # of the blocks of each file (`file_sums`); empty in folders of older versions
 
     @classmethod
     def load(cls, path: Path) -> Self:
@@ -71,15 +80,36 @@ class Manifest:
                 raise BertworksError("these shards are not finished", where=folder, hint=hint)
             hint = f"make them: bertworks prepare TEXT --tokenizer TOKENIZER -o {folder}"
             raise BertworksError("not a shards folder: it has no manifest.json", where=folder, hint=hint)
-        hint = f"make the shards again: bertworks prepare ... -o {folder} --overwrite"
         try:
             content = json.loads(read_small(path, _MAX_MANIFEST))
             if content["format"] != FORMAT:
                 what = f"format {content['format']} of shards; this version reads {FORMAT}"
-                raise BertworksError(what, where=str(path), hint=hint)
-            return cls(**{field.name: content[field.name] for field in fields(cls)})
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise BertworksError(f"the manifest is damaged: {error!r}", where=str(path), hint=hint) from None
+                raise BertworksError(what, where=str(path), hint=_HINT)
+            if content.keys() & {"crc32", "sha256"} and content["sha256"] != json_sha256(content):
+                raise ValueError("its sha256 differs")
+            values = {field.name: content[field.name] for field in fields(cls) if field.name != "crc32"}
+            m = cls(**values, crc32=content.get("crc32", {}))
+            for field in fields(cls):
+                value = getattr(m, field.name)
+                if type(value) is not (get_origin(field.type) or field.type) or (type(value) is int and value < 0):
+                    raise ValueError(f"{field.name} is {value!r:.40}")
+            names = m.files.keys()
+            if m.dtype not in ("<u2", "<u4") or not {*DATA_FILES} <= names or m.crc32.keys() not in (names, set()):
+                raise ValueError("dtype or files")
+            return m
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise BertworksError(f"the manifest is damaged: {error}", where=str(path), hint=_HINT) from None
+
+    @property
+    def identity(self) -> str:
+        """The sha256 of what older versions wrote into manifest.json, which may lack the CRC-32."""
+        content = {name: value for name, value in asdict(self).items() if name != "crc32"}
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()
+
+    def save(self, path: Path) -> None:
+        content = asdict(self)
+        write_json(path, content | {"sha256": json_sha256(content)})
 
 
 @dataclass(frozen=True)
@@ -87,36 +117,58 @@ class Shards:
     """An open shards folder. Sentence s is tokens[sentences[s]:sentences[s+1]], see the top of this module."""
 
     folder: Path
-    tokens: NDArray[Any]  # uint16 or uint32 [N], mapped
-    sentences: NDArray[np.int64]  # [S+1], mapped
-    documents: NDArray[np.int64]  # [D+1], mapped
     manifest: Manifest
+    data: Mapping[str, CheckedArray]  # by file
     written_now: bool = False  # False: `write_shards` found a finished folder
+    notes: tuple[str, ...] = ()  # for the user
+
+    @property
+    def tokens(self) -> CheckedArray:
+        """uint16 or uint32 [N], mapped."""
+        return self.data["tokens.bin"]
+
+    @property
+    def sentences(self) -> NDArray[np.int64]:
+        """[S+1], mapped."""
+        return self.data["sentences.npy"][:]  # type: ignore[no-any-return]
+
+    @property
+    def documents(self) -> NDArray[np.int64]:
+        """[D+1], mapped."""
+        return self.data["documents.npy"][:]  # type: ignore[no-any-return]
 
     @classmethod
     def open(cls, folder: str | Path, *, verify: bool = False, written_now: bool = False) -> Self:
-        """Map the files of a finished folder and check their sizes and shapes.
+        """Map the files of a finished folder and check their sizes. The CRC-32 of a block is checked when it is first
+        read. A folder of an older version gets them here, which reads all files once.
 
         Args:
             verify: also check the sha256 of every file, which reads all of them.
 
         Raises:
-            BertworksError: not a shards folder, not finished, or damaged.
+            BertworksError: not a shards folder, not finished, or damaged. Reading the arrays raises it for a damaged
+                block.
         """
-        folder = Path(folder)
+        folder, begin, notes = Path(folder), time.perf_counter(), list[str]()
         manifest = Manifest.load(folder / "manifest.json")
-        dtype = np.dtype(manifest.dtype)
-        path = folder / "tokens.bin"
-        size, expected_size = path.stat().st_size if path.exists() else 0, manifest.tokens * dtype.itemsize
-        if size != expected_size:
-            raise _damaged(path, f"{size:,} bytes instead of {expected_size:,}")
-        tokens = np.memmap(path, dtype, mode="r", shape=(manifest.tokens,))
-        sentences = _open_index(folder / "sentences.npy", manifest.sentences, manifest.tokens)
-        documents = _open_index(folder / "documents.npy", manifest.documents, manifest.sentences)
-        for name, expected in manifest.files.items() if verify else ():
-            if not (folder / name).exists() or sha256(folder / name) != expected:
-                raise _damaged(folder / name, "its content has changed (sha256 differs)")
-        return cls(folder, tokens, sentences, documents, manifest, written_now)
+        if verify or not manifest.crc32:
+            checked = replace(manifest, crc32=verify_files(folder, manifest.files, _HINT))
+            if checked != manifest:  # the folder may be read-only, or in use
+                with suppress(BertworksError), folder_lock(folder, "", ""):
+                    checked.save(folder / "manifest.json")
+                seconds = time.perf_counter() - begin
+                notes.append(f"{folder}: shards of an older version: checked and given checksums in {seconds:.1f} s")
+            manifest = checked
+        sizes = {
+            "tokens.bin": manifest.tokens,
+            "sentences.npy": manifest.sentences,
+            "documents.npy": manifest.documents,
+        }
+        data = {name: _mapped(folder / name, manifest, count) for name, count in sizes.items()}
+        for name, end in (("sentences.npy", manifest.tokens), ("documents.npy", manifest.sentences)):
+            if data[name][:1] != 0 or data[name][-1:] != end:
+                raise _damaged(folder / name, "its numbers do not match the manifest")
+        return cls(folder, manifest, data, written_now, tuple(notes))
 
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that made the ids.
@@ -124,6 +176,8 @@ class Shards:
         Raises:
             BertworksError: the tokenizer in the folder is another one, or damaged.
         """
+        files = {name: digest for name, digest in self.manifest.files.items() if name not in DATA_FILES}
+        verify_files(self.folder, files, _HINT)
         tokenizer = Tokenizer.load(self.folder / "tokenizer")
         if tokenizer.sha256 != self.manifest.tokenizer_sha256:
             raise _damaged(self.folder / "tokenizer", "this is not the tokenizer that made these shards")
@@ -192,7 +246,7 @@ def write_shards(
                     if progress:
                         progress(done)
             manifest = _join(folder, number, tokenizer, settings, reader)
-            write_json(folder / "manifest.json", asdict(manifest))
+            manifest.save(folder / "manifest.json")
         # Only an unfinished folder needs these.
         remove(folder / "plan.json")
         remove(folder / "parts")
@@ -215,31 +269,34 @@ def _join(folder: Path, number: int, tokenizer: Tokenizer, settings: dict[str, A
         hint = "give files that hold text"
         raise BertworksError("there is no text in the corpus", where=some_names(map(str, reader.files), 3), hint=hint)
     files = [*(folder / name for name in DATA_FILES), *sorted((folder / "tokenizer").iterdir())]
+    sums = {path.relative_to(folder).as_posix(): file_sums(path) for path in files}
     return Manifest(
         format=FORMAT,
         **joined,
         dtype=token_dtype(tokenizer.vocab_size).str,
         vocab_size=tokenizer.vocab_size,
         tokenizer_sha256=tokenizer.sha256,
-        files={path.relative_to(folder).as_posix(): sha256(path) for path in files},
+        files={name: digest for name, (digest, _) in sums.items()},
+        crc32={name: blocks for name, (_, blocks) in sums.items()},
         corpus=asdict(reader.report),
         settings=settings,
     )
 
 
-def _open_index(path: Path, count: int, end: int) -> NDArray[np.int64]:
-    try:
-        index = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise _damaged(path, str(error)) from None
-    if index.shape != (count + 1,) or index.dtype != np.int64 or index[0] != 0 or index[-1] != end:
-        raise _damaged(path, f"its {len(index):,} numbers do not match the manifest")
-    return index  # type: ignore[no-any-return]
+def _mapped(path: Path, manifest: Manifest, count: int) -> CheckedArray:
+    """The `count` tokens of tokens.bin, or the `count + 1` borders of an .npy file, after its header of 128 bytes."""
+    dtype, header, count = (
+        (np.dtype(manifest.dtype), 0, count) if path.suffix == ".bin" else (np.dtype("<i8"), 128, count + 1)
+    )
+    size, expected = path.stat().st_size if path.is_file() else 0, header + count * dtype.itemsize
+    if size != expected:
+        raise _damaged(path, f"{size:,} bytes instead of {expected:,}")
+    file = CheckedFile(path, manifest.crc32[path.name], _HINT)
+    return CheckedArray(file, file.content[header:].view(dtype), header)
 
 
 def _damaged(path: Path, problem: str) -> BertworksError:
-    hint = "copy the folder again, or make it again: bertworks prepare ... --overwrite"
-    return BertworksError(f"damaged: {problem}", where=str(path), hint=hint)
+    return BertworksError(f"damaged: {problem}", where=str(path), hint=_HINT)
 
 
 def _settings(reader: CorpusReader, tokenizer: Tokenizer) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import read_small
-from bertworks.io.protobuf import last_value, read_protobuf
+from bertworks.io.binary_files import last_value, read_protobuf
 
 Result = TypeVar("Result")
 

@@ -1,0 +1,225 @@
+"""Binary files: what has changed since it was written is found; messages of protobuf.
+
+- `file_sums`, `verify_files`: the sha256 of files, and the CRC-32 of their blocks
+- `CheckedFile`, `CheckedArray`: memory-mapped files whose blocks are checked when they are first read
+- `sealing`, `is_sealed`: files that carry their own hash; `json_sha256`: JSON objects that do
+- `read_protobuf`: the fields of a protobuf message, without a library and without its schema
+"""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+from numpy.typing import NDArray
+
+from bertworks.errors import BertworksError
+from bertworks.io.atomic_write import replacing
+
+_T = TypeVar("_T")
+Protobuf = dict[int, list[Any]]  # number of a field -> its values: int, or bytes
+_MOST_FIELDS = 1000
+_BLOCK = 1 << 20  # bytes with one CRC-32
+SEAL = 32  # bytes that `sealing` appends
+
+
+def json_sha256(content: Mapping[str, Any]) -> str:
+    """The sha256 of a JSON object without its value `sha256`, whatever its white space and the order of its names.
+
+    Raises:
+        ValueError, TypeError: it holds something that is not JSON, such as NaN.
+    """
+    others = {name: value for name, value in content.items() if name != "sha256"}
+    text = json.dumps(others, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def file_sums(path: str | Path) -> tuple[str, str]:
+    """The sha256 of a file, and the CRC-32 of each block of 1 MiB, 8 digits each; both in hexadecimal."""
+    digest, sums = hashlib.sha256(), list[str]()
+    with Path(path).open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            sums.append(f"{zlib.crc32(block):08x}")
+    return digest.hexdigest(), "".join(sums)
+
+
+def verify_files(folder: Path, files: Mapping[str, str], hint: str) -> dict[str, str]:
+    """Compare files with their sha256, which reads all of them. Returns the CRC-32 of their blocks (`file_sums`).
+
+    Args:
+        files: sha256 by path inside the folder.
+        hint: how to make the files again.
+
+    Raises:
+        BertworksError: a file is missing or has another content.
+    """
+    sums = dict[str, str]()
+    for name, expected in files.items():
+        found, sums[name] = file_sums(folder / name) if (folder / name).is_file() else ("", "")
+        if found != expected:
+            what = "damaged: its content has changed (sha256 differs)" if found else "damaged: the file is missing"
+            raise BertworksError(what, where=str(folder / name), hint=hint)
+    return sums
+
+
+class CheckedFile:
+    """A memory-mapped file. `check` compares each block with its CRC-32, once.
+
+    Args:
+        sums: from `file_sums`; None: they are not known, and nothing is compared.
+        hint: how to make the file again.
+
+    Raises:
+        BertworksError: the file is missing, empty, or longer or shorter than it was.
+    """
+
+    def __init__(self, path: Path, sums: str | None, hint: str):
+        self.path, self._sums, self._hint = path, sums, hint
+        size = path.stat().st_size if path.is_file() else 0
+        blocks = -(-size // _BLOCK)
+        if not size or len(sums or blocks * "00000000") != 8 * blocks:
+            raise BertworksError(f"damaged: {size:,} bytes are not what was written", where=str(path), hint=hint)
+        self.content = np.asarray(np.memmap(path, np.uint8, "r"))  # indexing a memmap is slow
+        self._unread = bytearray(b"\0" if sums is None else b"\1") * blocks
+
+    def check(self, start: int, end: int) -> None:
+        """Check the blocks of these bytes.
+
+        Raises:
+            BertworksError: a block is not as it was written.
+        """
+        first, last = start // _BLOCK, -(-end // _BLOCK)
+        while self._sums and (block := self._unread.find(1, first, last)) >= 0:
+            found = zlib.crc32(self.content[block * _BLOCK : (block + 1) * _BLOCK].data)
+            if f"{found:08x}" != self._sums[8 * block : 8 * block + 8]:
+                what = f"damaged: block {block} of 1 MiB is not as it was written (CRC-32 differs)"
+                raise BertworksError(what, where=str(self.path), hint=self._hint)
+            self._unread[block] = 0
+
+
+class CheckedArray(NDArrayOperatorsMixin):
+    """An array within a `CheckedFile`: what is read is checked before. It has the operators and methods of an array;
+    all but slices check it as a whole.
+
+    Args:
+        array: the bytes of the file from `offset` on.
+    """
+
+    def __init__(self, file: CheckedFile, array: NDArray[Any], offset: int):
+        self.file, self._array, self._offset = file, array, offset
+        self.dtype, self.shape = array.dtype, array.shape
+        self._row_bytes = array.nbytes // max(1, len(array))
+
+    def __len__(self) -> int:
+        return len(self._array)
+
+    def __getitem__(self, key: Any) -> Any:
+        start, end, step = key.indices(len(self)) if isinstance(key, slice) else (0, len(self), 1)
+        if step != 1:
+            start, end = 0, len(self)
+        self.file.check(self._offset + start * self._row_bytes, self._offset + end * self._row_bytes)
+        return self._array[key]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.array(self[:], dtype, copy=copy)
+
+    def __array_ufunc__(self, function: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        inputs = tuple(np.asarray(value) if isinstance(value, CheckedArray) else value for value in inputs)
+        return getattr(function, method)(*inputs, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self[:], name)
+
+
+@contextmanager
+def sealing(path: Path, key: str) -> Iterator[Path]:
+    """`replacing`, with the sha256 of a key and of the content at the end of the file. The key says what the content
+    belongs to."""
+    with replacing(path) as temporary:
+        yield temporary
+        digest = _seal_of(temporary, key, temporary.stat().st_size)
+        with temporary.open("ab") as file:
+            file.write(digest)
+
+
+def is_sealed(path: Path, key: str) -> bool:
+    """Whether a file has the content and the key with which it was sealed."""
+    size = path.stat().st_size - SEAL if path.is_file() else -1
+    if size < 0:
+        return False
+    with path.open("rb") as file:
+        file.seek(size)
+        return file.read() == _seal_of(path, key, size)
+
+
+def _seal_of(path: Path, key: str, size: int) -> bytes:
+    """The sha256 of a key and of the first `size` bytes of a file."""
+    digest = hashlib.sha256(f"{key}\n".encode())
+    with path.open("rb") as file:
+        while block := file.read(min(_BLOCK, size - file.tell())):
+            digest.update(block)
+    return digest.digest()
+
+
+def read_protobuf(data: bytes | memoryview) -> Protobuf:
+    """The fields of a protobuf message. Those of a memoryview are views.
+
+    Raises:
+        ValueError, IndexError: the data is damaged.
+    """
+    fields: Protobuf = {}
+    at = 0
+    while at < len(data):
+        tag, at = read_varint(data, at)
+        kind = tag & 7
+        if kind == 0:
+            value: Any
+            value, at = read_varint(data, at)
+        else:
+            size = {1: 8, 5: 4}.get(kind, 0)
+            if kind == 2:
+                size, at = read_varint(data, at)
+            if (kind != 2 and not size) or at + size > len(data):
+                raise ValueError("not a protobuf message")
+            piece = data[at : at + size]
+            value, at = piece if kind == 2 else int.from_bytes(piece, "little"), at + size
+        fields.setdefault(tag >> 3, []).append(value)
+        if len(fields) > _MOST_FIELDS:
+            raise ValueError("more fields than a protobuf message has")
+    return fields
+
+
+def read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
+    """A number in groups of 7 bits, the lowest first, and the position after it.
+
+    Raises:
+        ValueError, IndexError: the data is damaged.
+    """
+    value = 0
+    for shift in range(0, 70, 7):
+        byte = data[at]
+        at += 1
+        value |= (byte & 127) << shift
+        if byte < 128:
+            return value, at
+    raise ValueError("a number that does not end")
+
+
+def last_value(message: Protobuf, number: int, default: _T) -> _T:
+    """The last value of a field, which is the one that counts; `default` where there is none.
+
+    Raises:
+        ValueError: the value is not of the type of `default`.
+    """
+    value = message.get(number, [default])[-1]
+    if not isinstance(value, type(default)):
+        raise ValueError(f"field {number} is of another type")
+    return value

@@ -1,0 +1,444 @@
+"""Damaged files are found: random damage to shards, indexes, plans and portions never changes a result silently."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from importlib.util import find_spec
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from test_sampling import every, make_store
+from test_shards import make_documents, make_tokenizer, write_corpus
+from tiny import write_corpus as write_tiny_corpus, write_recipe
+
+from bertworks.cli.main import main
+from bertworks.datasets.reader import RowReader
+from bertworks.errors import BertworksError
+from bertworks.inference.embed import embed_file
+from bertworks.inference.engine import open_model
+from bertworks.inference.predict import compute_file, results_in
+from bertworks.io import binary_files
+from bertworks.io.atomic_write import sha256
+from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, is_sealed, sealing
+from bertworks.io.text_files import IssueCounter
+from bertworks.retrieval.index import Index
+from bertworks.retrieval.store import MANIFEST
+from bertworks.runs.pretrain import pretrain
+from bertworks.runs.pretrain_job import phase_batches
+from bertworks.text import shards as shards_module
+from bertworks.text.shards import Manifest, Shards, write_shards
+from bertworks.text.tokenizer import Tokenizer
+from bertworks.training.recipe import load_recipe
+
+Outcome = tuple[Any, list[str]]  # a result, and the notes to the user
+VALUES = [None, True, -1, 0, 1, 3, 10**30, 0.5, "", "x", "../x", [], [1], {}, {"a": 1}]
+MORE = [pytest.param(3000, marks=pytest.mark.slow)]  # damages in a long run
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """All containers of a JSON value, with their keys."""
+    keys = list(value) if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    return [place for key in keys for place in [(value, key), *places(value[key])]]
+
+
+def damage(folder: Path, draw: random.Random) -> str:
+    """Change one file at random, or exchange two. Says what it did."""
+    files = files_of(folder)
+    path = draw.choice(files)
+    content, kind = path.read_bytes(), draw.choice(["flip", "flip", "cut", "append", "exchange", "value", "delete"])
+    if kind == "value" and not (path.suffix == ".json" and content):
+        kind = "flip"
+    if kind == "flip" and content:
+        changed = bytearray(content)
+        for _ in range(draw.choice([1, 1, 3])):
+            changed[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+        path.write_bytes(changed)
+    elif kind == "cut":
+        path.write_bytes(content[: draw.randrange(len(content) + 1)])
+    elif kind == "append":
+        path.write_bytes(content + draw.randbytes(draw.choice([1, 8, 700])))
+    elif kind == "exchange":
+        other = draw.choice(files)
+        path.write_bytes(other.read_bytes())
+        other.write_bytes(content)
+        return f"exchange {path.name} {other.name}"
+    elif kind == "value":
+        parsed = json.loads(content)
+        container, key = draw.choice(places(parsed))
+        if draw.random() < 0.2:
+            del container[key]
+        else:
+            container[key] = draw.choice(VALUES)
+        path.write_text(json.dumps(parsed))
+    elif kind == "delete":
+        path.unlink()
+    return f"{kind} {path.name}"
+
+
+def check_all(
+    whole: Path, work: Path, read: Callable[[Path], Outcome], count: int, seed: int, *, hashed: bool = True
+) -> None:
+    """Damage a copy of a folder `count` times: each time the result is the same, or there is an error or a note.
+    hashed: False: there is no traceback, but the result may be another one."""
+    shutil.copytree(whole, work)
+    truth, notes = read(work)
+    assert not notes
+    draw, refused, noted = random.Random(seed), 0, 0
+    original = {path.relative_to(whole): path.read_bytes() for path in files_of(whole)}
+    for number in range(count):
+        for path in files_of(work):
+            if original.get(name := path.relative_to(work)) != path.read_bytes():
+                path.write_bytes(original[name]) if name in original else path.unlink()
+        for name in original.keys() - {path.relative_to(work) for path in files_of(work)}:
+            (work / name).parent.mkdir(parents=True, exist_ok=True)
+            (work / name).write_bytes(original[name])
+        what = f"{number}: {damage(work, draw)}"
+        try:
+            result, notes = read(work)
+        except BertworksError as error:
+            if hashed and not (error.where and error.hint):
+                raise AssertionError(f"{what}: names no file, or no way out: {error!r}") from error
+            refused += 1
+            continue
+        except Exception as error:
+            raise AssertionError(f"{what}: a traceback: {error!r}") from error
+        noted += bool(notes)
+        assert notes or result == truth or not hashed, f"{what}: silent"
+        assert result == truth or not hashed, f"{what}: noted, but wrong"
+    assert refused + noted > count / (3 if hashed else 6)
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a small file has many."""
+    monkeypatch.setattr(binary_files, "_BLOCK", 512)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture
+def shards(tokenizer: Tokenizer, tmp_path: Path) -> Path:
+    reader = write_corpus(tmp_path / "corpus.jsonl", make_documents(40))
+    return write_shards(reader, tokenizer, tmp_path / "shards", workers=1).folder
+
+
+def make_old(folder: Path) -> None:
+    """The manifest as versions without checksums of blocks wrote it."""
+    content = json.loads((folder / "manifest.json").read_text())
+    del content["crc32"], content["sha256"]
+    (folder / "manifest.json").write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_shards(folder: Path) -> Outcome:
+    opened = Shards.open(folder)
+    arrays = [np.asarray(row).tolist() for row in (opened.tokens, opened.sentences, opened.documents)]
+    return [*arrays, opened.tokenizer().sha256, asdict(opened.manifest)], list(opened.notes)
+
+
+def read_old_shards(folder: Path) -> Outcome:
+    """Without the figures of the manifest, of which older versions have no hash."""
+    result, _ = read_shards(folder)
+    return result[:-1], []
+
+
+@pytest.mark.parametrize("count", [200, *MORE])
+def test_shards(count: int, shards: Path, tmp_path: Path) -> None:
+    check_all(shards, tmp_path / "work", read_shards, count, seed=1)
+
+
+@pytest.mark.parametrize("count", [100, *MORE])
+def test_shards_of_older_versions(count: int, shards: Path, tmp_path: Path) -> None:
+    make_old(shards)
+    check_all(shards, tmp_path / "work", read_old_shards, count, seed=2)
+
+
+@pytest.mark.parametrize("count", [150, *MORE])
+@pytest.mark.parametrize("hashed", [True, False])
+def test_an_index(hashed: bool, count: int, model: Path, tmp_path: Path) -> None:
+    """hashed: False: one of an older version, without checksums."""
+    made, source = Index.create(tmp_path / "idx", model, device="cpu"), open_model(model, "cpu")
+    made.add(["good film", "sad dogs", "Anna lives in Oslo"], ids=["a", "b", "c"], fields=[{"n": 1}, {}, {}])
+    made.add(["the men heard music last night", "story of this town"], ids=["d", "e"])
+    made.delete(["b"])
+
+    def read(folder: Path) -> Outcome:
+        opened = Index(folder, model=source)
+        queries = ("good dogs", "music in town")
+        ways: list[dict[str, Any]] = [{"ranking": way} for way in ("dense", "bm25", "hybrid")]
+        if graph:
+            ways.append({"ranking": "dense", "approximate": True})
+        return [opened.search(query, **way) for query in queries for way in ways], []
+
+    graph = hashed and find_spec("faiss") is not None
+    if graph:
+        made.build_graph()
+    if not hashed:
+        old_index(tmp_path / "idx")
+    check_all(tmp_path / "idx", tmp_path / "work", read, count, seed=3, hashed=hashed)
+
+
+@pytest.mark.parametrize("count", [100, *MORE])
+@pytest.mark.parametrize("format", ["next_sentence", "full_sentences"])
+def test_plans(format: str, count: int, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    write_recipe(tmp_path / "r.toml")
+    store, recipe = make_store(), load_recipe(str(tmp_path / "r.toml"), [f"sampling.format={format}"])
+
+    def read(folder: Path) -> Outcome:
+        notes: list[str] = []
+        batches = phase_batches(store, every(store), recipe, tokenizer, folder, 0, 1, notes.append)
+        return [batch.input_ids.tolist() for step in range(3) for batch in batches(step)], notes
+
+    read(tmp_path / "plans")
+    check_all(tmp_path / "plans", tmp_path / "work", read, count, seed=4)
+
+
+def test_a_plan_of_other_settings_is_made_again(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    write_recipe(tmp_path / "r.toml")
+    store = make_store()
+    for seed, expected in ((1, 0), (1, 0), (2, 1)):
+        notes: list[str] = []
+        recipe = load_recipe(str(tmp_path / "r.toml"), [f"seed={seed}"])
+        phase_batches(store, every(store), recipe, tokenizer, tmp_path / "plans", 0, 1, notes.append)
+        assert len(notes) == expected
+    recipe = load_recipe(str(tmp_path / "r.toml"), ["seed=2"])
+    phase_batches(store, every(store)[1:], recipe, tokenizer, tmp_path / "plans", 0, 1, notes.append)
+    assert "made again" in notes[1]
+
+
+# --- results of interrupted commands
+
+
+def job(folder: Path, stop: int) -> Outcome:
+    """Number the lines of a file, in portions, up to line `stop`."""
+    output, reader = folder / "out.txt", RowReader(folder / "data.txt")
+
+    def compute(rows: list[int]) -> tuple[int, bytes]:
+        if stop in rows:
+            raise KeyboardInterrupt
+        return len(rows), json.dumps(rows).encode()
+
+    def write(files: Sequence[Path]) -> None:
+        output.write_bytes(b"".join(map(results_in, files)))
+
+    events = list(compute_file("embed", reader, output, {}, range(9), compute, write, empty=IssueCounter()))
+    result = output.read_bytes(), events[-1].fields["truncated"]
+    output.unlink()
+    return result, [event.text for event in events if "damaged" in event.fields]
+
+
+@pytest.mark.parametrize("count", [150, *MORE])
+def test_portions(count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertworks.inference.predict.AT_ONCE", 2)
+    (tmp_path / "data.txt").write_text("a\nb\nc\nd\ne\nf\ng\nh\ni\n")
+    with pytest.raises(KeyboardInterrupt):
+        job(tmp_path, stop=8)
+    portions = tmp_path / ".out.txt.portions"
+    assert len(files_of(portions)) == 4
+
+    def read(folder: Path) -> Outcome:
+        shutil.rmtree(portions, ignore_errors=True)
+        shutil.copytree(folder, portions)
+        return job(tmp_path, stop=-1)
+
+    check_all(portions.rename(tmp_path / "whole"), tmp_path / "work", read, count, seed=5)
+
+
+def test_a_portion_under_the_name_of_another_is_computed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bertworks.inference.predict.AT_ONCE", 2)
+    (tmp_path / "data.txt").write_text("a\nb\nc\nd\ne\nf\ng\nh\ni\n")
+    with pytest.raises(KeyboardInterrupt):
+        job(tmp_path, stop=6)
+    first, second, _ = files_of(tmp_path / ".out.txt.portions")
+    first.rename(tmp_path / "other")
+    second.rename(first)
+    (tmp_path / "other").rename(second)
+    (found, truncated), notes = job(tmp_path, stop=-1)
+    assert (found, truncated) == (b"[0, 1][2, 3][4, 5][6, 7][8]", 9)
+    assert len(notes) == 1
+    assert notes[0].startswith("2 damaged portions in")
+
+
+def test_a_portion_that_changes_later_is_refused(tmp_path: Path) -> None:
+    with sealing(tmp_path / "a", "a") as temporary:
+        temporary.write_bytes(b"results")
+    assert results_in(tmp_path / "a") == b"results"
+    assert not is_sealed(tmp_path / "a", "b")
+    (tmp_path / "a").rename(tmp_path / "b")
+    with pytest.raises(BertworksError, match="not as it was written") as caught:
+        results_in(tmp_path / "b")
+    assert "again" in str(caught.value.hint)
+
+
+def test_vectors_of_a_damaged_portion(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of all rows are as without damage, and only one portion is computed again."""
+    data = tmp_path / "t.txt"
+    data.write_text("".join(f"film number {n}\n" for n in range(9)))
+    list(embed_file(model, data, tmp_path / "whole.npy", device="cpu"))
+    for module in ("predict", "predictor"):
+        monkeypatch.setattr(f"bertworks.inference.{module}.AT_ONCE", 3)
+    stopped = embed_file(model, data, tmp_path / "v.npy", device="cpu")
+    assert [event.kind for event in islice(stopped, 3)][-1] == "stage"
+    stopped.close()
+    path = files_of(tmp_path / ".v.npy.portions")[0]
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    events = list(embed_file(model, data, tmp_path / "v.npy", device="cpu"))
+    assert [event.fields for event in events if {"damaged", "resumed_row"} & event.fields.keys()] == [
+        {"resumed_row": 3},
+        {"damaged": 1},
+    ]
+    np.testing.assert_allclose(np.load(tmp_path / "v.npy"), np.load(tmp_path / "whole.npy"), atol=1e-6)
+
+
+# --- blocks
+
+
+def test_a_block_is_checked_when_it_is_first_read(tmp_path: Path) -> None:
+    path, numbers = tmp_path / "a.bin", np.arange(1000, dtype=np.uint16)
+    path.write_bytes(b"head" + numbers.tobytes())
+    sums = file_sums(path)[1]
+    content = bytearray(path.read_bytes())
+    content[4 + 2 * 600] ^= 1  # in block 2 of 4
+    path.write_bytes(content)
+    file = CheckedFile(path, sums, "get it again")
+    array = CheckedArray(file, file.content[4:].view(np.uint16), 4)
+    assert array[:500].tolist() == numbers[:500].tolist()
+    assert array[800:].tolist() == numbers[800:].tolist()
+    assert (array.shape, array.dtype, len(array)) == ((1000,), np.uint16, 1000)
+    for read in (
+        lambda: array[500:610], lambda: array[3], lambda: array[::-1], lambda: np.asarray(array),
+        lambda: array == 3, lambda: array.max(), lambda: np.diff(array), lambda: array[[1, 2]],
+    ):  # fmt: skip
+        with pytest.raises(BertworksError, match="block 2 of 1 MiB") as caught:
+            read()
+        assert str(path) in str(caught.value.where)
+    unknown = CheckedFile(path, None, "")
+    assert CheckedArray(unknown, unknown.content, 0)[:].tobytes() == bytes(content)
+
+
+@pytest.mark.parametrize("change", [lambda content: content[:512], lambda content: content + b"x" * 600])
+def test_a_file_with_more_or_fewer_blocks_is_refused(change: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(bytes(1000))
+    sums = file_sums(path)[1]
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(BertworksError, match="not what was written"):
+        CheckedFile(path, sums, "get it again")
+
+
+# --- folders of older versions
+
+
+def test_older_shards_get_checksums(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new, identity = (shards / "manifest.json").read_bytes(), Manifest.load(shards / "manifest.json").identity
+    make_old(shards)
+    assert sha256(shards / "manifest.json") == identity, "a run that began with the older folder goes on"
+
+    def refuse(*arguments: object) -> None:
+        raise BertworksError("read-only")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(shards_module, "folder_lock", refuse)
+        opened = Shards.open(shards)
+    assert opened.manifest.crc32
+    assert sha256(shards / "manifest.json") == identity, "the folder was read-only"
+    (note,) = Shards.open(shards).notes
+    assert " s" in note
+    assert (shards / "manifest.json").read_bytes() == new
+    assert Shards.open(shards).notes == ()
+    assert Manifest.load(shards / "manifest.json").identity == identity
+
+
+@pytest.mark.parametrize("values", [{"vocab_size": -1}, {"tokens": True}, {"dtype": "O"}, {"files": {}}, {"corpus": 3}])
+def test_an_older_manifest_with_wrong_values(values: dict[str, Any], shards: Path) -> None:
+    make_old(shards)
+    content = json.loads((shards / "manifest.json").read_text())
+    (shards / "manifest.json").write_text(json.dumps(content | values))
+    with pytest.raises(BertworksError, match="the manifest is damaged"):
+        Shards.open(shards)
+
+
+def old_index(folder: Path, **values: Any) -> None:
+    content = json.loads((folder / MANIFEST).read_text())
+    del content["files"], content["sha256"]
+    (folder / MANIFEST).write_text(json.dumps(content | {"format": 1} | values))
+
+
+def test_an_older_index_gets_checksums(model: Path, tmp_path: Path) -> None:
+    index = Index.create(tmp_path / "idx", model, device="cpu")
+    index.add(["good film", "sad dogs"])
+    index.verify()
+    old_index(index.folder)
+    older = Index(index.folder, device="cpu")
+    assert older.search("dogs") == index.search("dogs")
+    with pytest.raises(BertworksError, match="without checksums") as caught:
+        older.verify()
+    command = str(caught.value.hint).split(" writes")[0].split()[1:]
+    assert main(command) == 0
+    Index(index.folder).verify()
+    assert Index(index.folder, device="cpu").search("dogs") == index.search("dogs")
+    old_index(index.folder, fingerprint={"max_length": {}})
+    with pytest.raises(BertworksError, match="the manifest of the index is damaged"):
+        Index(index.folder)
+
+
+# --- --verify
+
+
+def test_verify_finds_what_was_not_read(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "idx"
+    Index.create(folder, model, device="cpu").add(["good film", "sad dogs"])
+    assert main(["index", "-o", str(folder), "--verify"]) == 0
+    assert "every file is as it was written" in capsys.readouterr().err
+    (path,) = folder.glob("*.jsonl")
+    path.write_bytes(path.read_bytes().replace(b"sad", b"bad"))
+    for command in (["index", "-o", str(folder)], ["search", str(folder), "film", "--ranking", "bm25", "-k", "1"]):
+        assert main([*command, "--verify"]) == 1
+        found = capsys.readouterr().err
+        assert path.name in found
+        assert "sha256 differs" in found
+
+
+def test_the_hint_for_damaged_shards_of_a_run(tmp_path: Path) -> None:
+    """The folder deleted and the command repeated, the run goes on."""
+    corpus = write_tiny_corpus(tmp_path / "c.jsonl", 120)
+    recipe = write_recipe(tmp_path / "r.toml", ("num_steps = 40", "num_steps = 8"))
+    make = partial(pretrain, [corpus], tmp_path / "out", recipe=str(recipe), device="cpu", workers=1)
+    events = make()
+    next(event for event in events if event.kind == "saved" and event.fields["step"] == 5)
+    events.close()
+    path = tmp_path / "out" / "shards" / "tokens.bin"
+    whole = path.read_bytes()
+    path.write_bytes(bytes(byte ^ 1 for byte in whole))
+    with pytest.raises(BertworksError, match="CRC-32 differs") as caught:
+        list(make())
+    assert "delete this folder within a run and repeat the `bertworks pretrain` command" in str(caught.value.hint)
+    shutil.rmtree(path.parent)
+    assert list(make())[-1].fields["step"] == 8
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("verify", [False, True])
+def test_training_on_damaged_shards(verify: bool, shards: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    content = bytearray((shards / "tokens.bin").read_bytes())
+    content[len(content) // 2] ^= 1
+    (shards / "tokens.bin").write_bytes(content)
+    recipe = write_recipe(tmp_path / "r.toml")
+    command = ["pretrain", str(shards), "-o", str(tmp_path / "out"), "--recipe", str(recipe), "--device", "cpu"]
+    assert main([*command, *(["--verify"] if verify else [])]) == 1
+    found = capsys.readouterr().err
+    assert "tokens.bin" in found
+    assert ("sha256 differs" if verify else "CRC-32 differs") in found
+    assert "bertworks prepare" in found
