@@ -6,6 +6,7 @@
 - spiece.model, sentencepiece.bpe.model, tokenizer.model: SentencePiece (Kudo and Richardson 2018), unigram or BPE
 """
 
+import base64
 import json
 import re
 import unicodedata
@@ -20,11 +21,14 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import parse_json, read_small
 from bertworks.text.tokenizer_pipeline import (
+    LONGEST_WORD,
     NO_TEMPLATE,
     NORMALIZER_SETTINGS,
     SPECIAL_TOKENS,
     bert_pipeline,
+    charsmap_growth,
     guarded,
+    refuse_large_trie,
     refuse_style,
     sentencepiece_pipeline,
     spell_special_tokens,
@@ -40,6 +44,8 @@ TOKENIZER_FILES = (*VOCABULARY_FILES, "merges.txt", *_SETTINGS_FILES)
 _LARGEST_FILE = 1 << 25  # bytes; the tokenizer.json of LaBSE, with 500,000 words, has 10 MB
 _LARGEST_VOCABULARY = 800_000
 _MOST_ADDED = 10_000  # added tokens: the library takes minutes for a hundred thousand
+_LARGEST_GROWTH = 256  # of a text, by the replacements of a normalizer
+_LONGEST_PATTERN = 1000  # characters of a regular expression; that of GPT-4o has 400
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 _BYTE_LEVEL = {"roberta": True, "bart": True, "longformer": True, "led": True, "gpt2": False}  # <s> and </s> around
 
@@ -95,6 +101,79 @@ def read_vocabulary(path: Path, lowercase: bool | None) -> tuple[Path, dict[str,
     notes: list[str] = []
     library = _from_vocabulary(path, {"do_lower_case": lowercase}, {}, notes)
     return path, {"serialized": library.to_str(), "notes": notes}
+
+
+def check_description(content: dict[str, Any]) -> None:
+    """Refuse the content of a tokenizer.json that the library does not refuse itself, but crashes on, or for which it
+    takes unlimited time or memory, or that contradicts itself. Nothing is run.
+
+    Raises:
+        BertworksError: such a content.
+        Exception: any other, for a content that is no tokenizer.
+    """
+    model, vocabulary = content["model"], content["model"]["vocab"]
+    added, prefix = content.get("added_tokens") or [], model.get("continuing_subword_prefix") or ""
+    if isinstance(vocabulary, list):
+        refuse_large_trie(piece for piece, _ in vocabulary)
+        vocabulary = {piece: number for number, (piece, _) in enumerate(vocabulary)}
+    ids = vocabulary | {token["content"]: token["id"] for token in added}
+    seconds = (pair.split(" ")[1] if isinstance(pair, str) else pair[1] for pair in model.get("merges") or ())
+    longest = model.get("max_input_chars_per_word", LONGEST_WORD)
+    _require(longest <= 10 * LONGEST_WORD, f"words of {longest:,} characters are too long")
+    _require(len(prefix) <= 10 * LONGEST_WORD, "continuing_subword_prefix is too long")
+    _require(not prefix or all(piece.startswith(prefix) for piece in seconds), f"a merge does not add {prefix!r:.40}")
+    _require((model.get("unk_token") or next(iter(ids), "")) in ids, "the vocabulary lacks its unk_token")
+    _require(sum(len(token["content"]) for token in added) <= 1 << 20, "the added tokens are too long")
+    claims = [(token["content"], token["id"]) for token in added if token["content"] in vocabulary]
+    growth, parts = 1.0, [content.get(name) for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")]
+    while parts:
+        part = parts.pop()
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind in ("Replace", "Split") and "Regex" in part["pattern"]:
+            _check_pattern(part["pattern"]["Regex"])
+        if kind == "Replace":
+            pattern = part["pattern"].get("String", "")  # "", and a regular expression, may match between characters
+            growth *= max(1, len(part["content"]) / len(pattern) if pattern else 1 + len(part["content"]))
+        elif kind == "Prepend":
+            growth *= 1 + len(part["prepend"])
+        elif kind == "Precompiled":
+            growth *= charsmap_growth(base64.b64decode(part["precompiled_charsmap"], validate=True))
+        elif kind == "FixedLength":
+            _require(part["length"] >= 1, "words of length 0")
+        elif kind in ("BertProcessing", "RobertaProcessing"):
+            claims += part["sep"], part["cls"]
+        elif kind == "TemplateProcessing":
+            for name, texts in (("single", ["A"]), ("pair", ["A", "B"])):
+                inside = [piece["Sequence"]["id"] for piece in part[name] if "Sequence" in piece]
+                _require(inside == texts, f"the template {name!r} does not hold {' and '.join(texts)} once, in order")
+            claims += (claim for t in part["special_tokens"].values() for claim in zip(t["tokens"], t["ids"], strict=True))
+    _require(growth <= _LARGEST_GROWTH, f"the normalizer makes a text up to {growth:.0e} times as long")
+    for token, number in claims:
+        there = ids.get(token) if token not in vocabulary else vocabulary[token]
+        _require(number == there, f"the token {token!r:.60} has the id {number!r:.20}, in the vocabulary {there}")
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise BertworksError(what, hint="get the file again, or choose another model")
+
+
+def _check_pattern(pattern: str) -> None:
+    """Refuse a regular expression that may take exponential time, in oniguruma's syntax: with a repeated group, a
+    repeated repetition, a reference or a recursion; and one with several endless repetitions in a row."""
+    plain = re.sub(r"\\[pP]\{\^?\w+\}|\\[^1-9gkKRX]", "x", pattern)
+    while plain != (shorter := re.sub(r"\[\^?[^\[\]]+\]", "x", plain)):  # classes of characters, also within others
+        plain = shorter
+    is_plain = not re.search(r"\\|\)[*+{]|[*+?}][*{]|\}[+]|\{[\d,]*\d{4}|\(\?(?![:=!i]|<[=!])", plain)
+
+    def endless(part: re.Match[str]) -> str:  # a sign for each endless repetition in a row
+        return "*" * max(len(re.findall(r"[*+](?!\+)|,\}", branch)) for branch in part[1].split("|"))
+
+    while plain != (shorter := re.sub(r"\(([^()]*)\)", endless, plain)):
+        plain = shorter
+    is_plain &= len(pattern) <= _LONGEST_PATTERN and len(re.sub(r"^(.*)$", endless, plain, flags=re.DOTALL)) <= 2
+    _require(is_plain, f"the regular expression {pattern!r:.60} may take endless time")
 
 
 def count_cased(tokens: Sequence[str]) -> int:
