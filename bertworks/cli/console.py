@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TextIO
 
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
@@ -107,6 +107,8 @@ def parse_size(text: str, option: str) -> int:
     return size
 
 
+# Characters that move the cursor of a terminal, change its title or hide text; shown as JSON writes them.
+CONTROLS = {code: f"\\u{code:04x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
 
 
@@ -117,12 +119,27 @@ def is_terminal() -> bool:
 
 def say(text: str) -> None:
     """Print a line to standard error."""
-    print(text, file=sys.stderr, flush=True)
+    try:
+        _print(text, sys.stderr)
+    except BrokenPipeError:
+        raise
+    except OSError:  # a full disk: there is no place where this could be reported, and the work goes on
+        return
+
+
+def out(text: str) -> None:
+    """Print a line to standard output, unless it was closed when the process started."""
+    if sys.stdout is not None:
+        _print(text, sys.stdout)
+
+
+def _print(text: str, stream: TextIO) -> None:
+    print(text.translate(CONTROLS) if stream.isatty() else text, file=stream, flush=True)
 
 
 def emit(data: Any) -> None:
     """Print a value as one line of JSON to standard output."""
-    print(json.dumps(data, ensure_ascii=False, default=str), flush=True)
+    out(json.dumps(data, ensure_ascii=False, default=str))
 
 
 def show(result: Any, text: str, as_json: bool) -> None:
@@ -130,7 +147,7 @@ def show(result: Any, text: str, as_json: bool) -> None:
     if as_json:
         emit(result)
     else:
-        print(text)
+        out(text)
 
 
 def table(rows: Iterable[tuple[str, str]]) -> str:
@@ -160,7 +177,7 @@ def show_events(events: Iterable[Event], *, as_json: bool = False, results: bool
             elif is_first and not (last.kind == "done" and prints):
                 say(last.text)
     if is_first and prints and last and last.kind == "done":
-        print(last.text, flush=True)
+        out(last.text)
     return last
 
 
@@ -193,7 +210,7 @@ def _terminal_progress() -> Iterator[Callable[[Event], None]]:
             rows = Table.grid(expand=True)
             if event.kind == "step":
                 rows.add_row(ProgressBar(total=event.fields["steps"], completed=event.fields["step"]))
-            rows.add_row(Text(event.text))
+            rows.add_row(Text(event.text.translate(CONTROLS)))
             live.update(rows)
 
         yield draw

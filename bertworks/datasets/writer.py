@@ -154,6 +154,8 @@ def _checked(name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]
 def _open_output(path: str | Path) -> Iterator[Any]:
     """A stream of bytes. The file appears when the block ends without an error."""
     if str(path) == "-":
+        if sys.stdout is None:
+            raise BertworksError("it was closed when the process started", where="standard output", hint="-o FILE")
         yield sys.stdout.buffer
         return
     target = Path(path).expanduser()

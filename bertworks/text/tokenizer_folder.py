@@ -111,7 +111,10 @@ def check_description(content: dict[str, Any]) -> None:
         BertworksError: such a content.
         Exception: any other, for a content that is no tokenizer.
     """
-    model, vocabulary = content["model"], content["model"]["vocab"]
+    model = content.get("model")
+    if not isinstance(model, dict) or "vocab" not in model:
+        return  # the library refuses it, and names the line
+    vocabulary: Any = model["vocab"]
     added, prefix = content.get("added_tokens") or [], model.get("continuing_subword_prefix") or ""
     if isinstance(vocabulary, list):
         refuse_large_trie(piece for piece, _ in vocabulary)
