@@ -76,6 +76,9 @@ WithinWord = Annotated[
     Flag,
     Parameter(help="With each token, also mask the later pieces of its word, which would reveal it (PLL-word-l2r)."),
 ]
+GuardFormulas = Annotated[
+    Flag, Parameter(help="In csv and tsv, write ' before texts that spreadsheet programs would compute as formulas.")
+]
 Overwrite = Annotated[Flag, Parameter(help="Replace the content of the output folder.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="The device to compute on.")]
 InferencePrecision = Annotated[

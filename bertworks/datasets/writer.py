@@ -6,6 +6,7 @@ The file appears when it is complete. Memory use does not grow with the file.
 import csv
 import itertools
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -15,15 +16,18 @@ from typing import Any, Literal
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import replacing
-from bertworks.io.text_files import COMPRESSIONS, FORMATS, format_suffix
+from bertworks.io.text_files import COMPRESSIONS, FORMATS, IssueCounter, format_suffix
 
 FileKind = Literal["csv", "tsv", "jsonl", "json", "parquet", "conll"]
 _BATCH_ROWS = 500  # held in memory
+# A cell that spreadsheet programs compute: it begins with one of = + - @ tab CR, and is no number.
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?!\d*[.,]?\d*(?:[eE][+-]?\d+)?%?$)")
 
 
 def write_rows(
-    path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, kind: FileKind | None = None
-) -> int:
+    path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, kind: FileKind | None = None,
+    formulas: IssueCounter | None = None, guard_formulas: bool = False,
+) -> int:  # fmt: skip
     """Write rows and return their number.
 
     Missing values are empty cells in tables and null in Parquet. JSON lines leave them out, and may have fields besides
@@ -33,6 +37,8 @@ def write_rows(
         path: the file. Its suffix gives the kind and the compression. "-" is standard output, csv by default.
         columns: in the order of tables and Parquet.
         kind: overrides the suffix.
+        formulas: counts the texts in csv and tsv that spreadsheet programs would compute.
+        guard_formulas: write ' before them.
 
     Raises:
         UsageError: the suffix gives no kind.
@@ -50,7 +56,9 @@ def write_rows(
         with replacing(target) as temporary:
             return _write_parquet(temporary, _checked(target.name, columns, rows), columns, target.name)
     if kind in ("csv", "tsv"):
-        return write_lines(path, _table_lines(name, columns, rows, "," if kind == "csv" else "\t")) - 1
+        mark = "'" if guard_formulas else ""
+        lines = _table_lines(name, columns, rows, "," if kind == "csv" else "\t", formulas or IssueCounter(), mark)
+        return write_lines(path, lines) - 1
     lines = (as_json(dict(row)) for row in rows)
     return write_lines(path, lines) if kind == "jsonl" else write_lines(path, _json_array(lines)) - 2
 
@@ -125,12 +133,24 @@ class _Line:
         return text.removesuffix("\r\n")
 
 
-def _table_lines(name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], delimiter: str) -> Iterator[str]:
+def _table_lines(
+    name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], delimiter: str, formulas: IssueCounter,
+    mark: str,
+) -> Iterator[str]:  # fmt: skip
+    """mark: is put before each of the `formulas`."""
+
+    def cells(values: Sequence[Any], place: str) -> list[str]:
+        texts = [_cell(value) for value in values]
+        for number in [n for n, value in enumerate(values) if isinstance(value, str) and _FORMULA.match(value)]:
+            formulas.add(f"{place}, column {columns[number]!r:.60}")
+            texts[number] = mark + texts[number]
+        return texts
+
     # csv quotes the characters of its line end: cells with "\r" or "\n" are quoted in all versions of Python.
     line = csv.writer(_Line(), delimiter=delimiter, lineterminator="\r\n").writerow
-    yield line(columns)
-    for row in _checked(name, columns, rows):
-        yield line([_cell(row.get(column)) for column in columns])
+    yield line(cells(columns, "header"))
+    for number, row in enumerate(_checked(name, columns, rows), 1):
+        yield line(cells([row.get(column) for column in columns], f"row {number}"))
 
 
 def _cell(value: Any) -> str:

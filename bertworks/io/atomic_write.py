@@ -233,7 +233,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(path))
     writer = f"{os.getpid()}-{_start_time(os.getpid())}"
-    temporary = target.with_name(f".{_shorten(target.name)}@{socket.gethostname()}.{writer}.{next(_COUNTER)}.tmp")
+    temporary = hidden_sibling(target, f"@{socket.gethostname()}.{writer}.{next(_COUNTER)}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent, name=target.name)
@@ -248,7 +248,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     except BaseException as error:
         if (isinstance(error, OSError) and error.errno in _DISK_FULL) or _DISK_FULL_WORDS.search(str(error)):
             raise _disk_full(target) from error
-        if isinstance(error, OSError) and _concerns(error, target):
+        if isinstance(error, OSError) and (error.errno == errno.EIO or _concerns(error, target)):
             hint = "choose another path, or make this one writable"
             raise BertworksError(f"cannot be written: {error.strerror}", where=str(target), hint=hint) from error
         raise
@@ -296,7 +296,15 @@ def sha256(path: str | Path) -> str:
 
 
 def _shorten(name: str) -> str:
-    return os.fsdecode(os.fsencode(name)[:_MAX_NAME_BYTES])
+    """The name; of a long one the beginning, and a hash by which two of them differ."""
+    if len(whole := os.fsencode(name)) <= _MAX_NAME_BYTES:
+        return name
+    return f"{os.fsdecode(whole[:_MAX_NAME_BYTES])}-{hashlib.sha256(whole).hexdigest()[:16]}"
+
+
+def hidden_sibling(target: Path, ending: str) -> Path:
+    """The path of a hidden file or folder of a target, such as `.NAME.lock`, in the folder of the target."""
+    return target.with_name(f".{_shorten(target.name)}{ending}")
 
 
 def _concerns(error: OSError, target: Path) -> bool:

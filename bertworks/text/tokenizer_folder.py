@@ -150,7 +150,9 @@ def check_description(content: dict[str, Any]) -> None:
             for name, texts in (("single", ["A"]), ("pair", ["A", "B"])):
                 inside = [piece["Sequence"]["id"] for piece in part[name] if "Sequence" in piece]
                 _require(inside == texts, f"the template {name!r} does not hold {' and '.join(texts)} once, in order")
-            claims += (claim for t in part["special_tokens"].values() for claim in zip(t["tokens"], t["ids"], strict=True))
+            claims += (
+                claim for t in part["special_tokens"].values() for claim in zip(t["tokens"], t["ids"], strict=True)
+            )
     _require(growth <= _LARGEST_GROWTH, f"the normalizer makes a text up to {growth:.0e} times as long")
     for token, number in claims:
         there = ids.get(token) if token not in vocabulary else vocabulary[token]
