@@ -21,7 +21,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, TYPE_CHECKING, Any
 
 from filelock import BaseFileLock, FileLock, Timeout
@@ -82,6 +82,19 @@ def parse_json(
     except (RecursionError, ValueError) as error:
         what = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:100]
         raise BertworksError(f"not valid JSON: {what}", where=str(path), hint=hint) from None
+
+
+@contextmanager
+def utf8_path(path: Path) -> Iterator[Path]:
+    """Yield a path of a file for libraries that only read names in UTF-8: the same, or a link to it. The file may be
+    mapped in the block."""
+    try:
+        str(path).encode()
+        yield path
+    except UnicodeEncodeError:
+        with TemporaryDirectory() as folder:
+            (link := Path(folder, path.name.encode("utf-8", "replace").decode())).symlink_to(path.absolute())
+            yield link
 
 
 def refuse_unwritable(path: str | Path) -> None:
