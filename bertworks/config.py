@@ -18,7 +18,7 @@ from bertworks.io.atomic_write import read_small
 
 T = TypeVar("T")
 _LARGEST_RECIPE = 1 << 14  # bytes; those of bertworks have up to 2 kB
-_SEARCHED_LINES = 1000  # of a recipe, for the line of an error: each of them is parsed with all lines above it
+_SEARCHED_LINES = 300  # of a recipe, for the line of an error: each of them is parsed with all lines above it
 
 
 class Range(NamedTuple):

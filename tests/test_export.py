@@ -177,8 +177,8 @@ def test_every_activation(activation: Any, tmp_path: Path):
 
 def test_the_folder_explains_itself(classifier: Path, exported: Path):
     assert {path.name for path in exported.iterdir()} == {
-        "README.md", "config.json", "export.json", "model.onnx", "special_tokens_map.json", "task.json", "tokenizer.json",
-        "tokenizer_config.json", "vocab.txt",
+        "README.md", "config.json", "export.json", "model.onnx", "special_tokens_map.json", "task.json",
+        "tokenizer.json", "tokenizer_config.json", "vocab.txt",
     }  # fmt: skip
     for name in ("config.json", "task.json", "tokenizer.json", "vocab.txt"):
         assert (exported / name).read_bytes() == (classifier / name).read_bytes()
@@ -378,7 +378,7 @@ def test_another_or_a_damaged_export_is_no_finished_one(name: str, exported: Pat
     content = bytearray((folder / name).read_bytes())
     content[len(content) // 2] ^= 1
     (folder / name).write_bytes(content)
-    with pytest.raises(BertworksError, match="not empty|not valid JSON"):
+    with pytest.raises(BertworksError, match=r"not empty|not valid JSON"):
         run(classifier, folder)
     assert (folder / name).read_bytes() == content
 

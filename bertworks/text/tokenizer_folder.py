@@ -45,6 +45,7 @@ _LARGEST_FILE = 1 << 25  # bytes; the tokenizer.json of LaBSE, with 500,000 word
 _LARGEST_VOCABULARY = 800_000
 _MOST_ADDED = 10_000  # added tokens: the library takes minutes for a hundred thousand
 _LARGEST_GROWTH = 256  # of a text, by the replacements of a normalizer
+_LONGEST_TEMPLATE = 16  # special tokens and texts
 _LONGEST_PATTERN = 1000  # characters of a regular expression; that of GPT-4o has 400
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 _BYTE_LEVEL = {"roberta": True, "bart": True, "longformer": True, "led": True, "gpt2": False}  # <s> and </s> around
