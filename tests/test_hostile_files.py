@@ -259,7 +259,6 @@ TOKENIZER: dict[str, Callable[[Path], None]] = {
     "a table of half a character": charsmap(*([0x100] + [1] * 255), texts="é".encode()[1:] + b"\0"),
     "a table of long replacements": charsmap(*[0] * 256, texts=b"a" * 100_000 + b"\0"),
     "words of any length": with_model(max_input_chars_per_word=10**9),
-    "a prefix of ten million characters": with_model(continuing_subword_prefix="#" * 10**7),
     "no unknown token": with_model(unk_token="[NOPE]"),
     "pieces of 28 MB": lambda folder: with_model(type="Unigram", unk_id=0, vocab=UNIGRAM)(folder),
     "merges without the prefix": with_model(

@@ -110,7 +110,6 @@ def parse_size(text: str, option: str) -> int:
     return size
 
 
-# Characters that move the cursor of a terminal, change its title or hide text; shown as JSON writes them.
 CONTROLS = {code: f"\\u{code:04x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
 
@@ -121,23 +120,19 @@ def is_terminal() -> bool:
 
 
 def say(text: str) -> None:
-    """Print a line to standard error."""
+    """Print a line to standard error. A full disk ends no work: there is no place where it could be reported."""
     try:
-        _print(text, sys.stderr)
-    except BrokenPipeError:
-        raise
-    except OSError:  # a full disk: there is no place where this could be reported, and the work goes on
-        return
+        out(text, sys.stderr)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
 
 
-def out(text: str) -> None:
-    """Print a line to standard output, unless it was closed when the process started."""
-    if sys.stdout is not None:
-        _print(text, sys.stdout)
-
-
-def _print(text: str, stream: TextIO) -> None:
-    print(text.translate(CONTROLS) if stream.isatty() else text, file=stream, flush=True)
+def out(text: str, stream: TextIO | None = None) -> None:
+    """Print a line to a stream, by default standard output. On a terminal control characters are shown as JSON writes
+    them: they could move its cursor, change its title or hide text."""
+    if stream := stream or sys.stdout:  # None: it was closed when the process started
+        print(text.translate(CONTROLS) if stream.isatty() else text, file=stream, flush=True)
 
 
 def emit(data: Any) -> None:

@@ -172,7 +172,7 @@ def open_parquet(path: Path, name: str) -> Iterator[Any]:
     from pyarrow import parquet
 
     try:
-        with utf8_path(path) as name, parquet.ParquetFile(name) as file:
+        with utf8_path(path) as target, parquet.ParquetFile(target) as file:
             yield file
     except (pyarrow.ArrowException, OSError) as error:
         what = f"the Parquet file is damaged or cannot be read: {error}"

@@ -116,48 +116,46 @@ def check_description(content: dict[str, Any]) -> None:
     if not isinstance(model, dict) or "vocab" not in model:
         return  # the library refuses it, and names the line
     vocabulary: Any = model["vocab"]
-    added, prefix = content.get("added_tokens") or [], model.get("continuing_subword_prefix") or ""
     if isinstance(vocabulary, list):
         refuse_large_trie(piece for piece, _ in vocabulary)
         vocabulary = {piece: number for number, (piece, _) in enumerate(vocabulary)}
-    ids = vocabulary | {token["content"]: token["id"] for token in added}
+    claims = [(token["content"], token["id"]) for token in content.get("added_tokens") or ()]
+    ids = dict(claims) | vocabulary
+    prefix, longest = model.get("continuing_subword_prefix") or "", model.get("max_input_chars_per_word", LONGEST_WORD)
     seconds = (pair.split(" ")[1] if isinstance(pair, str) else pair[1] for pair in model.get("merges") or ())
-    longest = model.get("max_input_chars_per_word", LONGEST_WORD)
     _require(longest <= 10 * LONGEST_WORD, f"words of {longest:,} characters are too long")
-    _require(len(prefix) <= 10 * LONGEST_WORD, "continuing_subword_prefix is too long")
-    _require(not prefix or all(piece.startswith(prefix) for piece in seconds), f"a merge does not add {prefix!r:.40}")
+    _require(all(piece.startswith(prefix) for piece in seconds), f"a merge does not add {prefix!r:.40}")
     _require((model.get("unk_token") or next(iter(ids), "")) in ids, "the vocabulary lacks its unk_token")
-    _require(sum(len(token["content"]) for token in added) <= 1 << 20, "the added tokens are too long")
-    claims = [(token["content"], token["id"]) for token in added if token["content"] in vocabulary]
+    _require(sum(len(token) for token, _ in claims) <= 1 << 20, "the added tokens are too long")
     growth, parts = 1.0, [content.get(name) for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")]
     while parts:
-        part = parts.pop()
+        part: Any = parts.pop()
         parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind in ("Replace", "Split") and "Regex" in part["pattern"]:
-            _check_pattern(part["pattern"]["Regex"])
-        if kind == "Replace":
-            pattern = part["pattern"].get("String", "")  # "", and a regular expression, may match between characters
-            growth *= max(1, len(part["content"]) / len(pattern) if pattern else 1 + len(part["content"]))
-        elif kind == "Prepend":
-            growth *= 1 + len(part["prepend"])
-        elif kind == "Precompiled":
-            growth *= charsmap_growth(base64.b64decode(part["precompiled_charsmap"], validate=True))
-        elif kind == "FixedLength":
-            _require(part["length"] >= 1, "words of length 0")
-        elif kind in ("BertProcessing", "RobertaProcessing"):
-            claims += part["sep"], part["cls"]
-        elif kind == "TemplateProcessing":
-            for name, texts in (("single", ["A"]), ("pair", ["A", "B"])):
-                inside = [piece["Sequence"]["id"] for piece in part[name] if "Sequence" in piece]
-                _require(inside == texts, f"the template {name!r} does not hold {' and '.join(texts)} once, in order")
-            claims += (
-                claim for t in part["special_tokens"].values() for claim in zip(t["tokens"], t["ids"], strict=True)
-            )
+        match part:
+            case {"type": "Replace" | "Split", "pattern": {"Regex": pattern}}:
+                _check_pattern(pattern)
+                growth *= 1 + len(part.get("content", ""))  # which may stand between all characters
+            case {"type": "Replace", "pattern": {"String": pattern}, "content": text}:
+                growth *= max(1, len(text) / len(pattern)) if pattern else 1 + len(text)
+            case {"type": "Prepend", "prepend": text}:
+                growth *= 1 + len(text)
+            case {"type": "Precompiled", "precompiled_charsmap": table}:
+                growth *= charsmap_growth(base64.b64decode(table, validate=True))
+            case {"type": "FixedLength", "length": length}:
+                _require(length >= 1, "words of length 0")
+            case {"type": "BertProcessing" | "RobertaProcessing", "sep": sep, "cls": cls}:
+                claims += sep, cls
+            case {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}:
+                for pieces, texts in ((single, ["A"]), (pair, ["A", "B"])):
+                    is_good = texts == [piece["Sequence"]["id"] for piece in pieces if "Sequence" in piece]
+                    is_good &= len(pieces) <= _LONGEST_TEMPLATE
+                    _require(is_good, f"a template does not hold {' and '.join(texts)} once, in order")
+                for token in special.values():
+                    _require(len(token["tokens"]) == len(token["ids"]) == 1, "several tokens for a special token")
+                    claims.append((token["tokens"][0], token["ids"][0]))
     _require(growth <= _LARGEST_GROWTH, f"the normalizer makes a text up to {growth:.0e} times as long")
-    for token, number in claims:
-        there = ids.get(token) if token not in vocabulary else vocabulary[token]
-        _require(number == there, f"the token {token!r:.60} has the id {number!r:.20}, in the vocabulary {there}")
+    for name, number in claims:
+        _require(number == ids.get(name), f"{name!r:.60} has the id {number!r:.20}, in the vocabulary {ids.get(name)}")
 
 
 def _require(holds: bool, what: str) -> None:
