@@ -14,9 +14,11 @@ from types import MappingProxyType, NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from bertworks.errors import UsageError
+from bertworks.io.atomic_write import read_small
 
 T = TypeVar("T")
-_SEARCHED_LINES = 1000  # of a recipe, for the line of an error: each of them is parsed with all lines above it
+_LARGEST_RECIPE = 1 << 14  # bytes; those of bertworks have up to 2 kB
+_SEARCHED_LINES = 300  # of a recipe, for the line of an error: each of them is parsed with all lines above it
 
 
 class Range(NamedTuple):
@@ -61,7 +63,7 @@ def read_recipe_text(name: str, what: str, known: Mapping[str, str]) -> str:
         if not Path(name).is_file():
             raise UsageError(f"there is no recipe file {name}", hint=f"name one of {', '.join(known)}, or a file")
         try:
-            return Path(name).read_text(encoding="utf-8")
+            return read_small(Path(name), _LARGEST_RECIPE).decode("utf-8-sig").replace("\r\n", "\n")
         except UnicodeDecodeError as error:
             raise UsageError("this is not a text in UTF-8", where=name, hint="save it as UTF-8") from error
     if name not in known:
@@ -82,8 +84,8 @@ def parse_as(kind: type[T], text: str, where: str, overrides: Sequence[str] = ()
     """
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"this is not TOML: {error}", where=where) from error
+    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, thousands of lists in lists
+        raise UsageError(f"this is not TOML: {str(error)[:200]}", where=where) from error
     aliases: Mapping[str, str] = getattr(kind, "ALIASES", {})
     _rename_aliases(table, aliases, where)
     _set_overrides(table, parse_overrides(overrides, aliases))
@@ -144,7 +146,7 @@ def parse_overrides(overrides: Sequence[str], aliases: Mapping[str, str] = Mappi
             raise UsageError(f"{word!r} sets nothing", hint=hint)
         try:
             value = tomllib.loads(f"x = {text}")["x"]
-        except tomllib.TOMLDecodeError:
+        except (ValueError, RecursionError):
             value = text  # a bare word is a string
         values[aliases.get(name, name)] = value
     return values
@@ -193,7 +195,7 @@ def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "") 
         return cast(T, _build_dataclass(kind, value, where, at))
     if origin is Literal:
         if value not in choices:
-            raise UsageError(f"{at}: {value!r} is none of {', '.join(map(repr, choices))}", where=where(at))
+            raise UsageError(f"{at}: {value!r:.60} is none of {', '.join(map(repr, choices))}", where=where(at))
         return cast(T, value)
     if origin in (Union, UnionType):  # `X | None`; TOML has no null, so a value is an X
         return build(next(c for c in choices if c is not NoneType), value, where, at)  # type: ignore[no-any-return]
@@ -203,13 +205,13 @@ def build(kind: type[T], value: Any, where: Callable[[str], str], at: str = "") 
         return cast(T, float(value))
     if origin is tuple or type(value) is not kind:
         name = "a list" if origin is tuple else getattr(kind, "__name__", kind)
-        raise UsageError(f"{at}: expected {name}, got {value!r}", where=where(at))
+        raise UsageError(f"{at}: expected {name}, got {value!r:.60}", where=where(at))
     return value
 
 
 def _build_dataclass(kind: Any, value: Any, where: Callable[[str], str], at: str) -> Any:
     if not isinstance(value, dict):
-        raise UsageError(f"{at or 'recipe'}: expected a table, got {value!r}", where=where(at))
+        raise UsageError(f"{at or 'recipe'}: expected a table, got {value!r:.60}", where=where(at))
     hints, prefix = {f.name: get_type_hints(kind)[f.name] for f in fields(kind)}, at and at + "."
     for name in value.keys() - hints.keys():
         near = get_close_matches(name, hints, 1)

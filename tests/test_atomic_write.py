@@ -227,7 +227,7 @@ def test_names_as_long_as_the_file_system_allows(tmp_path: Path, name: str) -> N
         write_text(tmp_path / name, content)
     assert names(tmp_path) == [name]
     assert (tmp_path / name).read_text() == "new"
-    leave(tmp_path, "999999999", os.fsdecode(os.fsencode(name)[:100]))
+    leave(tmp_path, "999999999", atomic_write._shorten(name))
     assert remove_leftovers(tmp_path, name=name) == 1
 
 

@@ -4,8 +4,10 @@ import io
 import json
 import os
 import pty
+import re
 import subprocess
 import sys
+import unicodedata
 from pathlib import Path
 
 import pytest
@@ -158,6 +160,77 @@ sys.exit(main.main(["demo"]))
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert answer.returncode == 141
     assert answer.stderr == ""
+
+
+RUN = [sys.executable, "-c", "from bertworks.cli.main import run; run()"]
+
+
+@pytest.mark.parametrize(
+    ("closed", "has_out", "has_err"),
+    [(">&-", False, True), ("2>&-", True, False), (">&- 2>&-", False, False), ("<&- >&- 2>&-", False, False)],
+)
+def test_streams_that_were_closed_at_the_start(closed: str, has_out: bool, has_err: bool):
+    for word, code, out, err in (("--version", 0, "0.1.0\n", ""), ("prepair", 2, "", "Did you mean")):
+        shell = ["bash", "-c", f'"$@" {closed}', "bash", *RUN, word]
+        answer = subprocess.run(shell, capture_output=True, text=True, check=False)
+        assert answer.returncode == code
+        assert answer.stdout == (out if has_out else "")
+        assert err in answer.stderr if has_err else answer.stderr == ""
+        assert "Traceback" not in answer.stderr
+
+
+def test_no_file_gets_the_messages_of_a_stream_that_was_closed(tmp_path: Path):
+    """The first file that is opened would get the number of standard error, and with it what libraries print there."""
+    code = """
+import os, subprocess, sys
+from bertworks.cli import console, main
+def work(*_, **__):
+    with open("result", "w") as file:
+        os.write(2, b"a message of a library")
+        subprocess.run(["sh", "-c", "echo one of a program >&2"])
+        file.write("a result")
+console.show_events = work
+sys.argv = ["bertworks", "demo"]
+main.run()
+"""
+    shell = ["bash", "-c", '"$@" 2>&-', "bash", sys.executable, "-c", code]
+    paths = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    assert subprocess.run(shell, cwd=tmp_path, env=paths, check=False).returncode == 0
+    assert (tmp_path / "result").read_text() == "a result"
+
+
+def test_what_cannot_be_written_is_an_error():
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full")
+    ran = subprocess.run(["bash", "-c", '"$@" >/dev/full', "bash", *RUN, "--version"], capture_output=True, check=False)
+    assert (ran.returncode, ran.stderr) == (1, b"error: standard output: No space left on device\n")
+    ran = subprocess.run(["bash", "-c", '"$@" 2>/dev/full', "bash", *RUN, "prepair"], capture_output=True, check=False)
+    assert (ran.returncode, ran.stdout) == (2, b"")
+
+
+def test_control_characters_reach_no_terminal(capsys, monkeypatch):
+    text = "a\x1b]0;title\x07 b\x9b2J c\rd\x08\x7f\te\nf é 日"
+    console.say(text)
+    console.out(text)
+    assert capsys.readouterr() == (f"{text}\n", f"{text}\n")  # of a pipe or a file, as it is
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    console.say(text)
+    console.out(text)
+    console.emit({"text": text})
+    shown = "a\\u001b]0;title\\u0007 b\\u009b2J c\\u000dd\\u0008\\u007f\te\nf é 日\n"
+    out, err = capsys.readouterr()
+    assert err == shown
+    assert out.startswith(shown)
+    assert json.loads(out.removeprefix(shown)) == {"text": text}
+    assert not any(unicodedata.category(character) == "Cc" for character in out + err if character not in "\t\n")
+
+
+def test_commands_print_through_the_console():
+    """What neutralises control characters is there."""
+    folder = Path(console.__file__).parent
+    printing = [path.name for path in folder.glob("*.py") if re.search(r"(?<![\w.])print\(", path.read_text())]
+    assert printing == ["console.py"]
 
 
 @pytest.mark.parametrize(("text", "size"), [("1g", 1 << 30), ("512m", 512 << 20), ("1.5 GiB", 3 << 29), ("2000", 2000)])

@@ -4,6 +4,8 @@ import copy
 import csv
 import hashlib
 import json
+import shutil
+import socket
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -176,8 +178,8 @@ def test_every_activation(activation: Any, tmp_path: Path):
 
 def test_the_folder_explains_itself(classifier: Path, exported: Path):
     assert {path.name for path in exported.iterdir()} == {
-        "README.md", "config.json", "model.onnx", "special_tokens_map.json", "task.json", "tokenizer.json",
-        "tokenizer_config.json", "vocab.txt",
+        "README.md", "config.json", "export.json", "model.onnx", "special_tokens_map.json", "task.json",
+        "tokenizer.json", "tokenizer_config.json", "vocab.txt",
     }  # fmt: skip
     for name in ("config.json", "task.json", "tokenizer.json", "vocab.txt"):
         assert (exported / name).read_bytes() == (classifier / name).read_bytes()
@@ -356,6 +358,30 @@ def test_a_folder_with_something_in_it_is_left_alone(classifier: Path, tmp_path:
     with pytest.raises(UsageError, match="a file of that name"):
         run(classifier, tmp_path / "notes.txt")
     assert [path.read_text() for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_an_export_that_is_finished_is_recognised(exported: Path, classifier: Path):
+    rest = exported.with_name(f".onnx@{socket.gethostname()}.999999999-1.0.tmp")  # of a process that was killed
+    rest.mkdir()
+    before = {path: path.stat().st_mtime_ns for path in exported.iterdir()}
+    note, done = run(classifier, exported)
+    assert "holds this export already" in note.text
+    assert done.fields["bytes"] == (exported / "model.onnx").stat().st_size
+    assert {path: path.stat().st_mtime_ns for path in exported.iterdir()} == before
+    assert not rest.exists()
+    with pytest.raises(UsageError, match="not empty"):
+        run(classifier, exported, int8=True)
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "export.json"])
+def test_another_or_a_damaged_export_is_no_finished_one(name: str, exported: Path, classifier: Path, tmp_path: Path):
+    folder = shutil.copytree(exported, tmp_path / "onnx")
+    content = bytearray((folder / name).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / name).write_bytes(content)
+    with pytest.raises(BertworksError, match=r"not empty|not valid JSON"):
+        run(classifier, folder)
+    assert (folder / name).read_bytes() == content
 
 
 @pytest.mark.parametrize("missing", ["onnx", "onnxruntime"])

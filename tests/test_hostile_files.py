@@ -5,15 +5,19 @@ test_tensorflow; here is what these leave: links and pipes, sizes, and the files
 All cases run in one process (this file, run as a program), which watches its own memory: `main`.
 """
 
+import base64
 import json
 import os
 import pickle
+import random
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -178,6 +182,98 @@ MODEL: dict[str, Callable[[Path], None]] = {
     ),
     "tokenizer.json of nothing": tokenizer_json(model={"type": "WordPiece", "vocab": {}}),
 }  # fmt: skip
+
+
+def replace(content: str, **pattern: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def split(pattern: str) -> Callable[[Path], None]:
+    """A tokenizer that splits at a regular expression."""
+    rule = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    return tokenizer_json(pre_tokenizer=rule)
+
+
+def template(
+    single: str = "$A", pair: str = "$A $B", ids: Sequence[int] = (2,), kind: int = 0
+) -> Callable[[Path], None]:
+    """A tokenizer with another template. $A, $B: the texts; C: [CLS]."""
+
+    def piece(word: str) -> dict[str, Any]:
+        name, content = ("SpecialToken", "[CLS]") if word == "C" else ("Sequence", word[1])
+        return {name: {"id": content, "type_id": kind}}
+
+    special = {"[CLS]": {"id": "[CLS]", "ids": list(ids), "tokens": ["[CLS]"] * len(ids)}}
+    return tokenizer_json(post_processor={
+        "type": "TemplateProcessing", "single": [*map(piece, single.split())], "pair": [*map(piece, pair.split())],
+        "special_tokens": special,
+    })  # fmt: skip
+
+
+def charsmap(*units: int, texts: bytes = b"a\0") -> Callable[[Path], None]:
+    """A tokenizer with a table of SentencePiece: a trie of these units, and replacements."""
+    table = struct.pack("<I", 4 * len(units)) + struct.pack(f"<{len(units)}I", *units) + texts
+    return tokenizer_json(normalizer={"type": "Precompiled", "precompiled_charsmap": base64.b64encode(table).decode()})
+
+
+def with_model(**changes: Any) -> Callable[[Path], None]:
+    """A tokenizer with other settings of its model; with a vocabulary, as the only tokens."""
+
+    def change(folder: Path) -> None:
+        content = json.loads((folder / "tokenizer.json").read_text())
+        if "vocab" in changes:
+            content |= {"added_tokens": [], "post_processor": None}
+        content["model"] |= changes
+        (folder / "tokenizer.json").write_text(json.dumps(content))
+
+    return change
+
+
+UNIGRAM = [["<unk>", 0.0], *([f"{n}" + "x" * 500 + f"{n}" + "y" * 500, -1.0] for n in range(28_000))]
+TOKENIZER: dict[str, Callable[[Path], None]] = {
+    "a special token of a far id": template("C $A", ids=[1_000_000_000]),
+    "a special token of another's id": template("C $A", ids=[3]),
+    "two ids for a special token": template("C $A", ids=[2, 2]),
+    "many special tokens": template("C " * 1000 + "$A"),
+    "a template without the text": template("C"),
+    "a template with the text twice": template("$A $A"),
+    "a template in another order": template(pair="$B $A"),
+    "a type that the model lacks": template(kind=7),
+    "ids of BERT that are others": tokenizer_json(
+        post_processor={"type": "BertProcessing", "sep": ["[SEP]", 9], "cls": ["[CLS]", 2]}),
+    "a text 4,096 times as long": tokenizer_json(
+        normalizer={"type": "Sequence", "normalizers": [replace("aa", String="a")] * 12}),
+    "a text without end": tokenizer_json(
+        normalizer={"type": "Sequence", "normalizers": [replace("aa", String="a")] * 40}),
+    "replacements between characters": tokenizer_json(normalizer=replace("b" * 1000, Regex="")),
+    "replacements of nothing": tokenizer_json(normalizer=replace("b" * 1000, String="")),
+    "a million characters in front": tokenizer_json(normalizer={"type": "Prepend", "prepend": "a" * 1_000_000}),
+    "replacements within others": tokenizer_json(normalizer={"type": "Sequence", "normalizers": [
+        {"type": "Sequence", "normalizers": [replace("aaaa", String="a")] * 3}] * 3}),
+    **{f"the pattern {pattern}": split(pattern) for pattern in (
+        "(a+)+$", "(a|a)*b", "(?:a{1,9}){1,9}b", "(?<x>a\\g<x>|b)", r"(a)\1*", "a{1,9}+b", "a{100000}", "a*a*a*b",
+        "(?:a*|b)(?:c*|a)(?:a*|d)x", "(?>a+)+b")},
+    "a long pattern": split("x" * 2000),
+    "a table that leads elsewhere": charsmap(*[0xFFFFFFFF] * 256),
+    "a table that is cut": charsmap(0),
+    "a table of half a character": charsmap(*([0x100] + [1] * 255), texts="é".encode()[1:] + b"\0"),
+    "a table of long replacements": charsmap(*[0] * 256, texts=b"a" * 100_000 + b"\0"),
+    "words of any length": with_model(max_input_chars_per_word=10**9),
+    "no unknown token": with_model(unk_token="[NOPE]"),
+    "pieces of 28 MB": lambda folder: with_model(type="Unigram", unk_id=0, vocab=UNIGRAM)(folder),
+    "merges without the prefix": with_model(
+        type="BPE", vocab={"a": 0, "b": 1, "ab": 2}, merges=["a b"], continuing_subword_prefix="##", unk_token=None),
+    "words of length 0": tokenizer_json(pre_tokenizer={"type": "FixedLength", "length": 0}),
+    "an id far away": tokenizer_json(added_tokens=[{
+        "id": 10**9, "content": "far", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+        "special": True}]),
+    "special tokens of other ids": tokenizer_json(added_tokens=[{
+        "id": 3, "content": "[PAD]", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
+        "special": True}]),
+    "an added token of two million characters": tokenizer_json(added_tokens=[{
+        "id": 10**3, "content": "x" * 2_000_000, "single_word": False, "lstrip": False, "rstrip": False,
+        "normalized": False, "special": True}]),
+}  # fmt: skip
 VOCABULARY: dict[str, Callable[[Path], None]] = {
     "vocab.txt is endless": linked("vocab.txt", "/dev/zero"),
     "vocab.txt of one line": written("vocab.txt", lambda: b"x" * 200_000_000),
@@ -257,8 +353,8 @@ INDEX: dict[str, Callable[[Path], None]] = {
     "rows are endless": linked("segment-000001.jsonl", "/dev/zero"),
 }
 CASES = {
-    "model": MODEL, "vocabulary": VOCABULARY, "task": TASK, "their task": THEIR_TASK, "vectors": VECTORS,
-    "exported": EXPORTED, "index": INDEX,
+    "model": MODEL, "tokenizer": TOKENIZER, "vocabulary": VOCABULARY, "task": TASK, "their task": THEIR_TASK,
+    "vectors": VECTORS, "exported": EXPORTED, "index": INDEX,
 }  # fmt: skip
 
 
@@ -276,7 +372,7 @@ def good_folder(kind: str, folder: Path) -> tuple[Path, Callable[[Path], object]
         return bw.load(folder, device="cpu").embed(["a"])
 
     match kind:
-        case "model" | "vocabulary":
+        case "model" | "tokenizer" | "vocabulary":
             write_model(folder)
             if kind == "vocabulary":
                 (folder / "tokenizer.json").unlink()
@@ -365,6 +461,195 @@ def test_it_ends_in_an_error_of_ours(case: str, found: dict[str, Any]):
     assert found[case]["outcome"] == "BertworksError", found[case]
     assert len(found[case]["words"]) < 1000
     assert found[case]["megabytes"] <= MOST
+    assert found[case]["seconds"] < 10
+    assert "panicked" not in found["stderr"]  # a message of a library, which no one understands
+
+
+# --- random damage ----------------------------------------------------------------------------------------------------
+
+
+def damage(content: bytes, draw: random.Random) -> bytes:
+    """The content with one random change: a bit, a byte, a digit, a part left out, doubled or filled with zeros, or the
+    end cut off."""
+    at, length = draw.randrange(len(content)), draw.choice((1, 2, 10, 100))
+    head, part, tail = content[:at], content[at : at + length], content[at + length :]
+    digits = [place for place, byte in enumerate(content) if 48 <= byte < 58]
+    match draw.randrange(7):
+        case 0:
+            return head + bytes([content[at] ^ 1 << draw.randrange(8)]) + content[at + 1 :]
+        case 1:
+            return head + draw.randbytes(1) + content[at + 1 :]
+        case 2 if digits:
+            at = draw.choice(digits)
+            return content[:at] + str(draw.randrange(10)).encode() * draw.choice((1, 1, 9)) + content[at + 1 :]
+        case 3:
+            return head + tail
+        case 4:
+            return head + part + part + tail
+        case 5:
+            return head + bytes(len(part)) + tail
+        case _:
+            return head
+
+
+def damages(folder: Path, names: Sequence[str], count: int) -> Iterator[tuple[str, bool]]:
+    """Damages files of a folder, one after the other; yields the file, and whether it was cut; then it is as before."""
+    draw = random.Random(28)
+    for number in range(count):
+        path = folder / names[number % len(names)]
+        content = path.read_bytes()
+        changed = damage(content, draw)
+        if changed != content:
+            path.write_bytes(changed)
+            yield path.name, content.startswith(changed)
+            path.write_bytes(content)
+
+
+def test_damaged_models_are_refused_or_read_as_they_are(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    """Settings without a hash may change their value. No weights are taken for others, no cut file for a whole one, and
+    every error is one of ours."""
+    import torch
+    from fine import write_model
+    from test_export import write_head
+
+    import bertworks as bw
+    from bertworks.checkpoints.model_folder import ModelFolder
+    from bertworks.errors import BertworksError
+
+    folder = write_head(tmp_path / "model", "classification")
+    bw.Embedder(write_model(tmp_path / "plain"), device="cpu").save(tmp_path / "vectors")
+    whole = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
+    pooling = "1_Pooling/config.json"
+    (folder / "1_Pooling").mkdir()
+    for name in (*whole, pooling):
+        shutil.copy(tmp_path / "vectors" / name, folder / name)
+    weights = ModelFolder(folder).load().state
+    settings = ("config.json", "task.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+    refused = Counter[bool]()
+    for name, is_cut in damages(folder, (*settings, *whole, pooling), 270):
+        try:
+            opened = ModelFolder(folder)
+            assert opened.sentence_transformer.weights_folder == folder, name
+            assert opened.task_config.task == "classification", name
+            model = opened.load()
+            assert all(torch.equal(value, weights[key]) for key, value in model.state.items()), name
+            model.tokenizer.encode("a good film", "two", max_length=16)
+            assert not is_cut or (folder / name).read_bytes().strip()[-1:] == b"}", name  # all but the last line end
+            refused[False] += 1
+        except BertworksError:
+            refused[True] += 1
+    assert refused[True] > 120
+    assert "panicked" not in capfd.readouterr().err
+
+
+def test_damaged_headers_of_weights_are_no_other_weights(tmp_path: Path):
+    import torch
+    from fine import write_model
+
+    from bertworks.checkpoints.model_folder import ModelFolder
+    from bertworks.errors import BertworksError
+
+    folder = write_model(tmp_path / "model")
+    weights, path = ModelFolder(folder).load().state, folder / "model.safetensors"
+    content = path.read_bytes()
+    header = 8 + int.from_bytes(content[:8], "little")
+    draw, refused = random.Random(28), 0
+    for number in range(150):
+        if number % 3:
+            path.write_bytes(damage(content[:header], draw) + content[header:])
+        else:
+            path.write_bytes(content[: draw.randrange(len(content))])
+        try:
+            state = ModelFolder(folder).load().state
+        except BertworksError:
+            refused += 1
+        else:
+            assert state.keys() == weights.keys()
+            assert all(torch.equal(value, weights[key]) for key, value in state.items())
+    assert refused > 120
+
+
+def test_a_damaged_checkpoint_is_never_taken(tmp_path: Path):
+    """Every byte of a checkpoint is under a hash: what is not as it was written is renamed, and the one before is
+    taken."""
+    import torch
+
+    from bertworks.checkpoints.training_state import latest_checkpoint, save_checkpoint
+
+    tensors = {"a": torch.arange(300.0), "b": torch.ones(5, dtype=torch.int64)}
+    for step in (1, 2):
+        save_checkpoint(tmp_path, step, tensors, {"seed": step, "loss": [0.5, "x"]})
+    newest, taken = tmp_path / "step-00000002", Counter[int]()
+    for name, _ in damages(newest, ("state.safetensors", "checkpoint.json"), 150):
+        found, _ = latest_checkpoint(tmp_path)
+        assert found is not None
+        taken[found.step] += 1
+        assert found.facts == {"seed": found.step, "loss": [0.5, "x"]}, name
+        assert all(torch.equal(value, tensors[key]) for key, value in found.tensors.items()), name
+        for renamed in tmp_path.glob("*.corrupt*"):
+            renamed.rename(newest)
+    assert taken[1] > 140
+    assert taken[1] + taken[2] <= 150
+
+
+def test_damaged_recipes_are_errors_of_the_user(tmp_path: Path):
+    from bertworks.errors import UsageError
+    from bertworks.training.recipe import load_finetune_recipe, load_recipe, packaged_recipes
+
+    path = tmp_path / "recipe.toml"
+    for load, kind in ((load_recipe, ""), (load_finetune_recipe, "finetuning")):
+        texts = packaged_recipes(kind) if kind else packaged_recipes()
+        path.write_text(max(texts.values(), key=len))
+        recipe, refused = load(str(path)), 0
+        for _ in damages(tmp_path, ["recipe.toml"], 60):
+            try:
+                assert type(load(str(path))) is type(recipe)
+            except UsageError:
+                refused += 1
+        assert refused > 20
+
+
+ENCODED = {
+    "utf-8-sig": "", "utf-16": "not a text in UTF-8", "utf-16-le": "not TOML", "utf-32": "not a text in UTF-8",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", ENCODED)
+def test_recipes_of_other_encodings(encoding: str, tmp_path: Path):
+    from bertworks.errors import UsageError
+    from bertworks.training.recipe import load_finetune_recipe, packaged_recipes
+
+    text, path = packaged_recipes("finetuning")["paper"], tmp_path / "recipe.toml"
+    path.write_bytes(text.replace("\n", "\r\n").encode(encoding))
+    if ENCODED[encoding]:
+        with pytest.raises(UsageError, match=ENCODED[encoding]):
+            load_finetune_recipe(str(path))
+    else:
+        assert load_finetune_recipe(str(path)) == load_finetune_recipe("paper")
+    path.write_bytes(text.encode() + "# caf\xe9".encode("latin-1"))
+    with pytest.raises(UsageError, match="save it as UTF-8"):
+        load_finetune_recipe(str(path))
+
+
+HOSTILE_RECIPES = {
+    "lists in lists": b"epochs = " + b"[" * 7000, "tables in tables": b"[" + b"a." * 3000 + b"a]",
+    "keys in keys": b"a." * 3000 + b"a = 1", "a number of many digits": b"epochs = " + b"9" * 9000,
+    "many fields": b"\n".join(b"k%d=1" % n for n in range(1500)), "a large file": b"#" * 100_000,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", HOSTILE_RECIPES)
+def test_recipes_that_take_too_much(kind: str, tmp_path: Path):
+    from bertworks.errors import BertworksError
+    from bertworks.training.recipe import load_finetune_recipe
+
+    path, start = tmp_path / "recipe.toml", time.process_time()
+    path.write_bytes(HOSTILE_RECIPES[kind])
+    with pytest.raises(BertworksError) as caught:
+        load_finetune_recipe(str(path))
+    assert str(path) in str(caught.value)
+    assert len(str(caught.value)) < 1000
+    assert time.process_time() - start < 5
 
 
 if __name__ == "__main__":

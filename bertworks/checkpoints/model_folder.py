@@ -382,7 +382,11 @@ def weights_sha256(folder: str | Path) -> str:
 
 
 def check_vocabulary(tokenizer: Tokenizer, config: EncoderConfig, where: Path) -> None:
-    """Raises BertworksError if the tokenizer has more tokens than the model."""
+    """Raises BertworksError if the tokenizer has more tokens, or more types of tokens, than the model."""
+    types = max(tokenizer.encode("a").type_ids + tokenizer.encode("a", "a").type_ids, default=0)
+    if types >= config.type_vocab_size > 1:  # a model of one type, or of none, ignores them
+        what = f"the tokenizer gives tokens the type {types}, the model has {config.type_vocab_size} types"
+        raise BertworksError(what, where=str(where), hint="use the tokenizer that the model was trained with")
     if tokenizer.vocab_size > config.vocab_size:
         what = f"the tokenizer has {tokenizer.vocab_size:,} tokens, the model only {config.vocab_size:,}"
         hint = "use the tokenizer that the model was trained with"

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from bertworks.errors import BertworksError, some_names
-from bertworks.io.atomic_write import parse_json, read_small
+from bertworks.io.atomic_write import parse_json, read_small, utf8_path
 
 _LARGEST_HEADER = 1 << 22  # bytes; BERT-Large with the state of its optimizer has 200 kB
 _LARGEST_JSON = 1 << 23
@@ -67,11 +67,11 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ValueError("a folder, a pipe or a device")  # a pipe would be waited for
-        with path.open("rb") as file:
+        with path.open("rb") as file, utf8_path(path) as name:
             if int.from_bytes(file.read(8), "little") > _LARGEST_HEADER:
                 raise ValueError("no header of a sensible length")
-        with safe_open(path, framework="pt") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, it is no dict
+            with safe_open(name, framework="pt") as opened:
+                return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118, it is no dict
     except OSError as error:
         raise BertworksError(f"cannot be read: {error.strerror or error}", where=str(path)) from None
     except (SafetensorError, ValueError, RuntimeError) as error:

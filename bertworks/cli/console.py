@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TextIO
 
 from cyclopts import Parameter, Token
 from cyclopts.validators import Number
@@ -81,6 +81,9 @@ WithinWord = Annotated[
     Flag,
     Parameter(help="With each token, also mask the later pieces of its word, which would reveal it (PLL-word-l2r)."),
 ]
+GuardFormulas = Annotated[
+    Flag, Parameter(help="In csv and tsv, write ' before texts that spreadsheet programs would compute as formulas.")
+]
 Overwrite = Annotated[Flag, Parameter(help="Replace the content of the output folder.")]
 Device = Annotated[Literal["auto", "cpu", "cuda"], Parameter(help="The device to compute on.")]
 InferencePrecision = Annotated[
@@ -96,6 +99,7 @@ TrainingPrecision = Annotated[
 ]
 Json = Annotated[Flag, Parameter("--json", help="Write results as JSON to standard output.")]
 
+CONTROLS = {code: f"\\u{code:04x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
 
 
@@ -105,13 +109,24 @@ def is_terminal() -> bool:
 
 
 def say(text: str) -> None:
-    """Print a line to standard error."""
-    print(text, file=sys.stderr, flush=True)
+    """Print a line to standard error. A full disk ends no work: there is no place where it could be reported."""
+    try:
+        out(text, sys.stderr)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            raise
+
+
+def out(text: str, stream: TextIO | None = None) -> None:
+    """Print a line to a stream, by default standard output. On a terminal control characters are shown as JSON writes
+    them: they could move its cursor, change its title or hide text."""
+    if stream := stream or sys.stdout:  # None: it was closed when the process started
+        print(text.translate(CONTROLS) if stream.isatty() else text, file=stream, flush=True)
 
 
 def emit(data: Any) -> None:
     """Print a value as one line of JSON to standard output."""
-    print(json.dumps(data, ensure_ascii=False, default=str), flush=True)
+    out(json.dumps(data, ensure_ascii=False, default=str))
 
 
 def show(result: Any, text: str, as_json: bool) -> None:
@@ -119,7 +134,7 @@ def show(result: Any, text: str, as_json: bool) -> None:
     if as_json:
         emit(result)
     else:
-        print(text)
+        out(text)
 
 
 def table(rows: Iterable[tuple[str, str]]) -> str:
@@ -149,7 +164,7 @@ def show_events(events: Iterable[Event], *, as_json: bool = False, results: bool
             elif is_first and not (last.kind == "done" and prints):
                 say(last.text)
     if is_first and prints and last and last.kind == "done":
-        print(last.text, flush=True)
+        out(last.text)
     return last
 
 
@@ -182,7 +197,7 @@ def _terminal_progress() -> Iterator[Callable[[Event], None]]:
             rows = Table.grid(expand=True)
             if event.kind == "step":
                 rows.add_row(ProgressBar(total=event.fields["steps"], completed=event.fields["step"]))
-            rows.add_row(Text(event.text))
+            rows.add_row(Text(event.text.translate(CONTROLS)))
             live.update(rows)
 
         yield draw

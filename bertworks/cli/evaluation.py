@@ -77,17 +77,17 @@ def task(
     if as_json:
         console.emit(result)
         return
-    print(f"{result['rows']:,} rows: {format_metrics(result['figures'])}")
+    console.out(f"{result['rows']:,} rows: {format_metrics(result['figures'])}")
     if result["rows_without_text"]:
         console.say(f"rows without text, left out: {result['rows_without_text']:,}")
     if exact := result.get("figures_fp32"):
-        print(f"in fp32: {format_metrics(exact)}")
+        console.out(f"in fp32: {format_metrics(exact)}")
 
     def shown(row: dict[str, float]) -> str:
         return "  ".join(f"{key} {v:,.0f}" if key == "support" else f"{key} {v:.1%}" for key, v in row.items())
 
     if result["table"]:
-        print(console.table((name, shown(row)) for name, row in result["table"].items()))
+        console.out(console.table((name, shown(row)) for name, row in result["table"].items()))
     if result["frequent"]:
         console.say(f"{result['mistakes']:,} errors: {result['frequent']}")
     if errors is not None:
@@ -133,7 +133,7 @@ def squad(
         "questions without an answer": result.pop("missing_ids"),
         "answers without a question": result.pop("unknown_ids"),
     }
-    print(console.table((name, f"{v:,}" if isinstance(v, int) else str(v)) for name, v in result.items()))
+    console.out(console.table((name, f"{v:,}" if isinstance(v, int) else str(v)) for name, v in result.items()))
     for what, identities in mismatches.items():
         if identities:
             more = ", ..." if len(identities) > 5 else ""

@@ -37,7 +37,7 @@ def fill(
             console.emit(masks)
             continue
         shown = ([(f"{token['score']:6.1%}  {token['token_str']}", token["text"]) for token in mask] for mask in masks)
-        print("\n" * bool(number) + "\n\n".join(map(console.table, shown)))
+        console.out("\n" * bool(number) + "\n\n".join(map(console.table, shown)))
 
 
 def score(
@@ -60,9 +60,9 @@ def score(
             console.emit(result)
         else:
             if not number:
-                print(f"{'sum':>9}  {'mean':>7}")
+                console.out(f"{'sum':>9}  {'mean':>7}")
             mean = result["score"] / len(result["tokens"])
-            print(f"{result['score']:9.2f}  {mean:7.3f}  {result['text']}", flush=True)
+            console.out(f"{result['score']:9.2f}  {mean:7.3f}  {result['text']}")
 
 
 def explain(
@@ -103,6 +103,7 @@ def embed(
     max_length: console.MaxLength = None,
     whitening: Literal["none", "center", "whiten"] = "none",
     learn_from: console.LearnFrom = None,
+    guard_formulas: console.GuardFormulas = False,
     read: console.Read = ReadOptions(),
     device: console.Device = "auto",
     precision: console.InferencePrecision = "auto",
@@ -119,7 +120,8 @@ def embed(
     """
     events = bw.embed_file(
         model, data, output, text=text or [], pooling=pooling, normalize=normalize, max_length=max_length,
-        whitening=whitening, learn_from=learn_from, read=read, device=device, precision=precision,
+        whitening=whitening, learn_from=learn_from, guard_formulas=guard_formulas, read=read, device=device,
+        precision=precision,
     )  # fmt: skip
     console.show_events(events, as_json=as_json and output != "-", results=output != "-")
 
@@ -213,7 +215,9 @@ def search(
             console.emit(hit)
         else:
             text = " ".join(hit["text"].split())
-            print(f"{hit['score']:.3f}  {hit['id']}  {text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}")
+            console.out(
+                f"{hit['score']:.3f}  {hit['id']}  {text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}"
+            )
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:

@@ -83,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         words = _set_threads(words)
         result = make_app()(words)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # what cannot be written is an error of the command
         return result if isinstance(result, int) else 0
     except (Exception, KeyboardInterrupt) as error:
         if debug:
@@ -128,7 +130,7 @@ def _report(error: BaseException, words: list[str]) -> int:
         return 141
     disk = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # of standard output, which has no name
     if isinstance(error, OSError) and (error.filename or error.errno in disk):
-        say(f"error: {f'{error.filename}: ' if error.filename else ''}{error.strerror or error}")
+        say(f"error: {error.filename or 'standard output'}: {error.strerror or error}")
         return 1
     say(f"error: {type(error).__name__}: {error}")
     command = " ".join("-" if word == STDIN else word for word in words)
@@ -140,6 +142,12 @@ def run() -> NoReturn:
     """Run a command and end the process, without the interpreter's shutdown: threads that libraries leave running
     sometimes abort it, with a wrong exit code although everything is saved.
     """
+    # A stream that was closed when the process started: its number must not become that of a file, which would get the
+    # messages of libraries. Results are written nowhere then.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(descriptor, True)
+    os.close(descriptor)
+    sys.stdin, sys.stderr = sys.stdin or os.fdopen(0), sys.stderr or os.fdopen(2, "w")
     if isinstance(sys.stdout, io.TextIOWrapper):  # for file names that are not UTF-8
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -148,7 +156,7 @@ def run() -> NoReturn:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):  # the reader has closed the pipe
+        with suppress(OSError, ValueError, AttributeError):  # the reader has closed the pipe; there is no stream
             stream.flush()
     os._exit(code)
 

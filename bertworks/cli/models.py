@@ -47,7 +47,7 @@ def serve(
         device=device, precision=precision,
         limits=Limits(batch_tokens=max_batch_tokens, requests=max_concurrent_requests),
     ):  # fmt: skip
-        console.emit({"kind": event.kind, **event.fields}) if as_json else print(event.text, flush=True)
+        console.emit({"kind": event.kind, **event.fields}) if as_json else console.out(event.text)
 
 
 def export(
@@ -139,9 +139,9 @@ def doctor(*, as_json: console.Json = False) -> int:
     for check in bw.doctor():
         checks.append(check)
         if not as_json:
-            print(f"{'  ' if check.good else '! '}{check.name:<14}{check.text}", flush=True)
+            console.out(f"{'  ' if check.good else '! '}{check.name:<14}{check.text}")
             if check.hint:
-                print(f"{'':16}hint: {check.hint}")
+                console.out(f"{'':16}hint: {check.hint}")
     if as_json:
         console.emit([asdict(check) for check in checks])
     return 0 if all(check.good for check in checks) else 1

@@ -218,6 +218,7 @@ def predict(
     probabilities: console.Flag = False,
     threshold: float | None = None,
     kind: Annotated[Literal["csv", "tsv", "jsonl", "parquet", "conll"] | None, Parameter(name="--format")] = None,
+    guard_formulas: console.GuardFormulas = False,
     read: console.Read = ReadOptions(),
     device: console.Device = "auto",
     precision: console.InferencePrecision = "auto",
@@ -240,6 +241,6 @@ def predict(
         kind = "jsonl"
     events = bw.predict_file(
         model, data, output, text=text or [], top_k=top_k, probabilities=probabilities, threshold=threshold, kind=kind,
-        read=read, device=device, precision=precision,
+        guard_formulas=guard_formulas, read=read, device=device, precision=precision,
     )  # fmt: skip
     console.show_events(events, as_json=as_json and output != "-", results=output != "-")

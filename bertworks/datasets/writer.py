@@ -6,6 +6,7 @@ The file appears when it is complete. Memory use does not grow with the file.
 import csv
 import itertools
 import json
+import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -14,16 +15,19 @@ from typing import Any, Literal
 
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, UsageError
-from bertworks.io.atomic_write import replacing
-from bertworks.io.text_files import COMPRESSIONS, FORMATS, format_suffix
+from bertworks.io.atomic_write import replacing, utf8_path
+from bertworks.io.text_files import COMPRESSIONS, FORMATS, IssueCounter, format_suffix
 
 FileKind = Literal["csv", "tsv", "jsonl", "json", "parquet", "conll"]
 _BATCH_ROWS = 500  # held in memory
+# A cell that spreadsheet programs compute: it begins with one of = + - @ tab CR, and is no number.
+_FORMULA = re.compile(r"[=@\t\r]|[+-](?!\d*[.,]?\d*(?:[eE][+-]?\d+)?%?$)")
 
 
 def write_rows(
-    path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, kind: FileKind | None = None
-) -> int:
+    path: str | Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, kind: FileKind | None = None,
+    formulas: IssueCounter | None = None, guard_formulas: bool = False,
+) -> int:  # fmt: skip
     """Write rows and return their number.
 
     Missing values are empty cells in tables and null in Parquet. JSON lines leave them out, and may have fields besides
@@ -33,6 +37,8 @@ def write_rows(
         path: the file. Its suffix gives the kind and the compression. "-" is standard output, csv by default.
         columns: in the order of tables and Parquet.
         kind: overrides the suffix.
+        formulas: counts the texts in csv and tsv that spreadsheet programs would compute.
+        guard_formulas: write ' before them.
 
     Raises:
         UsageError: the suffix gives no kind.
@@ -47,10 +53,12 @@ def write_rows(
         if str(path) == "-":
             raise UsageError("Parquet cannot be written to a stream", where=name, hint="name a file, or another kind")
         target = Path(path).expanduser()
-        with replacing(target) as temporary:
-            return _write_parquet(temporary, _checked(target.name, columns, rows), columns, target.name)
+        with replacing(target) as temporary, utf8_path(temporary) as written:
+            return _write_parquet(written, _checked(target.name, columns, rows), columns, target.name)
     if kind in ("csv", "tsv"):
-        return write_lines(path, _table_lines(name, columns, rows, "," if kind == "csv" else "\t")) - 1
+        mark = "'" if guard_formulas else ""
+        lines = _table_lines(name, columns, rows, "," if kind == "csv" else "\t", formulas or IssueCounter(), mark)
+        return write_lines(path, lines) - 1
     lines = (as_json(dict(row)) for row in rows)
     return write_lines(path, lines) if kind == "jsonl" else write_lines(path, _json_array(lines)) - 2
 
@@ -64,7 +72,7 @@ def write_lines(path: str | Path, lines: Iterable[str]) -> int:
     remaining, count = iter(lines), 0
     with _open_output(path) as stream:
         while batch := list(itertools.islice(remaining, _BATCH_ROWS)):
-            stream.write("".join(f"{line}\n" for line in batch).encode())
+            stream.write("".join(f"{line}\n" for line in batch).encode("utf-8", "backslashreplace"))
             count += len(batch)
         stream.flush()
     return count
@@ -125,12 +133,24 @@ class _Line:
         return text.removesuffix("\r\n")
 
 
-def _table_lines(name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], delimiter: str) -> Iterator[str]:
+def _table_lines(
+    name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], delimiter: str, formulas: IssueCounter,
+    mark: str,
+) -> Iterator[str]:  # fmt: skip
+    """mark: is put before each of the `formulas`."""
+
+    def cells(values: Sequence[Any], place: str) -> list[str]:
+        texts = [_cell(value) for value in values]
+        for number in [n for n, value in enumerate(values) if isinstance(value, str) and _FORMULA.match(value)]:
+            formulas.add(f"{place}, column {columns[number]!r:.60}")
+            texts[number] = mark + texts[number]
+        return texts
+
     # csv quotes the characters of its line end: cells with "\r" or "\n" are quoted in all versions of Python.
     line = csv.writer(_Line(), delimiter=delimiter, lineterminator="\r\n").writerow
-    yield line(columns)
-    for row in _checked(name, columns, rows):
-        yield line([_cell(row.get(column)) for column in columns])
+    yield line(cells(columns, "header"))
+    for number, row in enumerate(_checked(name, columns, rows), 1):
+        yield line(cells([row.get(column) for column in columns], f"row {number}"))
 
 
 def _cell(value: Any) -> str:
@@ -154,6 +174,8 @@ def _checked(name: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]
 def _open_output(path: str | Path) -> Iterator[Any]:
     """A stream of bytes. The file appears when the block ends without an error."""
     if str(path) == "-":
+        if sys.stdout is None:
+            raise BertworksError("it was closed when the process started", where="standard output", hint="-o FILE")
         yield sys.stdout.buffer
         return
     target = Path(path).expanduser()
@@ -194,8 +216,8 @@ def _rewrite(path: Path, schema: Any) -> Any:
     import pyarrow
     from pyarrow import parquet
 
-    with replacing(path) as wider, parquet.ParquetFile(path) as file:
-        writer = parquet.ParquetWriter(wider, schema)
+    with replacing(path) as wider, utf8_path(wider) as written, parquet.ParquetFile(path) as file:
+        writer = parquet.ParquetWriter(written, schema)
         for batch in file.iter_batches(batch_size=_BATCH_ROWS):
             writer.write_table(pyarrow.Table.from_batches([batch]).cast(schema))
     return writer

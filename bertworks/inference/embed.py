@@ -301,6 +301,7 @@ def embed_file(
     device: str = "auto",
     precision: PrecisionOption = "auto",
     read: ReadOptions = ReadOptions(),
+    guard_formulas: bool = False,
 ) -> Iterator[Event]:
     """Write the vector of every row of a file, in order: an array in .npy, else a column `embedding` next to those of
     the input. Call it again to resume after an interruption. The output appears when it is complete.
@@ -311,6 +312,7 @@ def embed_file(
         pooling, normalize, max_length, precision: see `Embedder`.
         whitening: "center" subtracts the mean of all vectors; "whiten" also makes the covariance the identity.
         learn_from: a file of texts to compute that from; None: `data`.
+        guard_formulas: see `predict_file`.
 
     Raises:
         BertworksError, UsageError: no such model or column, an unreadable row, an unknown kind of output.
@@ -334,10 +336,10 @@ def embed_file(
         vectors, truncated = embedder.portion(texts)
         return int(np.count_nonzero(truncated)), vectors.tobytes()
 
-    def write(files: Sequence[Path]) -> None:
+    def write(files: Sequence[Path]) -> str | None:
         has_text = map(bool, _texts(reader, columns, IssueCounter()))
         vectors = _finished(embedder, files, has_text, whitening, learn_from)
-        _write_vectors(output, kind, reader, names, vectors)
+        return _write_vectors(output, kind, reader, names, vectors, guard_formulas)
 
     settings = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
     yield from compute_file(
@@ -375,13 +377,15 @@ def _compare(ours: Embedder, exact: Embedder, reader: RowReader, columns: Sequen
 
 
 def _write_vectors(
-    output: str | Path, kind: FileKind | None, reader: RowReader, names: Sequence[str], blocks: Iterator[Vectors]
-) -> None:
-    """kind: None: an array, without names of columns."""
+    output: str | Path, kind: FileKind | None, reader: RowReader, names: Sequence[str], blocks: Iterator[Vectors],
+    guard_formulas: bool,
+) -> str | None:  # fmt: skip
+    """kind: None: an array, without names of columns. Returns the note of `write_columns`."""
     if kind is None:
         write_npy(Path(output), blocks)
-        return
+        return None
     vectors = chain.from_iterable(blocks)
     # Parquet has float32. Other formats get the shortest digits that identify a float32.
     shown = vectors if kind == "parquet" else ([float(str(x)) for x in vector] for vector in vectors)
-    write_columns(output, kind, reader, names, (dict.fromkeys(names, vector) for vector in shown))
+    columns = (dict.fromkeys(names, vector) for vector in shown)
+    return write_columns(output, kind, reader, names, columns, guard_formulas)

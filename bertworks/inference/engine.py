@@ -23,6 +23,7 @@ from bertworks.checkpoints.model_folder import EXPORTED, ModelFolder, check_comp
 from bertworks.checkpoints.resolve import resolve_model
 from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.inference.decoding import Logits
+from bertworks.io.atomic_write import utf8_path
 from bertworks.io.binary_files import read_protobuf
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder, Pooling, meta_device_init, pool
@@ -74,7 +75,8 @@ class OnnxModel(nn.Module):
         options.log_severity_level = 4
         _refuse_subgraphs(path)
         try:
-            self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            with utf8_path(path) as name:
+                self.session = onnxruntime.InferenceSession(str(name), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has a class for each kind of damage, and no common base
             what = f"onnxruntime cannot open it: {_one_line(error)}"
             raise BertworksError(what, where=str(path), hint="export the model again") from error

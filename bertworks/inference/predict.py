@@ -26,7 +26,7 @@ from bertworks.events import Event
 from bertworks.inference.decoding import Answer
 from bertworks.inference.engine import open_model
 from bertworks.inference.predictor import AT_ONCE, CHARACTERS, OutputFields, Predictor, result_of
-from bertworks.io.atomic_write import folder_lock, remove
+from bertworks.io.atomic_write import folder_lock, hidden_sibling, remove
 from bertworks.io.binary_files import SEAL, is_sealed, sealing
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
@@ -72,7 +72,7 @@ def _portions_folder(output: str | Path) -> Iterator[Path]:
             yield Path(temporary)
         return
     target = Path(output).expanduser()
-    folder = target.with_name(f".{target.name}.portions")
+    folder = hidden_sibling(target, ".portions")
     with folder_lock(folder, "another process is writing the same output", "wait for it, or use another output"):
         try:
             yield folder
@@ -90,7 +90,7 @@ def compute_file(
     settings: Mapping[str, Any],
     rows: Iterable[_T],
     compute: Callable[[list[_T]], tuple[int, bytes]],
-    write: Callable[[Sequence[Path]], None],
+    write: Callable[[Sequence[Path]], str | None],
     examples: Callable[[list[_T]], Iterable[Event]],
     *,
     empty: IssueCounter,
@@ -105,7 +105,7 @@ def compute_file(
     Args:
         settings: all that the results depend on, besides the data.
         compute: rows -> the number of truncated texts, and the results.
-        write: the files with the results, in order -> the output.
+        write: the files with the results, in order -> the output; returns a note about it.
         examples: the first rows -> notes on some of them.
         empty: the rows without text, counted while `rows` are read.
         size, document: see `portions`.
@@ -144,7 +144,8 @@ def compute_file(
         if empty.count:
             effect = "have no prediction" if stage == "predict" else "get the vector of an empty text"
             yield Event("note", f"rows without text {effect}: {empty}", {"empty": empty.count})
-        write(files)
+        if written := write(files):
+            yield Event("note", written)
     note = f"; {truncated:,} texts were truncated" if truncated else ""
     fields = {"output": str(output), "rows": done, "truncated": truncated, **fields}
     yield Event("done", f"{output}: {done:,} {results}{note}", fields)
@@ -169,13 +170,19 @@ def refuse_taken(row: Row, names: Iterable[str]) -> None:
 
 
 def write_columns(
-    output: str | Path, kind: FileKind, reader: RowReader, names: Sequence[str], columns: Iterable[dict[str, Any]]
-) -> None:
-    """Write the rows of a file with new columns next to theirs; of a file with one word in each row, a row per word."""
+    output: str | Path, kind: FileKind, reader: RowReader, names: Sequence[str], columns: Iterable[dict[str, Any]],
+    guard_formulas: bool,
+) -> str | None:  # fmt: skip
+    """Write the rows of a file with new columns next to theirs; of a file with one word in each row, a row per word.
+    Returns a note if some texts would be formulas."""
+    formulas = IssueCounter()
     rows = ({**(row.written or row.values), **new} for row, new in zip(reader, columns, strict=True))
     if reader.options.sentence_column is not None and "predicted_tags" in names:
         rows = (word for sentence in rows for word in _word_rows(sentence, reader.written_columns))
-    write_rows(output, [*reader.written_columns, *names], rows, kind=kind)
+    names = [*reader.written_columns, *names]
+    write_rows(output, names, rows, kind=kind, formulas=formulas, guard_formulas=guard_formulas)
+    effect = "have a ' before them" if guard_formulas else "--guard-formulas writes ' before them"
+    return f"texts that spreadsheet programs compute as formulas: {formulas}; {effect}" if formulas.count else None
 
 
 def _word_rows(sentence: dict[str, Any], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -199,6 +206,7 @@ def predict_file(
     precision: PrecisionOption = "auto",
     read: ReadOptions = ReadOptions(),
     kind: FileKind | None = None,
+    guard_formulas: bool = False,
 ) -> Iterator[Event]:
     """Write the prediction for every row of a file next to the columns of the row, in order. Call it again to resume
     after an interruption. The output appears when it is complete.
@@ -208,6 +216,7 @@ def predict_file(
             tags: the lines of the data with a further column, if that is CoNLL, else words and their tags.
         text: the columns of the text; (): those of the training, else inferred.
         top_k, probabilities, threshold: see `Predictor`.
+        guard_formulas: in csv and tsv, write ' before texts that spreadsheet programs would compute as formulas.
 
     Raises:
         BertworksError, UsageError: no such model or column; a row that cannot be predicted, with its line.
@@ -227,12 +236,12 @@ def predict_file(
         first = islice(_items(reader, schema, d, fields, IssueCounter()), COMPARED)
         yield _compare(predictor, exact, list(filter(None, first)))
 
-    def write(files: Sequence[Path]) -> None:
+    def write(files: Sequence[Path]) -> str | None:
         columns = (row for file in files for row in json.loads(results_in(file), parse_float=_rounded))
         if kind == "conll":
             write_lines(output, _tagged_lines(reader, schema, columns))
-        else:
-            write_columns(output, kind, reader, list(fields.empty_columns), columns)
+            return None
+        return write_columns(output, kind, reader, list(fields.empty_columns), columns, guard_formulas)
 
     def examples(rows: list[Item | None]) -> list[Event]:
         shown = islice(filter(None, rows), None if d.document_context else 2)

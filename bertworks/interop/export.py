@@ -16,7 +16,8 @@ from bertworks.batching.batch import Batch, collate, token_budget_batches
 from bertworks.batching.sampling import Example, Target
 from bertworks.checkpoints.hf_mapping import architecture_of, component_names
 from bertworks.checkpoints.model_card import render_card
-from bertworks.checkpoints.model_folder import EXPORTED, TaskConfig, save_settings, task_settings
+from bertworks.checkpoints.model_folder import EXPORTED, TaskConfig, save_settings, task_settings, weights_sha256
+from bertworks.checkpoints.storage import read_json, read_json_value
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import items
 from bertworks.errors import BertworksError, UsageError, optional_import
@@ -26,7 +27,14 @@ from bertworks.inference.engine import BATCH_TOKENS, LazyModel, OnnxModel
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.onnx_export import OPSET, ExportedNetwork, outputs_of, write_onnx
-from bertworks.io.atomic_write import refuse_not_empty, replacing_folder, write_text
+from bertworks.io.atomic_write import (
+    refuse_not_empty,
+    remove_leftovers,
+    replacing_folder,
+    utf8_path,
+    write_json,
+    write_text,
+)
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Encoder
 from bertworks.runs.task_metrics import format_metrics
@@ -37,6 +45,7 @@ LARGEST_DIFFERENCE = 1e-4  # in logits; of numbers beyond 100, as a regression m
 _SHAPES = ((1, 1), (1, 2), (1, 16), (2, 7), (3, 33), (8, 64), (5, 128), (2, 512))  # sequences, tokens of the longest
 _USUAL = ((1, 20), (16, 48), (4, 200))  # the same, for timing without data
 _ROWS, _ROUNDS = 256, 3  # rows of the data that are timed; rounds of the timing
+_RECORD = "export.json"  # what was exported, and the hash of the file
 _POOLING = (  # settings of vectors
     "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
 )  # fmt: skip
@@ -69,7 +78,8 @@ def export(
     data: str | Path | None = None,
 ) -> Iterator[Event]:
     """Export a model to a folder with one ONNX file, config and tokenizer; `Predictor` and `predict_file` read it.
-    The file is compared with the model before the folder appears.
+    The file is compared with the model before the folder appears. A folder that holds this export already, as after an
+    interruption at the very end, stays as it is.
 
     Args:
         model: fine-tuned, pre-trained (its masked LM is exported) or an encoder alone.
@@ -78,18 +88,26 @@ def export(
         data: labelled rows to evaluate and time both models on.
 
     Raises:
-        UsageError: the output exists; data for a model without the head of a task.
+        UsageError: the output exists and is not this export; data for a model without the head of a task.
         BertworksError: no such model, or an unsupported one; the file differs from the model; onnx or onnxruntime is
             not installed.
     """
     target = Path(output)
-    refuse_not_empty(target)
     source = _open(model, encoder_only=encoder)
     if data is not None and source.predictor is None:
         raise UsageError("this model has no head of a task to evaluate on data", where=str(data), hint="leave it out")
     results: dict[str, Any] = {"output": str(target), "format": format, "int8": int8}
-    with replacing_folder(target) as folder:
-        yield from _export(source, folder, results, int8=int8, data=data)
+    settings = {"config": str(source.model.config), "task": str(source.description), "data": str(data)}
+    request = {**source.model.fingerprint, **settings, "encoder": encoder, "int8": int8}
+    record = read_json(target / _RECORD) if (target / _RECORD).is_file() else {}
+    if record.get("request") == request and record.get("sha256") == weights_sha256(target):
+        yield Event("note", f"{target} holds this export already, complete: nothing is written")
+        remove_leftovers(target.parent, name=target.name)
+    else:
+        refuse_not_empty(target)
+        with replacing_folder(target) as temporary, utf8_path(temporary) as folder:
+            yield from _export(source, folder, results, int8=int8, data=data)
+            write_json(folder / _RECORD, {"request": request, "sha256": weights_sha256(folder)})
     results["bytes"] = (target / EXPORTED).stat().st_size
     yield Event("done", f"{target / EXPORTED}: {results['bytes'] / 1e6:,.1f} MB", results)
 
@@ -107,7 +125,7 @@ def _export(
     save_settings(folder, config, source.model.tokenizer, head)
     for name in _POOLING if is_encoder else ():
         if (source.model.folder / name).is_file():
-            write_text(folder / name, (source.model.folder / name).read_text(encoding="utf-8"))
+            write_json(folder / name, read_json_value(source.model.folder / name))
     write_onnx(path, source.network)
     theirs = OnnxModel(path)
     results["largest_difference"] = _compared(source, theirs, results["output"])

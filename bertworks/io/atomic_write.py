@@ -21,7 +21,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from tempfile import TemporaryFile
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import IO, TYPE_CHECKING, Any
 
 from filelock import BaseFileLock, FileLock, Timeout
@@ -82,6 +82,19 @@ def parse_json(
     except (RecursionError, ValueError) as error:
         what = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:100]
         raise BertworksError(f"not valid JSON: {what}", where=str(path), hint=hint) from None
+
+
+@contextmanager
+def utf8_path(path: Path) -> Iterator[Path]:
+    """Yield a path of a file for libraries that only read names in UTF-8: the same, or a link to it. The file may be
+    mapped in the block."""
+    try:
+        str(path).encode()
+        yield path
+    except UnicodeEncodeError:
+        with TemporaryDirectory() as folder:
+            (link := Path(folder, path.name.encode("utf-8", "replace").decode())).symlink_to(path.absolute())
+            yield link
 
 
 def refuse_unwritable(path: str | Path) -> None:
@@ -233,7 +246,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(path))
     writer = f"{os.getpid()}-{_start_time(os.getpid())}"
-    temporary = target.with_name(f".{_shorten(target.name)}@{socket.gethostname()}.{writer}.{next(_COUNTER)}.tmp")
+    temporary = hidden_sibling(target, f"@{socket.gethostname()}.{writer}.{next(_COUNTER)}.tmp")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent, name=target.name)
@@ -248,7 +261,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     except BaseException as error:
         if (isinstance(error, OSError) and error.errno in _DISK_FULL) or _DISK_FULL_WORDS.search(str(error)):
             raise _disk_full(target) from error
-        if isinstance(error, OSError) and _concerns(error, target):
+        if isinstance(error, OSError) and (error.errno == errno.EIO or _concerns(error, target)):
             hint = "choose another path, or make this one writable"
             raise BertworksError(f"cannot be written: {error.strerror}", where=str(target), hint=hint) from error
         raise
@@ -296,7 +309,15 @@ def sha256(path: str | Path) -> str:
 
 
 def _shorten(name: str) -> str:
-    return os.fsdecode(os.fsencode(name)[:_MAX_NAME_BYTES])
+    """The name; of a long one the beginning, and a hash by which two of them differ."""
+    if len(whole := os.fsencode(name)) <= _MAX_NAME_BYTES:
+        return name
+    return f"{os.fsdecode(whole[:_MAX_NAME_BYTES])}-{hashlib.sha256(whole).hexdigest()[:16]}"
+
+
+def hidden_sibling(target: Path, ending: str) -> Path:
+    """The path of a hidden file or folder of a target, such as `.NAME.lock`, in the folder of the target."""
+    return target.with_name(f".{_shorten(target.name)}{ending}")
 
 
 def _concerns(error: OSError, target: Path) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from bertworks.errors import BertworksError, UsageError
+from bertworks.io.atomic_write import utf8_path
 from bertworks.io.text_files import LARGEST_LINE, IssueCounter, too_large
 
 TEXT_NAMES = (
@@ -239,7 +240,7 @@ def open_parquet(path: Path, name: str) -> Iterator[Any]:
     from pyarrow import parquet
 
     try:
-        with parquet.ParquetFile(path) as file:
+        with utf8_path(path) as target, parquet.ParquetFile(target) as file:
             yield file
     except (pyarrow.ArrowException, OSError) as error:
         what = f"the Parquet file is damaged or cannot be read: {error}"

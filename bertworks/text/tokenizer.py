@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import write_bytes, write_json, write_text
 from bertworks.io.processes import chunk_by_size
-from bertworks.text.tokenizer_folder import DEFAULT_LENGTH, count_cased, read_folder, read_vocabulary
+from bertworks.text.tokenizer_folder import DEFAULT_LENGTH, check_description, count_cased, read_folder, read_vocabulary
 from bertworks.text.tokenizer_pipeline import (
     NORMALIZER_SETTINGS,
     SPECIAL_TOKENS,
@@ -111,10 +111,15 @@ class Tokenizer:
         files: Mapping[str, bytes] | None = None,
     ):
         self.model_max_length, self.notes, self.files = model_max_length, tuple(notes), dict(files or {})
+        description = guarded(lambda: json.loads(serialized), "not a tokenizer")
+        guarded(lambda: check_description(description), "not a tokenizer")
         self._library = guarded(lambda: tokenizers.Tokenizer.from_str(serialized), "not a tokenizer")
         # Comes first: to_str() of the library counts up to the largest id.
         self.tokens = _tokens_in_order(self._library.get_vocab(with_added_tokens=True))
         self.vocab_size = len(self.tokens)
+        for token in description.get("added_tokens") or ():
+            if self._library.token_to_id(token["content"]) != token["id"]:
+                raise BertworksError(f"the added token {token['content']!r:.60} cannot have the id {token['id']}")
         self._library.no_truncation()
         self._library.no_padding()
         content = self._library.to_str()

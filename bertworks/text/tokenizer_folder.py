@@ -6,6 +6,7 @@
 - spiece.model, sentencepiece.bpe.model, tokenizer.model: SentencePiece (Kudo and Richardson 2018), unigram or BPE
 """
 
+import base64
 import json
 import re
 import unicodedata
@@ -20,11 +21,14 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 from bertworks.errors import BertworksError
 from bertworks.io.atomic_write import parse_json, read_small
 from bertworks.text.tokenizer_pipeline import (
+    LONGEST_WORD,
     NO_TEMPLATE,
     NORMALIZER_SETTINGS,
     SPECIAL_TOKENS,
     bert_pipeline,
+    charsmap_growth,
     guarded,
+    refuse_large_trie,
     refuse_style,
     sentencepiece_pipeline,
     spell_special_tokens,
@@ -40,6 +44,9 @@ TOKENIZER_FILES = (*VOCABULARY_FILES, "merges.txt", *_SETTINGS_FILES)
 _LARGEST_FILE = 1 << 25  # bytes; the tokenizer.json of LaBSE, with 500,000 words, has 10 MB
 _LARGEST_VOCABULARY = 800_000
 _MOST_ADDED = 10_000  # added tokens: the library takes minutes for a hundred thousand
+_LARGEST_GROWTH = 256  # of a text, by the replacements of a normalizer
+_LONGEST_TEMPLATE = 16  # special tokens and texts
+_LONGEST_PATTERN = 1000  # characters of a regular expression; that of GPT-4o has 400
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 _BYTE_LEVEL = {"roberta": True, "bart": True, "longformer": True, "led": True, "gpt2": False}  # <s> and </s> around
 
@@ -95,6 +102,82 @@ def read_vocabulary(path: Path, lowercase: bool | None) -> tuple[Path, dict[str,
     notes: list[str] = []
     library = _from_vocabulary(path, {"do_lower_case": lowercase}, {}, notes)
     return path, {"serialized": library.to_str(), "notes": notes}
+
+
+def check_description(content: dict[str, Any]) -> None:
+    """Refuse the content of a tokenizer.json that the library does not refuse itself, but crashes on, or for which it
+    takes unlimited time or memory, or that contradicts itself. Nothing is run.
+
+    Raises:
+        BertworksError: such a content.
+        Exception: any other, for a content that is no tokenizer.
+    """
+    model = content.get("model")
+    if not isinstance(model, dict) or "vocab" not in model:
+        return  # the library refuses it, and names the line
+    vocabulary: Any = model["vocab"]
+    if isinstance(vocabulary, list):
+        refuse_large_trie(piece for piece, _ in vocabulary)
+        vocabulary = {piece: number for number, (piece, _) in enumerate(vocabulary)}
+    claims = [(token["content"], token["id"]) for token in content.get("added_tokens") or ()]
+    ids = dict(claims) | vocabulary
+    prefix, longest = model.get("continuing_subword_prefix") or "", model.get("max_input_chars_per_word", LONGEST_WORD)
+    seconds = (pair.split(" ")[1] if isinstance(pair, str) else pair[1] for pair in model.get("merges") or ())
+    _require(longest <= 10 * LONGEST_WORD, f"words of {longest:,} characters are too long")
+    _require(all(piece.startswith(prefix) for piece in seconds), f"a merge does not add {prefix!r:.40}")
+    _require((model.get("unk_token") or next(iter(ids), "")) in ids, "the vocabulary lacks its unk_token")
+    _require(sum(len(token) for token, _ in claims) <= 1 << 20, "the added tokens are too long")
+    growth, parts = 1.0, [content.get(name) for name in ("normalizer", "pre_tokenizer", "post_processor", "decoder")]
+    while parts:
+        part: Any = parts.pop()
+        parts += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        match part:
+            case {"type": "Replace" | "Split", "pattern": {"Regex": pattern}}:
+                _check_pattern(pattern)
+                growth *= 1 + len(part.get("content", ""))  # which may stand between all characters
+            case {"type": "Replace", "pattern": {"String": pattern}, "content": text}:
+                growth *= max(1, len(text) / len(pattern)) if pattern else 1 + len(text)
+            case {"type": "Prepend", "prepend": text}:
+                growth *= 1 + len(text)
+            case {"type": "Precompiled", "precompiled_charsmap": table}:
+                growth *= charsmap_growth(base64.b64decode(table, validate=True))
+            case {"type": "FixedLength", "length": length}:
+                _require(length >= 1, "words of length 0")
+            case {"type": "BertProcessing" | "RobertaProcessing", "sep": sep, "cls": cls}:
+                claims += sep, cls
+            case {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}:
+                for pieces, texts in ((single, ["A"]), (pair, ["A", "B"])):
+                    is_good = texts == [piece["Sequence"]["id"] for piece in pieces if "Sequence" in piece]
+                    is_good &= len(pieces) <= _LONGEST_TEMPLATE
+                    _require(is_good, f"a template does not hold {' and '.join(texts)} once, in order")
+                for token in special.values():
+                    _require(len(token["tokens"]) == len(token["ids"]) == 1, "several tokens for a special token")
+                    claims.append((token["tokens"][0], token["ids"][0]))
+    _require(growth <= _LARGEST_GROWTH, f"the normalizer makes a text up to {growth:.0e} times as long")
+    for name, number in claims:
+        _require(number == ids.get(name), f"{name!r:.60} has the id {number!r:.20}, in the vocabulary {ids.get(name)}")
+
+
+def _require(holds: bool, what: str) -> None:
+    if not holds:
+        raise BertworksError(what, hint="get the file again, or choose another model")
+
+
+def _check_pattern(pattern: str) -> None:
+    """Refuse a regular expression that may take exponential time, in oniguruma's syntax: with a repeated group, a
+    repeated repetition, a reference or a recursion; and one with several endless repetitions in a row."""
+    plain = re.sub(r"\\[pP]\{\^?\w+\}|\\[^1-9gkKRX]", "x", pattern)
+    while plain != (shorter := re.sub(r"\[\^?[^\[\]]+\]", "x", plain)):  # classes of characters, also within others
+        plain = shorter
+    is_plain = not re.search(r"\\|\)[*+{]|[*+?}][*{]|\}[+]|\{[\d,]*\d{4}|\(\?(?![:=!i]|<[=!])", plain)
+
+    def endless(part: re.Match[str]) -> str:  # a sign for each endless repetition in a row
+        return "*" * max(len(re.findall(r"[*+](?!\+)|,\}", branch)) for branch in part[1].split("|"))
+
+    while plain != (shorter := re.sub(r"\(([^()]*)\)", endless, plain)):
+        plain = shorter
+    is_plain &= len(pattern) <= _LONGEST_PATTERN and len(re.sub(r"^(.*)$", endless, plain, flags=re.DOTALL)) <= 2
+    _require(is_plain, f"the regular expression {pattern!r:.60} may take endless time")
 
 
 def count_cased(tokens: Sequence[str]) -> int:

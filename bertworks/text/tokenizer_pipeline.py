@@ -8,10 +8,11 @@
 import math
 import re
 import struct
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -34,6 +35,7 @@ SPELLINGS = {  # of special tokens in published vocabularies, where a folder doe
 SPECIAL_TOKENS = {name: spellings[0] for name, spellings in SPELLINGS.items()}  # [PAD], [UNK], [CLS], [SEP], [MASK]
 LONGEST_WORD = 100  # characters; a longer word becomes one [UNK]
 _LARGEST_SENTENCEPIECE = 1 << 23  # bytes; that of XLM-R has 5 MB
+_LARGEST_TRIE = 1 << 22  # bytes of the pieces of a unigram model: the library takes up to 340 bytes for each
 _LONGEST_PIECE = 512  # characters; SentencePiece stops at 16 by default
 NO_TEMPLATE = ("$A:0", "$A:0 $B:1")
 _STYLES = {  # families of SentencePiece files, with their templates for one text and two
@@ -63,6 +65,34 @@ def guarded(call: Callable[[], Result], what: str, where: str = "") -> Result:
         raise
     except BaseException as error:
         raise BertworksError(f"{what}: {str(error)[:200]}", where=where) from None
+
+
+def refuse_large_trie(pieces: Iterable[str]) -> None:
+    """Raises BertworksError for pieces of a unigram model that would take gigabytes."""
+    if (size := sum(len(piece.encode()) for piece in pieces)) > _LARGEST_TRIE:
+        raise BertworksError(f"the pieces of the vocabulary have {size / 1e6:.1f} MB in all: too much")
+
+
+def charsmap_growth(charsmap: bytes) -> int:
+    """The most characters that a table of SentencePiece's normalization puts for one. All places of its trie and all
+    replacements are checked: the library reads them without a check.
+
+    The table: the size of the trie; the trie, a double array (darts-clone); replacements that end in NUL.
+
+    Raises:
+        BertworksError: a damaged table.
+    """
+    end = 4 + int.from_bytes(charsmap[:4], "little")
+    texts = np.frombuffer(charsmap[end:] + b"\0", np.uint8)
+    units = np.frombuffer(charsmap[4:end] if 4 < end <= len(charsmap) and not end % 4 else b"", np.uint32)
+    place = np.arange(len(units)) ^ ((units >> 10).astype(np.int64) << ((units >> 6) & 8))
+    inner = units >> 31 == 0
+    inner[:1] = True  # the root
+    good = len(units) > 0 and bool(((place | 255) < len(units))[inner].all())
+    values = units[place[inner & (units >> 8 & 1 == 1)]] & 0x7FFFFFFF if good else units
+    if not good or values.max(initial=0) >= len(texts) or (texts[values] & 0xC0 == 0x80).any():
+        raise BertworksError("the table of the normalizer (precompiled_charsmap) is damaged")
+    return max(map(len, charsmap[end:].decode().split("\0")))
 
 
 def word_piece_model(tokens: Sequence[str], unk_token: str = "[UNK]") -> models.WordPiece:
@@ -223,6 +253,7 @@ def _sentencepiece_normalizers(s: _SentencePiece, style: str, config: dict[str, 
         if config.get("do_lower_case", style == "albert") is not False:
             steps.append(normalizers.Lowercase())
     if s.charsmap:
+        charsmap_growth(s.charsmap)
         steps.append(normalizers.Precompiled(s.charsmap))
     if style == "sentencepiece" and s.removes_spaces:
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex("^ | $"), "")]
@@ -242,6 +273,7 @@ def _read_sentencepiece(path: Path) -> _SentencePiece:
             raise ValueError(f"piece {len(pieces)} is {text[:20]!r} with score {score}")
         kinds.setdefault(last_value(message, 3, 1), []).append(text)
         pieces.append((text, score))
+    refuse_large_trie(text for text, _ in pieces)
     kind, unk_id = last_value(trainer, 3, 1), last_value(trainer, 40, 0)
     if kind not in (1, 2) or not pieces or len(dict(pieces)) < len(pieces) or not unk_id < len(pieces):
         raise ValueError("not a unigram or BPE model, or one with a repeated piece or without the unknown one")
