@@ -75,7 +75,7 @@ def near(one: Any, other: Any) -> bool:
 
 def waiting(batcher: Batcher) -> int:
     """Jobs that no batch has taken."""
-    return sum(map(len, batcher._waiting.values()))
+    return sum(len(jobs) for queues in batcher._waiting.values() for jobs in queues.values())
 
 
 # --- what is answered -------------------------------------------------------------------------------------------------
@@ -503,7 +503,7 @@ def test_nothing_is_computed_for_who_went_away(models: dict[str, Path], monkeypa
             goes.set()
             statuses = [await one for one in others]
             assert not waiting(batcher)
-            assert batcher.cost == batcher.load == 4  # of the first
+            assert batcher.cost == batcher.loads.total() == 4  # of the first
             go.set()
             return [await first, *statuses]
 
@@ -521,7 +521,7 @@ def test_more_than_can_be_answered_is_told_to_come_again(models: dict[str, Path]
 
 def test_a_full_queue_reads_no_bodies(models: dict[str, Path]):
     with Local(models["classification"]) as local:
-        local.application._batchers["network"].load = 10**9
+        local.application._batchers["network"].loads["127.0.0.1", 1 << 14] = 10**9
         answer = local.send("POST", "/predict", content=b"no JSON at all", headers=JSON)
         assert (answer.status_code, answer.json()["error_type"]) == (429, "Overloaded")
         assert int(answer.headers["retry-after"]) >= 1

@@ -106,11 +106,8 @@ class Application:
         stopping: Callable[[], bool] = lambda: False,
     ):
         self._abilities, self._limits, self._metrics = abilities, abilities.limits, ServerMetrics()
-        self._tokens, self._hosts, self._stopping = (
-            token.encode().split(),
-            {"localhost", "127.0.0.1", "::1", *hosts},
-            stopping,
-        )
+        self._tokens, self._stopping = token.encode().split(), stopping
+        self._hosts = {"localhost", "127.0.0.1", "::1", *hosts}
         self._admission = Admission(self._limits.requests, max(self._limits.total_bytes, self._limits.body_bytes))
         self._tokens_per_byte = dict[tuple[str, int], float]()  # of requests to an endpoint, in a lane
         self._heap = HeapTrimmer()
@@ -120,11 +117,9 @@ class Application:
             "search": Batcher(8, patience=patience),
             "explain": Batcher(1, patience=EXPLAIN_PATIENCE),
         }
-        small = min(LANES)
-        self._lanes = {
-            size: Batcher(1, patience=patience, speed=PARSE_SPEED, workers=workers, low_priority=size > small)
-            for size, workers in LANES.items()
-        }
+        self._lanes = {size: Batcher(1, patience=patience, workers=workers) for size, workers in LANES.items()}
+        for lane in self._lanes.values():
+            lane.speed = PARSE_SPEED
         self._writers = {size: ThreadPoolExecutor(workers, f"writer-{size}") for size, workers in LANES.items()}
         self._metrics.watch("te_request_active", "Requests in the server", self._admission.__len__)
         for name, batcher in self._batchers.items():
@@ -133,8 +128,8 @@ class Application:
         self._requests = requests_of(abilities.info, self._limits)
         server_info = {
             "max_concurrent_requests": self._limits.requests, "max_batch_tokens": self._limits.batch_tokens,
-            "max_client_batch_size": self._limits.texts, "auto_truncate": True, "tokenization_workers": LANES[small],
-            "limits": asdict(self._limits),
+            "max_client_batch_size": self._limits.texts, "auto_truncate": True,
+            "tokenization_workers": sum(LANES.values()), "limits": asdict(self._limits),
         }  # fmt: skip
         model = {"id": abilities.name, "object": "model", "created": 0, "owned_by": "bertworks"}
         files = (*PAGE.iterdir(), *MAPS.iterdir())
@@ -157,13 +152,18 @@ class Application:
             threads.shutdown(wait=False)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request, count it and log it."""
+        """Answer a request, then count it and log it."""
         if scope["type"] != "http":
             return
         begin, request, path = time.perf_counter(), Request(scope, receive), scope["path"].rstrip("/") or "/"
         response = await self._respond(request, path)
         await response(scope, receive, send)
-        status, seconds = response.status_code, time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
+        # Later, so that other requests of the same moment do not wait for it.
+        asyncio.get_running_loop().call_soon(self._record, scope, path, response, seconds)
+
+    def _record(self, scope: Any, path: str, response: Answer, seconds: float) -> None:
+        status = response.status_code
         label = path if path in self._get or path in self._post else "other"
         self._metrics.count.labels(label).inc()
         (self._metrics.success.labels(label) if status < 400 else self._metrics.failure.labels(str(status))).inc()
@@ -204,9 +204,8 @@ class Application:
         if size > MAX_HEAD:
             raise RequestError(431, f"the head has {size:,} bytes: expected {MAX_HEAD:,} at most")
         names = [name for name, _ in scope["headers"]]
-        for name in SINGLE_HEADERS:
-            if names.count(name) > 1:
-                raise RequestError(400, f"the header {name.decode().title()} is there twice")
+        if len(names) > len(set(names)) and (doubled := next((n for n in SINGLE_HEADERS if names.count(n) > 1), None)):
+            raise RequestError(400, f"the header {doubled.decode().title()} is there twice")
         if self._stopping():
             raise RequestError(503, "the server is stopping")
         address = request.client.host if request.client else ""
@@ -239,32 +238,27 @@ class Application:
         limit, size = self._limits.body_bytes, int(request.headers.get("content-length", 0))
         if size > limit:
             raise RequestError(413, f"the body has {size:,} bytes: expected {limit:,} at most")
-        task = asyncio.current_task()
-        assert task is not None
-        with self._admission.place(client, size, task.cancel) as place, ExitStack() as stack:
-            body = None if "content-length" in request.headers else await self._body(request, place)
-            size = len(body) if body is not None else size
+        with self._admission.place(client, size) as place, ExitStack() as stack:
+            if is_chunked := "content-length" not in request.headers:
+                body = await self._body(request, place)
+                size = len(body)
             lane = next(bound for bound in LANES if size < bound)
-            batcher = None if name in WITHOUT_NETWORK else self._batchers.get(name, self._batchers["network"])
+            batcher = self._batchers.get(name, self._batchers["network"])
             # Count the request before its body is read. Its tokens are not known yet.
-            tokens = (
-                size * self._tokens_per_byte.get((name, lane), TOKENS_PER_BYTE) if name not in self._batchers else 0
-            )
-            parsing, expected = (InferenceJob(costs=[cost], client=(client, lane))
-                                 for cost in (size + PARSE_COST, max(1, int(tokens))))  # fmt: skip
+            parsing = InferenceJob(costs=[size + PARSE_COST], client=(client, lane))
             stack.callback(self._lanes[lane].reserve(parsing).cancel)
-            if batcher:
+            ratio = 0 if name in self._batchers else self._tokens_per_byte.get((name, lane), TOKENS_PER_BYTE)
+            batches, rest = divmod(1 + int(size * ratio), batcher.batch_cost)
+            expected = InferenceJob(costs=[batcher.batch_cost] * batches + [rest], client=parsing.client)
+            if name not in WITHOUT_NETWORK:
                 stack.callback(batcher.reserve(expected).cancel)
-            body = await self._body(request, place) if body is None else body
-            closed = asyncio.ensure_future(_wait_until_closed(request))
-            stack.callback(closed.cancel)
-            error = RequestError(CLIENT_CLOSED, "the client has closed the connection")
-            closed.add_done_callback(lambda done: done.cancelled() or self._admission.end(place, error))
+            body = body if is_chunked else await self._body(request, place)
+            stack.callback(asyncio.ensure_future(self._watch(request, place)).cancel)
             parsing.units, parsing.compute = [partial(self._parse, name, body, lane)], call_each
             ((steps, job),) = await asyncio.wrap_future(self._lanes[lane].start(parsing))
             expected.future.cancel()
             job.client = parsing.client
-            results = await self._results(batcher, job) if batcher and job.units else []
+            results = await self._results(batcher, job) if job.units else []
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(self._writers[lane], _last_step, steps, results)
 
@@ -283,6 +277,12 @@ class Application:
         except ClientDisconnect:
             raise RequestError(400, "the body is incomplete") from None
         return bytes(body)
+
+    async def _watch(self, request: Request, place: Place) -> None:
+        """End a request when its client closes the connection."""
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        self._admission.end(place, RequestError(CLIENT_CLOSED, "the client has closed the connection"))
 
     def _parse(self, name: str, body: bytes, lane: int) -> tuple[Steps, InferenceJob]:
         """Called in a thread of the lane."""
@@ -321,11 +321,6 @@ class Application:
         if seconds > STUCK_SECONDS:
             raise RequestError(503, f"a computation has been going on for {seconds:.0f} seconds")
         return Answer({"status": "ok"})
-
-
-async def _wait_until_closed(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _last_step(steps: Steps, results: list[Any]) -> Answer:

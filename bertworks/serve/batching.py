@@ -27,8 +27,8 @@ LARGE_WAIT = 4.0  # times the patience that a job larger than a batch may wait f
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one request; and of the server: `batch_tokens` are computed together, up to `requests` are accepted at
-    the same time, with `total_bytes` in their bodies, and none that would have to wait for more than `patience` seconds."""
+    """Limits of one request; and of the server: `batch_tokens` are computed together, up to `requests` with
+    `total_bytes` are accepted at the same time, and none that would have to wait for more than `patience` seconds."""
 
     body_bytes: int = 2_000_000
     total_bytes: int = 16_000_000
@@ -84,11 +84,9 @@ class Batcher:
         batch_cost: maximum cost of a batch; a single unit may cost more. Batches are smaller while little waits.
         patience: seconds in which a job should be finished. A job that would take longer is refused. The speed is
             measured with the batches.
-        speed: cost per second, until the first batch.
         observe: called with units, cost and seconds of each batch, in the thread that computed it.
         workers: number of threads, each with its own batch. The batches that are computed at the same time share the
             threads of torch.
-        low_priority: other threads of the process go first.
 
     Attributes:
         costs: client -> cost of all its jobs that wait or are computed.
@@ -102,18 +100,16 @@ class Batcher:
         batch_cost: int,
         *,
         patience: float,
-        speed: float | None = None,
         observe: Callable[[int, int, float], None] = lambda units, cost, seconds: None,
         workers: int = 1,
-        low_priority: bool = True,
     ):
         self.batch_cost, self.patience, self.workers, self._observe = batch_cost, patience, workers, observe
-        self.speed = speed or batch_cost / patience
+        self.speed = batch_cost / patience  # cost per second; this value until the first batch
         self.costs, self.loads = Counter[Hashable](), Counter[Hashable]()
         self.busy = dict[int, float]()
         self._waiting, self._lock = dict[Compute, dict[Hashable, deque[InferenceJob]]](), threading.RLock()
         # Low priority, or short requests wait until a matrix product is finished.
-        self.threads = ThreadPoolExecutor(workers, "batcher", lower_thread_priority if low_priority else None)
+        self.threads = ThreadPoolExecutor(workers, "batcher", lower_thread_priority)
 
     @property
     def cost(self) -> int:
@@ -124,8 +120,8 @@ class Batcher:
         return min(sum(job.costs), max(self.batch_cost, *job.costs, 0))
 
     def overloaded(self, job: InferenceJob, patience: float = 1.0) -> OverloadedError | None:
-        """The error of a job that arrives now, if it would have to wait too long: for the jobs of its client, and for as
-        much of each other client. patience: a factor."""
+        """The error of a job that arrives now, if it would have to wait too long: for all work of its client, and as
+        much of each other one. patience: a factor."""
         cost, limit = sum(job.costs), patience * self.patience
         with self._lock:
             seconds = _fair_sum(self.loads, self.loads[job.client] + self._load(job)) / self.speed
@@ -195,7 +191,8 @@ class Batcher:
                 for job, numbers in batch.items():
                     _add(self.costs, job.client, -sum(job.costs[n] for n in numbers))
                 speed = batches * cost / max(seconds, 1e-6)  # of all threads that compute
-                self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * speed
+                if speed > self.speed or cost >= min(SMALL_BATCH, self.batch_cost):  # smaller batches are slower
+                    self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * speed
             for job in batch:
                 with suppress(InvalidStateError):  # another batch has failed, or the client has gone away
                     if job in errors:
@@ -216,17 +213,17 @@ class Batcher:
             waiting = _fair_sum(self.loads, min(self.loads[client] for client in queues))
             budget = min(self.batch_cost, max(SMALL_BATCH, BATCH_FRACTION * waiting / self.workers))
             while queues:
-                client, jobs = next(iter(queues.items()))
-                job = jobs[0]
+                client = next(iter(queues))
+                job = queues[client][0]
                 if batch and job.costs[job.taken] > budget:
                     break
+                jobs = queues.pop(client)
                 jobs.popleft()
                 batch.setdefault(job, []).append(job.taken)
                 budget -= job.costs[job.taken]
                 job.taken += 1
                 if job.taken < len(job.units):
                     jobs.append(job)
-                del queues[client]
                 if jobs:
                     queues[client] = jobs  # now the last in turn
         return batch
@@ -239,7 +236,7 @@ def _add(totals: Counter[Hashable], client: Hashable, amount: int) -> None:
 
 
 def _fair_sum(totals: Mapping[Hashable, int], most: int) -> int:
-    """The sum of what clients have, at most `most` of each: what is computed, in turns, until a client has that much."""
+    """The sum of what all clients have, at most `most` of each: computed in turns, before a client has that much."""
     return sum(min(total, most) for total in totals.values())
 
 
@@ -262,11 +259,10 @@ def _compute(batch: _Batch) -> dict[InferenceJob, Exception]:
 
 @dataclass(eq=False)
 class Place:
-    """A request in the server. size: bytes of its body, as it is counted. cancel: ends its task, for the reason
-    `error`."""
+    """A request in the server. size: bytes of its body, as it is counted. task: cancelled if there is an error."""
 
     client: Hashable
-    cancel: Callable[[], Any]
+    task: Any = field(default_factory=asyncio.current_task)
     size: int = 0
     error: RequestError | None = None
 
@@ -284,14 +280,14 @@ class Admission:
         return len(self._places)
 
     @contextmanager
-    def place(self, client: Hashable, size: int, cancel: Callable[[], Any]) -> Iterator[Place]:
-        """A place for a request while it is answered.
+    def place(self, client: Hashable, size: int) -> Iterator[Place]:
+        """A place for the request of the present task, while it is answered.
 
         Raises:
             OverloadedError: there is no room, or another client has got it.
             RequestError: of `end`.
         """
-        place = Place(client, cancel)
+        place = Place(client)
         try:
             self.grow(place, max(size, self._least))
             yield place
@@ -318,7 +314,7 @@ class Admission:
         if place in self._places:
             place.error = error
             self._remove(place)
-            place.cancel()
+            place.task.cancel()
 
     def _remove(self, place: Place) -> None:
         self._places.pop(place, None)
