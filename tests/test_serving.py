@@ -317,8 +317,8 @@ def test_what_many_ask_is_computed_together(
             assert go.wait(10)
             return units
 
-        def submitted(job: InferenceJob) -> Any:
-            future = submit(job)
+        def submitted(job: InferenceJob, patience: float) -> Any:
+            future = submit(job, patience)
             if waiting(batcher) == 9:
                 go.set()
             return future
@@ -503,7 +503,7 @@ def test_nothing_is_computed_for_who_went_away(models: dict[str, Path], monkeypa
             goes.set()
             statuses = [await one for one in others]
             assert not waiting(batcher)
-            assert batcher.cost == batcher.loads.total() == 4  # of the first
+            assert batcher.costs.total() == batcher.loads.total() == 4  # of the first
             go.set()
             return [await first, *statuses]
 

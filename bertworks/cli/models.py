@@ -35,7 +35,8 @@ def serve(
         host: Address to listen on. Addresses other than this machine need a token.
         port: 0: any free port.
         index: The folder of an index to search.
-        api_key: Token that requests need. Prefer BERTWORKS_API_KEY, which other users cannot see.
+        api_key: Token that requests need; several are separated by spaces. Prefer BERTWORKS_API_KEY, which other users
+            cannot see.
         max_batch_tokens: Tokens per batch.
         max_concurrent_requests: Requests at a time; more are refused.
     """

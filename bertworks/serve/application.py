@@ -61,7 +61,6 @@ EXPLAIN_PATIENCE = 5.0
 HEAD_SECONDS = 10.0  # to receive the head of a request
 MAX_HEAD, KEPT_HEAD = 16_384, 65_536  # bytes of a head; and bytes after which it is not read on
 SINGLE_HEADERS = (b"host", b"origin", b"authorization", b"content-length", b"content-type", b"transfer-encoding")
-WITHOUT_NETWORK = ("tokenize", "decode")  # endpoints
 _LOG = logging.getLogger("bertworks.serve")
 _QUIET = ("/health", "/metrics")  # polled every few seconds: only their errors are logged
 CLIENT_CLOSED = 499  # logged status of a request if the client closed the connection, as in nginx
@@ -109,7 +108,7 @@ class Application:
         self._tokens, self._stopping = token.encode().split(), stopping
         self._hosts = {"localhost", "127.0.0.1", "::1", *hosts}
         self._admission = Admission(self._limits.requests, max(self._limits.total_bytes, self._limits.body_bytes))
-        self._tokens_per_byte = dict[tuple[str, int], float]()  # of requests to an endpoint, in a lane
+        self._ratios = {(name, lane): TOKENS_PER_BYTE for name in ENDPOINTS for lane in LANES}
         self._heap = HeapTrimmer()
         patience, workers = self._limits.patience, min(MAX_WORKERS, THREADS.adapt()) if abilities.on_cpu else 1
         self._batchers = {
@@ -121,10 +120,9 @@ class Application:
         for lane in self._lanes.values():
             lane.speed = PARSE_SPEED
         self._writers = {size: ThreadPoolExecutor(workers, f"writer-{size}") for size, workers in LANES.items()}
-        self._metrics.watch("te_request_active", "Requests in the server", self._admission.__len__)
+        self._metrics.watch("te_request_active", "Requests in the server", partial(len, self._admission.places))
         for name, batcher in self._batchers.items():
-            what = "Cost of what waits or is computed, in tokens"
-            self._metrics.watch(f"te_queue_{name}", what, partial(getattr, batcher, "cost"))
+            self._metrics.watch(f"te_queue_{name}", "Tokens that wait or are computed", batcher.costs.total)
         self._requests = requests_of(abilities.info, self._limits)
         server_info = {
             "max_concurrent_requests": self._limits.requests, "max_batch_tokens": self._limits.batch_tokens,
@@ -147,8 +145,9 @@ class Application:
 
     def close(self) -> None:
         """Accept no more jobs. Accepted jobs are still computed."""
-        batchers = (*self._lanes.values(), *self._batchers.values())
-        for threads in (*self._writers.values(), *(batcher.threads for batcher in batchers)):
+        for batcher in (*self._lanes.values(), *self._batchers.values()):
+            batcher.threads.shutdown(wait=False)
+        for threads in self._writers.values():
             threads.shutdown(wait=False)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -158,9 +157,8 @@ class Application:
         begin, request, path = time.perf_counter(), Request(scope, receive), scope["path"].rstrip("/") or "/"
         response = await self._respond(request, path)
         await response(scope, receive, send)
-        seconds = time.perf_counter() - begin
         # Later, so that other requests of the same moment do not wait for it.
-        asyncio.get_running_loop().call_soon(self._record, scope, path, response, seconds)
+        asyncio.get_running_loop().call_soon(self._record, scope, path, response, time.perf_counter() - begin)
 
     def _record(self, scope: Any, path: str, response: Answer, seconds: float) -> None:
         status = response.status_code
@@ -240,17 +238,16 @@ class Application:
             raise RequestError(413, f"the body has {size:,} bytes: expected {limit:,} at most")
         with self._admission.place(client, size) as place, ExitStack() as stack:
             if is_chunked := "content-length" not in request.headers:
-                body = await self._body(request, place)
-                size = len(body)
+                size = len(body := await self._body(request, place))
             lane = next(bound for bound in LANES if size < bound)
             batcher = self._batchers.get(name, self._batchers["network"])
             # Count the request before its body is read. Its tokens are not known yet.
             parsing = InferenceJob(costs=[size + PARSE_COST], client=(client, lane))
             stack.callback(self._lanes[lane].reserve(parsing).cancel)
-            ratio = 0 if name in self._batchers else self._tokens_per_byte.get((name, lane), TOKENS_PER_BYTE)
+            ratio = 0 if name in self._batchers else self._ratios[name, lane]
             batches, rest = divmod(1 + int(size * ratio), batcher.batch_cost)
             expected = InferenceJob(costs=[batcher.batch_cost] * batches + [rest], client=parsing.client)
-            if name not in WITHOUT_NETWORK:
+            if name not in ("tokenize", "decode"):
                 stack.callback(batcher.reserve(expected).cancel)
             body = body if is_chunked else await self._body(request, place)
             stack.callback(asyncio.ensure_future(self._watch(request, place)).cancel)
@@ -259,8 +256,7 @@ class Application:
             expected.future.cancel()
             job.client = parsing.client
             results = await self._results(batcher, job) if job.units else []
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._writers[lane], _last_step, steps, results)
+            return await asyncio.get_running_loop().run_in_executor(self._writers[lane], _last_step, steps, results)
 
     async def _body(self, request: Request, place: Place) -> bytes:
         body, limit = bytearray(), self._limits.body_bytes
@@ -293,9 +289,7 @@ class Application:
         check_tokens(tokens, self._limits.tokens)
         self._metrics.tokens.observe(tokens)
         self._metrics.tokenization.observe(time.perf_counter() - begin)
-        known = self._tokens_per_byte.get((name, lane), TOKENS_PER_BYTE)
-        new = tokens / max(1, len(body))
-        self._tokens_per_byte[name, lane] = SPEED_MEMORY * known + (1 - SPEED_MEMORY) * new
+        self._ratios[name, lane] += (1 - SPEED_MEMORY) * (tokens / len(body) - self._ratios[name, lane])
         return steps, job
 
     async def _results(self, batcher: Batcher, job: InferenceJob) -> list[Any]:

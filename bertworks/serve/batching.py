@@ -107,14 +107,9 @@ class Batcher:
         self.speed = batch_cost / patience  # cost per second; this value until the first batch
         self.costs, self.loads = Counter[Hashable](), Counter[Hashable]()
         self.busy = dict[int, float]()
-        self._waiting, self._lock = dict[Compute, dict[Hashable, deque[InferenceJob]]](), threading.RLock()
+        self._waiting, self._lock = dict[Compute, dict[Hashable, deque[InferenceJob]]](), threading.Lock()
         # Low priority, or short requests wait until a matrix product is finished.
         self.threads = ThreadPoolExecutor(workers, "batcher", lower_thread_priority)
-
-    @property
-    def cost(self) -> int:
-        """The cost of all that waits or is computed."""
-        return self.costs.total()
 
     def _load(self, job: InferenceJob) -> int:
         return min(sum(job.costs), max(self.batch_cost, *job.costs, 0))
@@ -123,11 +118,9 @@ class Batcher:
         """The error of a job that arrives now, if it would have to wait too long: for all work of its client, and as
         much of each other one. patience: a factor."""
         cost, limit = sum(job.costs), patience * self.patience
-        with self._lock:
-            seconds = _fair_sum(self.loads, self.loads[job.client] + self._load(job)) / self.speed
-            total = _fair_sum(self.costs, self.costs[job.client] + cost) / self.speed
-        if cost > self.batch_cost and total > LARGE_WAIT * limit:
-            return OverloadedError(self.patience)
+        seconds = _fair_sum(self.loads, self.loads[job.client] + self._load(job)) / self.speed
+        if cost > self.batch_cost:
+            seconds = max(seconds, _fair_sum(self.costs, self.costs[job.client] + cost) / self.speed / LARGE_WAIT)
         return OverloadedError(seconds - limit) if seconds > limit else None
 
     def reserve(self, job: InferenceJob, patience: float = 1.0) -> "Future[list[Any]]":
@@ -213,12 +206,11 @@ class Batcher:
             waiting = _fair_sum(self.loads, min(self.loads[client] for client in queues))
             budget = min(self.batch_cost, max(SMALL_BATCH, BATCH_FRACTION * waiting / self.workers))
             while queues:
-                client = next(iter(queues))
-                job = queues[client][0]
-                if batch and job.costs[job.taken] > budget:
+                client, jobs = next(iter(queues.items()))
+                if batch and jobs[0].costs[jobs[0].taken] > budget:
                     break
-                jobs = queues.pop(client)
-                jobs.popleft()
+                job = jobs.popleft()
+                del queues[client]
                 batch.setdefault(job, []).append(job.taken)
                 budget -= job.costs[job.taken]
                 job.taken += 1
@@ -237,7 +229,7 @@ def _add(totals: Counter[Hashable], client: Hashable, amount: int) -> None:
 
 def _fair_sum(totals: Mapping[Hashable, int], most: int) -> int:
     """The sum of what all clients have, at most `most` of each: computed in turns, before a client has that much."""
-    return sum(min(total, most) for total in totals.values())
+    return sum(min(total, most) for total in list(totals.values()))  # other threads change it
 
 
 def _compute(batch: _Batch) -> dict[InferenceJob, Exception]:
@@ -268,16 +260,13 @@ class Place:
 
 
 class Admission:
-    """The requests in the server. Each counts with the bytes of its body, and at least with an equal part of all bytes,
-    which limits their number. If there is no room left, a client that has less gets the room of the last request of the
-    client that has most; that request is refused."""
+    """The requests in the server, `places`. Each counts with the bytes of its body, and at least with an equal part of
+    all bytes, which limits their number. If there is no room left, a client that has less gets the room of the last
+    request of the client that has most; that request is refused."""
 
     def __init__(self, requests: int, total_bytes: int):
         self._least, self._free = max(1, total_bytes // requests), total_bytes
-        self._sizes, self._places = Counter[Hashable](), dict[Place, None]()
-
-    def __len__(self) -> int:
-        return len(self._places)
+        self._sizes, self.places = Counter[Hashable](), dict[Place, None]()
 
     @contextmanager
     def place(self, client: Hashable, size: int) -> Iterator[Place]:
@@ -291,36 +280,31 @@ class Admission:
         try:
             self.grow(place, max(size, self._least))
             yield place
-        except asyncio.CancelledError:
-            if place.error:
-                raise place.error from None
-            raise
+        except asyncio.CancelledError as error:
+            raise place.error or error from None
         finally:
-            self._remove(place)
+            self._count(place, 0)
 
     def grow(self, place: Place, size: int) -> None:
         """Count `size` bytes, if that is more than before."""
-        more = max(0, size - place.size)
-        while more > self._free:
+        while (more := size - place.size) > self._free:
             most = max(self._sizes, key=self._sizes.__getitem__, default=place.client)
             if self._sizes[most] <= self._sizes[place.client] + more:
                 raise OverloadedError
-            self.end(next(other for other in reversed(self._places) if other.client == most), OverloadedError())
-        self._places[place] = None
-        self._count(place, more)
+            self.end(next(other for other in reversed(self.places) if other.client == most), OverloadedError())
+        self._count(place, max(size, place.size))
 
     def end(self, place: Place, error: RequestError) -> None:
         """Answer a request with an error, if it is still there."""
-        if place in self._places:
+        if place in self.places:
             place.error = error
-            self._remove(place)
+            self._count(place, 0)
             place.task.cancel()
 
-    def _remove(self, place: Place) -> None:
-        self._places.pop(place, None)
-        self._count(place, -place.size)
-
-    def _count(self, place: Place, more: int) -> None:
-        place.size += more
-        self._free -= more
-        _add(self._sizes, place.client, more)
+    def _count(self, place: Place, size: int) -> None:
+        self._free += place.size - size
+        _add(self._sizes, place.client, size - place.size)
+        place.size = size
+        self.places.pop(place, None)
+        if size:
+            self.places[place] = None
