@@ -86,8 +86,9 @@ def measure(name: str, folder: Path, seconds: float) -> list[Row]:
             row["batch_ms"] = 1000 * total / count if count else 0.0
             rows.append(row)
             print(json.dumps(row), flush=True)
-            while batches(url) != (now := batches(url)) or time.sleep(2) or batches(url) != now:
-                pass  # what was abandoned is still being computed
+            now = (0.0, 0.0)
+            while now != (now := batches(url)):  # what was abandoned may still be computed
+                time.sleep(2)
     return rows
 
 
@@ -126,15 +127,15 @@ def talk(url: str, phase: str, seconds: float, core: int) -> Row:
 
 def table(rows: Sequence[Row]) -> str:
     """Medians over the rounds; sums of counts."""
-    columns = ("checkout", "phase", "small requests", "not answered", "p50 ms", "p99 ms", "max ms", "allowed ms")
-    columns += ("large: 200", "429", "no answer", "refused within p50, p99, max ms")
+    columns = ["checkout", "phase", "small requests", "not answered", "p50 ms", "p99 ms", "max ms", "allowed ms"]
+    columns += ["large: 200", "429", "no answer", "refused within p50, p99, max ms"]
     lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for checkout, phase in dict.fromkeys((row["checkout"], row["phase"]) for row in rows):
         same = [row for row in rows if (row["checkout"], row["phase"]) == (checkout, phase)]
         alone = [row for row in rows if (row["checkout"], row["phase"]) == (checkout, "alone")]
 
         def middle(kind: str, what: str, same: Sequence[Row] = same) -> float:
-            return statistics.median([row[kind][what] for row in same if row[kind]] or [0.0])
+            return float(statistics.median([row[kind][what] for row in same if row[kind]] or [0.0]))
 
         counts = {kind: sum((Counter(row[kind]) for row in same), Counter[str]()) for kind in ("small", "large")}
         total, failed = counts["small"].total(), counts["small"].total() - counts["small"]["200"]

@@ -147,7 +147,7 @@ def test_an_error_belongs_to_one(batcher: Batcher, squares: Squares):
     with pytest.raises(ValueError, match="13"):
         futures[2].result(10)
     assert ask(batcher, squares, 5).result(10) == [25]
-    assert batcher.cost == 0
+    assert batcher.costs.total() == 0
 
 
 def test_what_is_computed_in_another_way_is_another_batch(batcher: Batcher, squares: Squares):

@@ -560,23 +560,22 @@ def test_what_is_large_is_read_one_by_one_and_refused_in_time(models: dict[str, 
             go.set()
             return [await first, second, small]
 
-    with Local(models["words"]) as local:
+    with Local(models["words"], limits=Limits(body_bytes=90_000, total_bytes=100_000)) as local:
         application = local.application
         parse = application._parse
 
-        def slow(name: str, body: bytes) -> Any:
+        def slow(name: str, body: bytes, lane: int) -> Any:
             if len(body) > 1 << 16:
                 started.append(threading.current_thread().name)
                 go.wait(10)
-            return parse(name, body)
+            return parse(name, body, lane)
 
         monkeypatch.setattr(application, "_parse", slow)
-        monkeypatch.setattr("bertworks.serve.application.LARGE_BYTES", 100_000)
         first, second, small = asyncio.run(asked(application))
         assert (first.status_code, small.status_code) == (200, 200)
         assert (second.status_code, int(second.headers["retry-after"])) == (429, 1)
         assert len(started) == 1
-        assert application._large_bytes == 0
+        assert application._admission._free == 100_000
 
 
 def test_settings_of_a_similarity_stand_where_tei_has_them(words: Local):
@@ -646,10 +645,8 @@ def test_figures_for_prometheus(words: Local):
     assert "nowhere" not in text
 
 
-def test_bodies_that_were_read_take_no_place(model: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bertworks.serve.application.LARGE", 100)
-    monkeypatch.setattr("bertworks.serve.application.LARGE_BYTES", 1000)
-    with Local(model) as local:
+def test_requests_that_were_answered_take_no_room(model: Path):
+    with Local(model, limits=Limits(body_bytes=1000, total_bytes=1000)) as local:
         assert [local.post("/embed", {"inputs": "dogs " * 80}).status_code for _ in range(5)] == [200] * 5
 
 

@@ -138,19 +138,18 @@ class Batcher:
         return job.future
 
     def start(self, job: InferenceJob) -> "Future[list[Any]]":
-        """Compute an accepted job, unless it is cancelled.
+        """Compute a job that `reserve` has accepted.
 
         Raises:
             OverloadedError: the batcher is closed.
         """
         with self._lock:
-            if not job.future.done():
-                try:
-                    for _ in job.units[: self.workers]:
-                        self.threads.submit(self._work)
-                except RuntimeError:  # it is closed
-                    raise OverloadedError from None
-                self._waiting.setdefault(job.compute, {}).setdefault(job.client, deque()).append(job)
+            try:
+                for _ in job.units[: self.workers]:
+                    self.threads.submit(self._work)
+            except RuntimeError:  # it is closed
+                raise OverloadedError from None
+            self._waiting.setdefault(job.compute, {}).setdefault(job.client, deque()).append(job)
         return job.future
 
     def submit(self, job: InferenceJob, patience: float = 1.0) -> "Future[list[Any]]":
@@ -289,7 +288,7 @@ class Admission:
         """Count `size` bytes, if that is more than before."""
         while (more := size - place.size) > self._free:
             most = max(self._sizes, key=self._sizes.__getitem__, default=place.client)
-            if self._sizes[most] <= self._sizes[place.client] + more:
+            if self._sizes[most] - (more - self._free) < self._sizes[place.client] + more:  # it would have less
                 raise OverloadedError
             self.end(next(other for other in reversed(self.places) if other.client == most), OverloadedError())
         self._count(place, max(size, place.size))

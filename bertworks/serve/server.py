@@ -116,10 +116,9 @@ def serve(
         from bertworks.serve.application import Application, Connection
     with bound(host, port) as listening:  # before the model is read: report a used port at once
         name, number = listening.getsockname()[:2]
-        shortest = min(map(len, token.split()), default=0)
-        if shortest < MIN_TOKEN and not ipaddress.ip_address(name).is_loopback:
-            what = f"a token of {shortest} characters, which can be guessed" if token.split() else "there is no token"
-            raise UsageError(f"other machines can reach {host}, and {what}", hint=NEW_TOKEN)
+        if min(map(len, token.split()), default=0) < MIN_TOKEN and not ipaddress.ip_address(name).is_loopback:
+            what = f"other machines can reach {host}: expected a token of {MIN_TOKEN} characters or more"
+            raise UsageError(what, hint=NEW_TOKEN)
         abilities = Abilities(model, index=index, device=device, precision=precision, limits=limits)
         application = Application(abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit)
         server, log = uvicorn.Server(uvicorn.Config(application, http=Connection, **_SETTINGS)), json_log()
