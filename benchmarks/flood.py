@@ -13,13 +13,15 @@ Four phases:
 - patient: 300 requests of 60 kB that wait for their answers; refusals are timed from the end of the headers
 - slow bodies: 600 requests whose bodies come a byte a second
 
-A large request is one long text or many short ones, in turn. "Allowed": three times the median alone, and a batch.
+A large request is one long text or many short ones, in turn. "Allowed": three times the median alone, and the batch
+that is being computed when a request comes.
 The table goes to docs/concepts/performance.md.
 """
 
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -82,11 +84,10 @@ def measure(name: str, folder: Path, seconds: float) -> list[Row]:
         for phase in PHASES:
             before = batches(url)
             row = {"checkout": name, "phase": phase, **talk(url, phase, seconds, cores[-1])}
-            count, total = (new - old for new, old in zip(batches(url), before, strict=True))
-            row["batch_ms"] = 1000 * total / count if count else 0.0
+            row["batch_ms"] = usual(before, batches(url))
             rows.append(row)
             print(json.dumps(row), flush=True)
-            now = (0.0, 0.0)
+            now = dict[float, float]()
             while now != (now := batches(url)):  # what was abandoned may still be computed
                 time.sleep(2)
     return rows
@@ -106,15 +107,24 @@ def server(folder: Path, cores: Sequence[int]) -> Iterator[str]:
             running.kill()
 
 
-def batches(url: str) -> tuple[float, float]:
-    """How many batches the network computed until now, and in how many seconds."""
+def batches(url: str) -> dict[float, float]:
+    """Seconds -> how many batches of the network took no longer, until now."""
     with urllib.request.urlopen(f"{url}metrics", timeout=PATIENCE) as answer:
         text = answer.read().decode()
-    count, total = (
-        float(re.search(rf"^te_request_inference_duration_{what} (\S+)", text, re.M)[1])  # type: ignore[index]
-        for what in ("count", "sum")
-    )
-    return count, total
+    found = re.findall(r'^te_request_inference_duration_bucket{le="([^"]+)"} (\S+)', text, re.M)
+    return {float(most): float(count) for most, count in found}
+
+
+def usual(before: dict[float, float], after: dict[float, float]) -> float:
+    """Milliseconds of the batch that is being computed when a request comes: a mean, weighted by the time that batches
+    take. It is known up to the bounds of the histogram."""
+    bounds = [0.0, *sorted(after)]
+    times = squares = known = 0.0
+    for least, most in itertools.pairwise(bounds):
+        count = after[most] - before[most]
+        middle = (least + most) / 2 if most < float("inf") else least
+        times, squares, known = times + (count - known) * middle, squares + (count - known) * middle**2, count
+    return 1000 * squares / times if times else 0.0
 
 
 def talk(url: str, phase: str, seconds: float, core: int) -> Row:
