@@ -73,7 +73,7 @@ def test_everybody_gets_the_own_answer(questions: list[list[int]], size: int, wo
     assert all(len(batch) <= size for batch in squares.batches)
     assert sum(map(len, squares.batches)) == sum(map(len, questions))
     batcher.threads.shutdown()
-    assert (batcher.cost, batcher.load) == (0, 0)
+    assert (batcher.costs.total(), batcher.loads.total()) == (0, 0)
 
 
 @given(st.lists(st.lists(st.integers(0, 13), min_size=1, max_size=5), max_size=9), st.integers(1, 6), st.integers(1, 3))
@@ -86,7 +86,7 @@ def test_only_who_asks_what_nobody_knows_gets_an_error(questions: list[list[int]
         error = future.exception(10)
         assert str(error) == "13" if 13 in numbers else future.result() == [n * n for n in numbers]
     batcher.threads.shutdown()
-    assert (batcher.cost, batcher.load) == (0, 0)
+    assert (batcher.costs.total(), batcher.loads.total()) == (0, 0)
 
 
 def test_several_batches_are_computed_at_once_and_know_it(monkeypatch: pytest.MonkeyPatch):
@@ -147,7 +147,7 @@ def test_an_error_belongs_to_one(batcher: Batcher, squares: Squares):
     with pytest.raises(ValueError, match="13"):
         futures[2].result(10)
     assert ask(batcher, squares, 5).result(10) == [25]
-    assert batcher.cost == 0
+    assert batcher.costs.total() == 0
 
 
 def test_what_is_computed_in_another_way_is_another_batch(batcher: Batcher, squares: Squares):
@@ -162,7 +162,7 @@ def test_what_is_computed_in_another_way_is_another_batch(batcher: Batcher, squa
 def test_who_would_wait_too_long_is_not_let_in(squares: Squares):
     batcher = Batcher(4, patience=1)
     futures = [hold(batcher, squares), ask(batcher, squares, *[1] * 4)]
-    assert batcher.overloaded
+    assert batcher.overloaded(job(squares, 1))
     with pytest.raises(OverloadedError) as raised:
         ask(batcher, squares, 1)
     assert int(raised.value.headers["retry-after"]) >= 1
@@ -182,7 +182,7 @@ def test_a_large_question_keeps_small_ones_not_out_but_large_ones(squares: Squar
     wait(futures, 10)
     batcher.threads.shutdown()
     assert 2 in squares.batches[1]
-    assert (batcher.cost, batcher.load) == (0, 0)
+    assert (batcher.costs.total(), batcher.loads.total()) == (0, 0)
 
 
 def test_a_panic_is_an_error_of_one(batcher: Batcher):
@@ -197,7 +197,7 @@ def test_a_panic_is_an_error_of_one(batcher: Batcher):
     with pytest.raises(RuntimeError, match="0 answers"):
         batcher.submit(job(lambda units: [], 1)).result(10)
     batcher.threads.shutdown()
-    assert (batcher.cost, batcher.load) == (0, 0)
+    assert (batcher.costs.total(), batcher.loads.total()) == (0, 0)
 
 
 def test_closed_it_answers_what_it_has(squares: Squares):
@@ -213,9 +213,9 @@ def test_closed_it_answers_what_it_has(squares: Squares):
 def test_who_went_away_disturbs_nobody(batcher: Batcher, squares: Squares):
     futures = [hold(batcher, squares), ask(batcher, squares, 1), ask(batcher, squares, 2)]
     futures[1].cancel()
-    assert (batcher.cost, batcher.load) == (2, 2)  # there is room at once
+    assert (batcher.costs.total(), batcher.loads.total()) == (2, 2)  # there is room at once
     futures[0].cancel()  # which is computed already
-    assert (batcher.cost, batcher.load) == (2, 1)
+    assert (batcher.costs.total(), batcher.loads.total()) == (2, 1)
     squares.go.set()
     assert futures[2].result(10) == [4]
     assert squares.batches == [[0], [2]]

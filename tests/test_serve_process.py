@@ -245,13 +245,13 @@ def test_a_write_that_fails_is_counted(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_token_and_a_full_server_from_outside(openai: ModuleType, model: Path):
     settings = ["--host", "0.0.0.0", "--max-concurrent-requests", "1"]
-    with process(str(model), *settings, BERTWORKS_API_KEY="sesame") as (running, url):
+    with process(str(model), *settings, BERTWORKS_API_KEY="sesame-of-16-chars") as (running, url):
         port = urlsplit(url).port
         with httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
             assert client.post("/embed", json={"inputs": "a"}).status_code == 401
-            client.headers["authorization"] = "Bearer sesame"
+            client.headers["authorization"] = "Bearer sesame-of-16-chars"
             assert client.post("/embed", json={"inputs": "a"}).status_code == 200
-        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="sesame", max_retries=0)
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="sesame-of-16-chars", max_retries=0)
         assert client.embeddings.create(model="any", input="a").data
         client.close()
         assert stop(running)[0] == 0

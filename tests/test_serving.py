@@ -75,7 +75,7 @@ def near(one: Any, other: Any) -> bool:
 
 def waiting(batcher: Batcher) -> int:
     """Jobs that no batch has taken."""
-    return sum(map(len, batcher._waiting.values()))
+    return sum(len(jobs) for queues in batcher._waiting.values() for jobs in queues.values())
 
 
 # --- what is answered -------------------------------------------------------------------------------------------------
@@ -317,8 +317,8 @@ def test_what_many_ask_is_computed_together(
             assert go.wait(10)
             return units
 
-        def submitted(job: InferenceJob) -> Any:
-            future = submit(job)
+        def submitted(job: InferenceJob, patience: float) -> Any:
+            future = submit(job, patience)
             if waiting(batcher) == 9:
                 go.set()
             return future
@@ -503,7 +503,7 @@ def test_nothing_is_computed_for_who_went_away(models: dict[str, Path], monkeypa
             goes.set()
             statuses = [await one for one in others]
             assert not waiting(batcher)
-            assert batcher.cost == batcher.load == 4  # of the first
+            assert batcher.costs.total() == batcher.loads.total() == 4  # of the first
             go.set()
             return [await first, *statuses]
 
@@ -521,7 +521,7 @@ def test_more_than_can_be_answered_is_told_to_come_again(models: dict[str, Path]
 
 def test_a_full_queue_reads_no_bodies(models: dict[str, Path]):
     with Local(models["classification"]) as local:
-        local.application._batchers["network"].load = 10**9
+        local.application._batchers["network"].loads["127.0.0.1", 1 << 14] = 10**9
         answer = local.send("POST", "/predict", content=b"no JSON at all", headers=JSON)
         assert (answer.status_code, answer.json()["error_type"]) == (429, "Overloaded")
         assert int(answer.headers["retry-after"]) >= 1
@@ -560,23 +560,22 @@ def test_what_is_large_is_read_one_by_one_and_refused_in_time(models: dict[str, 
             go.set()
             return [await first, second, small]
 
-    with Local(models["words"]) as local:
+    with Local(models["words"], limits=Limits(body_bytes=90_000, total_bytes=100_000)) as local:
         application = local.application
         parse = application._parse
 
-        def slow(name: str, body: bytes) -> Any:
+        def slow(name: str, body: bytes, lane: int) -> Any:
             if len(body) > 1 << 16:
                 started.append(threading.current_thread().name)
                 go.wait(10)
-            return parse(name, body)
+            return parse(name, body, lane)
 
         monkeypatch.setattr(application, "_parse", slow)
-        monkeypatch.setattr("bertworks.serve.application.LARGE_BYTES", 100_000)
         first, second, small = asyncio.run(asked(application))
         assert (first.status_code, small.status_code) == (200, 200)
         assert (second.status_code, int(second.headers["retry-after"])) == (429, 1)
         assert len(started) == 1
-        assert application._large_bytes == 0
+        assert application._admission._free == 100_000
 
 
 def test_settings_of_a_similarity_stand_where_tei_has_them(words: Local):
@@ -646,10 +645,8 @@ def test_figures_for_prometheus(words: Local):
     assert "nowhere" not in text
 
 
-def test_bodies_that_were_read_take_no_place(model: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("bertworks.serve.application.LARGE", 100)
-    monkeypatch.setattr("bertworks.serve.application.LARGE_BYTES", 1000)
-    with Local(model) as local:
+def test_requests_that_were_answered_take_no_room(model: Path):
+    with Local(model, limits=Limits(body_bytes=1000, total_bytes=1000)) as local:
         assert [local.post("/embed", {"inputs": "dogs " * 80}).status_code for _ in range(5)] == [200] * 5
 
 

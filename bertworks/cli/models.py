@@ -32,12 +32,13 @@ def serve(
     in flight first.
 
     Args:
-        host: Address to listen on. Addresses other than this machine need a token.
+        host: Address to listen on. Addresses other than this machine need a token of 16 characters or more.
         port: 0: any free port.
         index: The folder of an index to search.
-        api_key: Token that requests need. Prefer BERTWORKS_API_KEY, which other users cannot see.
+        api_key: Token that requests need; several are separated by spaces. Prefer BERTWORKS_API_KEY, which other users
+            cannot see.
         max_batch_tokens: Tokens per batch.
-        max_concurrent_requests: Requests at a time; more are refused.
+        max_concurrent_requests: Requests at a time; more are refused. Clients get equal shares.
     """
     from bertworks.serve.batching import Limits
     from bertworks.serve.server import serve as run

@@ -7,11 +7,13 @@
 
 import asyncio
 import hmac
+import ipaddress
 import logging
 import re
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,8 +29,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.explain import MAPS
-from bertworks.serve.batching import Batcher, InferenceJob, OverloadedError, RequestError
-from bertworks.serve.endpoints import Abilities, Steps, check_tokens
+from bertworks.serve.batching import SPEED_MEMORY, Admission, Batcher, InferenceJob, Place, RequestError
+from bertworks.serve.endpoints import Abilities, Steps, call_each, check_tokens
 from bertworks.serve.metrics import ServerMetrics
 from bertworks.serve.openapi import ENDPOINTS, document, paths_of, read, requests_of
 from bertworks.training.device import THREADS, HeapTrimmer
@@ -48,14 +50,17 @@ HEADERS = [
     (b"cache-control", b"no-store"),
 ]
 MAX_WORKERS = 4  # batches computed at the same time: one batch is often too small for all threads
-READERS = 2  # threads that parse requests and write answers; one more thread parses large requests
-LARGE = 1 << 16  # bytes of a large body, which is parsed in a thread of its own so that others need not wait
-LARGE_BYTES = 16_000_000  # of all large bodies that are being received or parsed
+LANES = {1 << 14: 2, 1 << 18: 2, 1 << 62: 1}  # size of a body below -> threads that parse it: the small ones, which
+# also write answers, need not wait for the large ones
+PARSE_SPEED, PARSE_COST = 1e6, 1000  # bytes per second until it is measured; what a request costs besides its bytes
+TOKENS_PER_BYTE = 0.25  # of a request, until it is measured
+ADMITTED_WAIT = 2.0  # times the patience that a request may wait if it was admitted for fewer tokens than it has
 BODY_SECONDS = 10.0  # to receive a body
 STUCK_SECONDS = 60.0  # of one batch
 EXPLAIN_PATIENCE = 5.0
 HEAD_SECONDS = 10.0  # to receive the head of a request
 MAX_HEAD, KEPT_HEAD = 16_384, 65_536  # bytes of a head; and bytes after which it is not read on
+SINGLE_HEADERS = (b"host", b"origin", b"authorization", b"content-length", b"content-type", b"transfer-encoding")
 _LOG = logging.getLogger("bertworks.serve")
 _QUIET = ("/health", "/metrics")  # polled every few seconds: only their errors are logged
 CLIENT_CLOSED = 499  # logged status of a request if the client closed the connection, as in nginx
@@ -85,8 +90,8 @@ class Application:
     """The server without its port, as an ASGI application.
 
     Args:
-        token: required for all paths but /health and the page; "": no token, and only the server's own page may send
-            requests.
+        token: required for all paths but /health and the page; several are separated by spaces. "": no token, and only
+            the server's own page may send requests.
         hosts: names of the server, in addition to those of this machine; used only without a token.
         stopping: whether the server is shutting down.
     """
@@ -100,10 +105,10 @@ class Application:
         stopping: Callable[[], bool] = lambda: False,
     ):
         self._abilities, self._limits, self._metrics = abilities, abilities.limits, ServerMetrics()
-        self._token, self._hosts, self._stopping = token.encode(), {"localhost", "127.0.0.1", "::1", *hosts}, stopping
-        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="reader")
-        self._large = ThreadPoolExecutor(1, thread_name_prefix="large")
-        self._active = self._large_bytes = 0
+        self._tokens, self._stopping = token.encode().split(), stopping
+        self._hosts = {"localhost", "127.0.0.1", "::1", *hosts}
+        self._admission = Admission(self._limits.requests, max(self._limits.total_bytes, self._limits.body_bytes))
+        self._ratios = {(name, lane): TOKENS_PER_BYTE for name in ENDPOINTS for lane in LANES}
         self._heap = HeapTrimmer()
         patience, workers = self._limits.patience, min(MAX_WORKERS, THREADS.adapt()) if abilities.on_cpu else 1
         self._batchers = {
@@ -111,15 +116,18 @@ class Application:
             "search": Batcher(8, patience=patience),
             "explain": Batcher(1, patience=EXPLAIN_PATIENCE),
         }
-        self._metrics.watch("te_request_active", "Requests in the server", lambda: self._active)
+        self._lanes = {size: Batcher(1, patience=patience, workers=workers) for size, workers in LANES.items()}
+        for lane in self._lanes.values():
+            lane.speed = PARSE_SPEED
+        self._writers = {size: ThreadPoolExecutor(workers, f"writer-{size}") for size, workers in LANES.items()}
+        self._metrics.watch("te_request_active", "Requests in the server", partial(len, self._admission.places))
         for name, batcher in self._batchers.items():
-            what = "Cost of what waits or is computed, in tokens"
-            self._metrics.watch(f"te_queue_{name}", what, partial(getattr, batcher, "cost"))
+            self._metrics.watch(f"te_queue_{name}", "Tokens that wait or are computed", batcher.costs.total)
         self._requests = requests_of(abilities.info, self._limits)
         server_info = {
             "max_concurrent_requests": self._limits.requests, "max_batch_tokens": self._limits.batch_tokens,
-            "max_client_batch_size": self._limits.texts, "auto_truncate": True, "tokenization_workers": READERS,
-            "limits": asdict(self._limits),
+            "max_client_batch_size": self._limits.texts, "auto_truncate": True,
+            "tokenization_workers": sum(LANES.values()), "limits": asdict(self._limits),
         }  # fmt: skip
         model = {"id": abilities.name, "object": "model", "created": 0, "owned_by": "bertworks"}
         files = (*PAGE.iterdir(), *MAPS.iterdir())
@@ -137,21 +145,23 @@ class Application:
 
     def close(self) -> None:
         """Accept no more jobs. Accepted jobs are still computed."""
-        for threads in (self._readers, self._large, *(batcher.threads for batcher in self._batchers.values())):
+        for batcher in (*self._lanes.values(), *self._batchers.values()):
+            batcher.threads.shutdown(wait=False)
+        for threads in self._writers.values():
             threads.shutdown(wait=False)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request, count it and log it."""
+        """Answer a request, then count it and log it."""
         if scope["type"] != "http":
             return
         begin, request, path = time.perf_counter(), Request(scope, receive), scope["path"].rstrip("/") or "/"
-        self._active += 1
-        try:
-            response = await self._respond(request, path)
-            await response(scope, receive, send)
-        finally:
-            self._active -= 1
-        status, seconds = response.status_code, time.perf_counter() - begin
+        response = await self._respond(request, path)
+        await response(scope, receive, send)
+        # Later, so that other requests of the same moment do not wait for it.
+        asyncio.get_running_loop().call_soon(self._record, scope, path, response, time.perf_counter() - begin)
+
+    def _record(self, scope: Any, path: str, response: Answer, seconds: float) -> None:
+        status = response.status_code
         label = path if path in self._get or path in self._post else "other"
         self._metrics.count.labels(label).inc()
         (self._metrics.success.labels(label) if status < 400 else self._metrics.failure.labels(str(status))).inc()
@@ -163,14 +173,14 @@ class Application:
 
     async def _respond(self, request: Request, path: str) -> Answer:
         try:
-            self._check_access(request, path)
+            client = self._check_access(request, path)
             is_post = path in self._post
             if not is_post and path not in self._get:
                 raise RequestError(404, "Not Found")
             allowed = ("POST",) if is_post else ("GET", "HEAD")
             if request.method not in allowed:
                 raise RequestError(405, "Method Not Allowed", headers={"allow": ", ".join(allowed)})
-            return await self._compute(self._post[path], request) if is_post else self._get[path]()
+            return await self._compute(self._post[path], request, client) if is_post else self._get[path]()
         except BertworksError as error:
             status = getattr(error, "status", 422 if isinstance(error, UsageError) else 424)
             what, headers = error.what + (f" ({error.hint})" if error.hint else ""), getattr(error, "headers", None)
@@ -185,62 +195,70 @@ class Application:
             body = {"error": {"message": what, "type": kind, "param": None, "code": None}}
         return Answer(body, status, headers)
 
-    def _check_access(self, request: Request, path: str) -> None:
+    def _check_access(self, request: Request, path: str) -> str:
+        """Who sends the request: a token, if there are several, or else an address."""
         scope, headers = request.scope, request.headers
         size = len(scope["raw_path"]) + len(scope["query_string"]) + sum(len(k) + len(v) for k, v in scope["headers"])
         if size > MAX_HEAD:
             raise RequestError(431, f"the head has {size:,} bytes: expected {MAX_HEAD:,} at most")
+        names = [name for name, _ in scope["headers"]]
+        if len(names) > len(set(names)) and (doubled := next((n for n in SINGLE_HEADERS if names.count(n) > 1), None)):
+            raise RequestError(400, f"the header {doubled.decode().title()} is there twice")
         if self._stopping():
             raise RequestError(503, "the server is stopping")
-        if self._token:
+        address = request.client.host if request.client else ""
+        if ":" in address:  # one user has all addresses of such a network
+            address = str(ipaddress.ip_network(f"{address.partition('%')[0]}/64", strict=False))
+        if self._tokens:
             scheme, _, token = headers.get("authorization", "").partition(" ")
-            is_authorized = hmac.compare_digest(token.encode("latin-1"), self._token) and scheme.lower() == "bearer"
+            matches = [hmac.compare_digest(token.encode("latin-1"), known) for known in self._tokens]
+            is_authorized = any(matches) and scheme.lower() == "bearer"
             if path not in self._public and not is_authorized:
                 what = "expected the header Authorization: Bearer TOKEN"
                 raise RequestError(401, what, headers={"www-authenticate": "Bearer"})
-            return
+            return f"token {matches.index(True)}" if is_authorized and len(matches) > 1 else address
         host, origin = headers.get("host", ""), headers.get("origin")
         if re.sub(r":\d*$", "", host).strip("[]").lower() not in self._hosts:
             raise RequestError(403, f"this server is not called {host[:100]!r}")
         if origin is not None and origin.partition("://")[2] != host:
             raise RequestError(403, "the request comes from a page of another server; set a token to allow that")
+        return address
 
-    async def _compute(self, name: str, request: Request) -> Answer:
+    async def _compute(self, name: str, request: Request, client: str) -> Answer:
         """The answer of an endpoint. What is too much is refused before the body is read: a cheap refusal leaves more
         time for answers."""
-        if self._active > self._limits.requests:
-            raise OverloadedError
         if name not in self._requests:
             info = self._abilities.info
             offered = ", ".join(info["abilities"])
             raise BertworksError(f"this server's model ({info['task']}) does not offer /{name}; it offers {offered}")
-        batcher = self._batchers.get(name, self._batchers["network"])
-        if name not in ("tokenize", "decode") and (error := batcher.overloaded):
-            raise error
-        steps, job = await self._first_step(name, request)
-        results = await self._results(batcher, job, request) if job.units else []
-        return await asyncio.get_running_loop().run_in_executor(self._readers, _last_step, steps, results)
-
-    async def _first_step(self, name: str, request: Request) -> tuple[Steps, InferenceJob]:
-        """An endpoint's work on a request up to its job. Large bodies are parsed one at a time, and refused if many of
-        them wait."""
-        limit, content_length = self._limits.body_bytes, request.headers.get("content-length", "")
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise RequestError(415, "expected the header Content-Type: application/json")
-        size = int(content_length) if content_length.isdecimal() else limit
+        limit, size = self._limits.body_bytes, int(request.headers.get("content-length", 0))
         if size > limit:
             raise RequestError(413, f"the body has {size:,} bytes: expected {limit:,} at most")
-        threads, size = (self._readers, 0) if size < LARGE else (self._large, size)
-        if size and self._large_bytes + size > LARGE_BYTES:
-            raise OverloadedError
-        self._large_bytes += size
-        try:
-            body = await self._body(request)
-            return await asyncio.get_running_loop().run_in_executor(threads, self._parse, name, body)
-        finally:
-            self._large_bytes -= size
+        with self._admission.place(client, size) as place, ExitStack() as stack:
+            if is_chunked := "content-length" not in request.headers:
+                size = len(body := await self._body(request, place))
+            lane = next(bound for bound in LANES if size < bound)
+            batcher = self._batchers.get(name, self._batchers["network"])
+            # Count the request before its body is read. Its tokens are not known yet.
+            parsing = InferenceJob(costs=[size + PARSE_COST], client=(client, lane))
+            stack.callback(self._lanes[lane].reserve(parsing).cancel)
+            ratio = 0 if name in self._batchers else self._ratios[name, lane]
+            batches, rest = divmod(1 + int(size * ratio), batcher.batch_cost)
+            expected = InferenceJob(costs=[batcher.batch_cost] * batches + [rest], client=parsing.client)
+            if name not in ("tokenize", "decode"):
+                stack.callback(batcher.reserve(expected).cancel)
+            body = body if is_chunked else await self._body(request, place)
+            stack.callback(asyncio.ensure_future(self._watch(request, place)).cancel)
+            parsing.units, parsing.compute = [partial(self._parse, name, body, lane)], call_each
+            ((steps, job),) = await asyncio.wrap_future(self._lanes[lane].start(parsing))
+            expected.future.cancel()
+            job.client = parsing.client
+            results = await self._results(batcher, job) if job.units else []
+            return await asyncio.get_running_loop().run_in_executor(self._writers[lane], _last_step, steps, results)
 
-    async def _body(self, request: Request) -> bytes:
+    async def _body(self, request: Request, place: Place) -> bytes:
         body, limit = bytearray(), self._limits.body_bytes
         try:
             async with asyncio.timeout(BODY_SECONDS):
@@ -248,14 +266,22 @@ class Application:
                     body += part
                     if len(body) > limit:
                         raise RequestError(413, f"the body has more than {limit:,} bytes")
+                    self._admission.grow(place, len(body))
         except TimeoutError:
-            raise RequestError(408, f"the body did not come within {BODY_SECONDS:.0f} seconds") from None
+            what = f"the body did not come within {BODY_SECONDS:.0f} seconds"
+            raise RequestError(408, what, headers={"connection": "close"}) from None
         except ClientDisconnect:
             raise RequestError(400, "the body is incomplete") from None
         return bytes(body)
 
-    def _parse(self, name: str, body: bytes) -> tuple[Steps, InferenceJob]:
-        """Called in a thread of the readers."""
+    async def _watch(self, request: Request, place: Place) -> None:
+        """End a request when its client closes the connection."""
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        self._admission.end(place, RequestError(CLIENT_CLOSED, "the client has closed the connection"))
+
+    def _parse(self, name: str, body: bytes, lane: int) -> tuple[Steps, InferenceJob]:
+        """Called in a thread of the lane."""
         begin = time.perf_counter()
         steps = self._abilities.endpoints[name](read(body, self._requests[name]))
         job = next(steps)
@@ -263,26 +289,18 @@ class Application:
         check_tokens(tokens, self._limits.tokens)
         self._metrics.tokens.observe(tokens)
         self._metrics.tokenization.observe(time.perf_counter() - begin)
+        self._ratios[name, lane] += (1 - SPEED_MEMORY) * (tokens / len(body) - self._ratios[name, lane])
         return steps, job
 
-    async def _results(self, batcher: Batcher, job: InferenceJob, request: Request) -> list[Any]:
-        """The results of a job. It is cancelled when the client closes the connection."""
-        future = batcher.submit(job)
-        closed = asyncio.ensure_future(_wait_until_closed(request))
-        closed.add_done_callback(lambda _: future.cancel())  # no effect on a finished future
+    async def _results(self, batcher: Batcher, job: InferenceJob) -> list[Any]:
+        """The results of a job."""
         try:
-            return await asyncio.wrap_future(future)
-        except asyncio.CancelledError:
-            if closed.done():
-                raise RequestError(CLIENT_CLOSED, "the client has closed the connection") from None
-            raise
+            return await asyncio.wrap_future(batcher.submit(job, ADMITTED_WAIT))
         except BertworksError:
             raise
         except Exception as error:
             _LOG.exception("the computation failed")
             raise BertworksError("the computation failed; the server's log says how") from error
-        finally:
-            closed.cancel()
 
     def _observe(self, units: int, cost: int, seconds: float) -> None:
         """Called after each batch, in the thread that computed it."""
@@ -299,13 +317,8 @@ class Application:
         return Answer({"status": "ok"})
 
 
-async def _wait_until_closed(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
 def _last_step(steps: Steps, results: list[Any]) -> Answer:
-    """Called in a thread of the readers."""
+    """Called in a thread of the writers."""
     if not all(np.isfinite(np.asarray(row)).all() for row in results if not isinstance(row, dict | list)):
         raise BertworksError("the network's output has values that are not finite, which is not JSON")
     try:

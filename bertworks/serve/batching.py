@@ -1,15 +1,17 @@
-"""Many small jobs -> batches, in threads.
+"""Many small jobs -> batches, in threads, and which requests are accepted.
 
 - `InferenceJob`: what a request computes; `Limits`: of requests and of the server
 - `Batcher`: a job gets a future; it is refused if its result would take too long
+- `Admission`: the requests in the server, limited in number and bytes, with equal shares for clients
 """
 
+import asyncio
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,15 +22,16 @@ Compute = Callable[[Sequence[Any]], Any]  # units -> a result for each, whatever
 SPEED_MEMORY = 0.8  # weight of the old speed in the moving average, after each batch
 SMALL_BATCH = 256  # cost of a batch while little waits: a request that arrives meanwhile waits for all of it
 BATCH_FRACTION = 0.25  # of what waits, for all threads together: under load, throughput counts more
-LARGE_WAIT = 4.0  # times the patience that may wait in total when a job larger than a batch arrives
+LARGE_WAIT = 4.0  # times the patience that a job larger than a batch may wait for its end
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one request; and of the server: `batch_tokens` are computed together, up to `requests` are accepted at
-    the same time, and none that would have to wait for more than `patience` seconds."""
+    """Limits of one request; and of the server: `batch_tokens` are computed together, up to `requests` with
+    `total_bytes` are accepted at the same time, and none that would have to wait for more than `patience` seconds."""
 
     body_bytes: int = 2_000_000
+    total_bytes: int = 16_000_000
     texts: int = 2048
     tokens: int = 65_536  # of all its texts, in all windows
     k: int = 100  # results of one query
@@ -57,11 +60,12 @@ class OverloadedError(RequestError):
 @dataclass(eq=False)
 class InferenceJob:
     """What a request computes. `compute(units)` gives a result for each unit; units of other jobs may be in the same
-    call. `costs`: of each unit, in tokens; 1 without a network."""
+    call. `costs`: of each unit, in tokens; 1 without a network. `client`: clients are served in turn."""
 
     units: Sequence[Any] = ()
     costs: Sequence[int] = ()
     compute: Compute = list
+    client: Hashable = ""
     taken: int = field(init=False, default=0)  # units that are, or were, in a batch
     results: dict[int, Any] = field(init=False, default_factory=dict)  # unit number -> result: batches end in any order
     future: "Future[list[Any]]" = field(init=False, default_factory=Future)
@@ -71,9 +75,10 @@ _Batch = dict[InferenceJob, list[int]]  # job -> numbers of its units
 
 
 class Batcher:
-    """Computes jobs in threads. A batch takes units from all waiting jobs, in turn, until it is full: a small job need
-    not wait for a large one. All units of a batch have equal `compute`, which several threads may call at the same
-    time. If a batch fails, its jobs are computed one by one: only the job that causes the error gets it.
+    """Computes jobs in threads. A batch takes units from all waiting clients, and from all jobs of a client, in turn,
+    until it is full: a small job need not wait for a large one, nor a client for another one's many jobs. All units of
+    a batch have equal `compute`, which several threads may call at the same time. If a batch fails, its jobs are
+    computed one by one: only the job that causes the error gets it.
 
     Args:
         batch_cost: maximum cost of a batch; a single unit may cost more. Batches are smaller while little waits.
@@ -84,6 +89,8 @@ class Batcher:
             threads of torch.
 
     Attributes:
+        costs: client -> cost of all its jobs that wait or are computed.
+        loads: the same, but at most a batch (or a unit that is larger) of each job: no job has to wait for more.
         busy: thread -> when its batch began.
         threads: shut them down to refuse new jobs. Waiting jobs are still computed.
     """
@@ -98,48 +105,68 @@ class Batcher:
     ):
         self.batch_cost, self.patience, self.workers, self._observe = batch_cost, patience, workers, observe
         self.speed = batch_cost / patience  # cost per second; this value until the first batch
-        self.cost = 0  # of all that waits or is computed
-        self.load = 0  # the same, but at most a batch of each job: no job has to wait for more
+        self.costs, self.loads = Counter[Hashable](), Counter[Hashable]()
         self.busy = dict[int, float]()
-        self._waiting, self._lock = dict[Compute, deque[InferenceJob]](), threading.Lock()
+        self._waiting, self._lock = dict[Compute, dict[Hashable, deque[InferenceJob]]](), threading.Lock()
         # Low priority, or short requests wait until a matrix product is finished.
         self.threads = ThreadPoolExecutor(workers, "batcher", lower_thread_priority)
 
-    @property
-    def overloaded(self) -> OverloadedError | None:
-        """The error of a job that arrives now, if it would have to wait too long."""
-        seconds = self.load / self.speed
-        return OverloadedError(seconds - self.patience) if seconds > self.patience else None
+    def _load(self, job: InferenceJob) -> int:
+        return min(sum(job.costs), max(self.batch_cost, *job.costs, 0))
 
-    def submit(self, job: InferenceJob) -> "Future[list[Any]]":
-        """The future of the results of the units, in order. Cancel it to make room for others.
+    def overloaded(self, job: InferenceJob, patience: float = 1.0) -> OverloadedError | None:
+        """The error of a job that arrives now, if it would have to wait too long: for all work of its client, and as
+        much of each other one. patience: a factor."""
+        cost, limit = sum(job.costs), patience * self.patience
+        seconds = _fair_sum(self.loads, self.loads[job.client] + self._load(job)) / self.speed
+        if cost > self.batch_cost:
+            seconds = max(seconds, _fair_sum(self.costs, self.costs[job.client] + cost) / self.speed / LARGE_WAIT)
+        return OverloadedError(seconds - limit) if seconds > limit else None
+
+    def reserve(self, job: InferenceJob, patience: float = 1.0) -> "Future[list[Any]]":
+        """Accept a job that `start` will compute: from now on it counts. Cancel its future to make room for others.
 
         Raises:
-            OverloadedError: too much is waiting, or the batcher is closed.
+            OverloadedError: too much is waiting.
         """
-        cost = sum(job.costs)
         with self._lock:
-            is_late = cost > self.batch_cost and self.cost > LARGE_WAIT * self.patience * self.speed
-            if error := OverloadedError(self.patience) if is_late else self.overloaded:
+            if error := self.overloaded(job, patience):
                 raise error
+            _add(self.costs, job.client, sum(job.costs))
+            _add(self.loads, job.client, self._load(job))
+        job.future.add_done_callback(lambda _: self._release(job))
+        return job.future
+
+    def start(self, job: InferenceJob) -> "Future[list[Any]]":
+        """Compute a job that `reserve` has accepted.
+
+        Raises:
+            OverloadedError: the batcher is closed.
+        """
+        with self._lock:
             try:
                 for _ in job.units[: self.workers]:
                     self.threads.submit(self._work)
             except RuntimeError:  # it is closed
                 raise OverloadedError from None
-            self.cost += cost
-            self.load += min(cost, self.batch_cost)
-            self._waiting.setdefault(job.compute, deque()).append(job)
-        job.future.add_done_callback(lambda _: self._release(job))
+            self._waiting.setdefault(job.compute, {}).setdefault(job.client, deque()).append(job)
         return job.future
+
+    def submit(self, job: InferenceJob, patience: float = 1.0) -> "Future[list[Any]]":
+        """The future of the results of the units, in order: `reserve`, then `start`."""
+        self.reserve(job, patience)
+        return self.start(job)
 
     def _release(self, job: InferenceJob) -> None:
         """Called when a job has its results or an error, or is cancelled: what waits of it is not computed."""
         with self._lock:
-            self.load -= min(sum(job.costs), self.batch_cost)
-            self.cost -= sum(job.costs[job.taken :])
-            if job.taken < len(job.units):
-                self._waiting[job.compute].remove(job)
+            _add(self.loads, job.client, -self._load(job))
+            _add(self.costs, job.client, -sum(job.costs[job.taken :]))
+            queues = self._waiting.get(job.compute, {})
+            if job in queues.get(job.client, ()):
+                queues[job.client].remove(job)
+                if not queues[job.client]:
+                    del queues[job.client]
 
     def _work(self) -> None:
         """Compute batches until nothing waits."""
@@ -153,9 +180,11 @@ class Batcher:
             units, cost = sum(map(len, batch.values())), sum(job.costs[n] for job in batch for n in batch[job])
             self._observe(units, cost, seconds)
             with self._lock:  # before the answers: a client may send its next request at once
-                self.cost -= cost
+                for job, numbers in batch.items():
+                    _add(self.costs, job.client, -sum(job.costs[n] for n in numbers))
                 speed = batches * cost / max(seconds, 1e-6)  # of all threads that compute
-                self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * speed
+                if speed > self.speed or cost >= min(SMALL_BATCH, self.batch_cost):  # smaller batches are slower
+                    self.speed = SPEED_MEMORY * self.speed + (1 - SPEED_MEMORY) * speed
             for job in batch:
                 with suppress(InvalidStateError):  # another batch has failed, or the client has gone away
                     if job in errors:
@@ -165,22 +194,41 @@ class Batcher:
             del self.busy[thread]
 
     def _next_batch(self) -> _Batch:
-        """One more unit of each waiting job, in turn, until the batch is full."""
+        """One more unit of each waiting client, in turn, until the batch is full. It is as large as if all clients had
+        as little work as the one with the least, which need not wait for the others' large batches."""
         batch: _Batch = {}
         with self._lock:
-            compute = next((compute for compute, jobs in self._waiting.items() if jobs), None)
+            compute = next((compute for compute, queues in self._waiting.items() if queues), None)
             if compute is None:
                 return batch
-            jobs = self._waiting[compute] = self._waiting.pop(compute)  # now the last in turn
-            budget = min(self.batch_cost, max(SMALL_BATCH, BATCH_FRACTION * self.load / self.workers))
-            while jobs and (jobs[0].costs[jobs[0].taken] <= budget or not batch):
+            queues = self._waiting[compute] = self._waiting.pop(compute)  # now the last in turn
+            waiting = _fair_sum(self.loads, min(self.loads[client] for client in queues))
+            budget = min(self.batch_cost, max(SMALL_BATCH, BATCH_FRACTION * waiting / self.workers))
+            while queues:
+                client, jobs = next(iter(queues.items()))
+                if batch and jobs[0].costs[jobs[0].taken] > budget:
+                    break
                 job = jobs.popleft()
+                del queues[client]
                 batch.setdefault(job, []).append(job.taken)
                 budget -= job.costs[job.taken]
                 job.taken += 1
                 if job.taken < len(job.units):
                     jobs.append(job)
+                if jobs:
+                    queues[client] = jobs  # now the last in turn
         return batch
+
+
+def _add(totals: Counter[Hashable], client: Hashable, amount: int) -> None:
+    totals[client] += amount
+    if not totals[client]:
+        del totals[client]
+
+
+def _fair_sum(totals: Mapping[Hashable, int], most: int) -> int:
+    """The sum of what all clients have, at most `most` of each: computed in turns, before a client has that much."""
+    return sum(min(total, most) for total in list(totals.values()))  # other threads change it
 
 
 def _compute(batch: _Batch) -> dict[InferenceJob, Exception]:
@@ -198,3 +246,64 @@ def _compute(batch: _Batch) -> dict[InferenceJob, Exception]:
     for job, numbers in batch.items():
         job.results.update(zip(numbers, remaining))
     return {}
+
+
+@dataclass(eq=False)
+class Place:
+    """A request in the server. size: bytes of its body, as it is counted. task: cancelled if there is an error."""
+
+    client: Hashable
+    task: Any = field(default_factory=asyncio.current_task)
+    size: int = 0
+    error: RequestError | None = None
+
+
+class Admission:
+    """The requests in the server, `places`. Each counts with the bytes of its body, and at least with an equal part of
+    all bytes, which limits their number. If there is no room left, a client that has less gets the room of the last
+    request of the client that has most; that request is refused."""
+
+    def __init__(self, requests: int, total_bytes: int):
+        self._least, self._free = max(1, total_bytes // requests), total_bytes
+        self._sizes, self.places = Counter[Hashable](), dict[Place, None]()
+
+    @contextmanager
+    def place(self, client: Hashable, size: int) -> Iterator[Place]:
+        """A place for the request of the present task, while it is answered.
+
+        Raises:
+            OverloadedError: there is no room, or another client has got it.
+            RequestError: of `end`.
+        """
+        place = Place(client)
+        try:
+            self.grow(place, max(size, self._least))
+            yield place
+        except asyncio.CancelledError as error:
+            raise place.error or error from None
+        finally:
+            self._count(place, 0)
+
+    def grow(self, place: Place, size: int) -> None:
+        """Count `size` bytes, if that is more than before."""
+        while (more := size - place.size) > self._free:
+            most = max(self._sizes, key=self._sizes.__getitem__, default=place.client)
+            if self._sizes[most] - (more - self._free) < self._sizes[place.client] + more:  # it would have less
+                raise OverloadedError
+            self.end(next(other for other in reversed(self.places) if other.client == most), OverloadedError())
+        self._count(place, max(size, place.size))
+
+    def end(self, place: Place, error: RequestError) -> None:
+        """Answer a request with an error, if it is still there."""
+        if place in self.places:
+            place.error = error
+            self._count(place, 0)
+            place.task.cancel()
+
+    def _count(self, place: Place, size: int) -> None:
+        self._free += place.size - size
+        _add(self._sizes, place.client, size - place.size)
+        place.size = size
+        self.places.pop(place, None)
+        if size:
+            self.places[place] = None

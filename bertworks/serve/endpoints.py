@@ -55,10 +55,11 @@ def _like(inputs: Any, answers: list[Any]) -> Any:
 
 def _alone(work: Callable[[], Any]) -> Steps:
     """What is computed without a network."""
-    return (yield InferenceJob([work], [1], _call_each))[0]
+    return (yield InferenceJob([work], [1], call_each))[0]
 
 
-def _call_each(units: Sequence[Callable[[], Any]]) -> list[Any]:
+def call_each(units: Sequence[Callable[[], Any]]) -> list[Any]:
+    """Compute units that are functions."""
     return [work() for work in units]
 
 

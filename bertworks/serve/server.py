@@ -31,6 +31,8 @@ MAX_TRACEBACK = 3000  # characters, from its end
 IDLE_SECONDS = 75  # before an idle connection is closed: longer than in proxies (60), which else may use a connection
 # that is being closed
 MAX_FILES = 1 << 16  # open at the same time: more than the accepted requests
+MIN_TOKEN = 16  # characters of a token, if other machines can reach the server
+NEW_TOKEN = 'export BERTWORKS_API_KEY="$(python3 -c "import secrets; print(secrets.token_urlsafe())")"'
 DRAIN_SECONDS = 8  # to answer accepted requests after SIGTERM
 _SETTINGS: dict[str, Any] = {  # of uvicorn
     "ws": "none", "lifespan": "off", "loop": "auto", "log_config": None, "access_log": False, "server_header": False,
@@ -101,11 +103,12 @@ def serve(
         host, port: the address; port 0: any free port.
         index: the folder of an index to search.
         precision: see `Abilities`.
-        token: required in every request; necessary if other machines can reach the server.
+        token: required in every request; necessary if other machines can reach the server. Several, separated by
+            spaces: one for each client, which then all get their share of the server.
 
     Raises:
         BertworksError: no such model or index, the port is in use, or the extra `serve` is not installed.
-        UsageError: no token for a server that other machines can reach.
+        UsageError: no token, or a short one, for a server that other machines can reach.
     """
     with optional_import("a server", '"bertworks[serve]"'):
         import uvicorn
@@ -113,9 +116,9 @@ def serve(
         from bertworks.serve.application import Application, Connection
     with bound(host, port) as listening:  # before the model is read: report a used port at once
         name, number = listening.getsockname()[:2]
-        if not token and not ipaddress.ip_address(name).is_loopback:
-            what = f"other machines can reach {host}, and there is no token"
-            raise UsageError(what, hint="set BERTWORKS_API_KEY to a long random word")
+        if min(map(len, token.split()), default=0) < MIN_TOKEN and not ipaddress.ip_address(name).is_loopback:
+            what = f"other machines can reach {host}: expected a token of {MIN_TOKEN} characters or more"
+            raise UsageError(what, hint=NEW_TOKEN)
         abilities = Abilities(model, index=index, device=device, precision=precision, limits=limits)
         application = Application(abilities, token=token, hosts=[host.strip("[]")], stopping=lambda: server.should_exit)
         server, log = uvicorn.Server(uvicorn.Config(application, http=Connection, **_SETTINGS)), json_log()

@@ -1,0 +1,478 @@
+"""Which requests a server accepts: before it reads them, with equal shares for clients, and nothing for closed ones."""
+
+import asyncio
+import json
+import subprocess
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings, strategies as st
+from served import Local, process, write_head
+from test_serve_process import answered, connected
+
+from bertworks.cli.main import main
+from bertworks.serve.application import LANES
+from bertworks.serve.batching import Admission, Batcher, InferenceJob, Limits, OverloadedError, Place
+from bertworks.serve.server import MIN_TOKEN, NEW_TOKEN
+
+SMALL = min(LANES)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_head(
+        tmp_path_factory.mktemp("model") / "m", task="classification", labels=("neg", "pos"), text=("text",)
+    )
+
+
+@pytest.fixture
+def local(model: Path) -> Iterator[Local]:
+    with Local(model) as made:
+        yield made
+
+
+class Client:
+    """A request as an ASGI server passes it on: its body comes when the test says so."""
+
+    def __init__(self, local: Local, body: bytes = b"", address: str = "10.0.0.1", **headers: str):
+        self.local, self.body, self.sent, self.reads = local, body, list[dict[str, Any]](), 0
+        self.messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        named = {"host": "localhost", "content-type": "application/json", "content-length": str(len(body)), **headers}
+        self.headers = [(name.encode(), value.encode()) for name, value in named.items() if value]
+        self.address = address
+
+    def start(self, path: str = "/predict") -> "Client":
+        scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+        scope |= {"headers": self.headers, "client": (self.address, 1)}
+        self.task = asyncio.create_task(self.local.application(scope, self.receive, self.send))
+        return self
+
+    async def receive(self) -> dict[str, Any]:
+        self.reads += 1
+        return await self.messages.get()
+
+    async def send(self, message: dict[str, Any]) -> None:
+        self.sent.append(message)
+
+    def give(self, body: bytes | None = None, *, more: bool = False) -> "Client":
+        self.messages.put_nowait(
+            {"type": "http.request", "body": self.body if body is None else body, "more_body": more}
+        )
+        return self
+
+    def close(self) -> None:
+        self.messages.put_nowait({"type": "http.disconnect"})
+
+    async def status(self) -> int:
+        await asyncio.wait_for(self.task, 20)
+        return int(self.sent[0]["status"])
+
+    def json(self) -> Any:
+        return json.loads(self.sent[1]["body"])
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.002)
+
+
+def text(size: int) -> bytes:
+    """The body of a request, `size` bytes long."""
+    return b'{"inputs": "' + b"a " * ((size - 14) // 2) + b'"}' + b" " * (size % 2)
+
+
+# --- shares -----------------------------------------------------------------------------------------------------------
+
+
+class Task:
+    cancelled = False
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 8),
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 60), st.booleans()), min_size=1, max_size=40),
+)
+def test_whoever_is_refused_has_no_less_than_others(slots: int, steps: list[tuple[str, int, bool]]):
+    """Requests arrive (or the oldest ends): the room is never exceeded, and no client is refused while another one
+    could give it room and still have as much."""
+    admission, total = Admission(slots, 80), 80
+    for client, size, ends in steps:
+        before, free = (
+            {name: sum(p.size for p in admission.places if p.client == name) for name in "abc"},
+            admission._free,
+        )
+        places = list(admission.places)
+        if ends and admission.places:
+            admission._count(next(iter(admission.places)), 0)
+        else:
+            place, size = Place(client, Task()), max(size, 80 // slots)
+            try:
+                admission.grow(place, size)
+            except OverloadedError:
+                assert max(before.values()) - (size - free) < before[client] + size
+                assert list(admission.places) == places  # nobody was ended for nothing
+        sizes = Counter[str]()
+        for place in admission.places:
+            sizes[str(place.client)] += place.size
+            assert not place.task.cancelled
+        assert sizes == admission._sizes
+        assert sizes.total() + admission._free == total
+        assert admission._free >= 0
+        assert len(admission.places) <= slots
+
+
+def test_a_client_with_less_gets_the_room_of_the_last_request_of_the_one_with_most():
+    admission = Admission(4, 400)
+    places = [Place(client, Task()) for client in "aaab"]
+    for place in places:
+        admission.grow(place, 100)
+    with pytest.raises(OverloadedError):
+        admission.grow(Place("a", Task()), 100)
+    other = Place("c", Task())
+    admission.grow(other, 100)
+    assert [place.task.cancelled for place in places] == [False, False, True, False]
+    with pytest.raises(OverloadedError):  # a has 200, b and c have 100: nobody can give c more
+        admission.grow(Place("c", Task()), 100)
+    admission.grow(Place("d", Task()), 100)
+    assert [place.task.cancelled for place in places] == [False, True, True, False]
+
+
+def test_slow_bodies_of_one_client_hold_no_slot_that_another_needs(model: Path):
+    async def go(local: Local) -> None:
+        slow = [Client(local, text(100)).start() for _ in range(4)]
+        await until(lambda: all(client.reads for client in slow))
+        same = Client(local, text(100)).start()
+        assert await same.status() == 429
+        assert same.reads == 0
+        other = Client(local, text(100), address="10.0.0.2").give().start()
+        assert await other.status() == 200
+        assert await slow[-1].status() == 429
+        assert slow[-1].json()["error_type"] == "Overloaded"
+        assert dict(slow[-1].sent[0]["headers"])[b"retry-after"] == b"1"
+        for client in slow[:-1]:
+            client.give()
+            assert await client.status() == 200
+        assert (len(local.application._admission.places), local.application._admission._free) == (0, 16_000_000)
+
+    with Local(model, limits=Limits(requests=4)) as local:
+        asyncio.run(go(local))
+
+
+def test_a_body_of_unknown_length_counts_as_it_comes(model: Path):
+    async def go(local: Local) -> None:
+        admission = local.application._admission
+        unknown = {"content-length": ""}
+        first, second = (Client(local, **unknown).start() for _ in range(2))
+        first.give(b'{"inputs": ' + b" " * 1300, more=True)
+        second.give(b" " * 300, more=True)
+        await until(lambda: admission._free == 2000 - 1311 - 300)
+        small = Client(local, text(300), address="10.0.0.2").give().start()
+        assert await small.status() == 200
+        second.give(b" " * 600, more=True)
+        assert await second.status() == 429
+        assert admission._free == 2000 - 1311
+        assert await first.give(b'"good"}').status() == 200
+        long = Client(local, **unknown).start().give(b" " * 900, more=True).give(b" " * 900, more=True)
+        assert await long.status() == 413
+
+    with Local(model, limits=Limits(body_bytes=1500, total_bytes=2000)) as local:
+        asyncio.run(go(local))
+
+
+@pytest.mark.parametrize(("first", "second", "is_same"), [
+    ({"address": "10.0.0.1"}, {"address": "10.0.0.2"}, False),
+    ({"address": "2001:db8::1"}, {"address": "2001:db8::2"}, True),
+    ({"address": "fe80::1%eth0"}, {"address": "fe80:0:0:1::1%eth0"}, False),
+])  # fmt: skip
+def test_a_client_is_an_address_or_a_network_of_ipv6(
+    first: dict[str, str], second: dict[str, str], is_same: bool, model: Path
+):
+    assert shares(model, first, second, "") == (1 if is_same else 2)
+
+
+def test_a_client_is_a_token_if_there_are_several(model: Path):
+    one, other = ({"authorization": f"Bearer {name}"} for name in ("first-token", "other-token"))
+    both = "first-token other-token"
+    assert shares(model, {**one, "address": "10.0.0.1"}, {**one, "address": "10.0.0.2"}, both) == 1
+    assert shares(model, {**one, "address": "10.0.0.1"}, {**other, "address": "10.0.0.1"}, both) == 2
+    assert shares(model, {**one, "address": "10.0.0.1"}, {**one, "address": "10.0.0.2"}, "first-token") == 2
+
+
+def shares(model: Path, first: dict[str, str], second: dict[str, str], token: str) -> int:
+    """How many clients two requests are from."""
+
+    async def go(local: Local) -> int:
+        clients = [Client(local, text(100), **settings).start() for settings in (first, second)]
+        await until(lambda: all(client.reads for client in clients))
+        found = len(local.application._admission._sizes)
+        assert [await client.give().status() for client in clients] == [200, 200]
+        return found
+
+    with Local(model, token=token) as local:
+        return asyncio.run(go(local))
+
+
+# --- turns ------------------------------------------------------------------------------------------------------------
+
+
+def test_clients_are_served_in_turn_whatever_their_number_of_jobs():
+    batches, begun, go = list[list[str]](), threading.Event(), threading.Event()
+
+    def compute(units: Any) -> list[str]:
+        begun.set()
+        assert go.wait(10)
+        batches.append(list(units))
+        return list(units)
+
+    batcher = Batcher(10, patience=100)
+    batcher.speed = 1e6
+    jobs = [InferenceJob([f"a{n}"], [10], compute, "a") for n in range(5)]
+    futures = [batcher.submit(jobs[0])]
+    assert begun.wait(10)
+    jobs += [InferenceJob([f"b{n}"], [10], compute, "b") for n in range(2)]
+    jobs += [InferenceJob(["c0", "c1"], [10, 10], compute, "c")]
+    futures += [batcher.submit(job) for job in jobs[1:]]
+    go.set()
+    wait(futures, 10)
+    assert [unit for batch in batches for unit in batch] == ["a0", "a1", "b0", "c0", "a2", "b1", "c1", "a3", "a4"]
+    assert not batcher.costs
+    assert not batcher.loads
+    batcher.threads.shutdown()
+
+
+def test_a_small_job_is_not_in_a_large_batch_of_another_client():
+    batches, begun, go = list[list[int]](), threading.Event(), threading.Event()
+
+    def compute(units: Any) -> Any:
+        begun.set()
+        assert go.wait(10)
+        batches.append(list(units))
+        return units
+
+    batcher = Batcher(4096, patience=100)
+    futures = [batcher.submit(InferenceJob([256] * 40, [256] * 40, compute, "many"))]
+    assert begun.wait(10)
+    futures.append(batcher.submit(InferenceJob([9], [9], compute, "few")))
+    go.set()
+    wait(futures, 10)
+    assert 9 in batches[1] + batches[2]
+    assert max(sum(batch) for batch in batches[1:3]) <= 256
+    assert max(sum(batch) for batch in batches[3:]) > 500  # then throughput counts again
+    batcher.threads.shutdown()
+
+
+def test_the_queue_of_one_client_refuses_no_other():
+    batcher = Batcher(100, patience=1)  # 100 in a second
+    held = InferenceJob([0], [100], client="many")
+    batcher.reserve(held)
+    batcher.reserve(InferenceJob([0], [100], client="many"))
+    with pytest.raises(OverloadedError) as raised:
+        batcher.reserve(InferenceJob([0], [10], client="many"))
+    assert int(raised.value.headers["retry-after"]) == 1
+    few = InferenceJob([0], [10], client="few")
+    assert batcher.overloaded(few) is None  # it waits for as much of the other client's work
+    for number in range(20):
+        batcher.reserve(InferenceJob([0], [2], client=number))
+    assert batcher.overloaded(InferenceJob([0], [90], client="few")) is not None
+    held.future.cancel()
+    assert batcher.loads["many"] == 100
+    batcher.threads.shutdown()
+
+
+def test_small_batches_do_not_slow_the_estimate_down():
+    batcher = Batcher(4096, patience=2)
+    for _ in range(20):
+        batcher.submit(InferenceJob([0], [1], lambda units: threading.Event().wait(0.005) or units)).result(10)
+    assert batcher.speed == 2048
+    batcher.submit(InferenceJob([0], [300], lambda units: threading.Event().wait(0.2) or units)).result(10)
+    assert batcher.speed < 2048
+    batcher.threads.shutdown()
+
+
+# --- before the body is read, and after the client has gone -----------------------------------------------------------
+
+
+REFUSED: dict[str, tuple[dict[str, str], int]] = {
+    "too long": ({"content-length": "2000001"}, 413),
+    "no JSON": ({"content-type": "text/plain"}, 415),
+    "foreign page": ({"origin": "http://evil.example"}, 403),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_reads_no_body(name: str, local: Local):
+    headers, status = REFUSED[name]
+
+    async def go() -> None:
+        client = Client(local, text(100), **headers).give().start()
+        assert (await client.status(), client.reads) == (status, 0)
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("path", ["/predict", "/tokenize"])
+def test_what_would_wait_too_long_is_refused_before_its_body_is_read(
+    path: str, local: Local, monkeypatch: pytest.MonkeyPatch
+):
+    """Also if nothing was parsed yet: bodies count by the length that their headers announce."""
+    parse, go_on, parsed = local.application._parse, threading.Event(), list[int]()
+
+    def held(name: str, body: bytes, lane: int) -> Any:
+        parsed.append(len(body))
+        assert go_on.wait(20)
+        return parse(name, body, lane)
+
+    monkeypatch.setattr(local.application, "_parse", held)
+
+    async def go() -> None:
+        lane = local.application._lanes[1 << 18]
+        lane.speed = 100_000
+        flood = [Client(local, text(60_000)).start(path) for _ in range(30)]
+        await until(lambda: sum(client.reads or client.task.done() for client in flood) == 30)
+        read = [client for client in flood if client.reads]
+        assert 1 <= len(read) <= 4  # two seconds of work, and one more
+        assert {await client.status() for client in flood if not client.reads} == {429}
+        for client in read:
+            client.give()
+        await until(lambda: parsed)
+        small = Client(local, text(40), address="10.0.0.2").give().start(path)
+        await until(lambda: 40 in parsed)  # another lane
+        go_on.set()
+        assert await small.status() == 200
+        assert [await client.status() for client in read] == [200] * len(read)
+        assert not lane.costs
+
+    asyncio.run(go())
+
+
+def test_a_closed_client_is_neither_parsed_nor_computed(local: Local, monkeypatch: pytest.MonkeyPatch):
+    parse, go_on, parsed = local.application._parse, threading.Event(), list[int]()
+
+    def held(name: str, body: bytes, lane: int) -> Any:
+        parsed.append(len(body))
+        assert go_on.wait(20)
+        return parse(name, body, lane)
+
+    monkeypatch.setattr(local.application, "_parse", held)
+    jobs = list[InferenceJob]()
+    batcher = local.application._batchers["network"]
+    start = batcher.start
+    monkeypatch.setattr(batcher, "start", lambda job: (jobs.append(job), start(job))[1])
+
+    async def go() -> None:
+        reading = Client(local, text(1000)).give(b"{", more=True).start()
+        clients = [Client(local, text(1001 + n)).give().start() for n in range(8)]
+        await until(lambda: len(parsed) == 2)  # in the two threads of the lane
+        await until(lambda: all(client.reads == 2 for client in [reading, *clients]))
+        for client in [reading, *clients]:
+            client.close()
+        statuses = [await client.status() for client in [reading, *clients]]  # at once: the threads are still held
+        assert statuses == [400] + [499] * 8
+        assert not local.application._admission.places
+        go_on.set()
+        small = Client(local, text(40)).give().start()
+        assert await small.status() == 200
+        assert parsed == [1001, 1002, 40]
+        assert len(jobs) == 1  # of the last
+        await until(lambda: not local.application._lanes[SMALL].costs)
+        assert not local.application._lanes[SMALL].loads
+        assert not batcher.costs
+        assert not batcher.loads
+
+    asyncio.run(go())
+
+
+def test_a_body_that_does_not_come_ends_the_connection(local: Local, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("bertworks.serve.application.BODY_SECONDS", 0.05)
+
+    async def go() -> None:
+        client = Client(local, text(100)).give(b"{", more=True).start()
+        assert await client.status() == 408
+        assert dict(client.sent[0]["headers"])[b"connection"] == b"close"
+
+    asyncio.run(go())
+
+
+def test_tokens_are_estimated_from_what_came_before(local: Local):
+    """Words of two bytes are 0.5 tokens a byte, up to 64 tokens that the model reads."""
+    ratios = local.application._ratios
+
+    async def go() -> None:
+        for _ in range(30):
+            assert await Client(local, text(100)).give().start().status() == 200
+
+    asyncio.run(go())
+    assert ratios["predict", SMALL] == pytest.approx((43 + 2) / 100, abs=0.01)
+    assert ratios["predict", 1 << 18] == 0.25
+
+
+# --- headers and tokens -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["host", "origin", "authorization", "content-length", "content-type"])
+@pytest.mark.parametrize("token", ["", "sesame"])
+def test_a_header_that_is_there_twice_is_refused(name: str, token: str, model: Path):
+    async def go(local: Local) -> None:
+        given = {"origin": "http://localhost", "authorization": "Bearer sesame"}
+        client = Client(local, text(100), **given).give()
+        assert await client.start().status() == 200
+        for path, kind in (("/predict", str), ("/v1/embeddings", dict)):
+            client = Client(local, text(100), **given).give()
+            client.headers.append(next(header for header in client.headers if header[0] == name.encode()))
+            assert (await client.start(path).status(), client.reads) == (400, 0)
+            assert isinstance(client.json()["error"], kind)
+            assert "twice" in str(client.json()["error"])
+        client = Client(local, text(100), **given, accept="a").give()
+        client.headers.append((b"accept", b"b"))
+        assert await client.start().status() == 200
+
+    with Local(model, token=token) as local:
+        asyncio.run(go(local))
+
+
+def test_headers_that_contradict_each_other_over_a_socket(model: Path):
+    """The token is short, which is allowed on this machine."""
+    head = b"POST /tokenize HTTP/1.1\r\nContent-Type: application/json\r\nHost: localhost\r\n"
+    head += b"Authorization: Bearer short\r\n"
+    body = b'\r\n\r\n{"inputs": "a"}'
+    with process(str(model), BERTWORKS_API_KEY="short") as (_, url):
+        for lines, status in (
+            (b"Content-Length: 15", b" 200 "), (b"Content-Length: 15\r\nHost: localhost", b" 400 "),
+            (b"Content-Length: 15\r\nhOST: evil.example", b" 400 "),
+            (b"Content-Length: 15\r\nAuthorization: Bearer other", b" 400 "),
+            (b"Content-Length: 15\r\nOrigin: http://localhost\r\nOrigin: http://evil.example", b" 400 "),
+            (b"Content-Length: 15\r\nContent-Length: 15", b" 400 "),
+            (b"Content-Length: 15\r\nTransfer-Encoding: chunked", b" 400 "),
+            (b"Transfer-Encoding: chunked\r\nContent-Length: 15", b" 400 "),
+        ):  # fmt: skip
+            with connected(url) as connection:
+                connection.sendall(head + lines + body)
+                assert status in answered(connection), lines
+
+
+@pytest.mark.parametrize("token", ["x" * (MIN_TOKEN - 1), f"{'x' * MIN_TOKEN} short", " "])
+def test_a_short_token_is_refused_on_a_public_address(
+    token: str, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("BERTWORKS_API_KEY", token)
+    assert main(["serve", str(model), "--host", "0.0.0.0", "--port", "0"]) == 2
+    error = capsys.readouterr().err
+    assert NEW_TOKEN in error
+    assert token.strip() not in error or not token.strip()
+
+
+def test_the_hint_makes_a_token_that_is_long_enough():
+    command = ["sh", "-c", f'{NEW_TOKEN}; printf %s "$BERTWORKS_API_KEY"']
+    tokens = [subprocess.run(command, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    assert tokens[0] != tokens[1]
+    assert all(len(token.split()) == 1 and len(token) >= MIN_TOKEN for token in tokens)
