@@ -34,13 +34,18 @@ Grades = dict[str, dict[str, int]]  # query -> document -> grade
 class Collection(NamedTuple):
     """Texts by id, and the grades (0: not relevant) of documents, by query.
 
-    missing: judgments of unknown queries or documents, which do not count.
+    missing: judgments of unknown queries or documents, which do not count. repeated: judgments that occur again with
+        the same grade, which count once.
+    own: the queries that are documents as well, under the same id. Where the layout is that of BEIR, an equal id is
+        enough; where it is TREC's, which often numbers both from 1, the document must end with the text of the query.
     """
 
     documents: dict[str, str]
     queries: dict[str, str]
     grades: Grades
     missing: IssueCounter
+    repeated: IssueCounter
+    own: set[str]
 
 
 def read_collection(folder: str | Path) -> Collection:
@@ -48,37 +53,56 @@ def read_collection(folder: str | Path) -> Collection:
     the ids of the queries. A title is put before its text, unless the text begins with it.
 
     Raises:
-        BertworksError: something is missing or occurs twice, or a line is not a judgment.
+        BertworksError: something is missing or occurs twice, a line is not a judgment, or two lines contradict each
+            other.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise BertworksError("no such folder", where=str(folder), hint=_LAYOUTS)
-    documents, queries, judgments = (_read_beir if (folder / "corpus.jsonl").exists() else _read_trec)(folder)
-    if not documents or not queries or not judgments:
+    is_beir, judgments = (folder / "corpus.jsonl").exists(), _Judgments()
+    documents, queries = (_read_beir if is_beir else _read_trec)(folder, judgments)
+    if not documents or not queries or not judgments.places:
         raise BertworksError("there are no documents, no queries, or no judgments", where=str(folder), hint=_LAYOUTS)
     missing = IssueCounter()
     grades: Grades = {}
-    for query, by_document in judgments.items():
-        for document, grade in by_document.items():
-            if query in queries and document in documents:
-                grades.setdefault(query, {})[document] = grade
-            else:
-                missing.add(f"query {query}, document {document}")
+    for (query, document), (grade, _) in judgments.places.items():
+        if query in queries and document in documents:
+            grades.setdefault(query, {})[document] = grade
+        else:
+            missing.add(f"query {query}, document {document}")
     if not grades:
         what = "no judgment is of a known query and a known document"
         raise BertworksError(what, where=str(folder), hint=_LAYOUTS)
-    return Collection(documents, {name: queries[name] for name in grades}, grades, missing)
+    queries = {name: queries[name] for name in grades}
+    own = {name for name, text in queries.items() if name in documents and (is_beir or documents[name].endswith(text))}
+    return Collection(documents, queries, grades, missing, judgments.repeated, own)
 
 
-def _read_beir(folder: Path) -> tuple[dict[str, str], dict[str, str], Grades]:
-    grades: Grades = {}
+class _Judgments:
+    """Grades and places ("path:line") by query and document, and the places of judgments that occur again."""
+
+    def __init__(self) -> None:
+        self.places: dict[tuple[str, str], tuple[int, str]] = {}
+        self.repeated = IssueCounter()
+
+    def add(self, query: str, document: str, grade: str, where: str) -> None:
+        """Raises BertworksError if there is another grade already."""
+        earlier, place = self.places.setdefault((query, document), (int(grade), where))
+        if earlier != int(grade):
+            what = f"query {query}, document {document} has the grade {int(grade)} here and {earlier} in {place}"
+            raise BertworksError(what, where=where, hint="remove the wrong one of the two lines")
+        if place != where:
+            self.repeated.add(where)
+
+
+def _read_beir(folder: Path, judgments: _Judgments) -> tuple[dict[str, str], dict[str, str]]:
     for row in RowReader(folder / "qrels" / "test.tsv", ReadOptions(header=False)):
         query, document, grade = list(map(str, row.values.values()))[:3] if len(row.values) >= 3 else ("", "", "")
-        if grade.strip().lstrip("-").isdecimal():
-            grades.setdefault(query, {})[document] = int(grade)
-        elif grades or not grade:  # else it is the header
+        if re.fullmatch(r"\s*-?\d+\s*", grade):
+            judgments.add(query, document, grade, row.where)
+        elif judgments.places or not grade:  # else it is the header
             raise BertworksError("not a judgment: query, document, grade", where=row.where, hint="repair the line")
-    return _beir_texts(folder / "corpus.jsonl"), _beir_texts(folder / "queries.jsonl"), grades
+    return _beir_texts(folder / "corpus.jsonl"), _beir_texts(folder / "queries.jsonl")
 
 
 def _beir_texts(path: Path) -> dict[str, str]:
@@ -99,18 +123,19 @@ def _add_text(texts: dict[str, str], kind: str, key: str, fields: Mapping[str, s
     texts[name] = text
 
 
-def _read_trec(folder: Path) -> tuple[dict[str, str], dict[str, str], Grades]:
+def _read_trec(folder: Path, judgments: _Judgments) -> tuple[dict[str, str], dict[str, str]]:
     documents, queries = dict[str, str](), dict[str, str]()
-    grades: Grades = {}
     for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
         with open_lines(path, str(path)) as reader:
-            lines = [line for _, line in reader.lines()]
-        judgments = [_JUDGMENT.fullmatch(line) for line in lines if line.strip()]
-        if lines and all(judgments):
-            for query, document, grade in (match.groups() for match in judgments if match):
-                grades.setdefault(query, {})[document] = int(grade)
+            lines = list(reader.lines())
+        matches = {f"{path}:{number}": _JUDGMENT.fullmatch(line) for number, line in lines if line.strip()}
+        if lines and all(matches.values()):
+            for where, (query, document, grade) in (
+                (where, match.groups()) for where, match in matches.items() if match
+            ):
+                judgments.add(query, document, grade, where)
             continue
-        for element in _ELEMENT.finditer("\n".join(lines)):
+        for element in _ELEMENT.finditer("\n".join(line for _, line in lines)):
             fields = dict[str, str]()
             for name, value in _FIELD.findall(element[2]):  # a text may consist of several pieces
                 fields[name.lower()] = f"{fields.get(name.lower(), '')} {unescape(value).strip()}".strip()
@@ -119,9 +144,10 @@ def _read_trec(folder: Path) -> tuple[dict[str, str], dict[str, str], Grades]:
             else:
                 fields["num"] = fields.get("num", "").removeprefix("Number:").strip()
                 _add_text(queries, "topic", "num", fields, str(path))
-    if not set(grades) <= set(queries) and set(grades) <= {str(n) for n in range(1, len(queries) + 1)}:
+    judged = {query for query, _ in judgments.places}
+    if not judged <= set(queries) and judged <= {str(n) for n in range(1, len(queries) + 1)}:
         queries = {str(n): text for n, text in enumerate(queries.values(), 1)}
-    return documents, queries, grades
+    return documents, queries
 
 
 def evaluate_retrieval(
@@ -131,6 +157,7 @@ def evaluate_retrieval(
     pooling: Pooling | None = None,
     max_length: int | None = None,
     rerank: str | Path | None = None,
+    keep_identical: bool = False,
     device: str = "auto",
 ) -> Iterator[Event]:
     """nDCG@10, mean average precision and recall over all queries of a test collection, for each ranking. The fields of
@@ -140,14 +167,27 @@ def evaluate_retrieval(
         data: a folder in the layout of TREC or BEIR (`read_collection`).
         model, pooling, max_length: see `Embedder`.
         rerank: a model fine-tuned on pairs, which orders the first 50 of the hybrid ranking again.
+        keep_identical: keep a query that is a document itself in its own ranking. BEIR leaves it out, as is done here
+            by default, but its judgment, if there is one, counts in both.
 
     Raises:
-        BertworksError, UsageError: no such collection or model.
+        BertworksError, UsageError: no such collection or model, or its judgments contradict each other.
     """
     collection = read_collection(data)
     if collection.missing.count:
         text = f"judgments of unknown queries or documents, which do not count: {collection.missing}"
         yield Event("note", text, {"missing": collection.missing.count})
+    if collection.repeated.count:
+        text = f"judgments that occur more than once, with the same grade, count once: {collection.repeated}"
+        yield Event("note", text, {"repeated": collection.repeated.count})
+    if collection.own:
+        what = "kept in" if keep_identical else "left out of"
+        text = f"queries with the id of a document, which is {what} their own ranking: {len(collection.own):,}"
+        text += "" if keep_identical else ", as in BEIR (--keep-identical keeps them)"
+        pairs = [(collection.queries[name], collection.documents[name]) for name in collection.own]
+        if differing := sum(not document.endswith(query) for query, document in pairs):
+            text += f"; {differing:,} of them differ from the text of the document: is only the number the same?"
+        yield Event("note", text, {"identical": len(collection.own)})
     reranker = None if rerank is None else Reranker(rerank, device=device)
     names, texts = list(collection.documents), [text or "-" for text in collection.documents.values()]
     queries = list(collection.queries.values())
@@ -159,13 +199,23 @@ def evaluate_retrieval(
             index.add(texts[start:stop], names[start:stop])
             fields = {"stage": "index", "what": "documents", "amount": stop}
             yield Event("stage", f"index: {stop:,} of {len(names):,} documents", fields)
+        numbers = {} if keep_identical else {name: n for n, name in enumerate(names) if name in collection.own}
+        left_out = [numbers.get(query) for query in collection.queries]
         for ranking in get_args(Ranking):
-            figures[ranking] = _figures(collection, names, index.scores(queries, ranking))
+            figures[ranking] = _figures(collection, names, _without(left_out, index.scores(queries, ranking)))
         if reranker is not None:
-            scores = _reranked(reranker, queries, texts, index.scores(queries, "hybrid"))
+            scores = _reranked(reranker, queries, texts, _without(left_out, index.scores(queries, "hybrid")))
             figures["reranked"] = _figures(collection, names, scores)
     text = f"{len(queries):,} queries, {len(names):,} documents"
     yield Event("done", text, {"queries": len(queries), "documents": len(names), **figures})
+
+
+def _without(left_out: Sequence[int | None], scores: Iterator[Scores]) -> Iterator[Scores]:
+    """The scores of each query, without a hit for the document of the number, if there is one."""
+    for number, of_query in zip(left_out, scores, strict=True):
+        if number is not None:
+            of_query[number] = -np.inf
+        yield of_query
 
 
 def _figures(collection: Collection, names: Sequence[str], scores: Iterator[Scores]) -> dict[str, float]:
