@@ -144,8 +144,8 @@ def _read_trec(folder: Path, judgments: _Judgments) -> tuple[dict[str, str], dic
             else:
                 fields["num"] = fields.get("num", "").removeprefix("Number:").strip()
                 _add_text(queries, "topic", "num", fields, str(path))
-    judged = {query for query, _ in judgments.places}
-    if not judged <= set(queries) and judged <= {str(n) for n in range(1, len(queries) + 1)}:
+    graded = {query for query, _ in judgments.places}
+    if not graded <= set(queries) and graded <= {str(n) for n in range(1, len(queries) + 1)}:
         queries = {str(n): text for n, text in enumerate(queries.values(), 1)}
     return documents, queries
 
