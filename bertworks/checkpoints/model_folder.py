@@ -27,7 +27,7 @@ from bertworks.checkpoints.sentence_transformers import SentenceTransformer, rea
 from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_finite, write_tensors
 from bertworks.config import build
 from bertworks.datasets.schema import TaskType
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.io.atomic_write import replacing, sha256, write_json, write_text
 from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
@@ -391,11 +391,11 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     pickles = [name for name in ("pytorch_model.bin", "pytorch_model.bin.index.json") if (folder / name).exists()]
     if pickles:
         what = f"only {pickles[0]}: a pickle, which can run any program when it is opened, and is not read"
-        hint = (
-            'if you trust where it comes from, convert it with transformers: python -c "from transformers import '
-            f"AutoTokenizer as T, {_class_of(folder)} as M; f, to = '{folder}', '{folder}-safe'; "
-            'M.from_pretrained(f).save_pretrained(to); T.from_pretrained(f).save_pretrained(to)"'
+        program = (
+            f"from transformers import AutoTokenizer as T, {_class_of(folder)} as M; f = {str(folder)!r}; "
+            "[x.from_pretrained(f).save_pretrained(f + '-safe') for x in (M, T)]"
         )
+        hint = f"if you trust where it comes from, convert it with transformers: python -c {quoted(program)}"
     elif (folder / EXPORTED).is_file():
         what = f"only {EXPORTED}: an exported model has no weights that can be read"
         hint = "use the folder that it was exported from"

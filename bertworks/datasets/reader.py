@@ -121,7 +121,7 @@ class RowReader:
             hint = hint or "name a csv, tsv, json, Parquet or CoNLL file"
             raise BertworksError(f"this is {what}", where=self.name, hint=hint)
         if reader.suffix == ".conllu":
-            hint = f"take two columns: `grep -v '^#' {shlex.quote(self.name)} | cut -f2,4 > tagged.conll`"
+            hint = f"take two columns: `grep -vE '^(#|[0-9]+[-.])' {shlex.quote(self.name)} | cut -f2,4 > tagged.conll`"
             what = "CoNLL-U files are treebanks: which column is the tag is unknown"
             raise BertworksError(what, where=self.name, hint=hint)
         if reader.format in ("json", "jsonl") or head.startswith((b'{"', b"[{", b"{\n", b"[\n")):
@@ -255,7 +255,7 @@ def utf8_lines(path: Path, name: str) -> Iterator[tuple[int, str]]:
     with open_lines(path, name) as reader:
         for numbered in reader.lines(exact=True):
             if reader.repairs.bad_bytes.count:
-                hint = "convert the file: `iconv -f CP1252 -t UTF-8 FILE` (or CP932, EUC-KR, ...)"
+                hint = "convert the file: `iconv -f CP1252 -t UTF-8 FILE > NEW-FILE` (or CP932, EUC-KR, ...)"
                 where = reader.repairs.bad_bytes.places[0]
                 raise BertworksError("the line has bytes that are not UTF-8", where=where, hint=hint)
             yield numbered

@@ -242,7 +242,7 @@ def _not_text(head: bytes) -> tuple[str, str] | None:
             return format_and_hint
     with suppress(tarfile.HeaderError):
         tarfile.TarInfo.frombuf(head[:512], "utf-8", "surrogateescape")
-        return "a tar archive", "`tar xf FILE -C FOLDER` unpacks it; then name the folder"
+        return "a tar archive", "`mkdir FOLDER; tar xf FILE -C FOLDER` unpacks it; then name the folder"
     head = head[:8192]
     control = sum(head.count(byte) for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
     bad = head.decode("utf-8", "replace").count("\ufffd")

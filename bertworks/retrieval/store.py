@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from bertworks.checkpoints.storage import read_json, read_tensors, write_tensors
 from bertworks.datasets.writer import as_json
-from bertworks.errors import BertworksError, UsageError, optional_import
+from bertworks.errors import BertworksError, UsageError, optional_import, quoted
 from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing, write_bytes, write_text
 from bertworks.retrieval.ranking import Postings, hash_of, postings
 
@@ -61,7 +61,8 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     if not path.exists():
-        raise BertworksError("there is no index here", where=str(folder), hint=f"bertworks index DOCUMENTS -o {folder}")
+        hint = f"bertworks index DOCUMENTS -o {quoted(folder)}"
+        raise BertworksError("there is no index here", where=str(folder), hint=hint)
     content = read_json(path)
     if content.pop("format", None) != FORMAT:
         raise BertworksError("an index of another version", where=str(path), hint=_DAMAGED)
@@ -314,7 +315,7 @@ class Documents:
             UsageError: there is no graph.
             BertworksError: the graph is damaged or of other documents, or faiss is not installed.
         """
-        covered, hint = self.manifest.neighbours, f"bertworks index -o {self.folder} --approximate"
+        covered, hint = self.manifest.neighbours, f"bertworks index -o {quoted(self.folder)} --approximate"
         if not covered:
             raise UsageError("there is no graph for approximate search", where=str(self.folder), hint=hint)
         if self._graph[0] != covered:

@@ -178,7 +178,7 @@ def _document_notes(train: Sequence[Item], dev: Sequence[Item], schema: Schema) 
     if not both or schema.document is None:
         return []
     what = f"sentences of {len(both):,} documents are in train and in dev, and names come again in a document"
-    advice = f"--group {schema.document} keeps each document on one side"
+    advice = f"--group {shlex.quote(schema.document)} keeps each document on one side"
     return [f"{what}: scores on new documents are lower; {advice}"]
 
 
@@ -218,7 +218,8 @@ def divide(
     """
     if fold and (num_groups := len(set(groups))) < fold[1]:
         what = f"{fold[1]} folds need at least {fold[1]} rows, or groups of rows: there are {num_groups:,}"
-        raise UsageError(what, where=name, hint=f"--folds {max(2, num_groups)}, or fewer")
+        hint = f"--folds {num_groups}, or fewer" if num_groups > 1 else "leave --folds out"
+        raise UsageError(what, where=name, hint=hint)
     strata = _strata(all_items, schema, groups, keyed_rng("folds" if fold else "dev", 0))
     held_out = _fold(strata, *fold) if fold else _tenth(strata, len(all_items))
     train = [item for number, item in enumerate(all_items) if number not in held_out]

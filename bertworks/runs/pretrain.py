@@ -18,7 +18,7 @@ from bertworks.checkpoints.hf_mapping import check_representable
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.config import dump_recipe, override, parse_overrides
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.events import Event, duration
 from bertworks.io.atomic_write import refuse_nested, sha256, write_text
 from bertworks.models.config import EncoderConfig
@@ -270,7 +270,7 @@ def _draft(request: Request, device: torch.device) -> _Draft:
         if tokenizer and tokenizer.sha256 != own.sha256:
             raise BertworksError(
                 "these shards were made with another tokenizer", where=str(shards.folder),
-                hint=f"make new ones: bertworks prepare TEXT --tokenizer {request.tokenizer or begin} -o OTHER",
+                hint=f"make new ones: bertworks prepare TEXT --tokenizer {quoted(request.tokenizer or begin)} -o OTHER",
             )  # fmt: skip
         tokenizer = own
     recipe = _recipe(request, device, tokens, model.config if model else None)

@@ -77,7 +77,7 @@ class CorpusReport(Repairs):
         }
         lines = [f"{name}: {counter}" for name, counter in counters.items() if counter.count]
         if self.bad_bytes.count >= _MANY_BAD_LINES:
-            lines.append("  another encoding? `iconv -f CP932 -t UTF-8 FILE` (or EUC-KR, CP1252, ...) converts it")
+            lines.append("  another encoding? `iconv -f CP932 -t UTF-8 FILE > NEW-FILE` (or EUC-KR, CP1252, ...)")
         return lines
 
     def __str__(self) -> str:

@@ -21,7 +21,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.errors import BertworksError, some_names
+from bertworks.errors import BertworksError, quoted, some_names
 from bertworks.io.atomic_write import folder_lock, read_small, remove, remove_leftovers, sha256, write_json
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shard_writer import DATA_FILES, cut_into_parts, join_parts, token_dtype, write_parts
@@ -69,9 +69,9 @@ class Manifest:
             if (path.parent / "plan.json").exists():
                 hint = "type the `bertworks prepare` command again: it resumes"
                 raise BertworksError("these shards are not finished", where=folder, hint=hint)
-            hint = f"make them: bertworks prepare TEXT --tokenizer TOKENIZER -o {folder}"
+            hint = f"make them: bertworks prepare TEXT --tokenizer TOKENIZER -o {quoted(folder)}"
             raise BertworksError("not a shards folder: it has no manifest.json", where=folder, hint=hint)
-        hint = f"make the shards again: bertworks prepare ... -o {folder} --overwrite"
+        hint = f"make the shards again: bertworks prepare ... -o {quoted(folder)} --overwrite"
         try:
             content = json.loads(read_small(path, _MAX_MANIFEST))
             if content["format"] != FORMAT:
