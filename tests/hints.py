@@ -23,7 +23,7 @@ _VERBS = "vocab|prepare|pretrain|check|finetune|predict|fill|score|explain|embed
 _ADVICE = re.compile(
     rf"`(?:{_PROGRAMS}|\{{\}}) |`bertworks|(?<![\w-])(?:bertworks (?:{_VERBS}|import|convert|push|doctor|demo|--)\b"
     r"|iconv -|sed -|python -c|pip install|hf auth|(?:gzip|zstd|xz|bzip2) -)"
-    r"|(?:^|[\s:(;])--?[a-z][\w-]*|--\{\} |--\{\}$|\{option\}(?: |$)"
+    r"|(?:^|[\s:(;])--?[a-z][\w-]*|--\{\} |--\{\}$|(?:^|with |mean )\{option\}(?: |$)"
 )
 _ONLY_AN_OPTION = re.compile(r"-{1,2}[\w-]+=?|--\{\}|\{option\} \{\}.*")
 

@@ -6,36 +6,54 @@ needs a test, or a reason below.
 
 import csv
 import gzip
+import importlib.metadata
+import importlib.util
 import io
 import json
 import re
 import shlex
 import shutil
+import socket
+import sys
 import tarfile
+import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
 from fine import write_choices, write_conll, write_reviews, write_squad
 from hints import ROOT, TESTED, Shell, templates
+from safetensors.torch import load_file
 from served import write_head
 from tiny import write_recipe
 
 import bertworks
 from bertworks.checkpoints.model_folder import save_model
+from bertworks.checkpoints.resolve import packaged_minilm
 from bertworks.checkpoints.training_state import locked
 from bertworks.cli.main import main
+from bertworks.config import override
+from bertworks.demo.tour import _next_steps
+from bertworks.diagnostics import _EXTRAS, _extras, _speed
 from bertworks.errors import BertworksError
+from bertworks.events import Event
+from bertworks.inference.embed import Embedder
+from bertworks.inference.engine import cpu_supports_int8
 from bertworks.io.atomic_write import folder_lock
 from bertworks.models.config import EncoderConfig
+from bertworks.serve.server import bound
 from bertworks.text.corpus import CorpusReader
 from bertworks.text.shards import Shards
 from bertworks.text.vocabulary import train_vocabulary
+from bertworks.training.budget import fit_steps
 from bertworks.training.objectives import PretrainingModel
+from bertworks.training.recipe import load_recipe
 
 NETWORK = "the command needs the network"
 GPU = "the message needs a GPU"
@@ -57,8 +75,8 @@ NOT_TYPED = {  # why a template is not tested here
     "make tokenizer.json: `python -c {}`": "test_tokenizer_folders runs the command of a refused family",
     ", as in BEIR (--keep-identical keeps them)": "test_retrieval runs both ways",
     "report this, with the versions that `bertworks doctor` shows": "test_doctor: the command",
+    "use another output folder, or --overwrite": "only a program that was changed says so: the recipe is the same",
     "Change a field of the recipe: --set seed=1. Repeatable.": NOT_ADVICE,
-    "{option} {} is not a size": NOT_ADVICE,
     "--threads {}: expected a number from 1, or auto": NOT_ADVICE,
     "--init takes the tokenizer of the model": NOT_ADVICE,
     "folds divide the training data: expected 2 or more, and no --dev": NOT_ADVICE,
@@ -66,6 +84,11 @@ NOT_TYPED = {  # why a template is not tested here
 }  # fmt: skip
 
 FAST = ("--set", "epochs=1", "--set", "batch_size=8", "--set", "optimizer.learning_rate=2e-3", "--device", "cpu")
+
+
+NOT_TYPED |= {
+    text: NOT_ADVICE for text in templates() if text.startswith(("\n`{}` is {}, opset", "Every command has its own"))
+}
 
 
 def says(*found: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -116,22 +139,6 @@ def test_every_command_has_its_verb_and_options(template: str, capsys: pytest.Ca
         shown = capsys.readouterr().out
         for option in re.findall(r"(?<!\S)--?[a-z][\w-]*", rest):
             assert re.search(rf"(?<!\S){option}(?![\w-])", shown), f"{verb} has no {option}"
-
-
-def test_the_extras_that_are_to_be_installed_exist() -> None:
-    import tomllib
-
-    extras = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"])
-    code = "\n".join(path.read_text() for path in (ROOT / "bertworks").rglob("*.py"))
-    named = set(re.findall(r"bertworks\[(\w+)\]", code)) | {extra for extra, _ in _extras().values()}
-    assert named
-    assert named <= extras
-
-
-def _extras() -> dict[str, tuple[str, str]]:
-    from bertworks.diagnostics import _EXTRAS
-
-    return _EXTRAS
 
 
 # Raw text: vocab, prepare, pretrain
@@ -658,6 +665,7 @@ def weights(folder: str) -> bytes:
     return (Path(folder) / "model.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 @says("-o ANOTHER-FOLDER keeps both; --overwrite deletes the present run", "-o ANOTHER-FOLDER, or empty this one",
       "-o ANOTHER-FOLDER; or --overwrite, which deletes the run that is there",
       "wait for it, stop it, or choose another folder with -o")  # fmt: skip
@@ -739,6 +747,7 @@ def test_output_folders(shell: Shell, tokenizer: Path, training: list[object]) -
     shell.works(*training, "-o", "run")
 
 
+@pytest.mark.slow
 @says("leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1",
       "use --seeds: it gives mean and interval")  # fmt: skip
 def test_several_trainings(shell: Shell, training: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -752,6 +761,7 @@ def test_several_trainings(shell: Shell, training: list[object], monkeypatch: py
     assert "(95 %)" in shell.works(*training, "--seeds", "2", "-o", "out")
 
 
+@pytest.mark.slow
 @says("name the other file alone: bertworks finetune {} --folds {} ...", "--dev FILE",
       "name the files: bertworks finetune TRAIN-FILE --dev DEV-FILE ...", "--folds {}, or fewer",
       "leave --folds out")  # fmt: skip
@@ -788,6 +798,7 @@ def test_train_and_dev(shell: Shell, model: Path) -> None:
     shell.works(*words, "--dev", table("dev.csv", ("text", "author", "score"), ("a film", "me", 1)), "-o", "with dev")
 
 
+@pytest.mark.slow
 @says("separate documents by -DOCSTART- lines, or name their column: --group COLUMN; or leave it out",
       "--group {} keeps each document on one side")  # fmt: skip
 def test_documents(shell: Shell, model: Path) -> None:
@@ -831,3 +842,445 @@ def write_german(folder: Path, texts: list[Any]) -> None:
     )
     torch.manual_seed(0)
     save_model(folder, PretrainingModel(config).state_dict(), config, t, card="tiny")
+
+
+# Models, vectors, search, servers
+
+
+def copy_of(model: Path, name: str) -> Path:
+    return Path(shutil.copytree(model, name))
+
+
+@says("give --tokenizer or --init, not both", "make new ones: bertworks prepare TEXT --tokenizer {} -o OTHER")
+def test_two_tokenizers(shell: Shell, text: Path, tokenizer: Path, model: Path) -> None:
+    copy_of(model, "my model")
+    answer = shell.fails("pretrain", text, "--tokenizer", tokenizer, "--init", "my model", "-o", "out")
+    shell.shows(answer, "give --tokenizer or --init, not both")
+    shell.works("pretrain", text, "--tokenizer", tokenizer, *short(), "-o", "new")
+    assert bertworks.load("new").tokenizer.sha256 == bertworks.Tokenizer.load(tokenizer).sha256
+    shell.works("prepare", text, "--tokenizer", tokenizer, "--workers", 1, "-o", "my shards")
+    options = ["--recipe", "bare.toml", "--device", "cpu"]
+    recipe = Path("tiny.toml").read_text()
+    Path("bare.toml").write_text(re.sub(r"\[vocabulary\].*?\[optimizer\]", "[optimizer]", recipe, flags=re.DOTALL))
+    answer = shell.fails("pretrain", "my shards", "--init", "my model", *options, "-o", "out")
+    advice = shell.shows(answer, "make new ones: bertworks prepare TEXT --tokenizer {} -o OTHER")
+    command = re.search(r"bertworks prepare TEXT .* -o OTHER", answer)
+    assert command is not None
+    assert command[0] in advice or advice in answer
+    shell.types(command[0], "--workers", 1, TEXT=text, OTHER="other shards")
+    shell.works("pretrain", "other shards", "--init", "my model", *options, "-o", "continued")
+    assert bertworks.load("continued").tokenizer.sha256 == bertworks.load("my model").tokenizer.sha256
+
+
+@says("--set encoder.{}={}", "use the tokenizer of a {} model: --tokenizer FOLDER")
+def test_networks_without_a_file_format(shell: Shell, text: Path, tokenizer: Path) -> None:
+    words = ["pretrain", text, *short()]
+    answer = shell.fails(*words, "-o", "out", "--set", "encoder.pooler_dropout=true")
+    option = re.search(r"--set \S+", shell.shows(answer, "--set encoder.{}={}"))
+    assert option is not None
+    shell.works(*words, "-o", "out", "--set", "encoder.pooler_dropout=true", *option[0].split())
+    family = ["--set", "encoder.family=roberta", "--set", "encoder.pooler_dropout=true"]
+    answer = shell.fails(*words, "-o", "roberta", *family)
+    shell.shows(answer, "use the tokenizer of a {} model: --tokenizer FOLDER")
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    folder = Path("of a roberta")
+    folder.mkdir()
+    letters = sorted({*map(chr, range(33, 127)), "Ġ", "Ċ"})
+    content = {name: n for n, name in enumerate([*names, *letters])}
+    (folder / "vocab.json").write_text(json.dumps(content))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "RobertaTokenizer"}))
+    shell.works(*words, "-o", "roberta", *family, "--set", "sampling.format=full_sentences", "--tokenizer", folder)
+    assert json.loads(Path("roberta/config.json").read_text())["model_type"] == "roberta"
+
+
+@says("make one with `bertworks pretrain`", "make one with `bertworks pretrain`, or type {}",
+      "use a folder that `bertworks pretrain` made, or one saved as BertForPreTraining",
+      "bertworks convert {} -o ANOTHER-FOLDER, and name that one")  # fmt: skip
+def test_folders_of_models(shell: Shell, model: Path, classifier: Path, text: Path) -> None:
+    advice = shell.shows(
+        shell.fails("embed", "nothing", text, "-o", "v.npy"), "make one with `bertworks pretrain`, or type {}"
+    )
+    if packaged_minilm():
+        shell.works("embed", advice.split()[-1], text, "-o", "v.npy", "--precision", "fp32")
+        assert np.load("v.npy").shape[1] == 384
+    shell.shows(shell.fails("push", "nothing", "me/x", "--dry-run"), "make one with `bertworks pretrain`")
+    shell.works("pretrain", text, *short(), "-o", "pretrained")
+    shell.works("push", "pretrained", "me/x", "--dry-run")
+    answer = shell.fails("fill", classifier, "the [MASK]")
+    shell.shows(answer, "use a folder that `bertworks pretrain` made, or one saved as BertForPreTraining")
+    shell.works("fill", "pretrained", "the [MASK]")
+
+    old = Path("old folder")  # as the first versions of sentence-transformers wrote it
+    Embedder(model, pooling="cls", device="cpu").save(old)
+    (old / "0_BERT").mkdir()
+    for path in [*old.iterdir()]:
+        if path.is_file() and path.name not in ("modules.json", "config_sentence_transformers.json", "README.md"):
+            path.rename(old / "0_BERT" / path.name)
+    modules = json.loads((old / "modules.json").read_text())
+    (old / "modules.json").write_text(json.dumps([modules[0] | {"path": "0_BERT"}, *modules[1:]]))
+    answer = shell.fails("push", old, "me/x", "--dry-run")
+    command = re.search(r"bertworks convert .* -o ANOTHER-FOLDER", shell.shows(
+        answer, "bertworks convert {} -o ANOTHER-FOLDER, and name that one"))  # fmt: skip
+    assert command is not None
+    shell.types(command[0], ANOTHER_FOLDER="flat")
+    assert "model.safetensors" in shell.works("push", "flat", "me/x", "--dry-run")
+    for folder in (old, "flat"):
+        shell.works("embed", folder, text, "-o", f"{folder}.npy", "--precision", "fp32")
+    np.testing.assert_allclose(np.load("flat.npy"), np.load("old folder.npy"), atol=1e-5)
+
+
+@pytest.mark.slow
+@says("if you trust where it comes from, convert it with transformers: python -c {}")
+def test_a_pickle(shell: Shell, model: Path) -> None:
+    weights = load_file(model / "model.safetensors")
+    copy_of(model, "it's old")
+    Path("it's old/model.safetensors").unlink()
+    torch.save(weights, "it's old/pytorch_model.bin")
+    answer = shell.fails("fill", "it's old", "the [MASK]")
+    shell.shows(answer, "if you trust where it comes from, convert it with transformers: python -c {}")
+    command = re.search(r"python -c .*", answer)
+    assert command is not None
+    shell.types(command[0])
+    texts = ["a good film", "the bad men"]
+    found, expected = bertworks.load("it's old-safe").embed(texts), bertworks.load(model).embed(texts)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert shell.works("fill", "it's old-safe", "the [MASK]") == shell.works("fill", model, "the [MASK]")
+
+
+@says("bertworks convert {} -o ANOTHER-FOLDER", "unset HF_HUB_OFFLINE; or --dry-run",
+      "connect to the network and run the same command again; or --dry-run")  # fmt: skip
+def test_uploads(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, spoil in (("no card", lambda path: path.unlink()), ("a link", link)):
+        folder = copy_of(model, name)
+        spoil(folder / "README.md")
+        answer = shell.fails("push", folder, "me/x", "--dry-run")
+        shell.types(shell.shows(answer, "bertworks convert {} -o ANOTHER-FOLDER"), ANOTHER_FOLDER=f"{name} again")
+        assert "README.md" in shell.works("push", f"{name} again", "me/x", "--dry-run")
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "x" * 20)
+    answers = {"unset HF_HUB_OFFLINE; or --dry-run": huggingface_hub.errors.OfflineModeIsEnabled("offline"),
+               "connect to the network and run the same command again; or --dry-run": OSError("no route")}  # fmt: skip
+    for template, error in answers.items():
+
+        def refused(*_: object, e: Exception = error, **__: object) -> None:
+            raise e
+
+        monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refused)
+        shell.shows(shell.fails("push", model, "me/x"), template)
+        assert "dry run: nothing was sent" in shell.works("push", model, "me/x", "--dry-run")
+
+
+def link(path: Path) -> None:
+    path.rename("elsewhere.md")
+    path.symlink_to(Path("elsewhere.md").resolve())
+
+
+@says("gelu is the approximation by tanh, as Google's code computes it (hidden_act gelu_new); Hugging Face's "
+      "conversions say gelu, the exact function, which differs in the third decimal: --gelu exact",
+      "give the bert_config.json of this checkpoint, or go on without: --leave-out '{}'", "{option} FILE",
+      "as the name {} says (--cased or --uncased decides)",
+      "give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert")  # fmt: skip
+def test_checkpoints_of_tensorflow(shell: Shell, model: Path) -> None:
+    from test_tensorflow import numbers, written
+
+    prefix = written(Path("uncased it's"), numbers() | {"more/of it": np.ones(3, np.float32)})
+    answer = shell.fails("import", prefix, "-o", "out")
+    advice = shell.shows(answer, "give the bert_config.json of this checkpoint, or go on without: --leave-out '{}'")
+    option = shlex.split(re.search(r"--leave-out '.*?'", advice)[0])  # type: ignore[index]
+    answer = shell.works("import", prefix, "-o", "out", *option)
+    assert json.loads(Path("out/config.json").read_text())["hidden_act"] == "gelu_new"
+    text = next(template for template in templates() if "--gelu exact" in template)
+    shell.works("import", prefix, "-o", "exact", *option, *shell.shows(answer, text).split(": ")[-1].split())
+    assert json.loads(Path("exact/config.json").read_text())["hidden_act"] == "gelu"
+    shell.shows(answer, "as the name {} says (--cased or --uncased decides)")
+    for name in ("cased", "uncased"):
+        shell.works("import", prefix, "-o", name, *option, f"--{name}")
+        assert bertworks.Tokenizer.load(Path(name)).lowercase is (name == "uncased")
+    for name, moved in (("bert_config.json", "c.json"), ("vocab.txt", "v.txt")):
+        (prefix.parent / name).rename(moved)
+        answer = shell.fails("import", prefix, "-o", "moved", *option)
+        advice = shell.shows(answer, "{option} FILE")
+        words = re.search(r"--\w+ FILE", answer)
+        assert words is not None
+        shell.works("import", prefix, "-o", f"with {moved}", *option, *words[0].replace("FILE", moved).split())
+        Path(moved).rename(prefix.parent / name)
+        assert weights(f"with {moved}") == weights("out")
+    answer = shell.fails("import", model, "-o", "out2")
+    shell.shows(answer, "give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert")
+    shell.works("convert", model, "-o", "out2")
+    assert bertworks.load("out2").config == bertworks.load(model).config
+    assert advice
+
+
+@says("name a file of documents, or give --delete, --compact or --approximate",
+      "bertworks index DOCUMENTS -o {}", "write one, or name another with --id",
+      "bertworks index -o {} --approximate", "pip install {}")  # fmt: skip
+def test_indexes(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["good films of the town", "bad dogs", "men heard music"]
+    data = table("docs.csv", ("id", "name", "text"), *((n or "", f"n{n}", text) for n, text in enumerate(texts)))
+    shell.shows(shell.fails("index", "-o", "it's new"),
+                "name a file of documents, or give --delete, --compact or --approximate")  # fmt: skip
+    Path("it's new").mkdir()
+    answer = shell.fails("search", "it's new", "dogs")
+    advice = shell.shows(answer, "bertworks index DOCUMENTS -o {}")
+    answer = shell.fails(*shlex.split(advice.replace("DOCUMENTS", str(data)))[1:], "--model", model)
+    shell.shows(answer, "write one, or name another with --id")
+    shell.types(advice, "--model", model, "--id", "name", DOCUMENTS=data)
+    assert "n1" in shell.works("search", "it's new", "dogs", "--ranking", "bm25").splitlines()[0]
+    shell.works("index", "-o", "it's new", "--delete", "n1", "--compact")
+    assert "nothing found" in shell.works("search", "it's new", "dogs", "--ranking", "bm25")
+    answer = shell.fails("search", "it's new", "dogs", "--approximate")
+    advice = shell.shows(answer, "bertworks index -o {} --approximate")
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    answer = shell.fails(*shlex.split(advice)[1:])
+    requirement = re.search(r'"bertworks\[(\w+)\]"', shell.shows(answer, "pip install {}"))
+    assert requirement is not None
+    assert any(name.startswith("faiss") for name in extras()[requirement[1]])
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("faiss"), reason="faiss, an extra, is not installed")
+@says("bertworks index -o {} --approximate")
+def test_the_graph_of_an_index(shell: Shell, model: Path) -> None:
+    shell.works("index", write_reviews(Path("r.csv"), 200), "-o", "it's new", "--model", model, "--text", "text")
+    answer = shell.fails("search", "it's new", "a good film", "--approximate")
+    shell.types(shell.shows(answer, "bertworks index -o {} --approximate"))
+    assert len(shell.works("search", "it's new", "a good film", "--approximate").splitlines()) == 10
+
+
+@says("--learn-from a file with more texts, or --whitening center", "leave --precision out",
+      "; --precision int8 is available for inference")  # fmt: skip
+def test_vectors(shell: Shell, model: Path, classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = write_reviews(Path("few.csv"), 10), write_reviews(Path("many.csv"), 200, seed=1)
+    words = ["embed", model, few, "--text", "text", "-o", "v.npy"]
+    answer = shell.fails(*words, "--whitening", "whiten")
+    shell.shows(answer, "--learn-from a file with more texts, or --whitening center")
+    shell.works(*words, "--whitening", "whiten", "--learn-from", many)
+    assert np.load("v.npy").shape == (10, 32)
+    shell.works(*words, "--whitening", "center")
+    np.testing.assert_allclose(np.load("v.npy").mean(0), 0, atol=1e-5)
+
+    words = ["predict", classifier, few, "--probabilities", "-o", "p.csv"]
+    shell.works(*words, "--precision", "fp32")
+    exact = answers("p.csv")
+    if cpu_supports_int8():
+        checks = "\n".join(check.text for check in _speed(torch.device("cpu")))
+        shell.shows(checks, "; --precision int8 is available for inference")
+        shell.works(*words, "--precision", "int8")
+    else:
+        shell.found.add("; --precision int8 is available for inference")
+    monkeypatch.setattr("bertworks.inference.engine.cpu_supports_int8", lambda: False)
+    shell.shows(shell.fails(*words, "--precision", "int8"), "leave --precision out")
+    shell.works(*words)
+    assert answers("p.csv") == exact
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("onnxruntime"), reason="onnxruntime, an extra, is not installed")
+@says("export the model with that output; for vectors: bertworks export MODEL --encoder -o FOLDER",
+      "export it again with --encoder, or load what it was made of")  # fmt: skip
+def test_exported_models(shell: Shell, classifier: Path) -> None:
+    data = write_reviews(Path("r.csv"), 5)
+    shell.works("export", classifier, "-o", "an export")
+    answer = shell.fails("embed", "an export", data, "--text", "text", "-o", "v.npy")
+    advice = shell.shows(
+        answer, "export the model with that output; for vectors: bertworks export MODEL --encoder -o FOLDER"
+    )
+    shell.types(advice, MODEL=classifier, FOLDER="for vectors")
+    for model in ("for vectors", classifier):
+        shell.works("embed", model, data, "--text", "text", "-o", f"{model}.npy", "--precision", "fp32")
+    np.testing.assert_allclose(np.load("for vectors.npy"), np.load("my classifier.npy"), atol=1e-4)
+    with pytest.raises(BertworksError) as error:
+        bertworks.load("an export").embed(["a film"])
+    shell.shows(error.value, "export it again with --encoder, or load what it was made of")
+    (found,), (expected,) = (bertworks.load(m, precision="fp32").embed(["a film"]) for m in ("for vectors", classifier))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("onnxruntime"), reason="onnxruntime, an extra, is not installed")
+@says("export a model that was fine-tuned with another recipe; or only the hidden states: --encoder")
+def test_a_head_that_is_not_exported(shell: Shell, model: Path) -> None:
+    data = write_conll(Path("t.conll"), 20)
+    shell.works("finetune", data, "--model", model, *FAST, "--set", "lstm_units=8", "-o", "lstm")
+    answer = shell.fails("export", "lstm", "-o", "out")
+    shell.shows(answer, "export a model that was fine-tuned with another recipe; or only the hidden states: --encoder")
+    shell.works("export", "lstm", "-o", "out", "--encoder")
+    (found,), (expected,) = (bertworks.load(m, precision="fp32").embed(["the film"]) for m in ("out", "lstm"))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@says("--threads 1, or --threads auto", "error: {}\n  hint: {} --help",
+      "  this is a bug in bertworks: please report it with the output of\n  bertworks --debug {}")  # fmt: skip
+def test_the_command_line(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["fill", model, "the [MASK]"]
+    monkeypatch.setattr("bertworks.training.device.THREADS.training_adapts", False)
+    for option in shell.shows(shell.fails(*words, "--threads", "0"), "--threads 1, or --threads auto").split(", or "):
+        monkeypatch.setenv("BERTWORKS_THREADS", "")
+        shell.works(*words, *re.search(r"--threads \w+", option)[0].split())  # type: ignore[index]
+    answer = shell.fails(*words, "--conut", "3")
+    shell.shows(answer, "error: {}\n  hint: {} --help")
+    assert "--count" in shell.types(answer.split("hint: ")[1])
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(bertworks, "fill", broken)
+    copy_of(model, "it's mine")
+    assert main(["fill", "it's mine", "the [MASK]"]) == 1
+    answer = shell._capsys.readouterr().err
+    shell.shows(answer, "  this is a bug in bertworks: please report it with the output of\n  bertworks --debug {}")
+    command = answer.split("the output of\n")[1].strip()
+    assert main(shlex.split(command)[1:]) == 1
+    answer = shell._capsys.readouterr().err
+    assert "Traceback" in answer
+    assert "RuntimeError: a fault" in answer
+    assert shlex.split(command)[2:] == ["fill", "it's mine", "the [MASK]"]
+
+
+@says("--port 0")
+def test_a_port_that_is_taken(shell: Shell, model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        answer = shell.fails("serve", model, "--port", taken.getsockname()[1])
+        option = shell.shows(answer, "--port 0").split()
+        listening = bound("127.0.0.1", int(option[1]))
+        with listening:
+            assert listening.getsockname()[1] not in (0, taken.getsockname()[1])
+
+
+@says("leave --device out: `bertworks doctor` lists the devices; under torchrun, at most {} processes")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu(shell: Shell, model: Path) -> None:
+    data = write_reviews(Path("r.csv"), 5)
+    words = ["embed", model, data, "--text", "text", "-o", "v.npy"]
+    answer = shell.fails(*words, "--device", "cuda")
+    shell.shows(
+        answer, "leave --device out: `bertworks doctor` lists the devices; under torchrun, at most {} processes"
+    )
+    shell.works(*words)
+    assert np.load("v.npy").shape == (5, 32)
+
+
+@says('try:     bertworks fill {} "The result is a [MASK]."', "         bertworks predict {} {} --top-k 3",
+      "         bertworks pretrain YOUR-TEXT -o YOUR-MODEL --budget 1h",
+      "         bertworks finetune YOUR-TABLE.csv -o YOUR-CLASSIFIER")  # fmt: skip
+def test_after_the_demo(
+    shell: Shell, model: Path, text: Path, classifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = Path("it's a demo")
+    copy_of(model, str(demo / "model"))
+    copy_of(classifier, str(demo / "classifier"))
+    (demo / "origins").mkdir()
+    write_reviews(demo / "origins/dev.csv", 6)
+    lines = "\n".join(_next_steps(demo))
+    assert shell.types(shell.shows(lines, 'try:     bertworks fill {} "The result is a [MASK]."')).count("%") == 5
+    shell.shows(lines, "         bertworks predict {} {} --top-k 3")
+    command = re.search(r"bertworks predict .*", lines)
+    assert command is not None
+    shell.types(command[0], "-o", "out.csv")
+    assert {row["predicted_label"] for row in answers("out.csv")} <= {"neg", "pos"}
+    advice = shell.shows(lines, "         bertworks pretrain YOUR-TEXT -o YOUR-MODEL --budget 1h")
+    made: list[Any] = []
+
+    def pretrain(*words: Any, **options: Any) -> list[Event]:
+        made.append((words, options))
+        return [Event("done", "")]
+
+    monkeypatch.setattr(bertworks, "pretrain", pretrain)
+    shell.types(advice, YOUR_TEXT=text, YOUR_MODEL="mine")  # an hour; other tests run budgets
+    assert made[0][0] == ([str(text)], Path("mine"))
+    assert made[0][1]["budget"] == "1h"
+    data = write_reviews(Path("r.csv"), 40)
+    advice = shell.shows(lines, "         bertworks finetune YOUR-TABLE.csv -o YOUR-CLASSIFIER")
+    shell.types(advice.replace("YOUR-TABLE.csv", str(data)), "--model", model, *FAST, YOUR_CLASSIFIER="mine")
+    assert about("mine")["labels"] == ["neg", "pos"]
+
+
+@says("{} of the tokens are [UNK]{}: the vocabulary does not fit this text; train one on it with `bertworks vocab`",
+      "a word takes {} tokens on average: the vocabulary is of another language or field, or too small; train one with "
+      "`bertworks vocab`")  # fmt: skip
+def test_warnings_about_a_vocabulary(shell: Shell, tokenizer: Path, text: Path) -> None:
+    lines = [f"das große Haus überquert täglich zwölf Brücken {word}." for word in ("süß", "schön", "grün", "größer")]
+    Path("german.txt").write_text("\n\n".join(lines * 20))
+    backwards = " ".join(word[::-1] for word in SENTENCE.split())
+    Path("backwards.txt").write_text("\n\n".join([f"{backwards}. {backwards}."] * 20))
+    for name, end in (
+        ("german.txt", "on it with `bertworks vocab`"),
+        ("backwards.txt", "train one with `bertworks vocab`"),
+    ):
+        answer = shell.works("prepare", name, "--tokenizer", tokenizer, "--workers", 1, "-o", f"shards of {name}")
+        shell.shows(answer, next(template for template in templates() if template.endswith(end)))
+    shell.works("vocab", "german.txt", "-o", "german", "--size", "300")
+    answer = shell.works("prepare", "german.txt", "--tokenizer", "german", "--workers", 1, "-o", "shards 2")
+    assert "bertworks vocab" not in answer
+
+
+@says("--budget {}m; or a smaller recipe; or smaller batches: --set train.phases.{}.batch_size={}")
+def test_a_budget_that_is_too_short(shell: Shell) -> None:
+    """The two ways out, with the cost of a step in proportion to its tokens."""
+    recipe = load_recipe("bert-base")
+    phases = tuple(replace(phase, num_steps=1) for phase in recipe.train.phases)
+    recipe = replace(recipe, train=replace(recipe.train, phases=phases))
+
+    def fitted(recipe: Any, minutes: float) -> Any:
+        costs = [phase.batch_size * phase.sequence_length / 1000 for phase in recipe.train.phases]
+        return fit_steps(recipe, 60 * minutes, costs)
+
+    with pytest.raises(BertworksError) as error:
+        fitted(recipe, 0.2)
+    advice = shell.shows(
+        error.value, "--budget {}m; or a smaller recipe; or smaller batches: --set train.phases.{}.batch_size={}"
+    )
+    minutes = int(re.search(r"--budget (\d+)m", advice)[1])  # type: ignore[index]
+    assert all(phase.num_steps >= 1 for phase in fitted(recipe, minutes).train.phases)
+    for _ in range(9):  # each time smaller
+        setting = re.search(r"--set (train\.phases\.\d\.batch_size=\d+)", str(error.value))
+        assert setting is not None
+        recipe = override(recipe, [setting[1]])
+        try:
+            assert all(phase.num_steps >= 1 for phase in fitted(recipe, 0.2).train.phases)
+        except BertworksError as again:
+            error.value.hint = again.hint
+        else:
+            return
+    pytest.fail("smaller batches do not help")
+
+
+def extras() -> dict[str, list[str]]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return dict(project["optional-dependencies"])
+
+
+@says('{} is not installed; {} need it: pip install "bertworks[{}]"')
+def test_packages_that_are_missing(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", missing)
+    checks = list(_extras())
+    assert len(checks) == len(_EXTRAS)
+    for check, name in zip(checks, _EXTRAS, strict=True):
+        advice = shell.shows(check.text, '{} is not installed; {} need it: pip install "bertworks[{}]"')
+        assert any(requirement.startswith(name) for requirement in extras()[re.search(r"\[(\w+)\]", advice)[1]])  # type: ignore[index]
+    code = "\n".join(path.read_text() for path in (ROOT / "bertworks").rglob("*.py"))
+    assert set(re.findall(r"bertworks\[(\w+)\]", code)) <= set(extras())
+
+
+@says("use a lower rate in a new folder: -o OTHER --set optimizer.learning_rate={}")
+def test_a_loss_that_is_not_finite(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = PretrainingModel.forward
+
+    def spoilt(self: PretrainingModel, batch: Any) -> Any:
+        tallies = forward(self, batch)
+        if self.training:
+            first = tallies["masked_lm"]
+            tallies["masked_lm"] = first._replace(loss=first.loss * torch.nan)
+        return tallies
+
+    words = ["pretrain", text, *short()]
+    with monkeypatch.context() as patch:
+        patch.setattr(PretrainingModel, "forward", spoilt)
+        answer = shell.fails(*words, "-o", "out")
+    shell.shows(answer, "use a lower rate in a new folder: -o OTHER --set optimizer.learning_rate={}")
+    options = re.search(r"-o OTHER --set optimizer.learning_rate=(\S+)", answer)
+    assert options is not None
+    shell.works(*words, *options[0].split())
+    assert load_recipe("OTHER/recipe.toml").optimizer.learning_rate == float(options[1]) == 3.3e-4
