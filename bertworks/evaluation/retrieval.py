@@ -26,9 +26,10 @@ from bertworks.retrieval.ranking import Reranker, Scores, ranking_figures, top_k
 _DEPTH = 1000  # documents of a ranking that count, as in trec_eval
 _ELEMENT = re.compile(r"<(doc|top)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
 _FIELD = re.compile(r"<(docno|num|title|text)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
-_JUDGMENT = re.compile(r"(\S+)\s+\S+\s+(\S+)\s+(-?\d+)\s*")
+_JUDGMENT_LINE = re.compile(r"(\S+)\s+\S+\s+(\S+)\s+(-?\d+)\s*")
 _LAYOUTS = "name a folder with corpus.jsonl, queries.jsonl and qrels/test.tsv, or with TREC's <doc>, <top> and qrels"
 Grades = dict[str, dict[str, int]]  # query -> document -> grade
+_Judgment = tuple[str, str, int, str]  # query, document, grade, "path:line"
 
 
 class Collection(NamedTuple):
@@ -59,14 +60,21 @@ def read_collection(folder: str | Path) -> Collection:
     folder = Path(folder)
     if not folder.is_dir():
         raise BertworksError("no such folder", where=str(folder), hint=_LAYOUTS)
-    is_beir, judgments = (folder / "corpus.jsonl").exists(), _Judgments()
-    documents, queries = (_read_beir if is_beir else _read_trec)(folder, judgments)
-    if not documents or not queries or not judgments.places:
+    is_beir = (folder / "corpus.jsonl").exists()
+    documents, queries, judgments = (_read_beir if is_beir else _read_trec)(folder)
+    if not documents or not queries or not judgments:
         raise BertworksError("there are no documents, no queries, or no judgments", where=str(folder), hint=_LAYOUTS)
-    missing = IssueCounter()
+    missing, repeated = IssueCounter(), IssueCounter()
     grades: Grades = {}
-    for (query, document), (grade, _) in judgments.places.items():
-        if query in queries and document in documents:
+    first: dict[tuple[str, str], tuple[int, str]] = {}
+    for query, document, grade, where in judgments:
+        earlier, place = first.setdefault((query, document), (grade, where))
+        if earlier != grade:
+            what = f"query {query}, document {document} has the grade {grade} here and {earlier} in {place}"
+            raise BertworksError(what, where=where, hint="remove the wrong one of the two lines")
+        if place != where:
+            repeated.add(where)
+        elif query in queries and document in documents:
             grades.setdefault(query, {})[document] = grade
         else:
             missing.add(f"query {query}, document {document}")
@@ -75,34 +83,18 @@ def read_collection(folder: str | Path) -> Collection:
         raise BertworksError(what, where=str(folder), hint=_LAYOUTS)
     queries = {name: queries[name] for name in grades}
     own = {name for name, text in queries.items() if name in documents and (is_beir or documents[name].endswith(text))}
-    return Collection(documents, queries, grades, missing, judgments.repeated, own)
+    return Collection(documents, queries, grades, missing, repeated, own)
 
 
-class _Judgments:
-    """Grades and places ("path:line") by query and document, and the places of judgments that occur again."""
-
-    def __init__(self) -> None:
-        self.places: dict[tuple[str, str], tuple[int, str]] = {}
-        self.repeated = IssueCounter()
-
-    def add(self, query: str, document: str, grade: str, where: str) -> None:
-        """Raises BertworksError if there is another grade already."""
-        earlier, place = self.places.setdefault((query, document), (int(grade), where))
-        if earlier != int(grade):
-            what = f"query {query}, document {document} has the grade {int(grade)} here and {earlier} in {place}"
-            raise BertworksError(what, where=where, hint="remove the wrong one of the two lines")
-        if place != where:
-            self.repeated.add(where)
-
-
-def _read_beir(folder: Path, judgments: _Judgments) -> tuple[dict[str, str], dict[str, str]]:
+def _read_beir(folder: Path) -> tuple[dict[str, str], dict[str, str], list[_Judgment]]:
+    judgments: list[_Judgment] = []
     for row in RowReader(folder / "qrels" / "test.tsv", ReadOptions(header=False)):
         query, document, grade = list(map(str, row.values.values()))[:3] if len(row.values) >= 3 else ("", "", "")
         if re.fullmatch(r"\s*-?\d+\s*", grade):
-            judgments.add(query, document, grade, row.where)
-        elif judgments.places or not grade:  # else it is the header
+            judgments.append((query, document, int(grade), row.where))
+        elif judgments or not grade:  # else it is the header
             raise BertworksError("not a judgment: query, document, grade", where=row.where, hint="repair the line")
-    return _beir_texts(folder / "corpus.jsonl"), _beir_texts(folder / "queries.jsonl")
+    return _beir_texts(folder / "corpus.jsonl"), _beir_texts(folder / "queries.jsonl"), judgments
 
 
 def _beir_texts(path: Path) -> dict[str, str]:
@@ -123,17 +115,15 @@ def _add_text(texts: dict[str, str], kind: str, key: str, fields: Mapping[str, s
     texts[name] = text
 
 
-def _read_trec(folder: Path, judgments: _Judgments) -> tuple[dict[str, str], dict[str, str]]:
+def _read_trec(folder: Path) -> tuple[dict[str, str], dict[str, str], list[_Judgment]]:
     documents, queries = dict[str, str](), dict[str, str]()
+    judgments: list[_Judgment] = []
     for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
         with open_lines(path, str(path)) as reader:
             lines = list(reader.lines())
-        matches = {f"{path}:{number}": _JUDGMENT.fullmatch(line) for number, line in lines if line.strip()}
-        if lines and all(matches.values()):
-            for where, (query, document, grade) in (
-                (where, match.groups()) for where, match in matches.items() if match
-            ):
-                judgments.add(query, document, grade, where)
+        matches = [(number, _JUDGMENT_LINE.fullmatch(line)) for number, line in lines if line.strip()]
+        if lines and all(match for _, match in matches):
+            judgments += [(m[1], m[2], int(m[3]), f"{path}:{number}") for number, m in matches if m]
             continue
         for element in _ELEMENT.finditer("\n".join(line for _, line in lines)):
             fields = dict[str, str]()
@@ -144,10 +134,10 @@ def _read_trec(folder: Path, judgments: _Judgments) -> tuple[dict[str, str], dic
             else:
                 fields["num"] = fields.get("num", "").removeprefix("Number:").strip()
                 _add_text(queries, "topic", "num", fields, str(path))
-    graded = {query for query, _ in judgments.places}
+    graded = {query for query, *_ in judgments}
     if not graded <= set(queries) and graded <= {str(n) for n in range(1, len(queries) + 1)}:
         queries = {str(n): text for n, text in enumerate(queries.values(), 1)}
-    return documents, queries
+    return documents, queries, judgments
 
 
 def evaluate_retrieval(
@@ -174,12 +164,13 @@ def evaluate_retrieval(
         BertworksError, UsageError: no such collection or model, or its judgments contradict each other.
     """
     collection = read_collection(data)
-    if collection.missing.count:
-        text = f"judgments of unknown queries or documents, which do not count: {collection.missing}"
-        yield Event("note", text, {"missing": collection.missing.count})
-    if collection.repeated.count:
-        text = f"judgments that occur more than once, with the same grade, count once: {collection.repeated}"
-        yield Event("note", text, {"repeated": collection.repeated.count})
+    counters = {
+        "missing": ("of unknown queries or documents, which do not count", collection.missing),
+        "repeated": ("that occur more than once, with the same grade, count once", collection.repeated),
+    }
+    for name, (what, counter) in counters.items():
+        if counter.count:
+            yield Event("note", f"judgments {what}: {counter}", {name: counter.count})
     if collection.own:
         what = "kept in" if keep_identical else "left out of"
         text = f"queries with the id of a document, which is {what} their own ranking: {len(collection.own):,}"
@@ -199,29 +190,25 @@ def evaluate_retrieval(
             index.add(texts[start:stop], names[start:stop])
             fields = {"stage": "index", "what": "documents", "amount": stop}
             yield Event("stage", f"index: {stop:,} of {len(names):,} documents", fields)
-        numbers = {} if keep_identical else {name: n for n, name in enumerate(names) if name in collection.own}
-        left_out = [numbers.get(query) for query in collection.queries]
+        left_out = set[str]() if keep_identical else collection.own
         for ranking in get_args(Ranking):
-            figures[ranking] = _figures(collection, names, _without(left_out, index.scores(queries, ranking)))
+            figures[ranking] = _figures(collection, names, index.scores(queries, ranking), left_out)
         if reranker is not None:
-            scores = _reranked(reranker, queries, texts, _without(left_out, index.scores(queries, "hybrid")))
-            figures["reranked"] = _figures(collection, names, scores)
+            scores = _reranked(reranker, queries, texts, index.scores(queries, "hybrid"))
+            figures["reranked"] = _figures(collection, names, scores, left_out)
     text = f"{len(queries):,} queries, {len(names):,} documents"
     yield Event("done", text, {"queries": len(queries), "documents": len(names), **figures})
 
 
-def _without(left_out: Sequence[int | None], scores: Iterator[Scores]) -> Iterator[Scores]:
-    """The scores of each query, without a hit for the document of the number, if there is one."""
-    for number, of_query in zip(left_out, scores, strict=True):
-        if number is not None:
-            of_query[number] = -np.inf
-        yield of_query
-
-
-def _figures(collection: Collection, names: Sequence[str], scores: Iterator[Scores]) -> dict[str, float]:
+def _figures(
+    collection: Collection, names: Sequence[str], scores: Iterator[Scores], left_out: set[str]
+) -> dict[str, float]:
+    """The mean figures. left_out: the queries that are left out of their own ranking."""
     rows = []
-    for grades, of_query in zip(collection.grades.values(), scores, strict=True):
-        rows.append(ranking_figures([names[number] for number in top_k(of_query, _DEPTH)], grades))
+    for (query, grades), of_query in zip(collection.grades.items(), scores, strict=True):
+        ranking = [names[number] for number in top_k(of_query, _DEPTH + 1)]
+        ranking = [name for name in ranking if name != query or query not in left_out]
+        rows.append(ranking_figures(ranking[:_DEPTH], grades))
     means = np.mean([list(row.values()) for row in rows], axis=0)
     return dict(zip(rows[0], means.tolist(), strict=True))
 
