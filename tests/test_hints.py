@@ -73,7 +73,7 @@ NOT_TYPED = {  # why a template is not tested here
         "test_shards: a killed worker, and the command again",
     "make the folder writable, or choose another with -o": "test_checkpoint: a checkpoint that cannot be written",
     "make tokenizer.json: `python -c {}`": "test_tokenizer_folders runs the command of a refused family",
-    ", as in BEIR (--keep-identical keeps them)": "test_retrieval runs both ways",
+    "left out of their own ranking, as in BEIR (--keep-identical keeps them)": "test_retrieval runs both ways",
     "report this, with the versions that `bertworks doctor` shows": "test_doctor: the command",
     "use another output folder, or --overwrite": "only a program that was changed says so: the recipe is the same",
     "Change a field of the recipe: --set seed=1. Repeatable.": NOT_ADVICE,

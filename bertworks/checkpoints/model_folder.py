@@ -12,7 +12,6 @@ Folders may be hostile: nothing in them is executed, and pickles are never opene
 import hashlib
 import json
 import re
-import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -89,7 +88,7 @@ def task_from_settings(settings: Mapping[str, Any], path: Path) -> TaskConfig:
     if not tasks:
         names = settings.get("architectures")
         head = ", ".join(map(str, names))[:100] if isinstance(names, list) and names else "no head"
-        hint = f"fine-tune it: bertworks finetune DATA --model {shlex.quote(str(path.parent))} -o ANOTHER-FOLDER"
+        hint = f"fine-tune it: bertworks finetune DATA --model {quoted(path.parent)} -o ANOTHER-FOLDER"
         raise BertworksError(f"this model ({head}) was not fine-tuned for a task", where=str(path.parent), hint=hint)
     labels = _labels(settings, path)
     if tasks[0] == "classification":
@@ -283,7 +282,7 @@ class ModelFolder:
     def refuse_nested(self) -> None:
         """Raises UsageError if the weights are in a subfolder."""
         if self.within != self.folder:
-            hint = f"bertworks convert {shlex.quote(str(self.folder))} -o ANOTHER-FOLDER, and name that one"
+            hint = f"bertworks convert {quoted(self.folder)} -o ANOTHER-FOLDER, and name that one"
             what = "the weights are in a subfolder, as in old models of sentence-transformers"
             raise UsageError(what, where=str(self.folder), hint=hint)
 
@@ -391,10 +390,8 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     pickles = [name for name in ("pytorch_model.bin", "pytorch_model.bin.index.json") if (folder / name).exists()]
     if pickles:
         what = f"only {pickles[0]}: a pickle, which can run any program when it is opened, and is not read"
-        program = (
-            f"from transformers import AutoTokenizer as T, {_class_of(folder)} as M; f = {str(folder)!r}; "
-            "[x.from_pretrained(f).save_pretrained(f + '-safe') for x in (M, T)]"
-        )
+        program = f"from transformers import AutoTokenizer as T, {_class_of(folder)} as M; f = {str(folder)!r}; "
+        program += "[x.from_pretrained(f).save_pretrained(f + '-safe') for x in (M, T)]"
         hint = f"if you trust where it comes from, convert it with transformers: python -c {quoted(program)}"
     elif (folder / EXPORTED).is_file():
         what = f"only {EXPORTED}: an exported model has no weights that can be read"

@@ -28,6 +28,7 @@ _ELEMENT = re.compile(r"<(doc|top)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
 _FIELD = re.compile(r"<(docno|num|title|text)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
 _JUDGMENT_LINE = re.compile(r"(\S+)\s+\S+\s+(\S+)\s+(-?\d+)\s*")
 _LAYOUTS = "name a folder with corpus.jsonl, queries.jsonl and qrels/test.tsv, or with TREC's <doc>, <top> and qrels"
+_LEFT_OUT = "left out of their own ranking, as in BEIR (--keep-identical keeps them)"
 Grades = dict[str, dict[str, int]]  # query -> document -> grade
 _Judgment = tuple[str, str, int, str]  # query, document, grade, "path:line"
 
@@ -62,10 +63,7 @@ def read_collection(folder: str | Path) -> Collection:
         raise BertworksError("no such folder", where=str(folder), hint=_LAYOUTS)
     is_beir = (folder / "corpus.jsonl").exists()
     documents, queries, judgments = (_read_beir if is_beir else _read_trec)(folder)
-    if not documents or not queries or not judgments:
-        raise BertworksError("there are no documents, no queries, or no judgments", where=str(folder), hint=_LAYOUTS)
-    missing, repeated = IssueCounter(), IssueCounter()
-    grades: Grades = {}
+    missing, repeated, grades = IssueCounter(), IssueCounter(), Grades()
     first: dict[tuple[str, str], tuple[int, str]] = {}
     for query, document, grade, where in judgments:
         earlier, place = first.setdefault((query, document), (grade, where))
@@ -79,7 +77,7 @@ def read_collection(folder: str | Path) -> Collection:
         else:
             missing.add(f"query {query}, document {document}")
     if not grades:
-        what = "no judgment is of a known query and a known document"
+        what = "there are no documents, no queries, or no judgments of them"
         raise BertworksError(what, where=str(folder), hint=_LAYOUTS)
     queries = {name: queries[name] for name in grades}
     own = {name for name, text in queries.items() if name in documents and (is_beir or documents[name].endswith(text))}
@@ -116,8 +114,7 @@ def _add_text(texts: dict[str, str], kind: str, key: str, fields: Mapping[str, s
 
 
 def _read_trec(folder: Path) -> tuple[dict[str, str], dict[str, str], list[_Judgment]]:
-    documents, queries = dict[str, str](), dict[str, str]()
-    judgments: list[_Judgment] = []
+    documents, queries, judgments = dict[str, str](), dict[str, str](), list[_Judgment]()
     for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
         with open_lines(path, str(path)) as reader:
             lines = list(reader.lines())
@@ -164,21 +161,18 @@ def evaluate_retrieval(
         BertworksError, UsageError: no such collection or model, or its judgments contradict each other.
     """
     collection = read_collection(data)
-    counters = {
-        "missing": ("of unknown queries or documents, which do not count", collection.missing),
-        "repeated": ("that occur more than once, with the same grade, count once", collection.repeated),
-    }
-    for name, (what, counter) in counters.items():
+    for name, what, counter in (
+        ("missing", "of unknown queries or documents, which do not count", collection.missing),
+        ("repeated", "that occur again with the same grade, which count once", collection.repeated),
+    ):
         if counter.count:
             yield Event("note", f"judgments {what}: {counter}", {name: counter.count})
-    if collection.own:
-        what = "kept in" if keep_identical else "left out of"
-        text = f"queries with the id of a document, which is {what} their own ranking: {len(collection.own):,}"
-        text += "" if keep_identical else ", as in BEIR (--keep-identical keeps them)"
-        pairs = [(collection.queries[name], collection.documents[name]) for name in collection.own]
-        if differing := sum(not document.endswith(query) for query, document in pairs):
-            text += f"; {differing:,} of them differ from the text of the document: is only the number the same?"
-        yield Event("note", text, {"identical": len(collection.own)})
+    if own := collection.own:
+        differing = sum(not collection.documents[name].endswith(collection.queries[name]) for name in own)
+        text = f"queries with the id of a document: {len(own):,}, {differing:,} of them with another text; they are "
+        text += "kept in their own ranking" if keep_identical else _LEFT_OUT
+        yield Event("note", text, {"identical": len(own)})
+    collection = collection._replace(own=set()) if keep_identical else collection
     reranker = None if rerank is None else Reranker(rerank, device=device)
     names, texts = list(collection.documents), [text or "-" for text in collection.documents.values()]
     queries = list(collection.queries.values())
@@ -190,24 +184,19 @@ def evaluate_retrieval(
             index.add(texts[start:stop], names[start:stop])
             fields = {"stage": "index", "what": "documents", "amount": stop}
             yield Event("stage", f"index: {stop:,} of {len(names):,} documents", fields)
-        left_out = set[str]() if keep_identical else collection.own
         for ranking in get_args(Ranking):
-            figures[ranking] = _figures(collection, names, index.scores(queries, ranking), left_out)
+            figures[ranking] = _figures(collection, names, index.scores(queries, ranking))
         if reranker is not None:
             scores = _reranked(reranker, queries, texts, index.scores(queries, "hybrid"))
-            figures["reranked"] = _figures(collection, names, scores, left_out)
+            figures["reranked"] = _figures(collection, names, scores)
     text = f"{len(queries):,} queries, {len(names):,} documents"
     yield Event("done", text, {"queries": len(queries), "documents": len(names), **figures})
 
 
-def _figures(
-    collection: Collection, names: Sequence[str], scores: Iterator[Scores], left_out: set[str]
-) -> dict[str, float]:
-    """The mean figures. left_out: the queries that are left out of their own ranking."""
+def _figures(collection: Collection, names: Sequence[str], scores: Iterator[Scores]) -> dict[str, float]:
     rows = []
     for (query, grades), of_query in zip(collection.grades.items(), scores, strict=True):
-        ranking = [names[number] for number in top_k(of_query, _DEPTH + 1)]
-        ranking = [name for name in ranking if name != query or query not in left_out]
+        ranking = [names[n] for n in top_k(of_query, _DEPTH + 1) if names[n] != query or query not in collection.own]
         rows.append(ranking_figures(ranking[:_DEPTH], grades))
     means = np.mean([list(row.values()) for row in rows], axis=0)
     return dict(zip(rows[0], means.tolist(), strict=True))

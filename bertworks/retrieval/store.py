@@ -61,8 +61,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     if not path.exists():
-        hint = f"bertworks index DOCUMENTS -o {quoted(folder)}"
-        raise BertworksError("there is no index here", where=str(folder), hint=hint)
+        raise BertworksError("no index here", where=str(folder), hint=f"bertworks index DOCUMENTS -o {quoted(folder)}")
     content = read_json(path)
     if content.pop("format", None) != FORMAT:
         raise BertworksError("an index of another version", where=str(path), hint=_DAMAGED)

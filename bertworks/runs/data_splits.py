@@ -5,7 +5,6 @@
 """
 
 import re
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item, Schema, TaskType, items, misplaced, overlapping, refuse_rows
 from bertworks.datasets.values import first_names
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.recipe import FinetuneRecipe
@@ -74,7 +73,7 @@ def read_data(
     """
     path, dev = find_files(Path(data), None if dev is None else Path(dev))
     if fold is not None and dev is not None:
-        hint = f"name the other file alone: bertworks finetune {shlex.quote(str(path))} --folds {fold[1]} ..."
+        hint = f"name the other file alone: bertworks finetune {quoted(path)} --folds {fold[1]} ..."
         raise UsageError(f"folds divide the training data, but there is a dev file: {dev}", where=str(data), hint=hint)
     reader = RowReader(path, read)
     schema, notes = infer_schema(reader, task=task, text=text, label=label, group=group)
@@ -178,7 +177,7 @@ def _document_notes(train: Sequence[Item], dev: Sequence[Item], schema: Schema) 
     if not both or schema.document is None:
         return []
     what = f"sentences of {len(both):,} documents are in train and in dev, and names come again in a document"
-    advice = f"--group {shlex.quote(schema.document)} keeps each document on one side"
+    advice = f"--group {quoted(schema.document)} keeps each document on one side"
     return [f"{what}: scores on new documents are lower; {advice}"]
 
 

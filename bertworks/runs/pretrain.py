@@ -274,8 +274,8 @@ def _draft(request: Request, device: torch.device) -> _Draft:
             )  # fmt: skip
         tokenizer = own
     recipe = _recipe(request, device, tokens, model.config if model else None)
-    largest = recipe.vocabulary.size  # a copied recipe may have the size that the vocabulary had in the end
-    vocab_size = tokenizer.vocab_size if tokenizer else min(largest, recipe.encoder.vocab_size or largest)
+    # A copied recipe may have the size that the vocabulary had in the end, below the maximum.
+    vocab_size = tokenizer.vocab_size if tokenizer else min(recipe.vocabulary.size, recipe.encoder.vocab_size or 2**40)
     check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else 0)  # 0: in vocabularies trained here
     parameters = _with_vocabulary(recipe, vocab_size).encoder.num_parameters(*heads_of(recipe.weights))
     needed, memory = 16 * parameters, total_memory(device)  # parameters, gradients, moments of Adam, all float32
