@@ -3,6 +3,7 @@
 Any other exception that reaches the command line is a bug.
 """
 
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -54,6 +55,11 @@ def some_names(names: Iterable[str], most: int = 8) -> str:
     """The first names in alphabetical order, for a message, and how many more there are."""
     ordered = [name if len(name) <= 120 else f"{name[:117]}..." for name in sorted(names)]
     return ", ".join(ordered[:most]) + (f" and {len(ordered) - most} more" if len(ordered) > most else "")
+
+
+def quoted(path: object) -> str:
+    """A path or a name as it is typed in a shell."""
+    return shlex.quote(str(path))
 
 
 @contextmanager

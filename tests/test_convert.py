@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import bertworks
 from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig, load_model, save_model, task_settings
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
@@ -329,6 +330,55 @@ def test_tokens_added_beside_an_old_vocabulary_stay_whole(tmp_path):
         (tmp_path / "theirs" / "added_tokens.json").write_text(json.dumps(wrong))
         with pytest.raises(BertworksError, match=r"'\[E1\]' has no place"):
             Tokenizer.load(tmp_path / "theirs")
+
+
+def test_added_tokens_of_a_slow_tokenizer_are_matched_as_it_does(tmp_path):
+    """By the rules of transformers 4's BertTokenizer: special ones match as they are, others in lower case."""
+    model = theirs_of("BertModel")
+    model.resize_token_embeddings(len(TOKENS) + 3)
+    folder = tmp_path / "theirs"
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    first = len(TOKENS)
+    (folder / "added_tokens.json").write_text(json.dumps({"cab9": first + 2, "[E1]": first, "<a=語>": first + 1}))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": ["[E1]"]}))
+    ids = {token: number for number, token in enumerate(TOKENS)}
+    expected = {
+        "A [E1] b": ["a", first, "b"],
+        "a <a=語> b": ["a", first + 1, "b"],
+        "b CAB9 cab9": ["b", first + 2, first + 2],
+        "[e1]": None,
+        "a,b": ["a", "[UNK]", "b"],
+    }
+    tokenizer = load_model(folder).tokenizer
+    for text, tokens in expected.items():
+        found = tokenizer.encode(text).ids[1:-1]
+        if tokens is None:  # in small letters it is no added token: pieces of the vocabulary
+            assert first not in found
+            continue
+        assert found == [ids.get(token, token) for token in tokens], text
+    with torch.no_grad():
+        hidden = model(input_ids=torch.tensor([tokenizer.encode("A [E1] b").ids])).last_hidden_state
+    ours = bertworks.load(folder, precision="fp32").embed(["A [E1] b"])
+    torch.testing.assert_close(torch.from_numpy(ours), hidden.mean(1), atol=1e-5, rtol=0)
+
+
+def test_a_cased_model_with_a_vocabulary_alone_keeps_its_case(tmp_path):
+    """As SciBERT's: transformers 5 lower-cases such a folder unless it is told not to."""
+    capitals = ["A", "B", "C", "AB", "##A", "##B"]
+    tokens = [*TOKENS[: -len(capitals)], *capitals]
+    model = theirs_of("BertModel")
+    model.save_pretrained(tmp_path / "theirs")
+    (tmp_path / "theirs" / "vocab.txt").write_text("".join(f"{token}\n" for token in tokens))
+    library = transformers.BertTokenizer(vocab=str(tmp_path / "theirs" / "vocab.txt"), do_lower_case=False)
+    ours = bertworks.load(tmp_path / "theirs", precision="fp32")
+    texts = ["A b C", "AB ab ABA", "abc Ça"]
+    for text in texts:
+        assert ours.tokenizer.encode(text).ids == library(text)["input_ids"], text
+        with torch.no_grad():
+            hidden = model(**library(text, return_tensors="pt")).last_hidden_state
+        torch.testing.assert_close(torch.from_numpy(ours.embed([text])), hidden.mean(1), atol=1e-5, rtol=0)
+    assert tokens.index("AB") in ours.tokenizer.encode("AB").ids
 
 
 def test_what_a_published_tokenizer_cuts_and_pads_is_not_passed_on(tmp_path):

@@ -429,7 +429,7 @@ def test_a_tar_archive_of_unix_v7_is_no_text(tmp_path: Path) -> None:
     write(tmp_path / "other.txt", bytes(header) + body)
     found = report(tmp_path)
     assert found.documents == 2
-    assert "old.txt (a tar archive; `tar xf FILE" in str(found.skipped_files.places)
+    assert "old.txt (a tar archive; `mkdir FOLDER; tar xf FILE" in str(found.skipped_files.places)
 
 
 def test_what_is_not_text_is_skipped_and_named(tmp_path: Path) -> None:
@@ -445,7 +445,7 @@ def test_what_is_not_text_is_skipped_and_named(tmp_path: Path) -> None:
     found = report(tmp_path)
     assert found.documents == 1
     assert found.skipped_files.count == 5
-    assert "packed.txt.gz (a tar archive; `tar xf FILE -C FOLDER`" in str(found.skipped_files.places)
+    assert "packed.txt.gz (a tar archive; `mkdir FOLDER; tar xf FILE -C FOLDER`" in str(found.skipped_files.places)
     assert "picture.png" in str(found)
     assert "letter.txt (a PDF; `pdftotext FILE`" in str(found)
     assert "picture.txt (not text)" in str(found)

@@ -212,7 +212,7 @@ def test_a_pickle_is_never_opened(folder, tmp_path, monkeypatch, name):
     assert not (tmp_path / "exploded").exists()
     if name == "pytorch_model.bin":
         assert "BertForPreTraining as M" in raised.value.hint  # what config.json names: another class would lose a head
-        assert f"'{folder}-safe'" in raised.value.hint
+        assert str(folder) in raised.value.hint  # tests/test_hints.py runs the command
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])

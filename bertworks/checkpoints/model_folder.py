@@ -12,7 +12,6 @@ Folders may be hostile: nothing in them is executed, and pickles are never opene
 import hashlib
 import json
 import re
-import shlex
 from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -28,7 +27,7 @@ from bertworks.checkpoints.storage import read_json, read_tensors, refuse_non_fi
 from bertworks.config import MAX_SIZE, build
 from bertworks.datasets.annotations import TagScheme, tag_scheme
 from bertworks.datasets.schema import TaskType
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.io.atomic_write import replacing, sha256, write_json, write_text
 from bertworks.models.config import EncoderConfig
 from bertworks.text.tokenizer import Tokenizer
@@ -97,7 +96,7 @@ def task_from_settings(settings: Mapping[str, Any], path: Path) -> TaskConfig:
     if not tasks:
         names = settings.get("architectures")
         head = ", ".join(map(str, names))[:100] if isinstance(names, list) and names else "no head"
-        hint = f"fine-tune it: bertworks finetune DATA --model {shlex.quote(str(path.parent))} -o ANOTHER-FOLDER"
+        hint = f"fine-tune it: bertworks finetune DATA --model {quoted(path.parent)} -o ANOTHER-FOLDER"
         raise BertworksError(f"this model ({head}) was not fine-tuned for a task", where=str(path.parent), hint=hint)
     labels = _labels(settings, path)
     if tasks[0] == "classification":
@@ -295,7 +294,7 @@ class ModelFolder:
     def refuse_nested(self) -> None:
         """Raises UsageError if the weights are in a subfolder."""
         if self.within != self.folder:
-            hint = f"bertworks convert {shlex.quote(str(self.folder))} -o ANOTHER-FOLDER, and name that one"
+            hint = f"bertworks convert {quoted(self.folder)} -o ANOTHER-FOLDER, and name that one"
             what = "the weights are in a subfolder, as in old models of sentence-transformers"
             raise UsageError(what, where=str(self.folder), hint=hint)
 
@@ -407,11 +406,9 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     pickles = [name for name in ("pytorch_model.bin", "pytorch_model.bin.index.json") if (folder / name).exists()]
     if pickles:
         what = f"only {pickles[0]}: a pickle, which can run any program when it is opened, and is not read"
-        hint = (
-            'if you trust where it comes from, convert it with transformers: python -c "from transformers import '
-            f"AutoTokenizer as T, {_class_of(folder)} as M; f, to = '{folder}', '{folder}-safe'; "
-            'M.from_pretrained(f).save_pretrained(to); T.from_pretrained(f).save_pretrained(to)"'
-        )
+        program = f"from transformers import AutoTokenizer as T, {_class_of(folder)} as M; f = {str(folder)!r}; "
+        program += "[x.from_pretrained(f).save_pretrained(f + '-safe') for x in (M, T)]"
+        hint = f"if you trust where it comes from, convert it with transformers: python -c {quoted(program)}"
     elif (folder / EXPORTED).is_file():
         what = f"only {EXPORTED}: an exported model has no weights that can be read"
         hint = "use the folder that it was exported from"

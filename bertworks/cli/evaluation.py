@@ -193,14 +193,18 @@ def retrieval(
     pooling: console.Pooling = None,
     max_length: console.MaxLength = None,
     rerank: console.Rerank = None,
+    keep_identical: console.Flag = False,
     as_json: console.Json = False,
 ) -> None:
     """nDCG, average precision and recall of search by vectors, by words and by both.
 
     Args:
         data: A test collection: a folder in the layout of TREC or BEIR.
+        keep_identical: Keep the document that has the id of the query in its ranking. BEIR leaves it out.
     """
-    events = bw.evaluate_retrieval(data, model, pooling=pooling, max_length=max_length, rerank=rerank)
+    events = bw.evaluate_retrieval(
+        data, model, pooling=pooling, max_length=max_length, rerank=rerank, keep_identical=keep_identical
+    )
     last = console.show_events(events, results=False)
     assert last is not None
     _show_figures(last.fields, ("dense", "bm25", "hybrid", "reranked"), as_json)

@@ -22,7 +22,7 @@ from cyclopts import App, CycloptsError
 from bertworks import __version__
 from bertworks.cli import evaluation, inference, models, training
 from bertworks.cli.console import say
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.io.text_files import STDIN
 
 _EPILOGUE = (
@@ -133,7 +133,7 @@ def _report(error: BaseException, words: list[str]) -> int:
         say(f"error: {error.filename or 'standard output'}: {error.strerror or error}")
         return 1
     say(f"error: {type(error).__name__}: {error}")
-    command = " ".join("-" if word == STDIN else word for word in words)
+    command = " ".join("-" if word == STDIN else quoted(word) for word in words)
     say(f"  this is a bug in bertworks: please report it with the output of\n  bertworks --debug {command}")
     return 1
 

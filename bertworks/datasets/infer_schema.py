@@ -6,7 +6,6 @@ and the options that settle it. `schema` checks single rows later.
 
 import itertools
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from bertworks.datasets.annotations import ENTITY_TAG
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import TASKS, Item, Schema, TaskType, fitted, items, refuse_rows, schema_notes
 from bertworks.datasets.values import MAX_CLASSES, MAX_LABEL_LENGTH, MOST, Column
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.io.tables import ReadOptions, find_column
 from bertworks.io.text_files import IssueCounter
 
@@ -162,7 +161,7 @@ def _refuse_parts(columns: Columns, text: Names, label: Names, task: TaskType | 
     is_whole = not text and any(column.holds(values.SENTENCE, 0.5) for column in columns.values())
     if task in (None, "tagging") and tags and words and not is_whole:
         sentence = next((name for name in columns if name.lower().startswith("sent")), "COLUMN")
-        options = f"--sentence-column {shlex.quote(sentence)} --text {shlex.quote(words[0])} --label {tags[-1]}"
+        options = f"--sentence-column {quoted(sentence)} --text {quoted(words[0])} --label {tags[-1]}"
         hint = f"{options}; or write a CoNLL file: a word and its tag on each line, a blank line after a sentence"
         raise UsageError(f"each row holds one word: {words[0]!r} with the tag {tags[-1]!r}", hint=hint)
     for column in columns.values():
@@ -294,7 +293,7 @@ def _find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> N
         return tuple(long)
     if others := [name for name in long if name != longest.name and not is_one]:
         names = [longest.name, *others]
-        one, two = (" ".join(f"--text {shlex.quote(name)}" for name in names[:count]) for count in (1, 2))
+        one, two = (" ".join(f"--text {quoted(name)}" for name in names[:count]) for count in (1, 2))
         raise UsageError(f"several columns hold texts: {', '.join(map(repr, names))}", hint=f"{one}, or {two}")
     return (longest.name,)
 
@@ -321,7 +320,7 @@ def _find_label(columns: Columns, texts: Names) -> Names:
     if len(candidates) < 2:
         return tuple(column.name for column in candidates)
     shown = ", ".join(f"{column.name!r} ({_some_values(column)})" for column in candidates[:_SHOWN_LABELS])
-    name = shlex.quote(candidates[0].name)
+    name = quoted(candidates[0].name)
     hint = f"--label {name}, or another; several columns of 0 and 1: --label {name} --label ..."
     raise UsageError(f"several columns could be the label: {shown}", hint=hint)
 
@@ -442,7 +441,7 @@ def _check_texts(schema: Schema, columns: Columns, name: str, *, is_explicit: bo
     rows = max(column.filled for column in columns.values())
     if not is_explicit and (column := columns[schema.text[0]]).filled < _MIN_FILLED * rows:
         what = f"only {column.filled:,} of {rows:,} rows have a text in {column.name!r}"
-        hint = f"name another column with --text, or leave the other rows out: --text {shlex.quote(column.name)}"
+        hint = f"name another column with --text, or leave the other rows out: --text {quoted(column.name)}"
         raise UsageError(what, where=name, hint=hint)
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from bertworks.checkpoints.resolve import packaged_minilm
 from bertworks.datasets.reader import RowReader
 from bertworks.demo.corpus import write_demo_corpus, write_demo_origins
+from bertworks.errors import quoted
 from bertworks.events import Event, forward_events
 from bertworks.inference.masked_lm import fill
 from bertworks.runs.finetune import finetune_events, make_finetune_request
@@ -124,13 +125,13 @@ def baselines(origins: Path) -> dict[str, float]:
 def _next_steps(folder: Path) -> list[str]:
     activate = Path(sys.executable).with_name("activate")
     is_command = shutil.which("bertworks") or not activate.exists()
-    first = f"first:   . {os.path.relpath(activate)}    (makes bertworks a command in this shell)"
+    first = f"first:   . {quoted(os.path.relpath(activate))}    (makes bertworks a command in this shell)"
     return [
         f"reports: {folder / 'model' / 'report.html'}",
         f"         {folder / 'classifier' / 'report.html'}",
         *([] if is_command else [first]),
-        f'try:     bertworks fill {folder / "model"} "The result is a [MASK]."',
-        f"         bertworks predict {folder / 'classifier'} {folder / 'origins' / 'dev.csv'} --top-k 3",
+        f'try:     bertworks fill {quoted(folder / "model")} "The result is a [MASK]."',
+        f"         bertworks predict {quoted(folder / 'classifier')} {quoted(folder / 'origins/dev.csv')} --top-k 3",
         "         bertworks pretrain YOUR-TEXT -o YOUR-MODEL --budget 1h",
         "         bertworks finetune YOUR-TABLE.csv -o YOUR-CLASSIFIER",
     ]

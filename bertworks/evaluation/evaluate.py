@@ -8,7 +8,6 @@
 """
 
 import math
-import shlex
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, parse_json, utf8_lines
 from bertworks.datasets.schema import Schema, items
 from bertworks.datasets.values import names_of
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder, Moments, Whitening, normalized, vectors_of_file
 from bertworks.inference.engine import open_model
@@ -279,7 +278,7 @@ def _labelled(
         names = tuple(name[2:] for name in d.labels if name.startswith("B-"))
     if len(columns) > 1 and sorted(columns) != sorted(names):
         what = f"the columns of the labels are {', '.join(columns)}, and those of the model: {', '.join(names)}"
-        raise UsageError(what, where=reader.name, hint=" ".join(f"--label {shlex.quote(name)}" for name in names))
+        raise UsageError(what, where=reader.name, hint=" ".join(f"--label {quoted(name)}" for name in names))
     schema = replace(schema, raw=False, label=columns, labels=names, first_choice=first_choice or 0)
     notes = [note for note in notes if not note.startswith(("label: ", "not used: "))]
     notes.append(f"label: {', '.join(map(repr, columns))}")

@@ -26,21 +26,28 @@ from bertworks.retrieval.ranking import Reranker, Scores, ranking_figures, top_k
 _DEPTH = 1000  # documents of a ranking that count, as in trec_eval
 _ELEMENT = re.compile(r"<(doc|top)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
 _FIELD = re.compile(r"<(docno|num|title|text)>(.*?)</\1>", re.DOTALL | re.IGNORECASE)
-_JUDGMENT = re.compile(r"(\S+)\s+\S+\s+(\S+)\s+(-?\d+)\s*")
+_JUDGMENT_LINE = re.compile(r"(\S+)\s+\S+\s+(\S+)\s+(-?\d+)\s*")
 _LAYOUTS = "name a folder with corpus.jsonl, queries.jsonl and qrels/test.tsv, or with TREC's <doc>, <top> and qrels"
+_LEFT_OUT = "left out of their own ranking, as in BEIR (--keep-identical keeps them)"
 Grades = dict[str, dict[str, int]]  # query -> document -> grade
+_Judgment = tuple[str, str, int, str]  # query, document, grade, "path:line"
 
 
 class Collection(NamedTuple):
     """Texts by id, and the grades (0: not relevant) of documents, by query.
 
-    missing: judgments of unknown queries or documents, which do not count.
+    missing: judgments of unknown queries or documents, which do not count. repeated: judgments that occur again with
+        the same grade, which count once.
+    own: the queries that are documents as well, under the same id. Where the layout is that of BEIR, an equal id is
+        enough; where it is TREC's, which often numbers both from 1, the document must end with the text of the query.
     """
 
     documents: dict[str, str]
     queries: dict[str, str]
     grades: Grades
     missing: IssueCounter
+    repeated: IssueCounter
+    own: set[str]
 
 
 def read_collection(folder: str | Path) -> Collection:
@@ -48,37 +55,44 @@ def read_collection(folder: str | Path) -> Collection:
     the ids of the queries. A title is put before its text, unless the text begins with it.
 
     Raises:
-        BertworksError: something is missing or occurs twice, or a line is not a judgment.
+        BertworksError: something is missing or occurs twice, a line is not a judgment, or two lines contradict each
+            other.
     """
     folder = Path(folder)
     if not folder.is_dir():
         raise BertworksError("no such folder", where=str(folder), hint=_LAYOUTS)
-    documents, queries, judgments = (_read_beir if (folder / "corpus.jsonl").exists() else _read_trec)(folder)
-    if not documents or not queries or not judgments:
-        raise BertworksError("there are no documents, no queries, or no judgments", where=str(folder), hint=_LAYOUTS)
-    missing = IssueCounter()
-    grades: Grades = {}
-    for query, by_document in judgments.items():
-        for document, grade in by_document.items():
-            if query in queries and document in documents:
-                grades.setdefault(query, {})[document] = grade
-            else:
-                missing.add(f"query {query}, document {document}")
+    is_beir = (folder / "corpus.jsonl").exists()
+    documents, queries, judgments = (_read_beir if is_beir else _read_trec)(folder)
+    missing, repeated, grades = IssueCounter(), IssueCounter(), Grades()
+    first: dict[tuple[str, str], tuple[int, str]] = {}
+    for query, document, grade, where in judgments:
+        earlier, place = first.setdefault((query, document), (grade, where))
+        if earlier != grade:
+            what = f"query {query}, document {document} has the grade {grade} here and {earlier} in {place}"
+            raise BertworksError(what, where=where, hint="remove the wrong one of the two lines")
+        if place != where:
+            repeated.add(where)
+        elif query in queries and document in documents:
+            grades.setdefault(query, {})[document] = grade
+        else:
+            missing.add(f"query {query}, document {document}")
     if not grades:
-        what = "no judgment is of a known query and a known document"
+        what = "there are no documents, no queries, or no judgments of them"
         raise BertworksError(what, where=str(folder), hint=_LAYOUTS)
-    return Collection(documents, {name: queries[name] for name in grades}, grades, missing)
+    queries = {name: queries[name] for name in grades}
+    own = {name for name, text in queries.items() if name in documents and (is_beir or documents[name].endswith(text))}
+    return Collection(documents, queries, grades, missing, repeated, own)
 
 
-def _read_beir(folder: Path) -> tuple[dict[str, str], dict[str, str], Grades]:
-    grades: Grades = {}
+def _read_beir(folder: Path) -> tuple[dict[str, str], dict[str, str], list[_Judgment]]:
+    judgments: list[_Judgment] = []
     for row in RowReader(folder / "qrels" / "test.tsv", ReadOptions(header=False)):
         query, document, grade = list(map(str, row.values.values()))[:3] if len(row.values) >= 3 else ("", "", "")
-        if grade.strip().lstrip("-").isdecimal():
-            grades.setdefault(query, {})[document] = int(grade)
-        elif grades or not grade:  # else it is the header
+        if re.fullmatch(r"\s*-?\d+\s*", grade):
+            judgments.append((query, document, int(grade), row.where))
+        elif judgments or not grade:  # else it is the header
             raise BertworksError("not a judgment: query, document, grade", where=row.where, hint="repair the line")
-    return _beir_texts(folder / "corpus.jsonl"), _beir_texts(folder / "queries.jsonl"), grades
+    return _beir_texts(folder / "corpus.jsonl"), _beir_texts(folder / "queries.jsonl"), judgments
 
 
 def _beir_texts(path: Path) -> dict[str, str]:
@@ -99,18 +113,16 @@ def _add_text(texts: dict[str, str], kind: str, key: str, fields: Mapping[str, s
     texts[name] = text
 
 
-def _read_trec(folder: Path) -> tuple[dict[str, str], dict[str, str], Grades]:
-    documents, queries = dict[str, str](), dict[str, str]()
-    grades: Grades = {}
+def _read_trec(folder: Path) -> tuple[dict[str, str], dict[str, str], list[_Judgment]]:
+    documents, queries, judgments = dict[str, str](), dict[str, str](), list[_Judgment]()
     for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
         with open_lines(path, str(path)) as reader:
-            lines = [line for _, line in reader.lines()]
-        judgments = [_JUDGMENT.fullmatch(line) for line in lines if line.strip()]
-        if lines and all(judgments):
-            for query, document, grade in (match.groups() for match in judgments if match):
-                grades.setdefault(query, {})[document] = int(grade)
+            lines = list(reader.lines())
+        matches = [(number, _JUDGMENT_LINE.fullmatch(line)) for number, line in lines if line.strip()]
+        if lines and all(match for _, match in matches):
+            judgments += [(m[1], m[2], int(m[3]), f"{path}:{number}") for number, m in matches if m]
             continue
-        for element in _ELEMENT.finditer("\n".join(lines)):
+        for element in _ELEMENT.finditer("\n".join(line for _, line in lines)):
             fields = dict[str, str]()
             for name, value in _FIELD.findall(element[2]):  # a text may consist of several pieces
                 fields[name.lower()] = f"{fields.get(name.lower(), '')} {unescape(value).strip()}".strip()
@@ -119,9 +131,10 @@ def _read_trec(folder: Path) -> tuple[dict[str, str], dict[str, str], Grades]:
             else:
                 fields["num"] = fields.get("num", "").removeprefix("Number:").strip()
                 _add_text(queries, "topic", "num", fields, str(path))
-    if not set(grades) <= set(queries) and set(grades) <= {str(n) for n in range(1, len(queries) + 1)}:
+    graded = {query for query, *_ in judgments}
+    if not graded <= set(queries) and graded <= {str(n) for n in range(1, len(queries) + 1)}:
         queries = {str(n): text for n, text in enumerate(queries.values(), 1)}
-    return documents, queries, grades
+    return documents, queries, judgments
 
 
 def evaluate_retrieval(
@@ -131,6 +144,7 @@ def evaluate_retrieval(
     pooling: Pooling | None = None,
     max_length: int | None = None,
     rerank: str | Path | None = None,
+    keep_identical: bool = False,
     device: str = "auto",
 ) -> Iterator[Event]:
     """nDCG@10, mean average precision and recall over all queries of a test collection, for each ranking. The fields of
@@ -140,14 +154,25 @@ def evaluate_retrieval(
         data: a folder in the layout of TREC or BEIR (`read_collection`).
         model, pooling, max_length: see `Embedder`.
         rerank: a model fine-tuned on pairs, which orders the first 50 of the hybrid ranking again.
+        keep_identical: keep a query that is a document itself in its own ranking. BEIR leaves it out, as is done here
+            by default, but its judgment, if there is one, counts in both.
 
     Raises:
-        BertworksError, UsageError: no such collection or model.
+        BertworksError, UsageError: no such collection or model, or its judgments contradict each other.
     """
     collection = read_collection(data)
-    if collection.missing.count:
-        text = f"judgments of unknown queries or documents, which do not count: {collection.missing}"
-        yield Event("note", text, {"missing": collection.missing.count})
+    for name, what, counter in (
+        ("missing", "of unknown queries or documents, which do not count", collection.missing),
+        ("repeated", "that occur again with the same grade, which count once", collection.repeated),
+    ):
+        if counter.count:
+            yield Event("note", f"judgments {what}: {counter}", {name: counter.count})
+    if own := collection.own:
+        differing = sum(not collection.documents[name].endswith(collection.queries[name]) for name in own)
+        text = f"queries with the id of a document: {len(own):,}, {differing:,} of them with another text; they are "
+        text += "kept in their own ranking" if keep_identical else _LEFT_OUT
+        yield Event("note", text, {"identical": len(own)})
+    collection = collection._replace(own=set()) if keep_identical else collection
     reranker = None if rerank is None else Reranker(rerank, device=device)
     names, texts = list(collection.documents), [text or "-" for text in collection.documents.values()]
     queries = list(collection.queries.values())
@@ -170,8 +195,9 @@ def evaluate_retrieval(
 
 def _figures(collection: Collection, names: Sequence[str], scores: Iterator[Scores]) -> dict[str, float]:
     rows = []
-    for grades, of_query in zip(collection.grades.values(), scores, strict=True):
-        rows.append(ranking_figures([names[number] for number in top_k(of_query, _DEPTH)], grades))
+    for (query, grades), of_query in zip(collection.grades.items(), scores, strict=True):
+        ranking = [names[n] for n in top_k(of_query, _DEPTH + 1) if names[n] != query or query not in collection.own]
+        rows.append(ranking_figures(ranking[:_DEPTH], grades))
     means = np.mean([list(row.values()) for row in rows], axis=0)
     return dict(zip(rows[0], means.tolist(), strict=True))
 

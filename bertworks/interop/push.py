@@ -4,14 +4,13 @@ Only safetensors, configuration, tokenizer and card are sent, in one commit, aft
 run does not use the network.
 """
 
-import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from bertworks.checkpoints.model_folder import ModelFolder
 from bertworks.checkpoints.resolve import MODEL_FILES, split_files
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.events import Event
 
 _CARD = "README.md"
@@ -72,7 +71,7 @@ def _list_files(folder: Path) -> tuple[dict[str, int], list[str]]:
         BertworksError: a link, or no model card.
     """
     names, others = split_files(folder, MODEL_FILES)
-    convert = f"bertworks convert {shlex.quote(str(folder))} -o ANOTHER-FOLDER"
+    convert = f"bertworks convert {quoted(folder)} -o ANOTHER-FOLDER"
     for file in [folder / name for name in names]:
         if file.is_symlink() or file.parent.is_symlink():
             what = "links are not sent: they may lead to private files"

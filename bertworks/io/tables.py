@@ -10,7 +10,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.io.atomic_write import utf8_path
 from bertworks.io.text_files import LARGEST_LINE, IssueCounter, too_large
 
@@ -295,7 +295,7 @@ def find_column(columns: Sequence[str], name: str, column: str, option: str) -> 
     close = difflib.get_close_matches(column.lower(), [key.lower() for key in columns], 1)
     meant = next((key for key in columns if [key.lower()] == close), None)
     what = f"there is no column {column!r}; the columns are: {', '.join(columns) or 'none'}"
-    hint = f"did you mean {option} {meant}?" if meant else f"name one of them with {option}"
+    hint = f"did you mean {option} {quoted(meant)}?" if meant else f"name one of them with {option}"
     raise UsageError(what, where=name, hint=hint)
 
 

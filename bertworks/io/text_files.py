@@ -10,7 +10,6 @@ import gzip
 import io
 import lzma
 import re
-import shlex
 import shutil
 import sys
 import tarfile
@@ -25,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, quoted
 
 BLOCK_SIZE = 1 << 20  # bytes read at a time, and the size of the sample from which the format is inferred
 LONGEST_PIECE = 1 << 22  # characters; longer lines of plain text are cut at a space, so that memory stays flat
@@ -139,7 +138,7 @@ class _Bytes(io.RawIOBase):
             data = self._stream.read(len(buffer))
         except (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError) as error:
             _, check, *_ = COMPRESSIONS.get(Path(self._name).suffix, ("", "file"))
-            hint = f"fetch it again (`{check} {shlex.quote(self._name)}` checks it), or leave it out"
+            hint = f"fetch it again (`{check} {quoted(self._name)}` checks it), or leave it out"
             what = f"the file is damaged or incomplete: {error}"
             raise BertworksError(what, where=self._name, hint=hint) from error
         buffer[: len(data)] = data
@@ -342,7 +341,7 @@ def _not_text(head: bytes) -> tuple[str, str] | None:
             return format_and_hint
     with suppress(tarfile.HeaderError):
         tarfile.TarInfo.frombuf(head[:512], "utf-8", "surrogateescape")
-        return "a tar archive", "`tar xf FILE -C FOLDER` unpacks it; then name the folder"
+        return "a tar archive", "`mkdir FOLDER; tar xf FILE -C FOLDER` unpacks it; then name the folder"
     head = head[:8192]
     control = sum(head.count(byte) for byte in range(32) if byte not in b"\t\n\v\f\r\x1b")
     bad = head.decode("utf-8", "replace").count("\ufffd")
@@ -357,7 +356,7 @@ def nothing_there(path: Path) -> UsageError:
     folder = path.parent
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     close = difflib.get_close_matches(path.name, names, 1)
-    meant = f"did you mean {folder / close[0]}?" if close else f"see what is there: `ls {shlex.quote(str(folder))}`"
+    meant = f"did you mean {folder / close[0]}?" if close else f"see what is there: `ls {quoted(folder)}`"
     return UsageError("there is no such file or folder", where=str(path), hint=meant)
 
 

@@ -7,7 +7,6 @@
 
 import base64
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 
 from bertworks.checkpoints.storage import read_json, read_tensors, write_tensors
 from bertworks.datasets.writer import as_json
-from bertworks.errors import BertworksError, UsageError, optional_import
+from bertworks.errors import BertworksError, UsageError, optional_import, quoted
 from bertworks.io.atomic_write import folder_lock, remove_leftovers, replacing, write_bytes, write_text
 from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, json_sha256, verify_files
 from bertworks.retrieval.ranking import Postings, hash_of, postings
@@ -71,7 +70,7 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST
     if not path.exists():
-        raise BertworksError("there is no index here", where=str(folder), hint=f"bertworks index DOCUMENTS -o {folder}")
+        raise BertworksError("no index here", where=str(folder), hint=f"bertworks index DOCUMENTS -o {quoted(folder)}")
     content = read_json(path)
     version = content.get("format")
     if version not in (1, FORMAT):
@@ -280,7 +279,7 @@ class Documents:
             BertworksError: a file has changed, or was written by a version without checksums.
         """
         if not self.manifest.segments.keys() <= {Path(name).stem for name in self.manifest.files}:
-            hint = f"bertworks index -o {shlex.quote(str(self.folder))} --compact writes them"
+            hint = f"bertworks index -o {quoted(self.folder)} --compact writes them"
             raise BertworksError(
                 "this index is of an older version without checksums", where=str(self.folder), hint=hint
             )
@@ -360,7 +359,7 @@ class Documents:
             UsageError: there is no graph.
             BertworksError: the graph is damaged or of other documents, or faiss is not installed.
         """
-        covered, hint = self.manifest.neighbours, f"bertworks index -o {shlex.quote(str(self.folder))} --approximate"
+        covered, hint = self.manifest.neighbours, f"bertworks index -o {quoted(self.folder)} --approximate"
         if not covered:
             raise UsageError("there is no graph for approximate search", where=str(self.folder), hint=hint)
         if self._graph[0] != covered:

@@ -5,7 +5,6 @@
 """
 
 import re
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,7 +20,7 @@ from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader, SplitsError
 from bertworks.datasets.schema import Item, Schema, TaskType, items, misplaced, overlapping, refuse_rows
 from bertworks.datasets.values import first_names
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.recipe import FinetuneRecipe
@@ -75,7 +74,7 @@ def read_data(
     """
     path, dev = find_files(Path(data), None if dev is None else Path(dev))
     if fold is not None and dev is not None:
-        hint = f"name the other file alone: bertworks finetune {shlex.quote(str(path))} --folds {fold[1]} ..."
+        hint = f"name the other file alone: bertworks finetune {quoted(path)} --folds {fold[1]} ..."
         raise UsageError(f"folds divide the training data, but there is a dev file: {dev}", where=str(data), hint=hint)
     reader, dev_reader = _open(path, dev, read, is_fold=fold is not None)
     schema, notes = infer_schema(reader, task=task, text=text, label=label, group=group)
@@ -209,7 +208,7 @@ def _document_notes(train: Sequence[Item], dev: Sequence[Item], schema: Schema) 
     if not both or schema.document is None:
         return []
     what = f"sentences of {len(both):,} documents are in train and in dev, and names come again in a document"
-    advice = f"--group {schema.document} keeps each document on one side"
+    advice = f"--group {quoted(schema.document)} keeps each document on one side"
     return [f"{what}: scores on new documents are lower; {advice}"]
 
 
@@ -249,7 +248,8 @@ def divide(
     """
     if fold and (num_groups := len(set(groups))) < fold[1]:
         what = f"{fold[1]} folds need at least {fold[1]} rows, or groups of rows: there are {num_groups:,}"
-        raise UsageError(what, where=name, hint=f"--folds {max(2, num_groups)}, or fewer")
+        hint = f"--folds {num_groups}, or fewer" if num_groups > 1 else "leave --folds out"
+        raise UsageError(what, where=name, hint=hint)
     strata = _strata(all_items, schema, groups, keyed_rng("folds" if fold else "dev", 0))
     held_out = _fold(strata, *fold) if fold else _tenth(strata, len(all_items))
     train = [item for number, item in enumerate(all_items) if number not in held_out]

@@ -4,7 +4,6 @@
 """
 
 import json
-import shlex
 import shutil
 import weakref
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,7 @@ from bertworks.checkpoints.model_folder import WEIGHTS
 from bertworks.checkpoints.storage import read_json
 from bertworks.config import dump_recipe
 from bertworks.datasets.values import names_of
-from bertworks.errors import UsageError
+from bertworks.errors import UsageError, quoted
 from bertworks.events import Event, duration, forward_events
 from bertworks.inference.decoding import Decoder, make_featurizer
 from bertworks.inference.predictor import Predictor
@@ -137,7 +136,7 @@ def _summary(folder: Path, result: Mapping[str, Any]) -> str:
         most = f": {result['frequent']}" if result["frequent"] else ""
         lines.append(task_metrics.counted(result["mistakes"], result["rows"]) + most)
     lines.append(f"see {folder / 'report.html'} and {folder / 'errors.csv'}")
-    lines.append(f"next: bertworks predict {shlex.quote(str(folder))} new.csv -o scored.csv")
+    lines.append(f"next: bertworks predict {quoted(folder)} new.csv -o scored.csv")
     return "\n".join(lines)
 
 

@@ -1,7 +1,6 @@
 """Raw text -> vocabulary and shards, in a background thread with progress as events."""
 
 import queue
-import shlex
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
@@ -10,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from bertworks.errors import UsageError
+from bertworks.errors import UsageError, quoted
 from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_file, refuse_nested, replacing_folder
 from bertworks.text.corpus import CorpusReader
@@ -45,17 +44,17 @@ def read_text(
     for path in [inputs] if isinstance(inputs, str | Path) else inputs:
         folder = Path(path).expanduser()
         if holds_shards(folder):
-            trains = f"`bertworks pretrain {shlex.quote(str(path))} -o MODEL`"
+            trains = f"`bertworks pretrain {quoted(path)} -o MODEL`"
             hint = f"{trains} trains on it; `bertworks prepare TEXT TEXT ...` joins corpora"
             raise UsageError("this folder holds shards, not text", where=str(path), hint=hint)
         if (folder / "config.json").is_file() and any((folder / name).is_file() for name in _WEIGHTS):
-            hint = f"name the text; `bertworks pretrain TEXT --init {shlex.quote(str(path))}` continues from this model"
+            hint = f"name the text; `bertworks pretrain TEXT --init {quoted(path)}` continues from this model"
             raise UsageError("this folder holds a model, not text", where=str(path), hint=hint)
     reader = CorpusReader(inputs, text_column=text_column, documents=documents, encoding=encoding)
     for path in reader.files:
         if path.name == "tokenizer.json":  # shards and models have one too
             what = "a folder within the input holds a tokenizer, a model or shards, not text"
-            hint = f"move it: `mv {shlex.quote(str(path.parent))} FOLDER`"
+            hint = f"move it: `mv {quoted(path.parent)} FOLDER`"
             raise UsageError(what, where=str(path.parent), hint=hint)
     return reader
 

@@ -18,7 +18,7 @@ from bertworks.checkpoints.hf_mapping import check_representable
 from bertworks.checkpoints.model_folder import load_model
 from bertworks.checkpoints.resolve import is_model_name, resolve_model
 from bertworks.config import dump_recipe, override, parse_overrides
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.events import Event, duration
 from bertworks.io.atomic_write import refuse_nested, sha256, write_text
 from bertworks.models.config import EncoderConfig
@@ -274,11 +274,12 @@ def _draft(request: Request, device: torch.device) -> _Draft:
         if tokenizer and tokenizer.sha256 != own.sha256:
             raise BertworksError(
                 "these shards were made with another tokenizer", where=str(shards.folder),
-                hint=f"make new ones: bertworks prepare TEXT --tokenizer {request.tokenizer or begin} -o OTHER",
+                hint=f"make new ones: bertworks prepare TEXT --tokenizer {quoted(request.tokenizer or begin)} -o OTHER",
             )  # fmt: skip
         tokenizer = own
     recipe = _recipe(request, device, tokens, model.config if model else None)
-    vocab_size = tokenizer.vocab_size if tokenizer else recipe.vocabulary.size
+    # A copied recipe may have the size that the vocabulary had in the end, below the maximum.
+    vocab_size = tokenizer.vocab_size if tokenizer else min(recipe.vocabulary.size, recipe.encoder.vocab_size or 2**40)
     check_representable(recipe.encoder, tokenizer.pad_id if tokenizer else 0)  # 0: in vocabularies trained here
     parameters = _with_vocabulary(recipe, vocab_size).encoder.num_parameters(*heads_of(recipe.weights))
     needed, memory = 16 * parameters, total_memory(device)  # parameters, gradients, moments of Adam, all float32

@@ -6,13 +6,12 @@ Documents are streamed in an order that depends on the file names only. Memory d
 import glob
 import hashlib
 import os
-import shlex
 from collections.abc import Iterator, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import NamedTuple
 
-from bertworks.errors import BertworksError, UsageError
+from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.io.atomic_write import sha256
 from bertworks.io.text_files import IssueCounter, format_suffix, nothing_there, rereadable
 from bertworks.text.formats import LARGEST_DOCUMENT, SUFFIXES, CorpusReport, Documents, FileReader
@@ -195,7 +194,7 @@ def _raise_unreadable(error: OSError) -> None:
 def _nothing_there(path: Path) -> UsageError:
     if glob.has_magic(str(path)):
         return UsageError(
-            "the glob matches nothing", where=str(path), hint=f"see what is there: `ls {shlex.quote(str(path.parent))}`"
+            "the glob matches nothing", where=str(path), hint=f"see what is there: `ls {quoted(path.parent)}`"
         )
     return nothing_there(path)
 

@@ -6,13 +6,12 @@ The format is that of the file name if it is known, else of the content.
 import html
 import itertools
 import json
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, quoted
 from bertworks.io import tables
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.text_files import COMPRESSIONS, FORMATS, LONGEST_PIECE, IssueCounter, LineReader, Repairs, open_lines
@@ -270,7 +269,7 @@ class FileReader:
     def _refuse_malformed(self, first: _Record, bad: int, good: int) -> None:
         if bad > (1 + good // 100 if good else 0):
             what = f"{bad:,} malformed lines and only {good:,} good ones so far; the first: {first.problem}"
-            hint = f"look at it with `sed -n {first.line}p {shlex.quote(self.name)}`, repair the file or leave it out"
+            hint = f"look at it with `sed -n {first.line}p {quoted(self.name)}`, repair the file or leave it out"
             raise BertworksError(what, where=f"{self.name}:{first.line}", hint=hint)
 
 

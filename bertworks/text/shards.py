@@ -24,7 +24,7 @@ from typing import Any, Self, get_origin
 import numpy as np
 from numpy.typing import NDArray
 
-from bertworks.errors import BertworksError, some_names
+from bertworks.errors import BertworksError, quoted, some_names
 from bertworks.io.atomic_write import folder_lock, read_small, remove, remove_leftovers, write_json
 from bertworks.io.binary_files import CheckedArray, CheckedFile, file_sums, json_sha256, verify_files
 from bertworks.text.corpus import CorpusReader
@@ -78,7 +78,7 @@ class Manifest:
             if (path.parent / "plan.json").exists():
                 hint = "type the `bertworks prepare` command again: it resumes"
                 raise BertworksError("these shards are not finished", where=folder, hint=hint)
-            hint = f"make them: bertworks prepare TEXT --tokenizer TOKENIZER -o {folder}"
+            hint = f"make them: bertworks prepare TEXT --tokenizer TOKENIZER -o {quoted(folder)}"
             raise BertworksError("not a shards folder: it has no manifest.json", where=folder, hint=hint)
         try:
             content = json.loads(read_small(path, _MAX_MANIFEST))

@@ -18,7 +18,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, quoted
 from bertworks.io.atomic_write import parse_json, read_small
 from bertworks.text.tokenizer_pipeline import (
     LONGEST_WORD,
@@ -292,7 +292,7 @@ def _read_vocabulary(path: Path) -> list[str]:
     for number, token in enumerate(lines, 1):
         where = f"{path}:{number}"
         if token.endswith("\r"):
-            raise BertworksError("Windows line ends (CRLF)", where=where, hint=f"sed -i 's/\\r$//' {path}")
+            raise BertworksError("Windows line ends (CRLF)", where=where, hint=f"sed -i 's/\\r$//' {quoted(path)}")
         if token in seen:
             hint = "write a name like [unused1] there: what is behind it keeps its number" if not token else None
             raise BertworksError(f"{token!r} occurs twice, first in line {seen[token]}", where=where, hint=hint)

@@ -16,7 +16,7 @@ import numpy as np
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
 
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, quoted
 from bertworks.io.atomic_write import read_small
 from bertworks.io.binary_files import last_value, read_protobuf
 
@@ -140,7 +140,7 @@ def spell_special_tokens(names: Mapping[str, str], tokens: Container[str]) -> di
 def refuse_style(path: Path, style: str) -> NoReturn:
     """Raise BertworksError: a family with its own normalization and ids is not read as if it were another."""
     load = "from transformers import AutoTokenizer as T; T.from_pretrained(f).save_pretrained(f)"
-    hint = f"make tokenizer.json: `python -c \"f = '{path.parent}'; {load}\"`"
+    hint = f"make tokenizer.json: `python -c {quoted(f'f = {str(path.parent)!r}; {load}')}`"
     what = f"{path.name} of the family {style} cannot be read without tokenizer.json"
     raise BertworksError(what, where=str(path), hint=hint)
 

@@ -1,0 +1,1293 @@
+"""Every command and every option that a message advises is typed here, and gives the right result.
+
+A test is marked with the templates (see tests/hints.py) of the messages that it has seen and followed. A new message
+needs a test, or a reason below.
+"""
+
+import csv
+import gzip
+import importlib.metadata
+import importlib.util
+import io
+import json
+import re
+import shlex
+import shutil
+import socket
+import sys
+import tarfile
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache, wraps
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+from fine import write_choices, write_conll, write_reviews, write_squad
+from hints import ROOT, TESTED, VERBS, Shell, templates
+from safetensors.torch import load_file
+from served import write_head
+from tiny import write_recipe
+
+import bertworks
+from bertworks.checkpoints.model_folder import save_model
+from bertworks.checkpoints.resolve import packaged_minilm
+from bertworks.checkpoints.training_state import locked
+from bertworks.cli.main import main
+from bertworks.config import override
+from bertworks.demo.tour import _next_steps
+from bertworks.diagnostics import _EXTRAS, _extras, _speed
+from bertworks.errors import BertworksError
+from bertworks.events import Event
+from bertworks.inference.embed import Embedder
+from bertworks.inference.engine import cpu_supports_int8
+from bertworks.io.atomic_write import folder_lock
+from bertworks.models.config import EncoderConfig
+from bertworks.serve.server import bound
+from bertworks.text.corpus import CorpusReader
+from bertworks.text.shards import Shards
+from bertworks.text.vocabulary import train_vocabulary
+from bertworks.training.budget import fit_steps
+from bertworks.training.objectives import PretrainingModel
+from bertworks.training.recipe import load_recipe
+
+NETWORK = "the command needs the network"
+GPU = "the message needs a GPU"
+NOT_ADVICE = "no advice: a heading, a help text, or what an option means"
+NOT_TYPED = {  # why a template is not tested here
+    "pip install --no-deps --force-reinstall {}": NETWORK,
+    "pip install --no-deps {}; or {}": NETWORK,
+    "ask for it: --model {}": NETWORK,
+    "upgrade: pip install --upgrade bertworks": NETWORK,
+    "agree on the model's page, then `hf auth login`": NETWORK,
+    "check the spelling; of a private model, `hf auth login`": NETWORK,
+    "hf auth login (or set HF_TOKEN), with a token with write access": NETWORK,
+    "hf auth login with a token with write access": NETWORK,
+    "leave --precision out: GPUs use bf16": GPU,
+    "give a longer --budget, and --overwrite": "only a machine that is too slow says so; test_pretrain runs budgets",
+    "run the same command again: it resumes after the finished parts; fewer --workers need less memory":
+        "test_shards: a killed worker, and the command again",
+    "make the folder writable, or choose another with -o": "test_checkpoint: a checkpoint that cannot be written",
+    "make tokenizer.json: `python -c {}`": "test_tokenizer_folders runs the command of a refused family",
+    "left out of their own ranking, as in BEIR (--keep-identical keeps them)": "test_retrieval runs both ways",
+    "report this, with the versions that `bertworks doctor` shows": "test_doctor: the command",
+    "use another output folder, or --overwrite": "only a program that was changed says so: the recipe is the same",
+    "Change a field of the recipe: --set seed=1. Repeatable.": NOT_ADVICE,
+    "--threads {}: expected a number from 1, or auto": NOT_ADVICE,
+    "--init takes the tokenizer of the model": NOT_ADVICE,
+    "folds divide the training data: expected 2 or more, and no --dev": NOT_ADVICE,
+    "bertworks serve {}": NOT_ADVICE,
+}  # fmt: skip
+
+FAST = ("--set", "epochs=1", "--set", "batch_size=8", "--set", "optimizer.learning_rate=2e-3", "--device", "cpu")
+
+
+NOT_TYPED |= {
+    text: NOT_ADVICE for text in templates() if text.startswith(("\n`{}` is {}, opset", "Every command has its own"))
+}
+
+
+def says(*found: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The templates of the messages that a test has to see."""
+
+    def mark(function: Callable[..., None]) -> Callable[..., None]:
+        for template in found:
+            TESTED[template].append(function.__name__)
+
+        @wraps(function)
+        def followed(**fixtures: Any) -> None:
+            function(**fixtures)
+            assert fixtures["shell"].found == set(found)
+
+        return followed
+
+    return mark
+
+
+@pytest.fixture
+def shell(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Shell:
+    """In a folder with a name that a shell does not read as one word."""
+    (tmp_path / "it's here").mkdir()
+    monkeypatch.chdir(tmp_path / "it's here")
+    return Shell(capsys)
+
+
+def test_every_advice_is_followed_by_a_test() -> None:
+    """Of the whole code: what a person is to type is typed here, or there is a reason why not."""
+    missing = {text: file for text, file in templates().items() if text not in TESTED and text not in NOT_TYPED}
+    assert missing == {}
+    stale = sorted((set(TESTED) | set(NOT_TYPED)) - set(templates()))
+    assert stale == [], "no longer in the code"
+    assert sorted(set(TESTED) & set(NOT_TYPED)) == []
+
+
+def test_every_command_has_its_verb_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    @cache
+    def help_of(verb: str) -> str:
+        assert main([verb, "--help"]) == 0, verb
+        return capsys.readouterr().out
+
+    seen = set()
+    for template in templates():
+        for verb, rest in re.findall(r"(?<![\w-])bertworks ([a-z]+)((?: [^\s`]+)*)", template):
+            if (verb in VERBS.split("|") or "`bertworks" in template) and template not in NOT_TYPED:
+                seen.add(verb)
+                for option in re.findall(r"(?<!\S)--?[a-z][\w-]*", rest):
+                    assert re.search(rf"(?<!\S){option}(?![\w-])", help_of(verb)), f"{verb} has no {option}"
+    assert len(seen) > 6
+
+
+# Raw text: vocab, prepare, pretrain
+
+
+SENTENCE = "the old house stands by the river and the dogs of the town know who built it in the year of the flood"
+
+
+def write_text(path: Path, documents: int = 12) -> Path:
+    words = SENTENCE.split()
+    lines = [" ".join([*words[n % 7 :], *words[: n % 5]]).capitalize() + "." for n in range(documents * 4)]
+    path.write_text("\n\n".join("\n".join(lines[n : n + 4]) for n in range(0, len(lines), 4)) + "\n")
+    return path
+
+
+def short(*replacements: tuple[str, str]) -> list[str]:
+    """Options of a pre-training that takes a moment."""
+    recipe = write_recipe(Path("tiny.toml"), ("num_steps = 40", "num_steps = 3"), *replacements)
+    return ["--recipe", str(recipe), "--device", "cpu", "--workers", "1"]
+
+
+@pytest.fixture
+def text(shell: Shell) -> Path:
+    return write_text(Path("my text.txt"))
+
+
+@pytest.fixture
+def tokenizer(shell: Shell, text: Path) -> Path:
+    shell.works("vocab", text, "-o", "my tokenizer", "--size", "200", "--workers", "1")
+    return Path("my tokenizer")
+
+
+def shards_of(folder: Path | str) -> int:
+    return int(json.loads((Path(folder) / "manifest.json").read_text())["documents"])
+
+
+@says("make one with `bertworks vocab TEXT -o FOLDER`")
+def test_no_tokenizer(shell: Shell, text: Path) -> None:
+    Path("empty").mkdir()
+    answer = shell.fails("prepare", text, "--tokenizer", "empty", "-o", "out")
+    advice = shell.shows(answer, "make one with `bertworks vocab TEXT -o FOLDER`")
+    shell.types(advice, "--size", "200", TEXT=text, FOLDER="new tokenizer")
+    shell.works("prepare", text, "--tokenizer", "new tokenizer", "-o", "out", "--workers", "1")
+    assert shards_of("out") == 12
+
+
+@says("sed -i 's/\\r$//' {}")
+def test_a_vocabulary_with_the_line_ends_of_windows(shell: Shell, tokenizer: Path) -> None:
+    tokens = list(json.loads((tokenizer / "tokenizer.json").read_text())["model"]["vocab"])
+    (tokenizer / "tokenizer.json").unlink()
+    (tokenizer / "vocab.txt").write_text("".join(f"{token}\r\n" for token in tokens), newline="")
+    with pytest.raises(BertworksError) as error:
+        bertworks.Tokenizer.load(tokenizer)
+    shell.types(shell.shows(error.value.hint, "sed -i 's/\\r$//' {}"))
+    assert bertworks.Tokenizer.load(tokenizer).tokens == tokens
+
+
+@says("; or --algorithm bpe or unigram, which use words of up to {} characters")
+def test_text_without_spaces(shell: Shell) -> None:
+    Path("text.txt").write_text("\n\n".join("abcdefghij" * 50 + str(n) for n in range(100, 160)))
+    answer = shell.fails("vocab", "text.txt", "-o", "out", "--size", "300")
+    shell.shows(answer, "; or --algorithm bpe or unigram, which use words of up to {} characters")
+    shell.works("vocab", "text.txt", "-o", "out", "--size", "300", "--algorithm", "bpe")
+    t = bertworks.Tokenizer.load(Path("out"))
+    (ids,) = t.ids(["abcdefghij" * 50])
+    assert t.unk_id not in ids
+    assert len(ids) < 100
+
+
+@says("{option} 512m, or {option} 1g")
+def test_a_size(shell: Shell, text: Path) -> None:
+    answer = shell.fails("vocab", text, "-o", "out", "--max-memory", "much")
+    advice = shell.shows(answer, "{option} 512m, or {option} 1g")
+    for option in re.findall(r"--max-memory \w+", advice):
+        shell.works("vocab", text, "-o", f"out {option}", "--size", "200", *option.split())
+
+
+@says("-o ANOTHER-FOLDER: its content would be lost")
+def test_a_vocabulary_into_a_full_folder(shell: Shell, text: Path) -> None:
+    Path("full").mkdir()
+    Path("full/mine").write_text("mine")
+    answer = shell.fails("vocab", text, "-o", "full", "--size", "200")
+    shell.shows(answer, "-o ANOTHER-FOLDER: its content would be lost")
+    shell.works("vocab", text, "-o", "another", "--size", "200")
+    assert bertworks.Tokenizer.load(Path("another")).vocab_size > 20
+    assert [path.name for path in Path("full").iterdir()] == ["mine"]
+
+
+@says("see what is there: `ls {}`")
+@pytest.mark.parametrize("name", ["nothing like it.xyz", "*.nothing"])
+def test_nothing_there(shell: Shell, text: Path, name: str) -> None:
+    answer = shell.fails("vocab", Path.cwd() / name, "-o", "out")
+    assert "my text.txt" in shell.types(shell.shows(answer, "see what is there: `ls {}`"))
+
+
+@says("`mkdir FOLDER; tar xf FILE -C FOLDER` unpacks it; then name the folder")
+@pytest.mark.parametrize("name", ["packed.txt", "packed.txt.gz"])
+def test_an_archive(shell: Shell, text: Path, name: str) -> None:
+    with tarfile.open(name, "w:gz" if name.endswith(".gz") else "w") as archive:
+        archive.add(text)
+    answer = shell.fails("vocab", name, "-o", "out", "--size", "200")
+    advice = shell.shows(answer, "`mkdir FOLDER; tar xf FILE -C FOLDER` unpacks it; then name the folder")
+    shell.types(advice, FOLDER="un packed", FILE=name)
+    shell.works("vocab", "un packed", "-o", "out", "--size", "200", "--workers", "1")
+    shell.works("vocab", text, "-o", "direct", "--size", "200", "--workers", "1")
+    assert Path("out/tokenizer.json").read_bytes() == Path("direct/tokenizer.json").read_bytes()
+
+
+@says("one JSON array, not JSON lines; `jq -c '.[]' FILE > FILE.jsonl` makes them")
+@pytest.mark.skipif(not shutil.which("jq"), reason="jq is not installed")
+def test_one_json_array(shell: Shell, text: Path) -> None:
+    documents = text.read_text().split("\n\n")
+    Path("array.json").write_text(json.dumps([{"text": document} for document in documents], indent=1))
+    answer = shell.fails("vocab", "array.json", "-o", "out")
+    advice = shell.shows(answer, "one JSON array, not JSON lines; `jq -c '.[]' FILE > FILE.jsonl` makes them")
+    shell.types(advice, FILE="array.json")
+    answer = shell.works("vocab", "array.json.jsonl", "-o", "out", "--size", "200")
+    assert f"{len(documents)} documents" in answer
+
+
+@says(": `{} FILE`")
+def test_a_compressed_parquet_file(shell: Shell, text: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    documents = text.read_text().split("\n\n")
+    sink = io.BytesIO()
+    pq.write_table(pa.table({"text": documents}), sink)
+    Path("my rows.parquet.gz").write_bytes(gzip.compress(sink.getvalue()))
+    answer = shell.fails("vocab", "my rows.parquet.gz", "-o", "out")
+    shell.types(shell.shows(answer, ": `{} FILE`"), FILE="my rows.parquet.gz")
+    answer = shell.works("vocab", "my rows.parquet", "-o", "out", "--size", "200")
+    assert f"{len(documents)} documents" in answer
+
+
+@says("look at it with `sed -n {}p {}`, repair the file or leave it out")
+def test_malformed_lines(shell: Shell) -> None:
+    Path("bad.jsonl").write_text('{"text": "a good line"}\n' + "{not json\n" * 10)
+    answer = shell.fails("vocab", "bad.jsonl", "-o", "out")
+    advice = shell.shows(answer, "look at it with `sed -n {}p {}`, repair the file or leave it out")
+    assert shell.types(advice) == "{not json\n"
+
+
+@says("  another encoding? `iconv -f CP932 -t UTF-8 FILE > NEW-FILE` (or EUC-KR, CP1252, ...)")
+def test_raw_text_of_another_encoding(shell: Shell) -> None:
+    words = "日本語の文章は川のそばの古い家について語る。"
+    Path("old.txt").write_bytes((words + "\n\n").encode("cp932") * 200)
+    reader = CorpusReader(["old.txt"])
+    assert list(reader)
+    advice = shell.shows(
+        reader.report, "  another encoding? `iconv -f CP932 -t UTF-8 FILE > NEW-FILE` (or EUC-KR, CP1252, ...)"
+    )
+    shell.types(advice, NEW_FILE="new.txt", FILE="old.txt")
+    assert Path("new.txt").read_text() == (words + "\n\n") * 200
+
+
+@says("`pdftotext FILE` makes text of it")
+def test_a_pdf(shell: Shell) -> None:
+    Path("paper.pdf").write_bytes(b"%PDF-1.4\n" + bytes(range(256)) * 20)
+    shell.shows(shell.fails("vocab", "paper.pdf", "-o", "out"), "`pdftotext FILE` makes text of it")
+    if shutil.which("pdftotext"):
+        pytest.skip("a real PDF is needed")
+
+
+def compressed(suffix: str) -> bytes:
+    import bz2
+    import lzma
+
+    import pyarrow
+
+    content = (SENTENCE.encode() + b"\n") * 5000
+    if suffix == ".zst":
+        return bytes(pyarrow.compress(content, codec="zstd", asbytes=True))
+    return {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}[suffix](content)
+
+
+@says("fetch it again (`{} {}` checks it), or leave it out", "gzip -t", "zstd -t", "xz -t", "bzip2 -t")
+def test_a_damaged_file(shell: Shell) -> None:
+    for suffix, program in ((".gz", "gzip"), (".zst", "zstd"), (".xz", "xz"), (".bz2", "bzip2")):
+        name = f"it's cut.txt{suffix}"
+        Path(name).write_bytes(compressed(suffix)[:-60])
+        answer = shell.fails("vocab", name, "-o", "out", "--workers", "1")
+        advice = shell.shows(answer, "fetch it again (`{} {}` checks it), or leave it out")
+        shell.shows(answer, f"{program} -t")
+        if shutil.which(program):
+            with pytest.raises(AssertionError):  # the command finds the damage
+                shell.types(advice)
+            Path(name).write_bytes(compressed(suffix))
+            shell.types(advice)
+
+
+@says(
+    "make them: bertworks prepare TEXT --tokenizer TOKENIZER -o {}",
+    "make the shards again: bertworks prepare ... -o {} --overwrite",
+    "copy the folder again, or make it again: bertworks prepare ... --overwrite",
+    "type the `bertworks prepare` command again: it resumes",
+    "write to another folder with -o, or replace the shards with --overwrite",
+    "choose a new or empty folder with -o",
+    "wait until it is done, or choose another folder with -o",
+)
+def test_shards(shell: Shell, text: Path, tokenizer: Path) -> None:
+    def opening(folder: str) -> str:
+        with pytest.raises(BertworksError) as error:
+            Shards.open(Path(folder)).tokens[:].sum()
+        return str(error.value.hint)
+
+    Path("my shards").mkdir()
+    advice = shell.shows(opening("my shards"), "make them: bertworks prepare TEXT --tokenizer TOKENIZER -o {}")
+    shell.types(advice, "--workers", 1, TEXT=text, TOKENIZER=tokenizer)
+    assert shards_of("my shards") == 12
+    words = [text, "--tokenizer", tokenizer, "--workers", 1]
+    rest = shlex.join(map(str, words))
+    whole = Path("my shards/tokens.bin").read_bytes()
+    Path("my shards/manifest.json").write_text("{")
+    advice = shell.shows(opening("my shards"), "make the shards again: bertworks prepare ... -o {} --overwrite")
+    shell.types(advice, rest=rest)
+    assert Path("my shards/tokens.bin").read_bytes() == whole
+    Path("my shards/sentences.npy").write_bytes(b"damaged")
+    advice = shell.shows(
+        opening("my shards"), "copy the folder again, or make it again: bertworks prepare ... --overwrite"
+    )
+    shell.types(advice, rest=f"{rest} -o 'my shards'")
+    assert Path("my shards/tokens.bin").read_bytes() == whole
+    Path("my shards/manifest.json").rename("kept")
+    Path("my shards/plan.json").write_text("{}")
+    shell.shows(opening("my shards"), "type the `bertworks prepare` command again: it resumes")
+    Path("my shards/plan.json").unlink()
+    Path("kept").rename("my shards/manifest.json")
+
+    write_text(Path("other.txt"), 8)
+    words = ["other.txt", *words[1:]]
+    answer = shell.fails("prepare", *words, "-o", "my shards")
+    shell.shows(answer, "write to another folder with -o, or replace the shards with --overwrite")
+    shell.works("prepare", *words, "-o", "other shards")
+    assert (shards_of("other shards"), shards_of("my shards")) == (8, 12)
+    shell.works("prepare", *words, "-o", "my shards", "--overwrite")
+    assert shards_of("my shards") == 8
+
+    Path("full").mkdir()
+    Path("full/mine").write_text("mine")
+    answer = shell.fails("prepare", *words, "-o", "full")
+    shell.shows(answer, "choose a new or empty folder with -o")
+    with folder_lock(Path("my shards"), "busy", "wait"):
+        answer = shell.fails("prepare", *words, "-o", "my shards")
+        shell.shows(answer, "wait until it is done, or choose another folder with -o")
+        shell.works("prepare", *words, "-o", "a third folder")
+    assert shards_of("a third folder") == 8
+
+
+@says("`bertworks pretrain {} -o MODEL`", "{} trains on it; `bertworks prepare TEXT TEXT ...` joins corpora")
+def test_shards_are_no_text(shell: Shell, text: Path, tokenizer: Path) -> None:
+    options = ["--tokenizer", tokenizer, "--workers", "1"]
+    shell.works("prepare", text, *options, "-o", "my shards")
+    answer = shell.fails("prepare", "my shards", *options, "-o", "out")
+    shell.types(shell.shows(answer, "`bertworks pretrain {} -o MODEL`"), *short(), MODEL="model")
+    assert len(bertworks.load("model").tokenizer.tokens) == len(bertworks.Tokenizer.load(tokenizer).tokens)
+    shell.shows(answer, "{} trains on it; `bertworks prepare TEXT TEXT ...` joins corpora")
+    other = write_text(Path("other.txt"), 8)
+    command = re.search(r"`(bertworks prepare.*?)`", answer)
+    assert command is not None
+    words = shlex.split(command[1].replace("TEXT TEXT ...", f"{shlex.quote(str(text))} {other}"))
+    shell.works(*words[1:], *options, "-o", "joined")
+    assert shards_of("joined") == 20
+
+
+@says("name the text; `bertworks pretrain TEXT --init {}` continues from this model", "move it: `mv {} FOLDER`")
+def test_a_model_or_a_tokenizer_is_no_text(shell: Shell, text: Path, tokenizer: Path, model: Path) -> None:
+    shutil.copytree(model, "a model")
+    answer = shell.fails("prepare", "a model", "--tokenizer", tokenizer, "-o", "out")
+    advice = shell.shows(answer, "name the text; `bertworks pretrain TEXT --init {}` continues from this model")
+    shell.types(advice, "-o", "continued", *short(), TEXT=text)
+    assert bertworks.load("continued").config == bertworks.load("a model").config
+    corpus = Path("corpus")
+    corpus.mkdir()
+    shutil.copy(text, corpus)
+    shutil.copytree(tokenizer, corpus / "my tokenizer")
+    answer = shell.fails("vocab", corpus, "-o", "out", "--size", "200")
+    shell.types(shell.shows(answer, "move it: `mv {} FOLDER`"), FOLDER="moved away")
+    assert "12 documents" in shell.works("vocab", corpus, "-o", "out", "--size", "200")
+    assert Path("moved away/tokenizer.json").exists()
+
+
+# Labelled data: check, finetune, predict, evaluate
+
+
+@pytest.fixture
+def classifier(shell: Shell) -> Path:
+    return write_head(Path("my classifier"), task="classification", text=("text",), labels=("neg", "pos"))
+
+
+def table(name: str, *rows: tuple[Any, ...]) -> Path:
+    with Path(name).open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return Path(name)
+
+
+def answers(name: str | Path) -> list[dict[str, str]]:
+    with Path(name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def about(folder: str | Path) -> dict[str, Any]:
+    return dict(json.loads((Path(folder) / "task.json").read_text()))
+
+
+@says("next: bertworks finetune {} -o MODEL-FOLDER", "next: bertworks predict {} new.csv -o scored.csv",
+      "bertworks predict . new.csv -o scored.csv")  # fmt: skip
+def test_what_comes_next(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_reviews(Path("my reviews.csv"), 60)
+    answer = shell.works("check", "my reviews.csv", "--model", model, "--text", "text", "--group", "reviewer")
+    advice = shell.shows(answer, "next: bertworks finetune {} -o MODEL-FOLDER")
+    answer = shell.types(advice, *FAST, MODEL_FOLDER="it's a model")
+    assert about("it's a model")["labels"] == ["neg", "pos"]
+    write_reviews(Path("new.csv"), 5, seed=7)
+    shell.types(shell.shows(answer, "next: bertworks predict {} new.csv -o scored.csv"))
+    first = answers("scored.csv")
+    assert [row["text"] for row in first] == [row["text"] for row in answers("new.csv")]
+    assert {row["predicted_label"] for row in first} <= {"neg", "pos"}
+    card = Path("it's a model/README.md").read_text()
+    shutil.copy("new.csv", "it's a model")
+    monkeypatch.chdir("it's a model")
+    shell.types(shell.shows(card, "bertworks predict . new.csv -o scored.csv"))
+    assert answers("scored.csv") == first
+
+
+@says("fine-tune it: bertworks finetune DATA --model {} -o ANOTHER-FOLDER")
+def test_a_model_without_a_task(shell: Shell, model: Path) -> None:
+    shutil.copytree(model, "my model")
+    data = write_reviews(Path("my reviews.csv"), 40)
+    answer = shell.fails("predict", "my model", data)
+    advice = shell.shows(answer, "fine-tune it: bertworks finetune DATA --model {} -o ANOTHER-FOLDER")
+    shell.types(advice, *FAST, DATA=data, ANOTHER_FOLDER="an other")
+    assert len(shell.works("predict", "an other", data, "-o", "out.csv")) > 0
+    assert len(answers("out.csv")) == 40
+
+
+@says("--reset-head discards the model's head and trains a new one")
+def test_a_head_with_other_labels(shell: Shell, classifier: Path) -> None:
+    rows = [
+        ("text", "mood"),
+        *((f"good film {n}", "gut") for n in range(15)),
+        *((f"bad {n}", "schlecht") for n in range(15)),
+    ]
+    words = [table("d.csv", *rows), "--model", classifier, *FAST]
+    answer = shell.fails("finetune", *words, "-o", "new")
+    shell.shows(answer, "--reset-head discards the model's head and trains a new one")
+    shell.works("finetune", *words, "-o", "new", "--reset-head")
+    assert about("new")["labels"] == ["gut", "schlecht"]
+
+
+@says("name the one with the {} with --{}", "did you mean {option} {}?", "name one of them with {option}",
+      "name them: --text QUESTION --text CONTEXT", "name others: --text, --task",
+      "name another column with --label, or another task with --task",
+      "name them: --text PROMPT --text CHOICE1 --text CHOICE2")  # fmt: skip
+def test_columns(shell: Shell, model: Path) -> None:
+    def check(*words: object) -> list[object]:
+        return ["check", *words, "--model", model]
+
+    texts = [f"a {word} film of the town {n}" for n, word in enumerate(["good", "bad"] * 20)]
+    data = table("a.csv", ("my text", "the mood"), *((text, text.split()[1]) for text in texts))
+    answer = shell.fails(*check(data, "--text", "my texd"))
+    option = shell.shows(answer, "did you mean {option} {}?").removeprefix("did you mean ").removesuffix("?")
+    assert "'my text'" in shell.works(*check(data, *shlex.split(option)))
+    answer = shell.fails(*check(data, "--label", "zzzzzz"))
+    shell.shows(answer, "name one of them with {option}")
+    assert "classification" in shell.works(*check(data, "--label", "the mood"))
+
+    data = table("b.csv", ("a", "b", "c"), *((text, text + "!", text + "?") for text in texts))
+    answer = shell.fails(*check(data))
+    option = shell.shows(answer, "name the one with the {} with --{}").split(" with ")[-1]
+    data = table("b.csv", ("a", "b", "c"), *((text, text.split()[1], text + "?") for text in texts))
+    assert "classification" in shell.works(*check(data, option, "b"))
+
+    data = table("c.csv", ("first", "second", "third", "label"), *((t, t, t, t.split()[1]) for t in texts))
+    answer = shell.fails(*check(data, "--text", "first", "--text", "second", "--text", "third"))
+    shell.shows(answer, "name others: --text, --task")
+    shell.works(*check(data, "--text", "first", "--text", "second"))
+
+    data = table("d.csv", ("text", "label"), *((text, f"label {n}") for n, text in enumerate(texts * 10)))
+    answer = shell.fails(*check(data))
+    shell.shows(answer, "name another column with --label, or another task with --task")
+    data = table(
+        "d.csv", ("text", "label", "mood"), *((t, f"label {n}", t.split()[1]) for n, t in enumerate(texts * 10))
+    )
+    assert "'mood', 2 different values: bad" in shell.works(*check(data, "--label", "mood"))
+
+    squad = write_squad(Path("q.json"), 30)
+    answer = shell.fails(*check(squad, "--text", "question"))
+    shell.shows(answer, "name them: --text QUESTION --text CONTEXT")
+    assert "question" in shell.works(*check(squad, "--text", "question", "--text", "context"))
+
+    data = write_choices(Path("choices.csv"), 40)
+    answer = shell.fails(*check(data, "--task", "choice", "--text", "startphrase", "--label", "label"))
+    shell.shows(answer, "name them: --text PROMPT --text CHOICE1 --text CHOICE2")
+    named = [word for name in ("startphrase", "ending0", "ending1", "ending2") for word in ("--text", name)]
+    assert "choice" in shell.works(*check(data, "--task", "choice", *named, "--label", "label"))
+
+
+@says("name the one that holds the text with {option}")
+def test_no_column_looks_like_text(shell: Shell) -> None:
+    data = table("n.csv", ("a", "b"), *((n, n + 1) for n in range(50)))
+    answer = shell.fails("vocab", data, "-o", "out", "--size", "100")
+    option = shell.shows(answer, "name the one that holds the text with {option}").split()[-1]
+    rows = [("a", "b"), *((n, SENTENCE) for n in range(50))]
+    shell.works("vocab", table("n.csv", *rows), "-o", "out", "--size", "100", option, "b")
+    assert "river" in " ".join(bertworks.Tokenizer.load(Path("out")).tokens) or Path("out/tokenizer.json").exists()
+
+
+@says("take two columns: `grep -vE '^(#|[0-9]+[-.])' {} | cut -f2,4 > tagged.conll`")
+def test_a_treebank(shell: Shell, model: Path) -> None:
+    """Ranges (1-2) and empty nodes (8.1) are no words."""
+    words = [("the", "DET"), ("film", "NOUN"), ("was", "AUX"), ("good", "ADJ"), ("don", "AUX"), ("t", "PART")]
+    lines = [f"{n}\t{word}\t{word}\t{tag}\t_\t_\t0\t_\t_\t_" for n, (word, tag) in enumerate(words, 1)]
+    lines.insert(4, "5-6\tdont" + "\t_" * 8)
+    lines.append("6.1\tnothing\tnothing\tVERB" + "\t_" * 6)
+    name = "it's a tree.conllu"
+    Path(name).write_text("\n".join(["# text = the film was good dont", *lines, ""] * 12) + "\n")
+    answer = shell.fails("check", name, "--model", model)
+    shell.types(shell.shows(answer, "take two columns: `grep -vE '^(#|[0-9]+[-.])' {} | cut -f2,4 > tagged.conll`"))
+    rows = [row.values for row in bertworks.datasets.reader.RowReader("tagged.conll")]
+    assert [list(zip(row["tokens"], row["tags"], strict=True)) for row in rows] == [words] * 12
+
+
+@says("convert the file: `iconv -f CP1252 -t UTF-8 FILE > NEW-FILE` (or CP932, EUC-KR, ...)")
+def test_rows_of_another_encoding(shell: Shell, classifier: Path) -> None:
+    Path("old.csv").write_bytes("text\nun bon film \u2013 caf\u00e9\n".encode("cp1252"))
+    answer = shell.fails("predict", classifier, "old.csv")
+    advice = shell.shows(answer, "convert the file: `iconv -f CP1252 -t UTF-8 FILE > NEW-FILE` (or CP932, EUC-KR, ...)")
+    shell.types(advice, NEW_FILE="new file.csv", FILE="old.csv")
+    shell.works("predict", classifier, "new file.csv", "-o", "out.csv")
+    assert answers("out.csv")[0]["text"] == "un bon film \u2013 caf\u00e9"
+
+
+@says("convert the file: `tr '\\r' '\\n' < OLD > NEW`")
+def test_rows_that_end_in_carriage_returns(shell: Shell, classifier: Path) -> None:
+    rows = ["text,mood", *(f'"a good film, {n}",good' for n in range(5))]
+    Path("old.csv").write_bytes("\r".join(rows).encode())
+    answer = shell.fails("predict", classifier, "old.csv")
+    shell.types(shell.shows(answer, "convert the file: `tr '\\r' '\\n' < OLD > NEW`"), OLD="old.csv", NEW="new.csv")
+    shell.works("predict", classifier, "new.csv", "-o", "out.csv")
+    assert [row["text"] for row in answers("out.csv")] == [f"a good film, {n}" for n in range(5)]
+
+
+@says("write one name there; or is it --task multilabel?")
+def test_a_list_where_a_label_is_expected(shell: Shell, model: Path) -> None:
+    rows = [{"text": f"a film {n}", "label": "good"} for n in range(30)] + [{"text": "two", "label": ["good", "bad"]}]
+    rows += [{"text": f"a film {n}", "label": "bad"} for n in range(30)]
+    Path("d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    answer = shell.fails("check", "d.jsonl", "--model", model, "--task", "classification")
+    shell.shows(answer, "write one name there; or is it --task multilabel?")
+    assert "multilabel" in shell.works("check", "d.jsonl", "--model", model, "--task", "multilabel")
+
+
+@says("-o ANOTHER-FILE", "choose another path with -o")
+def test_outputs_in_the_way(shell: Shell, classifier: Path) -> None:
+    data = write_reviews(Path("reviews.csv"), 5)
+    before = data.read_bytes()
+    shell.shows(shell.fails("predict", classifier, data, "-o", data), "-o ANOTHER-FILE")
+    Path("taken.csv").mkdir()
+    answer = shell.fails("evaluate", "task", classifier, data, "-o", "taken.csv")
+    shell.shows(answer, "choose another path with -o")
+    shell.works("evaluate", "task", classifier, data, "-o", "errors.csv")
+    assert Path("errors.csv").exists()
+    shell.works("predict", classifier, data, "-o", "another file.csv")
+    assert len(answers("another file.csv")) == 5
+    assert data.read_bytes() == before
+
+
+@says("name another file, or --text COLUMN")
+def test_no_row_has_a_text(shell: Shell) -> None:
+    classifier = write_head(Path("c"), task="classification", text=("text",), label="label", labels=("neg", "pos"))
+    data = table("d.csv", ("text", "body", "label"), *(("", f"a film {n}", "pos") for n in range(5)))
+    answer = shell.fails("evaluate", "task", classifier, data)
+    shell.shows(answer, "name another file, or --text COLUMN")
+    assert "5 rows" in shell.works("evaluate", "task", classifier, data, "--text", "body")
+
+
+@says("--text {}")
+def test_a_model_of_pairs(shell: Shell) -> None:
+    pairs = write_head(Path("pairs"), task="regression", text=("a", "b"))
+    data = table("d.csv", ("text", "title", "body"), *((f"text {n}", f"title {n}", f"body {n}") for n in range(5)))
+    answer = shell.fails("predict", pairs, data, "--text", "text")
+    shell.shows(answer, "--text {}")
+    command = re.search(r"(--text FIRST) (--text SECOND)", answer)
+    assert command is not None
+    shell.works("predict", pairs, data, *"--text title --text body".split(), "-o", "out.csv")
+    expected = bertworks.Predictor(pairs, device="cpu").predict([(f"title {n}", f"body {n}") for n in range(5)])
+    found = [float(row["predicted_value"]) for row in answers("out.csv")]
+    np.testing.assert_allclose(found, [row["value"] for row in expected], atol=1e-4)
+
+
+@says("fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER", "give --predictions or --model")
+def test_a_classifier_answers_no_questions(shell: Shell, classifier: Path, model: Path) -> None:
+    train, dev = write_squad(Path("t.json"), 30), write_squad(Path("d.json"), 12)
+    shell.shows(shell.fails("evaluate", "squad", "--data", dev), "give --predictions or --model")
+    answer = shell.fails("evaluate", "squad", "--data", dev, "--model", classifier)
+    advice = shell.shows(answer, "fine-tune one: bertworks finetune TRAIN.json --dev DEV.json -o FOLDER")
+    command = advice.replace("TRAIN.json", str(train)).replace("DEV.json", str(dev))
+    shell.types(command, "--model", model, *FAST, FOLDER="qa model")
+    assert _json(shell.works("evaluate", "squad", "--data", dev, "--model", "qa model", "--json"))["total"] == 12
+    Path("answers.json").write_text(json.dumps({f"q{n}": "" for n in range(12)}))
+    shell.works("evaluate", "squad", "--data", dev, "--predictions", "answers.json")
+
+
+def _json(answer: str) -> dict[str, Any]:
+    """The JSON object among lines of progress."""
+    return dict(json.loads(re.search(r"\{.*\}", answer, re.DOTALL)[0]))  # type: ignore[index]
+
+
+# Run folders, folds, seeds
+
+
+@pytest.fixture
+def training(shell: Shell, model: Path) -> list[object]:
+    """A fine-tuning that takes a moment, without its output."""
+    return ["finetune", write_reviews(Path("r.csv"), 40), "--model", model, *FAST]
+
+
+def seed_of(folder: str) -> int | None:
+    return json.loads((Path(folder) / "run.json").read_text())["request"]["seed"]  # type: ignore[no-any-return]
+
+
+def weights(folder: str) -> bytes:
+    return (Path(folder) / "model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+@says("-o ANOTHER-FOLDER keeps both; --overwrite deletes the present run", "-o ANOTHER-FOLDER, or empty this one",
+      "-o ANOTHER-FOLDER; or --overwrite, which deletes the run that is there",
+      "wait for it, stop it, or choose another folder with -o")  # fmt: skip
+def test_run_folders(shell: Shell, training: list[object]) -> None:
+    shell.works(*training, "-o", "run")
+    before = weights("run")
+    other = [*training, "--seed", "5"]
+    answer = shell.fails(*other, "-o", "run")
+    shell.shows(answer, "-o ANOTHER-FOLDER keeps both; --overwrite deletes the present run")
+    shell.works(*other, "-o", "another")
+    assert (seed_of("run"), seed_of("another"), weights("run")) == (None, 5, before)
+    shell.works(*other, "-o", "run", "--overwrite")
+    assert weights("run") == weights("another") != before
+
+    Path("full").mkdir()
+    Path("full/mine").write_text("mine")
+    shell.shows(shell.fails(*training, "-o", "full"), "-o ANOTHER-FOLDER, or empty this one")
+    Path("full/mine").unlink()
+    shell.works(*training, "-o", "full")
+    assert weights("full") == before
+
+    Path("full/run.json").write_text("{")
+    answer = shell.fails(*training, "-o", "full")
+    shell.shows(answer, "-o ANOTHER-FOLDER; or --overwrite, which deletes the run that is there")
+    shell.works(*training, "-o", "full", "--overwrite")
+    assert (weights("full"), seed_of("full")) == (before, None)
+
+    with locked("busy"):
+        answer = shell.fails(*training, "-o", "busy")
+        shell.shows(answer, "wait for it, stop it, or choose another folder with -o")
+    shell.works(*training, "-o", "busy")
+    assert weights("busy") == before
+
+
+@says("put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again",
+      "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER",
+      "bertworks fill . {}")  # fmt: skip
+def test_the_files_of_a_run(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["pretrain", text, *short()]
+    shell.works(*words, "-o", "a run")
+    before, recipe = weights("a run"), Path("a run/recipe.toml").read_text()
+    Path("a run/recipe.toml").write_text(recipe.replace("num_steps = 3", "num_steps = 4"))
+    answer = shell.fails(*words, "-o", "a run")
+    shell.shows(answer, "put the old one back; or start another run: --recipe COPY.toml -o ANOTHER-FOLDER")
+    Path("a run/recipe.toml").rename("COPY.toml")
+    assert "4 steps" in shell.works("pretrain", text, "--device", "cpu", "--recipe", "COPY.toml", "-o", "longer")
+    Path("a run/recipe.toml").write_text(recipe)
+    shell.works(*words, "-o", "a run")
+    assert weights("a run") == before
+
+    shutil.rmtree("a run/checkpoints")
+    answer = shell.fails(*words, "-o", "a run")
+    shell.shows(answer, "put them back; or -o ANOTHER-FOLDER keeps the present model, --overwrite starts again")
+    shell.works(*words, "-o", "another")
+    assert weights("a run") == weights("another") == before
+    shell.works(*words, "-o", "a run", "--overwrite")
+    assert weights("a run") == before
+
+    monkeypatch.chdir("a run")
+    answer = shell.types(shell.shows(Path("README.md").read_text(), "bertworks fill . {}"))
+    assert answer.count("%") == 5
+
+
+@says("-o ANOTHER-FOLDER", "-o A-FOLDER-ELSEWHERE", "choose another folder with -o",
+      "free space on that disk and make the folder writable, or choose another folder with -o")  # fmt: skip
+def test_output_folders(shell: Shell, tokenizer: Path, training: list[object]) -> None:
+    Path("corpus").mkdir()
+    write_text(Path("corpus/t.txt"))
+    words = ["prepare", "corpus", "--tokenizer", tokenizer, "--workers", "1", "-o"]
+    shell.shows(shell.fails(*words, "corpus"), "-o ANOTHER-FOLDER")
+    shell.shows(shell.fails(*words, "corpus/out"), "-o A-FOLDER-ELSEWHERE")
+    Path("a file").touch()
+    shell.shows(shell.fails(*words, "a file"), "choose another folder with -o")
+    shell.works(*words, "else where")
+    assert shards_of("else where") == 12
+    assert [path.name for path in Path("corpus").iterdir()] == ["t.txt"]
+    answer = shell.fails(*training, "-o", "/proc/nothing")
+    shell.shows(answer, "free space on that disk and make the folder writable, or choose another folder with -o")
+    shell.works(*training, "-o", "run")
+
+
+@pytest.mark.slow
+@says("leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1",
+      "use --seeds: it gives mean and interval")  # fmt: skip
+def test_several_trainings(shell: Shell, training: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    answer = shell.fails(*training, "--seeds", "2", "-o", "out")
+    advice = shell.shows(answer, "leave torchrun out; or type one command for each: --seed 1 -o FOLDER-1")
+    monkeypatch.delenv("WORLD_SIZE")
+    shell.works(*training, *advice.split(": ")[1].split())
+    assert seed_of("FOLDER-1") == 1
+    shell.shows(shell.fails(*training, "--sweep", "seed=1,2", "-o", "out"), "use --seeds: it gives mean and interval")
+    assert "(95 %)" in shell.works(*training, "--seeds", "2", "-o", "out")
+
+
+@pytest.mark.slow
+@says("name the other file alone: bertworks finetune {} --folds {} ...", "--dev FILE",
+      "name the files: bertworks finetune TRAIN-FILE --dev DEV-FILE ...", "--folds {}, or fewer",
+      "leave --folds out")  # fmt: skip
+def test_train_and_dev(shell: Shell, model: Path) -> None:
+    options = ["--model", str(model), *FAST]
+    folder = Path("it's data")
+    folder.mkdir()
+    write_reviews(folder / "train.csv", 30)
+    write_reviews(folder / "dev.csv", 10, seed=2)
+    answer = shell.fails("finetune", folder, "--folds", 2, *options, "-o", "out")
+    advice = shell.shows(answer, "name the other file alone: bertworks finetune {} --folds {} ...")
+    command = re.search(r"bertworks finetune .*? --folds 2 \.\.\.", answer)
+    assert command is not None
+    shell.types(command[0], rest=shlex.join([*options, "-o", "folds"]))
+    assert len(json.loads(Path("folds/trials.json").read_text())["trials"]) == 2
+
+    write_reviews(folder / "train2.csv", 30)
+    (folder / "train2.csv").rename(folder / "train-2.csv")
+    answer = shell.fails("finetune", folder, *options, "-o", "out")
+    advice = shell.shows(answer, "name the files: bertworks finetune TRAIN-FILE --dev DEV-FILE ...")
+    shell.types(advice, rest=shlex.join([*options, "-o", "named"]), TRAIN_FILE=folder / "train-2.csv",
+                DEV_FILE=folder / "dev.csv")  # fmt: skip
+    assert about("named")["labels"] == ["neg", "pos"]
+
+    more = table("more.csv", ("text", "score"), ("a good film", 2.5), ("a bad film", 0.5))
+    answer = shell.fails("finetune", more, *options, "--folds", 3, "-o", "out")
+    advice = shell.shows(answer, "--folds {}, or fewer").removesuffix(", or fewer")
+    shell.works("finetune", more, *options, *advice.split(), "-o", "fewer")
+
+    one = table("one.csv", ("text", "author", "score"), *((f"a film {n}", "me", n) for n in range(5)))
+    words = ["finetune", one, *options, "--label", "score", "--text", "text", "--group", "author"]
+    shell.shows(shell.fails(*words, "--folds", 3, "-o", "out"), "leave --folds out")
+    shell.shows(shell.fails(*words, "-o", "out"), "--dev FILE")
+    shell.works(*words, "--dev", table("dev.csv", ("text", "author", "score"), ("a film", "me", 1)), "-o", "with dev")
+
+
+@pytest.mark.slow
+@says("separate documents by -DOCSTART- lines, or name their column: --group COLUMN; or leave it out",
+      "--group {} keeps each document on one side")  # fmt: skip
+def test_documents(shell: Shell, model: Path) -> None:
+    data = write_conll(Path("it's tagged.conll"), 40)
+    words = ["--model", str(model), *FAST]
+    context = ["--set", "document_context=true"]
+    answer = shell.fails("finetune", data, *words, *context, "-o", "out")
+    shell.shows(answer, "separate documents by -DOCSTART- lines, or name their column: --group COLUMN; or leave it out")
+    shell.works("finetune", data, *words, "-o", "left out")
+    sentences = data.read_text().strip().split("\n\n")
+    parts = ["\n\n".join(["-DOCSTART-\tO", *sentences[n : n + 4]]) for n in range(0, len(sentences), 4)]
+    data.write_text("\n\n".join(parts) + "\n")
+    shell.works("finetune", data, *words, *context, "-o", "with documents")
+    answer = shell.works("finetune", data, *words, "-o", "split")
+    option = re.search(r"--group \S+", shell.shows(answer, "--group {} keeps each document on one side"))
+    assert option is not None
+    answer = shell.works("finetune", data, *words, "-o", "grouped", *shlex.split(option[0]))
+    assert "documents are in train and in dev" not in answer
+
+
+@says("{} is right in {}; look at macro F1, and try --set class_weights=balanced",
+      "the model's vocabulary does not fit these texts ({}): name a model for their language with --model")  # fmt: skip
+def test_warnings_about_data(shell: Shell, model: Path) -> None:
+    rows = [("text", "label"), *((f"ein Zug fährt {n}", "ja" if n % 9 else "nein") for n in range(90))]
+    data = table("d.csv", *rows)
+    answer = shell.works("check", data, "--model", model)
+    advice = shell.shows(answer, "{} is right in {}; look at macro F1, and try --set class_weights=balanced")
+    shell.works("finetune", data, "--model", model, *FAST, *advice.split(" try ")[1].split(), "-o", "balanced")
+    assert 'class_weights = "balanced"' in Path("balanced/recipe.toml").read_text()
+    text = "the model's vocabulary does not fit these texts ({}): name a model for their language with --model"
+    shell.shows(answer, text)
+    write_german(Path("german"), [row[0] for row in rows])
+    assert "does not fit these texts" not in shell.works("check", data, "--model", "german")
+
+
+def write_german(folder: Path, texts: list[Any]) -> None:
+    """A model with a vocabulary of these texts."""
+    t, _ = train_vocabulary([" ".join(map(str, texts))] * 5, bertworks.VocabularyConfig(size=300))
+    config = EncoderConfig(
+        vocab_size=t.vocab_size, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=64
+    )
+    torch.manual_seed(0)
+    save_model(folder, PretrainingModel(config).state_dict(), config, t, card="tiny")
+
+
+# Models, vectors, search, servers
+
+
+def copy_of(model: Path, name: str) -> Path:
+    return Path(shutil.copytree(model, name))
+
+
+@says("give --tokenizer or --init, not both", "make new ones: bertworks prepare TEXT --tokenizer {} -o OTHER")
+def test_two_tokenizers(shell: Shell, text: Path, tokenizer: Path, model: Path) -> None:
+    copy_of(model, "my model")
+    answer = shell.fails("pretrain", text, "--tokenizer", tokenizer, "--init", "my model", "-o", "out")
+    shell.shows(answer, "give --tokenizer or --init, not both")
+    shell.works("pretrain", text, "--tokenizer", tokenizer, *short(), "-o", "new")
+    assert bertworks.load("new").tokenizer.sha256 == bertworks.Tokenizer.load(tokenizer).sha256
+    shell.works("prepare", text, "--tokenizer", tokenizer, "--workers", 1, "-o", "my shards")
+    options = ["--recipe", "bare.toml", "--device", "cpu"]
+    recipe = Path("tiny.toml").read_text()
+    Path("bare.toml").write_text(re.sub(r"\[vocabulary\].*?\[optimizer\]", "[optimizer]", recipe, flags=re.DOTALL))
+    answer = shell.fails("pretrain", "my shards", "--init", "my model", *options, "-o", "out")
+    advice = shell.shows(answer, "make new ones: bertworks prepare TEXT --tokenizer {} -o OTHER")
+    command = re.search(r"bertworks prepare TEXT .* -o OTHER", answer)
+    assert command is not None
+    assert command[0] in advice or advice in answer
+    shell.types(command[0], "--workers", 1, TEXT=text, OTHER="other shards")
+    shell.works("pretrain", "other shards", "--init", "my model", *options, "-o", "continued")
+    assert bertworks.load("continued").tokenizer.sha256 == bertworks.load("my model").tokenizer.sha256
+
+
+@says("--set encoder.{}={}", "use the tokenizer of a {} model: --tokenizer FOLDER")
+def test_networks_without_a_file_format(shell: Shell, text: Path, tokenizer: Path) -> None:
+    words = ["pretrain", text, *short()]
+    answer = shell.fails(*words, "-o", "out", "--set", "encoder.pooler_dropout=true")
+    option = re.search(r"--set \S+", shell.shows(answer, "--set encoder.{}={}"))
+    assert option is not None
+    shell.works(*words, "-o", "out", "--set", "encoder.pooler_dropout=true", *option[0].split())
+    family = ["--set", "encoder.family=roberta", "--set", "encoder.pooler_dropout=true"]
+    answer = shell.fails(*words, "-o", "roberta", *family)
+    shell.shows(answer, "use the tokenizer of a {} model: --tokenizer FOLDER")
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    folder = Path("of a roberta")
+    folder.mkdir()
+    letters = sorted({*map(chr, range(33, 127)), "Ġ", "Ċ"})
+    content = {name: n for n, name in enumerate([*names, *letters])}
+    (folder / "vocab.json").write_text(json.dumps(content))
+    (folder / "merges.txt").write_text("#version: 0.2\n")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "RobertaTokenizer"}))
+    shell.works(*words, "-o", "roberta", *family, "--set", "sampling.format=full_sentences", "--tokenizer", folder)
+    assert json.loads(Path("roberta/config.json").read_text())["model_type"] == "roberta"
+
+
+@says("make one with `bertworks pretrain`", "make one with `bertworks pretrain`, or type {}",
+      "use a folder that `bertworks pretrain` made, or one saved as BertForPreTraining",
+      "bertworks convert {} -o ANOTHER-FOLDER, and name that one")  # fmt: skip
+def test_folders_of_models(shell: Shell, model: Path, classifier: Path, text: Path) -> None:
+    advice = shell.shows(
+        shell.fails("embed", "nothing", text, "-o", "v.npy"), "make one with `bertworks pretrain`, or type {}"
+    )
+    if packaged_minilm():
+        shell.works("embed", advice.split()[-1], text, "-o", "v.npy", "--precision", "fp32")
+        assert np.load("v.npy").shape[1] == 384
+    shell.shows(shell.fails("push", "nothing", "me/x", "--dry-run"), "make one with `bertworks pretrain`")
+    shell.works("pretrain", text, *short(), "-o", "pretrained")
+    shell.works("push", "pretrained", "me/x", "--dry-run")
+    answer = shell.fails("fill", classifier, "the [MASK]")
+    shell.shows(answer, "use a folder that `bertworks pretrain` made, or one saved as BertForPreTraining")
+    shell.works("fill", "pretrained", "the [MASK]")
+
+    old = Path("old folder")  # as the first versions of sentence-transformers wrote it
+    Embedder(model, pooling="cls", device="cpu").save(old)
+    (old / "0_BERT").mkdir()
+    for path in [*old.iterdir()]:
+        if path.is_file() and path.name not in ("modules.json", "config_sentence_transformers.json", "README.md"):
+            path.rename(old / "0_BERT" / path.name)
+    modules = json.loads((old / "modules.json").read_text())
+    (old / "modules.json").write_text(json.dumps([modules[0] | {"path": "0_BERT"}, *modules[1:]]))
+    answer = shell.fails("push", old, "me/x", "--dry-run")
+    command = re.search(r"bertworks convert .* -o ANOTHER-FOLDER", shell.shows(
+        answer, "bertworks convert {} -o ANOTHER-FOLDER, and name that one"))  # fmt: skip
+    assert command is not None
+    shell.types(command[0], ANOTHER_FOLDER="flat")
+    assert "model.safetensors" in shell.works("push", "flat", "me/x", "--dry-run")
+    for folder in (old, "flat"):
+        shell.works("embed", folder, text, "-o", f"{folder}.npy", "--precision", "fp32")
+    np.testing.assert_allclose(np.load("flat.npy"), np.load("old folder.npy"), atol=1e-5)
+
+
+@pytest.mark.slow
+@says("if you trust where it comes from, convert it with transformers: python -c {}")
+def test_a_pickle(shell: Shell, model: Path) -> None:
+    weights = load_file(model / "model.safetensors")
+    copy_of(model, "it's old")
+    Path("it's old/model.safetensors").unlink()
+    torch.save(weights, "it's old/pytorch_model.bin")
+    answer = shell.fails("fill", "it's old", "the [MASK]")
+    shell.shows(answer, "if you trust where it comes from, convert it with transformers: python -c {}")
+    command = re.search(r"python -c .*", answer)
+    assert command is not None
+    shell.types(command[0])
+    texts = ["a good film", "the bad men"]
+    found, expected = bertworks.load("it's old-safe").embed(texts), bertworks.load(model).embed(texts)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+    assert shell.works("fill", "it's old-safe", "the [MASK]") == shell.works("fill", model, "the [MASK]")
+
+
+@says("bertworks convert {} -o ANOTHER-FOLDER", "unset HF_HUB_OFFLINE; or --dry-run",
+      "connect to the network and run the same command again; or --dry-run")  # fmt: skip
+def test_uploads(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, spoil in (("no card", lambda path: path.unlink()), ("a link", link)):
+        folder = copy_of(model, name)
+        spoil(folder / "README.md")
+        answer = shell.fails("push", folder, "me/x", "--dry-run")
+        shell.types(shell.shows(answer, "bertworks convert {} -o ANOTHER-FOLDER"), ANOTHER_FOLDER=f"{name} again")
+        assert "README.md" in shell.works("push", f"{name} again", "me/x", "--dry-run")
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "x" * 20)
+    answers = {"unset HF_HUB_OFFLINE; or --dry-run": huggingface_hub.errors.OfflineModeIsEnabled("offline"),
+               "connect to the network and run the same command again; or --dry-run": OSError("no route")}  # fmt: skip
+    for template, error in answers.items():
+
+        def refused(*_: object, e: Exception = error, **__: object) -> None:
+            raise e
+
+        monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", refused)
+        shell.shows(shell.fails("push", model, "me/x"), template)
+        assert "dry run: nothing was sent" in shell.works("push", model, "me/x", "--dry-run")
+
+
+def link(path: Path) -> None:
+    path.rename("elsewhere.md")
+    path.symlink_to(Path("elsewhere.md").resolve())
+
+
+@says("gelu is the approximation by tanh, as Google's code computes it (hidden_act gelu_new); Hugging Face's "
+      "conversions say gelu, the exact function, which differs in the third decimal: --gelu exact",
+      "give the bert_config.json of this checkpoint, or go on without: --leave-out '{}'", "{option} FILE",
+      "as the name {} says (--cased or --uncased decides)",
+      "give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert")  # fmt: skip
+def test_checkpoints_of_tensorflow(shell: Shell, model: Path) -> None:
+    from test_tensorflow import numbers, written
+
+    prefix = written(Path("uncased it's"), numbers() | {"more/of it": np.ones(3, np.float32)})
+    answer = shell.fails("import", prefix, "-o", "out")
+    advice = shell.shows(answer, "give the bert_config.json of this checkpoint, or go on without: --leave-out '{}'")
+    option = shlex.split(re.search(r"--leave-out '.*?'", advice)[0])  # type: ignore[index]
+    answer = shell.works("import", prefix, "-o", "out", *option)
+    assert json.loads(Path("out/config.json").read_text())["hidden_act"] == "gelu_new"
+    text = next(template for template in templates() if "--gelu exact" in template)
+    shell.works("import", prefix, "-o", "exact", *option, *shell.shows(answer, text).split(": ")[-1].split())
+    assert json.loads(Path("exact/config.json").read_text())["hidden_act"] == "gelu"
+    shell.shows(answer, "as the name {} says (--cased or --uncased decides)")
+    for name in ("cased", "uncased"):
+        shell.works("import", prefix, "-o", name, *option, f"--{name}")
+        assert bertworks.Tokenizer.load(Path(name)).lowercase is (name == "uncased")
+    for name, moved in (("bert_config.json", "c.json"), ("vocab.txt", "v.txt")):
+        (prefix.parent / name).rename(moved)
+        answer = shell.fails("import", prefix, "-o", "moved", *option)
+        advice = shell.shows(answer, "{option} FILE")
+        words = re.search(r"--\w+ FILE", answer)
+        assert words is not None
+        shell.works("import", prefix, "-o", f"with {moved}", *option, *words[0].replace("FILE", moved).split())
+        Path(moved).rename(prefix.parent / name)
+        assert weights(f"with {moved}") == weights("out")
+    answer = shell.fails("import", model, "-o", "out2")
+    shell.shows(answer, "give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert")
+    shell.works("convert", model, "-o", "out2")
+    assert bertworks.load("out2").config == bertworks.load(model).config
+    assert advice
+
+
+@says("name a file of documents, or give --delete, --compact or --approximate",
+      "bertworks index DOCUMENTS -o {}", "write one, or name another with --id",
+      "bertworks index -o {} --approximate", "pip install {}")  # fmt: skip
+def test_indexes(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["good films of the town", "bad dogs", "men heard music"]
+    data = table("docs.csv", ("id", "name", "text"), *((n or "", f"n{n}", text) for n, text in enumerate(texts)))
+    shell.shows(shell.fails("index", "-o", "it's new"),
+                "name a file of documents, or give --delete, --compact or --approximate")  # fmt: skip
+    Path("it's new").mkdir()
+    answer = shell.fails("search", "it's new", "dogs")
+    advice = shell.shows(answer, "bertworks index DOCUMENTS -o {}")
+    answer = shell.fails(*shlex.split(advice.replace("DOCUMENTS", str(data)))[1:], "--model", model)
+    shell.shows(answer, "write one, or name another with --id")
+    shell.types(advice, "--model", model, "--id", "name", DOCUMENTS=data)
+    assert "n1" in shell.works("search", "it's new", "dogs", "--ranking", "bm25").splitlines()[0]
+    shell.works("index", "-o", "it's new", "--delete", "n1", "--compact")
+    assert "nothing found" in shell.works("search", "it's new", "dogs", "--ranking", "bm25")
+    answer = shell.fails("search", "it's new", "dogs", "--approximate")
+    advice = shell.shows(answer, "bertworks index -o {} --approximate")
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    answer = shell.fails(*shlex.split(advice)[1:])
+    requirement = re.search(r'"bertworks\[(\w+)\]"', shell.shows(answer, "pip install {}"))
+    assert requirement is not None
+    assert any(name.startswith("faiss") for name in extras()[requirement[1]])
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("faiss"), reason="faiss, an extra, is not installed")
+@says("bertworks index -o {} --approximate")
+def test_the_graph_of_an_index(shell: Shell, model: Path) -> None:
+    shell.works("index", write_reviews(Path("r.csv"), 200), "-o", "it's new", "--model", model, "--text", "text")
+    answer = shell.fails("search", "it's new", "a good film", "--approximate")
+    shell.types(shell.shows(answer, "bertworks index -o {} --approximate"))
+    assert len(shell.works("search", "it's new", "a good film", "--approximate").splitlines()) == 10
+
+
+@says("--learn-from a file with more texts, or --whitening center", "leave --precision out",
+      "; --precision int8 is available for inference")  # fmt: skip
+def test_vectors(shell: Shell, model: Path, classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few, many = write_reviews(Path("few.csv"), 10), write_reviews(Path("many.csv"), 200, seed=1)
+    words = ["embed", model, few, "--text", "text", "-o", "v.npy"]
+    answer = shell.fails(*words, "--whitening", "whiten")
+    shell.shows(answer, "--learn-from a file with more texts, or --whitening center")
+    shell.works(*words, "--whitening", "whiten", "--learn-from", many)
+    assert np.load("v.npy").shape == (10, 32)
+    shell.works(*words, "--whitening", "center")
+    np.testing.assert_allclose(np.load("v.npy").mean(0), 0, atol=1e-5)
+
+    words = ["predict", classifier, few, "--probabilities", "-o", "p.csv"]
+    shell.works(*words, "--precision", "fp32")
+    exact = answers("p.csv")
+    if cpu_supports_int8():
+        checks = "\n".join(check.text for check in _speed(torch.device("cpu")))
+        shell.shows(checks, "; --precision int8 is available for inference")
+        shell.works(*words, "--precision", "int8")
+        for ours, theirs in zip(answers("p.csv"), exact, strict=True):
+            found, expected = (json.loads(row["predicted_scores"])["pos"] for row in (ours, theirs))
+            assert found == pytest.approx(expected, abs=0.05)
+    else:
+        shell.found.add("; --precision int8 is available for inference")
+    monkeypatch.setattr("bertworks.inference.engine.cpu_supports_int8", lambda: False)
+    shell.shows(shell.fails(*words, "--precision", "int8"), "leave --precision out")
+    shell.works(*words)
+    assert answers("p.csv") == exact
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("onnxruntime"), reason="onnxruntime, an extra, is not installed")
+@says("export the model with that output; for vectors: bertworks export MODEL --encoder -o FOLDER",
+      "export it again with --encoder, or load what it was made of")  # fmt: skip
+def test_exported_models(shell: Shell, classifier: Path) -> None:
+    data = write_reviews(Path("r.csv"), 5)
+    shell.works("export", classifier, "-o", "an export")
+    answer = shell.fails("embed", "an export", data, "--text", "text", "-o", "v.npy")
+    advice = shell.shows(
+        answer, "export the model with that output; for vectors: bertworks export MODEL --encoder -o FOLDER"
+    )
+    shell.types(advice, MODEL=classifier, FOLDER="for vectors")
+    for model in ("for vectors", classifier):
+        shell.works("embed", model, data, "--text", "text", "-o", f"{model}.npy", "--precision", "fp32")
+    np.testing.assert_allclose(np.load("for vectors.npy"), np.load("my classifier.npy"), atol=1e-4)
+    with pytest.raises(BertworksError) as error:
+        bertworks.load("an export").embed(["a film"])
+    shell.shows(error.value, "export it again with --encoder, or load what it was made of")
+    (found,), (expected,) = (bertworks.load(m, precision="fp32").embed(["a film"]) for m in ("for vectors", classifier))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("onnxruntime"), reason="onnxruntime, an extra, is not installed")
+@says("export a model that was fine-tuned with another recipe; or only the hidden states: --encoder")
+def test_a_head_that_is_not_exported(shell: Shell, model: Path) -> None:
+    data = write_conll(Path("t.conll"), 20)
+    shell.works("finetune", data, "--model", model, *FAST, "--set", "lstm_units=8", "-o", "lstm")
+    answer = shell.fails("export", "lstm", "-o", "out")
+    shell.shows(answer, "export a model that was fine-tuned with another recipe; or only the hidden states: --encoder")
+    shell.works("export", "lstm", "-o", "out", "--encoder")
+    (found,), (expected,) = (bertworks.load(m, precision="fp32").embed(["the film"]) for m in ("out", "lstm"))
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+@says("--threads 1, or --threads auto", "error: {}\n  hint: {} --help",
+      "  this is a bug in bertworks: please report it with the output of\n  bertworks --debug {}")  # fmt: skip
+def test_the_command_line(shell: Shell, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["fill", model, "the [MASK]"]
+    monkeypatch.setattr("bertworks.training.device.THREADS.training_adapts", False)
+    for option in shell.shows(shell.fails(*words, "--threads", "0"), "--threads 1, or --threads auto").split(", or "):
+        monkeypatch.setenv("BERTWORKS_THREADS", "")
+        shell.works(*words, *re.search(r"--threads \w+", option)[0].split())  # type: ignore[index]
+    answer = shell.fails(*words, "--conut", "3")
+    shell.shows(answer, "error: {}\n  hint: {} --help")
+    assert "--count" in shell.types(answer.split("hint: ")[1])
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(bertworks, "fill", broken)
+    copy_of(model, "it's mine")
+    assert main(["fill", "it's mine", "the [MASK]"]) == 1
+    answer = shell._capsys.readouterr().err
+    shell.shows(answer, "  this is a bug in bertworks: please report it with the output of\n  bertworks --debug {}")
+    command = answer.split("the output of\n")[1].strip()
+    assert main(shlex.split(command)[1:]) == 1
+    answer = shell._capsys.readouterr().err
+    assert "Traceback" in answer
+    assert "RuntimeError: a fault" in answer
+    assert shlex.split(command)[2:] == ["fill", "it's mine", "the [MASK]"]
+
+
+@says("--port 0")
+def test_a_port_that_is_taken(shell: Shell, model: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        answer = shell.fails("serve", model, "--port", taken.getsockname()[1])
+        option = shell.shows(answer, "--port 0").split()
+        listening = bound("127.0.0.1", int(option[1]))
+        with listening:
+            assert listening.getsockname()[1] not in (0, taken.getsockname()[1])
+
+
+@says("leave --device out: `bertworks doctor` lists the devices; under torchrun, at most {} processes")
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu(shell: Shell, model: Path) -> None:
+    data = write_reviews(Path("r.csv"), 5)
+    words = ["embed", model, data, "--text", "text", "-o", "v.npy"]
+    answer = shell.fails(*words, "--device", "cuda")
+    shell.shows(
+        answer, "leave --device out: `bertworks doctor` lists the devices; under torchrun, at most {} processes"
+    )
+    shell.works(*words)
+    assert np.load("v.npy").shape == (5, 32)
+
+
+@says('try:     bertworks fill {} "The result is a [MASK]."', "         bertworks predict {} {} --top-k 3",
+      "         bertworks pretrain YOUR-TEXT -o YOUR-MODEL --budget 1h",
+      "         bertworks finetune YOUR-TABLE.csv -o YOUR-CLASSIFIER")  # fmt: skip
+def test_after_the_demo(
+    shell: Shell, model: Path, text: Path, classifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    demo = Path("it's a demo")
+    copy_of(model, str(demo / "model"))
+    copy_of(classifier, str(demo / "classifier"))
+    (demo / "origins").mkdir()
+    write_reviews(demo / "origins/dev.csv", 6)
+    lines = "\n".join(_next_steps(demo))
+    assert shell.types(shell.shows(lines, 'try:     bertworks fill {} "The result is a [MASK]."')).count("%") == 5
+    shell.shows(lines, "         bertworks predict {} {} --top-k 3")
+    command = re.search(r"bertworks predict .*", lines)
+    assert command is not None
+    shell.types(command[0], "-o", "out.csv")
+    assert {row["predicted_label"] for row in answers("out.csv")} <= {"neg", "pos"}
+    advice = shell.shows(lines, "         bertworks pretrain YOUR-TEXT -o YOUR-MODEL --budget 1h")
+    made: list[Any] = []
+
+    def pretrain(*words: Any, **options: Any) -> list[Event]:
+        made.append((words, options))
+        return [Event("done", "")]
+
+    monkeypatch.setattr(bertworks, "pretrain", pretrain)
+    shell.types(advice, YOUR_TEXT=text, YOUR_MODEL="mine")  # an hour; other tests run budgets
+    assert made[0][0] == ([str(text)], Path("mine"))
+    assert made[0][1]["budget"] == "1h"
+    data = write_reviews(Path("r.csv"), 40)
+    advice = shell.shows(lines, "         bertworks finetune YOUR-TABLE.csv -o YOUR-CLASSIFIER")
+    shell.types(advice.replace("YOUR-TABLE.csv", str(data)), "--model", model, *FAST, YOUR_CLASSIFIER="mine")
+    assert about("mine")["labels"] == ["neg", "pos"]
+
+
+@says("{} of the tokens are [UNK]{}: the vocabulary does not fit this text; train one on it with `bertworks vocab`",
+      "a word takes {} tokens on average: the vocabulary is of another language or field, or too small; train one with "
+      "`bertworks vocab`")  # fmt: skip
+def test_warnings_about_a_vocabulary(shell: Shell, tokenizer: Path, text: Path) -> None:
+    lines = [f"das große Haus überquert täglich zwölf Brücken {word}." for word in ("süß", "schön", "grün", "größer")]
+    Path("german.txt").write_text("\n\n".join(lines * 20))
+    backwards = " ".join(word[::-1] for word in SENTENCE.split())
+    Path("backwards.txt").write_text("\n\n".join([f"{backwards}. {backwards}."] * 20))
+    for name, end in (
+        ("german.txt", "on it with `bertworks vocab`"),
+        ("backwards.txt", "train one with `bertworks vocab`"),
+    ):
+        answer = shell.works("prepare", name, "--tokenizer", tokenizer, "--workers", 1, "-o", f"shards of {name}")
+        shell.shows(answer, next(template for template in templates() if template.endswith(end)))
+    shell.works("vocab", "german.txt", "-o", "german", "--size", "300")
+    answer = shell.works("prepare", "german.txt", "--tokenizer", "german", "--workers", 1, "-o", "shards 2")
+    assert "bertworks vocab" not in answer
+
+
+@says("--budget {}m; or a smaller recipe; or smaller batches: --set train.phases.{}.batch_size={}")
+def test_a_budget_that_is_too_short(shell: Shell) -> None:
+    """The two ways out, with the cost of a step in proportion to its tokens."""
+    recipe = load_recipe("bert-base")
+    phases = tuple(replace(phase, num_steps=1) for phase in recipe.train.phases)
+    recipe = replace(recipe, train=replace(recipe.train, phases=phases))
+
+    def fitted(recipe: Any, minutes: float) -> Any:
+        costs = [phase.batch_size * phase.sequence_length / 1000 for phase in recipe.train.phases]
+        return fit_steps(recipe, 60 * minutes, costs)
+
+    with pytest.raises(BertworksError) as error:
+        fitted(recipe, 0.2)
+    advice = shell.shows(
+        error.value, "--budget {}m; or a smaller recipe; or smaller batches: --set train.phases.{}.batch_size={}"
+    )
+    minutes = int(re.search(r"--budget (\d+)m", advice)[1])  # type: ignore[index]
+    assert all(phase.num_steps >= 1 for phase in fitted(recipe, minutes).train.phases)
+    for _ in range(9):  # each time smaller
+        setting = re.search(r"--set (train\.phases\.\d\.batch_size=\d+)", str(error.value))
+        assert setting is not None
+        recipe = override(recipe, [setting[1]])
+        try:
+            assert all(phase.num_steps >= 1 for phase in fitted(recipe, 0.2).train.phases)
+        except BertworksError as again:
+            error.value.hint = again.hint
+        else:
+            return
+    pytest.fail("smaller batches do not help")
+
+
+def extras() -> dict[str, list[str]]:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return dict(project["optional-dependencies"])
+
+
+@says('{} is not installed; {} need it: pip install "bertworks[{}]"')
+def test_packages_that_are_missing(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr("importlib.metadata.version", missing)
+    checks = list(_extras())
+    assert len(checks) == len(_EXTRAS)
+    for check, name in zip(checks, _EXTRAS, strict=True):
+        advice = shell.shows(check.text, '{} is not installed; {} need it: pip install "bertworks[{}]"')
+        assert any(requirement.startswith(name) for requirement in extras()[re.search(r"\[(\w+)\]", advice)[1]])  # type: ignore[index]
+    code = "\n".join(path.read_text() for path in (ROOT / "bertworks").rglob("*.py"))
+    assert set(re.findall(r"bertworks\[(\w+)\]", code)) <= set(extras())
+
+
+@says("use a lower rate in a new folder: -o OTHER --set optimizer.learning_rate={}")
+def test_a_loss_that_is_not_finite(shell: Shell, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = PretrainingModel.forward
+
+    def spoilt(self: PretrainingModel, batch: Any) -> Any:
+        tallies = forward(self, batch)
+        if self.training:
+            first = tallies["masked_lm"]
+            tallies["masked_lm"] = first._replace(loss=first.loss * torch.nan)
+        return tallies
+
+    words = ["pretrain", text, *short()]
+    with monkeypatch.context() as patch:
+        patch.setattr(PretrainingModel, "forward", spoilt)
+        answer = shell.fails(*words, "-o", "out")
+    shell.shows(answer, "use a lower rate in a new folder: -o OTHER --set optimizer.learning_rate={}")
+    options = re.search(r"-o OTHER --set optimizer.learning_rate=(\S+)", answer)
+    assert options is not None
+    shell.works(*words, *options[0].split())
+    assert load_recipe("OTHER/recipe.toml").optimizer.learning_rate == float(options[1]) == 3.3e-4

@@ -1,0 +1,67 @@
+"""Situations that people reported in public, and that no other test holds together."""
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from served import Local
+
+from bertworks.cli.main import main
+from bertworks.runs.data_splits import read_data
+
+
+@pytest.mark.parametrize("given", [[[7592, 2088]], [7592, 2088], [[7592], [2088]]])
+def test_ids_of_another_tokenizer_are_no_text_for_the_server(model: Path, given: list[Any]) -> None:
+    """LangChain sends the ids of OpenAI's tokenizer unless it is told otherwise (text-embeddings-inference#273)."""
+    with Local(model) as local:
+        answer = local.post("/v1/embeddings", {"model": "any", "input": given})
+        assert answer.status_code in (400, 422)
+        message = answer.json()["error"]["message"]
+        assert "no ids of tokens" in message
+        assert "check_embedding_ctx_length=False" in message
+        ours = local.post("/v1/embeddings", {"model": "any", "input": ["a film"]})
+        assert ours.status_code == 200
+
+
+def test_base64_is_the_same_numbers(model: Path) -> None:
+    with Local(model) as local:
+        body = {"model": "any", "input": ["good film", "sad dogs"]}
+        plain, packed = (
+            local.post("/v1/embeddings", body | more).json() for more in ({}, {"encoding_format": "base64"})
+        )
+    expected = np.array([one["embedding"] for one in plain["data"]], np.float32)
+    found = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in packed["data"]]
+    np.testing.assert_array_equal(np.stack(found), expected)
+    assert [one["index"] for one in packed["data"]] == [0, 1]
+
+
+def test_answers_that_are_elsewhere(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Answers at position 0 that are elsewhere, paragraphs without questions, plausible answers (SOQAL#8, FARM#241)."""
+    paragraphs: list[dict[str, Any]] = []
+    for n in range(40):
+        context = f"Anna lives in house {n} . Boris lives in Oslo ."
+        asked: dict[str, Any] = {"id": f"q{n}", "question": "where lives Boris ?", "is_impossible": False}
+        asked["answers"] = [{"text": "Oslo", "answer_start": 0 if n % 4 == 1 else context.index("Oslo")}]
+        if n % 8 == 0:
+            asked |= {"answers": [], "is_impossible": True, "plausible_answers": [{"text": "Anna", "answer_start": 0}]}
+        paragraphs += [{"context": context, "qas": [asked]}, {"context": "Nothing is asked here .", "qas": []}]
+    files = []
+    for name, part in (("train", paragraphs[:60]), ("dev", paragraphs[60:])):
+        files.append(tmp_path / f"{name}.json")
+        files[-1].write_text(json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": part}]}))
+    train, dev = files
+    wrong = {f"q{n}" for n in range(30) if n % 4 == 1}
+    found = read_data(train, dev=dev)
+    assert {item.id for item in found.train} == {f"q{n}" for n in range(30)} - wrong
+    assert {item.label for item in found.train if item.id in ("q0", "q8")} == {()}
+    assert all(item.texts[1][start:].startswith(text) for item in found.train for start, text in item.label)
+    assert main(["check", str(train), "--dev", str(dev), "--model", str(model)]) == 0
+    shown = capsys.readouterr()
+    shown = shown.out + shown.err
+    assert f"{len(wrong)} answers are not at their position in the context" in shown
+    assert "question q1," in shown
+    assert "with an answer" in shown
+    assert "without an answer" in shown
