@@ -319,7 +319,7 @@ def test_context_is_refused_where_no_document_is_known(model: Path, tmp_path: Pa
     (tmp_path / "a.conll").write_text(sentence * 20)
     with pytest.raises(UsageError, match="which sentences are of one document"):
         run(tmp_path / "a.conll", tmp_path / "out", model, overrides=(*FAST, "document_context=true"))
-    (tmp_path / "a.csv").write_text("text,label\na good film,pos\na bad film,neg\n" * 10)
+    (tmp_path / "a.csv").write_text("text,label\n" + "a good film,pos\na bad film,neg\n" * 10)
     with pytest.raises(UsageError, match="document_context is for tagging, and the data is for classification"):
         run(tmp_path / "a.csv", tmp_path / "out", model, overrides=(*FAST, "document_context=true"))
     assert not (tmp_path / "out").exists()
@@ -368,7 +368,15 @@ def test_portions_are_those_of_the_same_job(tmp_path: Path, monkeypatch: pytest.
         fields = []
         with suppress(KeyboardInterrupt):
             for event in compute_file(
-                "embed", reader, output, {"x": settings}, range(5), compute, write, empty=IssueCounter()
+                "embed",
+                reader,
+                output,
+                {"x": settings},
+                range(5),
+                compute,
+                write,
+                lambda rows: (),
+                empty=IssueCounter(),
             ):
                 fields.append(event.fields)
         return computed, fields
