@@ -72,12 +72,9 @@ def test_any_name_works_everywhere(model: Path, tmp_path: Path, capsys: pytest.C
         ["embed", str(mine), data, "-o", str(folder / f"{name}.npy")],
         ["index", data, "-o", str(folder / "index"), "--model", str(mine)],
         ["search", str(folder / "index"), "film"],
-        ["evaluate", "task", head, data, "--errors", str(folder / "errors.csv")],
         *([["export", head, "-o", str(folder / f"{name}.onnx")]] * 2),
         ["predict", str(folder / f"{name}.onnx"), data, "-o", str(folder / "of_export.csv")],
-        ["convert", str(mine), "-o", str(folder / "converted")],
         ["fill", str(mine), "a [MASK] film"],
-        ["explain", head, "a good film", "-o", str(folder / f"{name}.html")],
     ]
     for words in commands:
         assert main(words) == 0, (words[0], capsys.readouterr().err)

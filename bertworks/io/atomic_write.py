@@ -88,13 +88,12 @@ def parse_json(
 def utf8_path(path: Path) -> Iterator[Path]:
     """Yield a path of a file for libraries that only read names in UTF-8: the same, or a link to it. The file may be
     mapped in the block."""
-    try:
-        str(path).encode()
+    if str(path) == (name := str(path).encode("utf-8", "replace").decode()):
         yield path
-    except UnicodeEncodeError:
-        with TemporaryDirectory() as folder:
-            (link := Path(folder, path.name.encode("utf-8", "replace").decode())).symlink_to(path.absolute())
-            yield link
+        return
+    with TemporaryDirectory() as folder:
+        (link := Path(folder, Path(name).name)).symlink_to(path.absolute())
+        yield link
 
 
 def refuse_unwritable(path: str | Path) -> None:
