@@ -265,7 +265,7 @@ def test_long_names_with_one_beginning_have_different_hidden_names() -> None:
 
 def test_libraries_get_names_in_utf8(tmp_path: Path) -> None:
     path = tmp_path / os.fsdecode(b"caf\xe9") / os.fsdecode(b"\xe9.bin")
-    with replacing(path) as temporary, utf8_path(temporary) as name:
+    with replacing(path) as name:
         str(name).encode()
         name.write_text("new")
     assert path.read_text() == "new"

@@ -32,7 +32,6 @@ from bertworks.io.atomic_write import (
     refuse_not_empty,
     remove_leftovers,
     replacing_folder,
-    utf8_path,
     write_bytes,
     write_json,
     write_text,
@@ -107,7 +106,7 @@ def export(
         remove_leftovers(target.parent, name=target.name)
     else:
         refuse_not_empty(target)
-        with replacing_folder(target) as temporary, utf8_path(temporary) as folder:
+        with replacing_folder(target) as folder:
             yield from _export(source, folder, results, int8=int8, data=data)
             write_json(folder / _RECORD, {"request": request, "sha256": weights_sha256(folder)})
     results["bytes"] = (target / EXPORTED).stat().st_size
