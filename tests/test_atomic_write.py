@@ -12,14 +12,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from bertworks.errors import BertworksError
 from bertworks.io import atomic_write
 from bertworks.io.atomic_write import (
+    hidden_sibling,
     remove_leftovers,
     replacing,
     replacing_folder,
     sha256,
+    utf8_path,
     write_bytes,
     write_json,
     write_text,
@@ -99,7 +102,10 @@ def test_a_failed_exchange_by_renames_puts_the_former_folder_back(
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(OSError, match="Input/output"), replacing_folder(tmp_path / "folder") as temporary:
+    with (
+        pytest.raises(BertworksError, match="cannot be written: Input/output"),
+        replacing_folder(tmp_path / "folder") as temporary,
+    ):
         (temporary / "new").write_text("new")
     assert names(tmp_path) == ["folder"]
     assert names(tmp_path / "folder") == ["old"]
@@ -161,6 +167,13 @@ def test_a_place_that_cannot_be_written_is_an_error_of_the_user(tmp_path: Path) 
     with pytest.raises(BertworksError, match="a file of that name"), replacing_folder(tmp_path / "file"):
         pass
     assert names(tmp_path) == ["file", "folder"]
+
+
+def test_a_failing_disk_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    write_text(tmp_path / "x", "old")
+    with pytest.raises(BertworksError, match=f"{tmp_path / 'x'}: cannot be written: Input/output error"):
+        fail_while_writing(tmp_path / "x", OSError(errno.EIO, "Input/output error"))  # of write(): it names no file
+    assert (tmp_path / "x").read_text() == "old"
 
 
 def test_errors_about_other_files_pass_unchanged(tmp_path: Path) -> None:
@@ -229,6 +242,39 @@ def test_names_as_long_as_the_file_system_allows(tmp_path: Path, name: str) -> N
     assert (tmp_path / name).read_text() == "new"
     leave(tmp_path, "999999999", atomic_write._shorten(name))
     assert remove_leftovers(tmp_path, name=name) == 1
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    names=st.lists(st.binary(min_size=1, max_size=255).filter(lambda n: not {0, 47} & set(n)), min_size=2, max_size=2),
+    ending=st.sampled_from([".portions", ".lock", f"@{'h' * 64}.4194304-99999999999.1000000.tmp"]),
+)
+def test_hidden_names_fit_and_differ(names: list[bytes], ending: str) -> None:
+    first, second = (hidden_sibling(Path(os.fsdecode(b"/folder/" + name)), ending) for name in names)
+    assert len(os.fsencode(first.name)) <= 255
+    assert first.parent == Path("/folder")
+    assert first.name.startswith(".")
+    assert first.name.endswith(ending)
+    assert (first == second) == (names[0] == names[1])
+
+
+def test_long_names_with_one_beginning_have_different_hidden_names() -> None:
+    one, other = (hidden_sibling(Path("x" * 254 + end), ".portions") for end in "ab")
+    assert one != other
+
+
+def test_libraries_get_names_in_utf8(tmp_path: Path) -> None:
+    path = tmp_path / os.fsdecode(b"caf\xe9") / os.fsdecode(b"\xe9.bin")
+    with replacing(path) as name:
+        str(name).encode()
+        name.write_text("new")
+    assert path.read_text() == "new"
+    with utf8_path(path) as name:
+        assert str(name).encode().endswith(b".bin")
+        assert name.read_text() == "new"
+    assert not name.exists()
+    with utf8_path(tmp_path / "plain") as name:
+        assert name == tmp_path / "plain"
 
 
 def test_a_name_too_long_is_an_error_of_the_user(tmp_path: Path) -> None:

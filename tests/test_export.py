@@ -475,4 +475,6 @@ def test_the_command(classifier: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert [line.split()[0] for line in shown.err.splitlines()] == ["onnxruntime", "int8:", "speed:", f"{data}:"]
     assert main([*command, str(tmp_path / "again"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["kind"] == "done"
-    assert main([*command, str(tmp_path / "again")]) == 2
+    assert main([*command, str(tmp_path / "again")]) == 0
+    assert "holds this export already" in capsys.readouterr().err
+    assert main([*command, str(tmp_path / "again"), "--int8"]) == 2

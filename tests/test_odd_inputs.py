@@ -1,18 +1,27 @@
 """Inputs that are unusual, and real: what other programs write, what two processes do at once."""
 
+import csv
 import json
+import os
+import shutil
+import sys
+from io import TextIOWrapper
 from itertools import permutations
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from fine import tokenizer, write_pairs, write_reviews, write_squad
+from pyarrow import parquet as pq
 
 from bertworks.batching.features import Featurizer
 from bertworks.checkpoints.model_folder import ModelFolder, TaskConfig
+from bertworks.cli.main import main
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item
 from bertworks.datasets.values import answers_of, list_of, sorted_labels
+from bertworks.datasets.writer import write_rows
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_sts
 from bertworks.evaluation.retrieval import read_collection
@@ -20,6 +29,7 @@ from bertworks.inference.decoding import Decoder
 from bertworks.inference.embed import Moments, embed_file
 from bertworks.inference.predict import predict_file
 from bertworks.inference.predictor import Predictor
+from bertworks.io.text_files import IssueCounter
 from bertworks.metrics.squad import SquadQuestion, evaluate_answers
 from bertworks.retrieval.index import Index
 from bertworks.runs.data_splits import read_data
@@ -33,6 +43,77 @@ FAST = ("optimizer.learning_rate=2e-3", "epochs=1", "patience=0", "precision=fp3
 def train(data: Path, output: Path, model: Path) -> Path:
     list(finetune_events(output, make_finetune_request(data, model=model, overrides=FAST), device="cpu"))
     return output
+
+
+# --- names and cells --------------------------------------------------------------------------------------------------
+
+REVIEWS = [{"text": text, "label": "=pos"} for text in ("=1+2 good", "-5", "-1.5e-3", "@x", "- bad", "a=1", "+49 30 1")]
+
+
+def test_any_name_works_everywhere(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A name that is not UTF-8 and as long as a file system allows: of models, inputs, outputs, indexes, run folders,
+    exports. Each command reads and writes it."""
+    for stream in (sys.stdout, sys.stderr):  # as in `run`
+        assert isinstance(stream, TextIOWrapper)
+        stream.reconfigure(errors="backslashreplace")
+    name = os.fsdecode(b"caf\xe9 \xff" + b"x" * 239)
+    folder = tmp_path / name
+    folder.mkdir()
+    mine = shutil.copytree(model, folder / name)
+    table = pa.table({"text": ["good film", "bad film"] * 12, "label": ["pos", "neg"] * 12})
+    with (folder / f"{name}.parquet").open("wb") as file:
+        pq.write_table(table, file)
+    data, head, fast = str(folder / f"{name}.parquet"), str(folder / "head"), [f"--set={word}" for word in FAST]
+    commands = [
+        ["check", data],
+        *([["finetune", data, "--model", str(mine), "-o", head, "--device", "cpu", *fast]] * 2),
+        *(["predict", head, data, "-o", str(folder / f"{name}{end}")] for end in (".csv", ".tsv.gz", ".p.parquet")),
+        ["predict", head, data, "-o", str(folder / f"{name}.jsonl")],
+        ["embed", str(mine), data, "-o", str(folder / f"{name}.npy")],
+        ["index", data, "-o", str(folder / "index"), "--model", str(mine)],
+        ["search", str(folder / "index"), "film"],
+        *([["export", head, "-o", str(folder / f"{name}.onnx")]] * 2),
+        ["predict", str(folder / f"{name}.onnx"), data, "-o", str(folder / "of_export.csv")],
+        ["fill", str(mine), "a [MASK] film"],
+    ]
+    for words in commands:
+        assert main(words) == 0, (words[0], capsys.readouterr().err)
+        capsys.readouterr()
+    assert np.load(folder / f"{name}.npy").shape[0] == 24
+    assert [row.values["text"] for row in RowReader(folder / f"{name}.p.parquet")] == table["text"].to_pylist()
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
+
+
+@pytest.mark.parametrize("guard", [False, True])
+def test_formulas_are_named_and_guarded_where_that_is_chosen(guard: bool, tmp_path: Path) -> None:
+    formulas = IssueCounter()
+    write_rows(tmp_path / "a.csv", ["text", "label"], REVIEWS, formulas=formulas, guard_formulas=guard)
+    with (tmp_path / "a.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    mark = "'" if guard else ""
+    is_formula = [True, False, False, True, True, False, True]
+    assert [row["text"] for row in rows] == [
+        (mark if bad else "") + row["text"] for bad, row in zip(is_formula, REVIEWS, strict=True)
+    ]
+    assert {row["label"] for row in rows} == {f"{mark}=pos"}
+    assert formulas.count == sum(is_formula) + len(REVIEWS)
+    assert formulas.places[0] == "row 1, column 'text'"
+    write_rows(tmp_path / "a.jsonl", ["text", "label"], REVIEWS, formulas=formulas, guard_formulas=guard)
+    assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()] == REVIEWS
+
+
+def test_a_note_names_the_option_that_guards_formulas(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "d.csv").write_text('"=A1"\n"=HYPERLINK(""x"")"\ngood\n')
+    words = ["embed", str(model), str(tmp_path / "d.csv"), "-o", str(tmp_path / "o.csv")]
+    assert main(words) == 0
+    said = capsys.readouterr().err
+    assert "formulas: 2 (header, column '=A1', row 1, column '=A1'); --guard-formulas writes ' before them" in said
+    assert (tmp_path / "o.csv").read_text().startswith('=A1,embedding\n"=HYPERLINK(""x"")",')
+    assert main([*words, "--guard-formulas"]) == 0
+    assert "have a ' before them" in capsys.readouterr().err
+    assert (tmp_path / "o.csv").read_text().startswith("'=A1,embedding\n\"'=HYPERLINK(")
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

@@ -215,9 +215,8 @@ def search(
             console.emit(hit)
         else:
             text = " ".join(hit["text"].split())
-            console.out(
-                f"{hit['score']:.3f}  {hit['id']}  {text if len(text) <= _SHOWN else text[: _SHOWN - 3] + '...'}"
-            )
+            text = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+            console.out(f"{hit['score']:.3f}  {hit['id']}  {text}")
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:

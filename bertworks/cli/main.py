@@ -128,9 +128,10 @@ def _report(error: BaseException, words: list[str]) -> int:
     if isinstance(error, BrokenPipeError):  # `bertworks ... | head`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    disk = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # of standard output, which has no name
-    if isinstance(error, OSError) and (error.filename or error.errno in disk):
-        say(f"error: {error.filename or 'standard output'}: {error.strerror or error}")
+    full = (errno.ENOSPC, errno.EDQUOT)  # of standard output, which has no name: what writes files names them
+    if isinstance(error, OSError) and (error.filename or error.errno in (*full, errno.EIO)):
+        name = error.filename or ("standard output" if error.errno in full else "a disk")
+        say(f"error: {name}: {error.strerror or error}")
         return 1
     say(f"error: {type(error).__name__}: {error}")
     command = " ".join("-" if word == STDIN else quoted(word) for word in words)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from bertworks.datasets.reader import RowReader
 from bertworks.errors import BertworksError, UsageError
-from bertworks.io.atomic_write import replacing, utf8_path
+from bertworks.io.atomic_write import replacing
 from bertworks.io.text_files import COMPRESSIONS, FORMATS, IssueCounter, format_suffix
 
 FileKind = Literal["csv", "tsv", "jsonl", "json", "parquet", "conll"]
@@ -53,8 +53,8 @@ def write_rows(
         if str(path) == "-":
             raise UsageError("Parquet cannot be written to a stream", where=name, hint="name a file, or another kind")
         target = Path(path).expanduser()
-        with replacing(target) as temporary, utf8_path(temporary) as written:
-            return _write_parquet(written, _checked(target.name, columns, rows), columns, target.name)
+        with replacing(target) as temporary:
+            return _write_parquet(temporary, _checked(target.name, columns, rows), columns, target.name)
     if kind in ("csv", "tsv"):
         mark = "'" if guard_formulas else ""
         lines = _table_lines(name, columns, rows, "," if kind == "csv" else "\t", formulas or IssueCounter(), mark)
@@ -216,8 +216,8 @@ def _rewrite(path: Path, schema: Any) -> Any:
     import pyarrow
     from pyarrow import parquet
 
-    with replacing(path) as wider, utf8_path(wider) as written, parquet.ParquetFile(path) as file:
-        writer = parquet.ParquetWriter(written, schema)
+    with replacing(path) as wider, parquet.ParquetFile(path) as file:
+        writer = parquet.ParquetWriter(wider, schema)
         for batch in file.iter_batches(batch_size=_BATCH_ROWS):
             writer.write_table(pyarrow.Table.from_batches([batch]).cast(schema))
     return writer

@@ -17,7 +17,7 @@ from bertworks.batching.sampling import Example, Target
 from bertworks.checkpoints.hf_mapping import architecture_of, component_names
 from bertworks.checkpoints.model_card import render_card
 from bertworks.checkpoints.model_folder import EXPORTED, TaskConfig, save_settings, task_settings, weights_sha256
-from bertworks.checkpoints.storage import read_json, read_json_value
+from bertworks.checkpoints.storage import read_json
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import items
 from bertworks.errors import BertworksError, UsageError, optional_import
@@ -28,10 +28,11 @@ from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
 from bertworks.interop.onnx_export import OPSET, ExportedNetwork, outputs_of, write_onnx
 from bertworks.io.atomic_write import (
+    read_small,
     refuse_not_empty,
     remove_leftovers,
     replacing_folder,
-    utf8_path,
+    write_bytes,
     write_json,
     write_text,
 )
@@ -105,7 +106,7 @@ def export(
         remove_leftovers(target.parent, name=target.name)
     else:
         refuse_not_empty(target)
-        with replacing_folder(target) as temporary, utf8_path(temporary) as folder:
+        with replacing_folder(target) as folder:
             yield from _export(source, folder, results, int8=int8, data=data)
             write_json(folder / _RECORD, {"request": request, "sha256": weights_sha256(folder)})
     results["bytes"] = (target / EXPORTED).stat().st_size
@@ -125,7 +126,7 @@ def _export(
     save_settings(folder, config, source.model.tokenizer, head)
     for name in _POOLING if is_encoder else ():
         if (source.model.folder / name).is_file():
-            write_json(folder / name, read_json_value(source.model.folder / name))
+            write_bytes(folder / name, read_small(source.model.folder / name, 1 << 23))
     write_onnx(path, source.network)
     theirs = OnnxModel(path)
     results["largest_difference"] = _compared(source, theirs, results["output"])

@@ -86,15 +86,13 @@ def parse_json(
 
 @contextmanager
 def utf8_path(path: Path) -> Iterator[Path]:
-    """Yield a path of a file for libraries that only read names in UTF-8: the same, or a link to it. The file may be
-    mapped in the block."""
-    try:
-        str(path).encode()
+    """Yield a path for libraries that know only names in UTF-8: the same, or a link to it, which need not exist."""
+    if str(path) == (name := str(path).encode("utf-8", "replace").decode()):
         yield path
-    except UnicodeEncodeError:
-        with TemporaryDirectory() as folder:
-            (link := Path(folder, path.name.encode("utf-8", "replace").decode())).symlink_to(path.absolute())
-            yield link
+        return
+    with TemporaryDirectory() as folder:
+        (link := Path(folder, Path(name).name)).symlink_to(path.absolute())
+        yield link
 
 
 def refuse_unwritable(path: str | Path) -> None:
@@ -238,8 +236,9 @@ def _write_npy_header(file: IO[bytes], block: "NDArray[Any]", rows: int) -> None
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a temporary sibling to write to. Its name is unique among processes and threads. When the block ends
-    without an error, it is fsynced and replaces `path`; otherwise it is removed and `path` stays as it was.
+    """Yield a temporary sibling to write to. Its name is unique among processes and threads; see also `utf8_path`.
+    When the block ends without an error, it is fsynced and replaces `path`; otherwise it is removed and `path` stays as
+    it was.
 
     Raises:
         BertworksError: the disk is full, or the file cannot be written there.
@@ -250,7 +249,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(target.parent, name=target.name)
-        yield temporary
+        with utf8_path(temporary) as name:
+            yield name
         for written in (*temporary.rglob("*"), temporary):
             fsync(written)
         if not (temporary.is_dir() and target.exists()):
@@ -282,7 +282,7 @@ def replacing_folder(path: str | Path) -> Iterator[Path]:
     """
     refuse_file(Path(path))
     with replacing(path) as temporary:
-        temporary.mkdir()
+        temporary.resolve().mkdir()  # it may be a link to what does not exist yet
         yield temporary
 
 

@@ -68,9 +68,9 @@ def guarded(call: Callable[[], Result], what: str, where: str = "") -> Result:
 
 
 def refuse_large_trie(pieces: Iterable[str]) -> None:
-    """Raises BertworksError for pieces of a unigram model that would take gigabytes."""
+    """Raises ValueError for pieces of a unigram model that would take gigabytes."""
     if (size := sum(len(piece.encode()) for piece in pieces)) > _LARGEST_TRIE:
-        raise BertworksError(f"the pieces of the vocabulary have {size / 1e6:.1f} MB in all: too much")
+        raise ValueError(f"the pieces of the vocabulary have {size / 1e6:.1f} MB in all: too much")
 
 
 def charsmap_growth(charsmap: bytes) -> int:
@@ -80,7 +80,7 @@ def charsmap_growth(charsmap: bytes) -> int:
     The table: the size of the trie; the trie, a double array (darts-clone); replacements that end in NUL.
 
     Raises:
-        BertworksError: a damaged table.
+        ValueError: a damaged table.
     """
     end = 4 + int.from_bytes(charsmap[:4], "little")
     texts = np.frombuffer(charsmap[end:] + b"\0", np.uint8)
@@ -91,7 +91,7 @@ def charsmap_growth(charsmap: bytes) -> int:
     good = len(units) > 0 and bool(((place | 255) < len(units))[inner].all())
     values = units[place[inner & (units >> 8 & 1 == 1)]] & 0x7FFFFFFF if good else units
     if not good or values.max(initial=0) >= len(texts) or (texts[values] & 0xC0 == 0x80).any():
-        raise BertworksError("the table of the normalizer (precompiled_charsmap) is damaged")
+        raise ValueError("the table of the normalizer (precompiled_charsmap) is damaged")
     return max(map(len, charsmap[end:].decode().split("\0")))
 
 
