@@ -192,7 +192,7 @@ def test_shards_whose_tokenizer_was_exchanged_are_refused(shards: Path, tmp_path
     mine = shutil.copytree(shards, tmp_path / "shards")
     tokenizer, _ = train_vocabulary(documents(), VocabularyConfig(size=120), workers=1)
     tokenizer.save(mine / "tokenizer")
-    with pytest.raises(BertworksError, match="not the tokenizer that made these shards"):
+    with pytest.raises(BertworksError, match=r"tokenizer.json: damaged"):
         run(mine, tmp_path / "a", write_recipe(tmp_path / "r.toml"))
 
 
