@@ -299,12 +299,39 @@ def test_raw_text_of_another_encoding(shell: Shell) -> None:
     assert Path("new.txt").read_text() == (words + "\n\n") * 200
 
 
+def pdf(text: str) -> bytes:
+    """A file of one page with a line of text."""
+    content = f"BT /F 12 Tf 72 720 Td ({text}) Tj ET".encode()
+    parts = [b"<< /Type /Catalog /Pages 2 0 R >>", b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+             b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 5 0 R"
+             b" /Resources << /Font << /F 4 0 R >> >> >>",
+             b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+             b"<< /Length %d >>\nstream\n%s\nendstream" % (len(content), content)]  # fmt: skip
+    made, places = b"%PDF-1.4\n", []
+    for number, part in enumerate(parts, 1):
+        places.append(len(made))
+        made += b"%d 0 obj\n%s\nendobj\n" % (number, part)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    end = b"xref\n0 6\n0000000000 65535 f \n%strailer\n<< /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n"
+    return made + end % (table, len(made))
+
+
 @says("`pdftotext FILE` makes text of it")
 def test_a_pdf(shell: Shell) -> None:
-    Path("paper.pdf").write_bytes(b"%PDF-1.4\n" + bytes(range(256)) * 20)
-    shell.shows(shell.fails("vocab", "paper.pdf", "-o", "out"), "`pdftotext FILE` makes text of it")
-    if shutil.which("pdftotext"):
-        pytest.skip("a real PDF is needed")
+    Path("my paper.pdf").write_bytes(pdf(SENTENCE))
+    advice = shell.shows(shell.fails("vocab", "my paper.pdf", "-o", "out"), "`pdftotext FILE` makes text of it")
+    if shutil.which("pdftotext"):  # else only the message is tested
+        shell.types(advice, FILE="my paper.pdf")
+        assert SENTENCE in Path("my paper.txt").read_text()
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_hub_exist(shell: Shell) -> None:
+    """They need the network, but not for their help."""
+    for template in (text for text in templates() if "hf auth login" in text):
+        command = re.search(r"hf auth \w+", template)
+        assert command is not None
+        assert "token" in shell.types(command[0], "--help").lower()
 
 
 def compressed(suffix: str) -> bytes:
