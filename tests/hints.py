@@ -23,6 +23,7 @@ VERBS = "vocab|prepare|pretrain|check|finetune|predict|fill|score|explain|embed|
 _ADVICE = re.compile(
     rf"`(?:{_PROGRAMS}|\{{\}}) |`bertworks|(?<![\w-])(?:bertworks (?:{VERBS}|import|convert|push|doctor|demo|--)\b"
     r"|iconv -|sed -|python -c|pip install|hf auth|(?:gzip|zstd|xz|bzip2) -)"
+    r"|bertworks\.[a-z_]+\(|^(?:\w+|\{\})\([^()]*\[(?:text|id)\]\)"
     r"|(?:^|[\s:(;])--?[a-z][\w-]*|--\{\} |--\{\}$|(?:^|with |mean )\{option\}(?: |$)"
 )
 _ONLY_AN_OPTION = re.compile(r"-{1,2}[\w-]+=?|--\{\}|\{option\} \{\}.*")

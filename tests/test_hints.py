@@ -299,12 +299,39 @@ def test_raw_text_of_another_encoding(shell: Shell) -> None:
     assert Path("new.txt").read_text() == (words + "\n\n") * 200
 
 
+def pdf(text: str) -> bytes:
+    """A file of one page with a line of text."""
+    content = f"BT /F 12 Tf 72 720 Td ({text}) Tj ET".encode()
+    parts = [b"<< /Type /Catalog /Pages 2 0 R >>", b"<< /Type /Pages /Kids [3 0 R] /Count 1 >>",
+             b"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Contents 5 0 R"
+             b" /Resources << /Font << /F 4 0 R >> >> >>",
+             b"<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+             b"<< /Length %d >>\nstream\n%s\nendstream" % (len(content), content)]  # fmt: skip
+    made, places = b"%PDF-1.4\n", []
+    for number, part in enumerate(parts, 1):
+        places.append(len(made))
+        made += b"%d 0 obj\n%s\nendobj\n" % (number, part)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    end = b"xref\n0 6\n0000000000 65535 f \n%strailer\n<< /Size 6 /Root 1 0 R >>\nstartxref\n%d\n%%%%EOF\n"
+    return made + end % (table, len(made))
+
+
 @says("`pdftotext FILE` makes text of it")
 def test_a_pdf(shell: Shell) -> None:
-    Path("paper.pdf").write_bytes(b"%PDF-1.4\n" + bytes(range(256)) * 20)
-    shell.shows(shell.fails("vocab", "paper.pdf", "-o", "out"), "`pdftotext FILE` makes text of it")
-    if shutil.which("pdftotext"):
-        pytest.skip("a real PDF is needed")
+    Path("my paper.pdf").write_bytes(pdf(SENTENCE))
+    advice = shell.shows(shell.fails("vocab", "my paper.pdf", "-o", "out"), "`pdftotext FILE` makes text of it")
+    if shutil.which("pdftotext"):  # else only the message is tested
+        shell.types(advice, FILE="my paper.pdf")
+        assert SENTENCE in Path("my paper.txt").read_text()
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_hub_exist(shell: Shell) -> None:
+    """They need the network, but not for their help."""
+    for template in (text for text in templates() if "hf auth login" in text):
+        command = re.search(r"hf auth \w+", template)
+        assert command is not None
+        assert "token" in shell.types(command[0], "--help").lower()
 
 
 def compressed(suffix: str) -> bytes:
@@ -652,6 +679,82 @@ def _json(answer: str) -> dict[str, Any]:
     return dict(json.loads(re.search(r"\{.*\}", answer, re.DOTALL)[0]))  # type: ignore[index]
 
 
+@pytest.mark.parametrize(
+    ("task", "label", "wrong"),
+    [
+        ("multilabel", ["good", "new"], 5),
+        ("regression", 1.5, "much"),
+        ("tagging", ["O", "B-person"], 3.5),
+        ("spans", [{"start": 0, "end": 1, "type": "person"}], 0),
+        ("qa", [{"text": "film", "answer_start": 2}], "film"),
+        ("choice", 1, "left"),
+    ],
+)
+def test_labels_as_the_message_writes_them(task: str, label: Any, wrong: Any, shell: Shell, model: Path) -> None:
+    """A label of another form is refused, and the form in the message is read."""
+    special: dict[str, dict[str, Any]] = {
+        "qa": {"question": "what ?", "context": "a film in 1968 it is 1968"},
+        "tagging": {"tokens": ["a", "film"]},
+        "choice": {"prompt": "a", "choice1": "good film", "choice2": "bad film"},
+    }
+    texts = special.get(task, {"text": "a film of men"})
+    named = [word for name in texts for word in ("--text", name)] + (["--label", "label"] if task != "spans" else [])
+
+    def check(last: Any) -> list[object]:
+        rows = [{**texts, "label": label if n % 2 or task != "regression" else 2.5} for n in range(40)]
+        rows[0] |= {"label": 0} if task == "choice" else {}
+        rows.append({**texts, "label": last})
+        for n, row in enumerate(rows):
+            row |= {"context": f"{row['context']} {n}"} if task == "qa" else {}
+        Path("d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return ["check", "d.jsonl", "--model", model, "--task", task, *named]
+
+    answer = shell.fails(*check(wrong))
+    form = re.search(r"hint: .*?(\[.*?\}?\]|\{.*?\}|\d)(?=$|,|:)", answer, re.MULTILINE)
+    meant = json.loads(form[1]) if form else 3.5
+    meant = [meant] if isinstance(meant, dict) else meant
+    shell.works(*check(meant))
+    if task not in ("regression", "choice"):
+        assert len(json.loads(shell.works(*check(meant), "--json"))) > 3
+
+
+@says("fine-tune it: bertworks.finetune(DATA, model=...)", "{}([text])[0]", "embed([text])[0]", "predict([text])[0]",
+      "embed(model, [text])[0]", "add([text])", "delete([id])")  # fmt: skip
+def test_advice_for_python(shell: Shell, model: Path, classifier: Path) -> None:
+    """What a program is to call instead: one text is no list."""
+    loaded, text = bertworks.load(model), "the [MASK] film"
+    with pytest.raises(BertworksError) as error:
+        loaded.predict([text])
+    advice = shell.shows(error.value, "fine-tune it: bertworks.finetune(DATA, model=...)")
+    call = advice.removeprefix("fine-tune it: ").replace("DATA", "data").replace("...", "model, overrides=FAST[1:6:2]")
+    made = eval(call, {"bertworks": bertworks, "data": write_reviews(Path("r.csv"), 40), "model": model, "FAST": FAST})
+    assert made.predict(["a good film"])[0]["label"] in ("neg", "pos")
+
+    index = bertworks.Index.create("index", model, device="cpu")
+    index.add(["a film"], ["1"])
+    owners: list[tuple[str, Any, str]] = [
+        ("{}([text])[0]", loaded, "embed"), ("{}([text])[0]", loaded, "fill"), ("{}([text])[0]", loaded, "score"),
+        ("embed([text])[0]", Embedder(model, device="cpu"), "embed"),
+        ("predict([text])[0]", bertworks.Predictor(classifier, device="cpu"), "predict"),
+        ("add([text])", index, "add"),
+    ]  # fmt: skip
+    for template, owner, method in owners:
+        with pytest.raises(BertworksError) as error:
+            getattr(owner, method)(text)
+        shell.shows(error.value.hint, template)
+        found = eval(f"owner.{error.value.hint}", {"owner": owner, "text": text})
+        assert method == "add" or str(found) == str(next(iter(getattr(owner, method)([text]))))
+    assert len(index) == 2
+    with pytest.raises(BertworksError) as error:
+        index.delete("1")
+    assert eval(f"index.{shell.shows(error.value.hint, 'delete([id])')}", {"index": index, "id": "1"}) == 1
+    with pytest.raises(BertworksError) as error:
+        bertworks.embed(model, text)
+    call = f"bertworks.{shell.shows(error.value.hint, 'embed(model, [text])[0]')}"
+    found = eval(call, {"bertworks": bertworks, "model": model, "text": text})
+    np.testing.assert_allclose(found, bertworks.embed(model, [text])[0], atol=1e-6)
+
+
 # Run folders, folds, seeds
 
 
@@ -981,16 +1084,18 @@ def link(path: Path) -> None:
 
 @says("gelu is the approximation by tanh, as Google's code computes it (hidden_act gelu_new); Hugging Face's "
       "conversions say gelu, the exact function, which differs in the third decimal: --gelu exact",
-      "give the bert_config.json of this checkpoint, or go on without: --leave-out '{}'", "{option} FILE",
+      "--leave-out {}", "{option} FILE",
       "as the name {} says (--cased or --uncased decides)",
       "give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert")  # fmt: skip
 def test_checkpoints_of_tensorflow(shell: Shell, model: Path) -> None:
     from test_tensorflow import numbers, written
 
-    prefix = written(Path("uncased it's"), numbers() | {"more/of it": np.ones(3, np.float32)})
+    more = {name: np.ones(3, np.float32) for name in ("more/of it", "and/it's", "x")}
+    prefix = written(Path("uncased it's"), numbers() | more)
     answer = shell.fails("import", prefix, "-o", "out")
-    advice = shell.shows(answer, "give the bert_config.json of this checkpoint, or go on without: --leave-out '{}'")
-    option = shlex.split(re.search(r"--leave-out '.*?'", advice)[0])  # type: ignore[index]
+    shell.shows(answer, "--leave-out {}")
+    option = shlex.split(answer.split("go on without: ")[1])
+    assert option[1::2] == sorted(more)
     answer = shell.works("import", prefix, "-o", "out", *option)
     assert json.loads(Path("out/config.json").read_text())["hidden_act"] == "gelu_new"
     text = next(template for template in templates() if "--gelu exact" in template)
@@ -1003,7 +1108,7 @@ def test_checkpoints_of_tensorflow(shell: Shell, model: Path) -> None:
     for name, moved in (("bert_config.json", "c.json"), ("vocab.txt", "v.txt")):
         (prefix.parent / name).rename(moved)
         answer = shell.fails("import", prefix, "-o", "moved", *option)
-        advice = shell.shows(answer, "{option} FILE")
+        shell.shows(answer, "{option} FILE")
         words = re.search(r"--\w+ FILE", answer)
         assert words is not None
         shell.works("import", prefix, "-o", f"with {moved}", *option, *words[0].replace("FILE", moved).split())
@@ -1013,7 +1118,6 @@ def test_checkpoints_of_tensorflow(shell: Shell, model: Path) -> None:
     shell.shows(answer, "give bert_model.ckpt where there is a bert_model.ckpt.index; other models: bertworks convert")
     shell.works("convert", model, "-o", "out2")
     assert bertworks.load("out2").config == bertworks.load(model).config
-    assert advice
 
 
 @says("name a file of documents, or give --delete, --compact or --approximate",

@@ -23,7 +23,7 @@ from torch import Tensor
 from bertworks.checkpoints import hf_mapping
 from bertworks.checkpoints.model_folder import Model, check_vocabulary
 from bertworks.checkpoints.storage import read_json, refuse_non_finite
-from bertworks.errors import BertworksError, some_names
+from bertworks.errors import BertworksError, quoted, some_names
 from bertworks.io.atomic_write import read_small
 from bertworks.io.binary_files import Protobuf, read_protobuf, read_varint
 from bertworks.models.config import EncoderConfig
@@ -295,7 +295,8 @@ def _refuse_unknown(names: Collection[str], where: str) -> None:
         raise BertworksError(what, where=where, hint=hint)
     if names:
         what = f"variables with no place in a BERT of this configuration: {some_names(names)}"
-        hint = f"give the bert_config.json of this checkpoint, or go on without: --leave-out '{min(names)[:120]}'"
+        options = " ".join(f"--leave-out {quoted(name[:120])}" for name in sorted(names)[:9])
+        hint = f"give the bert_config.json of this checkpoint, or go on without: {options}"
         raise BertworksError(what, where=where, hint=hint)
 
 
