@@ -81,10 +81,10 @@ def compute_file(
     rows: Iterable[_T],
     compute: Callable[[list[_T]], tuple[int, bytes]],
     write: Callable[[Sequence[Path]], None],
-    examples: Callable[[list[_T]], Iterable[Event]],
     *,
     empty: IssueCounter,
     document: Callable[[_T], str] | None = None,
+    examples: Callable[[list[_T]], Iterable[Event]] = lambda _: (),
     results: str = "rows",
     **fields: Any,
 ) -> Iterator[Event]:
@@ -95,9 +95,9 @@ def compute_file(
         settings: all that the results depend on, besides the data.
         compute: rows -> the number of truncated texts, and the results.
         write: the files with the results, in order -> the output.
-        examples: the first rows -> notes on some of them.
         empty: the rows without text, counted while `rows` are read.
         document: see `portions`.
+        examples: the first rows -> notes on some of them.
         results: what the output holds; and more fields of the last event.
 
     Raises:
@@ -202,7 +202,7 @@ def predict_file(
     rows, compute = _items(reader, schema, d, fields, empty), partial(_predictions, predictor, fields)
     document = (lambda item: item.document if item else "") if d.document_context else None
     yield from compute_file(
-        "predict", reader, output, settings, rows, compute, write, examples, empty=empty, document=document
+        "predict", reader, output, settings, rows, compute, write, empty=empty, document=document, examples=examples
     )
 
 
