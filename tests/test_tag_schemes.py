@@ -96,12 +96,12 @@ def test_invalid_sequences_are_read_as_those_of_iobes(data: st.DataObject, schem
 @pytest.mark.parametrize(
     ("labels", "name"),
     [
-        ("B-PER I-PER O", "IOB"), ("I-PER O", "IOB"), ("B-PER O", "IOB"), ("B I O", "IOB"), ("b-per i-per o", "IOB"),
+        ("B-PER I-PER O", "IOB"), ("I-PER O", "IOB1"), ("B-PER O", "IOB"), ("B I O", "IOB"), ("b-per i-per o", "IOB"),
         ("B-PER I-PER E-PER S-PER O", "IOBES"), ("B-PER E-PER O S-LOC", "IOBES"), ("I-PER E-PER O", "IOBES"),
         ("B-LOC B-PER I-PER L-LOC L-PER O U-PER", "BILOU"), ("B-LOC L-LOC O", "BILOU"), ("U-LOC O", "BILOU"),
         ("B-PER M-PER E-PER S-PER O", "BMES"), ("B M E S", "BMES"), ("B-PER M-PER E-PER W-PER O", "BMEWO"),
         ("PER-B PER-I O", "IOB"), ("PER_U LOC_B LOC_L O", "BILOU"), ("B_PER E_PER M_PER O", "BMES"),
-        ("B-a-b I-a-b O", "IOB"), ("O", "IOB"),
+        ("B-a-b I-a-b O", "IOB"), ("O", "IOB1"),
         ("B-PER X-PER O", None), ("B-PER L-PER E-PER O", None), ("B-PER LOC-I O", None), ("B- O", None),
         ("PER LOC O", None), (" ".join(UNIVERSAL), None), (" ".join(PENN), None), ("N V A O", None),
     ],

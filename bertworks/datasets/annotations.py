@@ -18,7 +18,7 @@ _SPLIT = re.compile(r"(\w+[-_ ])?(train|training|dev|devel|development|val|valid
 _RANGE = re.compile(r"\d+[-.]\d+")  # of CoNLL-U
 _DOCUMENT = re.compile(r"-DOCSTART-|# ?(newdoc|begin document)")
 OUTSIDE = ("O", "o")  # tags of words outside entities
-_SCHEMES = {"IOB": "BI", "IOBES": "BIES", "BILOU": "BILU", "BMES": "BMES", "BMEWO": "BMEW"}
+_SCHEMES = {"IOB1": "I", "IOB": "BI", "IOBES": "BIES", "BILOU": "BILU", "BMES": "BMES", "BMEWO": "BMEW"}
 _PREFIXED = re.compile(r"(?is)(?P<mark>[BIESLUMW])([-_](?P<type>.+))?")
 _SUFFIXED = re.compile(r"(?is)((?P<type>.+)[-_])?(?P<mark>[BIESLUMW])")
 _AS_IOBES = str.maketrans("LUWM", "ESSI")
@@ -32,7 +32,7 @@ _SPAN_HINT = 'write spans as {"start": 0, "end": 5, "type": "person"}: character
 
 
 class TagScheme(NamedTuple):
-    """How tags mark entities. name: IOB (IOB1 and IOB2 are read alike), IOBES, BILOU, BMES, BMEWO, or bare types.
+    """How tags mark entities. name: IOB1, IOB (either IOB1 or IOB2), IOBES, BILOU, BMES, BMEWO, or bare types.
     marks: for each tag but O, its letter in IOBES and its type, "" if it has none."""
 
     name: str

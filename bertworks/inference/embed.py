@@ -344,8 +344,8 @@ def embed_file(
     settings = {"model": embedder.fingerprint, "columns": columns, "precision": embedder.precision}
     yield from compute_file(
         "embed", reader, output, settings, _texts(reader, columns, empty, names), compute, write,
-        lambda texts: embedder.examples((f"{reader.name}: row {number}", text) for number, text in enumerate(texts, 1)),
         empty=empty, size=len, results=f"vectors of {embedder.dimension}", dimension=embedder.dimension,
+        examples=lambda texts: embedder.examples((f"{reader.name}: row {n}", text) for n, text in enumerate(texts, 1)),
     )  # fmt: skip
 
 

@@ -91,11 +91,11 @@ def compute_file(
     rows: Iterable[_T],
     compute: Callable[[list[_T]], tuple[int, bytes]],
     write: Callable[[Sequence[Path]], str | None],
-    examples: Callable[[list[_T]], Iterable[Event]],
     *,
     empty: IssueCounter,
     size: Callable[[_T], int] = lambda row: 0,
     document: Callable[[_T], str] | None = None,
+    examples: Callable[[list[_T]], Iterable[Event]] = lambda _: (),
     results: str = "rows",
     **fields: Any,
 ) -> Iterator[Event]:
@@ -106,9 +106,9 @@ def compute_file(
         settings: all that the results depend on, besides the data.
         compute: rows -> the number of truncated texts, and the results.
         write: the files with the results, in order -> the output; returns a note about it.
-        examples: the first rows -> notes on some of them.
         empty: the rows without text, counted while `rows` are read.
         size, document: see `portions`.
+        examples: the first rows -> notes on some of them.
         results: what the output holds; and more fields of the last event.
 
     Raises:
@@ -252,7 +252,7 @@ def predict_file(
     rows, compute = _items(reader, schema, d, fields, empty), partial(_predictions, predictor, fields)
     document = (lambda item: item.document if item else "") if d.document_context else None
     yield from compute_file(
-        "predict", reader, output, settings, rows, compute, write, examples, empty=empty, document=document,
+        "predict", reader, output, settings, rows, compute, write, empty=empty, document=document, examples=examples,
         size=lambda item: item.characters if item else 0,
     )  # fmt: skip
 
