@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -629,3 +630,33 @@ def test_what_is_not_read_is_named_with_a_way_out(tmp_path: Path, name: str, con
     found = error(write(tmp_path / name, content))
     assert what in found.what
     assert found.hint
+
+
+KEYS = (
+    "data annotations result value labels choices taxonomy from_name type text label cats accept options answer "
+    "entities spans start end question context answers answer_start train dev test columns paragraphs qas id 0 1 annotator"
+).split()
+JSON = st.recursive(
+    st.none() | st.integers(-1, 40) | st.floats() | st.sampled_from(["a text", "reject", "labels", "choices", "", "1"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner, max_size=4),
+    max_leaves=14,
+)
+
+
+@settings(max_examples=6000, deadline=None)
+@given(
+    value=st.lists(JSON, max_size=4) | JSON,
+    name=st.sampled_from(["a.json", "a.jsonl"]),
+    split=st.sampled_from([None, "dev"]),
+)
+def test_any_json_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, value: Any, name: str, split: str | None
+) -> None:
+    lines = isinstance(value, list) and name == "a.jsonl"
+    content = "".join(json.dumps(row) + "\n" for row in value) if lines else json.dumps(value)
+    path = write(tmp_path_factory.mktemp("t") / name, content)
+    with suppress(BertworksError):
+        reader = RowReader(path, ReadOptions(split=split))
+        rows = list(reader)
+        assert all(isinstance(row.values, dict) for row in rows)
+        list(items(reader, infer_schema(reader)[0], errors=[]))

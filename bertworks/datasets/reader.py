@@ -98,7 +98,9 @@ class RowReader:
             return
         if options.sentence_column is not None:
             tables.find_column(self.columns, self.name, options.sentence_column, "--sentence-column")
-        elif fields := annotations.answer_fields([values for _, values in itertools.islice(self._rows(), SAMPLE_ROWS)]):
+            return
+        sample = (values for _, values in itertools.islice(self._rows(), SAMPLE_ROWS))
+        if fields := annotations.answer_fields(self.columns, sample):
             self._answers = fields
             self.columns = [*(name for name in self.columns if name not in fields[1:]), "answers"]
 
@@ -183,8 +185,8 @@ class RowReader:
             self._rows = lambda: ((n, annotations.fasttext_row(line)) for n, line in self._lines() if line.strip())
             return
         treebank = reader.suffix == ".conllu"
-        if treebank or reader.format == "conll" or annotations.looks_like_conll(sample):
-            chosen = self.options.numbers_of_columns
+        chosen = self.options.numbers_of_columns
+        if treebank or chosen or reader.format == "conll" or annotations.looks_like_conll(sample):
             layout = self._layout = annotations.conll_layout(sample, chosen, treebank=treebank)
             self.kind = "conll"
             self._rows = lambda: annotations.read_conll(self._lines(), self.name, layout)
@@ -259,12 +261,11 @@ class RowReader:
             if format != "json" and not first.lstrip().startswith(("[", "{")):
                 parse_json(first, self.name, number)
             value = None
-        others = (line for other, line in self._lines() if other > number and line.strip())
-        is_row = isinstance(value, list) and format == "jsonl" and not isinstance((value or [{}])[0], dict)
-        alone = next(others, None) is None and (
-            annotations.splits_of(value) or annotations.json_rows(value) is not None
-        )
-        whole = not is_row and (alone or not isinstance(value, dict))
+        whole = not isinstance(value, dict)
+        if isinstance(value, list):  # a row by itself is one like ["text", "label"]
+            whole = format != "jsonl" or isinstance((value or [{}])[0], dict)
+        elif annotations.splits_of(value) or annotations.json_rows(value) is not None:
+            whole = whole or not any(line.strip() for other, line in self._lines() if other > number)
         if whole and annotations.is_squad(self._whole_json()):
             self.kind = "squad"
             self._rows = lambda: annotations.read_squad(self._whole_json(), self.name)
@@ -275,6 +276,8 @@ class RowReader:
         self._spans = annotations.span_column(sample)
         if self._spans is None and annotations.may_hold_spans(sample):
             self._spans = annotations.span_column(values for _, values in self._rows())
+        if sample and not any(sample):
+            raise BertworksError("the rows have no fields", where=self.name, hint=f"write rows like {_SPANS}")
         self.kind = "json" if self._spans is None else "spans"
         self.written_columns = list(dict.fromkeys(itertools.chain.from_iterable(sample)))
         self.columns = list(dict.fromkeys("entities" if name == self._spans else name for name in self.written_columns))
@@ -297,7 +300,11 @@ class RowReader:
         """A JSON object. source: its text."""
         where, kind = f"{self.name}:{number}", type(value)
         self._row_type = self._row_type or kind
-        value = annotations.record_of(value)
+        try:
+            value = annotations.record_of(value)
+        except (AttributeError, KeyError, TypeError) as error:
+            what = f"this is no row of Label Studio, Prodigy or spaCy: {value!r:.80}"
+            raise BertworksError(what, where=where, hint=f"write it as {_SPANS}") from error
         if not isinstance(value, dict) or kind is not self._row_type:
             hint = 'write it as {"text": "...", ...}'
             raise BertworksError(f"expected a JSON object, not {value!r:.60}", where=where, hint=hint)
