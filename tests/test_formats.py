@@ -116,7 +116,7 @@ def test_the_option_in_the_hint_reads_the_file(tmp_path: Path, encoding: str, te
     lines = content[suffix].split("\n")
     assert found.where == f"{path}:{next(n for n, line in enumerate(lines, 1) if not line.isascii())}"
     if suffix != "conll":  # whose lines are short
-        assert found.hint == f"--encoding {encoding}"
+        assert found.hint == f"--encoding {encoding}, or convert the file with iconv"
         assert text[:20] in found.what
     read = values(path, encoding=encoding)[-1]
     assert (read["tokens"] == text.split()) if suffix == "conll" else (read["text"] == text)
@@ -127,7 +127,7 @@ def test_utf_16_without_its_mark_is_refused_with_the_option(tmp_path: Path) -> N
         path = write(tmp_path / "a.tsv", text.encode("utf-16-le"))
         found = error(path)
         assert found.hint is not None
-        assert found.hint.endswith("--encoding utf-16-le")
+        assert "--encoding utf-16-le" in found.hint
         assert values(path, encoding="utf-16-le")[0]["label"] == "a"
         marked = write(tmp_path / "b.tsv", text.encode("utf-16"))
         assert values(marked) == values(marked, encoding="utf-16-le") == values(path, encoding="utf-16-le")

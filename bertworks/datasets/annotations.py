@@ -6,7 +6,7 @@ Only the layout is checked here. The meaning of labels and answers is checked la
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import dropwhile, groupby
+from itertools import chain, dropwhile, groupby
 from typing import Any, NamedTuple
 
 from bertworks.errors import BertworksError, UsageError
@@ -111,15 +111,19 @@ def _conll_lines(lines: Iterable[tuple[int, str]], layout: ConllLayout) -> Itera
     kind = "end"
     for number, line in lines:
         cells = conll_cells(line)
-        is_tagged = layout.tag is not None and len(cells) == layout.width and not layout.is_numbered
-        is_tagged = is_tagged and (not layout.has_entities or _is_entity_tag(cells[layout.tag or 0]))
         if _is_boundary(line):
             kind = "end"
-        elif kind in ("end", "comment") and cells[0] == "#" and not is_tagged:
+        elif cells[0] == "#" and kind in ("end", "comment") and not _is_word(cells, layout):
             kind = "comment"
         else:
             kind = "part" if layout.is_numbered and _RANGE.fullmatch(cells[0]) else "word"
         yield kind, number, line, cells
+
+
+def _is_word(cells: list[str], layout: ConllLayout) -> bool:
+    """Whether a line that begins with "# " holds a word with its tag."""
+    fits = not layout.is_numbered and layout.tag is not None and len(cells) == layout.width
+    return fits and (not layout.has_entities or _is_entity_tag(cells[layout.tag or 0]))
 
 
 def read_conll(
@@ -133,22 +137,22 @@ def read_conll(
     Raises:
         BertworksError: a line has fewer or more cells, or an empty token or tag.
     """
-    document = 0
-    for _, group in groupby(_conll_lines(lines, layout), lambda line: line[0] == "end"):
-        words: list[tuple[int, str, list[str]]] = []
-        for kind, number, line, cells in group:
-            if kind == "word":
-                _check_conll_line(f"{name}:{number}", line.removesuffix("\r"), cells, layout)
-                words.append((number, line.removesuffix("\r"), cells))
-            document += kind in ("end", "comment") and _DOCUMENT.match(line) is not None
-        if words:
+    document, words = 0, list[tuple[int, str, list[str]]]()
+    for kind, number, line, cells in _conll_lines(chain(lines, [(0, "")]), layout):
+        if kind == "word":
+            line = line.removesuffix("\r")
+            _check_conll_line(name, number, line, cells, layout)
+            words.append((number, line, cells))
+        elif kind == "end" and words:
             values: dict[str, Any] = {"tokens": [cells[layout.word] for *_, cells in words]}
             if layout.tag is not None:
                 values["tags"] = [cells[layout.tag] for *_, cells in words]
             yield words[0][0], {**values, "document": document, "lines": [line for _, line, _ in words]}
+            words = []
+        document += kind != "word" and _DOCUMENT.match(line) is not None
 
 
-def _check_conll_line(where: str, line: str, cells: list[str], layout: ConllLayout) -> None:
+def _check_conll_line(name: str, number: int, line: str, cells: list[str], layout: ConllLayout) -> None:
     if len(cells) < layout.width or not cells[-1 if layout.tag is None else layout.tag]:
         what = f"{line!r} has no tag"
         hint = "write the tag after the token, separated by a tab; O where there is no entity"
@@ -156,7 +160,7 @@ def _check_conll_line(where: str, line: str, cells: list[str], layout: ConllLayo
         what, hint = f"{line!r} has {len(cells)} cells", "write one tab between token and tag, and none in a token"
     else:
         return
-    raise BertworksError(f"{what}; most lines have {layout.width} cells", where=where, hint=hint)
+    raise BertworksError(f"{what}; most lines have {layout.width} cells", where=f"{name}:{number}", hint=hint)
 
 
 def with_tags(lines: Iterable[tuple[int, str]], tags: Iterable[str], layout: ConllLayout) -> Iterator[str]:

@@ -366,7 +366,7 @@ def _bad_bytes(path: Path, name: str, where: str, encoding: str | None) -> Bertw
     if likely:
         shown = b"\n".join(bad).decode(likely, "replace").split("\n")[0]
         what += f"; in {likely} it is {shown!r:.120}"
-        hint = f"--encoding {likely}"
+        hint = f"--encoding {likely}, or convert the file with iconv"
         if others:
             hint = f"repair the line: {others:,} other lines are UTF-8, so the file has two encodings"
     return BertworksError(what, where=where, hint=hint)
