@@ -147,6 +147,9 @@ class RowReader:
         """How the file is read where it could be read in other ways, and what the last pass repaired or left out, in
         words."""
         counts = [f"{what}: {counter}" for what, counter in self._counts.items()]
+        if self._answers is not None:
+            context, answer, start = self._answers
+            counts.insert(0, f"answers: {answer!r}, " + (f"at {start!r}" if start else f"searched in {context!r}"))
         return [*(self._layout.notes if self._layout else []), *counts]
 
     def _file_state(self) -> tuple[int, int]:
