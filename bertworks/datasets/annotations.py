@@ -7,8 +7,8 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import dropwhile, groupby
-from typing import Any, Literal, NamedTuple
+from itertools import chain, dropwhile, groupby
+from typing import Any, NamedTuple
 
 from bertworks.errors import BertworksError, UsageError
 
@@ -96,8 +96,8 @@ def conll_layout(sample: Iterable[str], chosen: Mapping[str, int], *, treebank: 
     widths = Counter(len(row) for block in blocks for row in block)
     width = widths.most_common(1)[0][0] if widths else 1
     blocks = [[row for row in block if len(row) == width and not _RANGE.fullmatch(row[0])] for block in blocks]
-    counted = [[row[0] for row in block] in (_numbers(block, 0), _numbers(block, 1)) for block in blocks]
-    counts = sum(counted) > 0.9 * len(counted) and sum(map(len, blocks)) > len(blocks)
+    counted = [all(row[0] in (str(n), str(n + 1)) for n, row in enumerate(block)) for block in blocks]
+    counts = sum(counted) > 0.9 * len(counted) and any(len({row[0] for row in block}) > 1 for block in blocks)
     is_numbered = width > 1 and (treebank or counts)
     word = chosen.get("word", 1 + is_numbered) - 1
     columns = [[row[index] for block in blocks for row in block] for index in range(width)]
@@ -106,18 +106,14 @@ def conll_layout(sample: Iterable[str], chosen: Mapping[str, int], *, treebank: 
         for index, cells in enumerate(columns)
         if index > word and sum(map(_is_entity_tag, cells)) >= 0.9 * len(cells)
     }
-    last = types.get(width - 1)
-    nested = (index for index, names in types.items() if names and last is not None and (names & last or not last))
-    usual = 3 if width == 10 and (treebank or (is_numbered and last is None)) else next(nested, width - 1)
+    last = types.get(width - 1, {"no tag"})
+    outer = (index for index, names in types.items() if is_numbered and (names & last or (names and not last)))
+    usual = 3 if width == 10 and is_numbered and width - 1 not in types else next(outer, width - 1)
     tag = chosen.get("tag", usual + 1) - 1
     if max(word, tag) >= width:
         what = f"the lines have {width} cells: there is no column {max(word, tag) + 1}"
         raise UsageError(what, hint="--columns word=1,tag=2, counted from 1")
     return ConllLayout(width, word, tag if tag != word else None, is_numbered, tag in types)
-
-
-def _numbers(block: Sequence[object], first: int) -> list[str]:
-    return [str(number) for number in range(first, first + len(block))]
 
 
 def _is_entity_tag(cell: str) -> bool:
@@ -142,30 +138,25 @@ def conll_cells(line: str) -> list[str]:
     return line.split("\t") if "\t" in line else re.split(" +", line)
 
 
-class _Line(NamedTuple):
-    kind: Literal["word", "part", "comment", "end"]  # part: a range (1-2) or an empty node (5.1): no word
-    number: int
-    text: str
-    cells: list[str]
-
-
-def _conll_lines(lines: Iterable[tuple[int, str]], layout: ConllLayout) -> Iterator[_Line]:
-    """Comments begin with "# " and stand before the words of a sentence."""
-    kind: Literal["word", "part", "comment", "end"] = "end"
+def _conll_lines(lines: Iterable[tuple[int, str]], layout: ConllLayout) -> Iterator[tuple[str, int, str, list[str]]]:
+    """The kind, number, text and cells of each line. Kinds: "word"; "part", a range (1-2) or an empty node (5.1), which
+    are no words; "comment", which begins with "# " and stands before the words of a sentence; "end" of a sentence."""
+    kind = "end"
     for number, line in lines:
         cells = conll_cells(line)
-        is_other = layout.is_numbered or len(cells) != layout.width or layout.tag is None
         if _is_boundary(line):
             kind = "end"
-        elif (
-            kind in ("end", "comment")
-            and cells[0] == "#"
-            and (is_other or (layout.has_entities and not _is_entity_tag(cells[layout.tag or 0])))
-        ):
+        elif cells[0] == "#" and kind in ("end", "comment") and not _is_word(cells, layout):
             kind = "comment"
         else:
             kind = "part" if layout.is_numbered and _RANGE.fullmatch(cells[0]) else "word"
-        yield _Line(kind, number, line, cells)
+        yield kind, number, line, cells
+
+
+def _is_word(cells: list[str], layout: ConllLayout) -> bool:
+    """Whether a line that begins with "# " holds a word with its tag."""
+    fits = not layout.is_numbered and layout.tag is not None and len(cells) == layout.width
+    return fits and (not layout.has_entities or _is_entity_tag(cells[layout.tag or 0]))
 
 
 def read_conll(
@@ -179,22 +170,22 @@ def read_conll(
     Raises:
         BertworksError: a line has fewer or more cells, or an empty token or tag.
     """
-    document = 0
-    for _, group in groupby(_conll_lines(lines, layout), lambda line: line.kind == "end"):
-        part = list(group)
-        document += sum(_DOCUMENT.match(line.text) is not None for line in part if line.kind in ("end", "comment"))
-        words = [line for line in part if line.kind == "word"]
-        for line in words:
-            _check_conll_line(f"{name}:{line.number}", line.text.removesuffix("\r"), line.cells, layout)
-        if words:
-            values: dict[str, Any] = {"tokens": [line.cells[layout.word] for line in words]}
+    document, words = 0, list[tuple[int, str, list[str]]]()
+    for kind, number, line, cells in _conll_lines(chain(lines, [(0, "")]), layout):
+        if kind == "word":
+            line = line.removesuffix("\r")
+            _check_conll_line(name, number, line, cells, layout)
+            words.append((number, line, cells))
+        elif kind == "end" and words:
+            values: dict[str, Any] = {"tokens": [cells[layout.word] for *_, cells in words]}
             if layout.tag is not None:
-                values["tags"] = [line.cells[layout.tag] for line in words]
-            values |= {"document": document, "lines": [line.text.removesuffix("\r") for line in words]}
-            yield words[0].number, values
+                values["tags"] = [cells[layout.tag] for *_, cells in words]
+            yield words[0][0], {**values, "document": document, "lines": [line for _, line, _ in words]}
+            words = []
+        document += kind != "word" and _DOCUMENT.match(line) is not None
 
 
-def _check_conll_line(where: str, line: str, cells: list[str], layout: ConllLayout) -> None:
+def _check_conll_line(name: str, number: int, line: str, cells: list[str], layout: ConllLayout) -> None:
     if len(cells) < layout.width or not cells[-1 if layout.tag is None else layout.tag]:
         what = f"{line!r} has no tag"
         hint = "write the tag after the token, separated by a tab; O where there is no entity"
@@ -202,7 +193,7 @@ def _check_conll_line(where: str, line: str, cells: list[str], layout: ConllLayo
         what, hint = f"{line!r} has {len(cells)} cells", "write one tab between token and tag, and none in a token"
     else:
         return
-    raise BertworksError(f"{what}; most lines have {layout.width} cells", where=where, hint=hint)
+    raise BertworksError(f"{what}; most lines have {layout.width} cells", where=f"{name}:{number}", hint=hint)
 
 
 def with_tags(lines: Iterable[tuple[int, str]], tags: Iterable[str], layout: ConllLayout) -> Iterator[str]:
@@ -232,12 +223,16 @@ def json_rows(value: Any) -> Any:
     """
     if isinstance(value, dict):
         data, names, parts = value.get("data"), value.get("columns"), list(value.values())
-        if isinstance(data, list):
-            value = [dict(zip(names, row)) for row in data] if isinstance(names, list) else data
-        elif parts and all(isinstance(part, dict) for part in parts) and all(map(str.isdecimal, value)):
-            value = parts
-        elif parts and all(isinstance(part, dict) and all(map(str.isdecimal, part)) for part in parts):
-            value = [{name: cells.get(key) for name, cells in value.items()} for key in parts[0]]
+        if isinstance(data, list) and isinstance(names, list):
+            fits = all(isinstance(row, list) and len(row) == len(names) for row in data)
+            value = [dict(zip(map(str, names), row)) for row in data] if fits else None
+        elif isinstance(data, list):
+            value = data
+        elif all(isinstance(part, dict) for part in parts) and parts:
+            if all(map(str.isdecimal, value)):
+                value = parts
+            elif all(map(str.isdecimal, parts[0])):
+                value = [{name: cells.get(key) for name, cells in value.items()} for key in parts[0]]
     if not isinstance(value, list):
         return None
     first = value[0] if value and isinstance(value[0], dict) else {}
@@ -268,13 +263,9 @@ def record_of(row: Any) -> Any:
     for name, value in row.items() if row.keys() & _EXPORTED else ():
         if isinstance(value, dict) and list(value) == ["choices"]:
             row[name] = value["choices"]
-        elif isinstance(value, list) and value and all(isinstance(part, list) and _is_texts(part) for part in value):
+        elif isinstance(value, list) and value and all(isinstance(part, list) and part == part[:9] for part in value):
             row[name] = list(map(" > ".join, value))  # the path of a taxonomy
     return row
-
-
-def _is_texts(value: list[Any]) -> bool:
-    return all(isinstance(part, str) for part in value)
 
 
 def _label_studio(task: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,12 +273,10 @@ def _label_studio(task: Mapping[str, Any]) -> dict[str, Any]:
     done = [entry for entry in task["annotations"] if not entry.get("was_cancelled")]
     flat = {"id": task.get("id"), **task["data"], **({"annotation_id": done[0].get("id")} if done else {})}
     for result in done[0].get("result", []) if done else ():
-        kind, value = result.get("type"), result.get("value", {})
+        kind, value = result["type"], result.get("value")
         if kind == "labels":
             flat.setdefault("entities", []).append(value)
-        elif kind in ("choices", "taxonomy"):
-            flat.setdefault(result["from_name"], []).extend(value[kind])
-        elif kind in ("rating", "number"):
+        elif kind in ("choices", "taxonomy", "rating", "number"):
             flat[result["from_name"]] = value[kind]
     return flat | ({"annotations": len(done)} if len(done) != 1 else {})
 
@@ -311,15 +300,15 @@ def looks_like_fasttext(sample: Iterable[str]) -> bool:
 # --- questions --------------------------------------------------------------------------------------------------------
 
 
-def answer_fields(records: Sequence[Mapping[str, Any]]) -> tuple[str, str, str | None] | None:
+def answer_fields(columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> tuple[str, str, str | None] | None:
     """The fields of the context, of answers as text, and of their start, in rows with questions; None if there are
     none, or if most answers are not in their context."""
-    names = {name.strip().lower().replace(" ", "_"): name for record in records for name in record}
+    names = {name.strip().lower().replace(" ", "_"): name for name in columns}
     answer = next((names[name] for name in ("answer_text", "answers", "answer") if name in names), None)
     if answer is None or not {"question", "context"} <= names.keys():
         return None
     context = names["context"]
-    texts = [(text, str(record.get(context))) for record in records for text in _answer_texts(record.get(answer))]
+    texts = [(text, str(record.get(context))) for record in rows for text in _answer_texts(record.get(answer))]
     if sum(text in within for text, within in texts) <= 0.5 * len(texts):
         return None
     return context, answer, next((names[name] for name in ("answer_start", "start") if name in names), None)
@@ -335,8 +324,8 @@ def with_answers(
     """The record with `answers` as in SQuAD, and whether an answer without a start occurs several times in the context:
     the first place counts; -1 is none. The names are those of `answer_fields`."""
     within, texts = str(record.get(context)), _answer_texts(record.get(answer))
-    given = str(record.get(start)).removesuffix(".0") if start else ""
-    is_given = given.isdecimal() and len(texts) == 1
+    given = str(record.get(start)).removesuffix(".0").strip("[]") if start else ""
+    is_given = re.fullmatch(r"\d{1,9}", given) is not None and len(texts) == 1
     answers = [{"text": text, "answer_start": int(given) if is_given else within.find(text)} for text in texts]
     several = not is_given and any(within.count(text) > 1 for text in texts)
     return {name: record[name] for name in record if name not in (answer, start)} | {"answers": answers}, several

@@ -24,7 +24,7 @@ from bertworks.io.text_files import (
     SOME_ENCODINGS,
     IssueCounter,
     LineReader,
-    guess_encoding,
+    infer_encoding,
     nothing_there,
     open_lines,
     rereadable,
@@ -114,7 +114,9 @@ class RowReader:
             return
         if options.sentence_column is not None:
             tables.find_column(self.columns, self.name, options.sentence_column, "--sentence-column")
-        elif fields := annotations.answer_fields([values for _, values in first_rows(self._rows())]):
+            return
+        sample = (values for _, values in first_rows(self._rows()))
+        if fields := annotations.answer_fields(self.columns, sample):
             self._answers = fields
             self.columns = [*(name for name in self.columns if name not in fields[1:]), "answers"]
 
@@ -161,6 +163,9 @@ class RowReader:
         """How the file is read where it could be read in other ways, and what the last pass repaired or left out, in
         words."""
         counts = [f"{what}: {counter}" for what, counter in self._counts.items()]
+        if self._answers is not None:
+            context, answer, start = self._answers
+            counts.insert(0, f"answers: {answer!r}, " + (f"at {start!r}" if start else f"searched in {context!r}"))
         return [*(self._layout.notes if self._layout else []), *counts]
 
     def _file_state(self) -> tuple[int, int]:
@@ -187,7 +192,7 @@ class RowReader:
             raise BertworksError("the file is empty", where=self.name, hint="name a file that holds rows")
         if reader.not_text:
             what, hint = reader.not_text
-            likely = guess_encoding(reader.head) if what == "not text" else None
+            likely = infer_encoding(reader.head) if what == "not text" else None
             hint = hint or "name a csv, tsv, json, Parquet or CoNLL file"
             hint = f"it may be text in {likely}: --encoding {likely}" if likely else hint.replace("{SPANS}", _SPANS)
             raise BertworksError(f"this is {what}", where=self.name, hint=hint)
@@ -203,8 +208,8 @@ class RowReader:
             self._rows = lambda: ((n, annotations.fasttext_row(line)) for n, line in self._lines() if line.strip())
             return
         treebank = reader.suffix == ".conllu"
-        if treebank or reader.format == "conll" or annotations.looks_like_conll(sample):
-            chosen = self.options.numbers_of_columns
+        chosen = self.options.numbers_of_columns
+        if treebank or chosen or reader.format == "conll" or annotations.looks_like_conll(sample):
             layout = self._layout = annotations.conll_layout(sample, chosen, treebank=treebank)
             self.kind = "conll"
             self._rows = lambda: annotations.read_conll(self._lines(), self.name, layout)
@@ -289,12 +294,11 @@ class RowReader:
             if format != "json" and not first.lstrip().startswith(("[", "{")):
                 parse_json(first, self.name, number)
             value = None
-        others = (line for other, line in self._long_lines() if other > number and line.strip())
-        is_row = isinstance(value, list) and format == "jsonl" and not isinstance((value or [{}])[0], dict)
-        alone = next(others, None) is None and (
-            annotations.splits_of(value) or annotations.json_rows(value) is not None
-        )
-        whole = not is_row and (alone or not isinstance(value, dict))
+        whole = not isinstance(value, dict)
+        if isinstance(value, list):  # a row by itself is one like ["text", "label"]
+            whole = format != "jsonl" or isinstance((value or [{}])[0], dict)
+        elif annotations.splits_of(value) or annotations.json_rows(value) is not None:
+            whole = whole or not any(line.strip() for other, line in self._long_lines() if other > number)
         if whole and annotations.is_squad(self._whole_json()):
             self.kind = "squad"
             self._rows = self._squad_rows
@@ -305,6 +309,8 @@ class RowReader:
         self._spans = annotations.span_column(sample)
         if self._spans is None and annotations.may_hold_spans(sample):
             self._spans = annotations.span_column(values for _, values in self._rows())
+        if sample and not any(sample):
+            raise BertworksError("the rows have no fields", where=self.name, hint=f"write rows like {_SPANS}")
         self.kind = "json" if self._spans is None else "spans"
         self.written_columns = list(dict.fromkeys(itertools.chain.from_iterable(sample)))
         self.columns = list(dict.fromkeys("entities" if name == self._spans else name for name in self.written_columns))
@@ -332,7 +338,11 @@ class RowReader:
         """A JSON object. source: its text."""
         where, kind = f"{self.name}:{number}", type(value)
         self._row_type = self._row_type or kind
-        value = annotations.record_of(value)
+        try:
+            value = annotations.record_of(value)
+        except (AttributeError, KeyError, TypeError) as error:
+            what = f"this is no row of Label Studio, Prodigy or spaCy: {value!r:.80}"
+            raise BertworksError(what, where=where, hint=f"write it as {_SPANS}") from error
         if not isinstance(value, dict) or kind is not self._row_type:
             hint = 'write it as {"text": "...", ...}'
             raise BertworksError(f"expected a JSON object, not {value!r:.60}", where=where, hint=hint)
@@ -406,13 +416,13 @@ def _bad_bytes(path: Path, name: str, where: str, encoding: str | None) -> Bertw
             is_bad = b"\0" in line or "\N{REPLACEMENT CHARACTER}" in line.decode("utf-8", "replace")
             bad += [line] * (is_bad and len(bad) < _BAD_LINES)
             others += not is_bad
-    likely = guess_encoding(b"\n".join(bad)) if encoding is None else None
+    likely = infer_encoding(b"\n".join(bad)) if encoding is None else None
     what = f"the line has bytes that are not {encoding or 'UTF-8'}"
     hint = f"name its encoding: --encoding {SOME_ENCODINGS}, ...; or repair the line"
     if likely:
         shown = b"\n".join(bad).decode(likely, "replace").split("\n")[0]
         what += f"; in {likely} it is {shown!r:.120}"
-        hint = f"--encoding {likely}"
+        hint = f"--encoding {likely}, or convert the file with iconv"
         if others:
             hint = f"repair the line: {others:,} other lines are UTF-8, so the file has two encodings"
     return BertworksError(what, where=where, hint=hint)

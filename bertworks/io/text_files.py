@@ -74,7 +74,7 @@ _BYTE_ORDER_MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
     (codecs.BOM_UTF16_BE, "utf-16"),
 )
 SOME_ENCODINGS = "cp1252, cp932, euc-kr, gb18030"
-# For `guess_encoding`: the frequent characters of each encoding. Two bytes: as bytes, and their least fraction of all.
+# For `infer_encoding`: the frequent characters of each encoding. Two bytes: as bytes, and their least fraction of all.
 _TWO_BYTES = {
     "euc_jp": (rb"[\xa4\xa5][\xa1-\xf6]", 0.2), "cp932": (rb"\x82[\x9f-\xf1]|\x83[\x40-\x96]", 0.2),  # kana
     "euc-kr": (rb"[\xb0-\xc8][\xa1-\xfe]", 0.8), "cp949": (rb"[\xb0-\xc8][\xa1-\xfe]", 0.8),
@@ -225,7 +225,7 @@ class LineReader:
         if few and bad.count < lines:
             return
         wrong = [line for line in self._start.split(b"\n") if "\ufffd" in line.decode("utf-8", "replace")]
-        guess = guess_encoding(b"\n".join(wrong)) if self._encoding == "utf-8-sig" else None
+        guess = infer_encoding(b"\n".join(wrong)) if self._encoding == "utf-8-sig" else None
         if few and not guess:  # the only line has a few of them
             return
         what = f"{bad.count:,} of the first {lines:,} lines have bytes that are not "
@@ -260,7 +260,7 @@ def open_lines(
         yield LineReader(stream, name, repairs or Repairs(), encoding)
 
 
-def guess_encoding(data: bytes) -> str | None:
+def infer_encoding(data: bytes) -> str | None:
     """The encoding of text that is not UTF-8, by its frequent characters; None if it is UTF-8, or if none is likely.
 
     Args:
