@@ -5,6 +5,7 @@ import io
 import json
 import random
 import shlex
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from bertworks.cli.main import main
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Schema, items
-from bertworks.datasets.values import names_columns
+from bertworks.datasets.values import CODES, DECIMAL_COMMA, NUMBERED, SENTENCE, SPLIT, WORD, names_columns
 from bertworks.errors import BertworksError, UsageError
 from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.inference.predict import predict_file
@@ -104,7 +105,7 @@ def test_columns_of_labels_that_are_not_safe(tmp_path: Path) -> None:
     with pytest.raises(BertworksError, match="'rude' holds '-1'") as caught:
         read_data(bad)
     assert caught.value.where == f"{bad}:61"
-    with pytest.raises(UsageError, match="regression reads one label"):
+    with pytest.raises(UsageError, match="regression reads one label, not several: rude, late"):
         read_data(one.with_name("a.csv"), task="regression", label=["rude", "late"])
 
 
@@ -427,6 +428,17 @@ def test_tables_of_known_meaning_are_understood_or_refused(
     assume(meant["task"] != "flags" or len(label) > 1)
     schema = learned(read, text=text, label=label, task=tasks.get(meant["task"], meant["task"]))
     assert sorted(schema.label) == sorted(label)
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["1 " + "mon" * 9999 + "é", "@" * 99_999 + " x", "1" * 99_999 + "é", "a " * 50_000 + "é", "1.1" * 33_333 + "é"],
+)
+def test_no_cell_takes_long_to_recognise(cell: str) -> None:
+    begin = time.process_time()
+    assert not any(pattern.fullmatch(cell) for pattern in (CODES, NUMBERED, SPLIT, DECIMAL_COMMA, WORD))
+    assert SENTENCE.fullmatch(cell)
+    assert time.process_time() - begin < 1
 
 
 # --- relatives --------------------------------------------------------------------------------------------------------

@@ -113,7 +113,7 @@ def _by_layout(reader: RowReader, columns: Columns, text: Names, label: Names) -
     if reader.kind == "squad":
         return Schema(task="qa", text=("question", "context"), label=("answers",))
     if reader.kind == "spans":
-        return Schema(task="spans", text=text or _find_texts(columns, ("entities",)), label=("entities",))
+        return Schema(task="spans", text=text or _find_texts(columns, ("entities",), is_one=True), label=("entities",))
     if reader.kind == "conll":
         document = "document" if columns["document"].high > 0 else None
         return Schema(task="tagging", text=("tokens",), label=("tags",) if "tags" in columns else (), document=document)
@@ -136,8 +136,8 @@ def _by_columns(columns: Columns, text: Names, label: Names, task: TaskType | No
         return Schema(task=task or "classification", text=text)
     several = len(label) > 1 or options.label_names or options.label_separator
     if several and task not in (None, "multilabel"):
-        what = f"{task} reads one label, and several are named: --label, --label-names or --label-separator"
-        raise UsageError(what, hint="--task multilabel, or name one --label alone")
+        hint = "--label NAME names one; --label-separator and --label-names are for --task multilabel"
+        raise UsageError(f"{task} reads one label, not several: {', '.join(label)}", hint=hint)
     if len(label) > 1:
         return Schema(task="multilabel", text=text, label=label)
     column = columns[label[0]]

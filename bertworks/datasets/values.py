@@ -47,8 +47,8 @@ _FEW = 3  # words of the name of a column; values that show how long texts are
 _MAX_VALUES = 2000  # different values that are counted in a column
 _PRINTED_LIST = re.compile(r"""\[(['"].*['"]|\d[\d\s]*)\]""", re.DOTALL)
 CODES = re.compile(  # dates, numbers, ids and addresses instead of language
-    r"[\W\d_年月日時分秒년월일]+|[!-~]*\d[!-~]*|\S+@\S+|\w+://\S+|(?=.*\d)((jan|feb|m[aä]r|apr|ma[iy]|ju[nl]|aug|sep|o[ck]t|nov|"
-    r"de[cz]|mon|tue|wed|thu|fri|sat|sun)[a-z]*|utc|gmt|[ap]m|[tz]|\W|\d)+",
+    r"[\W\d_年月日時分秒년월일]+|(?=\D*+\d)[!-~]++|[^\s@]++@\S++|\w++://\S++|(?=\D*+\d)((?>jan|feb|m[aä]r|apr|ma[iy]|ju[nl]|aug|sep|"
+    r"o[ck]t|nov|de[cz]|mon|tue|wed|thu|fri|sat|sun)[a-z]*+|utc|gmt|[ap]m|[tz]|\W|\d)++",
     re.IGNORECASE,
 )
 NUMBERED = re.compile(r"\W*[^\W\d_]+\W*\d+\W*")  # "Sentence: 1"
