@@ -53,9 +53,7 @@ CODES = re.compile(  # dates, numbers, ids and addresses instead of language
 )
 NUMBERED = re.compile(r"\W*[^\W\d_]+\W*\d+\W*")  # "Sentence: 1"
 WORD, SENTENCE = re.compile(r"\S{1,25}"), re.compile(r"\s*\S+(\s+\S+){2,}\s*|.{26,}", re.DOTALL)
-SPLIT = re.compile(
-    r"(public|private)?_?(train(ing)?|test(ing)?|dev|devel(opment)?|val|valid(ation)?|eval|holdout)", re.I
-)
+SPLIT = re.compile(r"(public|private)?(train(ing)?|test(ing)?|dev|devel(opment)?|val|valid(ation)?|eval|holdout)", re.I)
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
 FLAG_KINDS = [re.compile(kind, re.I) for kind in ("0|1", "false|true", "no|yes")]
 FLAGS = {"0": False, "1": True, "false": False, "true": True, "no": False, "yes": True}  # whether a label is true
