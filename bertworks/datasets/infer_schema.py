@@ -7,18 +7,16 @@ and the options that settle it. `schema` checks single rows later.
 import itertools
 import re
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.schema import TASKS, Item, Schema, TaskType, fitted, items, refuse_rows, schema_notes
+from bertworks.datasets.schema import TASKS, Schema, TaskType, find_labels, schema_notes
 from bertworks.datasets.values import MAX_CLASSES, MAX_LABEL_LENGTH, MOST, Column
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.tables import ReadOptions, find_column
-from bertworks.io.text_files import IssueCounter
 
 Columns = Mapping[str, Column]  # by name
 Names = tuple[str, ...]  # of columns
@@ -88,7 +86,7 @@ def infer_schema(
     if not labelled:
         schema = replace(schema, label=(), separator="")
     elif schema.label:
-        schema = replace(schema, labels=_labels(reader, schema))
+        schema = replace(schema, labels=find_labels(reader, schema))
         _check_labels(schema, columns[schema.label[0]], reader.name, is_explicit=task is not None)
     return schema, [*schema_notes(schema, columns), *_certainty(schema, columns, reader, {*text, *label})]
 
@@ -372,55 +370,6 @@ def _are_nameless(columns: Columns) -> bool:
 
 
 # --- the labels of the file -------------------------------------------------------------------------------------------
-
-
-def _labels(reader: RowReader, schema: Schema) -> Names:
-    """All labels of the file. Rows with errors are left out: they are refused when they are read again, or here if the
-    others have too few labels.
-
-    Raises:
-        UsageError: a label is true of every row; the words count or repeat something.
-    """
-    if schema.task in ("regression", "qa", "choice"):
-        return ()
-    counts, rows, sample, errors = Counter[str](), 0, list[Item](), list[BertworksError]()
-    for item in items(reader, replace(schema, id=None), left_out=IssueCounter(), errors=errors):
-        rows += 1
-        if schema.task == "classification":
-            counts[item.label] += 1
-        else:
-            counts.update(label if isinstance(label, str) else label[2] for label in item.label)
-        sample += [item][: _SAMPLE_ROWS - len(sample)]
-    if len(counts.keys() - {"O"}) < 1 + (schema.task == "classification"):
-        refuse_rows(errors, reader.name)
-    if schema.task == "tagging" and (what := _no_words([item.texts for item in sample])):
-        hint = "--columns word=2,tag=4 names those of a CoNLL file, and --text that of a table"
-        raise UsageError(f"the words of a row {what}: {sample[0].texts[:5]}", where=reader.name, hint=hint)
-    several = schema.task == "multilabel"
-    if always := [name for name, n in counts.items() if several and n == rows > 1 and name.lower() not in values.FLAGS]:
-        hint = f"leave {'its column' if len(schema.label) > 1 else 'it'} out, or name other columns with --label"
-        raise UsageError(f"the label {always[0]!r} is true of every row", where=reader.name, hint=hint)
-    names = fitted(schema, reader).label_names or (schema.label[1:] and schema.label)
-    found = values.sorted_labels(_true_tags(counts) if schema.task == "tagging" else counts)
-    return names if names and found else found
-
-
-def _no_words(rows: Sequence[Names]) -> str:
-    """What shows that the words of all rows are none: they count, or are the same; "" if nothing does."""
-    long = [row for row in rows if len(row) > 1]
-    if len(long) < max(2, MOST * len(rows)):
-        return ""
-    if all(row[0].isdecimal() and row == tuple(map(str, range(int(row[0]), int(row[0]) + len(row)))) for row in long):
-        return "count"
-    return "are all the same" if all(len(set(row)) == 1 for row in long) else ""
-
-
-def _true_tags(counts: Mapping[str, int]) -> Iterable[str]:
-    """If nearly all tags but O say where an entity begins or continues, all others are errors: a header, a 0."""
-    marks = {tag for tag in counts if ENTITY_TAG.fullmatch(tag)}
-    marked = sum(counts[tag] for tag in marks)
-    total = sum(counts.values()) - counts.get("O", 0)
-    return [tag for tag in counts if tag in marks or tag == "O"] if marked >= MOST * total else counts
 
 
 def _check_texts(schema: Schema, columns: Columns, name: str, *, is_explicit: bool) -> None:
