@@ -5,6 +5,7 @@ import io
 import json
 import random
 import shlex
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,17 @@ import pytest
 from hypothesis import assume, given, settings, strategies as some
 
 from bertworks.checkpoints.model_folder import TaskConfig, read_task_json
+from bertworks.cli.main import main
 from bertworks.datasets.infer_schema import infer_schema
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Schema, items
-from bertworks.datasets.values import names_columns
+from bertworks.datasets.values import CODES, DECIMAL_COMMA, NUMBERED, SENTENCE, SPLIT, WORD, names_columns
 from bertworks.errors import BertworksError, UsageError
+from bertworks.evaluation.evaluate import evaluate_task
+from bertworks.inference.predict import predict_file
 from bertworks.io.tables import ReadOptions
 from bertworks.runs.data_splits import read_data
+from bertworks.runs.finetune import finetune
 from bertworks.training.recipe import load_finetune_recipe
 
 SUBJECTS = "the old ferry,a quiet street,her brother,our little shop,the night train,every second page".split(",")
@@ -100,7 +105,7 @@ def test_columns_of_labels_that_are_not_safe(tmp_path: Path) -> None:
     with pytest.raises(BertworksError, match="'rude' holds '-1'") as caught:
         read_data(bad)
     assert caught.value.where == f"{bad}:61"
-    with pytest.raises(UsageError, match="regression reads one label"):
+    with pytest.raises(UsageError, match="regression reads one label, not several: rude, late"):
         read_data(one.with_name("a.csv"), task="regression", label=["rude", "late"])
 
 
@@ -385,7 +390,7 @@ def tables(draw: some.DrawFn) -> tuple[dict[str, list[Any]], dict[str, Any]]:
     return {one: columns[one] for one in order}, meant
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(tables(), some.booleans())
 def test_tables_of_known_meaning_are_understood_or_refused(
     tmp_path_factory: pytest.TempPathFactory, case: tuple[dict[str, list[Any]], dict[str, Any]], named: bool
@@ -425,6 +430,17 @@ def test_tables_of_known_meaning_are_understood_or_refused(
     assert sorted(schema.label) == sorted(label)
 
 
+@pytest.mark.parametrize(
+    "cell",
+    ["1 " + "mon" * 9999 + "é", "@" * 99_999 + " x", "1" * 99_999 + "é", "a " * 50_000 + "é", "1.1" * 33_333 + "é"],
+)
+def test_no_cell_takes_long_to_recognise(cell: str) -> None:
+    begin = time.process_time()
+    assert not any(pattern.fullmatch(cell) for pattern in (CODES, NUMBERED, SPLIT, DECIMAL_COMMA, WORD))
+    assert SENTENCE.fullmatch(cell)
+    assert time.process_time() - begin < 1
+
+
 # --- relatives --------------------------------------------------------------------------------------------------------
 
 
@@ -447,3 +463,50 @@ def test_sizes_that_no_model_folder_can_hold_are_refused_at_once(name: str) -> N
 def test_options_as_they_are_typed() -> None:
     options = ReadOptions(decimal=",", label_separator=";", label_names="a,b")
     assert shlex.join(options.words) == "--decimal , --label-separator ';' --label-names a,b"
+
+
+# --- from a table to an answer ----------------------------------------------------------------------------------------
+
+
+def test_columns_of_labels_from_training_to_answers(model: Path, tmp_path: Path, capsys: Any) -> None:
+    flags = {"rude": [n % 2 for n in range(60)], "late": [n % 3 // 2 for n in range(60)]}
+    path = table(tmp_path / "a.csv", {"id": range(60), "remark": TEXTS, **flags})
+    assert main(["check", str(path), "--label", "rude", "--label", "late", "--model", str(model)]) == 0
+    printed = capsys.readouterr()
+    assert "label        2 columns, each for one label: rude, late" in printed.out
+    assert printed.err.strip().endswith(f"finetune {path} --model {model} --label rude --label late -o MODEL-FOLDER")
+    out = tmp_path / "out"
+    finetune(path, model=model, output=out, device="cpu", overrides=["epochs=1"], label=["rude", "late"])
+    assert read_task_json(out / "task.json").label == ("rude", "late")
+    found = evaluate_task(out, path, device="cpu")
+    assert (found["rows"], {*found["table"]}) == (60, {"rude", "late"})
+    swapped = table(tmp_path / "b.csv", {"late": flags["late"], "rude": flags["rude"], "remark": TEXTS})
+    assert evaluate_task(out, swapped, device="cpu")["figures"] == found["figures"]
+    listed = ["|".join(name for name in flags if flags[name][n]) for n in range(60)]
+    cells = table(tmp_path / "c.csv", {"remark": TEXTS, "marks": listed})
+    read = ReadOptions(label_separator="|")
+    assert evaluate_task(out, cells, device="cpu", label="marks", read=read)["figures"] == found["figures"]
+    with pytest.raises(UsageError, match="the columns of the labels are rude, id"):
+        evaluate_task(out, path, device="cpu", label=["rude", "id"])
+    list(predict_file(out, path, tmp_path / "p.csv", device="cpu"))
+    rows = list(csv.DictReader((tmp_path / "p.csv").read_text().splitlines()))
+    assert len(rows) == 60
+    assert {"rude", "late", "predicted_labels"} <= rows[0].keys()
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv"])
+def test_a_file_of_sentences_has_an_answer_for_each(model: Path, tmp_path: Path, suffix: str) -> None:
+    train = table(tmp_path / "a.csv", {"text": TEXTS, "label": ["x", "y"] * 30})
+    out = tmp_path / "out"
+    finetune(train, model=model, output=out, device="cpu", overrides=["epochs=1"])
+    sentences = table(tmp_path / f"b{suffix}", {"": TEXTS[:12]}, named=False)
+    *notes, done = (event.text for event in predict_file(out, sentences, tmp_path / "p.jsonl", device="cpu"))
+    assert "header: no" in notes
+    assert done.endswith("12 rows")
+    named = table(tmp_path / f"c{suffix}", {"text": ["ok", "so so", "good"]})
+    assert [*predict_file(out, named, tmp_path / "q.jsonl", device="cpu")][-1].fields["rows"] == 3
+    doubtful = table(tmp_path / f"d{suffix}", {"": ["ok", "so so", "good"]}, named=False)
+    with pytest.raises(UsageError, match="does the first row name"):
+        list(predict_file(out, doubtful, tmp_path / "r.jsonl", device="cpu"))
+    read = ReadOptions(header=False)
+    assert [*predict_file(out, doubtful, tmp_path / "r.jsonl", device="cpu", read=read)][-1].fields["rows"] == 3

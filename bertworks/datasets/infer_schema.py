@@ -6,18 +6,16 @@ and the options that settle it. `schema` checks single rows later.
 
 import itertools
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
 from bertworks.datasets.reader import RowReader
-from bertworks.datasets.schema import TASKS, Item, Schema, TaskType, fitted, items, refuse_rows, schema_notes
+from bertworks.datasets.schema import TASKS, Schema, TaskType, find_labels, schema_notes
 from bertworks.datasets.values import MAX_CLASSES, MAX_LABEL_LENGTH, MOST, Column
 from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.io.tables import ReadOptions, find_column
-from bertworks.io.text_files import IssueCounter
 
 Columns = Mapping[str, Column]  # by name
 Names = tuple[str, ...]  # of columns
@@ -87,7 +85,7 @@ def infer_schema(
     if not labelled:
         schema = replace(schema, label=(), separator="")
     elif schema.label:
-        schema = replace(schema, labels=_labels(reader, schema))
+        schema = replace(schema, labels=find_labels(reader, schema))
         _check_labels(schema, columns[schema.label[0]], reader.name, is_explicit=task is not None)
     return schema, [*schema_notes(schema, columns), *_certainty(schema, columns, reader, {*text, *label})]
 
@@ -112,7 +110,7 @@ def _by_layout(reader: RowReader, columns: Columns, text: Names, label: Names) -
     if reader.kind == "squad":
         return Schema(task="qa", text=("question", "context"), label=("answers",))
     if reader.kind == "spans":
-        return Schema(task="spans", text=text or _find_texts(columns, ("entities",)), label=("entities",))
+        return Schema(task="spans", text=text or _find_texts(columns, ("entities",), is_one=True), label=("entities",))
     if reader.kind == "conll":
         document = "document" if columns["document"].high > 0 else None
         return Schema(task="tagging", text=("tokens",), label=("tags",) if "tags" in columns else (), document=document)
@@ -135,8 +133,8 @@ def _by_columns(columns: Columns, text: Names, label: Names, task: TaskType | No
         return Schema(task=task or "classification", text=text)
     several = len(label) > 1 or options.label_names or options.label_separator
     if several and task not in (None, "multilabel"):
-        what = f"{task} reads one label, and several are named: --label, --label-names or --label-separator"
-        raise UsageError(what, hint="--task multilabel, or name one --label alone")
+        hint = "--label NAME names one; --label-separator and --label-names are for --task multilabel"
+        raise UsageError(f"{task} reads one label, not several: {', '.join(label)}", hint=hint)
     if len(label) > 1:
         return Schema(task="multilabel", text=text, label=label)
     column = columns[label[0]]
@@ -157,20 +155,20 @@ def _by_columns(columns: Columns, text: Names, label: Names, task: TaskType | No
 def _refuse_parts(columns: Columns, text: Names, label: Names, task: TaskType | None) -> None:
     """Raises UsageError if a row is one word or one stretch of a text, or if not all rows are for training."""
     tags = [name for name in label or columns if _holds_tags(columns[name])]
-    words = [name for name in text or columns if name not in tags and _holds_words(columns[name])]
+    short = [c for name, c in columns.items() if name not in tags and c.mean_length <= 12 and 2 * c.numbers < c.filled]
+    words = [column.name for column in short if column.holds(values.WORD) and (not text or column.name in text)]
     is_whole = not text and any(column.holds(values.SENTENCE, 0.5) for column in columns.values())
     if task in (None, "tagging") and tags and words and not is_whole:
         sentence = next((name for name in columns if name.lower().startswith("sent")), "COLUMN")
         options = f"--sentence-column {quoted(sentence)} --text {quoted(words[0])} --label {tags[-1]}"
         hint = f"{options}; or write a CoNLL file: a word and its tag on each line, a blank line after a sentence"
         raise UsageError(f"each row holds one word: {words[0]!r} with the tag {tags[-1]!r}", hint=hint)
-    for column in columns.values():
-        if not label and _is_split(column):
+    for column in columns.values() if not label else ():
+        if _is_split(column):
             what = f"{column.name!r} divides the rows ({_some_values(column)}), and all of them would be trained on"
             hint = "write one file for each part: bertworks finetune TRAIN --dev DEV; --label COLUMN uses all rows"
             raise UsageError(what, hint=hint)
-        is_offset = _OFFSETS.fullmatch(column.known_name) and column.is_numeric and not column.fractions
-        if not label and is_offset and column.high > 1:
+        if _OFFSETS.fullmatch(column.known_name) and column.is_numeric and not column.fractions and column.high > 1:
             hint = 'write answers as in SQuAD, or spans as {"start": 0, "end": 5, "type": "person"}; or --label COLUMN'
             raise UsageError(f"{column.name!r} holds places in a text, and no labels", hint=hint)
 
@@ -179,10 +177,6 @@ def _holds_tags(column: Column) -> bool:
     """Whether each value is one tag of a word."""
     is_named = column.known_name in _TAG_NAMES and column.has_few_values and column.holds(values.WORD)
     return is_named or (column.holds(_TAG) and [*column.values] != ["O"])
-
-
-def _holds_words(column: Column) -> bool:
-    return column.mean_length <= 12 and column.numbers < 0.5 * column.filled and column.holds(values.WORD)
 
 
 def _is_split(column: Column) -> bool:
@@ -292,9 +286,9 @@ def _find_texts(columns: Columns, excluded: Names, *, is_one: bool = False) -> N
     if len(long) == 2 and longest.name in long and _are_nameless(columns):
         return tuple(long)
     if others := [name for name in long if name != longest.name and not is_one]:
-        names = [longest.name, *others]
-        one, two = (" ".join(f"--text {quoted(name)}" for name in names[:count]) for count in (1, 2))
-        raise UsageError(f"several columns hold texts: {', '.join(map(repr, names))}", hint=f"{one}, or {two}")
+        one, two = (f"--text {quoted(name)}" for name in (longest.name, others[0]))
+        names = ", ".join(map(repr, (longest.name, *others)))
+        raise UsageError(f"several columns hold texts: {names}", hint=f"{one}, or {one} {two}")
     return (longest.name,)
 
 
@@ -379,58 +373,6 @@ def _are_nameless(columns: Columns) -> bool:
 # --- the labels of the file -------------------------------------------------------------------------------------------
 
 
-def _labels(reader: RowReader, schema: Schema) -> Names:
-    """All labels of the file. Rows with errors are left out: they are refused when they are read again, or here if the
-    others have too few labels.
-
-    Raises:
-        UsageError: a label is true of every row; the words count or repeat something.
-    """
-    if schema.task in ("regression", "qa", "choice"):
-        return ()
-    counts, rows, sample = Counter[str](), 0, list[Item]()
-    errors: list[BertworksError] = []
-    for item in items(reader, replace(schema, id=None), left_out=IssueCounter(), errors=errors):
-        rows += 1
-        if schema.task == "classification":
-            counts[item.label] += 1
-        else:
-            counts.update(label if isinstance(label, str) else label[2] for label in item.label)
-        if len(sample) < _SAMPLE_ROWS:
-            sample.append(item)
-    if len(counts.keys() - {"O"}) < 1 + (schema.task == "classification"):
-        refuse_rows(errors, reader.name)
-    if schema.task == "tagging" and (what := _no_words([item.texts for item in sample])):
-        hint = "--columns word=2,tag=4 names those of a CoNLL file, and --text that of a table"
-        raise UsageError(f"the words of a row {what}: {sample[0].texts[:5]}", where=reader.name, hint=hint)
-    is_multilabel = schema.task == "multilabel" and not counts.keys() <= values.FLAGS.keys()
-    always = [label for label, count in counts.items() if count == rows and is_multilabel]
-    if always and rows > 1:
-        hint = f"leave {'its column' if len(schema.label) > 1 else 'it'} out, or name other columns with --label"
-        raise UsageError(f"the label {always[0]!r} is true of every row", where=reader.name, hint=hint)
-    names = fitted(schema, reader).label_names or (schema.label[1:] and schema.label)
-    found = values.sorted_labels(_true_tags(counts) if schema.task == "tagging" else counts)
-    return names if names and found else found
-
-
-def _no_words(rows: Sequence[Names]) -> str:
-    """What shows that the words of all rows are none: they count, or are the same; "" if nothing does."""
-    long = [row for row in rows if len(row) > 1]
-    if len(long) < max(2, MOST * len(rows)):
-        return ""
-    if all(row[0].isdecimal() and row == tuple(map(str, range(int(row[0]), int(row[0]) + len(row)))) for row in long):
-        return "count"
-    return "are all the same" if all(len(set(row)) == 1 for row in long) else ""
-
-
-def _true_tags(counts: Mapping[str, int]) -> Iterable[str]:
-    """If nearly all tags but O say where an entity begins or continues, all others are errors: a header, a 0."""
-    marks = {tag for tag in counts if ENTITY_TAG.fullmatch(tag)}
-    marked = sum(counts[tag] for tag in marks)
-    total = sum(counts.values()) - counts.get("O", 0)
-    return [tag for tag in counts if tag in marks or tag == "O"] if marked >= MOST * total else counts
-
-
 def _check_texts(schema: Schema, columns: Columns, name: str, *, is_explicit: bool) -> None:
     """Raises UsageError if the task reads more or fewer texts, or if most rows have none."""
     _, least, most, meaning = TASKS[schema.task]
@@ -477,13 +419,13 @@ def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: boo
 def _certainty(schema: Schema, columns: Columns, reader: RowReader, given: set[str]) -> list[str]:
     """The header, the grounds of what was inferred, and what else is possible. given: columns that were named."""
     lines = [] if reader.named is None else [f"header: {'yes' if reader.named else 'no'}"]
+    layout, known = reader.kind in ("squad", "spans", "conll"), values.KNOWN_NAMES | {*_CHOICE_LISTS}
     inferred = []
     for what, names in (("text", schema.text), ("label", schema.label)):
-        if names and not given >= {*names}:
-            known = {columns[name].known_name for name in names} <= values.KNOWN_NAMES | {*_CHOICE_LISTS}
-            layout = reader.kind in ("squad", "spans", "conll")
-            inferred.append(f"{what} by its {'layout' if layout else 'name' if known else 'values'}")
-    others = [repr(column.name) for column in _candidates(columns, (*schema.text, *schema.label)) if schema.label]
-    also = f"; another label could be: {', '.join(others)}" if others and not given >= {*schema.label} else ""
+        if {*names} - given:
+            by_name = {columns[name].known_name for name in names} <= known
+            inferred.append(f"{what} by its {'layout' if layout else 'name' if by_name else 'values'}")
+    others = [repr(c.name) for c in _candidates(columns, (*schema.text, *schema.label)) if {*schema.label} - given]
+    also = f"; another label could be: {', '.join(others)}" if others else ""
     split = [f"all rows are used, though {c.name!r} divides them" for c in columns.values() if given and _is_split(c)]
-    return lines + ([f"inferred: {', '.join(inferred)}{also}"] if inferred else []) + split
+    return lines + [f"inferred: {', '.join(inferred)}{also}"] * bool(inferred) + split

@@ -1,23 +1,26 @@
 """Rows of labelled data -> items: texts and the label, before tokenization. Every value is checked.
 
-A `Schema` says what the columns mean; nothing is inferred here.
+A `Schema` says what the columns mean; only the names of the labels are collected here.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from bertworks.datasets import values
+from bertworks.datasets.annotations import ENTITY_TAG
 from bertworks.datasets.reader import Row, RowReader
-from bertworks.errors import BertworksError
+from bertworks.errors import BertworksError, UsageError
 from bertworks.io.tables import find_column
 from bertworks.io.text_files import IssueCounter
 
 TaskType = Literal["classification", "multilabel", "regression", "tagging", "spans", "qa", "choice"]
 _LISTED_ERRORS, _SHOWN_LABELS = 20, 10
+_CHECKED_ROWS = 1000  # of which the words are checked
 TASKS: Mapping[TaskType, tuple[str, int, int, str]] = {  # in words; how many columns hold texts, and which they are
     "classification": ("one label for a text", 1, 2, "the text, or a pair of texts"),
     "multilabel": ("any number of labels for a text", 1, 2, "the text, or a pair of texts"),
@@ -199,6 +202,55 @@ def misplaced(item: Item) -> bool:
 def overlapping(item: Item) -> bool:
     """Whether spans of an item overlap: tags can express only one of them."""
     return any(second[0] < first[1] for first, second in pairwise(sorted(item.label or ())))
+
+
+def find_labels(reader: RowReader, schema: Schema) -> tuple[str, ...]:
+    """All labels of the file. Rows with errors are left out: they are refused when they are read again, or here if the
+    others have too few labels.
+
+    Raises:
+        UsageError: a label is true of every row; the words count or repeat something.
+    """
+    if schema.task in ("regression", "qa", "choice"):
+        return ()
+    counts, rows, sample, errors = Counter[str](), 0, list[Item](), list[BertworksError]()
+    for item in items(reader, replace(schema, id=None), left_out=IssueCounter(), errors=errors):
+        rows += 1
+        if schema.task == "classification":
+            counts[item.label] += 1
+        else:
+            counts.update(label if isinstance(label, str) else label[2] for label in item.label)
+        sample += [item][: _CHECKED_ROWS - len(sample)]
+    if len(counts.keys() - {"O"}) < 1 + (schema.task == "classification"):
+        refuse_rows(errors, reader.name)
+    if schema.task == "tagging" and (what := _no_words([item.texts for item in sample])):
+        hint = "--columns word=2,tag=4 names those of a CoNLL file, and --text that of a table"
+        raise UsageError(f"the words of a row {what}: {sample[0].texts[:5]}", where=reader.name, hint=hint)
+    several = schema.task == "multilabel"
+    if always := [name for name, n in counts.items() if several and n == rows > 1 and name.lower() not in values.FLAGS]:
+        hint = f"leave {'its column' if len(schema.label) > 1 else 'it'} out, or name other columns with --label"
+        raise UsageError(f"the label {always[0]!r} is true of every row", where=reader.name, hint=hint)
+    names = fitted(schema, reader).label_names or (schema.label[1:] and schema.label)
+    found = values.sorted_labels(_true_tags(counts) if schema.task == "tagging" else counts)
+    return names if names and found else found
+
+
+def _no_words(rows: Sequence[tuple[str, ...]]) -> str:
+    """What shows that the words of all rows are none: they count, or are the same; "" if nothing does."""
+    long = [row for row in rows if len(row) > 1]
+    if len(long) < max(2, values.MOST * len(rows)):
+        return ""
+    if all(row[0].isdecimal() and row == tuple(map(str, range(int(row[0]), int(row[0]) + len(row)))) for row in long):
+        return "count"
+    return "are all the same" if all(len(set(row)) == 1 for row in long) else ""
+
+
+def _true_tags(counts: Mapping[str, int]) -> Iterable[str]:
+    """If nearly all tags but O say where an entity begins or continues, all others are errors: a header, a 0."""
+    marks = {tag for tag in counts if ENTITY_TAG.fullmatch(tag)}
+    marked = sum(counts[tag] for tag in marks)
+    total = sum(counts.values()) - counts.get("O", 0)
+    return [tag for tag in counts if tag in marks or tag == "O"] if marked >= values.MOST * total else counts
 
 
 def schema_notes(schema: Schema, columns: Mapping[str, values.Column]) -> list[str]:

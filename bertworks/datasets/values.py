@@ -51,15 +51,13 @@ _MAX_VALUES = 2000  # different values that are counted in a column
 _LONGEST_VALUE = 1000  # characters of a value by which it differs
 _PRINTED_LIST = re.compile(r"""\[(['"].*['"]|\d[\d\s]*)\]""", re.DOTALL)
 CODES = re.compile(  # dates, numbers, ids and addresses instead of language
-    r"[\W\d_年月日時分秒년월일]+|[!-~]*\d[!-~]*|\S+@\S+|\w+://\S+|(?=.*\d)((jan|feb|m[aä]r|apr|ma[iy]|ju[nl]|aug|sep|o[ck]t|nov|"
-    r"de[cz]|mon|tue|wed|thu|fri|sat|sun)[a-z]*|utc|gmt|[ap]m|[tz]|\W|\d)+",
+    r"[\W\d_年月日時分秒년월일]+|(?=\D*+\d)[!-~]++|[^\s@]++@\S++|\w++://\S++|(?=\D*+\d)((?>jan|feb|m[aä]r|apr|ma[iy]|ju[nl]|aug|sep|"
+    r"o[ck]t|nov|de[cz]|mon|tue|wed|thu|fri|sat|sun)[a-z]*+|utc|gmt|[ap]m|[tz]|\W|\d)++",
     re.IGNORECASE,
 )
 NUMBERED = re.compile(r"\W*[^\W\d_]+\W*\d+\W*")  # "Sentence: 1"
 WORD, SENTENCE = re.compile(r"\S{1,25}"), re.compile(r"\s*\S+(\s+\S+){2,}\s*|.{26,}", re.DOTALL)
-SPLIT = re.compile(
-    r"(public|private)?_?(train(ing)?|test(ing)?|dev|devel(opment)?|val|valid(ation)?|eval|holdout)", re.I
-)
+SPLIT = re.compile(r"(public|private)?(train(ing)?|test(ing)?|dev|devel(opment)?|val|valid(ation)?|eval|holdout)", re.I)
 DECIMAL_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?")
 FLAG_KINDS = [re.compile(kind, re.I) for kind in ("0|1", "false|true", "no|yes")]
 FLAGS = {"0": False, "1": True, "false": False, "true": True, "no": False, "yes": True}  # whether a label is true
