@@ -77,10 +77,10 @@ class RowReader:
             raise nothing_there(self.path)
         if self.path.is_dir():
             raise UsageError("this is a folder, not a file", where=self.name, hint="name one of the files in it")
-        self.options, self.broken = options, IssueCounter()
+        self.options, self.broken, self._largest = options, IssueCounter(), options.row_bytes
         self._state = self._file_state()
         self._lines: Callable[[], Iterator[tuple[int, str]]] = partial(
-            utf8_lines, self.path, self.name, options.encoding, options.row_bytes
+            utf8_lines, self.path, self.name, options.encoding, self._largest
         )
         self.kind: Kind
         self.columns: list[str]
@@ -180,7 +180,7 @@ class RowReader:
         if self.options.quoting == "auto":
             quoted = delimiter != "\t" or tables.quotes_matter(_first_quoted_lines(self._lines()))
         rows = tables.split_rows(
-            self._lines(), delimiter, quoted=quoted, name=self.name, strict=True, largest=self.options.row_bytes
+            self._lines(), delimiter, quoted=quoted, name=self.name, strict=True, largest=self._largest
         )
         first, *others = [row for _, row in first_rows(rows) if row]
         named = self.options.header if self.options.header is not None else names_columns(first, others)
@@ -191,7 +191,7 @@ class RowReader:
     def _table_rows(self, delimiter: str, quoted: bool, named: bool) -> Iterator[tuple[int, dict[str, Any]]]:
         width = len(self.columns)
         rows = tables.split_rows(
-            self._lines(), delimiter, quoted=quoted, name=self.name, strict=True, largest=self.options.row_bytes
+            self._lines(), delimiter, quoted=quoted, name=self.name, strict=True, largest=self._largest
         )
         for number, cells in rows if quoted else tables.rejoin_broken_rows(rows, width, self.broken, self.name):
             if not cells and (named or width > 1):
@@ -275,18 +275,18 @@ class RowReader:
         for number, line in self._long_lines():
             lines.append(line)
             size += len(line)
-            if size > max(LARGEST_LINE, self.options.row_bytes):
+            if size > max(LARGEST_LINE, self._largest):
                 what = f"one JSON value of more than {LARGEST_LINE:,} bytes, which is read as a whole"
                 raise BertworksError(what, where=f"{self.name}:{number}", hint="write one object on each line")
         return parse_json("\n".join(lines), self.name)
 
     def _long_lines(self) -> Iterator[tuple[int, str]]:
         """The lines of a file that may be one JSON value."""
-        return utf8_lines(self.path, self.name, self.options.encoding, max(LARGEST_LINE, self.options.row_bytes))
+        return utf8_lines(self.path, self.name, self.options.encoding, max(LARGEST_LINE, self._largest))
 
     def _check_size(self, number: int, row: str) -> None:
-        if len(row) > self.options.row_bytes // 4 and len(row.encode("utf-8", "replace")) > self.options.row_bytes:
-            raise too_large(f"{self.name}:{number}", self.options.row_bytes)
+        if len(row) > self._largest // 4 and len(row.encode("utf-8", "replace")) > self._largest:
+            raise too_large(f"{self.name}:{number}", self._largest)
 
 
 def _first_quoted_lines(lines: Iterator[tuple[int, str]]) -> list[str]:
