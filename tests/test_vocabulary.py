@@ -401,11 +401,11 @@ def test_words_with_bad_bytes_are_not_learned(algorithm, lowercase):
     documents = ["Z\ufffdrich sch\ufffd\ufffdn, cat\ufffdmat \ufffd the cat sat on the mat"] * 50
     config = VocabularyConfig(size=300, algorithm=algorithm, lowercase=lowercase)
     tokenizer, made = train_vocabulary(documents, config, workers=1)
-    clean, _ = train_vocabulary([", the cat sat on the mat"] * 50, config, workers=1)
+    clean, clean_report = train_vocabulary([", the cat sat on the mat"] * 50, config, workers=1)
     assert {token.lstrip("▁Ġ#") for token in tokenizer.tokens} == {token.lstrip("▁Ġ#") for token in clean.tokens}
     assert not any("\ufffd" in token or "ï¿½" in token for token in tokenizer.tokens)
     assert "200 words have bytes that are not text (\ufffd): they are not learned" in made.notes
-    assert made.unknown_rate > 0.2  # 4 of the words are unknown, in about 12 tokens
+    assert made.unknown_rate > 0.05 > clean_report.unknown_rate
 
 
 def test_only_bad_words_are_no_text():

@@ -15,20 +15,10 @@ from typing import Any, Literal, NamedTuple
 from bertworks.datasets import annotations
 from bertworks.datasets.values import first_rows, has_header, names_columns
 from bertworks.errors import BertworksError, UsageError
-from bertworks.io import tables
+from bertworks.io import tables, text_files
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import ReadOptions
-from bertworks.io.text_files import (
-    LARGEST_LINE,
-    SOME_ENCODINGS,
-    IssueCounter,
-    LineReader,
-    guess_encoding,
-    nothing_there,
-    open_lines,
-    rereadable,
-    too_large,
-)
+from bertworks.io.text_files import IssueCounter, LineReader, guess_encoding, nothing_there, open_lines, rereadable
 
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
 _PARQUET_ROWS = 256  # held in memory at a time, or fewer
@@ -179,20 +169,20 @@ class RowReader:
         quoted = self.options.quoting == "quoted"
         if self.options.quoting == "auto":
             quoted = delimiter != "\t" or tables.quotes_matter(_first_quoted_lines(self._lines()))
-        rows = tables.split_rows(
-            self._lines(), delimiter, quoted=quoted, name=self.name, strict=True, largest=self._largest
-        )
+        rows = self._split(delimiter, quoted)
         first, *others = [row for _, row in first_rows(rows) if row]
         named = self.options.header if self.options.header is not None else names_columns(first, others)
         self.columns = tables.column_names(first, named=named)
         self._check_names("the header", "name them differently, or read it without header")
         self._rows = lambda: self._table_rows(delimiter, quoted, named)
 
+    def _split(self, delimiter: str, quoted: bool) -> Iterator[tuple[int, list[str]]]:
+        limits: dict[str, Any] = {"strict": True, "largest": self._largest}
+        return tables.split_rows(self._lines(), delimiter, quoted=quoted, name=self.name, **limits)
+
     def _table_rows(self, delimiter: str, quoted: bool, named: bool) -> Iterator[tuple[int, dict[str, Any]]]:
         width = len(self.columns)
-        rows = tables.split_rows(
-            self._lines(), delimiter, quoted=quoted, name=self.name, strict=True, largest=self._largest
-        )
+        rows = self._split(delimiter, quoted)
         for number, cells in rows if quoted else tables.rejoin_broken_rows(rows, width, self.broken, self.name):
             if not cells and (named or width > 1):
                 continue  # a blank line
@@ -271,22 +261,16 @@ class RowReader:
         return value
 
     def _whole_json(self) -> Any:
-        lines, size = [], 0
-        for number, line in self._long_lines():
-            lines.append(line)
-            size += len(line)
-            if size > max(LARGEST_LINE, self._largest):
-                what = f"one JSON value of more than {LARGEST_LINE:,} bytes, which is read as a whole"
-                raise BertworksError(what, where=f"{self.name}:{number}", hint="write one object on each line")
-        return parse_json("\n".join(lines), self.name)
+        return parse_json("\n".join(line for _, line in self._long_lines(whole=True)), self.name)
 
-    def _long_lines(self) -> Iterator[tuple[int, str]]:
-        """The lines of a file that may be one JSON value."""
-        return utf8_lines(self.path, self.name, self.options.encoding, max(LARGEST_LINE, self._largest))
+    def _long_lines(self, *, whole: bool = False) -> Iterator[tuple[int, str]]:
+        """The lines of a file that may be one JSON value. whole: it is one."""
+        largest = max(text_files.LARGEST_LINE, self._largest)
+        return utf8_lines(self.path, self.name, self.options.encoding, largest, whole=whole)
 
     def _check_size(self, number: int, row: str) -> None:
         if len(row) > self._largest // 4 and len(row.encode("utf-8", "replace")) > self._largest:
-            raise too_large(f"{self.name}:{number}", self._largest)
+            raise text_files.too_large(f"{self.name}:{number}", self._largest)
 
 
 def _first_quoted_lines(lines: Iterator[tuple[int, str]]) -> list[str]:
@@ -296,14 +280,16 @@ def _first_quoted_lines(lines: Iterator[tuple[int, str]]) -> list[str]:
 
 
 def utf8_lines(
-    path: Path, name: str, encoding: str | None = None, largest: int = LARGEST_LINE
+    path: Path, name: str, encoding: str | None = None, largest: int = text_files.LARGEST_LINE, *, whole: bool = False
 ) -> Iterator[tuple[int, str]]:
     """The numbered lines of a file; BertworksError for a line that is not in its encoding (None: UTF-8), or has more
-    than `largest` bytes."""
+    than `largest` bytes. whole: also for all lines together."""
     with open_lines(path, name, encoding=encoding) as reader:
         for numbered in reader.lines(exact=True, largest=largest):
             if reader.repairs.bad_bytes.count:
                 raise _bad_bytes(path, name, reader.repairs.bad_bytes.places[0], encoding)
+            if whole and reader.repairs.bytes > largest + text_files.BLOCK_SIZE:
+                raise text_files.too_large(f"{name}:{numbered[0]}", largest, ": it is one JSON value over many lines")
             yield numbered
 
 
@@ -318,7 +304,7 @@ def _bad_bytes(path: Path, name: str, where: str, encoding: str | None) -> Bertw
             others += not is_bad
     guess = guess_encoding(b"\n".join(bad)) if encoding is None else None
     what = f"the line has bytes that are not {encoding or 'UTF-8'}"
-    hint = f"name its encoding: --encoding {SOME_ENCODINGS}, ...; or repair the line"
+    hint = f"name its encoding: --encoding {text_files.SOME_ENCODINGS}, ...; or repair the line"
     if guess:
         shown = bad[0].decode(guess, "replace")
         what += f"; in {guess} it is {shown!r:.120}"
