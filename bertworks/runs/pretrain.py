@@ -187,14 +187,12 @@ def pretrain(
     """Pre-train a network and yield the events of the run; `output` becomes a model folder.
 
     Args:
-        inputs: raw text (files, folders, globs), or one shards folder.
+        inputs: raw text (files, folders, globs), or one shards folder. text_column, documents, encoding: of raw text.
         recipe: a name or a TOML file; overrides: `table.field=value` words, applied to it.
         budget: a time such as "30m" or "2h". Without a recipe it decides everything; with a recipe, only the number of
             steps. With neither: one hour.
         tokenizer: a tokenizer folder; None: a vocabulary is trained on the text.
-        init: a model to continue from, a folder or a name on the Hugging Face hub, with its configuration and
-            tokenizer.
-        text_column, documents, encoding: see `CorpusReader`.
+        init: a model to continue from, with its configuration and tokenizer: a folder, or a name on the hub.
 
     Raises:
         UsageError: the folder belongs to a run with other settings, or the request is contradictory.
