@@ -218,7 +218,7 @@ def test_one_column_keeps_its_blank_lines(tmp_path: Path) -> None:
         ("a.conll", "EU\tB-ORG\nrejects\t\n", ":2", "has no tag"),
         ("a.conll", "EU\tB-ORG\na\tO\nrejects\tO\tO\n", ":3", "3 cells"),
         ("a.txt", "EU B-ORG\n" + "a O\n" * 20 + "rejects\n\n", ":22", "has no tag"),
-        ("a.conllu", "1\ta\tb\n", "", "treebanks"),
+        ("a.conllu", "1\ta\tb\n2\tc\n", ":2", "has no tag"),
         ("a.parquet", b"PAR1 and nothing else", "", "damaged"),
     ],
 )
@@ -571,7 +571,8 @@ def test_a_row_broken_over_two_lines_is_joined_and_named(tmp_path: Path) -> None
         assert [row.values["question2"] for row in rows] == ["Why?", "And that?", "Two", "Four\nFive"]
         assert [row.values["is_duplicate"] for row in rows] == ["0", "1", "0", "1"]
         assert [row.where for row in rows] == [f"{path}:{line}" for line in (2, 3, 5, 7)]
-        assert str(reader.broken) == f"3 ({path}:3, {path}:5, {path}:7)"
+        places = f"3 ({path}:3, {path}:5, {path}:7)"
+        assert reader.notes == [f"rows broken over two lines, joined: {places}"]
 
 
 @pytest.mark.parametrize(

@@ -489,7 +489,7 @@ KNOWN = Schema(task="classification", text=("text",), label="label", labels=("ne
         (SPANS,
          {"text": "abc", "entities": [{"start": 1, "end": 1, "type": "x"}]}, "from 1 to 1 is not inside its text of 3"),
         (QUESTIONS,
-         {"question": "q", "context": "c", "answers": ["c"]}, "holds ['c']"),
+         {"question": "q", "context": "c", "answers": ["c", "d"]}, "holds ['c', 'd']"),
         (QUESTIONS,
          {"question": "q", "context": "c", "answers": None}, "is missing"),
         (CHOICE, {"p": "p", "a": "a", "b": "b", "label": 2}, "holds 2"),

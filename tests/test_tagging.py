@@ -1,5 +1,6 @@
 """Tagging from file to file: schemes, CoNLL columns in and out, raw texts, documents; thresholds; memory."""
 
+import csv
 import gzip
 import json
 import os
@@ -18,15 +19,17 @@ from schemes import Scheme, convert_tags
 from seqeval.metrics.sequence_labeling import get_entities
 
 from bertworks.batching.features import Featurizer
-from bertworks.datasets.annotations import with_tags
+from bertworks.datasets.annotations import ConllLayout, with_tags
 from bertworks.datasets.reader import RowReader
 from bertworks.datasets.schema import Item
 from bertworks.errors import BertworksError, UsageError
+from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
 from bertworks.inference.decoding import is_entity_tagset
 from bertworks.inference.predict import compute_file, predict_file
 from bertworks.inference.predictor import Predictor
 from bertworks.io.atomic_write import acquire_lock
+from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.metrics import classification
 from bertworks.metrics.classification import tag_spans
@@ -124,7 +127,8 @@ def test_a_conll_file_gets_one_more_column_and_keeps_the_rest(tagger: Path, tmp_
 
 
 def test_tabs_stay_tabs_and_words_alone_get_their_tags(tagger: Path, tmp_path: Path) -> None:
-    assert list(with_tags(["-DOCSTART-", "", "a b\tO", "\r", "c\tO\r"], ["X", "Y"], 2)) == [
+    lines = ["-DOCSTART-", "", "a b\tO", "\r", "c\tO\r"]
+    assert list(with_tags(enumerate(lines, 1), ["X", "Y"], ConllLayout(2, 0, 1))) == [
         "-DOCSTART-", "", "a b\tO\tX", "\r", "c\tO\tY\r"]  # fmt: skip
     (tmp_path / "words.conll").write_text("the\nfilm\n\nClara\n")
     lines, _ = predicted(tagger, tmp_path / "words.conll", tmp_path / "out.conll")
@@ -140,6 +144,23 @@ def test_other_files_become_words_and_tags(tagger: Path, tmp_path: Path) -> None
     with pytest.raises(BertworksError, match=r"b\.jsonl:1(.|\n)*does not fit in a line|does not fit(.|\n)*b\.jsonl:1"):
         predicted(tagger, tmp_path / "b.jsonl", tmp_path / "b.conll")
     assert not (tmp_path / "b.conll").exists()
+
+
+def test_a_table_with_one_word_per_row_gets_a_tag_in_each_row(tagger: Path, tmp_path: Path) -> None:
+    rows = [["1", "Anna", "B-person"], ["", "was", "O"], ["", "in", "O"], ["2", "Kyoto", "B-place"], ["3", "the", "O"]]
+    with (tmp_path / "a.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([["Sentence #", "Word", "Tag"], *rows])
+    read = ReadOptions(sentence_column="Sentence #")
+    predicted(tagger, tmp_path / "a.csv", tmp_path / "b.csv", text=("Word",), read=read)
+    with (tmp_path / "b.csv").open(newline="") as file:
+        out = list(csv.DictReader(file))
+    assert [[row[name] for name in ("Sentence #", "Word", "Tag")] for row in out] == rows
+    assert [row["predicted_tags"] for row in out] == [tag for _, _, tag in rows]
+    assert [row["truncated_tokens"] for row in out] == ["0", "", "", "0", "0"]  # in the first row of a sentence
+    predicted(tagger, tmp_path / "a.csv", tmp_path / "b.conll", text=("Word",), read=read)
+    assert (tmp_path / "b.conll").read_text() == "Anna\tB-person\nwas\tO\nin\tO\n\nKyoto\tB-place\n\nthe\tO\n\n"
+    figures = evaluate_task(tagger, tmp_path / "a.csv", text=("Word",), label="Tag", read=read, device="cpu")
+    assert (figures["rows"], figures["figures"]["f1"]) == (3, 1.0)
 
 
 def test_only_tags_are_written_as_conll(model: Path, tmp_path: Path) -> None:

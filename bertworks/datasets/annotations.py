@@ -6,18 +6,21 @@ Only the layout is checked here. The meaning of labels and answers is checked la
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
-from typing import Any, Literal, NamedTuple
+from itertools import dropwhile, groupby
+from typing import Any, NamedTuple
 
 from bertworks.errors import BertworksError, UsageError
 
 ENTITY_TAG = re.compile(r"[BIESLUMW][-_]\S+")
+_FASTTEXT = re.compile(r"(?:(?<=\s)|^)__label__(\S+)\s*")
+_SPLIT = re.compile(r"(\w+[-_ ])?(train|training|dev|devel|development|val|valid|validation|test)([-_ ]?\w+)?")
 _RANGE = re.compile(r"\d+[-.]\d+")  # of CoNLL-U
 _DOCUMENT = re.compile(r"-DOCSTART-|# ?(newdoc|begin document)")
 _SPAN_COLUMNS = ("entities", "spans", "labels", "label", "annotations", "ents")
 _START_NAMES = ("start", "start_offset", "begin")
 _END_NAMES = ("end", "end_offset", "stop")
-_TYPE_NAMES = ("type", "label", "entity", "entity_group", "tag")
+_EXPORTED = {"annotation_id", "annotator", "lead_time", "_task_hash"}  # fields of Label Studio and Prodigy
+_TYPE_NAMES = ("type", "label", "entity", "entity_group", "tag", "labels")
 _SQUAD = 'SQuAD: {"data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers"}]}]}]}'
 _SPAN_HINT = 'write spans as {"start": 0, "end": 5, "type": "person"}: characters from 0, the end after the last one'
 
@@ -55,11 +58,13 @@ def conll_layout(sample: Iterable[str], chosen: Mapping[str, int], *, treebank: 
     Raises:
         UsageError: the lines have fewer cells.
     """
-    blocks = [[conll_cells(line) for line in group] for end, group in groupby(sample, _is_boundary) if not end]
-    width = Counter(len(row) for block in blocks for row in block).most_common(1)[0][0] if blocks else 1
+    lines = [conll_cells(line) if not _is_boundary(line) else [] for line in sample]
+    blocks = [list(dropwhile(lambda row: row[0] == "#", group)) for filled, group in groupby(lines, bool) if filled]
+    widths = Counter(len(row) for block in blocks for row in block)
+    width = widths.most_common(1)[0][0] if widths else 1
     blocks = [[row for row in block if len(row) == width and not _RANGE.fullmatch(row[0])] for block in blocks]
-    counted = [[row[0] for row in block] in (_numbers(block, 0), _numbers(block, 1)) for block in blocks]
-    counts = sum(counted) > 0.9 * len(counted) and sum(map(len, blocks)) > len(blocks)
+    counted = [all(row[0] in (str(n), str(n + 1)) for n, row in enumerate(block)) for block in blocks]
+    counts = sum(counted) > 0.9 * len(counted) and any(len({row[0] for row in block}) > 1 for block in blocks)
     is_numbered = width > 1 and (treebank or counts)
     word = chosen.get("word", 1 + is_numbered) - 1
     columns = [[row[index] for block in blocks for row in block] for index in range(width)]
@@ -68,18 +73,14 @@ def conll_layout(sample: Iterable[str], chosen: Mapping[str, int], *, treebank: 
         for index, cells in enumerate(columns)
         if index > word and sum(map(_is_entity_tag, cells)) >= 0.9 * len(cells)
     }
-    last = types.get(width - 1)
-    nested = (index for index, names in types.items() if names and last is not None and (names & last or not last))
-    usual = 3 if width == 10 and (treebank or (is_numbered and last is None)) else next(nested, width - 1)
+    last = types.get(width - 1, {"no tag"})
+    outer = (index for index, names in types.items() if is_numbered and (names & last or (names and not last)))
+    usual = 3 if width == 10 and is_numbered and width - 1 not in types else next(outer, width - 1)
     tag = chosen.get("tag", usual + 1) - 1
     if max(word, tag) >= width:
         what = f"the lines have {width} cells: there is no column {max(word, tag) + 1}"
         raise UsageError(what, hint="--columns word=1,tag=2, counted from 1")
     return ConllLayout(width, word, tag if tag != word else None, is_numbered, tag in types)
-
-
-def _numbers(block: Sequence[object], first: int) -> list[str]:
-    return [str(number) for number in range(first, first + len(block))]
 
 
 def _is_entity_tag(cell: str) -> bool:
@@ -88,10 +89,10 @@ def _is_entity_tag(cell: str) -> bool:
 
 def looks_like_conll(sample: Iterable[str]) -> bool:
     """Whether nearly all lines begin with a token and end with a tag like O or B-person, or are those of CoNLL-U."""
-    rows = [conll_cells(line) for line in sample if not _is_boundary(line)]
+    rows = [conll_cells(line) for line in sample if not (_is_boundary(line) or line.startswith(("# ", "#\t")))]
     tagged = sum(len(row) > 1 and _is_entity_tag(row[-1]) for row in rows)
-    treebank = sum((len(row) == 10 and row[0][:1].isdecimal() and row[6].isdecimal()) for row in rows)
-    return len(rows) > 1 and max(tagged, 1.25 * treebank) >= 0.9 * len(rows)
+    treebank = sum(len(row) == 10 and (row[6].isdecimal() or _RANGE.fullmatch(row[0]) is not None) for row in rows)
+    return len(rows) > 1 and max(tagged, treebank) >= 0.9 * len(rows)
 
 
 def _is_boundary(line: str) -> bool:
@@ -104,30 +105,21 @@ def conll_cells(line: str) -> list[str]:
     return line.split("\t") if "\t" in line else re.split(" +", line)
 
 
-class _Line(NamedTuple):
-    kind: Literal["word", "part", "comment", "end"]  # part: a range (1-2) or an empty node (5.1): no word
-    number: int
-    text: str
-    cells: list[str]
-
-
-def _conll_lines(lines: Iterable[tuple[int, str]], layout: ConllLayout) -> Iterator[_Line]:
-    """Comments begin with "# " and stand before the words of a sentence."""
-    kind: Literal["word", "part", "comment", "end"] = "end"
+def _conll_lines(lines: Iterable[tuple[int, str]], layout: ConllLayout) -> Iterator[tuple[str, int, str, list[str]]]:
+    """The kind, number, text and cells of each line. Kinds: "word"; "part", a range (1-2) or an empty node (5.1), which
+    are no words; "comment", which begins with "# " and stands before the words of a sentence; "end" of a sentence."""
+    kind = "end"
     for number, line in lines:
         cells = conll_cells(line)
-        is_other = layout.is_numbered or len(cells) != layout.width or layout.tag is None
+        is_tagged = layout.tag is not None and len(cells) == layout.width and not layout.is_numbered
+        is_tagged = is_tagged and (not layout.has_entities or _is_entity_tag(cells[layout.tag or 0]))
         if _is_boundary(line):
             kind = "end"
-        elif (
-            kind in ("end", "comment")
-            and cells[0] == "#"
-            and (is_other or (layout.has_entities and not _is_entity_tag(cells[layout.tag or 0])))
-        ):
+        elif kind in ("end", "comment") and cells[0] == "#" and not is_tagged:
             kind = "comment"
         else:
             kind = "part" if layout.is_numbered and _RANGE.fullmatch(cells[0]) else "word"
-        yield _Line(kind, number, line, cells)
+        yield kind, number, line, cells
 
 
 def read_conll(
@@ -142,18 +134,18 @@ def read_conll(
         BertworksError: a line has fewer or more cells, or an empty token or tag.
     """
     document = 0
-    for _, group in groupby(_conll_lines(lines, layout), lambda line: line.kind == "end"):
-        part = list(group)
-        document += sum(_DOCUMENT.match(line.text) is not None for line in part if line.kind in ("end", "comment"))
-        words = [line for line in part if line.kind == "word"]
-        for line in words:
-            _check_conll_line(f"{name}:{line.number}", line.text.removesuffix("\r"), line.cells, layout)
+    for _, group in groupby(_conll_lines(lines, layout), lambda line: line[0] == "end"):
+        words: list[tuple[int, str, list[str]]] = []
+        for kind, number, line, cells in group:
+            if kind == "word":
+                _check_conll_line(f"{name}:{number}", line.removesuffix("\r"), cells, layout)
+                words.append((number, line.removesuffix("\r"), cells))
+            document += kind in ("end", "comment") and _DOCUMENT.match(line) is not None
         if words:
-            values: dict[str, Any] = {"tokens": [line.cells[layout.word] for line in words]}
+            values: dict[str, Any] = {"tokens": [cells[layout.word] for *_, cells in words]}
             if layout.tag is not None:
-                values["tags"] = [line.cells[layout.tag] for line in words]
-            values |= {"document": document, "lines": [line.text.removesuffix("\r") for line in words]}
-            yield words[0].number, values
+                values["tags"] = [cells[layout.tag] for *_, cells in words]
+            yield words[0][0], {**values, "document": document, "lines": [line for _, line, _ in words]}
 
 
 def _check_conll_line(where: str, line: str, cells: list[str], layout: ConllLayout) -> None:
@@ -181,6 +173,125 @@ def with_tags(lines: Iterable[tuple[int, str]], tags: Iterable[str], layout: Con
         is_document = kind == "end" and bare.strip() and layout.width == len(cells) > 1
         new = next(tag) if kind == "word" else "_" if kind == "part" else "O" if is_document else None
         yield line if new is None else f"{bare}{separator}{new}{end}"
+
+
+# --- JSON of annotation tools and libraries ---------------------------------------------------------------------------
+
+
+def json_rows(value: Any) -> Any:
+    """The rows of a JSON value that fills a file, or a SQuAD document; None: it is one row, or something else.
+
+    Known: lists; {"data": rows}; pandas (orient records, split, table, values; columns and index with row numbers);
+    articles or paragraphs of SQuAD in a list.
+    """
+    if isinstance(value, dict):
+        data, names, parts = value.get("data"), value.get("columns"), list(value.values())
+        if isinstance(data, list) and isinstance(names, list):
+            fits = all(isinstance(row, list) and len(row) == len(names) for row in data)
+            value = [dict(zip(map(str, names), row)) for row in data] if fits else None
+        elif isinstance(data, list):
+            value = data
+        elif all(isinstance(part, dict) for part in parts) and parts:
+            if all(map(str.isdecimal, value)):
+                value = parts
+            elif all(map(str.isdecimal, parts[0])):
+                value = [{name: cells.get(key) for name, cells in value.items()} for key in parts[0]]
+    if not isinstance(value, list):
+        return None
+    first = value[0] if value and isinstance(value[0], dict) else {}
+    return {"data": value} if "paragraphs" in first else {"data": [{"paragraphs": value}]} if "qas" in first else value
+
+
+def splits_of(value: Any) -> list[str]:
+    """The names of the parts of a JSON value like {"train": [...], "validation": [...]}; [] if it is none."""
+    names = list(value) if isinstance(value, dict) else []
+    are_splits = all(isinstance(value[name], list) and _SPLIT.fullmatch(name) for name in names)
+    return names if are_splits else []
+
+
+def record_of(row: Any) -> Any:
+    """One row of JSON as a flat object, if it has a known layout: spaCy's [text, {"entities", "cats"}], a task of Label
+    Studio, or Prodigy's choices. Other lists become "column 1", "column 2", ..."""
+    if isinstance(row, list):
+        pair = len(row) == 2 and isinstance(row[1], dict)
+        row = {"text": row[0], **row[1]} if pair else {f"column {number}": cell for number, cell in enumerate(row, 1)}
+    if not isinstance(row, dict):
+        return row
+    if isinstance(row.get("data"), dict) and isinstance(row.get("annotations"), list):
+        row = _label_studio(row)
+    if "accept" in row and "options" in row:
+        row |= {"label": row.pop("accept"), "accept_options": row.pop("options")}
+    if isinstance(row.get("cats"), dict):
+        row["label"] = [name for name, score in row.pop("cats").items() if score >= 0.5]
+    for name, value in row.items() if row.keys() & _EXPORTED else ():
+        if isinstance(value, dict) and list(value) == ["choices"]:
+            row[name] = value["choices"]
+        elif isinstance(value, list) and value and all(isinstance(part, list) and part == part[:9] for part in value):
+            row[name] = list(map(" > ".join, value))  # the path of a taxonomy
+    return row
+
+
+def _label_studio(task: Mapping[str, Any]) -> dict[str, Any]:
+    """The data and the first annotation of a task; "annotations" is their number if there is not exactly one."""
+    done = [entry for entry in task["annotations"] if not entry.get("was_cancelled")]
+    flat = {"id": task.get("id"), **task["data"], **({"annotation_id": done[0].get("id")} if done else {})}
+    for result in done[0].get("result", []) if done else ():
+        kind, value = result["type"], result.get("value")
+        if kind == "labels":
+            flat.setdefault("entities", []).append(value)
+        elif kind in ("choices", "taxonomy", "rating", "number"):
+            flat[result["from_name"]] = value[kind]
+    return flat | ({"annotations": len(done)} if len(done) != 1 else {})
+
+
+def is_rejected(record: Mapping[str, Any]) -> bool:
+    """Whether the annotator of Prodigy did not accept a row."""
+    return record.get("answer") in ("reject", "ignore") and bool(record.keys() & {"_task_hash", "spans", "options"})
+
+
+def fasttext_row(line: str) -> dict[str, Any]:
+    """The text and the labels of a line like "__label__a __label__b text"."""
+    return {"text": _FASTTEXT.sub("", line).strip(), "label": _FASTTEXT.findall(line)}
+
+
+def looks_like_fasttext(sample: Iterable[str]) -> bool:
+    """Whether nearly all lines begin with a label of fastText."""
+    begins = [line.startswith("__label__") for line in sample if line.strip()]
+    return sum(begins) > 0.9 * len(begins)
+
+
+# --- questions --------------------------------------------------------------------------------------------------------
+
+
+def answer_fields(columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> tuple[str, str, str | None] | None:
+    """The fields of the context, of answers as text, and of their start, in rows with questions; None if there are
+    none, or if most answers are not in their context."""
+    names = {name.strip().lower().replace(" ", "_"): name for name in columns}
+    answer = next((names[name] for name in ("answer_text", "answers", "answer") if name in names), None)
+    if answer is None or not {"question", "context"} <= names.keys():
+        return None
+    context = names["context"]
+    texts = [(text, str(record.get(context))) for record in rows for text in _answer_texts(record.get(answer))]
+    if sum(text in within for text, within in texts) <= 0.5 * len(texts):
+        return None
+    return context, answer, next((names[name] for name in ("answer_start", "start") if name in names), None)
+
+
+def _answer_texts(value: Any) -> list[str]:
+    return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str) and text.strip()]
+
+
+def with_answers(
+    record: Mapping[str, Any], context: str, answer: str, start: str | None
+) -> tuple[dict[str, Any], bool]:
+    """The record with `answers` as in SQuAD, and whether an answer without a start occurs several times in the context:
+    the first place counts; -1 is none. The names are those of `answer_fields`."""
+    within, texts = str(record.get(context)), _answer_texts(record.get(answer))
+    given = str(record.get(start)).removesuffix(".0").strip("[]") if start else ""
+    is_given = re.fullmatch(r"\d{1,9}", given) is not None and len(texts) == 1
+    answers = [{"text": text, "answer_start": int(given) if is_given else within.find(text)} for text in texts]
+    several = not is_given and any(within.count(text) > 1 for text in texts)
+    return {name: record[name] for name in record if name not in (answer, start)} | {"answers": answers}, several
 
 
 # --- SQuAD ------------------------------------------------------------------------------------------------------------
@@ -235,9 +346,9 @@ def _part(entry: Any, key: str, kind: Any, where: str) -> Any:
 def span_column(records: Iterable[Mapping[str, Any]]) -> str | None:
     """The field of JSON objects with lists of character spans; None if there is none, or if all lists are empty."""
     for record in records:
-        for key in _SPAN_COLUMNS:
-            value = record.get(key)
-            if isinstance(value, list) and value and all(span_of(entry) is not None for entry in value):
+        for key, value in sorted(record.items(), key=lambda item: item[0] not in _SPAN_COLUMNS):
+            known = key in _SPAN_COLUMNS or record.keys() & _EXPORTED
+            if known and isinstance(value, list) and value and all(span_of(entry) is not None for entry in value):
                 return key
     return None
 
@@ -253,6 +364,8 @@ def with_entities(record: Mapping[str, Any], column: str, where: str) -> dict[st
     Raises:
         BertworksError: a span has no start, end or type.
     """
+    if column not in record and record.keys() & _EXPORTED:  # the annotator marked no span
+        record = {**record, column: []}
     spans = record.get(column)
     if spans is not None and not isinstance(spans, list):
         raise BertworksError(f"{column!r} is {spans!r:.60}, not a list of spans", where=where, hint=_SPAN_HINT)
@@ -274,6 +387,7 @@ def span_of(entry: Any) -> dict[str, Any] | None:
     if isinstance(rest.get("span"), list) and len(rest["span"]) == 2:
         rest["start"], rest["end"] = rest.pop("span")
     start, end, kind = (_take(rest, names) for names in (_START_NAMES, _END_NAMES, _TYPE_NAMES))
+    kind = kind[0] if isinstance(kind, list) and len(kind) == 1 else kind
     if type(start) is not int or type(end) is not int or not isinstance(kind, str):
         return None
     return {"start": start, "end": end, "type": kind, **rest}

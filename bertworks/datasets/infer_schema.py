@@ -130,7 +130,9 @@ def _by_columns(columns: Columns, text: tuple[str, ...], label: str | None, task
     separator = _separator_of(column, is_explicit=task == "multilabel")
     if task is None:
         amounts: TaskType = "regression" if column.has_amounts else "classification"
-        task = "multilabel" if column.is_listed or separator else amounts
+        plural = re.fullmatch(r".*[^s]s", column.known_name)  # annotation tools write one label as a list, `label`
+        several = column.is_listed and (plural or column.single < column.filled)
+        task = "multilabel" if several or separator else amounts
     in_cells = task == "multilabel" and not column.is_listed
     return Schema(task=task, text=text, label=label, separator=(separator or "|") if in_cells else "")
 
@@ -239,8 +241,8 @@ def _find_id(columns: Columns) -> str | None:
 def _find_words(columns: Columns, text: Sequence[str], label: str | None) -> tuple[str, str] | None:
     """The columns with lists of words and of their tags; None if there are none. `text` and `label` are known."""
     lists = _named(column for column in columns.values() if column.is_listed)
-    words = _first(lists, [columns[name].known_name for name in text] or ["tokens", "words"])
-    known = [columns[label].known_name] if label else ["tags", "ner_tags", "pos_tags", "labels", "label"]
+    words = _first(lists, [columns[name].known_name for name in text] or ["tokens", "words", "token", "word"])
+    known = [columns[label].known_name] if label else ["tags", "ner_tags", "pos_tags", "labels", "label", "tag"]
     for tags in [lists[name] for name in known if name in lists]:
         if words and MOST <= tags.entries / max(1, words.entries) <= 1 / MOST:
             return words.name, tags.name

@@ -7,13 +7,14 @@ grow with the file, except for one JSON value that fills a whole file.
 import itertools
 import json
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from bertworks.datasets import annotations
-from bertworks.datasets.values import first_rows, has_header, names_columns
+from bertworks.datasets.values import first_rows, has_header, label_text, names_columns
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io import tables, text_files
 from bertworks.io.processes import chunk_by_size
@@ -21,9 +22,15 @@ from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter, LineReader, guess_encoding, nothing_there, open_lines, rereadable
 
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
+_SPANS = '{"text": "...", "entities": [{"start": 0, "end": 5, "type": "person"}]}'
+_NOT_READ = (  # the beginning of files of text that are not read, their format, and how to convert them
+    (r"\s*<(\?xml|!doctype|html)\b", "XML or HTML", "save the texts as a table: pandas.read_xml and to_csv"),
+    (r"(%.*\n|\s)*@relation\s", "an ARFF file", "save it as .csv, in Weka or by scipy.io.arff.loadarff"),
+    (r"T\d+\t\S+ \d+ \d+", "brat annotations", f"write text and .ann as one line of JSON: {_SPANS}"),
+)
 _PARQUET_ROWS = 256  # held in memory at a time, or fewer
 _PARQUET_BYTES = 1 << 24  # if these are larger, on average
-_BAD_LINES = 1000  # from which the encoding is guessed
+_BAD_LINES = 1000  # from which the encoding is inferred
 _SEPARATOR = re.compile(r'"?sep=([^\w\s"]|\t)"?', re.IGNORECASE)  # the first line of some tables of Excel
 _SAMPLE_CHARACTERS = 1 << 20  # from which the meaning of quote marks is inferred
 
@@ -53,7 +60,6 @@ class RowReader:
         kind: the kind of file.
         columns: the names of the values; of JSON lines those of the first rows. written_columns: the same as the file
             names them.
-        broken: rows of a raw table that a line end inside a cell divides, and that were joined again, in the last pass.
 
     Raises:
         BertworksError: the file is not of any known kind. While iterating also: a row with too few or too many cells,
@@ -67,7 +73,8 @@ class RowReader:
             raise nothing_there(self.path)
         if self.path.is_dir():
             raise UsageError("this is a folder, not a file", where=self.name, hint="name one of the files in it")
-        self.options, self.broken, self._largest = options, IssueCounter(), options.row_bytes
+        self.options, self._counts = options, defaultdict[str, IssueCounter](IssueCounter)
+        self._largest = options.row_bytes
         self._state = self._file_state()
         self._lines: Callable[[], Iterator[tuple[int, str]]] = partial(
             utf8_lines, self.path, self.name, options.encoding, self._largest
@@ -77,6 +84,8 @@ class RowReader:
         self.written_columns: list[str] = []
         self._rows: Callable[[], Iterator[tuple[int | str, dict[str, Any]]]]  # line or number, or name; values
         self._spans: str | None = None  # the field with spans
+        self._answers: tuple[str, str, str | None] | None = None  # fields of the context, the answer, its start
+        self._row_type: type | None = None  # of the first row of JSON
         self._layout: annotations.ConllLayout | None = None
         if tables.is_parquet(self.path):
             self.kind, self._rows = "parquet", self._parquet_rows
@@ -87,23 +96,60 @@ class RowReader:
             with open_lines(self.path, self.name, encoding=options.encoding) as reader:
                 self._recognize(reader)
         self.written_columns = self.written_columns or self.columns
+        if self.kind not in ("table", "json", "parquet"):
+            return
+        if options.sentence_column is not None:
+            tables.find_column(self.columns, self.name, options.sentence_column, "--sentence-column")
+            return
+        sample = (values for _, values in first_rows(self._rows()))
+        if fields := annotations.answer_fields(self.columns, sample):
+            self._answers = fields
+            self.columns = [*(name for name in self.columns if name not in fields[1:]), "answers"]
 
     def __iter__(self) -> Iterator[Row]:
         self._check_unchanged()
-        self.broken = IssueCounter()
-        for place, values in self._rows():
-            where = f"{self.name}:{place}"
-            if self._spans is None:
-                yield Row(values, where)
-            else:
-                yield Row(annotations.with_entities(values, self._spans, where), where, values)
+        self._counts.clear()
+        is_by_word = self.options.sentence_column is not None and self.kind in ("table", "json", "parquet")
+        yield from self._sentences() if is_by_word else self._plain_rows()
         self._check_unchanged()
+
+    def _plain_rows(self) -> Iterator[Row]:
+        for place, values in self._rows():
+            where, plain = f"{self.name}:{place}", values
+            if self.kind != "table" and annotations.is_rejected(values):
+                self._counts["rows that the annotator rejected or ignored, left out"].add(where)
+                continue
+            if self._spans is not None:
+                plain = annotations.with_entities(values, self._spans, where)
+            elif self._answers is not None:
+                plain, several = annotations.with_answers(values, *self._answers)
+                if several:
+                    self._counts["answers that occur several times in the context: the first one counts"].add(where)
+            if isinstance(number := values.get("annotations"), int) and number > 1:
+                self._counts["rows with several annotations: the first one counts"].add(where)
+            yield Row(plain, where, None if plain is values else values)
+
+    def _sentences(self) -> Iterator[Row]:
+        """Rows of one word as rows of one sentence: the cells of each column in a list."""
+        column = self.options.sentence_column or ""
+        current = None
+
+        def sentence(row: tuple[int | str, dict[str, Any]]) -> Any:
+            nonlocal current
+            current = current if label_text(row[1].get(column)) is None else row[1][column]
+            return current
+
+        for name, group in itertools.groupby(self._rows(), sentence):
+            rows = list(group)
+            written = {key: [values.get(key) for _, values in rows] for key in self.columns}
+            yield Row(written | {column: name}, f"{self.name}:{rows[0][0]}", written)
 
     @property
     def notes(self) -> list[str]:
-        """How the file is read where it could be read in other ways, and the repairs of the last pass, in words."""
-        joined = [f"rows broken over two lines, joined: {self.broken}"] if self.broken.count else []
-        return [*(self._layout.notes if self._layout else []), *joined]
+        """How the file is read where it could be read in other ways, and what the last pass repaired or left out, in
+        words."""
+        counts = [f"{what}: {counter}" for what, counter in self._counts.items()]
+        return [*(self._layout.notes if self._layout else []), *counts]
 
     def _file_state(self) -> tuple[int, int]:
         state = self.path.stat()
@@ -129,15 +175,24 @@ class RowReader:
             raise BertworksError("the file is empty", where=self.name, hint="name a file that holds rows")
         if reader.not_text:
             what, hint = reader.not_text
+            likely = guess_encoding(reader.head) if what == "not text" else None
             hint = hint or "name a csv, tsv, json, Parquet or CoNLL file"
+            hint = f"it may be text in {likely}: --encoding {likely}" if likely else hint.replace("{SPANS}", _SPANS)
             raise BertworksError(f"this is {what}", where=self.name, hint=hint)
-        if reader.format in ("json", "jsonl") or head.startswith((b'{"', b"[{", b"{\n", b"[\n")):
+        if reader.format in ("json", "jsonl") or head.startswith((b'{"', b"[{", b"{\n", b"[\n", b"[[")):
             self._recognize_json(reader.format)
             return
         sample = reader.sample()
+        for pattern, what, hint in _NOT_READ:
+            if re.match(pattern, "\n".join(sample[:50]), re.IGNORECASE):
+                raise BertworksError(f"this is {what}", where=self.name, hint=hint)
+        if annotations.looks_like_fasttext(sample):
+            self.kind, self.columns = "table", ["text", "label"]
+            self._rows = lambda: ((n, annotations.fasttext_row(line)) for n, line in self._lines() if line.strip())
+            return
         treebank = reader.suffix == ".conllu"
-        if treebank or reader.format == "conll" or annotations.looks_like_conll(sample):
-            chosen = self.options.numbers_of_columns
+        chosen = self.options.numbers_of_columns
+        if treebank or chosen or reader.format == "conll" or annotations.looks_like_conll(sample):
             layout = self._layout = annotations.conll_layout(sample, chosen, treebank=treebank)
             self.kind = "conll"
             self._rows = lambda: annotations.read_conll(self._lines(), self.name, layout)
@@ -181,9 +236,10 @@ class RowReader:
         return tables.split_rows(self._lines(), delimiter, quoted=quoted, name=self.name, **limits)
 
     def _table_rows(self, delimiter: str, quoted: bool, named: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-        width = len(self.columns)
+        columns = self.written_columns or self.columns
+        width = len(columns)
         rows = self._split(delimiter, quoted)
-        for number, cells in rows if quoted else tables.rejoin_broken_rows(rows, width, self.broken, self.name):
+        for number, cells in rows if quoted else tables.rejoin_broken_rows(rows, width, self._counts, self.name):
             if not cells and (named or width > 1):
                 continue  # a blank line
             if named:
@@ -197,7 +253,7 @@ class RowReader:
                 what = f"{len(cells)} cells, but the first row has {width}: {cells!r:.120}"
                 hint = f"repair the row; or is the table {other}? It was read as {was}"
                 raise BertworksError(what, where=f"{self.name}:{number}", hint=hint)
-            yield number, dict(zip(self.columns, cells))
+            yield number, dict(zip(columns, cells))
 
     def _check_names(self, where: str, hint: str) -> None:
         twice = [name for index, name in enumerate(self.columns) if name in self.columns[:index]]
@@ -216,7 +272,11 @@ class RowReader:
             if format != "json" and not first.lstrip().startswith(("[", "{")):
                 parse_json(first, self.name, number)
             value = None
-        whole = not isinstance(value, dict) or annotations.is_squad(value)
+        whole = not isinstance(value, dict)
+        if isinstance(value, list):  # a row by itself is one like ["text", "label"]
+            whole = format != "jsonl" or isinstance((value or [{}])[0], dict)
+        elif annotations.splits_of(value) or annotations.json_rows(value) is not None:
+            whole = whole or not any(line.strip() for other, line in self._long_lines() if other > number)
         if whole and annotations.is_squad(self._whole_json()):
             self.kind = "squad"
             self._rows = lambda: annotations.read_squad(self._whole_json(), self.name)
@@ -227,6 +287,8 @@ class RowReader:
         self._spans = annotations.span_column(sample)
         if self._spans is None and annotations.may_hold_spans(sample):
             self._spans = annotations.span_column(values for _, values in self._rows())
+        if sample and not any(sample):
+            raise BertworksError("the rows have no fields", where=self.name, hint=f"write rows like {_SPANS}")
         self.kind = "json" if self._spans is None else "spans"
         self.written_columns = list(dict.fromkeys(itertools.chain.from_iterable(sample)))
         self.columns = list(dict.fromkeys("entities" if name == self._spans else name for name in self.written_columns))
@@ -248,8 +310,14 @@ class RowReader:
 
     def _checked(self, value: Any, number: int, source: str) -> dict[str, Any]:
         """A JSON object. source: its text."""
-        where = f"{self.name}:{number}"
-        if not isinstance(value, dict):
+        where, kind = f"{self.name}:{number}", type(value)
+        self._row_type = self._row_type or kind
+        try:
+            value = annotations.record_of(value)
+        except (AttributeError, KeyError, TypeError) as error:
+            what = f"this is no row of Label Studio, Prodigy or spaCy: {value!r:.80}"
+            raise BertworksError(what, where=where, hint=f"write it as {_SPANS}") from error
+        if not isinstance(value, dict) or kind is not self._row_type:
             hint = 'write it as {"text": "...", ...}'
             raise BertworksError(f"expected a JSON object, not {value!r:.60}", where=where, hint=hint)
         if "\\ud" in source.lower():  # only such an escape can be half a character
@@ -261,7 +329,13 @@ class RowReader:
         return value
 
     def _whole_json(self) -> Any:
-        return parse_json("\n".join(line for _, line in self._long_lines(whole=True)), self.name)
+        value = parse_json("\n".join(line for _, line in self._long_lines(whole=True)), self.name)
+        if splits := annotations.splits_of(value):
+            if self.options.split not in splits:
+                raise SplitsError(splits, self.name)
+            value = value[self.options.split]
+        rows = annotations.json_rows(value)
+        return value if rows is None else rows
 
     def _long_lines(self, *, whole: bool = False) -> Iterator[tuple[int, str]]:
         """The lines of a file that may be one JSON value. whole: it is one."""
@@ -271,6 +345,14 @@ class RowReader:
     def _check_size(self, number: int, row: str) -> None:
         if len(row) > self._largest // 4 and len(row.encode("utf-8", "replace")) > self._largest:
             raise text_files.too_large(f"{self.name}:{number}", self._largest)
+
+
+class SplitsError(UsageError):
+    """A file has several parts, as {"train": [...], "validation": [...]}, and none is named. splits: their names."""
+
+    def __init__(self, splits: list[str], name: str):
+        super().__init__(f"the file has the parts {', '.join(splits)}", where=name, hint=f"--split {splits[0]}")
+        self.splits = splits
 
 
 def _first_quoted_lines(lines: Iterator[tuple[int, str]]) -> list[str]:
@@ -298,17 +380,19 @@ def _bad_bytes(path: Path, name: str, where: str, encoding: str | None) -> Bertw
     bad: list[bytes] = []
     others = 0  # lines of UTF-8 with other characters than ASCII
     with open_lines(path, name, encoding="latin-1") as reader:
-        for line in (line.encode("latin-1") for _, line in reader.lines(exact=True) if not line.isascii()):
-            is_bad = b"\xff\xfd" in line.decode("utf-8", "replace").encode("utf-16-be")
+        for line in (line.encode("latin-1") for _, line in reader.lines(exact=True)):
+            if line.isascii() and b"\0" not in line:  # with NUL: UTF-16
+                continue
+            is_bad = b"\0" in line or "\N{REPLACEMENT CHARACTER}" in line.decode("utf-8", "replace")
             bad += [line] * (is_bad and len(bad) < _BAD_LINES)
             others += not is_bad
-    guess = guess_encoding(b"\n".join(bad)) if encoding is None else None
+    likely = guess_encoding(b"\n".join(bad)) if encoding is None else None
     what = f"the line has bytes that are not {encoding or 'UTF-8'}"
     hint = f"name its encoding: --encoding {text_files.SOME_ENCODINGS}, ...; or repair the line"
-    if guess:
-        shown = bad[0].decode(guess, "replace")
-        what += f"; in {guess} it is {shown!r:.120}"
-        hint = f"--encoding {guess}"
+    if likely:
+        shown = b"\n".join(bad).decode(likely, "replace").split("\n")[0]
+        what += f"; in {likely} it is {shown!r:.120}"
+        hint = f"--encoding {likely}"
         if others:
             hint = f"repair the line: {others:,} other lines are UTF-8, so the file has two encodings"
     return BertworksError(what, where=where, hint=hint)

@@ -186,6 +186,8 @@ def _field(row: Row, column: str) -> Any:
 
 
 def _label(value: Any, column: str, texts: tuple[str, ...], schema: Schema, where: str) -> Any:
+    if schema.task == "classification" and isinstance(value, list) and len(value) == 1:
+        value = value[0]  # annotation tools write one label as a list
     known = partial(values.known_label, labels=schema.labels, column=column, where=where)
     match schema.task:
         case "classification" if not isinstance(value, list | dict):

@@ -247,6 +247,7 @@ class Column:
     high: float = -math.inf
     lists: int = 0  # values that are lists
     entries: int = 0  # of all lists
+    single: int = 0  # lists with one text
     answers: int = 0  # values that are answers to a question
     values: Counter[str] = field(default_factory=Counter)  # the first _MAX_VALUES different ones
     has_more_values: bool = False
@@ -298,6 +299,7 @@ class Column:
             if isinstance(value, list) or (isinstance(value, str) and value[:1] == "["):
                 entries = list_of(value)
                 self.lists += 1
+                self.single += isinstance(value, list) and len(value) == 1 and isinstance(value[0], str)
                 self.entries += len(str(value).split() if entries is None else entries)
             if not isinstance(value, str):
                 self.filled += 1

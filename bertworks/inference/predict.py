@@ -146,9 +146,19 @@ def refuse_taken(row: Row, names: Iterable[str]) -> None:
 def write_columns(
     output: str | Path, kind: FileKind, reader: RowReader, names: Sequence[str], columns: Iterable[dict[str, Any]]
 ) -> None:
-    """Write the rows of a file with new columns next to theirs."""
+    """Write the rows of a file with new columns next to theirs; of a file with one word in each row, a row per word."""
     rows = ({**(row.written or row.values), **new} for row, new in zip(reader, columns, strict=True))
+    if reader.options.sentence_column is not None and "predicted_tags" in names:
+        rows = (word for sentence in rows for word in _word_rows(sentence, reader.written_columns))
     write_rows(output, [*reader.written_columns, *names], rows, kind=kind)
+
+
+def _word_rows(sentence: dict[str, Any], columns: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """A row for each word. What is true of the sentence stands in the row of its first word."""
+    words = len(sentence[columns[0]])
+    for index in range(words):
+        by_word = {name: sentence[name][index] for name in (*columns, "predicted_tags") if sentence[name] is not None}
+        yield (sentence if index == 0 else dict.fromkeys(sentence)) | by_word
 
 
 def predict_file(

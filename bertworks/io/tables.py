@@ -49,6 +49,7 @@ class ReadOptions:
         columns: Columns of a CoNLL file, counted from 1, as word=2,tag=4. Unset: inferred and printed.
         sentence_column: Column of a table with one word in each row: rows with the same value, or with an empty cell,
             belong to the sentence above.
+        split: Part of a JSON file with several parts, as train, validation and test.
         max_row_bytes: Size of the largest row, as 64m. Reading it may need four times this memory.
     """
 
@@ -57,6 +58,7 @@ class ReadOptions:
     encoding: str | None = None
     columns: str | None = None
     sentence_column: str | None = None
+    split: str | None = None
     max_row_bytes: str = "16m"
 
     @property
@@ -175,20 +177,20 @@ def column_names(first: Sequence[str], *, named: bool) -> list[str]:
 
 
 def rejoin_broken_rows(
-    rows: Iterable[tuple[int, list[str]]], width: int, broken: IssueCounter, name: str
+    rows: Iterable[tuple[int, list[str]]], width: int, counts: Mapping[str, IssueCounter], name: str
 ) -> Iterator[tuple[int, list[str]]]:
     r"""Join rows that a newline inside a cell has divided: two lines with too few cells that have `width` cells when
     joined by "\n". Other rows are unchanged.
 
     Args:
-        broken: counts such rows.
-        name: of the file, for `broken`.
+        counts: counts such rows.
+        name: of the file, for `counts`.
     """
     before: tuple[int, list[str]] | None = None
     for number, cells in rows:
         if before and len(cells) < width == len(before[1]) + len(cells) - 1:
             begin, first = before
-            broken.add(f"{name}:{begin}")
+            counts["rows broken over two lines, joined"].add(f"{name}:{begin}")
             yield begin, [*first[:-1], f"{first[-1]}\n{cells[0]}", *cells[1:]]
             before = None
             continue

@@ -91,6 +91,10 @@ _ONE_BYTE = {  # Latin letters count next to ASCII letters only
 _OTHER_FORMATS = {  # by the first bytes of a file: its format, and how to extract its text
     b"%PDF-": ("a PDF", "`pdftotext FILE` makes text of it"),
     b"PK\x03\x04": ("a zip archive, as files of Excel and Word are", "save it as text or as .csv (UTF-8), or unzip it"),
+    b"x\x9c": ("compressed by zlib, as .spacy files are", "write the docs of spaCy's DocBin as JSON lines: {SPANS}"),
+    b"ARROW1": ("an Arrow file", "save it as Parquet: pandas.read_feather and to_parquet"),
+    b"SQLite format 3": ("a database", "export a table of it as .csv"),
+    b"\x80\x04": ("a pickle of Python, which may run any program", "save the rows as JSON lines or Parquet"),
     b"\xd0\xcf\x11\xe0": ("a file of an old Office program", "save it as text or as .csv (UTF-8)"),
 }
 
@@ -160,7 +164,7 @@ class LineReader:
         self._start = head = self._bytes.peek()
         marked = next((encoding for mark, encoding in _BYTE_ORDER_MARKS if head.startswith(mark)), "utf-8-sig")
         try:
-            encoding = codecs.lookup(encoding).name if encoding else marked
+            encoding = marked if encoding is None else codecs.lookup(encoding).name
             self._encoding = marked if marked.startswith(encoding[:6]) else encoding
             b"\xff".decode(self._encoding, "replace")  # some codecs have no such replacement
             utf8 = self._encoding == "utf-8-sig"
@@ -222,11 +226,11 @@ class LineReader:
         if few and bad.count < lines:
             return
         wrong = [line for line in self._start.split(b"\n") if "\ufffd" in line.decode("utf-8", "replace")]
-        guess = guess_encoding(b"\n".join(wrong)) if self._encoding == "utf-8-sig" else None
-        if few and not guess:  # the only line has a few of them
+        likely = guess_encoding(b"\n".join(wrong)) if self._encoding == "utf-8-sig" else None
+        if few and not likely:  # the only line has a few of them
             return
         what = f"{bad.count:,} of the first {lines:,} lines have bytes that are not "
-        hint = f"--encoding {guess}" if guess else f"name the encoding: --encoding {SOME_ENCODINGS}, ..."
+        hint = f"--encoding {likely}" if likely else f"name the encoding: --encoding {SOME_ENCODINGS}, ..."
         raise BertworksError(what + self._encoding.removesuffix("-sig").upper(), where=bad.places[0], hint=hint)
 
 

@@ -8,7 +8,7 @@ import re
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from numpy.random import Generator
 from bertworks.batching.sampling import keyed_rng
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.infer_schema import infer_schema
-from bertworks.datasets.reader import RowReader
+from bertworks.datasets.reader import RowReader, SplitsError
 from bertworks.datasets.schema import Item, Schema, TaskType, items, misplaced, overlapping, refuse_rows
 from bertworks.datasets.values import first_names
 from bertworks.errors import BertworksError, UsageError
@@ -76,15 +76,15 @@ def read_data(
     if fold is not None and dev is not None:
         hint = f"name the other file alone: bertworks finetune {shlex.quote(str(path))} --folds {fold[1]} ..."
         raise UsageError(f"folds divide the training data, but there is a dev file: {dev}", where=str(data), hint=hint)
-    reader = RowReader(path, read)
+    reader, dev_reader = _open(path, dev, read, is_fold=fold is not None)
     schema, notes = infer_schema(reader, task=task, text=text, label=label, group=group)
     empty = IssueCounter()
     all_items = _read_items(reader, schema, empty)
     notes += reader.notes
-    if dev is not None:
-        dev_reader = RowReader(dev, read)
+    if dev_reader is not None:
         train, held_out = all_items, _read_items(dev_reader, schema, empty)
-        notes += [f"evaluated on {dev}: {len(held_out):,} rows", *dev_reader.notes]
+        part = f", {dev_reader.options.split}" if dev_reader.options.split else ""
+        notes += [f"evaluated on {dev_reader.name}{part}: {len(held_out):,} rows", *dev_reader.notes]
     else:
         groups = _groups(all_items, schema, by_document=group is not None or whole_documents)
         train, held_out = divide(all_items, schema, groups, fold, str(path))
@@ -103,6 +103,19 @@ def read_data(
         what = f"{len(all_items)} rows are too few to train and to evaluate"
         raise BertworksError(what, where=str(path), hint="--dev FILE")
     return LabelledData(schema, train, held_out, notes)
+
+
+def _open(path: Path, dev: Path | None, read: ReadOptions, *, is_fold: bool) -> tuple[RowReader, RowReader | None]:
+    """The readers of the training data and of the dev data, if there is any: a file, or a part of the same file."""
+    try:
+        return RowReader(path, read), None if dev is None else RowReader(dev, read)
+    except SplitsError as error:
+        words = [(name, _SPLIT.fullmatch(name)) for name in error.splits]
+        train, held = ([name for name, word in words if word and bool(word["train"]) == side] for side in (True, False))
+        if dev is not None or read.split or len(train) != 1 or len(held) > 1:
+            raise
+        readers = [RowReader(path, replace(read, split=name)) for name in (*train, *held)]
+        return readers[0], readers[1] if held and not is_fold else None
 
 
 def _read_items(reader: RowReader, schema: Schema, empty: IssueCounter) -> list[Item]:
