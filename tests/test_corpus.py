@@ -292,6 +292,67 @@ def test_bad_bytes_are_replaced_counted_and_named(tmp_path: Path) -> None:
     assert texts(path)[0].split("\n")[3] == "bad \ufffd\ufffd line."
 
 
+GERMAN = "Die Zürcher wählten schöne Häuser für Bürger.\nA line without them.\n"
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(BertworksError) as caught:
+        texts(path)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "encoding", "guess"),
+    [
+        (GERMAN * 100, "cp1252", "cp1252"),
+        ("Die Zürcher wählten schöne Häuser.", "cp1252", "cp1252"),  # one line
+        ("吾輩は猫である。名前はまだ無い。\n" * 50, "cp932", "cp932"),
+        ("오늘은 날씨가 아주 좋습니다. 내일도 그렇습니다.\n" * 50, "euc-kr", "euc-kr"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["txt", "jsonl", "csv", "wiki"])
+def test_text_in_another_encoding_is_refused_with_its_name(
+    tmp_path: Path, text: str, encoding: str, guess: str, kind: str
+) -> None:
+    lines = text.strip().split("\n")
+    if kind == "jsonl":
+        lines = [f'{{"text": "{line}"}}' for line in lines]
+    elif kind == "csv":
+        lines = ["text,number", *(f"{line},1" for line in lines)]
+    elif kind == "wiki":
+        lines = ['<doc id="1">', *lines, "</doc>"]
+    if kind != "txt" and len(lines) < 5:
+        lines += lines[1:2]  # a single bad line among good ones is a stray one
+    path = write(tmp_path / f"a.{kind}".removesuffix(".wiki"), ("\n".join(lines) + "\n").encode(encoding))
+    found = refusal(path)
+    assert "bytes that are not UTF-8" in found
+    assert found.endswith(f"--encoding {guess}")
+    assert "\n".join(texts(path, encoding=guess)) == "\n".join(texts(write(path, path.read_bytes().decode(encoding))))
+
+
+def test_few_bad_lines_are_replaced_and_many_are_an_error(tmp_path: Path) -> None:
+    good, bad = b"a good line of text.\n", b"a b\xe4d line of text.\n"
+    found = report(write(tmp_path / "a.txt", good * 989 + bad * 10))
+    assert found.bad_bytes.count == 10
+    assert "10 of the first 300 lines" in refusal(write(tmp_path / "b.txt", good * 290 + bad * 10))
+    late = write(tmp_path / "c.txt", good * 200_000 + bad * 5_000 + good * 200_000)  # over several blocks
+    assert "of the first" in refusal(late)
+    path = write(tmp_path / "d.txt", bad * 20 + good * 900_000)  # they are few in the end, and many in no megabyte
+    assert report(path).bad_bytes.count == 20
+
+
+def test_the_head_of_a_file_is_enough(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.txt", GERMAN.encode("cp1252") * 100_000)
+    documents = iter(CorpusReader([path]))
+    with pytest.raises(BertworksError, match="--encoding cp1252"):
+        next(documents)
+
+
+def test_an_encoding_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="is not an encoding"):
+        texts(write(tmp_path / "a.txt", "abc"), encoding="utf-99")
+
+
 def test_byte_order_marks_line_ends_and_null_characters(tmp_path: Path) -> None:
     expected = ["Erste Zeile mit Ä。\nzweite\ndritte Zeile"]
     text = "Erste Zeile mit Ä。\r\nzweite\r\n\r\ndritte Zeile\r\n"

@@ -79,9 +79,10 @@ def test_a_quoted_cell_that_ends_nowhere_is_still_named(tmp_path: Path) -> None:
 
 
 def test_one_json_value_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bertworks.datasets.reader.LARGEST_LINE", 1000)
+    monkeypatch.setattr(text_files, "LARGEST_LINE", 1000)
+    monkeypatch.setattr(text_files, "BLOCK_SIZE", 1000)
     path = write(tmp_path / "a.json", json.dumps([{"text": "a", "label": "b"}] * 100, indent=1))
-    assert "more than 1,000 bytes, which is read as a whole" in error(path)
+    assert "more than 1,000 bytes: it is one JSON value over many lines" in error(path)
     assert len(list(RowReader(path, ReadOptions(max_row_bytes="1m")))) == 100
     one_line = write(tmp_path / "b.json", json.dumps([{"text": "a", "label": "b"}] * 100))
     assert "b.json:1: a row has more than 1,000 bytes" in error(one_line)

@@ -393,3 +393,29 @@ def test_japanese_and_korean(data_folder, corpus):
     )
     assert report.unknown_rate < 0.002
     assert any("accents are kept" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_words_with_bad_bytes_are_not_learned(algorithm, lowercase):
+    documents = ["Z\ufffdrich sch\ufffd\ufffdn, cat\ufffdmat \ufffd the cat sat on the mat"] * 50
+    config = VocabularyConfig(size=300, algorithm=algorithm, lowercase=lowercase)
+    tokenizer, made = train_vocabulary(documents, config, workers=1)
+    clean, clean_report = train_vocabulary([", the cat sat on the mat"] * 50, config, workers=1)
+    assert {token.lstrip("▁Ġ#") for token in tokenizer.tokens} == {token.lstrip("▁Ġ#") for token in clean.tokens}
+    assert not any("\ufffd" in token or "ï¿½" in token for token in tokenizer.tokens)
+    assert "200 words have bytes that are not text (\ufffd): they are not learned" in made.notes
+    assert made.unknown_rate > 0.05 > clean_report.unknown_rate
+
+
+def test_only_bad_words_are_no_text():
+    with pytest.raises(BertworksError, match="only"):
+        train_vocabulary(["\ufffd a\ufffdb"], VocabularyConfig(size=300), workers=1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(TEXTS)
+def test_counts_with_bad_characters_are_those_without_their_words(texts):
+    damaged = [text + " b\ufffdd \ufffd" for text in texts]
+    for splitter in (SPLITTER, BYTES):
+        assert splitter.count(damaged) == splitter.count(texts) | ({"\ufffd": 2 * len(texts)} if texts else {})

@@ -16,20 +16,10 @@ from typing import Any, Literal, NamedTuple
 from bertworks.datasets import annotations
 from bertworks.datasets.values import first_rows, has_header, label_text, names_columns
 from bertworks.errors import BertworksError, UsageError
-from bertworks.io import tables
+from bertworks.io import tables, text_files
 from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import ReadOptions
-from bertworks.io.text_files import (
-    LARGEST_LINE,
-    SOME_ENCODINGS,
-    IssueCounter,
-    LineReader,
-    infer_encoding,
-    nothing_there,
-    open_lines,
-    rereadable,
-    too_large,
-)
+from bertworks.io.text_files import IssueCounter, LineReader, infer_encoding, nothing_there, open_lines, rereadable
 
 Names = Collection[str]
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
@@ -89,9 +79,10 @@ class RowReader:
         self.options, self._counts = options, defaultdict[str, IssueCounter](IssueCounter)
         self.named: bool | None = None
         self._known = known
+        self._largest = options.row_bytes
         self._state = self._file_state()
         self._lines: Callable[[], Iterator[tuple[int, str]]] = partial(
-            utf8_lines, self.path, self.name, options.encoding, options.row_bytes
+            utf8_lines, self.path, self.name, options.encoding, self._largest
         )
         self.kind: Kind
         self.columns: list[str]
@@ -241,9 +232,7 @@ class RowReader:
         quoted = self.options.quoting == "quoted"
         if self.options.quoting == "auto":
             quoted = delimiter != "\t" or tables.quotes_matter(_first_quoted_lines(self._lines()))
-        rows = tables.split_rows(
-            self._lines(), delimiter, quoted=quoted, name=self.name, strict=True, largest=self.options.row_bytes
-        )
+        rows = self._split(delimiter, quoted)
         first, *others = [row for _, row in first_rows(rows) if row]
         named = self.options.header
         if named is None:
@@ -255,12 +244,14 @@ class RowReader:
         self._check_names("the header", "name them differently, or read it without header")
         self._rows = lambda: self._table_rows(delimiter, quoted, named)
 
+    def _split(self, delimiter: str, quoted: bool) -> Iterator[tuple[int, list[str]]]:
+        limits: dict[str, Any] = {"strict": True, "largest": self._largest}
+        return tables.split_rows(self._lines(), delimiter, quoted=quoted, name=self.name, **limits)
+
     def _table_rows(self, delimiter: str, quoted: bool, named: bool) -> Iterator[tuple[int, dict[str, Any]]]:
         columns = self.written_columns or self.columns
         width = len(columns)
-        rows = tables.split_rows(
-            self._lines(), delimiter, quoted=quoted, name=self.name, strict=True, largest=self.options.row_bytes
-        )
+        rows = self._split(delimiter, quoted)
         for number, cells in rows if quoted else tables.rejoin_broken_rows(rows, width, self._counts, self.name):
             if not cells and (named or width > 1):
                 continue  # a blank line
@@ -355,14 +346,7 @@ class RowReader:
         return value
 
     def _whole_json(self) -> Any:
-        lines, size = [], 0
-        for number, line in self._long_lines():
-            lines.append(line)
-            size += len(line)
-            if size > max(LARGEST_LINE, self.options.row_bytes):
-                what = f"one JSON value of more than {LARGEST_LINE:,} bytes, which is read as a whole"
-                raise BertworksError(what, where=f"{self.name}:{number}", hint="write one object on each line")
-        value = parse_json("\n".join(lines), self.name)
+        value = parse_json("\n".join(line for _, line in self._long_lines(whole=True)), self.name)
         if splits := annotations.splits_of(value):
             if self.options.split not in splits:
                 raise SplitsError(splits, self.name)
@@ -370,13 +354,14 @@ class RowReader:
         rows = annotations.json_rows(value)
         return value if rows is None else rows
 
-    def _long_lines(self) -> Iterator[tuple[int, str]]:
-        """The lines of a file that may be one JSON value."""
-        return utf8_lines(self.path, self.name, self.options.encoding, max(LARGEST_LINE, self.options.row_bytes))
+    def _long_lines(self, *, whole: bool = False) -> Iterator[tuple[int, str]]:
+        """The lines of a file that may be one JSON value. whole: it is one."""
+        largest = max(text_files.LARGEST_LINE, self._largest)
+        return utf8_lines(self.path, self.name, self.options.encoding, largest, whole=whole)
 
     def _check_size(self, number: int, row: str) -> None:
-        if len(row) > self.options.row_bytes // 4 and len(row.encode("utf-8", "replace")) > self.options.row_bytes:
-            raise too_large(f"{self.name}:{number}", self.options.row_bytes)
+        if len(row) > self._largest // 4 and len(row.encode("utf-8", "replace")) > self._largest:
+            raise text_files.too_large(f"{self.name}:{number}", self._largest)
 
 
 class SplitsError(UsageError):
@@ -394,14 +379,16 @@ def _first_quoted_lines(lines: Iterator[tuple[int, str]]) -> list[str]:
 
 
 def utf8_lines(
-    path: Path, name: str, encoding: str | None = None, largest: int = LARGEST_LINE
+    path: Path, name: str, encoding: str | None = None, largest: int = text_files.LARGEST_LINE, *, whole: bool = False
 ) -> Iterator[tuple[int, str]]:
     """The numbered lines of a file; BertworksError for a line that is not in its encoding (None: UTF-8), or has more
-    than `largest` bytes."""
+    than `largest` bytes. whole: also for all lines together."""
     with open_lines(path, name, encoding=encoding) as reader:
         for numbered in reader.lines(exact=True, largest=largest):
             if reader.repairs.bad_bytes.count:
                 raise _bad_bytes(path, name, reader.repairs.bad_bytes.places[0], encoding)
+            if whole and reader.repairs.bytes > largest + text_files.BLOCK_SIZE:
+                raise text_files.too_large(f"{name}:{numbered[0]}", largest, ": it is one JSON value over many lines")
             yield numbered
 
 
@@ -418,7 +405,7 @@ def _bad_bytes(path: Path, name: str, where: str, encoding: str | None) -> Bertw
             others += not is_bad
     likely = infer_encoding(b"\n".join(bad)) if encoding is None else None
     what = f"the line has bytes that are not {encoding or 'UTF-8'}"
-    hint = f"name its encoding: --encoding {SOME_ENCODINGS}, ...; or repair the line"
+    hint = f"name its encoding: --encoding {text_files.SOME_ENCODINGS}, ...; or repair the line"
     if likely:
         shown = b"\n".join(bad).decode(likely, "replace").split("\n")[0]
         what += f"; in {likely} it is {shown!r:.120}"

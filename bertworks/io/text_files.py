@@ -225,11 +225,11 @@ class LineReader:
         if few and bad.count < lines:
             return
         wrong = [line for line in self._start.split(b"\n") if "\ufffd" in line.decode("utf-8", "replace")]
-        guess = infer_encoding(b"\n".join(wrong)) if self._encoding == "utf-8-sig" else None
-        if few and not guess:  # the only line has a few of them
+        likely = infer_encoding(b"\n".join(wrong)) if self._encoding == "utf-8-sig" else None
+        if few and not likely:  # the only line has a few of them
             return
         what = f"{bad.count:,} of the first {lines:,} lines have bytes that are not "
-        hint = f"--encoding {guess}" if guess else f"name the encoding: --encoding {SOME_ENCODINGS}, ..."
+        hint = f"--encoding {likely}" if likely else f"name the encoding: --encoding {SOME_ENCODINGS}, ..."
         raise BertworksError(what + self._encoding.removesuffix("-sig").upper(), where=bad.places[0], hint=hint)
 
 

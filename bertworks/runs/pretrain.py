@@ -188,12 +188,12 @@ def pretrain(
     """Pre-train a network and yield the events of the run; `output` becomes a model folder.
 
     Args:
-        inputs: raw text (files, folders, globs), or one shards folder.
+        inputs: raw text (files, folders, globs), or one shards folder. text_column, documents, encoding: of raw text.
         recipe: a name or a TOML file; overrides: `table.field=value` words, applied to it.
         budget: a time such as "30m" or "2h". Without a recipe it decides everything; with a recipe, only the number of
             steps. With neither: one hour.
         tokenizer: a tokenizer folder; None: a vocabulary is trained on the text.
-        init: a model to continue from, a folder or a name on the hub, with its configuration and tokenizer.
+        init: a model to continue from, with its configuration and tokenizer: a folder, or a name on the hub.
         text_column, documents, encoding: see `CorpusReader`.
         verify: compare the sha256 of every file of the shards first. Without it, a block is checked when it is read.
 

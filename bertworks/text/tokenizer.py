@@ -35,14 +35,9 @@ from numpy.typing import NDArray
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io.atomic_write import write_bytes, write_json, write_text
 from bertworks.io.processes import chunk_by_size
+from bertworks.text import tokenizer_pipeline
 from bertworks.text.tokenizer_folder import DEFAULT_LENGTH, check_description, count_cased, read_folder, read_vocabulary
-from bertworks.text.tokenizer_pipeline import (
-    NORMALIZER_SETTINGS,
-    SPECIAL_TOKENS,
-    cut_points,
-    guarded,
-    spell_special_tokens,
-)
+from bertworks.text.tokenizer_pipeline import NORMALIZER_SETTINGS, SPECIAL_TOKENS, guarded, spell_special_tokens
 
 _PART = 1 << 14  # characters of a part of a long text
 _AT_ONCE = 1 << 18  # characters that the library encodes together
@@ -130,7 +125,7 @@ class Tokenizer:
         self._literal = tokenizers.Tokenizer.from_str(content)
         self._literal.encode_special_tokens = True
         self._description: dict[str, Any] = json.loads(content)
-        self._cuts = cut_points(self._description)
+        self._cuts = tokenizer_pipeline.cut_points(self._description)
         numbers = {token: number for number, token in enumerate(self.tokens)}
         names = special_tokens or {}
         self.special_tokens = spell_special_tokens(names, numbers)

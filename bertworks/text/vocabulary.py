@@ -19,7 +19,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.text.tokenizer import Tokenizer
 from bertworks.text.tokenizer_pipeline import LONGEST_WORD, SPECIAL_TOKENS, bert_pipeline, word_piece_model
-from bertworks.text.word_counts import Sample, Splitter, WordCounts, WordStatistics, count_words
+from bertworks.text.word_counts import BAD, Sample, Splitter, WordCounts, WordStatistics, count_words
 from bertworks.text.wordpiece import MergeLearner, Progress, Score, train_word_pieces
 
 Algorithm = Literal["wordpiece", "bpe", "unigram"]
@@ -169,10 +169,10 @@ def _count(
 
 
 def _no_words(sample: Sample, splitter: Splitter) -> BertworksError:
-    if replace(splitter, max_length=sys.maxsize).count(sample.texts):
+    if replace(splitter, max_length=sys.maxsize).count(sample.texts).keys() - {BAD}:
         what = f"there are only words of more than {splitter.max_length:,} characters"
         return BertworksError(what, hint=_long_word_hint(splitter))
-    what = "there is no text, only white space" if sample.texts else "there are no documents"
+    what = "there is no text, only white space or bytes that are not text" if sample.texts else "there are no documents"
     return BertworksError(what, hint="name files with text in them")
 
 
@@ -288,5 +288,5 @@ def _measure(tokenizer: Tokenizer, splitter: Splitter, texts: list[str], notes: 
             f"{left_out / characters:.0%} of the text is words of more than {splitter.max_length:,} characters, which "
             f"are not used: {_long_word_hint(splitter)}"
         )
-    words, ids = sum(counts.values()), tokenizer.ids(texts)
-    return words, sum(map(len, ids)), sum(text.count(tokenizer.unk_id) for text in ids)
+    words, ids, bad = sum(counts.values()), tokenizer.ids(texts), counts.get(BAD, 0)  # those count as unknown
+    return words, sum(map(len, ids)) + bad, sum(text.count(tokenizer.unk_id) for text in ids) + bad

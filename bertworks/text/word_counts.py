@@ -33,8 +33,8 @@ _WORD_MEMORY = 1500  # bytes of a word during training
 _MIN_WORDS = 100_000  # used for training even if memory is short
 _SPARE_ALPHABET = 50  # rare characters are added until the alphabet is 1/50 of the vocabulary
 _NEWLINES = re.compile("[\n\r\t]")
-_BAD = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are not text; also counted once for each word with it
-_BAD_WORD = re.compile(rf"(?<!\w)\w*+{_BAD}[\w{_BAD}]*")
+BAD = "\N{REPLACEMENT CHARACTER}"  # stands for bytes that are not text; also counted once for each word with it
+_BAD_WORD = re.compile(rf"(?<!\w)\w*+{BAD}[\w{BAD}]*")
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class Splitter:
         del chunks[""]
         counts: dict[str, int] = {}
         for chunk, number in chunks.items():
-            if _BAD in chunk:
+            if BAD in chunk:
                 chunk, bad = _BAD_WORD.subn(" ", chunk)
-                counts[_BAD] = counts.get(_BAD, 0) + bad * number
+                counts[BAD] = counts.get(BAD, 0) + bad * number
             if self.lowercase_ascii is not None and chunk.isascii() and chunk.isalnum():
                 words = [chunk.lower() if self.lowercase_ascii else chunk]
             else:
@@ -129,15 +129,15 @@ class WordCounts:
         return self._database.execute("SELECT word, number FROM words ORDER BY number DESC, word")
 
     def __len__(self) -> int:
-        """The number of different words."""
+        """The number of different words, without BAD."""
         self._store()
-        return int(self._database.execute("SELECT COUNT(*) FROM words").fetchone()[0])
+        return int(self._database.execute("SELECT COUNT(*) FROM words WHERE word != ?", (BAD,)).fetchone()[0])
 
     def script_fraction(self) -> float:
         """Fraction of kana and Hangul among all characters."""
         total = script = 0
         for word, count in self:
-            plain = "" if word == _BAD else self._plain(word)
+            plain = "" if word == BAD else self._plain(word)
             total += len(plain) * count
             script += sum("\u3040" <= c <= "\u30ff" or "\uac00" <= c <= "\ud7a3" for c in plain) * count
         return script / max(total, 1)
@@ -149,7 +149,7 @@ class WordCounts:
         to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         split = (to_bytes if self._as_bytes else marks).pre_tokenize_str
         for word, count in counts:
-            plain = "" if word == _BAD else self._plain(word)
+            plain = "" if word == BAD else self._plain(word)
             parts = [word] if plain.isascii() else [part for part, _ in split(strip.normalize_str(plain))]
             for part in parts:
                 self.add({part: count})
@@ -262,8 +262,8 @@ class WordStatistics:
                 f"memory allows training on the {limit:,} most frequent of {self.num_unique:,} different words"
             )
         for word, count in counts:
-            if word == _BAD:
-                notes.append(f"{count:,} words have bytes that are not text ({_BAD}): they are not learned")
+            if word == BAD:
+                notes.append(f"{count:,} words have bytes that are not text ({BAD}): they are not learned")
                 continue
             if len(self.words) < limit:
                 self.words.append((word, count))
