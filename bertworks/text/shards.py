@@ -96,6 +96,8 @@ class Manifest:
             names = m.files.keys()
             if m.dtype not in ("<u2", "<u4") or not {*DATA_FILES} <= names or m.crc32.keys() not in (names, set()):
                 raise ValueError("dtype or files")
+            if not all(isinstance(text, str) for text in (*m.files.values(), *m.crc32.values())):
+                raise ValueError("a checksum is no text")
             return m
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise BertworksError(f"the manifest is damaged: {error}", where=str(path), hint=_HINT) from None
@@ -159,12 +161,8 @@ class Shards:
                 seconds = time.perf_counter() - begin
                 notes.append(f"{folder}: shards of an older version: checked and given checksums in {seconds:.1f} s")
             manifest = checked
-        sizes = {
-            "tokens.bin": manifest.tokens,
-            "sentences.npy": manifest.sentences,
-            "documents.npy": manifest.documents,
-        }
-        data = {name: _mapped(folder / name, manifest, count) for name, count in sizes.items()}
+        counts = manifest.tokens, manifest.sentences + 1, manifest.documents + 1
+        data = {name: _mapped(folder / name, manifest, n) for name, n in zip(DATA_FILES, counts, strict=True)}
         for name, end in (("sentences.npy", manifest.tokens), ("documents.npy", manifest.sentences)):
             if data[name][:1] != 0 or data[name][-1:] != end:
                 raise _damaged(folder / name, "its numbers do not match the manifest")
@@ -284,10 +282,8 @@ def _join(folder: Path, number: int, tokenizer: Tokenizer, settings: dict[str, A
 
 
 def _mapped(path: Path, manifest: Manifest, count: int) -> CheckedArray:
-    """The `count` tokens of tokens.bin, or the `count + 1` borders of an .npy file, after its header of 128 bytes."""
-    dtype, header, count = (
-        (np.dtype(manifest.dtype), 0, count) if path.suffix == ".bin" else (np.dtype("<i8"), 128, count + 1)
-    )
+    """The `count` numbers of tokens.bin, or of an .npy file after its header of 128 bytes."""
+    dtype, header = (np.dtype(manifest.dtype), 0) if path.suffix == ".bin" else (np.dtype("<i8"), 128)
     size, expected = path.stat().st_size if path.is_file() else 0, header + count * dtype.itemsize
     if size != expected:
         raise _damaged(path, f"{size:,} bytes instead of {expected:,}")
