@@ -50,12 +50,9 @@ HEADERS = [
     (b"cache-control", b"no-store"),
 ]
 MAX_WORKERS = 4  # batches computed at the same time: one batch is often too small for all threads
-LANES = {
-    1 << 14: 2,
-    1 << 18: 2,
-    1 << 62: 1,
-}  # upper bound of the bytes of a body -> threads that parse, and others that
-# write answers: small requests need not wait for large ones
+# Upper bound of the bytes of a body -> threads that parse it, and others that write its answer: small requests need not
+# wait for large ones.
+LANES = {1 << 14: 2, 1 << 18: 2, 1 << 62: 1}
 PARSE_SPEED, PARSE_COST = 1e6, 1000  # bytes per second until it is measured; what a request costs besides its bytes
 TOKENS_PER_BYTE = 0.25  # of a request, until it is measured
 ADMITTED_WAIT = 2.0  # times the patience that a request may wait if it was admitted for fewer tokens than it has
