@@ -91,7 +91,7 @@ class Application:
     """The server without its port, as an ASGI application.
 
     Args:
-        token: required for all paths but /health and the page; several are separated by spaces. "": no token, and only
+        token: required for all paths but /health and the page; or several, one on each line. "": no token, and only
             the server's own page may send requests.
         hosts: names of the server, in addition to those of this machine; used only without a token.
         stopping: whether the server is shutting down.
@@ -106,7 +106,7 @@ class Application:
         stopping: Callable[[], bool] = lambda: False,
     ):
         self._abilities, self._limits, self._metrics = abilities, abilities.limits, ServerMetrics()
-        self._tokens, self._stopping = token.encode().split(), stopping
+        self._tokens, self._stopping = list(filter(None, token.encode().splitlines())), stopping
         self._hosts = {"localhost", "127.0.0.1", "::1", *hosts}
         self._admission = Admission(self._limits.requests, max(self._limits.total_bytes, self._limits.body_bytes))
         self._ratios = {(name, lane): TOKENS_PER_BYTE for name in ENDPOINTS for lane in LANES}
