@@ -91,7 +91,7 @@ class Application:
     """The server without its port, as an ASGI application.
 
     Args:
-        token: required for all paths but /health and the page; or several, one on each line. "": no token, and only
+        token: required for all paths but /health and the page. Several: one on each line. "": no token, and only
             the server's own page may send requests.
         hosts: names of the server, in addition to those of this machine; used only without a token.
         stopping: whether the server is shutting down.

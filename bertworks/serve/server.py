@@ -116,10 +116,7 @@ def serve(
         from bertworks.serve.application import Application, Connection
     with bound(host, port) as listening:  # before the model is read: report a used port at once
         name, number = listening.getsockname()[:2]
-        if (
-            min(map(len, filter(None, token.splitlines())), default=0) < MIN_TOKEN
-            and not ipaddress.ip_address(name).is_loopback
-        ):
+        if min(map(len, token.splitlines()), default=0) < MIN_TOKEN and not ipaddress.ip_address(name).is_loopback:
             what = f"other machines can reach {host}: expected a token of {MIN_TOKEN} characters or more"
             raise UsageError(what, hint=NEW_TOKEN)
         abilities = Abilities(model, index=index, device=device, precision=precision, limits=limits)
