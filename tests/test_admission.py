@@ -201,11 +201,20 @@ def test_a_client_is_an_address_or_a_network_of_ipv6(
 
 
 def test_a_client_is_a_token_if_there_are_several(model: Path):
-    one, other = ({"authorization": f"Bearer {name}"} for name in ("first-token", "other-token"))
-    both = "first-token other-token"
+    one, other = ({"authorization": f"Bearer {name}"} for name in ("first token", "other token"))
+    both = "first token\nother token\n"
     assert shares(model, {**one, "address": "10.0.0.1"}, {**one, "address": "10.0.0.2"}, both) == 1
     assert shares(model, {**one, "address": "10.0.0.1"}, {**other, "address": "10.0.0.1"}, both) == 2
-    assert shares(model, {**one, "address": "10.0.0.1"}, {**one, "address": "10.0.0.2"}, "first-token") == 2
+    assert shares(model, {**one, "address": "10.0.0.1"}, {**one, "address": "10.0.0.2"}, "first token") == 2
+
+
+@pytest.mark.parametrize("given", ["", "Bearer", "Bearer ", "Bearer x", "Bearer a\x85b"])
+def test_no_empty_line_is_a_token(given: str, model: Path):
+    async def go(local: Local) -> int:
+        return await Client(local, text(100), authorization=given).give().start().status()
+
+    with Local(model, token="\n\nsesame\n\n") as local:
+        assert asyncio.run(go(local)) == 401
 
 
 def shares(model: Path, first: dict[str, str], second: dict[str, str], token: str) -> int:
@@ -460,7 +469,7 @@ def test_headers_that_contradict_each_other_over_a_socket(model: Path):
                 assert status in answered(connection), lines
 
 
-@pytest.mark.parametrize("token", ["x" * (MIN_TOKEN - 1), f"{'x' * MIN_TOKEN} short", " "])
+@pytest.mark.parametrize("token", ["x" * (MIN_TOKEN - 1), f"{'x' * MIN_TOKEN}\nshort", " "])
 def test_a_short_token_is_refused_on_a_public_address(
     token: str, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

@@ -35,7 +35,7 @@ def serve(
         host: Address to listen on. Addresses other than this machine need a token of 16 characters or more.
         port: 0: any free port.
         index: The folder of an index to search.
-        api_key: Token that requests need; several are separated by spaces. Prefer BERTWORKS_API_KEY, which other users
+        api_key: Token that requests need, or several, one on each line. Prefer BERTWORKS_API_KEY, which other users
             cannot see.
         max_batch_tokens: Tokens per batch.
         max_concurrent_requests: Requests at a time; more are refused. Clients get equal shares.

@@ -50,8 +50,9 @@ HEADERS = [
     (b"cache-control", b"no-store"),
 ]
 MAX_WORKERS = 4  # batches computed at the same time: one batch is often too small for all threads
-LANES = {1 << 14: 2, 1 << 18: 2, 1 << 62: 1}  # size of a body below -> threads that parse it: the small ones, which
-# also write answers, need not wait for the large ones
+# Upper bound of the bytes of a body -> threads that parse it, and others that write its answer: small requests need not
+# wait for large ones.
+LANES = {1 << 14: 2, 1 << 18: 2, 1 << 62: 1}
 PARSE_SPEED, PARSE_COST = 1e6, 1000  # bytes per second until it is measured; what a request costs besides its bytes
 TOKENS_PER_BYTE = 0.25  # of a request, until it is measured
 ADMITTED_WAIT = 2.0  # times the patience that a request may wait if it was admitted for fewer tokens than it has
@@ -90,7 +91,7 @@ class Application:
     """The server without its port, as an ASGI application.
 
     Args:
-        token: required for all paths but /health and the page; several are separated by spaces. "": no token, and only
+        token: required for all paths but /health and the page. Several: one on each line. "": no token, and only
             the server's own page may send requests.
         hosts: names of the server, in addition to those of this machine; used only without a token.
         stopping: whether the server is shutting down.
@@ -105,7 +106,7 @@ class Application:
         stopping: Callable[[], bool] = lambda: False,
     ):
         self._abilities, self._limits, self._metrics = abilities, abilities.limits, ServerMetrics()
-        self._tokens, self._stopping = token.encode().split(), stopping
+        self._tokens, self._stopping = list(filter(None, token.encode().splitlines())), stopping
         self._hosts = {"localhost", "127.0.0.1", "::1", *hosts}
         self._admission = Admission(self._limits.requests, max(self._limits.total_bytes, self._limits.body_bytes))
         self._ratios = {(name, lane): TOKENS_PER_BYTE for name in ENDPOINTS for lane in LANES}

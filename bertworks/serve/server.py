@@ -103,8 +103,8 @@ def serve(
         host, port: the address; port 0: any free port.
         index: the folder of an index to search.
         precision: see `Abilities`.
-        token: required in every request; necessary if other machines can reach the server. Several, separated by
-            spaces: one for each client, which then all get their share of the server.
+        token: required in every request; necessary if other machines can reach the server. Several, one on each
+            line: one for each client, which then all get their share of the server.
 
     Raises:
         BertworksError: no such model or index, the port is in use, or the extra `serve` is not installed.
@@ -116,7 +116,7 @@ def serve(
         from bertworks.serve.application import Application, Connection
     with bound(host, port) as listening:  # before the model is read: report a used port at once
         name, number = listening.getsockname()[:2]
-        if min(map(len, token.split()), default=0) < MIN_TOKEN and not ipaddress.ip_address(name).is_loopback:
+        if min(map(len, token.splitlines()), default=0) < MIN_TOKEN and not ipaddress.ip_address(name).is_loopback:
             what = f"other machines can reach {host}: expected a token of {MIN_TOKEN} characters or more"
             raise UsageError(what, hint=NEW_TOKEN)
         abilities = Abilities(model, index=index, device=device, precision=precision, limits=limits)
