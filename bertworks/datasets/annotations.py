@@ -4,10 +4,10 @@ Only the layout is checked here. The meaning of labels and answers is checked la
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, dropwhile, groupby
+from statistics import mode
 from typing import Any, NamedTuple
 
 from bertworks.errors import BertworksError, UsageError
@@ -93,8 +93,7 @@ def conll_layout(sample: Iterable[str], chosen: Mapping[str, int], *, treebank: 
     """
     lines = [conll_cells(line) if not _is_boundary(line) else [] for line in sample]
     blocks = [list(dropwhile(lambda row: row[0] == "#", group)) for filled, group in groupby(lines, bool) if filled]
-    widths = Counter(len(row) for block in blocks for row in block)
-    width = widths.most_common(1)[0][0] if widths else 1
+    width = mode([len(row) for block in blocks for row in block] or [1])
     blocks = [[row for row in block if len(row) == width and not _RANGE.fullmatch(row[0])] for block in blocks]
     counted = [all(row[0] in (str(n), str(n + 1)) for n, row in enumerate(block)) for block in blocks]
     counts = sum(counted) > 0.9 * len(counted) and any(len({row[0] for row in block}) > 1 for block in blocks)
@@ -332,12 +331,6 @@ def with_answers(
 
 
 # --- SQuAD ------------------------------------------------------------------------------------------------------------
-
-
-def is_squad(value: object) -> bool:
-    """Whether a JSON value has the layout of SQuAD: a list `data` of articles with `paragraphs`."""
-    data = value.get("data") if isinstance(value, dict) else None
-    return isinstance(data, list) and bool(data) and isinstance(data[0], dict) and "paragraphs" in data[0]
 
 
 def read_squad(document: Mapping[str, Any], name: str) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -315,7 +315,6 @@ def _label(value: Any, column: str, texts: tuple[str, ...], schema: Schema, wher
             return tuple(answers)
         case "choice" if (choice := values.choice_number(value, texts[1:], schema.first_choice)) is not None:
             return choice
-    is_missing = value is None or (isinstance(value, str) and not value.strip())
-    what = f"the label in {column!r} {'is missing' if is_missing else f'holds {value!r:.80}'}"
+    what = f"the label in {column!r} {'is missing' if values.label_text(value) is None else f'holds {value!r:.80}'}"
     numbers = f"{schema.first_choice}-{schema.first_choice + len(texts) - 2}"
     raise BertworksError(what, where=where, hint=_EXPECTED[schema.task].replace("NUMBERS", numbers))

@@ -199,7 +199,10 @@ def _write_parquet(path: Path, rows: Iterator[Mapping[str, Any]], columns: Seque
                 wider = pyarrow.unify_schemas([schema, table.schema], promote_options="permissive")
                 if wider != schema:
                     writer.close()
-                    writer, schema = _rewrite(path, wider), wider
+                    with replacing(path) as rewritten, parquet.ParquetFile(path) as file:
+                        writer, schema = parquet.ParquetWriter(rewritten, wider), wider
+                        for earlier in file.iter_batches(batch_size=_BATCH_ROWS):
+                            writer.write_table(pyarrow.Table.from_batches([earlier]).cast(schema))
                 writer.write_table(table.cast(schema))
             except pyarrow.ArrowException as error:
                 hint = "write JSON lines (a name that ends in .jsonl): there a column may hold anything"
@@ -209,15 +212,3 @@ def _write_parquet(path: Path, rows: Iterator[Mapping[str, Any]], columns: Seque
     finally:
         writer.close()
     return count
-
-
-def _rewrite(path: Path, schema: Any) -> Any:
-    """A writer that has written the rows of the file again, with these types."""
-    import pyarrow
-    from pyarrow import parquet
-
-    with replacing(path) as wider, parquet.ParquetFile(path) as file:
-        writer = parquet.ParquetWriter(wider, schema)
-        for batch in file.iter_batches(batch_size=_BATCH_ROWS):
-            writer.write_table(pyarrow.Table.from_batches([batch]).cast(schema))
-    return writer
