@@ -27,6 +27,7 @@ _START_NAMES = ("start", "start_offset", "begin")
 _END_NAMES = ("end", "end_offset", "stop")
 _EXPORTED = {"annotation_id", "annotator", "lead_time", "_task_hash"}  # fields of Label Studio and Prodigy
 _TYPE_NAMES = ("type", "label", "entity", "entity_group", "tag", "labels")
+SQUAD_FIELDS = ("id", "title", "context", "question", "answers", "is_impossible")
 _SQUAD = 'SQuAD: {"data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers"}]}]}]}'
 _SPAN_HINT = 'write spans as {"start": 0, "end": 5, "type": "person"}: characters from 0, the end after the last one'
 
@@ -333,7 +334,7 @@ def with_answers(
 # --- SQuAD ------------------------------------------------------------------------------------------------------------
 
 
-def read_squad(document: Mapping[str, Any], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_squad(document: Mapping[str, Any], file: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (" question ID", values) for each question: id, title, context, question, answers, is_impossible.
 
     `answers` is a list of {"text", "answer_start"} that may have more fields; None where the file has no answers.
@@ -342,24 +343,22 @@ def read_squad(document: Mapping[str, Any], name: str) -> Iterator[tuple[str, di
         BertworksError: something is missing or has the wrong type; `where` names the question or the paragraph.
     """
     for article_number, article in enumerate(document["data"], 1):
-        within = f"{name}: article {article_number}"
+        within = f"{file}: article {article_number}"
         title = str(_part(article, "title", str | None, within) or "")
         for paragraph_number, paragraph in enumerate(_part(article, "paragraphs", list, within), 1):
             inside = f"{within}, paragraph {paragraph_number}"
             context = _part(paragraph, "context", str, inside)
             for entry in _part(paragraph, "qas", list, inside):
-                question = str(_part(entry, "id", str | int, inside))
-                place = f" question {question}"
-                where = f"{name}:{place}"
+                name = str(_part(entry, "id", str | int, inside))
+                place = f" question {name}"
+                where = f"{file}:{place}"
                 answers = _part(entry, "answers", list | None, where)
                 for answer in answers or ():
                     _part(answer, "text", str, where)
                     _part(answer, "answer_start", int, where)
-                values = {"id": question, "title": title, "context": context}
-                values["question"] = _part(entry, "question", str, where)
-                values["answers"] = answers
-                values["is_impossible"] = bool(_part(entry, "is_impossible", bool | None, where))
-                yield place, values
+                asked = _part(entry, "question", str, where)
+                is_impossible = bool(_part(entry, "is_impossible", bool | None, where))
+                yield place, dict(zip(SQUAD_FIELDS, (name, title, context, asked, answers, is_impossible)))
 
 
 def _part(entry: Any, key: str, kind: Any, where: str) -> Any:

@@ -9,7 +9,6 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -39,6 +38,7 @@ _PARQUET_ROWS = 256  # held in memory at a time, or fewer
 _PARQUET_BYTES = 1 << 24  # if these are larger, on average
 _BAD_LINES = 1000  # from which the encoding is inferred
 _SEPARATOR = re.compile(r'"?sep=([^\w\s"]|\t)"?', re.IGNORECASE)  # the first line of some tables of Excel
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SAMPLE_CHARACTERS = 1 << 20  # from which the meaning of quote marks is inferred
 
 
@@ -87,9 +87,7 @@ class RowReader:
         self._known = known
         self._largest = options.row_bytes
         self._state = self._file_state()
-        self._lines: Callable[[], Iterator[tuple[int, str]]] = partial(
-            utf8_lines, self.path, self.name, options.encoding, self._largest
-        )
+        self._skipped = 0  # lines before a table
         self._spans: str | None = None  # the field with spans
         self._answers: tuple[str, str, str | None] | None = None  # fields of the context, the answer, its start
         self._row_type: type | None = None  # of the first row of JSON
@@ -212,14 +210,18 @@ class RowReader:
         assert self._layout is not None
         return annotations.with_tags(self._lines(), tags, self._layout)
 
+    def _lines(self, *, long: bool = False, whole: bool = False) -> Iterator[tuple[int, str]]:
+        """The lines of the file. long: it may be one JSON value. whole: it is one."""
+        largest = max(text_files.LARGEST_LINE, self._largest) if long or whole else self._largest
+        lines = utf8_lines(self.path, self.name, self.options.encoding, largest, whole=whole)
+        return itertools.islice(lines, self._skipped, None)
+
     # --- tables ---
 
     def _recognize_table(self, format: str | None, sample: list[str]) -> _Found:
         delimiter = tables.delimiter_of(sample, format)
         if by_excel := _SEPARATOR.fullmatch(sample[0]):
-            delimiter, format, sample = by_excel[1], "csv", sample[1:]
-            every_line = self._lines
-            self._lines = lambda: itertools.islice(every_line(), 1, None)
+            delimiter, format, sample, self._skipped = by_excel[1], "csv", sample[1:], 1
         if format not in ("csv", "tsv"):
             first_line = next(line for line in sample if line.strip())
             delimiter = "\t" if "\t" in first_line else delimiter
@@ -264,7 +266,7 @@ class RowReader:
 
     def _recognize_json(self, format: str | None) -> _Found:
         """JSON lines if the first line is an object by itself; else the whole file is one value."""
-        lines = self._lines() if format == "jsonl" else self._long_lines()
+        lines = self._lines(long=format != "jsonl")
         number, first = next((number, line) for number, line in lines if line.strip())
         try:
             value = json.loads(first)
@@ -276,9 +278,9 @@ class RowReader:
         if isinstance(value, list):  # a row by itself is one like ["text", "label"]
             whole = format != "jsonl" or isinstance((value or [{}])[0], dict)
         elif annotations.splits_of(value) or annotations.json_rows(value) is not None:
-            whole = whole or not any(line.strip() for other, line in self._long_lines() if other > number)
+            whole = whole or not any(line.strip() for other, line in self._lines(long=True) if other > number)
         if whole and isinstance(self._whole_json(), dict):
-            return "squad", ["id", "title", "context", "question", "answers", "is_impossible"], self._whole_rows
+            return "squad", [*annotations.SQUAD_FIELDS], self._whole_rows
         rows = self._whole_rows if whole else self._line_rows
         sample = [values for _, values in first_rows(rows())]
         self._spans = annotations.span_column(sample)
@@ -312,17 +314,15 @@ class RowReader:
         if not isinstance(value, dict) or kind is not self._row_type:
             hint = 'write it as {"text": "...", ...}'
             raise BertworksError(f"expected a JSON object, not {value!r:.60}", where=where, hint=hint)
-        if "\\ud" in source.lower():  # only such an escape can be half a character
-            try:
-                json.dumps(value, ensure_ascii=False).encode()
-            except UnicodeEncodeError as error:
-                what = f"a text holds half a character, {error.object[error.start]!r}"
-                raise BertworksError(what, where=where, hint="repair the text") from error
+        # Only an escape can be half a character.
+        if "\\ud" in source.lower() and (half := _SURROGATE.search(json.dumps(value, ensure_ascii=False))):
+            what = f"a text holds half a character, {half[0]!r}"
+            raise BertworksError(what, where=where, hint="repair the text")
         return value
 
     def _whole_json(self) -> Any:
         """The rows, or a SQuAD document, of a file that is one JSON value."""
-        value = parse_json("\n".join(line for _, line in self._long_lines(whole=True)), self.name)
+        value = parse_json("\n".join(line for _, line in self._lines(whole=True)), self.name)
         if splits := annotations.splits_of(value):
             if self.options.split not in splits:
                 raise SplitsError(splits, self.name)
@@ -332,11 +332,6 @@ class RowReader:
             what = f"the file is one JSON value, {value!r:.60}, not a list of rows"
             raise BertworksError(what, where=self.name, hint=hint)
         return rows
-
-    def _long_lines(self, *, whole: bool = False) -> Iterator[tuple[int, str]]:
-        """The lines of a file that may be one JSON value. whole: it is one."""
-        largest = max(text_files.LARGEST_LINE, self._largest)
-        return utf8_lines(self.path, self.name, self.options.encoding, largest, whole=whole)
 
     def _check_size(self, number: int | str, row: str) -> None:
         if len(row) > self._largest // 4 and len(row.encode("utf-8", "replace")) > self._largest:

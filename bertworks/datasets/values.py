@@ -261,15 +261,13 @@ def spans_of(value: Any) -> list[dict[str, Any]] | None:
 
 def answers_of(value: Any) -> list[tuple[int, str]] | None:
     """The answers to a question as (start, text), from any usual layout; None if the value holds no answers."""
-    value = _parsed(value)
-    if isinstance(value, dict):
-        starts, texts = value.get("answer_start"), value.get("text")
-        if not isinstance(starts, list) or not isinstance(texts, list) or len(starts) != len(texts):
+    match _parsed(value):
+        case {"answer_start": list(starts), "text": list(texts)} if len(starts) == len(texts):
+            answers = list(zip(starts, texts))
+        case list(entries) if all(isinstance(entry, dict) for entry in entries):
+            answers = [(entry.get("answer_start"), entry.get("text")) for entry in entries]
+        case _:
             return None
-        value = [{"answer_start": start, "text": text} for start, text in zip(starts, texts)]
-    if not isinstance(value, list) or not all(isinstance(answer, dict) for answer in value):
-        return None
-    answers = [(answer.get("answer_start"), answer.get("text")) for answer in value]
     if not all(isinstance(start, int) and isinstance(text, str) for start, text in answers):
         return None
     return [(start, text) for start, text in answers if text]  # some files write "" for no answer

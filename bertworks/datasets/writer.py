@@ -52,9 +52,8 @@ def write_rows(
     if kind == "parquet":
         if str(path) == "-":
             raise UsageError("Parquet cannot be written to a stream", where=name, hint="name a file, or another kind")
-        target = Path(path).expanduser()
-        with replacing(target) as temporary:
-            return _write_parquet(temporary, _checked(target.name, columns, rows), columns, target.name)
+        with replacing(Path(path).expanduser()) as temporary:
+            return _write_parquet(temporary, _checked(name, columns, rows), columns, name)
     if kind in ("csv", "tsv"):
         mark = "'" if guard_formulas else ""
         lines = _table_lines(name, columns, rows, "," if kind == "csv" else "\t", formulas or IssueCounter(), mark)
