@@ -8,6 +8,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import mode
 
 from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
@@ -243,11 +244,8 @@ def _first(named: Columns, names: Iterable[str]) -> Column | None:
 def _find_choices(columns: Columns) -> tuple[str, ...]:
     """The prompt and the choices (or the one column with a list of them); () if there are none."""
     named = _named(columns.values())
-    stems: dict[str, list[str]] = {}
-    for known, column in named.items():
-        if match := _CHOICE.fullmatch(known):
-            stems.setdefault(match[1], []).append(column.name)
-    choices = max(stems.values(), key=len, default=[])
+    stems = {known: match[1] for known in named if (match := _CHOICE.fullmatch(known))}
+    choices = [named[known].name for known, stem in stems.items() if stem == mode(stems.values())]
     if len(choices) < 2:
         choices = [named[known].name for known in _CHOICE_LISTS if known in named and named[known].is_listed][:1]
     prompt = _first(named, values.PROMPTS)
