@@ -4,10 +4,10 @@ Only the layout is checked here. The meaning of labels and answers is checked la
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, dropwhile, groupby
+from statistics import mode
 from typing import Any, NamedTuple
 
 from bertworks.errors import BertworksError, UsageError
@@ -27,6 +27,7 @@ _START_NAMES = ("start", "start_offset", "begin")
 _END_NAMES = ("end", "end_offset", "stop")
 _EXPORTED = {"annotation_id", "annotator", "lead_time", "_task_hash"}  # fields of Label Studio and Prodigy
 _TYPE_NAMES = ("type", "label", "entity", "entity_group", "tag", "labels")
+SQUAD_FIELDS = ("id", "title", "context", "question", "answers", "is_impossible")
 _SQUAD = 'SQuAD: {"data": [{"title", "paragraphs": [{"context", "qas": [{"id", "question", "answers"}]}]}]}'
 _SPAN_HINT = 'write spans as {"start": 0, "end": 5, "type": "person"}: characters from 0, the end after the last one'
 
@@ -93,8 +94,7 @@ def conll_layout(sample: Iterable[str], chosen: Mapping[str, int], *, treebank: 
     """
     lines = [conll_cells(line) if not _is_boundary(line) else [] for line in sample]
     blocks = [list(dropwhile(lambda row: row[0] == "#", group)) for filled, group in groupby(lines, bool) if filled]
-    widths = Counter(len(row) for block in blocks for row in block)
-    width = widths.most_common(1)[0][0] if widths else 1
+    width = mode([len(row) for block in blocks for row in block] or [1])
     blocks = [[row for row in block if len(row) == width and not _RANGE.fullmatch(row[0])] for block in blocks]
     counted = [all(row[0] in (str(n), str(n + 1)) for n, row in enumerate(block)) for block in blocks]
     counts = sum(counted) > 0.9 * len(counted) and any(len({row[0] for row in block}) > 1 for block in blocks)
@@ -334,13 +334,7 @@ def with_answers(
 # --- SQuAD ------------------------------------------------------------------------------------------------------------
 
 
-def is_squad(value: object) -> bool:
-    """Whether a JSON value has the layout of SQuAD: a list `data` of articles with `paragraphs`."""
-    data = value.get("data") if isinstance(value, dict) else None
-    return isinstance(data, list) and bool(data) and isinstance(data[0], dict) and "paragraphs" in data[0]
-
-
-def read_squad(document: Mapping[str, Any], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_squad(document: Mapping[str, Any], file: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield (" question ID", values) for each question: id, title, context, question, answers, is_impossible.
 
     `answers` is a list of {"text", "answer_start"} that may have more fields; None where the file has no answers.
@@ -349,24 +343,22 @@ def read_squad(document: Mapping[str, Any], name: str) -> Iterator[tuple[str, di
         BertworksError: something is missing or has the wrong type; `where` names the question or the paragraph.
     """
     for article_number, article in enumerate(document["data"], 1):
-        within = f"{name}: article {article_number}"
+        within = f"{file}: article {article_number}"
         title = str(_part(article, "title", str | None, within) or "")
         for paragraph_number, paragraph in enumerate(_part(article, "paragraphs", list, within), 1):
             inside = f"{within}, paragraph {paragraph_number}"
             context = _part(paragraph, "context", str, inside)
             for entry in _part(paragraph, "qas", list, inside):
-                question = str(_part(entry, "id", str | int, inside))
-                place = f" question {question}"
-                where = f"{name}:{place}"
+                name = str(_part(entry, "id", str | int, inside))
+                place = f" question {name}"
+                where = f"{file}:{place}"
                 answers = _part(entry, "answers", list | None, where)
                 for answer in answers or ():
                     _part(answer, "text", str, where)
                     _part(answer, "answer_start", int, where)
-                values = {"id": question, "title": title, "context": context}
-                values["question"] = _part(entry, "question", str, where)
-                values["answers"] = answers
-                values["is_impossible"] = bool(_part(entry, "is_impossible", bool | None, where))
-                yield place, values
+                asked = _part(entry, "question", str, where)
+                is_impossible = bool(_part(entry, "is_impossible", bool | None, where))
+                yield place, dict(zip(SQUAD_FIELDS, (name, title, context, asked, answers, is_impossible)))
 
 
 def _part(entry: Any, key: str, kind: Any, where: str) -> Any:

@@ -8,6 +8,7 @@ import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from statistics import mode
 
 from bertworks.datasets import values
 from bertworks.datasets.annotations import ENTITY_TAG
@@ -114,11 +115,7 @@ def _by_layout(reader: RowReader, columns: Columns, text: Names, label: Names) -
     if reader.kind == "conll":
         document = "document" if columns["document"].high > 0 else None
         return Schema(task="tagging", text=("tokens",), label=("tags",) if "tags" in columns else (), document=document)
-    if words := _find_words(columns, text, label):
-        return Schema(task="tagging", text=words[:1], label=words[1:])
-    if questions := _find_questions(columns, label):
-        return Schema(task="qa", text=questions[:2], label=questions[2:])
-    return None
+    return _tagging(columns, text, label) or _questions(columns, label)
 
 
 def _by_columns(columns: Columns, text: Names, label: Names, task: TaskType | None, options: Options) -> Schema:
@@ -247,11 +244,8 @@ def _first(named: Columns, names: Iterable[str]) -> Column | None:
 def _find_choices(columns: Columns) -> tuple[str, ...]:
     """The prompt and the choices (or the one column with a list of them); () if there are none."""
     named = _named(columns.values())
-    stems: dict[str, list[str]] = {}
-    for known, column in named.items():
-        if match := _CHOICE.fullmatch(known):
-            stems.setdefault(match[1], []).append(column.name)
-    choices = max(stems.values(), key=len, default=[])
+    stems = {known: match[1] for known in named if (match := _CHOICE.fullmatch(known))}
+    choices = [named[known].name for known, stem in stems.items() if stem == mode(stems.values())]
     if len(choices) < 2:
         choices = [named[known].name for known in _CHOICE_LISTS if known in named and named[known].is_listed][:1]
     prompt = _first(named, values.PROMPTS)
@@ -346,24 +340,24 @@ def _find_id(columns: Columns) -> str | None:
     return None
 
 
-def _find_words(columns: Columns, text: Names, label: Names) -> tuple[str, str] | None:
+def _tagging(columns: Columns, text: Names, label: Names) -> Schema | None:
     """The columns with lists of words and of their tags; None if there are none. `text` and `label` are known."""
     lists = _named(column for column in columns.values() if column.is_listed)
     words = _first(lists, [columns[name].known_name for name in text] or ["tokens", "words", "token", "word"])
     known = [columns[name].known_name for name in label] or ["tags", "ner_tags", "pos_tags", "labels", "label", "tag"]
     for tags in [lists[name] for name in known if name in lists]:
         if words and MOST <= tags.entries / max(1, words.entries) <= 1 / MOST:
-            return words.name, tags.name
+            return Schema(task="tagging", text=(words.name,), label=(tags.name,))
     return None
 
 
-def _find_questions(columns: Columns, label: Names) -> tuple[str, str, str] | None:
+def _questions(columns: Columns, label: Names) -> Schema | None:
     """The columns with questions, contexts and answers; None if there are none. `label` is known."""
     named = _named(columns.values())
     answers = _first(named, [columns[name].known_name for name in label] or ["answers", "answer"])
-    if "question" in named and "context" in named and answers and answers.answers >= MOST * answers.filled:
-        return named["question"].name, named["context"].name, answers.name
-    return None
+    if not {"question", "context"} <= named.keys() or not answers or answers.answers < MOST * answers.filled:
+        return None
+    return Schema(task="qa", text=(named["question"].name, named["context"].name), label=(answers.name,))
 
 
 def _are_nameless(columns: Columns) -> bool:
@@ -395,10 +389,9 @@ def _check_labels(schema: Schema, column: Column, name: str, *, is_explicit: boo
     if task == "classification" and len(labels) < 2:
         what = f"all rows with a text have the same label, {labels[0]!r}" if labels else "there is no label"
         hint = "add rows with another label"
-    elif task == "classification":
-        if not is_explicit and len(column.values) > MAX_CLASSES and not column.has_few_values:
-            more = " or more" if column.has_more_values else ""
-            what = f"{len(column.values):,}{more} different values in {count} are not classes"
+    elif task == "classification" and not (is_explicit or column.has_few_values) and len(column.values) > MAX_CLASSES:
+        more = " or more" if column.has_more_values else ""
+        what = f"{len(column.values):,}{more} different values in {count} are not classes"
     elif task == "regression" and column.low == column.high and column.is_numeric:
         what, hint = f"all {count} have the same number, {column.low}", "add rows with other numbers"
     elif task == "tagging" and not set(labels) - {"O"}:

@@ -9,7 +9,6 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,21 +17,28 @@ from bertworks.datasets.values import first_rows, has_header, label_text, names_
 from bertworks.errors import BertworksError, UsageError
 from bertworks.io import tables, text_files
 from bertworks.io.processes import chunk_by_size
-from bertworks.io.tables import ReadOptions
+from bertworks.io.tables import ReadOptions, split_rows
 from bertworks.io.text_files import IssueCounter, LineReader, infer_encoding, nothing_there, open_lines, rereadable
 
 Names = Collection[str]
 Kind = Literal["table", "json", "parquet", "conll", "squad", "spans"]
+_Rows = Iterator[tuple[int | str, dict[str, Any]]]  # line or number, or name; values
+_Found = tuple[Kind, list[str], Callable[[], _Rows]]  # the kind of a file, the names of its columns, its rows
 _SPANS = '{"text": "...", "entities": [{"start": 0, "end": 5, "type": "person"}]}'
 _NOT_READ = (  # the beginning of files of text that are not read, their format, and how to convert them
     (r"\s*<(\?xml|!doctype|html)\b", "XML or HTML", "save the texts as a table: pandas.read_xml and to_csv"),
     (r"(%.*\n|\s)*@relation\s", "an ARFF file", "save it as .csv, in Weka or by scipy.io.arff.loadarff"),
     (r"T\d+\t\S+ \d+ \d+", "brat annotations", f"write text and .ann as one line of JSON: {_SPANS}"),
 )
+_READ_AS = (  # by whether quote marks enclose cells
+    "quoted: quote marks enclose cells? It was read as raw",
+    "raw: quote marks are text? It was read as quoted",
+)
 _PARQUET_ROWS = 256  # held in memory at a time, or fewer
 _PARQUET_BYTES = 1 << 24  # if these are larger, on average
 _BAD_LINES = 1000  # from which the encoding is inferred
 _SEPARATOR = re.compile(r'"?sep=([^\w\s"]|\t)"?', re.IGNORECASE)  # the first line of some tables of Excel
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _SAMPLE_CHARACTERS = 1 << 20  # from which the meaning of quote marks is inferred
 
 
@@ -81,41 +87,27 @@ class RowReader:
         self._known = known
         self._largest = options.row_bytes
         self._state = self._file_state()
-        self._lines: Callable[[], Iterator[tuple[int, str]]] = partial(
-            utf8_lines, self.path, self.name, options.encoding, self._largest
-        )
-        self.kind: Kind
-        self.columns: list[str]
-        self.written_columns: list[str] = []
-        self._rows: Callable[[], Iterator[tuple[int | str, dict[str, Any]]]]  # line or number, or name; values
+        self._skipped = 0  # lines before a table
         self._spans: str | None = None  # the field with spans
         self._answers: tuple[str, str, str | None] | None = None  # fields of the context, the answer, its start
         self._row_type: type | None = None  # of the first row of JSON
         self._layout: annotations.ConllLayout | None = None
-        if tables.is_parquet(self.path):
-            self.kind, self._rows = "parquet", self._parquet_rows
-            with tables.open_parquet(self.path, self.name) as file:
-                self.columns = list(file.schema_arrow.names)
-            self._check_names("the schema", "give the columns different names")
-        else:
-            with open_lines(self.path, self.name, encoding=options.encoding) as reader:
-                self._recognize(reader)
-        self.written_columns = self.written_columns or self.columns
-        if self.kind not in ("table", "json", "parquet"):
-            return
-        if options.sentence_column is not None:
-            tables.find_column(self.columns, self.name, options.sentence_column, "--sentence-column")
-            return
-        sample = (values for _, values in first_rows(self._rows()))
-        if fields := annotations.answer_fields(self.columns, sample):
-            self._answers = fields
-            self.columns = [*(name for name in self.columns if name not in fields[1:]), "answers"]
+        self.kind, self.written_columns, self._rows = self._recognize()
+        self.columns = list(dict.fromkeys("entities" if name == self._spans else name for name in self.written_columns))
+        is_plain = self.kind in ("table", "json", "parquet")
+        self._sentence_column = options.sentence_column if is_plain else None
+        if self._sentence_column is not None:
+            tables.find_column(self.columns, self.name, self._sentence_column, "--sentence-column")
+        elif is_plain:
+            sample = (values for _, values in first_rows(self._rows()))
+            if fields := annotations.answer_fields(self.columns, sample):
+                self._answers = fields
+                self.columns = [*(name for name in self.columns if name not in fields[1:]), "answers"]
 
     def __iter__(self) -> Iterator[Row]:
         self._check_unchanged()
         self._counts.clear()
-        is_by_word = self.options.sentence_column is not None and self.kind in ("table", "json", "parquet")
-        yield from self._sentences() if is_by_word else self._plain_rows()
+        yield from self._plain_rows() if self._sentence_column is None else self._sentences()
         self._check_unchanged()
 
     def _plain_rows(self) -> Iterator[Row]:
@@ -136,7 +128,7 @@ class RowReader:
 
     def _sentences(self) -> Iterator[Row]:
         """Rows of one word as rows of one sentence: the cells of each column in a list."""
-        column = self.options.sentence_column or ""
+        column = self._sentence_column or ""
         current = None
 
         def sentence(row: tuple[int | str, dict[str, Any]]) -> Any:
@@ -168,7 +160,7 @@ class RowReader:
             what, hint = "the file changed while it was read", "wait until it is complete, then try again"
             raise BertworksError(what, where=self.name, hint=hint)
 
-    def _parquet_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _parquet_rows(self) -> _Rows:
         with tables.open_parquet(self.path, self.name) as file:
             groups = (file.metadata.row_group(number) for number in range(file.num_row_groups))
             size = max((group.total_byte_size / max(1, group.num_rows) for group in groups), default=0)
@@ -177,7 +169,16 @@ class RowReader:
                 self._check_size(number, str(values))
                 yield number, values
 
-    def _recognize(self, reader: LineReader) -> None:
+    def _recognize(self) -> _Found:
+        """The kind of file, the names of its columns, and its rows."""
+        if tables.is_parquet(self.path):
+            with tables.open_parquet(self.path, self.name) as file:
+                names = self._distinct(file.schema_arrow.names, "the schema", "give the columns different names")
+                return "parquet", names, self._parquet_rows
+        with open_lines(self.path, self.name, encoding=self.options.encoding) as reader:
+            return self._recognize_text(reader)
+
+    def _recognize_text(self, reader: LineReader) -> _Found:
         head = reader.head.lstrip()
         if not head:
             raise BertworksError("the file is empty", where=self.name, hint="name a file that holds rows")
@@ -188,96 +189,84 @@ class RowReader:
             hint = f"it may be text in {likely}: --encoding {likely}" if likely else hint.replace("{SPANS}", _SPANS)
             raise BertworksError(f"this is {what}", where=self.name, hint=hint)
         if reader.format in ("json", "jsonl") or head.startswith((b'{"', b"[{", b"{\n", b"[\n", b"[[")):
-            self._recognize_json(reader.format)
-            return
+            return self._recognize_json(reader.format)
         sample = reader.sample()
         for pattern, what, hint in _NOT_READ:
             if re.match(pattern, "\n".join(sample[:50]), re.IGNORECASE):
                 raise BertworksError(f"this is {what}", where=self.name, hint=hint)
         if annotations.looks_like_fasttext(sample):
-            self.kind, self.columns = "table", ["text", "label"]
-            self._rows = lambda: ((n, annotations.fasttext_row(line)) for n, line in self._lines() if line.strip())
-            return
+            row = annotations.fasttext_row
+            return "table", ["text", "label"], lambda: ((n, row(line)) for n, line in self._lines() if line.strip())
         treebank = reader.suffix == ".conllu"
         chosen = self.options.numbers_of_columns
         if treebank or chosen or reader.format == "conll" or annotations.looks_like_conll(sample):
             layout = self._layout = annotations.conll_layout(sample, chosen, treebank=treebank)
-            self.kind = "conll"
-            self._rows = lambda: annotations.read_conll(self._lines(), self.name, layout)
-            self.columns = ["tokens", *(["tags"] if layout.tag is not None else []), "document", "lines"]
-        else:
-            self._recognize_table(reader.format, sample)
+            columns = ["tokens", *(["tags"] if layout.tag is not None else []), "document", "lines"]
+            return "conll", columns, lambda: annotations.read_conll(self._lines(), self.name, layout)
+        return self._recognize_table(reader.format, sample)
 
     def with_tags(self, tags: Iterable[str]) -> Iterator[str]:
         """The lines of a CoNLL file, each with the tag of its word as one more cell (`annotations.with_tags`)."""
         assert self._layout is not None
         return annotations.with_tags(self._lines(), tags, self._layout)
 
+    def _lines(self, *, long: bool = False, whole: bool = False) -> Iterator[tuple[int, str]]:
+        """The lines of the file. long: it may be one JSON value. whole: it is one."""
+        largest = max(text_files.LARGEST_LINE, self._largest) if long or whole else self._largest
+        lines = utf8_lines(self.path, self.name, self.options.encoding, largest, whole=whole)
+        return itertools.islice(lines, self._skipped, None)
+
     # --- tables ---
 
-    def _recognize_table(self, format: str | None, sample: list[str]) -> None:
-        self.kind = "table"
+    def _recognize_table(self, format: str | None, sample: list[str]) -> _Found:
         delimiter = tables.delimiter_of(sample, format)
         if by_excel := _SEPARATOR.fullmatch(sample[0]):
-            delimiter, format, sample = by_excel[1], "csv", sample[1:]
-            every_line = self._lines
-            self._lines = lambda: itertools.islice(every_line(), 1, None)
+            delimiter, format, sample, self._skipped = by_excel[1], "csv", sample[1:], 1
         if format not in ("csv", "tsv"):
             first_line = next(line for line in sample if line.strip())
             delimiter = "\t" if "\t" in first_line else delimiter
             if self.options.header is None and delimiter != "\t" and not has_header(sample, delimiter):
-                self.columns, self.named = ["text"], False
-                self._rows = lambda: ((n, {"text": line.removesuffix("\r")}) for n, line in self._lines())
-                return
+                self.named = False
+                return "table", ["text"], lambda: ((n, {"text": line.removesuffix("\r")}) for n, line in self._lines())
         quoted = self.options.quoting == "quoted"
         if self.options.quoting == "auto":
             quoted = delimiter != "\t" or tables.quotes_matter(_first_quoted_lines(self._lines()))
-        rows = self._split(delimiter, quoted)
-        first, *others = [row for _, row in first_rows(rows) if row]
+        first, *others = [row for _, row in first_rows(self._split(delimiter, quoted)) if row]
         named = self.options.header
         if named is None:
             self.named = named = names_columns(first, others, self._known)
         if named is None:
             what, hint = f"does the first row name the columns? {first!r:.120}", "--header if so, else --no-header"
             raise UsageError(what, where=f"{self.name}:1", hint=hint)
-        self.columns = tables.column_names(first, named=named)
-        self._check_names("the header", "name them differently, or read it without header")
-        self._rows = lambda: self._table_rows(delimiter, quoted, named)
+        names = tables.column_names(first, named=named)
+        columns = self._distinct(names, "the header", "name them differently, or read it without header")
+        return "table", columns, lambda: self._table_rows(columns, delimiter, quoted, named)
 
     def _split(self, delimiter: str, quoted: bool) -> Iterator[tuple[int, list[str]]]:
-        limits: dict[str, Any] = {"strict": True, "largest": self._largest}
-        return tables.split_rows(self._lines(), delimiter, quoted=quoted, name=self.name, **limits)
+        return split_rows(self._lines(), delimiter, quoted=quoted, name=self.name, strict=True, largest=self._largest)
 
-    def _table_rows(self, delimiter: str, quoted: bool, named: bool) -> Iterator[tuple[int, dict[str, Any]]]:
-        columns = self.written_columns or self.columns
-        width = len(columns)
-        rows = self._split(delimiter, quoted)
-        for number, cells in rows if quoted else tables.rejoin_broken_rows(rows, width, self._counts, self.name):
-            if not cells and (named or width > 1):
-                continue  # a blank line
-            if named:
-                named = False
-                continue
-            cells = cells or [""]
+    def _table_rows(self, columns: list[str], delimiter: str, quoted: bool, named: bool) -> _Rows:
+        rows, width = self._split(delimiter, quoted), len(columns)
+        rows = rows if quoted else tables.rejoin_broken_rows(rows, width, self._counts, self.name)
+        rows = itertools.islice(itertools.dropwhile(lambda row: not row[1], rows), 1, None) if named else rows
+        for number, cells in ((number, cells or [""]) for number, cells in rows if cells or width == 1):
             if len(cells) != width:
-                was, other = "quoted", "raw: quote marks are text"
-                if not quoted:
-                    was, other = "raw", "quoted: quote marks enclose cells"
                 what = f"{len(cells)} cells, but the first row has {width}: {cells!r:.120}"
-                hint = f"repair the row; or is the table {other}? It was read as {was}"
+                hint = f"repair the row; or is the table {_READ_AS[quoted]}"
                 raise BertworksError(what, where=f"{self.name}:{number}", hint=hint)
             yield number, dict(zip(columns, cells))
 
-    def _check_names(self, where: str, hint: str) -> None:
-        twice = [name for index, name in enumerate(self.columns) if name in self.columns[:index]]
-        if twice:
+    def _distinct(self, names: list[str], where: str, hint: str) -> list[str]:
+        """The names; BertworksError if one comes twice."""
+        if twice := [name for index, name in enumerate(names) if name in names[:index]]:
             raise BertworksError(f"{where} names {twice[0]!r} twice", where=f"{self.name}:1", hint=hint)
+        return names
 
     # --- JSON ---
 
-    def _recognize_json(self, format: str | None) -> None:
+    def _recognize_json(self, format: str | None) -> _Found:
         """JSON lines if the first line is an object by itself; else the whole file is one value."""
-        lines = self._lines() if format == "jsonl" else self._long_lines()
+        lines = self._lines(long=format != "jsonl")
         number, first = next((number, line) for number, line in lines if line.strip())
         try:
             value = json.loads(first)
@@ -289,45 +278,33 @@ class RowReader:
         if isinstance(value, list):  # a row by itself is one like ["text", "label"]
             whole = format != "jsonl" or isinstance((value or [{}])[0], dict)
         elif annotations.splits_of(value) or annotations.json_rows(value) is not None:
-            whole = whole or not any(line.strip() for other, line in self._long_lines() if other > number)
-        if whole and annotations.is_squad(self._whole_json()):
-            self.kind = "squad"
-            self._rows = self._squad_rows
-            self.columns = ["id", "title", "context", "question", "answers", "is_impossible"]
-            return
-        self._rows = self._array_rows if whole else self._line_rows
-        sample = [values for _, values in first_rows(self._rows())]
+            whole = whole or not any(line.strip() for other, line in self._lines(long=True) if other > number)
+        if whole and isinstance(self._whole_json(), dict):
+            return "squad", [*annotations.SQUAD_FIELDS], self._whole_rows
+        rows = self._whole_rows if whole else self._line_rows
+        sample = [values for _, values in first_rows(rows())]
         self._spans = annotations.span_column(sample)
         if self._spans is None and annotations.may_hold_spans(sample):
-            self._spans = annotations.span_column(values for _, values in self._rows())
+            self._spans = annotations.span_column(values for _, values in rows())
         if sample and not any(sample):
             raise BertworksError("the rows have no fields", where=self.name, hint=f"write rows like {_SPANS}")
-        self.kind = "json" if self._spans is None else "spans"
-        self.written_columns = list(dict.fromkeys(itertools.chain.from_iterable(sample)))
-        self.columns = list(dict.fromkeys("entities" if name == self._spans else name for name in self.written_columns))
+        names = list(dict.fromkeys(itertools.chain.from_iterable(sample)))
+        return "json" if self._spans is None else "spans", names, rows
 
-    def _line_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
+    def _line_rows(self) -> _Rows:
         for number, line in self._lines():
             if line.strip():
                 yield number, self._checked(parse_json(line, self.name, number), number, line)
 
-    def _array_rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        value = self._whole_json()
-        if not isinstance(value, list):
-            hint = 'write one object like {"text": "...", "label": "..."} on each line'
-            what = f"the file is one JSON value, {value!r:.60}, not a list of rows"
-            raise BertworksError(what, where=self.name, hint=hint)
-        for number, record in enumerate(value, 1):
-            self._check_size(number, source := repr(record))
-            yield number, self._checked(record, number, source)
-
-    def _squad_rows(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        for place, values in annotations.read_squad(self._whole_json(), self.name):
-            yield place, self._checked(values, place, repr(values))
+    def _whole_rows(self) -> _Rows:
+        whole = self._whole_json()
+        rows = annotations.read_squad(whole, self.name) if isinstance(whole, dict) else enumerate(whole, 1)
+        return ((place, self._checked(row, place, repr(row))) for place, row in rows)
 
     def _checked(self, value: Any, number: int | str, source: str) -> dict[str, Any]:
         """A JSON object. source: its text."""
         where, kind = f"{self.name}:{number}", type(value)
+        self._check_size(number, source)
         self._row_type = self._row_type or kind
         try:
             value = annotations.record_of(value)
@@ -337,29 +314,26 @@ class RowReader:
         if not isinstance(value, dict) or kind is not self._row_type:
             hint = 'write it as {"text": "...", ...}'
             raise BertworksError(f"expected a JSON object, not {value!r:.60}", where=where, hint=hint)
-        if "\\ud" in source.lower():  # only such an escape can be half a character
-            try:
-                json.dumps(value, ensure_ascii=False).encode()
-            except UnicodeEncodeError as error:
-                what = f"a text holds half a character, {error.object[error.start]!r}"
-                raise BertworksError(what, where=where, hint="repair the text") from error
+        # Only an escape can be half a character.
+        if "\\ud" in source.lower() and (half := _SURROGATE.search(json.dumps(value, ensure_ascii=False))):
+            what = f"a text holds half a character, {half[0]!r}"
+            raise BertworksError(what, where=where, hint="repair the text")
         return value
 
     def _whole_json(self) -> Any:
-        value = parse_json("\n".join(line for _, line in self._long_lines(whole=True)), self.name)
+        """The rows, or a SQuAD document, of a file that is one JSON value."""
+        value = parse_json("\n".join(line for _, line in self._lines(whole=True)), self.name)
         if splits := annotations.splits_of(value):
             if self.options.split not in splits:
                 raise SplitsError(splits, self.name)
             value = value[self.options.split]
-        rows = annotations.json_rows(value)
-        return value if rows is None else rows
+        if (rows := annotations.json_rows(value)) is None:
+            hint = 'write one object like {"text": "...", "label": "..."} on each line'
+            what = f"the file is one JSON value, {value!r:.60}, not a list of rows"
+            raise BertworksError(what, where=self.name, hint=hint)
+        return rows
 
-    def _long_lines(self, *, whole: bool = False) -> Iterator[tuple[int, str]]:
-        """The lines of a file that may be one JSON value. whole: it is one."""
-        largest = max(text_files.LARGEST_LINE, self._largest)
-        return utf8_lines(self.path, self.name, self.options.encoding, largest, whole=whole)
-
-    def _check_size(self, number: int, row: str) -> None:
+    def _check_size(self, number: int | str, row: str) -> None:
         if len(row) > self._largest // 4 and len(row.encode("utf-8", "replace")) > self._largest:
             raise text_files.too_large(f"{self.name}:{number}", self._largest)
 
@@ -398,11 +372,10 @@ def _bad_bytes(path: Path, name: str, where: str, encoding: str | None) -> Bertw
     others = 0  # lines of UTF-8 with other characters than ASCII
     with open_lines(path, name, encoding="latin-1") as reader:
         for line in (line.encode("latin-1") for _, line in reader.lines(exact=True)):
-            if line.isascii() and b"\0" not in line:  # with NUL: UTF-16
-                continue
+            # with NUL: UTF-16
             is_bad = b"\0" in line or "\N{REPLACEMENT CHARACTER}" in line.decode("utf-8", "replace")
             bad += [line] * (is_bad and len(bad) < _BAD_LINES)
-            others += not is_bad
+            others += not (is_bad or line.isascii())
     likely = infer_encoding(b"\n".join(bad)) if encoding is None else None
     what = f"the line has bytes that are not {encoding or 'UTF-8'}"
     hint = f"name its encoding: --encoding {text_files.SOME_ENCODINGS}, ...; or repair the line"

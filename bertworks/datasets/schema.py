@@ -180,8 +180,7 @@ def read_item(row: Row, schema: Schema) -> Item:
         texts = tuple(values.text_of(value, column, where) for value, column in cells)
     label: Any = None
     if len(schema.label) > 1:
-        flags = {column: values.flag_of(_field(row, column), column, where) for column in schema.label}
-        label = tuple(column for column in schema.label if flags[column])
+        label = tuple(column for column in schema.label if values.flag_of(_field(row, column), column, where))
     elif schema.label:
         label = _label(_field(row, schema.label[0]), schema.label[0], texts, schema, where)
         if schema.task == "qa" and row.values.get("is_impossible") is True:
@@ -216,10 +215,8 @@ def find_labels(reader: RowReader, schema: Schema) -> tuple[str, ...]:
     counts, rows, sample, errors = Counter[str](), 0, list[Item](), list[BertworksError]()
     for item in items(reader, replace(schema, id=None), left_out=IssueCounter(), errors=errors):
         rows += 1
-        if schema.task == "classification":
-            counts[item.label] += 1
-        else:
-            counts.update(label if isinstance(label, str) else label[2] for label in item.label)
+        labels = [item.label] if schema.task == "classification" else item.label
+        counts.update(label if isinstance(label, str) else label[2] for label in labels)
         sample += [item][: _CHECKED_ROWS - len(sample)]
     if len(counts.keys() - {"O"}) < 1 + (schema.task == "classification"):
         refuse_rows(errors, reader.name)

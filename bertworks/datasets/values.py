@@ -131,16 +131,12 @@ def has_header(sample: list[str], delimiter: str) -> bool:
 
 
 def text_of(value: Any, column: str, where: str) -> str:
-    if is_empty_text(value):
+    if label_text(value) is None:
         what = f"the text in {column!r} is empty" + (f": {value!r}" if isinstance(value, str) else "")
         raise EmptyTextError(what, where=where, hint="write a text there, or remove the row")
     if not isinstance(value, str):
         raise BertworksError(f"{column!r} holds {value!r:.60}, not a text", where=where, hint='write it as "text"')
     return value
-
-
-def is_empty_text(value: Any) -> bool:
-    return value.strip() in _MISSING if isinstance(value, str) else _is_missing(value)
 
 
 def words_of(value: Any, column: str, where: str) -> tuple[str, ...]:
@@ -171,10 +167,6 @@ def _parsed(value: Any) -> Any:
         return None
 
 
-def _is_missing(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and math.isnan(value))
-
-
 # --- labels -----------------------------------------------------------------------------------------------------------
 
 
@@ -202,9 +194,9 @@ def several_labels(value: Any, separator: str, names: Sequence[str] = ()) -> lis
 
     names: there is a 0 or a 1 for each of them instead of labels.
     """
-    parts = [] if _is_missing(value) else value
-    if isinstance(value, str):
-        parts = value.split(separator) if separator else _parsed(value) if value.strip() else []
+    parts = [] if label_text(value) is None else value
+    if isinstance(parts, str):
+        parts = parts.split(separator) if separator else _parsed(parts)
     if not isinstance(parts, list) or any(isinstance(part, list | dict) for part in parts):
         return None
     texts = [text for part in parts if (text := label_text(part)) is not None]
@@ -263,23 +255,19 @@ def as_number(value: Any, decimal: str = ".") -> float:
 def spans_of(value: Any) -> list[dict[str, Any]] | None:
     """Spans of characters (`annotations.span_of`), from any usual layout; None if the value holds something else."""
     value = _parsed(value)
-    if not isinstance(value, list):
-        return None
-    spans = [span for entry in value if (span := span_of(entry))]
-    return spans if len(spans) == len(value) else None
+    spans: list[Any] = list(map(span_of, value)) if isinstance(value, list) else [None]
+    return None if None in spans else spans
 
 
 def answers_of(value: Any) -> list[tuple[int, str]] | None:
     """The answers to a question as (start, text), from any usual layout; None if the value holds no answers."""
-    value = _parsed(value)
-    if isinstance(value, dict):
-        starts, texts = value.get("answer_start"), value.get("text")
-        if not isinstance(starts, list) or not isinstance(texts, list) or len(starts) != len(texts):
+    match _parsed(value):
+        case {"answer_start": list(starts), "text": list(texts)} if len(starts) == len(texts):
+            answers = list(zip(starts, texts))
+        case list(entries) if all(isinstance(entry, dict) for entry in entries):
+            answers = [(entry.get("answer_start"), entry.get("text")) for entry in entries]
+        case _:
             return None
-        value = [{"answer_start": start, "text": text} for start, text in zip(starts, texts)]
-    if not isinstance(value, list) or not all(isinstance(answer, dict) for answer in value):
-        return None
-    answers = [(answer.get("answer_start"), answer.get("text")) for answer in value]
     if not all(isinstance(start, int) and isinstance(text, str) for start, text in answers):
         return None
     return [(start, text) for start, text in answers if text]  # some files write "" for no answer

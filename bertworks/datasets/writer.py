@@ -52,9 +52,8 @@ def write_rows(
     if kind == "parquet":
         if str(path) == "-":
             raise UsageError("Parquet cannot be written to a stream", where=name, hint="name a file, or another kind")
-        target = Path(path).expanduser()
-        with replacing(target) as temporary:
-            return _write_parquet(temporary, _checked(target.name, columns, rows), columns, target.name)
+        with replacing(Path(path).expanduser()) as temporary:
+            return _write_parquet(temporary, _checked(name, columns, rows), columns, name)
     if kind in ("csv", "tsv"):
         mark = "'" if guard_formulas else ""
         lines = _table_lines(name, columns, rows, "," if kind == "csv" else "\t", formulas or IssueCounter(), mark)
@@ -199,7 +198,10 @@ def _write_parquet(path: Path, rows: Iterator[Mapping[str, Any]], columns: Seque
                 wider = pyarrow.unify_schemas([schema, table.schema], promote_options="permissive")
                 if wider != schema:
                     writer.close()
-                    writer, schema = _rewrite(path, wider), wider
+                    with replacing(path) as rewritten, parquet.ParquetFile(path) as file:
+                        writer, schema = parquet.ParquetWriter(rewritten, wider), wider
+                        for earlier in file.iter_batches(batch_size=_BATCH_ROWS):
+                            writer.write_table(pyarrow.Table.from_batches([earlier]).cast(schema))
                 writer.write_table(table.cast(schema))
             except pyarrow.ArrowException as error:
                 hint = "write JSON lines (a name that ends in .jsonl): there a column may hold anything"
@@ -209,15 +211,3 @@ def _write_parquet(path: Path, rows: Iterator[Mapping[str, Any]], columns: Seque
     finally:
         writer.close()
     return count
-
-
-def _rewrite(path: Path, schema: Any) -> Any:
-    """A writer that has written the rows of the file again, with these types."""
-    import pyarrow
-    from pyarrow import parquet
-
-    with replacing(path) as wider, parquet.ParquetFile(path) as file:
-        writer = parquet.ParquetWriter(wider, schema)
-        for batch in file.iter_batches(batch_size=_BATCH_ROWS):
-            writer.write_table(pyarrow.Table.from_batches([batch]).cast(schema))
-    return writer
