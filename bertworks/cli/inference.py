@@ -64,8 +64,7 @@ def explain(
     output: Annotated[Path | None, console.output_file()] = None,
     target: str | None = None,
     baseline: Literal["mask", "pad"] = "mask",
-    as_json: console.Json = False,
-) -> None:
+) -> Iterator[console.Result]:
     """Explain a prediction: attributions of words, attention, similarity of tokens.
 
     Args:
@@ -76,7 +75,7 @@ def explain(
         baseline: The token that stands for "no information".
     """
     explanation = bw.explain(model, *_lines(texts), target=target, baseline=baseline)
-    console.show(explanation.as_dict(), str(explanation), as_json)
+    yield explanation.as_dict(), str(explanation)
     if output is not None:
         explanation.save(output)
         console.say(f"written to {output}")

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
@@ -204,22 +204,19 @@ def write_npy(path: str | Path, blocks: Iterable["NDArray[Any]"]) -> None:
     Args:
         blocks: at least one, all of the same type and row shape.
     """
+    from numpy.lib import format as npy
+
     rows = 0
     with replacing(path) as temporary, temporary.open("wb") as file:
         for block in blocks:
-            if not file.tell():
-                _write_npy_header(file, block, 0)
-            file.write(block.tobytes())
             rows += len(block)
-        file.seek(0)
-        _write_npy_header(file, block, rows)  # has the same length: numpy reserves space for the number of rows
-
-
-def _write_npy_header(file: IO[bytes], block: "NDArray[Any]", rows: int) -> None:
-    from numpy.lib import format as npy
-
-    header = {"descr": npy.dtype_to_descr(block.dtype), "fortran_order": False, "shape": (rows, *block.shape[1:])}
-    npy.write_array_header_1_0(file, header)
+            shape = (rows, *block.shape[1:])
+            file.seek(0)  # the header has the same length for any number of rows: numpy reserves the space
+            npy.write_array_header_1_0(
+                file, {"descr": npy.dtype_to_descr(block.dtype), "fortran_order": False, "shape": shape}
+            )
+            file.seek(0, os.SEEK_END)
+            file.write(block.tobytes())
 
 
 @contextmanager

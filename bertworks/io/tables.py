@@ -192,12 +192,9 @@ def rejoin_broken_rows(
     before: tuple[int, list[str]] | None = None
     for number, cells in rows:
         if before and len(cells) < width == len(before[1]) + len(cells) - 1:
-            begin, first = before
-            counts["rows broken over two lines, joined"].add(f"{name}:{begin}")
-            yield begin, [*first[:-1], f"{first[-1]}\n{cells[0]}", *cells[1:]]
-            before = None
-            continue
-        if before:
+            number, cells = before[0], [*before[1][:-1], f"{before[1][-1]}\n{cells[0]}", *cells[1:]]
+            counts["rows broken over two lines, joined"].add(f"{name}:{number}")
+        elif before:
             yield before
         before = (number, cells) if 0 < len(cells) < width else None
         if not before:
@@ -262,7 +259,7 @@ def choose_column(
     if column is not None:
         return find_column(list(columns), name, column, option)
     listed = ", ".join(columns) or "none"
-    lengths = {key: _mean_length(values) for key, values in columns.items()}
+    lengths = {key: sum(len(as_text(v) or "") for v in values) / max(1, len(values)) for key, values in columns.items()}
     by_name = {key.strip().lower(): key for key in reversed(list(columns)) if lengths[key]}
     if chosen := next((by_name[candidate] for candidate in TEXT_NAMES if candidate in by_name), None):
         return chosen
@@ -290,11 +287,6 @@ def find_column(columns: Sequence[str], name: str, column: str, option: str) -> 
     what = f"there is no column {column!r}; the columns are: {', '.join(columns) or 'none'}"
     hint = f"did you mean {option} {quoted(meant)}?" if meant else f"name one of them with {option}"
     raise UsageError(what, where=name, hint=hint)
-
-
-def _mean_length(values: Iterable[object]) -> float:
-    texts = [as_text(value) or "" for value in values]
-    return sum(map(len, texts)) / len(texts) if texts else 0.0
 
 
 def is_header(row: list[str]) -> bool:

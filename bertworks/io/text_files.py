@@ -22,6 +22,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import IO, Any, Literal
 
 from bertworks.errors import BertworksError, UsageError, explain_os_errors, quoted
@@ -37,28 +38,18 @@ _MARKED = "bertworks-marked"  # the error handler that writes it
 codecs.register_error(_MARKED, lambda error: (_MARK, error.end))  # type: ignore[attr-defined]
 
 
-def _write_gzip(file: IO[bytes]) -> Any:
-    return gzip.GzipFile("", "wb", 6, file, mtime=0)  # without a name and a time: the same rows give the same bytes
-
-
-def _read_zstd(path: Path) -> Any:
-    import pyarrow
-
-    return pyarrow.input_stream(str(path), compression="zstd")
-
-
-def _write_zstd(file: IO[bytes]) -> Any:
-    import pyarrow
-
-    return pyarrow.CompressedOutputStream(file, "zstd")
+def _zstd(name: str, stream: Any) -> Any:
+    """The stream of pyarrow of that name, which is imported when it is needed."""
+    return resolve_name(f"pyarrow:{name}")(stream, "zstd")
 
 
 # A .zst file may begin with a frame without text.
 _ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60)))
 COMPRESSIONS: dict[str, tuple[bytes | tuple[bytes, ...], str, Callable[[Path], Any], Callable[[IO[bytes]], Any]]] = {
-    # by suffix: the first bytes of a file, the command that checks it, how it is read and written
-    ".gz": (b"\x1f\x8b", "gzip -t", gzip.open, _write_gzip),
-    ".zst": (_ZSTD, "zstd -t", _read_zstd, _write_zstd),
+    # by suffix: the first bytes of a file, the command that checks it, how it is read and written. Files of gzip are
+    # written without a name and a time: the same rows give the same bytes.
+    ".gz": (b"\x1f\x8b", "gzip -t", gzip.open, lambda file: gzip.GzipFile("", "wb", 6, file, mtime=0)),
+    ".zst": (_ZSTD, "zstd -t", partial(_zstd, "input_stream"), partial(_zstd, "CompressedOutputStream")),
     ".xz": (b"\xfd7zXZ\0", "xz -t", lzma.open, partial(lzma.open, mode="wb")),
     ".bz2": (b"BZh", "bzip2 -t", bz2.open, partial(bz2.open, mode="wb")),
 }
