@@ -126,12 +126,9 @@ def squad(
     if as_json:
         console.emit(result)
         return
-    mismatches = {
-        "questions without an answer": result.pop("missing_ids"),
-        "answers without a question": result.pop("unknown_ids"),
-    }
+    missing, unknown = result.pop("missing_ids"), result.pop("unknown_ids")
     console.out(console.table((name, f"{v:,}" if isinstance(v, int) else str(v)) for name, v in result.items()))
-    for what, identities in mismatches.items():
+    for what, identities in (("questions without an answer", missing), ("answers without a question", unknown)):
         if identities:
             more = ", ..." if len(identities) > 5 else ""
             console.say(f"{len(identities):,} {what}: {', '.join(identities[:5])}{more}")

@@ -137,9 +137,8 @@ def doctor(*, as_json: console.Json = False) -> int:
     for check in bw.doctor():
         checks.append(check)
         if not as_json:
-            console.out(f"{'  ' if check.good else '! '}{check.name:<14}{check.text}")
-            if check.hint:
-                console.out(f"{'':16}hint: {check.hint}")
+            hint = f"\n{'':16}hint: {check.hint}" if check.hint else ""
+            console.out(f"{'  ' if check.good else '! '}{check.name:<14}{check.text}{hint}")
     if as_json:
         console.emit([asdict(check) for check in checks])
     return 0 if all(check.good for check in checks) else 1

@@ -47,7 +47,7 @@ class ReadOptions:
         header: Whether the first row of a table names the columns. Unset: inferred and printed.
         encoding: Encoding of the file, as cp1252, cp932, euc-kr or gb18030. Unset: UTF-8, or UTF-16 with its mark.
         columns: Columns of a CoNLL file, counted from 1, as word=2,tag=4. Unset: inferred and printed.
-        sentence_column: Column of a table of words, the same or empty in all rows of a sentence but the first.
+        sentence_column: Column of the sentence, in a table of one word per row. Same value or empty: same sentence.
         split: Part of a JSON file with several parts, as train, validation and test.
         max_row_bytes: Size of the largest row, as 64m. Reading it may need four times this memory.
         decimal: The mark before the fraction of a number in a text: --decimal , reads 3,5.
