@@ -71,8 +71,7 @@ __all__ = sorted(_MODULE_OF)
 
 
 def __getattr__(name: str) -> Any:
-    if name in _OLD_NAMES:
-        return __getattr__(_OLD_NAMES[name])
+    name = _OLD_NAMES.get(name, name)
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'bertworks' has no attribute {name!r}")
     value = getattr(import_module(_MODULE_OF[name]), name)

@@ -1,5 +1,6 @@
 """The command line: fast help, results on standard output, errors with hints, exit codes."""
 
+import inspect
 import io
 import json
 import os
@@ -8,6 +9,7 @@ import re
 import subprocess
 import sys
 import unicodedata
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from bertworks.cli.console import show_events
 from bertworks.cli.main import main
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event, duration
-from bertworks.io.tables import parse_size
+from bertworks.io.tables import ReadOptions, parse_size
 
 VERBS = [
     "vocab", "prepare", "pretrain", "fill", "score", "explain", "evaluate mlm", "evaluate blimp", "evaluate squad",
@@ -69,6 +71,12 @@ def test_every_option_has_a_line_of_help(verb, capsys):
     options = [line for line in lines if line.startswith(("│ --", "│    --", "│ *  --"))]
     assert options
     assert all(len(line.strip("│* ").split("  ")) > 1 for line in options), "an option without help"
+
+
+def test_the_help_of_an_option_of_rows_is_one_line():
+    """The width of the terminal decides where it is broken: cyclopts keeps the line ends of a docstring."""
+    arguments = inspect.getdoc(ReadOptions).partition("Args:\n")[2].splitlines()
+    assert [line.split(":")[0].strip() for line in arguments] == [field.name for field in fields(ReadOptions)]
 
 
 @pytest.mark.parametrize("option", ["--reset-head", "--new-head"])

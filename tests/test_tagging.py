@@ -27,7 +27,7 @@ from bertworks.evaluation.evaluate import evaluate_task
 from bertworks.events import Event
 from bertworks.inference.predict import compute_file, predict_file, results_in
 from bertworks.inference.predictor import Predictor
-from bertworks.io.atomic_write import acquire_lock
+from bertworks.io.atomic_write import folder_lock
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.metrics import classification
@@ -385,10 +385,11 @@ def test_portions_are_those_of_the_same_job(tmp_path: Path, monkeypatch: pytest.
     assert job("a", stop=3)[0] == [0, 1]
     assert job("other", stop=4)[0] == [0, 1, 2, 3], "with other settings nothing is reused"
     (tmp_path / ".out.txt.portions" / "incomplete").write_bytes(b"a[")
-    lock = acquire_lock(tmp_path / ".out.txt.portions" / ".lock", "busy", "")
-    with pytest.raises(BertworksError, match="another process is writing the same output"):
+    with (
+        folder_lock(tmp_path / ".out.txt.portions", "busy", ""),
+        pytest.raises(BertworksError, match="another process is writing the same output"),
+    ):
         job("a")
-    lock.release()
     assert not output.exists()
     computed, fields = job("a")
     assert computed == [2, 3, 4]

@@ -6,13 +6,15 @@
   a line every few seconds in a pipe. With `--json`, results are JSON lines.
 """
 
+import inspect
 import json
 import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from dataclasses import dataclass
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, Literal, TextIO
 
@@ -52,14 +54,6 @@ Model = Annotated[str, Parameter(help="minilm, a model folder, or the name of a 
 Output = Annotated[Path, output_file(help="The output folder.")]
 OutputFile = Annotated[Path | None, output_file(help="The output file.")]
 Workers = Annotated[int | None, at_least(1, help="Number of processes. Unset: one per usable core.")]
-Documents = Annotated[
-    Literal["auto", "blank_line", "file"],
-    Parameter(help="Where a document of a .txt file ends: at a blank line, or at the end of the file."),
-]
-TextColumn = Annotated[str | None, Parameter(help="Column or JSON field of the text. Unset: inferred and printed.")]
-Encoding = Annotated[
-    str | None, Parameter(help="Encoding of the text, as cp1252 or cp932. Unset: UTF-8, or UTF-16 with its mark.")
-]
 TextColumns = Annotated[
     Repeatable,
     Parameter("--text", help="Column of the text; give two for pairs. Unset: inferred and printed. Repeatable."),
@@ -68,7 +62,25 @@ LabelColumns = Annotated[
     Repeatable,
     Parameter("--label", help="Column of the label; give several if each holds 0 and 1. Unset: inferred and printed."),
 ]
-Read = Annotated[ReadOptions, Parameter("*")]  # each of its fields is an option
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawText:
+    """How raw text is read.
+
+    Args:
+        text_column: Column or JSON field of the text. Unset: inferred and printed.
+        documents: Where a document of a .txt file ends: at a blank line, or at the end of the file.
+        encoding: Encoding of the text, as cp1252 or cp932. Unset: UTF-8, or UTF-16 with its mark.
+    """
+
+    text_column: str | None = None
+    documents: Literal["auto", "blank_line", "file"] = "auto"
+    encoding: str | None = None
+
+
+Raw = Annotated[RawText, Parameter("*")]  # each of its fields is an option
+Read = Annotated[ReadOptions, Parameter("*")]
 Settings = Annotated[Repeatable, Parameter("--set", help="Change a field of the recipe: --set seed=1. Repeatable.")]
 Pooling = Annotated[
     Literal["mean", "cls", "max", "last-four"] | None,
@@ -98,6 +110,7 @@ TrainingPrecision = Annotated[
     Parameter(help="auto: that of the recipe, else bf16 where the hardware is faster with it."),
 ]
 Json = Annotated[Flag, Parameter("--json", help="Write results as JSON to standard output.")]
+Result = tuple[Any, str]  # a value for --json, and its text
 
 CONTROLS = {code: f"\\u{code:04x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
 PLAIN_SECONDS = 5.0  # between two lines of progress without a terminal
@@ -135,6 +148,29 @@ def show(result: Any, text: str, as_json: bool) -> None:
         emit(result)
     else:
         out(text)
+
+
+def with_json(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The command with the option --json, which prints what it returns: events, or a `Result`; or what it yields: each
+    `Result`. A command that has the option itself is unchanged."""
+    signature = inspect.signature(command)
+    if "as_json" in signature.parameters:
+        return command
+
+    @wraps(command)
+    def shown(*words: Any, as_json: bool = False, **options: Any) -> None:
+        result = command(*words, **options)
+        if isinstance(result, tuple):
+            show(result[0], result[1], as_json)
+        elif inspect.isgeneratorfunction(command):
+            for value, text in result:
+                show(value, text, as_json)
+        else:
+            show_events(result, as_json=as_json)
+
+    option = inspect.Parameter("as_json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json)
+    vars(shown)["__signature__"] = signature.replace(parameters=[*signature.parameters.values(), option])
+    return shown
 
 
 def table(rows: Iterable[tuple[str, str]]) -> str:

@@ -1,5 +1,6 @@
 """The commands `evaluate ...`: metrics of models and of predictions on held-out data."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -8,6 +9,7 @@ from cyclopts import Parameter
 import bertworks as bw
 from bertworks.cli import console
 from bertworks.errors import UsageError
+from bertworks.events import Event
 from bertworks.io.atomic_write import refuse_unwritable, write_json
 from bertworks.io.tables import ReadOptions
 
@@ -17,15 +19,12 @@ def mlm(
     inputs: console.Inputs,
     /,
     *,
-    text_column: console.TextColumn = None,
-    documents: console.Documents = "auto",
-    encoding: console.Encoding = None,
-    as_json: console.Json = False,
-) -> None:
+    raw: console.Raw = console.RawText(),
+) -> console.Result:
     """Masked LM loss, accuracy and perplexity, and next sentence accuracy. The masks are the same every time."""
-    result = bw.evaluate_mlm(model, inputs, text_column=text_column, documents=documents, encoding=encoding)
+    result = bw.evaluate_mlm(model, inputs, **vars(raw))
     rows = ((name, f"{v:,.0f}" if v == int(v) and v > 1 else f"{v:.4f}") for name, v in result.items())
-    console.show(result, console.table(rows), as_json)
+    return result, console.table(rows)
 
 
 def blimp(
@@ -36,16 +35,14 @@ def blimp(
     output: console.OutputFile = None,
     sample: Annotated[int, console.at_least(0)] = 0,
     within_word: console.WithinWord = False,
-    as_json: console.Json = False,
-) -> None:
+) -> Iterable[Event]:
     """BLiMP: the fraction of pairs in which the grammatical sentence has the higher score, per paradigm.
 
     Args:
         data: Sentence pairs: a file with sentence_good, sentence_bad, UID, or a folder of .jsonl files.
         sample: Pairs per paradigm, the same every time; 0: all.
     """
-    events = bw.evaluate_blimp(model, data, output=output, sample=sample, within_word=within_word)
-    console.show_events(events, as_json=as_json)
+    return bw.evaluate_blimp(model, data, output=output, sample=sample, within_word=within_word)
 
 
 def task(
@@ -129,12 +126,9 @@ def squad(
     if as_json:
         console.emit(result)
         return
-    mismatches = {
-        "questions without an answer": result.pop("missing_ids"),
-        "answers without a question": result.pop("unknown_ids"),
-    }
+    missing, unknown = result.pop("missing_ids"), result.pop("unknown_ids")
     console.out(console.table((name, f"{v:,}" if isinstance(v, int) else str(v)) for name, v in result.items()))
-    for what, identities in mismatches.items():
+    for what, identities in (("questions without an answer", missing), ("answers without a question", unknown)):
         if identities:
             more = ", ..." if len(identities) > 5 else ""
             console.say(f"{len(identities):,} {what}: {', '.join(identities[:5])}{more}")
@@ -150,8 +144,7 @@ def glue(
     seed: int | None = None,
     recipe: str = "stable",
     settings: console.Settings = None,
-    as_json: console.Json = False,
-) -> None:
+) -> Iterable[Event]:
     """Fine-tune on every task of GLUE in the folder. Write a table with published results, and leaderboard files.
 
     Args:
@@ -161,10 +154,9 @@ def glue(
         seed: Seed of the first training. Unset: the recipe's.
         recipe: stable, paper, or a .toml file.
     """
-    events = bw.evaluate_glue(
+    return bw.evaluate_glue(
         data, output, model=model, tasks=task or [], seeds=seeds, seed=seed, recipe=recipe, overrides=settings or []
     )
-    console.show_events(events, as_json=as_json)
 
 
 def sts(
@@ -174,8 +166,7 @@ def sts(
     *,
     pooling: console.Pooling = None,
     learn_from: console.LearnFrom = None,
-    as_json: console.Json = False,
-) -> None:
+) -> console.Result:
     """Correlation of cosine similarity with human scores: plain, centered and whitened.
 
     Args:
@@ -183,7 +174,7 @@ def sts(
     """
     result = bw.evaluate_sts(model, data, pooling=pooling, learn_from=learn_from)
     console.say("\n".join(result["notes"]))
-    _show_figures(result, ("none", "center", "whiten"), as_json)
+    return _with_text(result, ("none", "center", "whiten"))
 
 
 def retrieval(
@@ -194,8 +185,7 @@ def retrieval(
     max_length: console.MaxLength = None,
     rerank: console.Rerank = None,
     keep_identical: console.Flag = False,
-    as_json: console.Json = False,
-) -> None:
+) -> console.Result:
     """nDCG, average precision and recall of search by vectors, by words and by both.
 
     Args:
@@ -207,10 +197,10 @@ def retrieval(
     )
     last = console.show_events(events, results=False)
     assert last is not None
-    _show_figures(last.fields, ("dense", "bm25", "hybrid", "reranked"), as_json)
+    return _with_text(last.fields, ("dense", "bm25", "hybrid", "reranked"))
 
 
-def _show_figures(result: dict[str, Any], names: tuple[str, ...], as_json: bool) -> None:
+def _with_text(result: dict[str, Any], names: tuple[str, ...]) -> console.Result:
     counts = "  ".join(f"{value:,} {name}" for name, value in result.items() if isinstance(value, int))
     shown = ((name, "  ".join(f"{k} {v:.4f}" for k, v in result[name].items())) for name in names if name in result)
-    console.show(result, f"{counts}\n{console.table(shown)}", as_json)
+    return result, f"{counts}\n{console.table(shown)}"

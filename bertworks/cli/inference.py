@@ -24,8 +24,7 @@ def fill(
     /,
     *,
     count: Annotated[int, console.at_least(1, ["--count", "-k"])] = 5,
-    as_json: console.Json = False,
-) -> None:
+) -> Iterator[console.Result]:
     """Predict the most probable tokens for every [MASK].
 
     Args:
@@ -33,11 +32,8 @@ def fill(
         count: Predictions per [MASK].
     """
     for number, masks in enumerate(bw.fill(model, _lines(texts), k=count)):
-        if as_json:
-            console.emit(masks)
-            continue
         shown = ([(f"{token['score']:6.1%}  {token['token_str']}", token["text"]) for token in mask] for mask in masks)
-        console.out("\n" * bool(number) + "\n\n".join(map(console.table, shown)))
+        yield masks, "\n" * bool(number) + "\n\n".join(map(console.table, shown))
 
 
 def score(
@@ -46,8 +42,7 @@ def score(
     /,
     *,
     within_word: console.WithinWord = False,
-    as_json: console.Json = False,
-) -> None:
+) -> Iterator[console.Result]:
     """Pseudo-log-likelihood of sentences: each token is masked in turn.
 
     Columns: the sum of the log-probabilities, their mean over the tokens, the sentence.
@@ -56,13 +51,9 @@ def score(
         sentences: Sentences, or - for the lines of standard input.
     """
     for number, result in enumerate(bw.score(model, _lines(sentences), within_word=within_word)):
-        if as_json:
-            console.emit(result)
-        else:
-            if not number:
-                console.out(f"{'sum':>9}  {'mean':>7}")
-            mean = result["score"] / len(result["tokens"])
-            console.out(f"{result['score']:9.2f}  {mean:7.3f}  {result['text']}")
+        head = "" if number else f"{'sum':>9}  {'mean':>7}\n"
+        mean = result["score"] / len(result["tokens"])
+        yield result, f"{head}{result['score']:9.2f}  {mean:7.3f}  {result['text']}"
 
 
 def explain(
@@ -73,8 +64,7 @@ def explain(
     output: Annotated[Path | None, console.output_file()] = None,
     target: str | None = None,
     baseline: Literal["mask", "pad"] = "mask",
-    as_json: console.Json = False,
-) -> None:
+) -> Iterator[console.Result]:
     """Explain a prediction: attributions of words, attention, similarity of tokens.
 
     Args:
@@ -85,7 +75,7 @@ def explain(
         baseline: The token that stands for "no information".
     """
     explanation = bw.explain(model, *_lines(texts), target=target, baseline=baseline)
-    console.show(explanation.as_dict(), str(explanation), as_json)
+    yield explanation.as_dict(), str(explanation)
     if output is not None:
         explanation.save(output)
         console.say(f"written to {output}")
@@ -191,8 +181,7 @@ def search(
     verify: console.Flag = False,
     model: str | None = None,
     device: console.Device = "auto",
-    as_json: console.Json = False,
-) -> None:
+) -> Iterator[console.Result]:
     """Find the best documents of an index for a query. With --json each is a JSON object on a line.
 
     Args:
@@ -211,12 +200,9 @@ def search(
     if not hits:  # with bm25, or in an empty index
         console.say("nothing found")
     for hit in hits:
-        if as_json:
-            console.emit(hit)
-        else:
-            text = " ".join(hit["text"].split())
-            text = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
-            console.out(f"{hit['score']:.3f}  {hit['id']}  {text}")
+        text = " ".join(hit["text"].split())
+        text = text if len(text) <= _SHOWN else text[: _SHOWN - 3] + "..."
+        yield hit, f"{hit['score']:.3f}  {hit['id']}  {text}"
 
 
 def _lines(texts: Iterable[str]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from cyclopts import App, CycloptsError
 
 from bertworks import __version__
 from bertworks.cli import evaluation, inference, models, training
-from bertworks.cli.console import say
+from bertworks.cli.console import say, with_json
 from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.io.text_files import STDIN
 
@@ -62,7 +62,7 @@ def _commands(*modules: ModuleType) -> Iterator[Callable[..., object]]:
         for name, value in vars(module).items():
             if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_"):
                 value.__doc__ = re.sub(r"(?<=\S)\n( {8,}|(?=\S))", " ", inspect.getdoc(value) or "")
-                yield value
+                yield with_json(value)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

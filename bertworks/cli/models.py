@@ -1,6 +1,7 @@
 """The commands `serve`, `export`, `import`, `convert`, `push`, `doctor` and `demo`."""
 
 import os
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -10,6 +11,7 @@ from cyclopts.validators import Number
 
 import bertworks as bw
 from bertworks.cli import console
+from bertworks.events import Event
 
 
 def serve(
@@ -24,8 +26,7 @@ def serve(
     max_concurrent_requests: Annotated[int, console.at_least(1)] = 512,
     device: console.Device = "auto",
     precision: console.InferencePrecision = "auto",
-    as_json: console.Json = False,
-) -> None:
+) -> Iterator[console.Result]:
     """Serve a model over HTTP: a page, and an API for clients of Text Embeddings Inference and OpenAI embeddings.
 
     GET /info lists what the model can do. Logs are JSON lines on standard error. SIGTERM and Ctrl-C finish the requests
@@ -48,7 +49,7 @@ def serve(
         device=device, precision=precision,
         limits=Limits(batch_tokens=max_batch_tokens, requests=max_concurrent_requests),
     ):  # fmt: skip
-        console.emit({"kind": event.kind, **event.fields}) if as_json else console.out(event.text)
+        yield {"kind": event.kind, **event.fields}, event.text
 
 
 def export(
@@ -60,8 +61,7 @@ def export(
     encoder: console.Flag = False,
     int8: console.Flag = False,
     data: str | None = None,
-    as_json: console.Json = False,
-) -> None:
+) -> Iterable[Event]:
     """Export a model to one ONNX file, and compare it with the original.
 
     `predict` and `evaluate task` read the folder too. The outputs are the logits of a fine-tuned model, the logits over
@@ -73,7 +73,7 @@ def export(
         int8: 8-bit weights: smaller, faster, slightly less accurate.
         data: Labelled rows to evaluate, compare and time both models on.
     """
-    console.show_events(bw.export(model, output, format=format, encoder=encoder, int8=int8, data=data), as_json=as_json)
+    return bw.export(model, output, format=format, encoder=encoder, int8=int8, data=data)
 
 
 def import_(
@@ -86,8 +86,7 @@ def import_(
     lowercase: Annotated[bool | None, Parameter(name="--uncased", negative="--cased")] = None,
     gelu: Literal["tanh", "exact"] = "tanh",
     leave_out: console.Repeatable = None,
-    as_json: console.Json = False,
-) -> None:
+) -> Iterable[Event]:
     """Convert a TensorFlow checkpoint of Google's BERT to a model folder. TensorFlow is not needed.
 
     Args:
@@ -99,16 +98,16 @@ def import_(
         leave_out: A variable to leave out, or a pattern with *. Repeatable.
     """
     options: dict[str, Any] = {"config": config, "vocabulary": vocabulary, "lowercase": lowercase, "gelu": gelu}
-    console.show_events(bw.import_checkpoint(checkpoint, output, leave_out=leave_out or [], **options), as_json=as_json)
+    return bw.import_checkpoint(checkpoint, output, leave_out=leave_out or [], **options)
 
 
-def convert(model: str, /, *, output: console.Output, as_json: console.Json = False) -> None:
+def convert(model: str, /, *, output: console.Output) -> Iterable[Event]:
     """Convert a model to a clean folder: safetensors, configuration, tokenizer, model card.
 
     Args:
         model: A model folder, old or new, a name on the hub, or a TensorFlow checkpoint of Google's.
     """
-    console.show_events(bw.convert(model, output), as_json=as_json)
+    return bw.convert(model, output)
 
 
 def push(
@@ -119,8 +118,7 @@ def push(
     dry_run: console.Flag = False,
     private: console.Flag = False,
     licence: Annotated[str | None, Parameter(name="--license")] = None,
-    as_json: console.Json = False,
-) -> None:
+) -> Iterable[Event]:
     """Upload a model folder to the Hugging Face hub: only weights, configuration, tokenizer and card.
 
     Args:
@@ -130,8 +128,7 @@ def push(
         private: Make a new repository private.
         licence: License for the model card, such as mit or apache-2.0.
     """
-    events = bw.push(folder, repository, dry_run=dry_run, private=private, licence=licence)
-    console.show_events(events, as_json=as_json)
+    return bw.push(folder, repository, dry_run=dry_run, private=private, licence=licence)
 
 
 def doctor(*, as_json: console.Json = False) -> int:
@@ -140,9 +137,8 @@ def doctor(*, as_json: console.Json = False) -> int:
     for check in bw.doctor():
         checks.append(check)
         if not as_json:
-            console.out(f"{'  ' if check.good else '! '}{check.name:<14}{check.text}")
-            if check.hint:
-                console.out(f"{'':16}hint: {check.hint}")
+            hint = f"\n{'':16}hint: {check.hint}" if check.hint else ""
+            console.out(f"{'  ' if check.good else '! '}{check.name:<14}{check.text}{hint}")
     if as_json:
         console.emit([asdict(check) for check in checks])
     return 0 if all(check.good for check in checks) else 1
@@ -152,8 +148,7 @@ def demo(
     *,
     output: Annotated[Path, console.output_file()] = Path("demo"),
     minutes: Annotated[float, console.at_least(0.5)] = 3.5,
-    as_json: console.Json = False,
-) -> None:
+) -> Iterable[Event]:
     """Pre-train and fine-tune small BERTs on the English text that comes with Python, and show the results.
 
     Nothing is downloaded.
@@ -164,4 +159,4 @@ def demo(
     """
     from bertworks.demo.tour import demo as run
 
-    console.show_events(run(output, minutes=minutes), as_json=as_json)
+    return run(output, minutes=minutes)

@@ -1,6 +1,7 @@
 """Training commands: `vocab`, `prepare` and `pretrain` for raw text; `check`, `finetune` and `predict` for labels."""
 
 import shlex
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -8,6 +9,7 @@ from cyclopts import Parameter
 
 import bertworks as bw
 from bertworks.cli import console
+from bertworks.events import Event
 from bertworks.io.tables import ReadOptions, parse_size
 
 
@@ -21,11 +23,8 @@ def vocab(
     lowercase: Annotated[bool, Parameter(name="--uncased", negative="--cased")] = True,
     max_memory: str = "1g",
     workers: console.Workers = None,
-    text_column: console.TextColumn = None,
-    documents: console.Documents = "auto",
-    encoding: console.Encoding = None,
-    as_json: console.Json = False,
-) -> None:
+    raw: console.Raw = console.RawText(),
+) -> Iterable[Event]:
     """Build a vocabulary from raw text, and write it as a Hugging Face tokenizer folder.
 
     Args:
@@ -38,9 +37,7 @@ def vocab(
 
     config = bw.VocabularyConfig(size=size, algorithm=algorithm, lowercase=lowercase)
     memory = parse_size(max_memory, "--max-memory")
-    reader = read_text(inputs, text_column, documents, encoding)
-    events = make_vocabulary(reader, output, config, max_memory=memory, workers=workers)
-    console.show_events(events, as_json=as_json)
+    return make_vocabulary(read_text(inputs, **vars(raw)), output, config, max_memory=memory, workers=workers)
 
 
 def prepare(
@@ -50,12 +47,9 @@ def prepare(
     tokenizer: Path,
     output: console.Output,
     workers: console.Workers = None,
-    text_column: console.TextColumn = None,
-    documents: console.Documents = "auto",
-    encoding: console.Encoding = None,
+    raw: console.Raw = console.RawText(),
     overwrite: console.Overwrite = False,
-    as_json: console.Json = False,
-) -> None:
+) -> Iterable[Event]:
     """Tokenize raw text in parallel, and write shards of token ids for `pretrain`.
 
     Args:
@@ -64,9 +58,7 @@ def prepare(
     from bertworks.runs.prepare import make_shards, read_text
 
     vocabulary = bw.Tokenizer.load(tokenizer)
-    reader = read_text(inputs, text_column, documents, encoding)
-    events = make_shards(reader, output, vocabulary, workers=workers, overwrite=overwrite)
-    console.show_events(events, as_json=as_json)
+    return make_shards(read_text(inputs, **vars(raw)), output, vocabulary, workers=workers, overwrite=overwrite)
 
 
 def pretrain(
@@ -84,13 +76,10 @@ def pretrain(
     precision: console.TrainingPrecision = "auto",
     seed: int | None = None,
     workers: console.Workers = None,
-    text_column: console.TextColumn = None,
-    documents: console.Documents = "auto",
-    encoding: console.Encoding = None,
+    raw: console.Raw = console.RawText(),
     verify: console.Flag = False,
     overwrite: console.Overwrite = False,
-    as_json: console.Json = False,
-) -> None:
+) -> Iterable[Event] | console.Result:
     """Pre-train a BERT on raw text, or on shards from `prepare`.
 
     The output folder is a model folder from the first step on; Hugging Face transformers opens it. Run the same command
@@ -107,15 +96,12 @@ def pretrain(
     """
     request: dict[str, Any] = {
         "recipe": recipe, "overrides": settings or [], "budget": budget, "tokenizer": tokenizer, "init": init,
-        "device": device, "precision": None if precision == "auto" else precision, "seed": seed,
-        "text_column": text_column, "documents": documents, "encoding": encoding,
+        "device": device, "precision": None if precision == "auto" else precision, "seed": seed, **vars(raw),
     }  # fmt: skip
     if estimate:
         result = bw.estimate(inputs, **request)
-        console.show(result.as_dict(), str(result), as_json)
-    else:
-        events = bw.pretrain(inputs, output, overwrite=overwrite, workers=workers, verify=verify, **request)
-        console.show_events(events, as_json=as_json)
+        return result.as_dict(), str(result)
+    return bw.pretrain(inputs, output, overwrite=overwrite, workers=workers, verify=verify, **request)
 
 
 DataOrFolder = Annotated[
@@ -178,8 +164,7 @@ def finetune(
     device: console.Device = "auto",
     precision: console.TrainingPrecision = "auto",
     overwrite: console.Overwrite = False,
-    as_json: console.Json = False,
-) -> None:
+) -> Iterable[Event]:
     """Fine-tune a BERT on labelled data: classes, several labels, numbers, pairs, tags, spans, answers or choices.
 
     The output folder is a model folder with the checkpoint that is best on dev, a report and a list of errors. Hugging
@@ -201,10 +186,8 @@ def finetune(
     )  # fmt: skip
     trials = bw.plan_trials(request, seeds=seeds, folds=folds, sweep=sweep or [])
     if len(trials) == 1:
-        events = bw.finetune_events(output, request, device=device, overwrite=overwrite)
-    else:
-        events = bw.run_trials(output, trials, device=device, overwrite=overwrite)
-    console.show_events(events, as_json=as_json)
+        return bw.finetune_events(output, request, device=device, overwrite=overwrite)
+    return bw.run_trials(output, trials, device=device, overwrite=overwrite)
 
 
 def predict(

@@ -3,7 +3,7 @@
 - `replacing`, `replacing_folder`, `write_bytes`, `write_text`, `write_json`, `write_npy`: write to a temporary name,
   fsync, then rename
 - `remove_leftovers`: temporary files of killed processes
-- `folder_lock`, `acquire_lock`: one writer at a time
+- `folder_lock`: one writer at a time
 - `refuse_unwritable`, `refuse_file`, `refuse_not_empty`, `refuse_nested`: checks of output paths before the work begins
 - `read_small`, `parse_json`: limits for small files from untrusted sources
 """
@@ -22,9 +22,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from filelock import BaseFileLock, FileLock, Timeout
+from filelock import FileLock, Timeout
 
 from bertworks.errors import BertworksError, UsageError, explain_os_errors
 from bertworks.io.processes import read_system_file
@@ -151,25 +151,10 @@ def refuse_nested(output: Path, inputs: Iterable[str], corpora: Sequence[str] = 
             raise UsageError(what, where=str(output), hint="-o A-FOLDER-ELSEWHERE")
 
 
-def acquire_lock(path: Path, busy: str, hint: str, where: Path | None = None) -> BaseFileLock:
-    """Lock a file for this process, without changing its content. It is created if it does not exist and stays when the
-    lock is released. The system releases the lock when the process ends, however it ends.
-
-    Raises:
-        BertworksError: another process holds the lock. busy, hint: the message; where: its place; None: the file.
-    """
-    # In most cases the lock is released where it was acquired. A generator may be closed by another thread, though.
-    lock = FileLock(path, timeout=_LOCK_SECONDS, thread_local=False, fallback_to_soft=False)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise BertworksError(busy, where=str(where or path), hint=hint) from None
-    return lock
-
-
 @contextmanager
 def folder_lock(folder: Path, busy: str, hint: str) -> Iterator[None]:
-    """Hold a folder for this process, by a hidden file with the number of the process.
+    """Hold a folder for this process, by a hidden file with the number of the process. The system releases it when
+    the process ends, however it ends.
 
     Args:
         busy: the message if another process holds it; {process} becomes the number of that process.
@@ -184,8 +169,11 @@ def folder_lock(folder: Path, busy: str, hint: str) -> Iterator[None]:
     with ExitStack() as stack:
         with explain_os_errors("cannot be written", folder, space):
             folder.mkdir(parents=True, exist_ok=True)
-            busy = busy.format(process=read_system_file(path)[:20].strip() or "unknown")
-            stack.callback(acquire_lock(path, busy, hint, where=folder).release)
+            process = read_system_file(path)[:20].strip() or "unknown"
+            try:  # in most cases it is released where it was acquired; a generator may be closed by another thread
+                stack.enter_context(FileLock(path, timeout=_LOCK_SECONDS, thread_local=False, fallback_to_soft=False))
+            except Timeout:
+                raise BertworksError(busy.format(process=process), where=str(folder), hint=hint) from None
             path.write_text(f"{os.getpid()}\n")
         yield
 
@@ -216,22 +204,19 @@ def write_npy(path: str | Path, blocks: Iterable["NDArray[Any]"]) -> None:
     Args:
         blocks: at least one, all of the same type and row shape.
     """
+    from numpy.lib import format as npy
+
     rows = 0
     with replacing(path) as temporary, temporary.open("wb") as file:
         for block in blocks:
-            if not file.tell():
-                _write_npy_header(file, block, 0)
-            file.write(block.tobytes())
             rows += len(block)
-        file.seek(0)
-        _write_npy_header(file, block, rows)  # has the same length: numpy reserves space for the number of rows
-
-
-def _write_npy_header(file: IO[bytes], block: "NDArray[Any]", rows: int) -> None:
-    from numpy.lib import format as npy
-
-    header = {"descr": npy.dtype_to_descr(block.dtype), "fortran_order": False, "shape": (rows, *block.shape[1:])}
-    npy.write_array_header_1_0(file, header)
+            shape = (rows, *block.shape[1:])
+            file.seek(0)  # the header has the same length for any number of rows: numpy reserves the space
+            npy.write_array_header_1_0(
+                file, {"descr": npy.dtype_to_descr(block.dtype), "fortran_order": False, "shape": shape}
+            )
+            file.seek(0, os.SEEK_END)
+            file.write(block.tobytes())
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -145,9 +145,8 @@ def sealing(path: Path, key: str) -> Iterator[Path]:
     belongs to."""
     with replacing(path) as temporary:
         yield temporary
-        digest = _seal_of(temporary, key, temporary.stat().st_size)
-        with temporary.open("ab") as file:
-            file.write(digest)
+        with temporary.open("r+b") as file:
+            file.write(_seal_of(file, key, temporary.stat().st_size))
 
 
 def is_sealed(path: Path, key: str) -> bool:
@@ -156,16 +155,14 @@ def is_sealed(path: Path, key: str) -> bool:
     if size < 0:
         return False
     with path.open("rb") as file:
-        file.seek(size)
-        return file.read() == _seal_of(path, key, size)
+        return _seal_of(file, key, size) == file.read()
 
 
-def _seal_of(path: Path, key: str, size: int) -> bytes:
-    """The sha256 of a key and of the first `size` bytes of a file."""
+def _seal_of(file: IO[bytes], key: str, size: int) -> bytes:
+    """The sha256 of a key and of the first `size` bytes of a file, which are read."""
     digest = hashlib.sha256(f"{key}\n".encode())
-    with path.open("rb") as file:
-        while block := file.read(min(_BLOCK, size - file.tell())):
-            digest.update(block)
+    while block := file.read(min(_BLOCK, size - file.tell())):
+        digest.update(block)
     return digest.digest()
 
 

@@ -107,10 +107,9 @@ def group_folders(controller: str) -> list[Path]:
 
 def read_system_file(path: str | Path) -> str:
     """The text of a small system file; empty if it does not exist."""
-    try:
+    with suppress(OSError):
         return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+    return ""
 
 
 def chunk_by_size(values: Iterable[_T], smallest: int, size_of: Callable[[_T], int]) -> Iterator[list[_T]]:

@@ -4,9 +4,8 @@ import csv
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -48,8 +47,7 @@ class ReadOptions:
         header: Whether the first row of a table names the columns. Unset: inferred and printed.
         encoding: Encoding of the file, as cp1252, cp932, euc-kr or gb18030. Unset: UTF-8, or UTF-16 with its mark.
         columns: Columns of a CoNLL file, counted from 1, as word=2,tag=4. Unset: inferred and printed.
-        sentence_column: Column of a table with one word in each row: rows with the same value, or with an empty cell,
-            belong to the sentence above.
+        sentence_column: Column of the sentence, in a table of one word per row. Same value or empty: same sentence.
         split: Part of a JSON file with several parts, as train, validation and test.
         max_row_bytes: Size of the largest row, as 64m. Reading it may need four times this memory.
         decimal: The mark before the fraction of a number in a text: --decimal , reads 3,5.
@@ -157,26 +155,23 @@ def split_rows(
             yield number, line.split(delimiter) if line else []
         return
     csv.field_size_limit((1 << 31) - 1)  # `largest` is the limit
-    lines = iter(lines)
-    head = list(islice(lines, 1))
-    number = first = head[0][0] if head else 1
-    size = 0
+    first = size = 0  # of a row: the number of its first line, its characters so far
 
     def lines_of_rows() -> Iterator[str]:
-        nonlocal size
-        for _, line in chain(head, lines):
+        nonlocal first, size
+        for number, line in lines:
+            first = first or number
             size += len(line) + 1
             if size > largest + 1:
-                raise too_large(f"{name}:{number}", largest, ", or a quote mark is opened here and never closed")
+                raise too_large(f"{name}:{first}", largest, ", or a quote mark is opened here and never closed")
             yield line + "\n"
 
-    rows = csv.reader(lines_of_rows(), delimiter=delimiter, strict=strict)
     try:
-        for row in rows:
-            yield number, row
-            number, size = rows.line_num + first, 0
+        for row in csv.reader(lines_of_rows(), delimiter=delimiter, strict=strict):
+            yield first, row
+            first = size = 0
     except csv.Error as error:
-        raise _not_a_table(f"{name}:{number}", str(error)) from error
+        raise _not_a_table(f"{name}:{first}", str(error)) from error
 
 
 def column_names(first: Sequence[str], *, named: bool) -> list[str]:
@@ -197,12 +192,9 @@ def rejoin_broken_rows(
     before: tuple[int, list[str]] | None = None
     for number, cells in rows:
         if before and len(cells) < width == len(before[1]) + len(cells) - 1:
-            begin, first = before
-            counts["rows broken over two lines, joined"].add(f"{name}:{begin}")
-            yield begin, [*first[:-1], f"{first[-1]}\n{cells[0]}", *cells[1:]]
-            before = None
-            continue
-        if before:
+            number, cells = before[0], [*before[1][:-1], f"{before[1][-1]}\n{cells[0]}", *cells[1:]]
+            counts["rows broken over two lines, joined"].add(f"{name}:{number}")
+        elif before:
             yield before
         before = (number, cells) if 0 < len(cells) < width else None
         if not before:
@@ -222,11 +214,9 @@ def _not_a_table(where: str, problem: str) -> BertworksError:
 
 def is_parquet(path: Path) -> bool:
     """Whether a file is Parquet, by its first bytes. False if it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == b"PAR1"
-    except OSError:
-        return False  # reported when it is opened
+    with suppress(OSError), path.open("rb") as file:  # reported when it is opened
+        return file.read(4) == b"PAR1"
+    return False
 
 
 @contextmanager
@@ -269,7 +259,7 @@ def choose_column(
     if column is not None:
         return find_column(list(columns), name, column, option)
     listed = ", ".join(columns) or "none"
-    lengths = {key: _mean_length(values) for key, values in columns.items()}
+    lengths = {key: sum(len(as_text(v) or "") for v in values) / max(1, len(values)) for key, values in columns.items()}
     by_name = {key.strip().lower(): key for key in reversed(list(columns)) if lengths[key]}
     if chosen := next((by_name[candidate] for candidate in TEXT_NAMES if candidate in by_name), None):
         return chosen
@@ -299,11 +289,6 @@ def find_column(columns: Sequence[str], name: str, column: str, option: str) -> 
     raise UsageError(what, where=name, hint=hint)
 
 
-def _mean_length(values: Iterable[object]) -> float:
-    texts = [as_text(value) or "" for value in values]
-    return sum(map(len, texts)) / len(texts) if texts else 0.0
-
-
 def is_header(row: list[str]) -> bool:
     """Whether the first row of a table names the columns: short and distinct, no sentences, no numbers."""
     return len(set(row)) == len(row) and all(
@@ -313,8 +298,6 @@ def is_header(row: list[str]) -> bool:
 
 
 def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+    with suppress(ValueError):
+        return isinstance(float(cell), float)
+    return False

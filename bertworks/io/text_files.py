@@ -22,9 +22,10 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import IO, Any, Literal
 
-from bertworks.errors import BertworksError, UsageError, quoted
+from bertworks.errors import BertworksError, UsageError, explain_os_errors, quoted
 
 BLOCK_SIZE = 1 << 20  # bytes read at a time, and the size of the sample from which the format is inferred
 LONGEST_PIECE = 1 << 22  # characters; longer lines of plain text are cut at a space, so that memory stays flat
@@ -37,28 +38,18 @@ _MARKED = "bertworks-marked"  # the error handler that writes it
 codecs.register_error(_MARKED, lambda error: (_MARK, error.end))  # type: ignore[attr-defined]
 
 
-def _write_gzip(file: IO[bytes]) -> Any:
-    return gzip.GzipFile("", "wb", 6, file, mtime=0)  # without a name and a time: the same rows give the same bytes
-
-
-def _read_zstd(path: Path) -> Any:
-    import pyarrow
-
-    return pyarrow.input_stream(str(path), compression="zstd")
-
-
-def _write_zstd(file: IO[bytes]) -> Any:
-    import pyarrow
-
-    return pyarrow.CompressedOutputStream(file, "zstd")
+def _zstd(name: str, stream: Any) -> Any:
+    """The stream of pyarrow of that name, which is imported when it is needed."""
+    return resolve_name(f"pyarrow:{name}")(stream, "zstd")
 
 
 # A .zst file may begin with a frame without text.
 _ZSTD = (b"\x28\xb5\x2f\xfd", *(bytes([first]) + b"\x2a\x4d\x18" for first in range(0x50, 0x60)))
 COMPRESSIONS: dict[str, tuple[bytes | tuple[bytes, ...], str, Callable[[Path], Any], Callable[[IO[bytes]], Any]]] = {
-    # by suffix: the first bytes of a file, the command that checks it, how it is read and written
-    ".gz": (b"\x1f\x8b", "gzip -t", gzip.open, _write_gzip),
-    ".zst": (_ZSTD, "zstd -t", _read_zstd, _write_zstd),
+    # by suffix: the first bytes of a file, the command that checks it, how it is read and written. Files of gzip are
+    # written without a name and a time: the same rows give the same bytes.
+    ".gz": (b"\x1f\x8b", "gzip -t", gzip.open, lambda file: gzip.GzipFile("", "wb", 6, file, mtime=0)),
+    ".zst": (_ZSTD, "zstd -t", partial(_zstd, "input_stream"), partial(_zstd, "CompressedOutputStream")),
     ".xz": (b"\xfd7zXZ\0", "xz -t", lzma.open, partial(lzma.open, mode="wb")),
     ".bz2": (b"BZh", "bzip2 -t", bz2.open, partial(bz2.open, mode="wb")),
 }
@@ -67,12 +58,10 @@ FORMATS: dict[str, Literal["csv", "tsv", "jsonl", "json", "parquet", "conll", "t
     ".json": "json", ".parquet": "parquet", ".pq": "parquet", ".txt": "text", ".text": "text",
     ".conll": "conll", ".bio": "conll", ".iob": "conll", ".iob2": "conll", ".bioes": "conll",
 }  # fmt: skip
-_BYTE_ORDER_MARKS = (  # UTF-32 first: its mark begins with that of UTF-16
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
+_BYTE_ORDER_MARKS = {  # UTF-32 first: its mark begins with that of UTF-16
+    "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
 SOME_ENCODINGS = "cp1252, cp932, euc-kr, gb18030"
 # For `infer_encoding`: the frequent characters of each encoding. Two bytes: as bytes, and their least fraction of all.
 _TWO_BYTES = {
@@ -161,7 +150,7 @@ class LineReader:
         self._name, self.repairs = name, repairs
         self._bytes = io.BufferedReader(_Bytes(stream, name, repairs), BLOCK_SIZE)
         self._start = head = self._bytes.peek()
-        marked = next((encoding for mark, encoding in _BYTE_ORDER_MARKS if head.startswith(mark)), "utf-8-sig")
+        marked = next((name for name, marks in _BYTE_ORDER_MARKS.items() if head.startswith(marks)), "utf-8-sig")
         try:
             encoding = marked if encoding is None else codecs.lookup(encoding).name
             self._encoding = marked if marked.startswith(encoding[:6]) else encoding
@@ -248,14 +237,11 @@ def open_lines(
         UsageError: Python knows no such encoding.
         BertworksError: the file cannot be opened; while reading: it is damaged or incomplete.
     """
-    try:
+    with explain_os_errors("cannot be read", name, "make it readable, or leave it out"):
         with path.open("rb") as file:
             start = file.read(6)
         openers = (opener for first, _, opener, _ in COMPRESSIONS.values() if start.startswith(first))
         stream: Any = next(openers, partial(Path.open, mode="rb"))(path)
-    except OSError as error:
-        what, hint = f"cannot be read: {error.strerror or error}", "make it readable, or leave it out"
-        raise BertworksError(what, where=name, hint=hint) from error
     with stream:
         yield LineReader(stream, name, repairs or Repairs(), encoding)
 
@@ -281,10 +267,8 @@ def infer_encoding(data: bytes) -> str | None:
     zeros = [data[parity::2].count(0) for parity in (0, 1)]
     if max(zeros) > max(0.005 * len(data), 2 * min(zeros)):  # UTF-16 without a mark: in spaces, line ends
         text = decoded(encoding := "utf-16-be" if zeros[0] > zeros[1] else "utf-16-le")
-        strange = sum(
-            unicodedata.category(character)[0] == "C" for character in text if character not in "\t\n\r\ufeff"
-        )
-        return encoding if strange < 0.02 * len(text) else None
+        kinds = [unicodedata.category(character)[0] for character in text if character not in "\t\n\r\ufeff"]
+        return encoding if kinds.count("C") < 0.02 * len(text) else None
     if decoded("utf-8"):
         return None
     if likelihood("cp1252") > 0.9:
@@ -336,9 +320,8 @@ def format_suffix(name: str) -> str:
 
 
 def _not_text(head: bytes) -> tuple[str, str] | None:
-    for first, format_and_hint in _OTHER_FORMATS.items():
-        if head.startswith(first):
-            return format_and_hint
+    if known := next(filter(head.startswith, _OTHER_FORMATS), None):
+        return _OTHER_FORMATS[known]
     with suppress(tarfile.HeaderError):
         tarfile.TarInfo.frombuf(head[:512], "utf-8", "surrogateescape")
         return "a tar archive", "`mkdir FOLDER; tar xf FILE -C FOLDER` unpacks it; then name the folder"
