@@ -28,7 +28,6 @@ from bertworks.datasets.values import names_of
 from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder, Moments, Whitening, normalized, vectors_of_file
-from bertworks.inference.engine import open_model
 from bertworks.inference.masked_lm import Score, score
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
@@ -243,8 +242,7 @@ def evaluate_task(
     """
     if errors is not None:
         refuse_unwritable(errors)
-    source = open_model(model, device)
-    predictor = Predictor(source, precision=precision, threshold=threshold)
+    predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
     d, empty = predictor.description, IssueCounter()
     reader = RowReader(data, read, known=(*d.text, *d.label))
     schema, notes = _labelled(reader, d, text, label)
@@ -257,8 +255,7 @@ def evaluate_task(
         write_errors(Path(errors), d, wrong)
     if predictor.precision == "int8":
         rows = [features.item for features, _ in results]
-        unrounded = Predictor(source, precision="fp32", threshold=threshold)
-        found["figures_fp32"] = compute_metrics(d, rows, [answer for _, answer in unrounded.answers(rows)])
+        found["figures_fp32"] = compute_metrics(d, rows, [answer for _, answer in predictor.in_fp32().answers(rows)])
     notes += [note.text for note in predictor.reading.examples([features for features, _ in results])]
     return found | {"rows_without_text": empty.count, "notes": notes}
 

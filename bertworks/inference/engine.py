@@ -9,7 +9,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -25,25 +25,12 @@ from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.inference.decoding import Logits
 from bertworks.io.atomic_write import utf8_path
 from bertworks.io.binary_files import read_protobuf
+from bertworks.models import packed_linear
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder, Pooling, meta_device_init, pool
 from bertworks.models.layout import Layout
-from bertworks.models.packed_linear import (
-    InferenceEncoder,
-    cpu_supports_int8,
-    to_bf16_inference,
-    to_fp32_inference,
-    to_int8_inference,
-    with_fp16_weights,
-)
-from bertworks.training.device import (
-    THREADS,
-    InferencePrecision,
-    Precision,
-    PrecisionOption,
-    best_precision,
-    choose_device,
-)
+from bertworks.models.packed_linear import InferenceEncoder
+from bertworks.training.device import THREADS, InferencePrecision, PrecisionOption, best_precision, choose_device
 from bertworks.training.objectives import LossStats, PretrainingModel
 from bertworks.training.task_heads import MultipleChoice, TaskHead, TaskModel
 
@@ -132,11 +119,9 @@ class OnnxModel(nn.Module):
         if (self.outputs, self.each, self.width) != (names, each, width):
             expected = f"{names[0]} of {width:,}" if len(names) == 1 else " and ".join(names)
             given = f"{' and '.join(self.outputs)} {self.shape}"
-            raise BertworksError(
-                f"this exported model gives {given}, which is not {expected} for each {each}",
-                where=self.where,
-                hint="export the model with that output; for vectors: bertworks export MODEL --encoder -o FOLDER",
-            )
+            what = f"this exported model gives {given}, which is not {expected} for each {each}"
+            hint = "export the model with that output; for vectors: bertworks export MODEL --encoder -o FOLDER"
+            raise BertworksError(what, where=self.where, hint=hint)
 
 
 def _refuse_subgraphs(path: Path) -> None:
@@ -258,20 +243,26 @@ def prepare_for_inference(
         UsageError: no such precision, or int8 on hardware without instructions for it.
     """
     conversions: dict[str, Callable[[Encoder], Encoder | InferenceEncoder]] = {
-        "fp32": to_fp32_inference,
-        "bf16": to_bf16_inference,
+        "fp32": packed_linear.to_fp32_inference,
+        "bf16": packed_linear.to_bf16_inference,
         # For a few tokens int8 would take twice as long as weights in half precision, and be less exact.
-        "int8": lambda encoder: with_fp16_weights(encoder, to_int8_inference(encoder)),
+        "int8": lambda encoder: packed_linear.with_fp16_weights(encoder, packed_linear.to_int8_inference(encoder)),
     }
-    if option not in ("auto", *conversions):
-        raise UsageError(f"the precision {option!r} is not known", hint=f"use auto, {', '.join(conversions)}")
-    device = next(encoder.parameters()).device
+    precision = precision_for(encoder, option)
+    return conversions[precision](encoder), precision
+
+
+def precision_for(network: nn.Module, option: PrecisionOption) -> InferencePrecision:
+    """The precision that an option selects for a network. Raises as `prepare_for_inference`."""
+    if option not in get_args(PrecisionOption):
+        raise UsageError(f"the precision {option!r} is not known", hint=f"use {', '.join(get_args(PrecisionOption))}")
+    device = next(network.parameters()).device
     precision = best_precision(device) if option == "auto" else option
     if precision == "int8" and device.type != "cpu":
         raise UsageError("int8 is for CPUs", hint="leave --precision out: GPUs use bf16")
-    if precision == "int8" and not cpu_supports_int8():
+    if precision == "int8" and not packed_linear.cpu_supports_int8():
         raise UsageError("this processor has no instructions for int8 (VNNI)", hint="leave --precision out")
-    return conversions[precision](encoder), precision
+    return precision
 
 
 def compute_logits(
@@ -293,7 +284,7 @@ def compute_logits(
 
 
 def compute_logits_and_loss(
-    model: TaskModel, units: Sequence[ExampleGroup], precision: Precision = "fp32"
+    model: TaskModel, units: Sequence[ExampleGroup], precision: InferencePrecision = "fp32"
 ) -> tuple[list[Logits], LossStats]:
     """`compute_logits`, and the mean loss and accuracy over all labels of the units."""
     sums = np.zeros(3)
@@ -308,7 +299,7 @@ def compute_logits_and_loss(
 
 
 def log_probabilities(
-    model: PretrainingModel, examples: Sequence[Example], precision: Precision = "fp32"
+    model: PretrainingModel, examples: Sequence[Example], precision: InferencePrecision = "fp32"
 ) -> NDArray[np.float64]:
     """[examples]: the log-probability of the label of the one masked token of each example. The model is in evaluation
     mode."""

@@ -19,6 +19,7 @@ from bertworks.batching.features import centered_window
 from bertworks.batching.sampling import Example, Ids, Target, add_special_tokens
 from bertworks.errors import BertworksError, UsageError
 from bertworks.inference.engine import LazyModel, OnnxModel, log_probabilities, open_model, run_batches
+from bertworks.io.processes import chunk_by_size
 from bertworks.text.tokenizer import Encoding, Tokenizer
 from bertworks.training.device import Precision
 from bertworks.training.objectives import PretrainingModel
@@ -216,7 +217,8 @@ def scores_of(
 ) -> Iterator[Score]:
     """`score` with a loaded model."""
     longest = network.encoder.config.max_position_embeddings
-    for group in _groups(_encoded(sentences, tokenizer, longest, within_word)):
+    encoded = _encoded(sentences, tokenizer, longest, within_word)
+    for group in chunk_by_size(encoded, COPIES, lambda sentence: len(sentence[1])):
         results = log_probabilities(network, [copy for _, _, copies in group for copy in copies], precision)
         ends = np.cumsum([len(ids) for _, ids, _ in group])
         for (text, ids, _), values in zip(group, np.split(results, ends[:-1]), strict=True):
@@ -256,16 +258,3 @@ def _example(tokens: Ids, masks: Ids, labels: Ids, tokenizer: Tokenizer) -> Exam
     s = add_special_tokens([tokens], tokenizer.template)
     target = Target(masks + len(tokenizer.template.prefix), labels)
     return Example(s.input_ids, s.token_type_ids, {"masked_lm": target})
-
-
-def _groups(encoded: Iterator[_Sentence]) -> Iterator[list[_Sentence]]:
-    group: list[_Sentence] = []
-    copies = 0
-    for sentence in encoded:
-        group.append(sentence)
-        copies += len(sentence[1])
-        if copies >= COPIES:
-            yield group
-            group, copies = [], 0
-    if group:
-        yield group
