@@ -268,11 +268,9 @@ def _labelled(
     columns, first_choice = names_of(label) or d.label, d.first_choice
     if not columns or (d.task == "choice" and first_choice is None):
         inferred, _ = infer_schema(reader, task=d.task, text=schema.text, label=columns)
-        columns = inferred.label
-        first_choice = inferred.first_choice if first_choice is None else first_choice
-    names = d.labels
-    if d.task == "spans":  # the model has a tag for the first token of each type, and one for the others
-        names = tuple(name[2:] for name in d.labels if name.startswith("B-"))
+        columns, first_choice = inferred.label, inferred.first_choice if first_choice is None else first_choice
+    # A model of spans has a tag for the first token of each type, and one for the others.
+    names = tuple(name[2:] for name in d.labels if name.startswith("B-")) if d.task == "spans" else d.labels
     if len(columns) > 1 and sorted(columns) != sorted(names):
         what = f"the columns of the labels are {', '.join(columns)}, and those of the model: {', '.join(names)}"
         raise UsageError(what, where=reader.name, hint=" ".join(f"--label {quoted(name)}" for name in names))

@@ -28,11 +28,6 @@ from bertworks.runs.finetune import make_finetune_request
 from bertworks.runs.task_metrics import compute_metrics
 from bertworks.runs.trials import plan_trials, run_trials
 
-_STEMS = {  # split -> file names without suffix, the best first; other splits have files of their own name
-    "train": ("train", "train-sample"),
-    "dev_mixed": ("dev-matched-and-mismatched",),  # one file, which does not tell the half of a row
-    "heldout": ("heldout-from-train-sample",),  # drawn from the training set: not an official dev set
-}
 _SUFFIXES = ("tsv", "csv", "jsonl", "parquet")
 COLUMNS = ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE", "WNLI")
 
@@ -120,7 +115,7 @@ def _files(folder: Path, splits: Sequence[str]) -> dict[str, Path]:
     present = {tuple(path.name.split(".")[:2]): path for path in sorted(folder.iterdir()) if path.is_file()}
     files: dict[str, Path] = {}
     for split in (*splits, "heldout", "dev_mixed"):
-        for name in product(_STEMS.get(split, (split,)), _SUFFIXES):
+        for name in product(_CONTENT["files"].get(split, (split,)), _SUFFIXES):
             if name in present:
                 files.setdefault(split, present[name])
     return files
