@@ -209,7 +209,7 @@ def evaluate_sts(
         result = regression([float(pair.label) for pair in pairs], (a * b).sum(-1).tolist())
         return {name: result[name] for name in ("pearson", "spearman")}
 
-    notes += [note.text for note in embedder.examples((pair.where, pair.texts[0]) for pair in pairs)]
+    notes += [*reader.notes, *(note.text for note in embedder.examples((x.where, x.texts[0]) for x in pairs))]
     result: dict[str, Any] = {"rows": len(pairs), "notes": notes, "none": scores("none"), "center": scores("center")}
     return result | ({"whiten": scores("whiten")} if moments.can_whiten else {})
 
@@ -256,7 +256,8 @@ def evaluate_task(
     if predictor.precision == "int8":
         rows = [features.item for features, _ in results]
         found["figures_fp32"] = compute_metrics(d, rows, [answer for _, answer in predictor.in_fp32().answers(rows)])
-    notes += [note.text for note in predictor.reading.examples([features for features, _ in results])]
+    shown = predictor.reading.examples([features for features, _ in results])
+    notes += [*reader.notes, *(note.text for note in shown)]
     return found | {"rows_without_text": empty.count, "notes": notes}
 
 

@@ -62,10 +62,8 @@ class GlueTask(NamedTuple):
     def measured_on(self) -> tuple[str, ...]:
         """The splits to evaluate: the official dev sets; else the mixed one, else the held-out one."""
         official = [split for split in self.splits if split.startswith("dev")]
-        for splits in (official, ["dev_mixed"], ["heldout"]):
-            if present := tuple(split for split in splits if split in self.files):
-                return present
-        return ()
+        present = ([s for s in splits if s in self.files] for splits in (official, ["dev_mixed"], ["heldout"]))
+        return tuple(next(filter(None, present), ()))
 
     def read(self, split: str) -> tuple[RowReader, Schema]:
         """The rows of a split that is there, and their schema; test splits have no labels.
@@ -127,9 +125,8 @@ def _key(name: str) -> str:
 
 
 def _column(reader: RowReader, names: Sequence[str]) -> str:
-    for name in names:
-        if name in reader.columns:
-            return name
+    if present := [name for name in names if name in reader.columns]:
+        return present[0]
     what = f"no column is called {' or '.join(names)}; there are {', '.join(reader.columns)}"
     raise BertworksError(what, where=reader.name, hint="is this file of another task? Fetch it again from GLUE")
 

@@ -163,9 +163,7 @@ def fill(model: str | Path, texts: Iterable[str], k: int = 5) -> Iterator[list[l
         UsageError: k is not positive.
         BertworksError: no such model, or a text without a mask.
     """
-    filler = Filler(model)
-    for text in texts:
-        yield filler(text, k)
+    yield from map(partial(Filler(model), k=k), texts)
 
 
 AT_ONCE = 256  # sentences that are tokenized together

@@ -90,8 +90,7 @@ class OutputFields:
         shown = self.select(answer)
         if "choice" in shown:
             shown["choice"] += self.first_choice
-        predicted = {f"predicted_{part}": value for part, value in shown.items()}
-        return {**predicted, "truncated_tokens": features.num_truncated}
+        return {**{f"predicted_{part}": shown[part] for part in shown}, "truncated_tokens": features.num_truncated}
 
 
 def result_of(task: TaskType, answer: Answer) -> Any:
