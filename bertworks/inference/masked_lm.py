@@ -148,12 +148,9 @@ class Filler:
     def _windows(self, ids: Ids, masks: Ids) -> Iterator[tuple[Ids, Ids]]:
         """The windows of `MaskedText`."""
         room = self.longest - self.tokenizer.template.num_special()
-        if len(ids) <= room:
-            yield ids, masks
-            return
-        for number, mask in enumerate(masks.tolist()):
-            start, end = centered_window(mask, mask, len(ids), room)
-            yield ids[start:end], masks[number : number + 1] - start
+        for group in [masks] if len(ids) <= room else list(masks[:, None]):
+            start, end = centered_window(int(group[0]), int(group[0]), len(ids), room)
+            yield ids[start:end], group - start
 
 
 def fill(model: str | Path, texts: Iterable[str], k: int = 5) -> Iterator[list[list[Filling]]]:
