@@ -290,7 +290,7 @@ def test_vectors_of_a_damaged_portion(model: Path, tmp_path: Path, monkeypatch: 
     for module in ("predict", "predictor"):
         monkeypatch.setattr(f"bertworks.inference.{module}.AT_ONCE", 3)
     stopped = embed_file(model, data, tmp_path / "v.npy", device="cpu")
-    assert [event.kind for event in islice(stopped, 3)][-1] == "stage"
+    assert len(list(islice((event for event in stopped if event.kind == "stage"), 2))) == 2
     stopped.close()
     path = files_of(tmp_path / ".v.npy.portions")[0]
     path.write_bytes(path.read_bytes()[:-1] + b"x")

@@ -375,7 +375,6 @@ def test_portions_are_those_of_the_same_job(tmp_path: Path, monkeypatch: pytest.
                 range(5),
                 compute,
                 write,
-                lambda rows: (),
                 empty=IssueCounter(),
             ):
                 fields.append(event.fields)

@@ -319,8 +319,7 @@ class Masker:
 
     def budget(self, length: int) -> int:
         """The number of predicted tokens in a sequence of `length` tokens."""
-        budget = max(1, round(self.config.rate * length))
-        return min(self.config.max_predictions, budget) if self.config.max_predictions else budget
+        return min(max(1, round(self.config.rate * length)), self.config.max_predictions or length)
 
     def __call__(self, s: TokenSequence, generator: Generator) -> Example:
         choose = self._choose_tokens if self.config.unit == "token" else self._choose_words

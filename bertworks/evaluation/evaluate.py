@@ -28,7 +28,6 @@ from bertworks.datasets.values import names_of
 from bertworks.errors import BertworksError, UsageError, quoted
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder, Moments, Whitening, normalized, vectors_of_file
-from bertworks.inference.engine import open_model
 from bertworks.inference.masked_lm import Score, score
 from bertworks.inference.predict import schema_for
 from bertworks.inference.predictor import Predictor
@@ -210,7 +209,7 @@ def evaluate_sts(
         result = regression([float(pair.label) for pair in pairs], (a * b).sum(-1).tolist())
         return {name: result[name] for name in ("pearson", "spearman")}
 
-    notes += [note.text for note in embedder.examples((pair.where, pair.texts[0]) for pair in pairs)]
+    notes += [*reader.notes, *(note.text for note in embedder.examples((x.where, x.texts[0]) for x in pairs))]
     result: dict[str, Any] = {"rows": len(pairs), "notes": notes, "none": scores("none"), "center": scores("center")}
     return result | ({"whiten": scores("whiten")} if moments.can_whiten else {})
 
@@ -243,8 +242,7 @@ def evaluate_task(
     """
     if errors is not None:
         refuse_unwritable(errors)
-    source = open_model(model, device)
-    predictor = Predictor(source, precision=precision, threshold=threshold)
+    predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
     d, empty = predictor.description, IssueCounter()
     reader = RowReader(data, read, known=(*d.text, *d.label))
     schema, notes = _labelled(reader, d, text, label)
@@ -257,9 +255,9 @@ def evaluate_task(
         write_errors(Path(errors), d, wrong)
     if predictor.precision == "int8":
         rows = [features.item for features, _ in results]
-        unrounded = Predictor(source, precision="fp32", threshold=threshold)
-        found["figures_fp32"] = compute_metrics(d, rows, [answer for _, answer in unrounded.answers(rows)])
-    notes += [note.text for note in predictor.reading.examples([features for features, _ in results])]
+        found["figures_fp32"] = compute_metrics(d, rows, [answer for _, answer in predictor.in_fp32().answers(rows)])
+    shown = predictor.reading.examples([features for features, _ in results])
+    notes += [*reader.notes, *(note.text for note in shown)]
     return found | {"rows_without_text": empty.count, "notes": notes}
 
 
@@ -271,11 +269,9 @@ def _labelled(
     columns, first_choice = names_of(label) or d.label, d.first_choice
     if not columns or (d.task == "choice" and first_choice is None):
         inferred, _ = infer_schema(reader, task=d.task, text=schema.text, label=columns)
-        columns = inferred.label
-        first_choice = inferred.first_choice if first_choice is None else first_choice
-    names = d.labels
-    if d.task == "spans":  # the model has a tag for the first token of each type, and one for the others
-        names = tuple(name[2:] for name in d.labels if name.startswith("B-"))
+        columns, first_choice = inferred.label, inferred.first_choice if first_choice is None else first_choice
+    # A model of spans has a tag for the first token of each type, and one for the others.
+    names = tuple(name[2:] for name in d.labels if name.startswith("B-")) if d.task == "spans" else d.labels
     if len(columns) > 1 and sorted(columns) != sorted(names):
         what = f"the columns of the labels are {', '.join(columns)}, and those of the model: {', '.join(names)}"
         raise UsageError(what, where=reader.name, hint=" ".join(f"--label {quoted(name)}" for name in names))

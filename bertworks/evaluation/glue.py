@@ -28,11 +28,6 @@ from bertworks.runs.finetune import make_finetune_request
 from bertworks.runs.task_metrics import compute_metrics
 from bertworks.runs.trials import plan_trials, run_trials
 
-_STEMS = {  # split -> file names without suffix, the best first; other splits have files of their own name
-    "train": ("train", "train-sample"),
-    "dev_mixed": ("dev-matched-and-mismatched",),  # one file, which does not tell the half of a row
-    "heldout": ("heldout-from-train-sample",),  # drawn from the training set: not an official dev set
-}
 _SUFFIXES = ("tsv", "csv", "jsonl", "parquet")
 COLUMNS = ("MNLI-m", "MNLI-mm", "QQP", "QNLI", "SST-2", "CoLA", "STS-B", "MRPC", "RTE", "WNLI")
 
@@ -67,10 +62,8 @@ class GlueTask(NamedTuple):
     def measured_on(self) -> tuple[str, ...]:
         """The splits to evaluate: the official dev sets; else the mixed one, else the held-out one."""
         official = [split for split in self.splits if split.startswith("dev")]
-        for splits in (official, ["dev_mixed"], ["heldout"]):
-            if present := tuple(split for split in splits if split in self.files):
-                return present
-        return ()
+        present = ([s for s in splits if s in self.files] for splits in (official, ["dev_mixed"], ["heldout"]))
+        return tuple(next(filter(None, present), ()))
 
     def read(self, split: str) -> tuple[RowReader, Schema]:
         """The rows of a split that is there, and their schema; test splits have no labels.
@@ -120,7 +113,7 @@ def _files(folder: Path, splits: Sequence[str]) -> dict[str, Path]:
     present = {tuple(path.name.split(".")[:2]): path for path in sorted(folder.iterdir()) if path.is_file()}
     files: dict[str, Path] = {}
     for split in (*splits, "heldout", "dev_mixed"):
-        for name in product(_STEMS.get(split, (split,)), _SUFFIXES):
+        for name in product(_CONTENT["files"].get(split, (split,)), _SUFFIXES):
             if name in present:
                 files.setdefault(split, present[name])
     return files
@@ -132,9 +125,8 @@ def _key(name: str) -> str:
 
 
 def _column(reader: RowReader, names: Sequence[str]) -> str:
-    for name in names:
-        if name in reader.columns:
-            return name
+    if present := [name for name in names if name in reader.columns]:
+        return present[0]
     what = f"no column is called {' or '.join(names)}; there are {', '.join(reader.columns)}"
     raise BertworksError(what, where=reader.name, hint="is this file of another task? Fetch it again from GLUE")
 

@@ -12,15 +12,9 @@ from bertworks.batching.features import Features, Featurizer
 from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.metrics.classification import tag_runs
 from bertworks.text.tokenizer import Tokenizer, with_marks
+from bertworks.training import task_heads
 from bertworks.training.recipe import FinetuneRecipe
-from bertworks.training.task_heads import (
-    Classification,
-    MultiLabel,
-    MultipleChoice,
-    Regression,
-    SpanExtraction,
-    TaskHead,
-)
+from bertworks.training.task_heads import TaskHead
 
 Answer = dict[str, Any]
 Logits = NDArray[np.float32]
@@ -143,19 +137,18 @@ def make_task_head(d: TaskConfig, units: Sequence[ExampleGroup] = (), recipe: Fi
     smoothing = recipe.label_smoothing if recipe else 0.0
     match d.task:
         case "classification" | "tagging" | "spans":
-            is_balanced = recipe is not None and recipe.class_weights == "balanced"
-            weights = balanced_weights(units, len(d.labels)) if is_balanced else ()
-            pooled = d.task == "classification"
-            return Classification(outputs=len(d.labels), pooled=pooled, weights=weights, smoothing=smoothing)
+            is_balanced, outputs = recipe is not None and recipe.class_weights == "balanced", len(d.labels)
+            weights, pooled = balanced_weights(units, outputs) if is_balanced else (), d.task == "classification"
+            return task_heads.Classification(outputs=outputs, pooled=pooled, weights=weights, smoothing=smoothing)
         case "multilabel":
-            return MultiLabel(outputs=len(d.labels))
+            return task_heads.MultiLabel(outputs=len(d.labels))
         case "regression":
             targets = [float(example.target.labels[0]) for unit in units for example in unit] or [0.0, 1.0]
-            return Regression(mean=float(np.mean(targets)), deviation=float(np.std(targets)) or 1.0)
+            return task_heads.Regression(mean=float(np.mean(targets)), deviation=float(np.std(targets)) or 1.0)
         case "qa":
-            return SpanExtraction()
+            return task_heads.SpanExtraction()
         case "choice":
-            return MultipleChoice(num_choices=d.num_choices)
+            return task_heads.MultipleChoice(num_choices=d.num_choices)
 
 
 def balanced_weights(units: Sequence[ExampleGroup], count: int) -> tuple[float, ...]:

@@ -71,10 +71,9 @@ class Moments:
         if kind == "center":
             return lambda x: (x - mean).astype(np.float32)
         if not self.can_whiten:
-            raise BertworksError(
-                f"whitening needs more vectors than dimensions: {self.count:,} vectors of {len(self._sum)} dimensions",
-                hint="--learn-from a file with more texts, or --whitening center",
-            )
+            count = f"{self.count:,} vectors of {len(self._sum)} dimensions"
+            hint = "--learn-from a file with more texts, or --whitening center"
+            raise BertworksError(f"whitening needs more vectors than dimensions: {count}", hint=hint)
         variances, directions = np.linalg.eigh(self._products / self.count - np.outer(mean, mean))
         is_wide = variances > _SMALLEST * variances[-1]
         matrix = directions * np.where(is_wide, np.where(is_wide, variances, 1.0) ** -0.5, 0.0)
@@ -84,8 +83,7 @@ class Moments:
 def normalized(x: Vectors) -> Vectors:
     """Rows scaled to length 1; rows of zeros stay."""
     lengths = np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), _SHORTEST).astype(np.float32)
-    scaled: Vectors = np.divide(x, lengths, dtype=np.float32)
-    return scaled
+    return np.asarray(np.divide(x, lengths, dtype=np.float32))
 
 
 class Embedder:
@@ -169,12 +167,9 @@ class Embedder:
         inputs = [prefix + text for text in texts]
         if self.settings.lowercase:
             inputs = [text.lower() for text in inputs]
-        units: list[ExampleGroup] = []
-        truncated = []
-        for e in self.tokenizer.encode_each(inputs, max_length=self.settings.max_length):
-            units.append([Example(np.array(e.ids), np.array(e.type_ids), {})])
-            truncated.append(e.num_truncated)
-        return units, truncated
+        encodings = list(self.tokenizer.encode_each(inputs, max_length=self.settings.max_length))
+        units: list[ExampleGroup] = [[Example(np.array(e.ids), np.array(e.type_ids), {})] for e in encodings]
+        return units, [e.num_truncated for e in encodings]
 
     def examples(self, rows: Iterable[tuple[str, str]]) -> list[Event]:
         """Notes on the first two texts as the network reads them. rows: where each text stands, and the text."""

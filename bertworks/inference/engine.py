@@ -6,10 +6,10 @@
 - `compute_logits`, `compute_vectors`, `log_probabilities`: results in the order of the examples
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -25,25 +25,12 @@ from bertworks.errors import BertworksError, UsageError, optional_import
 from bertworks.inference.decoding import Logits
 from bertworks.io.atomic_write import utf8_path
 from bertworks.io.binary_files import read_protobuf
+from bertworks.models import packed_linear
 from bertworks.models.config import EncoderConfig
 from bertworks.models.encoder import Encoder, Pooling, meta_device_init, pool
 from bertworks.models.layout import Layout
-from bertworks.models.packed_linear import (
-    InferenceEncoder,
-    cpu_supports_int8,
-    to_bf16_inference,
-    to_fp32_inference,
-    to_int8_inference,
-    with_fp16_weights,
-)
-from bertworks.training.device import (
-    THREADS,
-    InferencePrecision,
-    Precision,
-    PrecisionOption,
-    best_precision,
-    choose_device,
-)
+from bertworks.models.packed_linear import InferenceEncoder
+from bertworks.training.device import THREADS, InferencePrecision, PrecisionOption, best_precision, choose_device
 from bertworks.training.objectives import LossStats, PretrainingModel
 from bertworks.training.task_heads import MultipleChoice, TaskHead, TaskModel
 
@@ -132,11 +119,9 @@ class OnnxModel(nn.Module):
         if (self.outputs, self.each, self.width) != (names, each, width):
             expected = f"{names[0]} of {width:,}" if len(names) == 1 else " and ".join(names)
             given = f"{' and '.join(self.outputs)} {self.shape}"
-            raise BertworksError(
-                f"this exported model gives {given}, which is not {expected} for each {each}",
-                where=self.where,
-                hint="export the model with that output; for vectors: bertworks export MODEL --encoder -o FOLDER",
-            )
+            what = f"this exported model gives {given}, which is not {expected} for each {each}"
+            hint = "export the model with that output; for vectors: bertworks export MODEL --encoder -o FOLDER"
+            raise BertworksError(what, where=self.where, hint=hint)
 
 
 def _refuse_subgraphs(path: Path) -> None:
@@ -258,66 +243,65 @@ def prepare_for_inference(
         UsageError: no such precision, or int8 on hardware without instructions for it.
     """
     conversions: dict[str, Callable[[Encoder], Encoder | InferenceEncoder]] = {
-        "fp32": to_fp32_inference,
-        "bf16": to_bf16_inference,
+        "fp32": packed_linear.to_fp32_inference,
+        "bf16": packed_linear.to_bf16_inference,
         # For a few tokens int8 would take twice as long as weights in half precision, and be less exact.
-        "int8": lambda encoder: with_fp16_weights(encoder, to_int8_inference(encoder)),
+        "int8": lambda encoder: packed_linear.with_fp16_weights(encoder, packed_linear.to_int8_inference(encoder)),
     }
-    if option not in ("auto", *conversions):
-        raise UsageError(f"the precision {option!r} is not known", hint=f"use auto, {', '.join(conversions)}")
-    device = next(encoder.parameters()).device
-    precision = best_precision(device) if option == "auto" else option
-    if precision == "int8" and device.type != "cpu":
-        raise UsageError("int8 is for CPUs", hint="leave --precision out: GPUs use bf16")
-    if precision == "int8" and not cpu_supports_int8():
-        raise UsageError("this processor has no instructions for int8 (VNNI)", hint="leave --precision out")
+    precision = precision_for(encoder, option)
     return conversions[precision](encoder), precision
 
 
+def precision_for(network: nn.Module, option: PrecisionOption) -> InferencePrecision:
+    """The precision that an option selects for a network. Raises as `prepare_for_inference`."""
+    if option not in get_args(PrecisionOption):
+        raise UsageError(f"the precision {option!r} is not known", hint=f"use {', '.join(get_args(PrecisionOption))}")
+    device = next(network.parameters()).device
+    precision = best_precision(device) if option == "auto" else option
+    if precision == "int8" and device.type != "cpu":
+        raise UsageError("int8 is for CPUs", hint="leave --precision out: GPUs use bf16")
+    if precision == "int8" and not packed_linear.cpu_supports_int8():
+        raise UsageError("this processor has no instructions for int8 (VNNI)", hint="leave --precision out")
+    return precision
+
+
 def compute_logits(
-    model: TaskModel | OnnxModel,
-    units: Sequence[ExampleGroup],
-    precision: InferencePrecision = "fp32",
-    seen: Callable[[Batch, Tensor], None] = lambda batch, logits: None,
+    model: TaskModel | OnnxModel, units: Sequence[ExampleGroup], precision: InferencePrecision = "fp32"
 ) -> list[Logits]:
     """For each unit float32 [M, outputs]: the logits of all its predictions, over all its sequences in order. The
-    network computes without dropout; its mode is restored afterwards. seen: is called with each batch and its logits.
-    """
-    results: list[Logits] = [np.zeros((0, model.task.outputs), np.float32)] * len(units)
-    for numbers, batch, logits in run_batches(model, model.logits, units, precision):
-        seen(batch, logits)
-        counts = [sum(len(example.target.positions) for example in units[number]) for number in numbers]
-        for number, rows in zip(numbers, np.split(logits.cpu().numpy(), np.cumsum(counts)[:-1]), strict=True):
-            results[number] = rows
-    return results
+    network computes without dropout; its mode is restored afterwards."""
+    return compute_each(model, model.logits, units, (model.task.outputs,), precision)
 
 
 def compute_logits_and_loss(
-    model: TaskModel, units: Sequence[ExampleGroup], precision: Precision = "fp32"
+    model: TaskModel, units: Sequence[ExampleGroup], precision: InferencePrecision = "fp32"
 ) -> tuple[list[Logits], LossStats]:
     """`compute_logits`, and the mean loss and accuracy over all labels of the units."""
     sums = np.zeros(3)
 
-    def add(batch: Batch, logits: Tensor) -> None:
+    def compute(batch: Batch) -> Tensor:
+        logits = model.logits(batch).float()
         tally = model.task.tally(logits, batch)
         sums[:] += tally.loss.item(), tally.correct.item(), model.task.count(batch)
+        return logits
 
-    results = compute_logits(model, units, precision, add)
+    results = compute_each(model, compute, units, (model.task.outputs,), precision)
     loss, correct, count = sums.tolist()
     return results, LossStats(loss / max(1, count), correct / max(1, count), int(count))
 
 
 def log_probabilities(
-    model: PretrainingModel, examples: Sequence[Example], precision: Precision = "fp32"
+    model: PretrainingModel, examples: Sequence[Example], precision: InferencePrecision = "fp32"
 ) -> NDArray[np.float64]:
     """[examples]: the log-probability of the label of the one masked token of each example. The model is in evaluation
     mode."""
-    results = np.zeros(len(examples))
+
+    def compute(batch: Batch) -> Tensor:
+        logits = model.scores(batch).float()
+        return logits.gather(1, batch.target.labels[:, None])[:, 0] - logits.logsumexp(-1)
+
     units, at_once = [[example] for example in examples], max(1, MAX_SCORES // model.encoder.config.vocab_size)
-    for numbers, batch, logits in run_batches(model, model.scores, units, precision, at_once):
-        of_labels = logits.gather(1, batch.target.labels[:, None])[:, 0]
-        results[numbers] = (of_labels - logits.logsumexp(-1)).cpu().numpy()
-    return results
+    return np.concatenate([np.zeros(0), *compute_each(model, compute, units, (), precision, at_once)])
 
 
 def compute_vectors(
@@ -334,20 +318,21 @@ def compute_vectors(
         states = encoder(batch.input_ids, batch.layout, batch.token_type_ids, rows)
         return states[-1] if pooling == "cls" else pool(states, batch.layout, pooling)
 
-    results = np.zeros((len(units), width), np.float32)
-    for numbers, _, vectors in run_batches(encoder, compute, units, precision):
-        results[numbers] = vectors.cpu().numpy()
-    return results
+    return np.concatenate(
+        [np.zeros((0, width), np.float32), *compute_each(encoder, compute, units, (width,), precision)]
+    )
 
 
-def run_batches(
+def compute_each(
     model: nn.Module,
     compute: Callable[[Batch], Tensor],
     units: Sequence[ExampleGroup],
+    shape: tuple[int, ...],
     precision: InferencePrecision = "fp32",
     most: int = 1 << 30,
-) -> Iterator[tuple[list[int], Batch, Tensor]]:
-    """Yield the indices of at most `most` units, their batch, and its result, such as [units, hidden]."""
+) -> list[NDArray[np.float32]]:
+    """For each unit the rows of the result of its batch: one for each prediction, or for each sequence that has no
+    targets. shape: of a row. most: units of a batch."""
     training, device = model.training, next((p.device for p in model.parameters()), torch.device("cpu"))
     if training:  # setting the mode of all modules would take a tenth of the time of one short text
         model.eval()
@@ -355,12 +340,16 @@ def run_batches(
     present = [n for n, unit in enumerate(units) if any(not e.targets or len(e.target.positions) for e in unit)]
     lengths, sizes = [longest_sequence(units[n]) for n in present], [len(units[n]) for n in present]
     parts = token_budget_indices(lengths, sizes, BATCH_TOKENS)
+    results = [np.zeros((0, *shape), np.float32)] * len(units)
     for indices in (part[n : n + most] for part in parts for n in range(0, len(part), most)):
         numbers = [present[index] for index in indices]
         batch = collate([example for number in numbers for example in units[number]]).to(device)
         THREADS.adapt()
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
-            result = compute(batch).float()
-        yield numbers, batch, result
+            result = compute(batch).float().cpu().numpy()
+        counts = [sum(len(e.target.positions) if e.targets else 1 for e in units[number]) for number in numbers]
+        for number, rows in zip(numbers, np.split(result, np.cumsum(counts)[:-1]), strict=True):
+            results[number] = rows
     if training:
         model.train()
+    return results

@@ -84,11 +84,9 @@ class Explanation:
         if g is None:
             return ""
         fraction = abs(g.error) / max(float(np.abs(g.attributions).sum()), 1e-12)
-        return (
-            f"integrated gradients sum to {g.attributions.sum():+.3f}; the output goes from {g.start:+.3f} (all words "
-            f"{self.baseline}) to {g.end:+.3f}: completeness error {g.error:+.4f}, {fraction:.1%} of all attributions, "
-            f"{g.steps} steps"
-        )
+        ends = f"the output goes from {g.start:+.3f} (all words {self.baseline}) to {g.end:+.3f}"
+        error = f"completeness error {g.error:+.4f}, {fraction:.1%} of all attributions, {g.steps} steps"
+        return f"integrated gradients sum to {g.attributions.sum():+.3f}; {ends}: {error}"
 
     def as_dict(self) -> dict[str, Any]:
         """All but attention and similarity, which are large."""
@@ -106,10 +104,8 @@ class Explanation:
         if self.explained:
             lines += ["", f"for {self.explained}:", f"{'gradients':>9}  {'occlusion':>9}"]
             blank = [" " * 9] * len(self.words)
-            columns = [
-                blank if values is None else [f"{value:+9.3f}" for value in values]
-                for values in (self.word_gradients, self.occlusion)
-            ]
+            shown = (self.word_gradients, self.occlusion)
+            columns = (blank if values is None else [f"{value:+9.3f}" for value in values] for values in shown)
             lines += ["  ".join(cells) for cells in zip(*columns, self.words, strict=True)]
         return "\n".join([*lines, *([self.completeness] if self.gradients else []), *self.notes])
 

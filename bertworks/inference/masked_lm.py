@@ -6,7 +6,7 @@ on both sides.
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
@@ -15,10 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from bertworks.batching.batch import Batch
 from bertworks.batching.features import centered_window
 from bertworks.batching.sampling import Example, Ids, Target, add_special_tokens
 from bertworks.errors import BertworksError, UsageError
-from bertworks.inference.engine import LazyModel, OnnxModel, log_probabilities, open_model, run_batches
+from bertworks.inference.engine import LazyModel, OnnxModel, compute_each, log_probabilities, open_model
+from bertworks.io.processes import chunk_by_size
 from bertworks.text.tokenizer import Encoding, Tokenizer
 from bertworks.training.device import Precision
 from bertworks.training.objectives import PretrainingModel
@@ -112,22 +114,21 @@ class Filler:
             raise BertworksError(f"there is no {mask} in {text!r:.60}", hint=f"put {mask} in place of a word")
         return MaskedText(text, ids, masks, encoding, list(self._windows(ids, masks)))
 
-    def top_tokens(self, texts: Sequence[MaskedText], k: int) -> list[Tensor]:
+    def top_tokens(self, texts: Sequence[MaskedText], k: int) -> list[NDArray[np.float32]]:
         """For each text float32 [masks, 2, k]: the k highest probabilities and their tokens. Texts are computed in
         batches sorted by length. Tokens of the model that the tokenizer lacks are left out."""
         t = self.tokenizer
         windows = [[_example(ids, masks, np.zeros_like(masks), t)] for text in texts for ids, masks in text.windows]
-        results = [torch.zeros(0)] * len(windows)
-        for numbers, _, logits in run_batches(self._network, self._scores, windows):
-            best = logits.softmax(-1)[:, : t.vocab_size].topk(min(k, t.vocab_size))
-            rows = torch.stack([best.values, best.indices.float()], 1).cpu()
-            counts = [len(windows[number][0].target.positions) for number in numbers]
-            for number, of_window in zip(numbers, rows.split(counts), strict=True):
-                results[number] = of_window
-        rest = iter(results)
-        return [torch.cat(list(islice(rest, len(text.windows)))) for text in texts]
+        shown = min(k, t.vocab_size)
 
-    def fillings(self, masked: MaskedText, top_tokens: Tensor, k: int) -> list[list[Filling]]:
+        def best(batch: Batch) -> Tensor:
+            top = self._scores(batch).float().softmax(-1)[:, : t.vocab_size].topk(shown)
+            return torch.stack([top.values, top.indices.float()], 1)
+
+        results = iter(compute_each(self._network, best, windows, (2, shown)))
+        return [np.concatenate(list(islice(results, len(text.windows)))) for text in texts]
+
+    def fillings(self, masked: MaskedText, top_tokens: NDArray[np.float32], k: int) -> list[list[Filling]]:
         """The k most probable tokens of each mask, as text. top_tokens: see the method."""
         t = self.tokenizer
         results = []
@@ -147,12 +148,9 @@ class Filler:
     def _windows(self, ids: Ids, masks: Ids) -> Iterator[tuple[Ids, Ids]]:
         """The windows of `MaskedText`."""
         room = self.longest - self.tokenizer.template.num_special()
-        if len(ids) <= room:
-            yield ids, masks
-            return
-        for number, mask in enumerate(masks.tolist()):
-            start, end = centered_window(mask, mask, len(ids), room)
-            yield ids[start:end], masks[number : number + 1] - start
+        for group in [masks] if len(ids) <= room else list(masks[:, None]):
+            start, end = centered_window(int(group[0]), int(group[0]), len(ids), room)
+            yield ids[start:end], group - start
 
 
 def fill(model: str | Path, texts: Iterable[str], k: int = 5) -> Iterator[list[list[Filling]]]:
@@ -162,9 +160,7 @@ def fill(model: str | Path, texts: Iterable[str], k: int = 5) -> Iterator[list[l
         UsageError: k is not positive.
         BertworksError: no such model, or a text without a mask.
     """
-    filler = Filler(model)
-    for text in texts:
-        yield filler(text, k)
+    yield from map(partial(Filler(model), k=k), texts)
 
 
 AT_ONCE = 256  # sentences that are tokenized together
@@ -216,7 +212,8 @@ def scores_of(
 ) -> Iterator[Score]:
     """`score` with a loaded model."""
     longest = network.encoder.config.max_position_embeddings
-    for group in _groups(_encoded(sentences, tokenizer, longest, within_word)):
+    encoded = _encoded(sentences, tokenizer, longest, within_word)
+    for group in chunk_by_size(encoded, COPIES, lambda sentence: len(sentence[1])):
         results = log_probabilities(network, [copy for _, _, copies in group for copy in copies], precision)
         ends = np.cumsum([len(ids) for _, ids, _ in group])
         for (text, ids, _), values in zip(group, np.split(results, ends[:-1]), strict=True):
@@ -225,15 +222,14 @@ def scores_of(
 
 
 def _encoded(sentences: Iterable[str], tokenizer: Tokenizer, longest: int, within_word: bool) -> Iterator[_Sentence]:
-    rest, number = iter(sentences), 0
-    while texts := list(islice(rest, AT_ONCE)):
-        for text, token_ids in zip(texts, tokenizer.ids(texts), strict=True):
-            number += 1
-            if not token_ids:
-                raise BertworksError(f"sentence {number} has no tokens: {text[:60]!r}")
-            ids = np.array(token_ids, np.int64)
-            ends = _ends_of_words(ids, tokenizer.starts_word) if within_word else range(1, len(ids) + 1)
-            yield text, ids, [_masked_example(ids, n, int(end), tokenizer, longest) for n, end in enumerate(ends)]
+    groups = chunk_by_size(sentences, AT_ONCE, lambda _: 1)
+    pairs = chain.from_iterable(zip(texts, tokenizer.ids(texts), strict=True) for texts in groups)
+    for number, (text, token_ids) in enumerate(pairs, 1):
+        if not token_ids:
+            raise BertworksError(f"sentence {number} has no tokens: {text[:60]!r}")
+        ids = np.array(token_ids, np.int64)
+        ends = _ends_of_words(ids, tokenizer.starts_word) if within_word else range(1, len(ids) + 1)
+        yield text, ids, [_masked_example(ids, n, int(end), tokenizer, longest) for n, end in enumerate(ends)]
 
 
 def _ends_of_words(ids: Ids, starts_word: NDArray[np.bool_]) -> Ids:
@@ -256,16 +252,3 @@ def _example(tokens: Ids, masks: Ids, labels: Ids, tokenizer: Tokenizer) -> Exam
     s = add_special_tokens([tokens], tokenizer.template)
     target = Target(masks + len(tokenizer.template.prefix), labels)
     return Example(s.input_ids, s.token_type_ids, {"masked_lm": target})
-
-
-def _groups(encoded: Iterator[_Sentence]) -> Iterator[list[_Sentence]]:
-    group: list[_Sentence] = []
-    copies = 0
-    for sentence in encoded:
-        group.append(sentence)
-        copies += len(sentence[1])
-        if copies >= COPIES:
-            yield group
-            group, copies = [], 0
-    if group:
-        yield group

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
-from itertools import islice
+from itertools import chain, groupby, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, TypeVar
@@ -24,21 +24,22 @@ from bertworks.datasets.writer import FileKind, kind_of, refuse_same, write_line
 from bertworks.errors import BertworksError, UsageError
 from bertworks.events import Event
 from bertworks.inference.decoding import Answer
-from bertworks.inference.engine import open_model
 from bertworks.inference.predictor import AT_ONCE, CHARACTERS, OutputFields, Predictor, result_of
 from bertworks.io.atomic_write import folder_lock, hidden_sibling, remove
 from bertworks.io.binary_files import SEAL, is_sealed, sealing
+from bertworks.io.processes import chunk_by_size
 from bertworks.io.tables import ReadOptions
 from bertworks.io.text_files import IssueCounter
 from bertworks.training.device import PrecisionOption
 
 COMPARED = 64  # rows that are also predicted in fp32
 _DIGITS = 6  # after the point, in a file
+_OF_EMPTY = {"predict": "have no prediction", "embed": "get the vector of an empty text"}  # rows without text
 _T = TypeVar("_T")
 
 
 def portions(
-    rows: Iterable[_T], size: Callable[[_T], int], document: Callable[[_T], str] | None = None
+    rows: Iterable[_T], size: Callable[[_T], int], document: Callable[[_T], str] = lambda _: ""
 ) -> Iterator[list[_T]]:
     """Lists of AT_ONCE rows, or fewer if these have more than CHARACTERS.
 
@@ -46,17 +47,24 @@ def portions(
         size: the characters of a row.
         document: of a row, or ""; documents are not divided.
     """
-    portion: list[_T] = []
-    characters = 0
-    for row in rows:
-        is_divided = document is None or not portion or not document(row) or document(row) != document(portion[-1])
-        if (len(portion) >= AT_ONCE or characters >= CHARACTERS) and is_divided:
-            yield portion
-            portion, characters = [], 0
-        portion.append(row)
-        characters += size(row)
-    if portion:
-        yield portion
+    least = -(-CHARACTERS // AT_ONCE)
+    documents = (list(group) for _, group in groupby(rows, lambda row: document(row) or object()))
+    for portion in chunk_by_size(documents, CHARACTERS, lambda group: sum(max(least, size(row)) for row in group)):
+        yield list(chain.from_iterable(portion))
+
+
+def fingerprint(reader: RowReader, *settings: object) -> str:
+    """A hash of the state of a file, how it is read, and of settings."""
+    state = reader.path.stat()
+    data = [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, asdict(reader.options)]
+    return hashlib.sha256(json.dumps([data, *settings], sort_keys=True).encode()).hexdigest()
+
+
+def notes_on(reader: RowReader, empty: IssueCounter, effect: str) -> Iterator[Event]:
+    """What a person should know about rows that were read. empty: those without text. effect: what happens to them."""
+    yield from (Event("note", note) for note in reader.notes)
+    if empty.count:
+        yield Event("note", f"rows without text {effect}: {empty}", {"empty": empty.count})
 
 
 @contextmanager
@@ -94,20 +102,19 @@ def compute_file(
     *,
     empty: IssueCounter,
     size: Callable[[_T], int] = lambda row: 0,
-    document: Callable[[_T], str] | None = None,
+    document: Callable[[_T], str] = lambda _: "",
     examples: Callable[[list[_T]], Iterable[Event]] = lambda _: (),
     results: str = "rows",
     **fields: Any,
 ) -> Iterator[Event]:
     """Compute the results of all rows of a file in portions, and write the output. Each portion becomes a file at once,
-    so that an interrupted job resumes. A portion that is incomplete is computed again as a whole, with equal results.
+    so that an interrupted job resumes; an incomplete one is computed again as a whole, with equal results.
 
     Args:
         settings: all that the results depend on, besides the data.
         compute: rows -> the number of truncated texts, and the results.
         write: the files with the results, in order -> the output; returns a note about it.
-        empty: the rows without text, counted while `rows` are read.
-        size, document: see `portions`.
+        empty: the rows without text, counted while `rows` are read. size, document: see `portions`.
         examples: the first rows -> notes on some of them.
         results: what the output holds; and more fields of the last event.
 
@@ -116,9 +123,7 @@ def compute_file(
         BertworksError: another process writes the same output.
     """
     refuse_same(reader, output)
-    state = reader.path.stat()
-    data = [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, asdict(reader.options)]
-    job = hashlib.sha256(json.dumps([data, settings], sort_keys=True).encode()).hexdigest()
+    job = fingerprint(reader, settings)
     with _portions_folder(output) as folder:
         found = list(folder.glob(f"{job}-*"))  # JOB-FIRST-END-TRUNCATED: rows, truncated texts; the seal has the name
         kept = {path.name.rpartition("-")[0]: path for path in found if is_sealed(path, path.name)}
@@ -126,7 +131,7 @@ def compute_file(
             yield Event("note", f"resumed after {done:,} rows", {"resumed_row": done})
         if damaged := len(found) - len(kept):
             yield Event("note", f"{damaged:,} damaged portions in {folder} are computed again", {"damaged": damaged})
-        files, done, truncated = list[Path](), 0, 0
+        files, done = list[Path](), 0
         for portion in portions(rows, size, document):
             if not done:
                 yield from examples(portion)
@@ -139,13 +144,10 @@ def compute_file(
                     temporary.write_bytes(content)
                 yield Event("stage", f"{stage}: {done:,} rows", {"stage": stage, "what": "rows", "amount": done})
             files.append(kept[name])
-            truncated += int(files[-1].name.rpartition("-")[2])
-        yield from (Event("note", note) for note in reader.notes)
-        if empty.count:
-            effect = "have no prediction" if stage == "predict" else "get the vector of an empty text"
-            yield Event("note", f"rows without text {effect}: {empty}", {"empty": empty.count})
+        yield from notes_on(reader, empty, _OF_EMPTY[stage])
         if written := write(files):
             yield Event("note", written)
+    truncated = sum(int(file.name.rpartition("-")[2]) for file in files)
     note = f"; {truncated:,} texts were truncated" if truncated else ""
     fields = {"output": str(output), "rows": done, "truncated": truncated, **fields}
     yield Event("done", f"{output}: {done:,} {results}{note}", fields)
@@ -222,8 +224,7 @@ def predict_file(
         BertworksError, UsageError: no such model or column; a row that cannot be predicted, with its line.
     """
     kind = kind or kind_of(output)
-    source = open_model(model, device)
-    predictor = Predictor(source, precision=precision, threshold=threshold)
+    predictor = Predictor(model, device=device, precision=precision, threshold=threshold)
     d = predictor.description
     if kind == "conll" and d.task != "tagging":
         raise UsageError(f"CoNLL columns are for tags, and this model is for {d.task}", hint="use another format")
@@ -232,9 +233,7 @@ def predict_file(
     yield from (Event("note", note) for note in notes)
     fields = OutputFields.of_task(d, top_k, probabilities, schema.raw)
     if predictor.precision == "int8":
-        exact = Predictor(source, precision="fp32", threshold=threshold)
-        first = islice(_items(reader, schema, d, fields, IssueCounter()), COMPARED)
-        yield _compare(predictor, exact, list(filter(None, first)))
+        yield _compare(predictor, _items(reader, schema, d, fields, IssueCounter()))
 
     def write(files: Sequence[Path]) -> str | None:
         columns = (row for file in files for row in json.loads(results_in(file), parse_float=_rounded))
@@ -250,10 +249,10 @@ def predict_file(
     empty = IssueCounter()
     settings = {"model": predictor.fingerprint, "schema": asdict(schema), "fields": asdict(fields)}
     rows, compute = _items(reader, schema, d, fields, empty), partial(_predictions, predictor, fields)
-    document = (lambda item: item.document if item else "") if d.document_context else None
     yield from compute_file(
-        "predict", reader, output, settings, rows, compute, write, empty=empty, document=document, examples=examples,
+        "predict", reader, output, settings, rows, compute, write, empty=empty, examples=examples,
         size=lambda item: item.characters if item else 0,
+        document=lambda item: item.document if item and d.document_context else "",
     )  # fmt: skip
 
 
@@ -269,10 +268,10 @@ def _predictions(predictor: Predictor, fields: OutputFields, rows: Sequence[Item
     return truncated, json.dumps(columns, ensure_ascii=False).encode()
 
 
-def _compare(ours: Predictor, exact: Predictor, rows: Sequence[Item]) -> Event:
+def _compare(ours: Predictor, first: Iterator[Item | None]) -> Event:
     """How many predictions differ from those in fp32."""
-    task = ours.description.task
-    a, b = ([result_of(task, answer) for _, answer in predictor.answers(rows)] for predictor in (ours, exact))
+    task, rows = ours.description.task, list(filter(None, islice(first, COMPARED)))
+    a, b = ([result_of(task, answer) for _, answer in predictor.answers(rows)] for predictor in (ours, ours.in_fp32()))
     if task == "regression":
         largest = max((abs(x - y) for x, y in zip(a, b, strict=True)), default=0.0)
         text, fields = f"the first {len(rows)} values differ by up to {largest:.3f}", {"largest": largest}

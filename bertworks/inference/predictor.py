@@ -6,6 +6,7 @@
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,17 +18,18 @@ from bertworks.checkpoints.model_folder import TaskConfig
 from bertworks.datasets.schema import Item, TaskType
 from bertworks.errors import UsageError, listed
 from bertworks.inference.decoding import Answer, Decoder, Logits, make_featurizer, make_task_head
-from bertworks.inference.engine import LazyModel, OnnxModel, compute_logits, open_model, prepare_for_inference
+from bertworks.inference.engine import (
+    LazyModel,
+    OnnxModel,
+    compute_logits,
+    open_model,
+    precision_for,
+    prepare_for_inference,
+)
 from bertworks.io.atomic_write import refuse_not_empty
 from bertworks.io.processes import chunk_by_size
 from bertworks.models.encoder import Encoder
-from bertworks.training.device import (
-    InferencePrecision,
-    PrecisionOption,
-    best_precision,
-    choose_device,
-    disable_heap_trim,
-)
+from bertworks.training.device import InferencePrecision, PrecisionOption, disable_heap_trim
 from bertworks.training.recipe import MIN_LENGTH
 from bertworks.training.task_heads import TaskModel
 
@@ -88,8 +90,7 @@ class OutputFields:
         shown = self.select(answer)
         if "choice" in shown:
             shown["choice"] += self.first_choice
-        predicted = {f"predicted_{part}": value for part, value in shown.items()}
-        return {**predicted, "truncated_tokens": features.num_truncated}
+        return {**{f"predicted_{part}": shown[part] for part in shown}, "truncated_tokens": features.num_truncated}
 
 
 def result_of(task: TaskType, answer: Answer) -> Any:
@@ -143,6 +144,12 @@ class Predictor:
     def reading(self) -> Featurizer:
         """Items -> features."""
         return make_featurizer(self.description, self.tokenizer)
+
+    def in_fp32(self) -> "Predictor":
+        """The same model in exact precision."""
+        other = copy(self)
+        other._network, other.precision = _prepare(self._source, self.description, "fp32")
+        return other
 
     @cached_property
     def network(self) -> TaskModel | None:
@@ -221,7 +228,7 @@ def _prepare(
     if network.features is not None:  # they compute the encoder themselves, in fp32
         if option == "int8":
             raise UsageError("a model of the recipe `feature_based` has no int8", hint="leave --precision out")
-        return network, best_precision(choose_device(source.device)) if option == "auto" else option
+        return network, precision_for(network, option)
     encoder, precision = prepare_for_inference(network.encoder, option)
     network.encoder = cast(Encoder, encoder)
     return network, precision

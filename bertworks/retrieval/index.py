@@ -4,10 +4,9 @@
 - `index_file`: a file of documents -> an index
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
@@ -23,7 +22,7 @@ from bertworks.errors import BertworksError, UsageError, listed
 from bertworks.events import Event
 from bertworks.inference.embed import Embedder, normalized, row_text, text_columns
 from bertworks.inference.engine import LazyModel
-from bertworks.inference.predict import portions
+from bertworks.inference.predict import fingerprint, notes_on, portions
 from bertworks.io.tables import ReadOptions, find_column
 from bertworks.io.text_files import IssueCounter
 from bertworks.models.encoder import Pooling
@@ -212,12 +211,10 @@ class Index(Documents):
         embedder, fingerprint = self._embedder
         name, expected = self.manifest.model, self.manifest.fingerprint
         if differing := [key for key, value in fingerprint.items() if expected.get(key) != value]:
-            raise BertworksError(
-                f"this index was made by another model than {self._model or name}: {differing[0]} "
-                "is not the same, and vectors of two models cannot be compared",
-                where=str(self.folder),
-                hint=f"give the model that made it, {name}; or make the index again",
-            )
+            what = f"this index was made by another model than {self._model or name}: {differing[0]} is not the same, "
+            what += "and vectors of two models cannot be compared"
+            hint = f"give the model that made it, {name}; or make the index again"
+            raise BertworksError(what, where=str(self.folder), hint=hint)
         return embedder
 
     @cached_property
@@ -311,7 +308,8 @@ def index_file(
     yield Event("note", f"text: {', '.join(columns)}; id: {id_note}")
     if (similarity := index.embedder.settings.similarity) != "cosine":
         yield Event("note", f"the model's vectors are meant to be compared by {similarity}; an index takes the cosine")
-    source, empty, replaced = _fingerprint(reader, columns, id_column), IssueCounter(), 0
+    source, empty, replaced = fingerprint(reader, columns, id_column), IssueCounter(), 0
+    source = source if id_column is None else NAMED + source
     with index.changing():
         done, complete = index.manifest.sources.get(source, (0, False))
         if complete:
@@ -331,9 +329,7 @@ def index_file(
                 replaced += index.append([text for _, text in kept], ids, fields, {source: (done, False)})
             yield Event("stage", f"index: {done:,} rows", {"stage": "index", "what": "rows", "amount": done})
         index.commit(replace(index.manifest, sources={**index.manifest.sources, source: (done, True)}))
-    yield from (Event("note", note) for note in reader.notes)
-    if empty.count:
-        yield Event("note", f"rows without text, which are left out: {empty}", {"empty": empty.count})
+    yield from notes_on(reader, empty, "are left out")
     yield _done(index, f"{done:,} rows of {reader.name}", replaced)
 
 
@@ -368,10 +364,3 @@ def _row_id(row: Row, column: str) -> str:
     if name is None:
         raise BertworksError(f"the row has no {column!r}", where=row.where, hint="write one, or name another with --id")
     return name
-
-
-def _fingerprint(reader: RowReader, columns: Sequence[str], id_column: str | None) -> str:
-    state = reader.path.stat()
-    content: list[Any] = [str(reader.path.resolve()), state.st_size, state.st_mtime_ns, asdict(reader.options)]
-    digest = hashlib.sha256(json.dumps([*content, *columns, id_column]).encode()).hexdigest()
-    return digest if id_column is None else NAMED + digest

@@ -167,10 +167,8 @@ def _read_segment(folder: Path, name: str, manifest: Manifest) -> Segment:
         BertworksError: it is missing or damaged.
     """
     path = folder / f"{name}.safetensors"
-    file, lines = (
-        CheckedFile(p, manifest.files.get(p.name, (None, None))[1], _DAMAGED)
-        for p in (path, path.with_suffix(".jsonl"))
-    )
+    sums = {file: blocks for file, (_, blocks) in manifest.files.items()}
+    file, lines = (CheckedFile(p, sums.get(p.name), _DAMAGED) for p in (path, path.with_suffix(".jsonl")))
     tensors = read_tensors(path)
     start = 8 + int.from_bytes(file.content[:8].tobytes(), "little")
     file.check(0, start)
@@ -181,9 +179,8 @@ def _read_segment(folder: Path, name: str, manifest: Manifest) -> Segment:
     }
     try:
         p = Postings(**{name: arrays[f"postings.{name}"] for name in Postings._fields})
-        segment = Segment(
-            arrays["vectors"], arrays["keys"], p, arrays["offsets"], CheckedArray(lines, lines.content, 0)
-        )
+        fixed = {name: arrays[name] for name in ("vectors", "keys", "offsets")}
+        segment = Segment(postings=p, lines=CheckedArray(lines, lines.content, 0), **fixed)
         n = len(segment.keys)
         is_valid = (
             segment.vectors.shape == (n, manifest.dimension) and segment.offsets.shape == (n + 1,)
@@ -279,10 +276,9 @@ class Documents:
             BertworksError: a file has changed, or was written by a version without checksums.
         """
         if not self.manifest.segments.keys() <= {Path(name).stem for name in self.manifest.files}:
+            what = "this index is of an older version without checksums"
             hint = f"bertworks index -o {quoted(self.folder)} --compact writes them"
-            raise BertworksError(
-                "this index is of an older version without checksums", where=str(self.folder), hint=hint
-            )
+            raise BertworksError(what, where=str(self.folder), hint=hint)
         verify_files(self.folder, {name: digest for name, (digest, _) in self.manifest.files.items()}, _DAMAGED)
 
     def remove_strays(self) -> None:
