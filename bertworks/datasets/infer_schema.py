@@ -425,7 +425,11 @@ def _certainty(schema: Schema, columns: Columns, reader: RowReader, given: set[s
         if {*names} - given:
             by_name = {columns[name].known_name for name in names} <= known
             inferred.append(f"{what} by its {'layout' if layout else 'name' if by_name else 'values'}")
-    others = [repr(c.name) for c in _candidates(columns, (*schema.text, *schema.label)) if {*schema.label} - given]
+    others = [
+        repr(c.name)
+        for c in _candidates(columns, (*schema.text, *schema.label))
+        if {*schema.label} - given and not layout
+    ]
     also = f"; another label could be: {', '.join(others)}" if others else ""
     split = [f"all rows are used, though {c.name!r} divides them" for c in columns.values() if given and _is_split(c)]
     return lines + [f"inferred: {', '.join(inferred)}{also}"] * bool(inferred) + split
