@@ -904,7 +904,7 @@ def test_few_rows_have_a_text(shell: Shell, model: Path) -> None:
 def test_a_large_row(shell: Shell, classifier: Path) -> None:
     for size, given, template in ((3000, ["--max-row-bytes", "2k"], "--max-row-bytes {}"),
                                   (5 << 18, ["--max-row-bytes", "1m"], "--max-row-bytes {}m")):  # fmt: skip
-        data = table("a.csv", ("text",), ("a good film",), ("word " * (size // 5),))
+        data = table("a.csv", ("text",), ("a good film",), ("a film " + "x" * size,))
         words = ["predict", classifier, data, "-o", "out.csv"]
         answer = shell.fails(*words, *given)
         shell.works(*words, *shell.shows(answer, template).split())
