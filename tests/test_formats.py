@@ -244,7 +244,7 @@ def test_a_sentence_column_makes_a_tagging(tmp_path: Path) -> None:
     assert read == [(("Anna", "sings"), ("B-per", "O")), (("Oslo", "is", "cold"), ("B-geo", "O", "O"))]
     found = error(path, sentence_column="Sentence")
     assert isinstance(found, UsageError)
-    assert found.hint == "did you mean --sentence-column Sentence #?"
+    assert found.hint == "did you mean --sentence-column 'Sentence #'?"
 
 
 # --- CoNLL ------------------------------------------------------------------------------------------------------------
